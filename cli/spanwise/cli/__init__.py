@@ -21,7 +21,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the `spanwise` command. If an extra is missing, exit with one line that names it."""
-    gc.disable()  # until the command is imported: imports create no garbage, and collection takes a twentieth of the time
+    # until the command is imported: imports create no garbage, and collecting it would take a twentieth of the time
+    gc.disable()
     try:
         from spanwise.cli.app import run
     except ModuleNotFoundError as error:

@@ -92,21 +92,24 @@ COMMANDS = {
 
 
 class LazyGroup(TyperGroup):
-    """Command group that imports the module of a command only when the command is looked up, not for its own help."""
+    """Command group that imports the module of a command only when the command is looked up.
+
+    The group's own help imports no command.
+    """
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = cast(MutableMapping[str, Any], LazyCommands(COMMANDS))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help with the command lines of the table."""
+        """Write the group's help. The line of each command is taken from `COMMANDS`, without importing the command."""
         outline = copy(self)
         outline.commands = {name: TyperCommand(name, help=text) for name, (_, text) in COMMANDS.items()}
         super(LazyGroup, outline).format_help(ctx, formatter)
 
 
 class LazyCommands(Mapping[str, Any]):
-    """Commands by name; a lookup imports the command."""
+    """Mapping of command names to commands. Looking up a command imports it."""
 
     def __init__(self, table: Mapping[str, tuple[str, str]]) -> None:
         self._table = table
@@ -120,7 +123,7 @@ class LazyCommands(Mapping[str, Any]):
             if error.name is None or error.name.startswith("spanwise"):
                 raise
             raise Refused(str(error)) from None
-        gc.enable()  # `main` disabled it for the imports
+        gc.enable()  # `main` disabled garbage collection during the imports
         parent = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="markdown")
         if isinstance(found, typer.Typer):
             parent.add_typer(found, name=name)
@@ -184,11 +187,11 @@ def run() -> None:
         app()
 
 
-LOG_INTERVAL_S = 10.0  # seconds
+LOG_INTERVAL_S = 10.0  # seconds between two progress lines
 
 
 class _ProgressHandler(logging.Handler):
-    """Logging handler that shows each record with the percentage in its `done`."""
+    """Logging handler that prints each record with its progress, the percentage in the record's attribute `done`."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)

@@ -41,14 +41,14 @@ FileStoreOption = Annotated[str, typer.Option("--store", help="The SQLite file t
 console = TerminalConsole()
 error_console = TerminalConsole(stderr=True)
 _wide_console = TerminalConsole(width=2000)
-_SHORT_ID_LENGTH = 8  # digits that usually identify a recent trace
+_SHORT_ID_LENGTH = 8  # number of digits that usually identify a recent trace
 _ID_COLUMNS = ("trace", "id", "example")  # columns whose values users copy
 
 
 @contextmanager
 def open_store(at: str | None, *, make: bool = False) -> Iterator[Store]:
-    """Open the store of a command, print its location on stderr, and close it at the end. Only `make` allows a new
-    file.
+    """Open the store of a command, print its location on stderr, and close it at the end. With `make`, a file that does
+    not exist is created.
     """
     store = connect_store(at, make=make)
     error_console.print(f"store: {describe(store)}", markup=False, highlight=False, soft_wrap=True)
@@ -81,7 +81,10 @@ def build_filter(where: Iterable[str] | None, **options: str | None) -> Filter:
 
 
 def resolve_trace_id(store: Store, given: str) -> str:
-    """Return a full id unchanged. Resolve the beginning of one among the latest traces, including judge traces."""
+    """Return the id of the recent trace, possibly a judge trace, whose id begins with the given text.
+
+    A complete id, or a text that matches no trace, is returned unchanged. Raises `Refused` if several traces match.
+    """
     if len(given) >= 32:
         return given
     latest = [*store.traces(limit=1000), *store.traces(limit=1000, kind=EVALUATOR_KIND), *store.running()]
@@ -99,10 +102,10 @@ def emit(rows: Iterable[Any]) -> None:
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table on stdout, with control characters escaped. Without a terminal, its width is unlimited.
+    """Print a table on stdout, with control characters escaped. If stdout is not a terminal, the width is unlimited.
 
-    In a narrow terminal, texts wrap but ids do not, so that they can be copied. If necessary, trace ids are shortened
-    to their beginning.
+    In a narrow terminal, texts wrap but ids do not, so that users can copy them. If necessary, trace ids are
+    shortened to their beginning.
     """
     out = console if console.is_terminal else _wide_console
     cells = [list(map(escape_line, row)) for row in rows]

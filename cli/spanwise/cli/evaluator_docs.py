@@ -113,7 +113,9 @@ def describe_metrics(spec: EvaluatorSpec) -> str:
 
 
 def describe_compatibility(spec: EvaluatorSpec) -> str:
-    """Return "LLM", "RAG" or both, as the evaluator applies to models alone or to retrieval-augmented generation."""
+    """Return "LLM", "RAG" or both: whether the evaluator applies to models alone or to retrieval-augmented
+    generation.
+    """
     return ", ".join(name for name, holds in (("LLM", spec.llm), ("RAG", spec.rag)) if holds)
 
 
@@ -164,7 +166,7 @@ def _describe_version(spec: EvaluatorSpec) -> str:
 
 
 def _model_rows(spec: EvaluatorSpec) -> list[tuple[str, str]]:
-    """Return the table row of the default model, and of the model that its thresholds belong to."""
+    """Return the table row that names the default model, and the model for which the document's thresholds hold."""
     if not spec.model:
         return []
     from spanwise.evaluators.models import DEFAULT
@@ -183,7 +185,7 @@ def _markdown_table(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def _render_prompts(asked: Sequence[Prompt]) -> Iterator[str]:
-    """Yield prompts as they are sent, with their few-shot examples."""
+    """Yield prompts in the form in which they are sent, with their few-shot examples."""
     for prompt in asked:
         yield f"## Prompt `{prompt.id}`" if len(asked) > 1 else "## Prompt"
         yield f"Version {prompt.version}, `{prompt.hash}`. Values stand in their places between fences, as data."
@@ -276,8 +278,10 @@ def _format_call(example: str) -> str:
 
 
 def _format_expression(node: ast.expr, source: str, depth: int, before: str = "") -> str:
-    """Return an expression that follows `before`. If it does not fit on the line, its members go on one new line, or one
-    each.
+    """Format an expression that follows the text `before` on its line.
+
+    If the expression does not fit on the line, its members go together on the next line. If they do not fit there
+    either, each member gets a line.
     """
     text = ast.get_source_segment(source, node) or ""
     if len(f"{_INDENT * depth}{before}{text},") <= LINE_WIDTH:
@@ -285,7 +289,7 @@ def _format_expression(node: ast.expr, source: str, depth: int, before: str = ""
     if isinstance(node, ast.Lambda):
         head = text.removesuffix(ast.get_source_segment(source, node.body) or "")
         return head + _format_expression(node.body, source, depth, before + head)
-    # a method call on a dict, such as `{…}.get(name)`
+    # a method call, such as `{…}.get(name)`: only the object before the dot is broken into lines
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         held = node.func.value
         return _format_expression(held, source, depth, before) + text.removeprefix(
@@ -314,7 +318,7 @@ def _format_members(node: ast.Call | ast.List | ast.Dict, source: str, depth: in
 
 
 def run_example(spec: EvaluatorSpec) -> list[Feedback]:
-    """Return the feedback of the evaluator on its example."""
+    """Run the evaluator on its documented example, and return the feedback."""
     names: dict[str, Any] = {
         "Feedback": Feedback,
         "Run": Run,
@@ -327,7 +331,7 @@ def run_example(spec: EvaluatorSpec) -> list[Feedback]:
         "scripted": scripted,
     }
     exec(EXAMPLE_TRACE, names)
-    with use_judge_context(judgements=DiscardedJudgements()):  # discard judge traces
+    with use_judge_context(judgements=DiscardedJudgements()):  # do not store judge traces
         feedback: list[Feedback] = eval(f"score({spec.example})", names)
     return feedback
 

@@ -52,7 +52,7 @@ def is_evaluator_file(named: str) -> bool:
 
 
 def is_definition_file(named: str) -> bool:
-    """Return whether the name is that of a file with the output of `to_dict`."""
+    """Return whether the name is that of a definition file, which holds the output of `to_dict`."""
     return named.endswith((".json", ".yaml", ".yml"))
 
 
@@ -65,13 +65,13 @@ def _load_definition(file: Path, parameters: Mapping[str, Any]) -> Evaluator:
 
 
 def print_judge_endpoints(evaluators: Iterable[Evaluator]) -> None:
-    """Print each endpoint that the evaluators' judges send text to, once, on stderr."""
+    """Print to stderr, once each, the endpoints to which the judges among these evaluators send text."""
     asking = [evaluator.asking for evaluator in evaluators]
     print_endpoints(where for known in asking if known is not None for where in known.where)
 
 
 def print_endpoints(places: Iterable[str]) -> None:
-    """Print each endpoint that receives text, once, on stderr."""
+    """Print to stderr, once each, the endpoints that receive text."""
     for place in dict.fromkeys(places):
         error_console.print(f"text goes to {place}", markup=False, highlight=False, soft_wrap=True)
 
@@ -87,7 +87,7 @@ def _load_from_file(file: Path, name: str, parameters: Mapping[str, Any]) -> Eva
     try:
         made = found(**parameters) if inspect.isclass(found) else found
         evaluator = as_evaluator(made)
-        # a registered class with parameters, such as a judge: its definition is complete
+        # with a `spec`, the object is a registered class with parameters, such as a judge, and needs no `partial`
         if evaluator.spec is not None:
             return evaluator if inspect.isclass(found) else _change_parameters(evaluator, parameters)
         if parameters and not inspect.isclass(found):
@@ -150,7 +150,7 @@ def load_module(file: Path) -> ModuleType:
 
 
 def print_user_traceback(error: BaseException, file: Path) -> None:
-    """Print the traceback from its first frame in the user's file on. The frames before it are Spanwise's own."""
+    """Print the traceback, starting at its first frame in the user's file. The frames before it are Spanwise's own."""
     lines = traceback.TracebackException.from_exception(error)
     first = next((i for i, frame in enumerate(lines.stack) if Path(frame.filename).name == file.name), len(lines.stack))
     del lines.stack[:first]

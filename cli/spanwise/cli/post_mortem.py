@@ -21,7 +21,7 @@ _NOT_DEBUGGED = (Skip, KeyboardInterrupt, asyncio.CancelledError)
 def debug_exception(error: BaseException) -> None:
     """Print an exception, and open the debugger at the innermost frame."""
     print(f"{type(error).__name__}: {error}")
-    tracing = sys.gettrace()  # a trace function, such as coverage's, which the debugger would remove
+    tracing = sys.gettrace()  # saved, because the debugger removes a trace function, such as coverage's
     try:
         pdb.post_mortem(error.__traceback__)
     finally:

@@ -79,7 +79,7 @@ class ExampleGroup:
     recorder: Recorder | None = None
 
     def recording(self) -> Recorder:
-        """Return the experiment's recorder. It starts when the first test of the group runs."""
+        """Return the recorder of the experiment, which starts when the first test of the group runs."""
         if self.recorder is None:
             from spanwise.evaluators.experiments import Recorder
 
@@ -119,8 +119,10 @@ class ExampleGroup:
         return begun
 
     def _pinned(self) -> dict[str, str]:
-        """Save the test's own examples in the store, so that the experiment names their version. Return the reason if
-        that fails.
+        """Save the examples that are given in the test file as a version of a dataset, to which the experiment then
+        refers.
+
+        Return the reason if that fails.
         """
         if self.given is None or self.version is not None:
             return {}
@@ -136,7 +138,7 @@ class ExampleGroup:
 
 @dataclass
 class CurrentTest:
-    """Test of a group: its example, and its run while it lasts."""
+    """One test of a group: its example, and during the test its open run."""
 
     group: ExampleGroup
     example: Example
@@ -146,15 +148,17 @@ class CurrentTest:
 
 @dataclass
 class Scorer:
-    """Evaluator as an argument of a test: call it with the outputs (and any further fields of the case)."""
+    """Evaluator that a test receives as an argument. It is called with the outputs, and any further fields of the
+    case.
+    """
 
     evaluator: Evaluator
     current: CurrentTest
     feedback: list[Feedback] = field(default_factory=list)
 
     def __call__(self, outputs: Any = None, **more: Any) -> Any:
-        """Return the score (or label) under the evaluator's key; None if it skipped. The experiment stores all
-        feedback.
+        """Return the score (or label) under the evaluator's key; None if the evaluator skipped. All its feedback is
+        stored in the experiment.
         """
         if self.current.run is None:
             raise RuntimeError("an evaluator is called inside the test that it is an argument of")
@@ -165,18 +169,20 @@ class Scorer:
         return first.label if first.score is None else first.score
 
 
-# outcomes of the test, not errors of the run
+# exceptions that are outcomes of the test; they do not count as errors of the run
 _TEST_OUTCOMES = (AssertionError, pytest.fail.Exception, pytest.skip.Exception)
 _FAILED = (AssertionError, pytest.fail.Exception)
 _ARGUMENT = "_spanwise_current"
 _GROUPS = pytest.StashKey[list[ExampleGroup]]()
-_COORDINATOR: pytest.StashKey[XdistCoordinator] = pytest.StashKey()  # in the controller
+_COORDINATOR: pytest.StashKey[XdistCoordinator] = pytest.StashKey()  # set only in the xdist controller
 _FINISHED: pytest.StashKey[list[FinishedExperiment]] = pytest.StashKey()
 
 
 @dataclass
 class FinishedExperiment:
-    """Finished experiment with its remarks and complaint for the terminal summary."""
+    """Finished experiment for the terminal summary, with remarks, and the reason why it fails the session ("" if it does
+    not).
+    """
 
     experiment: Experiment
     remarks: Sequence[str]
@@ -221,7 +227,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     __tracebackhide__ = True
     try:
         group, examples = _make_group(metafunc, _read_mark(mark, metafunc.config))
-    except (StoreError, OSError, ValueError) as error:  # report a mistyped name in one line
+    except (StoreError, OSError, ValueError) as error:  # so that a mistyped name is reported in one line
         pytest.fail(f"{metafunc.function.__name__}: {error}", pytrace=False)
     metafunc.config.stash[_GROUPS].append(group)
     asked = _requested_arguments(metafunc.fixturenames, group)
@@ -229,7 +235,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     runs = [CurrentTest(group, example, number) for example in examples for number in range(repetitions)]
     rows = [_argument_values(asked, current, group) for current in runs]
     ids = [_test_id(current, repetitions) for current in runs]
-    metafunc.fixturenames.append(_ARGUMENT)  # a parameter for this plugin only
+    metafunc.fixturenames.append(_ARGUMENT)  # passes the example to the hooks of this plugin, not to the test function
     metafunc.parametrize([*asked, _ARGUMENT], rows, ids=ids)
 
 
@@ -253,7 +259,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
             if error is not None and not isinstance(error, _TEST_OUTCOMES):
                 raise error
     except BaseException as raised:
-        if raised is not error:  # pytest already has the test's own error
+        if raised is not error:  # pytest already reports the test's own error
             raise
     finally:
         current.run = None
@@ -291,7 +297,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print a table per experiment."""
     ends = config.stash.get(_FINISHED, [])
-    if not ends:  # the code below needs the collector, which may not be installed
+    if not ends:  # returns early, because the code below needs the collector, which may not be installed
         return
     from spanwise.collector.terminal_escaping import escape_line, escape_text
 
@@ -335,9 +341,9 @@ def _finish_shared(config: pytest.Config, stopped: bool) -> Iterator[FinishedExp
 
 
 def _find_complaint(experiment: Experiment, min_pass: float | None) -> str:
-    """Return the problem of the experiment as a whole, or "".
+    """Return the reason why the experiment as a whole fails, or "".
 
-    Problems are an evaluator that failed on every run, and too few passed runs.
+    Reasons are an evaluator that failed on every run, and too few passed runs.
     """
     from spanwise.collector.terminal_escaping import escape_line
 
@@ -407,13 +413,13 @@ def _make_group(metafunc: pytest.Metafunc, settings: MarkSettings) -> tuple[Exam
     else:
         group.given = examples = datasets.read(dataset)
     chosen = [example for example in examples if datasets.in_split(example, settings.split)]
-    if not chosen:  # pytest would skip the test
+    if not chosen:  # without examples, pytest would silently skip the test
         raise ValueError(f"the dataset has no examples{f' in split {settings.split!r}' if settings.split else ''}")
     return group, chosen[: settings.limit]
 
 
 def _load_stored(group: ExampleGroup, dataset: str) -> list[Example]:
-    """Return the examples of a stored dataset, `name` or `name@3`, and record the version."""
+    """Return the examples of a stored dataset, named `name` or `name@3`, and set the version on the group."""
     name, at, version = dataset.rpartition("@")
     if not (at and version.isdigit()):
         name, version = dataset, ""
@@ -423,7 +429,9 @@ def _load_stored(group: ExampleGroup, dataset: str) -> list[Example]:
 
 
 def _serialize_evaluators(whole: Sequence[Evaluator]) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
-    """Return set-level evaluators as plain values, and the keys of those that cannot be imported by name."""
+    """Return set-level evaluators as plain values that workers can import by name, and the keys of those that they
+    cannot.
+    """
     from spanwise.evaluators import from_dict
 
     plain, lost = [], []
@@ -431,7 +439,7 @@ def _serialize_evaluators(whole: Sequence[Evaluator]) -> tuple[tuple[Mapping[str
         try:
             from_dict(told := evaluator.to_dict())
             plain.append(told)
-        except Exception:  # the import may raise anything
+        except Exception:  # importing user code may raise anything
             lost.append(evaluator.key)
     return tuple(plain), tuple(lost)
 
@@ -448,10 +456,11 @@ def _test_id(current: CurrentTest, repetitions: int) -> str:
 
 
 def _evaluator_ids(names: Iterable[str]) -> list[str]:
-    """Return the arguments of a test that are ids of registered evaluators."""
+    """Return those arguments of a test whose names are ids of registered evaluators."""
     from spanwise.evaluators import list_evaluators as registered
 
-    known = set(registered()) - {"judge"}  # a judge needs a question, so a fixture named `judge` is the test's own
+    # `judge` cannot be used without parameters, so a fixture of this name is the user's own
+    known = set(registered()) - {"judge"}
     return [name for name in names if name in known]
 
 

@@ -38,7 +38,7 @@ class FailureAllowance:
 
 @dataclass(frozen=True, slots=True)
 class MeanBound:
-    """Lower bound of a key's mean, or with `is_most` its upper bound."""
+    """Bound on the mean of a key: an upper bound if `is_most` is set, otherwise a lower bound."""
 
     key: str
     limit: float
@@ -51,7 +51,7 @@ class MeanBound:
 
     @property
     def beyond(self) -> str:
-        """Return the failing side as text."""
+        """Return the range in which the mean fails, such as "below 0.8"."""
         return f"{'above' if self.is_most else 'below'} {self.limit:.4g}"
 
     def fails(self, mean: float) -> bool:
@@ -61,11 +61,13 @@ class MeanBound:
 
 @dataclass(slots=True)
 class FailureSummary:
-    """Failures of an experiment: distinct runs, and the number of failures of the task (None) and of each key."""
+    """Failures of an experiment: the runs that failed, and the number of failures by key. The key None stands for the
+    task.
+    """
 
-    runs: dict[str, tuple[str, str]] = field(default_factory=dict)  # by trace: the example's id, and one error
+    runs: dict[str, tuple[str, str]] = field(default_factory=dict)  # trace id → the example's id, and one error
     times: Counter[str | None] = field(default_factory=Counter)
-    why: dict[str | None, str] = field(default_factory=dict)  # one error each
+    why: dict[str | None, str] = field(default_factory=dict)  # key → one of its errors
     of_the_set: list[str] = field(default_factory=list)  # keys of set-level evaluators
 
 
@@ -90,16 +92,16 @@ def _parse_bound(text: str, is_most: bool) -> MeanBound:
         bound = MeanBound(key.strip(), float(number), is_most)
     except ValueError:
         bound = MeanBound("", 0.0, is_most)
-    if not bound.key or not isfinite(bound.limit):  # no mean is below NaN
+    if not bound.key or not isfinite(bound.limit):  # a bound of NaN would never fail
         raise Refused(f"{bound.option} {text!r}: say a key and a number, as in exact=0.8")
     return bound
 
 
 def check_bound_keys(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluator], text: str, file: str) -> list[str]:
-    """Reject keys that no evaluator gives, before the run, and return remarks on undeclared keys.
+    """Raise `Refused` for bounds on keys that no evaluator gives, before the run. Return remarks on undeclared keys.
 
-    Registered evaluators declare all their keys, whereas a user's function or the task may return any. So an
-    undeclared key is rejected if it resembles a declared one, or if all evaluators declare theirs. It is accepted if
+    Registered evaluators declare all their keys, whereas a user's function or the task may return any. An undeclared
+    key is therefore rejected if it resembles a declared one, or if all evaluators declare theirs. It is accepted if
     the text of the evaluation file contains it.
     """
     _check_directions(wanted, evaluators)
@@ -118,7 +120,7 @@ def check_bound_keys(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluator
 
 
 def _check_directions(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluator]) -> None:
-    """Raise `Refused` for a bound on the good side of a key."""
+    """Raise `Refused` for a bound that would fail good means, such as an upper bound where higher is better."""
     declared = [metric for one in evaluators for metric in one.metrics if one.spec or not metric.higher_is_better]
     rising = {TASK_OK: True, **{metric.key: metric.higher_is_better for metric in declared}}
     for bound in wanted:
@@ -131,7 +133,7 @@ def _check_directions(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluato
 
 
 def collect_failures(experiment: Experiment) -> FailureSummary:
-    """Return the runs that failed, in their task or in an evaluator. Rows are read only if there are failures."""
+    """Return the runs whose task or evaluators failed. Rows are read only if there are failures."""
     found, summary = FailureSummary(), experiment.summary()
     of_the_set = any(feedback.error is not None for feedback in summary.overall.values())
     if not (summary.failed or of_the_set or any(row.failed for row in summary.values())):
@@ -149,7 +151,7 @@ def collect_failures(experiment: Experiment) -> FailureSummary:
 def list_complaints(
     experiment: Experiment, failed: FailureSummary, allow: FailureAllowance, wanted: Sequence[MeanBound]
 ) -> list[str]:
-    """Return all failures of the quality gate, one line each. The last line is understandable alone."""
+    """Return all failures of the quality gate, one line each. The last line can be understood on its own."""
     below = [told for bound in wanted if (told := _bound_complaint(experiment, bound))]
     return [*_unfinished_complaint(experiment), *below, *_failure_complaint(experiment, failed, allow)]
 
@@ -173,7 +175,9 @@ def _failure_complaint(experiment: Experiment, failed: FailureSummary, allow: Fa
 
 
 def _bound_complaint(experiment: Experiment, bound: MeanBound) -> str:
-    """Return the problem of one key, or "". A key without any score violates every bound."""
+    """Return the reason why the mean of a key violates its bound, or "". A key without any score violates every
+    bound.
+    """
     summary = experiment.summary()
     overall = summary.overall.get(bound.key)
     stats = summary.get(bound.key)

@@ -1,8 +1,9 @@
 """Coordinator of pytest-xdist workers: shared experiments in a store served by the controller.
 
-A SQLite file has one writer. The controller opens it on the first worker's request, and serves it to all workers. It
-also assigns tests to experiments, and finishes these when the workers are gone. Workers connect through a socket that
-requires a key. Until a worker connects, only the standard library is imported.
+Only one process can write a SQLite file. The controller opens the file on the first worker's request, and serves it
+to all workers. The controller also assigns tests to experiments, and finishes the experiments when the workers are
+gone. Workers connect through a socket that requires a key. Until a worker connects, only the standard library is
+imported.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ class SharedExperiment:
     started_ns: int
     min_pass: float | None
     whole: tuple[Mapping[str, Any], ...]  # set-level evaluators in the format of `to_dict`
-    lost: tuple[str, ...]  # keys of evaluators that cannot be passed to another process
+    lost: tuple[str, ...]  # keys of set-level evaluators that cannot be passed to another process
 
 
 @dataclass
 class XdistCoordinator:
     """Controller's side: opens stores, assigns experiments, finishes them."""
 
-    experiments: dict[str, SharedExperiment] = field(default_factory=dict)  # by node id of the test
-    crashed: bool = False  # a worker crashed during a run
+    experiments: dict[str, SharedExperiment] = field(default_factory=dict)  # node id of a test → its experiment
+    crashed: bool = False  # True if a worker crashed during a run
     _stores: dict[str | None, Store] = field(default_factory=dict)
     _urls: dict[str | None, str] = field(default_factory=dict)
     _open: ExitStack = field(default_factory=ExitStack)
@@ -57,7 +58,7 @@ class XdistCoordinator:
         return self._listener.address, self._key
 
     def finished(self, status: Literal["finished", "interrupted"]) -> list[tuple[SharedExperiment, Experiment]]:
-        """Finish the started experiments, when no worker is left."""
+        """Finish the experiments that were started. It is called when no worker is left."""
         from spanwise.evaluators.experiments import finish_stored_experiment
 
         done = []
@@ -83,7 +84,7 @@ class XdistCoordinator:
                     connection.send(self._answer(verb, arguments))
                     if verb == "stop":
                         return
-            # a worker that died during its request, or a client without the key
+            # the worker died during its request, or the client has no key
             except (OSError, EOFError, AuthenticationError):
                 continue
 
@@ -118,7 +119,9 @@ class XdistCoordinator:
 
 
 def _load_set_evaluators(begun: SharedExperiment) -> tuple[SharedExperiment, list[Evaluator]]:
-    """Import the set-level evaluators of an experiment. Those that cannot be imported are added to `lost`."""
+    """Import the set-level evaluators of an experiment. The keys of those that cannot be imported are added to
+    `lost`.
+    """
     from spanwise.evaluators import from_dict
 
     whole, lost = [], []

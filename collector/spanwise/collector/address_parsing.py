@@ -24,7 +24,8 @@ def check_database_path(path: str | os.PathLike[str]) -> str:
     return name
 
 
-WILDCARD_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # wildcard bind address → address to connect to
+# wildcard bind address → loopback address that reaches it
+WILDCARD_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def is_loopback(host: str) -> bool:
@@ -40,9 +41,9 @@ def is_loopback(host: str) -> bool:
 
 
 def get_client_network(host: str) -> str:
-    """Return the network that counts as one client: the address itself, or for IPv6 its /64 prefix.
+    """Return the network that is treated as one client: for IPv4 the address itself, for IPv6 its /64 prefix.
 
-    A single IPv6 host usually controls a whole /64.
+    One IPv6 host usually controls a whole /64 network.
     """
     address = _parse_ip(host)
     if isinstance(address, IPv6Address) and not address.ipv4_mapped:
@@ -54,7 +55,7 @@ def parse_host(netloc: str) -> str:
     """Return the host name of a `Host` header or URL authority, without the port; "" if it cannot be parsed."""
     try:
         return urlsplit(f"//{netloc}").hostname or ""
-    except ValueError:  # unbalanced brackets
+    except ValueError:  # the text has unbalanced brackets
         return ""
 
 
@@ -62,7 +63,7 @@ def parse_port(netloc: str) -> int | None:
     """Return the port of a `Host` header; None if it has none or an invalid one."""
     try:
         return urlsplit(f"//{netloc}").port
-    except ValueError:  # not a number, or out of range
+    except ValueError:  # the port is not a number, or out of range
         return None
 
 
@@ -70,12 +71,12 @@ def parse_origin(origin: str) -> str | None:
     """Return host and port of an `Origin` header, in the form of a `Host` header; None if it cannot be parsed."""
     try:
         return urlsplit(origin).netloc
-    except ValueError:  # unbalanced brackets
+    except ValueError:  # the text has unbalanced brackets
         return None
 
 
 def strip_brackets(host: str) -> str:
-    """Return an address without the square brackets that IPv6 addresses have in URLs."""
+    """Return an address without the square brackets that enclose IPv6 addresses in URLs."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 

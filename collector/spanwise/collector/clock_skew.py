@@ -1,9 +1,9 @@
 """Clock skew correction: replaces impossible timestamps of incoming spans and feedback.
 
-A record with an impossible time is stored with a corrected one; `spanwise.sent.<field>` keeps the time that was sent.
-A time in the future is moved back by whole hours, into the last 60 minutes, so that it neither leads lists nor
-stretches charts. This makes a clock in a wrong time zone right again, and keeps order and duration of spans that
-arrived together.
+The store keeps the corrected time. The attribute `spanwise.sent.<field>` keeps the time that was sent. A time in the
+future is moved back by whole hours into the last 60 minutes, so that it neither appears first in lists nor stretches
+charts. This corrects a clock that is set to a wrong time zone. Spans that arrived together keep their order and
+duration.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from spanwise.collector.records import JSON, Feedback, OpenRun, Run
 
 HOUR_NS, DAY_NS = 3_600_000_000_000, 86_400_000_000_000
-MAX_CLOCK_SKEW_NS = 300_000_000_000  # the tolerated lead of a sender's clock
+MAX_CLOCK_SKEW_NS = 300_000_000_000  # a sender's clock may be ahead of the server's by this much
 INT_MAX = 2**63 - 1
 SENT_PREFIX = "spanwise.sent."
 
@@ -48,7 +48,7 @@ def correct_time(time_ns: int) -> int:
 
 
 def _excess_ns(time_ns: int, now_ns: int) -> int:
-    """Return the shift that brings a time out of the future: whole hours, or 0 if the time is plausible."""
+    """Return the nanoseconds to subtract from a future time: whole hours, or 0 if the time is plausible."""
     return 0 if time_ns <= now_ns + MAX_CLOCK_SKEW_NS else -((now_ns - time_ns) // HOUR_NS) * HOUR_NS
 
 

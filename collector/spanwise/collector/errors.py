@@ -62,7 +62,7 @@ class NotFound(Refused):
 
 
 class Closed(Refused):
-    """Error for a store that has been closed: open another. OTLP senders are asked to retry."""
+    """Error for a store that has been closed. The caller must open a new store; OTLP senders are asked to retry."""
 
 
 class Forbidden(Refused):
@@ -70,11 +70,11 @@ class Forbidden(Refused):
 
 
 class TooLarge(Refused):
-    """Error for one request that holds more than the server accepts at once: split it."""
+    """Error for a request that holds more than the server accepts at once. The caller must split it."""
 
 
 class TooSlow(Refused):
-    """Error for a query that exceeds the server's time limit: narrow it, because repeating it unchanged fails again."""
+    """Error for a query that exceeds the server's time limit. The same query fails again; a narrower one may succeed."""
 
 
 class Unavailable(StoreError):
@@ -98,9 +98,10 @@ class Halted(Unavailable):
 
 @contextmanager
 def require_extra(extra: str, what: str) -> Iterator[None]:
-    """Add the install command to the error of an import inside the block; `what` is the feature that needs the extra.
+    """Catch a failed import inside the block, and add the command that installs the missing extra to its message.
 
-    Raises `ModuleNotFoundError` with the name of the missing module, as the import itself would.
+    `what` is the feature that needs the extra. Raises `ModuleNotFoundError` with the name of the missing module,
+    as the import itself would.
     """
     try:
         yield

@@ -17,8 +17,8 @@ BOOLEAN_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": Fals
 def parse_time(text: str, now_ns: int | None = None) -> int:
     """Return nanoseconds since the epoch from a number, a duration before now, or an ISO date or time.
 
-    Nine digits or more are nanoseconds. Raises `ValueError`, also for times outside of 64-bit nanoseconds (year
-    2262).
+    A number of nine or more digits is in nanoseconds. Raises `ValueError` for any other text, and for times outside
+    of 64-bit nanoseconds (after the year 2262).
     """
     if text.isdecimal() and len(text) > 8:  # eight digits are a date without dashes
         return _check_int64(int(text), text)
@@ -31,7 +31,7 @@ def parse_time(text: str, now_ns: int | None = None) -> int:
 
 
 def datetime_to_ns(time: datetime) -> int:
-    """Convert a `datetime` to nanoseconds, exact to the microsecond; a naive one is in local time.
+    """Convert a `datetime` to nanoseconds, exact to the microsecond. One without a time zone is in local time.
 
     Raises `ValueError` for times outside of 64-bit nanoseconds.
     """
@@ -55,7 +55,9 @@ def parse_duration(text: str) -> int:
 
 
 def parse_bound(text: str) -> float | str:
-    """Return the value to compare feedback with: a number, true and false as 1 and 0, otherwise a label."""
+    """Parse the right side of a feedback condition: a number, `true` and `false` as 1 and 0, any other text as a
+    label.
+    """
     if text.lower() in ("true", "false"):
         return float(text.lower() == "true")
     try:
@@ -65,9 +67,10 @@ def parse_bound(text: str) -> float | str:
 
 
 def parse_comparison(name: str, text: str) -> tuple[str, float]:
-    """Parse `">=200"`, or a bare number as equality.
+    """Parse a comparison such as `">=200"`. A number without an operator means equality.
 
-    Raises `ValueError`, also for a bare latency, because no latency equals a number to the nanosecond.
+    Raises `ValueError` for a malformed comparison, and for a latency without an operator, because no measured latency
+    equals a number to the nanosecond.
     """
     bare = text[:1] not in "<>=!"
     _, operator, number = _split_comparison(name, "=" + text if bare else text)
@@ -79,7 +82,7 @@ def parse_comparison(name: str, text: str) -> tuple[str, float]:
 
 
 def equality_comparison(name: str, value: float) -> tuple[str, float]:
-    """Return the comparison for a bare number: equality. Raises `ValueError` for a latency."""
+    """Return the comparison for a number without an operator: equality. Raises `ValueError` for a latency."""
     if name == "latency_ms":
         raise ValueError(f"no trace takes {value:g} ms to the nanosecond; write latency_ms>={value:g}, or <, or ==")
     return "=", float(value)
@@ -100,14 +103,16 @@ def parse_metadata(text: str) -> dict[str, str]:
 
 
 def parse_bool(text: str) -> bool:
-    """Parse `"true"`, `"no"` and the like. Raises `ValueError`."""
+    """Parse a boolean word such as `"true"` or `"no"`. Raises `ValueError`."""
     if text.lower() not in BOOLEAN_WORDS:
         raise ValueError(f"complete={text!r} is neither true nor false")
     return BOOLEAN_WORDS[text.lower()]
 
 
 def metadata_text(value: Any) -> str:
-    """Return a metadata value as the text that conditions compare: booleans are `true` and `false`, as in JSON."""
+    """Return a metadata value as the text that filter conditions compare; booleans become `true` and `false`, as in
+    JSON.
+    """
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

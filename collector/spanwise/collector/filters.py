@@ -1,9 +1,10 @@
 """Trace filter: conditions, validation, and the grammar of query strings and command lines.
 
-In a query string: `name=answer&feedback=concise<0.5&latency_ms>=200&tags=a&tags=b`. On a command line, one term each:
-`name=answer 'feedback=concise<0.5' 'latency_ms>=200' metadata.tenant=t1 since=1h`, and words to search for in inputs
-and outputs. `since` and `until` take a duration before now (`90s`, `30m`, `1h`, `7d`, `2w`) or an ISO date or time. A
-time without a zone is in the time zone of the machine that parses it.
+A query string reads `name=answer&feedback=concise<0.5&latency_ms>=200&tags=a&tags=b`. On a command line, each
+condition is an argument of its own: `name=answer 'feedback=concise<0.5' 'latency_ms>=200' metadata.tenant=t1
+since=1h`. An argument that is not a condition is a word to search for in inputs and outputs. `since` and `until` take
+a duration before now (`90s`, `30m`, `1h`, `7d`, `2w`) or an ISO date or time. A time without a zone is in the time
+zone of the machine that parses it.
 """
 
 from __future__ import annotations
@@ -33,13 +34,17 @@ class Filter:
 
     The conditions `name`, `kind` and `status` apply to the root run; `any_name` and `any_kind` to at least one
     run. The conditions `latency_ms`, `tokens` and `cost` apply to the whole trace. A condition of `feedback` is
-    `(key, operator, value)`, compared with the newest feedback of the trace and its spans. The lists `missing`,
-    `failed`, `skipped` and `untried` hold feedback keys: without a score, with an error or a skip as the newest
-    outcome, and without any outcome.
+    `(key, operator, value)`, compared with the newest feedback of the trace and its spans. Four conditions are
+    lists of feedback keys:
+
+    - `missing`: the trace has no score under the key.
+    - `failed`: the newest outcome under the key is an error.
+    - `skipped`: the newest outcome under the key is a skip.
+    - `untried`: the trace has no outcome under the key at all.
 
     Evaluators' own traces (root run of kind "evaluator", not part of an experiment) pass only a filter that asks for
-    them by `kind`, `any_kind="evaluator"` or `trace_ids`. Otherwise they appear in no list, total or chart, so the
-    cost of judges is in no total of the application. Only deletion always includes them.
+    them by `kind`, `any_kind="evaluator"` or `trace_ids`. Otherwise they appear in no list, total or chart, so that
+    the cost of judges is not added to that of the application. Only deletion always includes them.
     """
 
     project: str | None = None
@@ -66,15 +71,16 @@ class Filter:
     failed: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     text: str | None = None  # words in inputs or outputs of any run
-    experiment: str | None = None  # id; "" for traces of no experiment
-    experiments: tuple[str, ...] | None = None  # any of these ids
+    experiment: str | None = None  # id of the experiment; "" for traces of no experiment
+    experiments: tuple[str, ...] | None = None  # the trace belongs to one of these experiments (by id)
     dataset: str | None = None  # name of the dataset of the trace's experiment
     example: str | None = None
-    complete: bool | None = None  # as in the trace summary: false if something was dropped
+    complete: bool | None = None  # as in the trace summary: False if spans were dropped or are missing
     trace_ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.status is not None and self.status not in STATUSES:  # otherwise every trace without an error would pass
+        # an unknown status would match every trace without an error
+        if self.status is not None and self.status not in STATUSES:
             raise ValueError(f"the status of a trace is one of {', '.join(STATUSES)}, not {self.status!r}")
         for name in LIMITED_CONDITIONS:
             value = getattr(self, name)
@@ -86,7 +92,7 @@ class Filter:
     def leaves_out_judgements(self) -> bool:
         """Return whether evaluators' own traces are excluded because no condition asks for them."""
         asked = self.kind is not None or self.any_kind == EVALUATOR_KIND or self.trace_ids is not None
-        # no evaluator's own trace is in an experiment
+        # a filter by experiment never matches evaluators' own traces, so it needs no extra exclusion
         return not (asked or self.experiment or self.experiments is not None)
 
 
@@ -98,16 +104,17 @@ LIMITED_CONDITIONS = ("tags", "metadata", "feedback", "missing", "untried", "fai
 MAX_CONDITION_VALUES, MAX_SEARCH_TERMS = (
     450,
     100,
-)  # values per condition, and words: each adds a clause to the SQL query
+)  # maximum number of values or words in one condition: each adds a clause to the SQL query
 COMPARED_CONDITIONS = ("latency_ms", "tokens", "cost")
 
 
 def extend_filter(filter: Filter | None = None, conditions: Mapping[str, Any] | None = None) -> Filter:
-    """Return a filter with further conditions by name, in their short forms.
+    """Return a copy of a filter with further conditions, given by name.
 
-    A value has the field's type, or is the text of a query string, such as `since="1h"`, `latency_ms=">200"` or
-    `feedback="concise<0.5"`. A single text is a list of one, a single condition on feedback a tuple of one, and
-    a plain number an equality. Raises `ValueError` for an unknown condition or an invalid value.
+    A value has the type of the field, or is written as in a query string: `since="1h"`, `latency_ms=">200"`,
+    `feedback="concise<0.5"`. Short forms are accepted: a single text where a list is expected, a single feedback
+    condition instead of a tuple of them, and a plain number for equality. Raises `ValueError` for an unknown
+    condition or an invalid value.
     """
     given = dict(parse_condition(name, value) for name, value in (conditions or {}).items())
     whole = filter or Filter()
@@ -121,7 +128,9 @@ def merge_filters(one: Filter, other: Filter) -> Filter:
 
 
 def filter_to_dict(filter: Filter) -> dict[str, JSON]:
-    """Return the set conditions as plain values by name, sorted; `extend_filter(None, …)` reads them back."""
+    """Return the conditions that are set as plain values by name, sorted; `extend_filter(None, …)` restores the
+    filter.
+    """
     given = {name: getattr(filter, name) for name in sorted(CONDITIONS)}
     return {name: _to_json(value) for name, value in given.items() if value != _DEFAULTS[name]}
 
@@ -180,9 +189,10 @@ def validate_deletion_filter(filter: Filter) -> Filter:
 
 
 def validate_rule_filter(filter: Filter) -> Filter:
-    """Return the filter unchanged.
+    """Return the filter of a rule unchanged.
 
-    Raises `Refused` for `complete`, because it can change without a write to the trace.
+    Raises `Refused` if it has the condition `complete`, because a trace can become complete without a write that the
+    rule would notice.
     """
     if filter.complete is not None:
         raise Refused(
@@ -307,12 +317,13 @@ def _check_operator(name: str, operator: str) -> Operator:
 _OPERATOR_TUPLES = [(operator,) for operator in OPERATORS]
 CONDITIONS = tuple(condition.name for condition in fields(Filter))
 NAMES = tuple(name.removesuffix("_ns") for name in CONDITIONS)  # names as users write them
-FIELDS = dict(zip(NAMES, CONDITIONS, strict=True)) | CONDITION_ALIASES  # by the names that users write
+FIELDS = dict(zip(NAMES, CONDITIONS, strict=True)) | CONDITION_ALIASES  # name as users write it → field of `Filter`
 _DEFAULTS = {name: getattr(Filter(), name) for name in CONDITIONS}
-_NON_EMPTY_CONDITIONS = ("session", "user", "dataset", "example")  # the store never holds these as an empty text
-# lists of feedback keys, and of trace ids
+# the store never has an empty text in these fields, so an empty condition could never match
+_NON_EMPTY_CONDITIONS = ("session", "user", "dataset", "example")
+# conditions that are lists of feedback keys or trace ids
 _NAME_LIST_CONDITIONS = ("missing", "untried", "failed", "skipped", "trace_ids")
-_READERS: Mapping[str, Callable[[str, Any], Any]] = {  # all fields that are not plain text
+_READERS: Mapping[str, Callable[[str, Any], Any]] = {  # parsers of the fields that are not plain text
     **dict.fromkeys(LIST_CONDITIONS, _parse_texts),
     **dict.fromkeys(COMPARED_CONDITIONS, _parse_comparison_condition),
     **dict.fromkeys(("since_ns", "until_ns"), _parse_moment),
@@ -322,14 +333,15 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {  # all fields that are not
 }
 
 
-Condition: TypeAlias = tuple[str, Any]  # a field of `Filter` and its value; list fields have a list of one
+# name of a field of `Filter`, and its value; for a list field, a list with one element
+Condition: TypeAlias = tuple[str, Any]
 
 TERM_PATTERN = re.compile(
     rf"(?P<name>[a-z_]+)(?:\.(?P<key>[^<>=!]+))?(?P<operator>{filter_values.OPERATOR_ALTERNATIVES})(?P<value>.*)",
     re.DOTALL,
 )
 OPERATOR_PATTERN = re.compile(r"[<>=!.]")
-CUMULATIVE_CONDITIONS = (*LIST_CONDITIONS, "feedback", "metadata")  # repeated conditions on these fields accumulate
+CUMULATIVE_CONDITIONS = (*LIST_CONDITIONS, "feedback", "metadata")  # fields whose repeated conditions accumulate
 
 
 def filter_from_items(items: Iterable[tuple[str, str]]) -> Filter:
@@ -346,8 +358,9 @@ def parse(terms: Iterable[str]) -> Filter:
 
 
 def join_conditions(conditions: Iterable[Condition]) -> Filter:
-    """Return the filter in which all conditions hold: lists and metadata accumulate, otherwise the last one counts.
+    """Return the filter in which all conditions hold.
 
+    Values of list conditions, feedback and metadata accumulate. Of any other condition, the last value applies.
     Raises `ValueError` for an unknown condition name.
     """
     together: dict[str, Any] = {}
@@ -360,7 +373,8 @@ def join_conditions(conditions: Iterable[Condition]) -> Filter:
 
 def parse_item(name: str, text: str) -> Condition:
     """Parse one pair of a query string. Raises `ValueError` that names the pair."""
-    if OPERATOR_PATTERN.search(name):  # `latency_ms>=5` is split at its "="
+    # a query string splits `latency_ms>=5` at its "=", so the operator ends up in the name
+    if OPERATOR_PATTERN.search(name):
         return parse_term(name if not text and TERM_PATTERN.fullmatch(name) else f"{name}={text}")
     return parse_condition(name, text)
 
@@ -379,9 +393,9 @@ def parse_term(text: str) -> Condition:
 
 
 def filter_to_items(filter: Filter) -> list[tuple[str, str]]:
-    """Return the query string pairs of a filter; `to_filter` parses them back.
+    """Return the query string pairs of a filter; `filter_from_items` parses them back.
 
-    Not everything survives, because the grammar cannot express it: a comparison sign in a key of feedback or
+    The grammar cannot express three cases, which are not restored: a comparison sign in a key of feedback or
     metadata, a feedback label that reads as a number, and an empty list of `experiments`.
     """
     return [(name, text) for field in CONDITIONS for name, text in _condition_items(field, getattr(filter, field))]
@@ -401,7 +415,7 @@ def _condition_items(field: str, value: Any) -> Iterator[tuple[str, str]]:
             yield (field, said) if plain else (f"metadata.{key}", metadata_text(text))
     elif field in COMPARED_CONDITIONS:
         yield field, f"{value[0]}{value[1]!r}"
-    elif field in ("since_ns", "until_ns"):  # a number of few digits would be read as a date
+    elif field in ("since_ns", "until_ns"):  # the name `since` would read a number of few digits as a date
         yield field.removesuffix("_ns") if value >= 10**8 else field, str(value)
     else:
         yield field, str(value).lower() if isinstance(value, bool) else str(value)

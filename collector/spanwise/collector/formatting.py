@@ -123,7 +123,7 @@ def count(value: int) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Format a share in percent; "0 %" if the whole is 0."""
+    """Format a part of a total in percent; "0 %" if the total is 0."""
     share = 100 * part / whole if whole else 0.0
     return f"{share:.1f} %" if 0 < share < 10 else f"{share:.0f} %"
 
@@ -163,7 +163,10 @@ _STACK_TRACE_PATTERN = re.compile(r"Traceback \(most recent call last\):|^ {4}at
 
 
 def split_stack(message: str) -> tuple[str, str]:
-    """Split an error's message before a Python or JavaScript stack trace; a bare stack trace is the message itself."""
+    """Split an error into its message and the Python or JavaScript stack trace after it.
+
+    If the text begins with the stack trace, all of it is the message.
+    """
     found = _STACK_TRACE_PATTERN.search(message)
     before = message[: found.start()].rstrip() if found else ""
     return (before, message[found.start() :]) if found and before else (message, "")
@@ -178,9 +181,9 @@ _UUID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{
 
 
 def error_group(error: str | None) -> str | None:
-    """Return the first line of an error without addresses, task and thread numbers, and UUIDs.
+    """Return the first line of an error, with memory addresses, task and thread numbers, and UUIDs replaced.
 
-    The result has at most 300 characters.
+    Errors that differ only in these have the same result, which has at most 300 characters.
     """
     if not error:
         return None

@@ -1,8 +1,8 @@
 """Conversion of names from before the product was renamed from Assay to Spanwise.
 
-Databases, spools, exports and caches of that time contain the former names. They are translated when such a file is
-converted or read, and never written. Hashes of rules and of scored cases are computed over the former names. They
-stay the same, so nothing is scored again.
+Databases, spools, exports and caches from before the renaming contain the former names. Spanwise translates the names
+when it converts or reads such a file, and writes only the present names. Hashes of rules and of scored cases are
+still computed over the former names. The hashes therefore stay the same, and nothing is scored again.
 """
 
 from __future__ import annotations
@@ -78,5 +78,5 @@ def former_identifiers(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def is_own_scope(scope: str) -> bool:
-    """Return whether an instrumentation scope is that of Spanwise's tracer, under either name."""
+    """Return whether an instrumentation scope is that of Spanwise's tracer, under the present or the former name."""
     return scope.partition(".")[0] in (PRESENT, FORMER)

@@ -100,7 +100,7 @@ class Metrics:
         return series.get(tuple(labels.items()), 0) if labels else sum(series.values())
 
     def text(self, extra: Mapping[str, float] | None = None) -> str:
-        """Return all metrics in Prometheus' text format, with the `extra` gauges."""
+        """Return all metrics, including the `extra` gauges, in Prometheus' text format."""
         with self._lock:
             lines: list[str] = []
             for name, counters in self._counters.items():
@@ -161,7 +161,7 @@ Sample = tuple[str, Labels, float]
 
 
 class RuleMetrics:
-    """Cache of the metrics of all rules, which limits scrapes to one query per `RULE_CACHE_S`."""
+    """Cache of the metrics of all rules, so that scrapes cause at most one store query per `RULE_CACHE_S` seconds."""
 
     def __init__(self) -> None:
         self._text, self._until = "", 0.0

@@ -1,7 +1,7 @@
 """Query scheduler: concurrency limits, fair queueing and cancellation of queries from requests.
 
-Two lanes keep queries that scan many traces from blocking queries that read a few. Health checks and OTLP use
-neither.
+Queries that scan many traces have their own lane, so that they cannot block queries that read a few. Health checks
+and OTLP requests use neither lane.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from spanwise.collector.request_context import CancellableQuery, query_context
 from spanwise.collector.security.authorization import get_access
 
 QUERY_TIMEOUT_S = 10.0  # time limit of one query
-MAX_CONCURRENT_QUERIES = 7  # in both lanes; one of the store's readers stays free for this process itself
+# both lanes together; one reader connection of the store stays free for other work of this process
+MAX_CONCURRENT_QUERIES = 7
 MAX_CONCURRENT_SCANS = max(
     2, min(MAX_CONCURRENT_QUERIES - 2, os.cpu_count() or 2)
-)  # more would only compete for the same cores
-MAX_QUEUED_QUERIES, QUEUE_TIMEOUT_S = 100, 10.0  # per lane
+)  # scans are limited by the CPU: more of them would only compete for the same cores
+MAX_QUEUED_QUERIES, QUEUE_TIMEOUT_S = 100, 10.0  # in each lane
 DISCONNECT_CHECK_DELAY_S, DISCONNECT_CHECK_INTERVAL_S = (
     0.05,
     0.05,
-)  # first check whether the client has disconnected, and interval of the next ones
-MAX_PENDING_RESPONSE_BYTES = 256 * 1024 * 1024  # of all responses that clients have not read yet
+)  # time until the first check whether the client has disconnected, and between further checks
+MAX_PENDING_RESPONSE_BYTES = 256 * 1024 * 1024  # total size of the responses that clients have not read yet
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a request whose client has disconnected, so no client ever sees it
 
 
@@ -62,8 +63,9 @@ class QueryScheduler:
     ) -> Response:
         """Run `work` in a thread as soon as its lane has room, and return its response.
 
-        A `wide` query scans many traces. An `endless` one limits its own run time. Raises the errors of `work`, and
-        `Unavailable` if the queue is full or the wait too long.
+        With `wide`, the query scans many traces and uses the lane for scans. With `endless`, the scheduler sets no
+        time limit, because the query limits its own run time. Raises the errors of `work`, and `Unavailable` if the
+        queue is full or the wait too long.
         """
         caller, lane = _Caller(request), self._wide if wide else self._narrow
         try:
@@ -108,16 +110,18 @@ class _Caller:
 
 
 class FairQueue:
-    """Semaphore of `places` concurrent queries; waiting callers take turns, however many queries each of them has."""
+    """Semaphore that lets `places` queries run at once. Waiting clients take turns, regardless of their number of
+    queries.
+    """
 
     def __init__(self, places: int) -> None:
         self._free, self._waiting = places, 0
         self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def enter(self, caller: _Caller) -> bool:
-        """Wait for a place; return False if the caller disconnects first.
+        """Wait for a place; return False if the client disconnects first.
 
-        Raises `Unavailable` if too many queries wait, or if this one waits longer than `QUEUE_TIMEOUT_S`.
+        Raises `Unavailable` if too many queries wait, or if this query waits longer than `QUEUE_TIMEOUT_S`.
         """
         if self._free:
             self._free -= 1
@@ -130,7 +134,7 @@ class FairQueue:
         try:
             await asyncio.wait({turn, caller.gone}, timeout=QUEUE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            if turn.done():  # the place was granted in the same moment
+            if turn.done():  # the place was granted at the moment of the cancellation
                 self.leave()
             raise
         finally:
@@ -143,7 +147,7 @@ class FairQueue:
         return not turn.cancelled()
 
     def leave(self) -> None:
-        """Pass the place on to the first query of the next caller."""
+        """Release the place to the first waiting query of the client whose turn it is."""
         while self._lines:
             name, line = self._lines.popitem(last=False)
             turn = line.popleft()
@@ -157,7 +161,7 @@ class FairQueue:
 
 async def _run_query(work: Callable[[], Response], question: CancellableQuery, caller: _Caller) -> Response:
     with query_context(question):
-        # A separate limiter that never blocks, because the lane has already limited the concurrency.
+        # The lane has already limited the concurrency, so each query gets its own thread limiter, which never blocks.
         running = asyncio.ensure_future(to_thread.run_sync(work, limiter=CapacityLimiter(1)))
     running.add_done_callback(_retrieve_exception)
     try:

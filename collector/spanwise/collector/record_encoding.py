@@ -60,7 +60,7 @@ def convert(value: Any, kind: Any) -> Any:
 def _to_json_value(value: Any) -> Any:
     """Return a foreign object as JSON: numpy scalars and arrays by value, other objects by their `repr`."""
     if callable(getattr(type(value), "tolist", None)):
-        with suppress(Exception):  # an unrelated method of the same name
+        with suppress(Exception):  # the object has an unrelated method of the same name
             return value.tolist()
     return repr(value)
 
@@ -74,8 +74,8 @@ _decoder_lock = threading.Lock()
 def _get_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     made = _decoders.get(kind)
     if made is None:
-        # While msgspec analyzes a class, it stores incomplete data on that class. A second thread that finds it
-        # crashes the process.
+        # While msgspec analyzes a class, it stores incomplete data on that class. If a second thread reads these
+        # data, the process crashes.
         with _decoder_lock:
             made = _decoders[kind] = msgspec.json.Decoder(kind)
     return made

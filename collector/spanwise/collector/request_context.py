@@ -21,26 +21,28 @@ class Actor(NamedTuple):
     key: str
     name: str
     address: str
-    writes: bool = True  # False if the key may only give feedback
+    writes: bool = True  # False if the API key may only give feedback
 
 
 CURRENT_ACTOR: ContextVar[Actor | None] = ContextVar("spanwise.acting", default=None)
 
 
 def get_current_actor() -> Actor:
-    """Return the caller of the current request; outside of requests, the user of this process."""
+    """Return the caller of the current request; outside of requests, the operating system's user of this process."""
     return CURRENT_ACTOR.get() or Actor("", _local_user_name(), f"process {os.getpid()}")
 
 
 def _local_user_name() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container user without a passwd entry
+    except (OSError, KeyError, ImportError):  # the user of a container may have no passwd entry
         return f"user {os.getuid()}"
 
 
 class CancellableQuery:
-    """One query to a store, described by `what`. It may run for `seconds` from its creation; None means no limit."""
+    """Query to a store, described by `what`, that can be cancelled. It may run for `seconds` from its creation; None
+    means no limit.
+    """
 
     def __init__(self, what: str, seconds: float | None) -> None:
         self.what, self.seconds = what, seconds
@@ -53,7 +55,9 @@ class CancellableQuery:
         return self.was_left or time.monotonic() > self.until
 
     def check(self) -> None:
-        """Raise `TooSlow` or `Closed` if the query is over. For loops that run no SQL."""
+        """Raise `TooSlow` or `Closed` if the query is over. Loops that run no SQL call it, because nothing interrupts
+        them.
+        """
         if self.is_over:
             raise self.refusal()
 
@@ -68,7 +72,7 @@ class CancellableQuery:
         )
 
     def leave(self) -> None:
-        """Mark the query as abandoned by its caller."""
+        """Mark the query as abandoned, because its caller has disconnected."""
         self.was_left = True
 
     def begin(self, interrupt: Callable[[], None]) -> None:
@@ -77,14 +81,14 @@ class CancellableQuery:
             self._interrupts.append(interrupt)
 
     def end(self, interrupt: Callable[[], None]) -> None:
-        """Unregister a connection. Once this returns, the query interrupts it no more."""
+        """Unregister a connection. After this returns, `interrupt` no longer affects the connection."""
         with self._lock:
             self._interrupts.remove(interrupt)
 
     def interrupt(self) -> None:
         """Interrupt the connections that work on the query.
 
-        Call it repeatedly: between two statements it has no effect.
+        Call it repeatedly, because an interrupt between two SQL statements has no effect.
         """
         with self._lock:
             for interrupt in self._interrupts:

@@ -13,7 +13,7 @@ from spanwise.collector.filter_values import metadata_text
 from spanwise.collector.filters import COMPARED_CONDITIONS, Filter, extend_filter, validate_rule_filter
 from spanwise.collector.records import JSON, Rule, RuleSettings, SettingsVersion, TraceHead, TraceSummary
 
-MIN_PACING_FACTOR = 1e-3  # lower bound of the pacing factor on a rule's rates
+MIN_PACING_FACTOR = 1e-3  # lower bound of the factor by which pacing multiplies a rule's rates
 RELATIVE_CONDITIONS = ("since_ns", "until_ns")  # conditions that users give relative to now
 _NUMERIC_SETTINGS = (
     "concurrency",
@@ -31,7 +31,8 @@ _SETTING_NAMES = tuple(field.name for field in fields(RuleSettings))
 def build_rule_filter(conditions: Mapping[str, JSON]) -> Filter:
     """Build the filter of a rule or stratum. Raises `Refused` for unknown conditions, and for those relative to now.
 
-    Accepts rules that were stored when values were checked less strictly: a bare number for a latency, or for a text.
+    Older versions checked values less strictly, so stored rules may have a plain number as a latency or text
+    condition. Such rules are accepted.
     """
     try:
         made = validate_rule_filter(
@@ -60,14 +61,17 @@ def _normalize_stored_value(name: str, value: JSON) -> JSON:
 
 
 def build_rule_filters(rule: Rule, settings: RuleSettings) -> tuple[Filter, ...]:
-    """Return the rule's own filter, then those of its strata. `Head.passes` answers in this order. Raises `Refused`."""
+    """Return the rule's own filter, followed by those of its strata. `TraceHead.passes` has the results in this order.
+
+    Raises `Refused`.
+    """
     return tuple(map(build_rule_filter, (rule.filter, *(stratum.filter for stratum in settings.strata))))
 
 
 def find_setting(history: Iterable[SettingsVersion], change: int) -> SettingsVersion | None:
-    """Return the settings in force at a change, from a history sorted newest first.
+    """Return the settings that were in force at a position of the change feed, from a history sorted newest first.
 
-    If the change precedes all of them, the oldest settings apply.
+    If the position precedes the whole history, the oldest settings apply.
     """
     last = None
     for last in history:
@@ -77,10 +81,10 @@ def find_setting(history: Iterable[SettingsVersion], change: int) -> SettingsVer
 
 
 def get_sampling_rate(settings: RuleSettings, passes: Sequence[bool | None]) -> tuple[float, int | None]:
-    """Return the sampling rate for a target, and the index of the stratum that set it; None if none did.
+    """Return the sampling rate for a target, and the index of the stratum that set it; None if no stratum matched.
 
-    An entry of `passes` says whether the trace passes the filter of that stratum. None (not yet decided) counts as
-    False, so call this only when all are decided.
+    `passes` says for each stratum whether the trace passes its filter. None (not yet decided) counts as False, so
+    call this only when all are decided.
     """
     stratum = next((place for place, passed in enumerate(passes) if passed), None)
     rate = settings.sample_rate if stratum is None else settings.strata[stratum].rate
@@ -88,7 +92,7 @@ def get_sampling_rate(settings: RuleSettings, passes: Sequence[bool | None]) -> 
 
 
 def get_sampling_unit(rule: Rule, head: TraceHead | TraceSummary) -> str:
-    """Return the key of the unit that sampling draws: a trace, or a session within a project."""
+    """Return the key that sampling hashes: one per trace, or one per session within a project."""
     if rule.target == "session" and head.session_id is not None:
         return f"{head.project}/{head.session_id}"
     return head.trace_id
@@ -100,7 +104,10 @@ def get_initial_cursor(rule: Rule) -> str | None:
 
 
 def get_budget_name(rule: Rule, limit: str = "") -> str:
-    """Return the name of a rule's budget for a limit such as usd_per_day; without `limit`, the common prefix."""
+    """Return the name under which a rule's budget is booked, for a limit such as `usd_per_day`.
+
+    Without `limit`, return the common prefix of the rule's budgets.
+    """
     return f"{rule.project}/{rule.name}/{limit}"
 
 

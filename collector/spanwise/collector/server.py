@@ -44,12 +44,13 @@ from spanwise.collector.query_scheduler import QUERY_TIMEOUT_S
 from spanwise.collector.stores import FeedbackSource, LocalStore, Store
 from spanwise.tracer.spool_management import is_same_address
 
-MAX_HEADER_BYTES = 64 * 1024  # of request line and headers; enough for 1,500 ids in the URL
-HEADER_TIMEOUT_S = 15.0  # for the complete headers
-BODY_TIMEOUT_S, MIN_BODY_RATE = 60.0, 16 * 1024  # base time for a body, and the bytes that add another second
-UNREAD_RESPONSE_TIMEOUT_S = 60.0  # without progress in sending a response
-MAX_PIPELINED_REQUESTS = 16  # that may wait on one connection
-SPARE_DESCRIPTOR_DIVISOR = 4  # 1 of this many descriptors is reserved for the store and files
+MAX_HEADER_BYTES = 64 * 1024  # maximum size of request line and headers; enough for 1,500 ids in the URL
+HEADER_TIMEOUT_S = 15.0  # time within which the client must send the complete headers
+# time limit of a body: the base, and the number of bytes that add another second
+BODY_TIMEOUT_S, MIN_BODY_RATE = 60.0, 16 * 1024
+UNREAD_RESPONSE_TIMEOUT_S = 60.0  # time without progress after which a connection with an unread response is closed
+MAX_PIPELINED_REQUESTS = 16  # pipelined requests that may wait on one connection
+SPARE_DESCRIPTOR_DIVISOR = 4  # one in this many file descriptors is reserved for the store and other files
 MAX_CONNECTIONS = 1000
 TOO_LARGE_RESPONSE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -63,7 +64,7 @@ def _connection_limit() -> int:
     )
 
 
-CONNECTION_LIMIT = _connection_limit()  # below the limit of file descriptors
+CONNECTION_LIMIT = _connection_limit()  # stays below the process's limit of file descriptors
 
 
 class _RequestTooLarge(Exception):
@@ -77,8 +78,8 @@ class LimitedConnection(HttpToolsProtocol):
     """
 
     waits: str | None = "head"
-    since = 0.0  # loop time at which it began to wait
-    taken = 0  # bytes received since then
+    since = 0.0  # loop time at which the server began to wait for the client
+    taken = 0  # bytes received of the current request
     excessive = False
     unread, unread_since = 0, 0.0  # response bytes that the client has not read
 
@@ -122,7 +123,7 @@ class LimitedConnection(HttpToolsProtocol):
         self.waits, self.taken = None, 0
 
     def on_response_complete(self) -> None:
-        """Wait for the next head after a response is complete."""
+        """Start to wait for the next request head after a response is complete."""
         super().on_response_complete()
         if self.waits is None:
             self.waits, self.since = "head", self.loop.time()
@@ -140,7 +141,9 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.close()
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether the client has kept the server waiting too long. uvicorn itself closes idle connections."""
+        """Return whether the client has kept the server waiting too long. Idle connections are not overdue: uvicorn
+        closes them.
+        """
         if self.waits == "body":
             return now - self.since > BODY_TIMEOUT_S + self.taken / MIN_BODY_RATE
         if self.waits == "head" and (self.taken or self.cycle is None):
@@ -160,8 +163,9 @@ def close_overdue_connections(connections: Any, now: float) -> None:
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 4318
 TICK_S = 0.1  # the same interval as uvicorn's
-KEEP_ALIVE_S = 75  # longer than export intervals, because a request on a closing connection fails
-SHUTDOWN_GRACE_S = 30  # for requests in progress at shutdown
+# longer than tracers' export intervals: a request fails if the server closes its connection meanwhile
+KEEP_ALIVE_S = 75
+SHUTDOWN_GRACE_S = 30  # time that requests in progress get at shutdown
 
 
 class Server:
@@ -243,7 +247,7 @@ class Server:
 
     @property
     def failure(self) -> Refused | None:
-        """Return the reason why the server did not start."""
+        """Return the error that prevented the server from starting."""
         return self._server.failure
 
     @property
@@ -303,9 +307,10 @@ class Server:
 
 
 class GuardedServer:
-    """HTTP server of another ASGI application, with the same key checks; `scopes` maps requests to permissions.
+    """HTTP server of another ASGI application, with the same key checks as `Server`.
 
-    Raises `Refused` if the port is in use, or if the server would be open to others without a key.
+    `scopes` maps requests to the permissions that they need. Raises `Refused` if the port is in use, or if the
+    server would be open to others without a key.
     """
 
     def __init__(self, app: ASGI, scopes: RoutePermissions, keys: KeyStore, *, host: str, port: int) -> None:
@@ -354,12 +359,12 @@ def _make_authenticator(
 class _UvicornServer(uvicorn.Server):
     """Variant of `uvicorn.Server` that reports its start once, stops without delay, and survives signals.
 
-    Plain uvicorn reacts to a stop up to 0.1 s later. After it has stopped, it raises the signal again, which would
-    end the process before the store is closed.
+    Plain uvicorn reacts to a stop up to 0.1 s late. After it has stopped because of a signal, it raises the signal
+    again, which would end the process before the store is closed.
     """
 
     grpc: GrpcListener | None = None
-    failure: Refused | None = None  # the reason why it did not start
+    failure: Refused | None = None  # error that prevented the server from starting
     tell: Callable[[], Any] | None = None
     _wake: Callable[[], Any] | None = None
 
@@ -367,7 +372,7 @@ class _UvicornServer(uvicorn.Server):
         """Stop the server, from any thread; requests in progress are completed."""
         self.should_exit = True
         if self._wake is not None:
-            with suppress(RuntimeError):  # the loop has already ended
+            with suppress(RuntimeError):  # the event loop has already ended
                 self._wake()
 
     async def main_loop(self) -> None:
@@ -402,7 +407,7 @@ class _UvicornServer(uvicorn.Server):
         await asyncio.gather(*ending)
 
     def told(self) -> None:
-        """Report the start, unless it was reported already."""
+        """Call the callback that reports the start, unless it was called already."""
         tell, self.tell = self.tell, None
         if tell is not None:
             tell()
@@ -457,7 +462,7 @@ def _bind_socket(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen(2048)  # without it, Linux lets a second server bind to the same port
+        listening.listen(2048)  # without `listen`, Linux lets a second server bind to the same port
     except OSError as error:
         listening.close()
         raise _bind_error(host, port, error) from error

@@ -110,7 +110,8 @@ class _SharedStore:
     def release(self) -> None:
         with _lock:
             self.users -= 1
-            if self.users or _open_stores.get(self.key) is not self:  # in a fork, the file belongs to the parent
+            # after a fork, the file belongs to the parent process
+            if self.users or _open_stores.get(self.key) is not self:
                 return
             del _open_stores[self.key]
             self.store.close()
@@ -153,7 +154,7 @@ class _StoreHandle:
 
     @property
     def append_async(self) -> Callable[..., Future[None]]:
-        """Return the store's own method, so that spans pass through no further call."""
+        """Return the store's own method, so that appending spans costs no extra call."""
         return self._store.append_async
 
     identity, open_outlet, said_after, waiting_after, move_outlet, feedback_there = (
@@ -199,9 +200,9 @@ atexit.register(_close_open_stores)
 
 
 class OnDemandStore:
-    """Store that is opened by `hold` and closed by the last `release`.
+    """Store that `hold` opens and the last `release` closes.
 
-    An operation outside of these opens the store for itself alone. Raises the errors of `connect`.
+    An operation without `hold` opens the store for itself and closes it afterwards. Raises the errors of `connect`.
     """
 
     def __init__(self, where: str | os.PathLike[str] | None = None) -> None:
@@ -303,11 +304,11 @@ TCP_LISTEN_STATE = "0A"
 def probe_server(url: str, timeout: float = PROBE_TIMEOUT_S) -> dict[str, Any] | None:
     """Return the health response of a Spanwise server at `url`; None if none answers.
 
-    It holds {"pid", "store", …}, or less for callers without a key.
+    The response holds `pid`, `store` and other fields; callers without a key get fewer.
     """
-    # Avoid httpx and proxies: this runs when programs start that may never talk to a server.
+    # Use urllib without proxies rather than httpx: programs probe when they start, and may never talk to a server.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    # HTTPException: the port speaks another protocol
+    # `HTTPException`: the program on this port speaks another protocol
     failures = OSError, ValueError, urllib.error.URLError, HTTPException
     with suppress(*failures), suppress_instrumentation(), opener.open(f"{url}/healthz", timeout=timeout) as answer:
         answered = json.load(answer)

@@ -1,7 +1,7 @@
 """Escaping of control characters in untrusted text that is printed to a terminal.
 
-This is the only module that escapes: `TerminalConsole` for all printed text, `escape_line` for names and cells of
-tables. JSON for pipes is written unescaped.
+All escaping is in this module: `TerminalConsole` escapes all printed text, `escape_line` names and table cells. JSON
+for pipes is written unescaped.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 _ALLOWED_CONTROLS = frozenset({"\n", "\t"})
-MAX_NAME_LENGTH = 500  # of a name or table cell
-MAX_MESSAGE_LENGTH = 10_000  # of an error message
+MAX_NAME_LENGTH = 500  # characters of a name or table cell
+MAX_MESSAGE_LENGTH = 10_000  # characters of an error message
 
 
 class TerminalConsole(Console):

@@ -106,7 +106,7 @@ def _open_caches(at: str | None) -> Iterator[list[AnswerCache | VectorFile]]:
 
 
 def _default_caches() -> list[AnswerCache | VectorFile]:
-    """Return the caches that the environment names. The vector cache is included only if its file exists.
+    """Return the caches at the paths that the environment names. The vector cache is included only if its file exists.
 
     Raises `Refused` if no answers are cached.
     """
@@ -123,7 +123,7 @@ def _default_caches() -> list[AnswerCache | VectorFile]:
 
 
 def _open_cache(path: Path) -> AnswerCache | VectorFile:
-    """Return the cache of a file by its SQLite application id; an answer cache if it has none."""
+    """Open a cache file as the kind that its SQLite application id names. A file without an id is an answer cache."""
     from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache
     from spanwise.evaluators.models.disk_cache import VectorFile
 

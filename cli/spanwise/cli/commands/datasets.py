@@ -123,7 +123,8 @@ def from_traces(
         picked = list(dict.fromkeys([*(resolve_trace_id(store, id) for id in traces or []), *corrected]))
         if absent := set(picked) - {trace.trace_id for trace in datasets.read_traces(store, picked)}:
             raise Refused(f"there is no trace {min(absent)!r}: see `spanwise traces list`")
-        if any((root_name, project, status, where)) or not picked:  # with filters, add the traces that pass them
+        # if filters are given, or no traces by id, add the traces that pass the filters
+        if any((root_name, project, status, where)) or not picked:
             passing = datasets.read_traces(store, limit=limit, filter=wanted)
             picked = list(dict.fromkeys([*picked, *(trace.trace_id for trace in passing)]))
         examples = datasets.from_traces(
@@ -184,7 +185,7 @@ def _generate_examples(source: list[Any], model: str, per_source: int, base_url:
 
 
 def _drop_duplicates(examples: list[Example]) -> list[Example]:
-    """Drop examples whose inputs an earlier one has. The number is printed, as a correction may be among them."""
+    """Drop examples with the same inputs as an earlier one. Print their number: a dropped one may be a correction."""
     from spanwise.evaluators import datasets
 
     kept = datasets.deduplicate(examples)
@@ -196,7 +197,9 @@ def _drop_duplicates(examples: list[Example]) -> list[Example]:
 
 
 def _parse_correction(given: str) -> tuple[str, Any]:
-    """Return (trace, reference). A reference that is an object, a list or a quoted text is parsed as JSON."""
+    """Parse `TRACE=REFERENCE` into (trace, reference). A reference that is an object, a list or a quoted text is parsed
+    as JSON.
+    """
     from spanwise.evaluators.datasets import parse_cell
 
     id, equals, reference = given.partition("=")
@@ -224,7 +227,7 @@ def _read_documents(files: Iterable[Path]) -> list[Any]:
 
 
 def _parse_columns(columns: Iterable[str]) -> dict[str, str]:
-    """Return the field of each renamed column."""
+    """Return {column: field} for the columns that the user renames."""
     pairs = [column.partition("=") for column in columns]
     wrong = [name for name, equals, field in pairs if not (name and equals and field)]
     if wrong:

@@ -290,7 +290,7 @@ def sql(
 
 
 def _require_file(store: str | None) -> str:
-    """Return the path of an existing file. These commands do not work through a server."""
+    """Return the path of an existing database file, for commands that do not work through a server."""
     path = _store_path(store)
     if not Path(path).exists():
         raise Refused(f"there is no file {path!r}; name another with --store")
@@ -299,7 +299,7 @@ def _require_file(store: str | None) -> str:
 
 
 def _store_path(store: str | None) -> str:
-    """Return the path of a file, which may not exist. Raises `Refused` for a server."""
+    """Return the path of a database file, which need not exist. Raises `Refused` for the URL of a server."""
     path = check_database_path(store if store is not None else os.environ.get("SPANWISE_URL") or "spanwise.db")
     if "://" in path:
         raise Refused(f"{path!r} is a server; this command works on its file: name it with --store")

@@ -50,7 +50,8 @@ def demo(
             webbrowser.open(server.url)
         if serve:
             error_console.print("serving until Ctrl-C")
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # exits like Ctrl-C, so that everything is closed
+            # SIGTERM exits like Ctrl-C, so that server and store are closed
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             try:
                 threading.Event().wait()
             except KeyboardInterrupt:
@@ -60,7 +61,9 @@ def demo(
 
 
 def _start_server(store: Store, host: str, port: int | None) -> Server:
-    """Start the server on the given port. Without one, use 4318, OpenTelemetry's port, or a free port if it is taken."""
+    """Start the server on the given port. Without one, use OpenTelemetry's port 4318, or a free port if 4318 is
+    taken.
+    """
     from spanwise.collector.server import DEFAULT_PORT, Server
 
     try:

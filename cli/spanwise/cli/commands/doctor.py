@@ -71,7 +71,7 @@ class Diagnosis:
 
     @property
     def looked_at(self) -> str:
-        """Return the extent as text: "looked at the latest 5,000 spans of 1,204,331 in 812 traces"."""
+        """Describe how much was read: "looked at the latest 5,000 spans of 1,204,331 in 812 traces"."""
         seen = self.seen
         if not seen.spans:
             return f"looked at all 0 spans: {self._none}"
@@ -92,15 +92,15 @@ class Diagnosis:
 
 
 def diagnose(store: Store, filter: Filter, spans: int = DEFAULT_SPANS) -> Diagnosis:
-    """Examine the latest spans, add suggestions, and find other problems."""
+    """Read the latest spans, add hints for each sender, and find other problems."""
     seen = look(store, filter, spans)
     seen = replace(seen, senders=advised(seen.senders))
     return Diagnosis(seen, count_stored_spans(store), find_problems(store, seen, _collector_metrics(store)))
 
 
 def _collector_metrics(store: Store) -> Mapping[str, float]:
-    """Return the collector's metrics. They are empty for a file, which has no server, and for a key limited to one
-    project.
+    """Return the collector's metrics. The result is empty for a file, which has no server, and for a key that is limited
+    to one project.
     """
     from spanwise.collector.client import HTTPStore
 
@@ -146,7 +146,7 @@ def _sender_cells(one: Sender) -> tuple[str, ...]:
 
 
 def _format_share(share: FieldCoverage) -> str:
-    """Return "12 of 40", "all 40", or "–" if no span is expected to have the field."""
+    """Format the coverage of a field as "12 of 40" or "all 40", or as "–" if no span is expected to have the field."""
     if not share.of:
         return "–"
     return f"all {share.of:,}" if share.have == share.of else f"{share.have:,} of {share.of:,}"

@@ -146,7 +146,7 @@ def _print_estimate(
 
 
 def _load_evaluators(module: ModuleType, name: str) -> list[Evaluator]:
-    """Return the evaluators that the file lists under a name. The set-level ones are optional."""
+    """Return the evaluators that the file lists under a name. The list of set-level evaluators is optional."""
     from spanwise.evaluators import as_evaluator
 
     given = _require_definition(module, name) if name == "evaluators" else getattr(module, name, ())
@@ -154,27 +154,30 @@ def _load_evaluators(module: ModuleType, name: str) -> list[Evaluator]:
 
 
 def _subset_options(only: list[str] | None, *, pdb: bool) -> dict[str, Any]:
-    """Return the options of `evaluate()` for debugging a few examples."""
+    """Return the options of `evaluate()` for a run on a few examples, which is for debugging."""
     return {**({"only": only} if only else {}), **({"raise_errors": True, "progress": False} if pdb else {})}
 
 
 @contextmanager
 def _debugger_on_error(file: Path) -> Iterator[None]:
-    """Open the debugger at the task's exception. Spanwise's own errors are passed on."""
+    """Open the debugger where the task raises. Errors of Spanwise itself are raised without the debugger."""
     from spanwise.cli.post_mortem import debug_exception
 
     try:
         yield
     except (SpanwiseError, typer.Exit, KeyboardInterrupt):
         raise
-    except BaseException as error:  # includes the task's `SystemExit`, which would otherwise end the command silently
+    # also catches `SystemExit` from the task, which would otherwise end the command silently
+    except BaseException as error:
         print_user_traceback(error, file)
         debug_exception(error)
         raise typer.Exit(1) from None
 
 
 def _print_failures(failed: FailureSummary, again: Sequence[str], errors: Sequence[str]) -> None:
-    """Print each failed run with the command that repeats it. Beyond a few, print the command that lists all errors."""
+    """Print failed runs, each with the command that repeats it. If there are many, print the command that lists all
+    errors.
+    """
     for example_id, why in islice(failed.runs.values(), quality_gate.MAX_SHOWN_RUNS):
         _print_remark(f"{why}\n  again: {shlex.join([*again, f'--only={example_id}', '--pdb'])}")
     if (more := len(failed.runs) - quality_gate.MAX_SHOWN_RUNS) > 0:
@@ -186,7 +189,7 @@ def _print_remark(text: str, style: str = "") -> None:
 
 
 def _resume_command(arguments: Sequence[str]) -> str:
-    """Return the command that resumes this one after an interruption."""
+    """Return the command with which an interrupted evaluation can be resumed."""
     return shlex.join(["spanwise", *arguments, *(["--resume"] if "--resume" not in arguments else [])])
 
 

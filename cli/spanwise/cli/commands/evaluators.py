@@ -104,7 +104,7 @@ def score_(
         raise Refused("name a trace, or a session with --session: one of the two")
     evaluator = resolve_evaluator(id, parameters)
     print_judge_endpoints([evaluator])
-    # judge traces without stored feedback would be unreachable
+    # without --save no feedback is stored, and nothing would lead to the judge traces
     judgements = JudgementBuffer() if save else DiscardedJudgements()
     with open_store(at) as store, use_judge_context(judgements=judgements):
         if session:
@@ -153,7 +153,7 @@ def _describe_own_evaluator(evaluator: Evaluator) -> dict[str, Any]:
     known = {"id": evaluator.key, "version": evaluator.version, "needs": list(evaluator.needs), "metrics": metrics}
     try:
         definition = as_evaluator(evaluator.function).to_dict() if evaluator.spec else evaluator.to_dict()
-    except ValueError:  # an unnamed function, or a judge that is a function
+    except ValueError:  # functions without an importable name, such as lambdas, cannot be serialized
         definition = None
     return {**known, "prompts": _describe_prompts(getattr(evaluator.function, "prompts", ())), "definition": definition}
 

@@ -208,7 +208,7 @@ def delete(experiment: Id, yes: YesOption = False, at: StoreOption = None) -> No
 
 
 def _experiment_cells(record: Record, there: Mapping[str | None, Bucket]) -> tuple[str, ...]:
-    """Return the cells of an experiment. `there` has the stored totals of unfinished experiments."""
+    """Return the table cells of an experiment. For unfinished experiments, `there` has the totals of the stored runs."""
     totals: dict[str, Any] = record.metadata.get("totals") or {}
     if record.status != "finished":
         stored = there.get(record.id) or Bucket(start_ns=0, width_ns=0)

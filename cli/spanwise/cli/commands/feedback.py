@@ -102,7 +102,7 @@ def delete(ids: Ids, at: StoreOption = None) -> None:
 
 
 def _parse_value(value: str) -> tuple[float | bool | None, str | None]:
-    """Return (score, label) for a value typed by the user."""
+    """Parse a value that the user typed into (score, label)."""
     if value.lower() in BOOLEAN_WORDS:
         return BOOLEAN_WORDS[value.lower()], None
     try:
@@ -119,7 +119,7 @@ def _feedback_cells(feedback: Feedback) -> tuple[str, ...]:
 
 
 def format_value(feedback: Feedback) -> str:
-    """Return the formatted score, or the label if there is no score."""
+    """Format the score, or the label if there is no score."""
     return (feedback.label or "") if feedback.score is None else formatting.number(feedback.score)
 
 

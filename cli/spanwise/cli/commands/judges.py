@@ -55,7 +55,7 @@ _YES_NO: Mapping[str, tuple[str, LabelValue]] = {"y": ("yes", True), "n": ("no",
 
 @dataclass(frozen=True, slots=True)
 class LabelKeys:
-    """Keyboard keys of the labels: {key: (text, value)}. In addition, `s` skips, `b` goes back, `q` quits."""
+    """Keys on the keyboard for the labels: {key: (text, value)}. In addition, `s` skips, `b` goes back, `q` quits."""
 
     votes: Mapping[str, tuple[str, LabelValue]]
 
@@ -65,7 +65,7 @@ class LabelKeys:
 
 
 def make_label_keys(scores: Mapping[str | int, Any] | None) -> LabelKeys:
-    """Return the keys for the labels of a scale: y and n for boolean values, otherwise one digit per label.
+    """Return the keyboard keys for the labels of a scale: y and n for boolean values, otherwise one digit per label.
 
     Raises `ValueError` for more than nine labels.
     """
@@ -98,7 +98,7 @@ class LabelingSession:
         self.votes: dict[Target, Feedback] = {}
 
     def hold(self, waiting: Sequence[SampledCase], keys: LabelKeys) -> None:
-        """Show the cases one by one until all were shown, the person quits, or the input ends."""
+        """Show the cases one by one until all have been shown, the person quits, or the input ends."""
         place = 0
         while place < len(waiting):
             shown = waiting[place].target
@@ -154,8 +154,8 @@ class LabelingSession:
 
 
 def read_key() -> str:
-    """Return the next key pressed in a terminal, or the next non-space character of a pipe. The end of the input is
-    "q".
+    """Return the next key pressed in a terminal, or the next non-space character of a pipe. At the end of the input,
+    return "q".
     """
     if sys.stdin.isatty():
         pressed: str = typer.getchar()
@@ -166,7 +166,7 @@ def read_key() -> str:
 
 
 def load_case(store: Store, target: Target) -> Case | None:
-    """Return an evaluator's view of a target, or None if the target no longer exists."""
+    """Return the case that an evaluator would get for a target, or None if the target no longer exists."""
     from spanwise.evaluators import make_case
 
     if target.trace_id is not None:
@@ -334,7 +334,7 @@ def _draw_sample(
     sessions: bool,
     balance: bool,
 ) -> LabelSample:
-    """Draw a sample of a given size and seed. Raises `Refused` if there are no cases."""
+    """Draw a random sample of the given size and seed. Raises `Refused` if there are no cases."""
     scored = partial(_list_scored, store, key, evaluator.version if evaluator else None, filter, sessions=sessions)
     there = next(scored(), None) is not None
     if balance and not there:
@@ -358,7 +358,7 @@ def _draw_sample(
 def _list_scored(
     store: Store, key: str, version: str | None, filter: Filter, *, sessions: bool
 ) -> Iterator[tuple[Target, str]]:
-    """Yield each target that one version of the judge has scored, with its newest score. By default it is the newest
+    """Yield each target that one version of the judge has scored, with its newest score. The default is the newest
     version.
     """
     seen: set[Target] = set()
@@ -384,11 +384,12 @@ def _list_stored(store: Store, filter: Filter, *, sessions: bool) -> Iterator[tu
 
 
 def _update_probabilities(store: Store, key: str, sample: LabelSample, lot: str) -> None:
-    """Update the inclusion probabilities stored with all labels. Cases of one stratum share a probability, which depends
-    on the number of labeled ones.
+    """Update the inclusion probability that is stored with each label. All cases of a stratum have the same probability,
+    which depends on how many of them are labeled.
 
-    A label may come from a sample of other conditions, such as one experiment, with a higher probability. The same
-    seed draws from a subset all the cases that it draws from the whole, and more, so the higher probability is kept.
+    A case may also have been drawn under other conditions, such as from one experiment only. With the same seed, such
+    a smaller population includes all cases that the larger one would, and more. Its probability is therefore higher,
+    and is kept.
     """
     votes = [
         vote
@@ -411,7 +412,7 @@ def _update_probabilities(store: Store, key: str, sample: LabelSample, lot: str)
 
 
 def _sample_source(vote: Feedback) -> str:
-    """Return the conditions of `spanwise judges label` that a label's case was drawn from."""
+    """Return the filter conditions under which `spanwise judges label` drew the case of a label."""
     drawn = vote.metadata[DRAWN_METADATA]
     return str(drawn.get("lot", "")) if isinstance(drawn, dict) else ""
 

@@ -137,7 +137,7 @@ def audit(
 
 
 def _find_key(store: Store, id_or_name: str) -> Key:
-    """Return the key with this id, else with this name. Raises `NotFound`, or `Refused` if several keys have the
+    """Return the key with this id, or else with this name. Raises `NotFound`, or `Refused` if several keys have the
     name.
     """
     keys = store.keys()

@@ -100,7 +100,7 @@ def print_monitor_line(text: str) -> None:
 
 
 def print_rules(loaded: LoadedRules) -> None:
-    """Print the loaded rules with versions, rates and budgets, and the addresses that receive text."""
+    """Print the loaded rules with versions, rates and budgets, and the addresses to which their evaluators send text."""
     for rule in loaded.rules:
         print_monitor_line(_describe_rule(rule))
         for where in rule["where"]:
@@ -124,7 +124,7 @@ def _format_percent(rate: float) -> str:
 
 
 def _collector_url(at: str | None) -> str:
-    """Return the address of the collector; for a file, that of the server that serves it. Raises `Refused`."""
+    """Return the URL of the collector. For a file, return that of the server that serves it. Raises `Refused`."""
     with open_store(at) as store:
         where = describe(store)
     if "://" in where:
@@ -137,7 +137,7 @@ def _collector_url(at: str | None) -> str:
 
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C and SIGTERM set."""
+    """Yield an event that is set by Ctrl-C and SIGTERM."""
     stop = threading.Event()
     numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
@@ -221,7 +221,7 @@ def remove(name: RuleName, project: Project = None, yes: YesOption = False, at: 
 
 
 def _find_rule(store: Store, name: str, project: str | None) -> Rule:
-    """Return the rule with this name. Raises `NotFound`, or `Refused` if rules of several projects have the name."""
+    """Return the rule with this name. Raises `NotFound`, or `Refused` if several projects have a rule of this name."""
     there = store.rules(project=project)
     found = [rule for rule in there if rule.name == name]
     if not found:
@@ -247,7 +247,7 @@ _RUN_COMMAND = "run"
 
 
 class _MonitorGroup(TyperGroup):
-    """Command group that treats `spanwise monitor rules.py` as `spanwise monitor run rules.py`."""
+    """Command group in which `spanwise monitor rules.py` stands for `spanwise monitor run rules.py`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert `run` before a file or an option. Commands, misspelt commands and help options stay unchanged."""

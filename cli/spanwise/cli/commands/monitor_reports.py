@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 Project = Annotated[str | None, typer.Option(help="Rules of this project alone.")]
 Once = Annotated[bool, typer.Option("--once", help="Show it once; else it is kept up to date until Ctrl-C.")]
 Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")]
-MAX_MEAN_SCORES = 5_000  # newest scores of a rule that the displayed mean covers
+MAX_MEAN_SCORES = 5_000  # number of a rule's newest scores that the displayed mean covers
 _MEANS_EVERY_S = 10.0  # seconds between two reads of the means
 
 
 @dataclass
 class _StatusReader:
-    """Reader of the displayed status. It reads counts each time, and means less often."""
+    """Reader of the status that a live display shows. Each refresh reads the counts; mean scores are read less often."""
 
     store: Store
     project: str | None
@@ -186,7 +186,7 @@ def why(trace_id: TraceId, at: StoreOption = None, as_json: JsonOption = False) 
 
 
 def render_decision(one: DecisionExplanation, now_ns: int) -> Text:
-    """Return the decision of one rule: a line with outcome and reason, and the details below."""
+    """Render the decision of one rule: a line with outcome and reason, and below it the details."""
     text = Text.assemble(
         (escape_line(one.rule.name), "bold"),
         "  ",
@@ -308,7 +308,7 @@ def _trial_cells(found: RulePreview) -> Iterator[tuple[str, ...]]:
 
 
 def _target_cells(target: Target) -> tuple[str, ...]:
-    """Return the target as cells, for the columns of `_print_preview`."""
+    """Return the table cells that describe a target, for the columns of `_print_preview`."""
     if target.span_id is None:
         return (target.trace_id or target.session_id or "",)
     document = () if target.document is None else (str(target.document + 1),)

@@ -82,11 +82,13 @@ QuerySeconds = Annotated[
     float,
     typer.Option(min=0.1, metavar="SECONDS", help="How long a question of the API or of a page may run."),
 ]
-# Seconds after which a decoding thread yields to the writer thread. Python's own 5 ms are a tenth of an
-# acknowledgement. Measured with 100 spans per request: 1 ms gives 2 to 7 % more spans per second, 0.3 ms none.
+# Seconds after which a decoding thread yields to the writer thread. Python's default of 5 ms is a tenth of the time
+# until a request is acknowledged. Measured with 100 spans per request: 1 ms gives 2 to 7 % more spans per second, 0.3
+# ms none.
 SWITCH_INTERVAL_S = 0.001
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # parameters of mallopt(3)
-GC_THRESHOLD = 10_000  # new objects until Python searches for cycles; its default of 700 is reached every few spans
+# number of new objects that triggers a collection; Python's default of 700 is reached every few spans
+GC_THRESHOLD = 10_000
 
 
 def serve(
@@ -133,7 +135,8 @@ def serve(
         key = os.environ.get("SPANWISE_API_KEY") or None
         why_keys = _key_reasons(host, key, require_key)
         if key is None and rules is not None and why_keys and store.keys():
-            key = secrets.token_urlsafe(32)  # for the monitor; a store without keys is refused anyway
+            # key for the monitor; if the store has no keys, the server refuses to start anyway
+            key = secrets.token_urlsafe(32)
         server = _make_server(
             store,
             host,
@@ -226,7 +229,7 @@ def _print_addresses(server: Server, path: str, forwarder: Forwarder, why_keys: 
     if left := forwarder.left():
         line = f"{', '.join(left)} in {path}.forward wait for targets that --forward does not name now"
         error_console.print(line, soft_wrap=True, markup=False, highlight=False)
-    if os.stat(path).st_mode & 0o077:  # warn only: the permissions stay unchanged
+    if os.stat(path).st_mode & 0o077:  # only a warning: the permissions stay unchanged
         error_console.print(
             f"other users of this machine may open {path}; `chmod 600 {path}*` ends that", soft_wrap=True
         )
@@ -235,7 +238,10 @@ def _print_addresses(server: Server, path: str, forwarder: Forwarder, why_keys: 
 
 
 def _key_reasons(host: str, key: str | None, require_key: bool) -> str:
-    """Return the reasons why the server requires keys: an option, a variable or its address; "" if it requires none."""
+    """Return the reasons why the server requires keys: an option, an environment variable, or its address.
+
+    The result is "" if it requires none.
+    """
     reasons = {
         "--require-key": require_key,
         "SPANWISE_API_KEY is set": key is not None,
@@ -245,7 +251,7 @@ def _key_reasons(host: str, key: str | None, require_key: bool) -> str:
 
 
 def _run_with_monitor(server: Server, rules: str, key: str | None, ready: Callable[[], None]) -> None:
-    """Run the server in a thread, so that the monitor ends first and can release its claims."""
+    """Run the server in a thread, so that the monitor ends before the server and can release its leases."""
     from spanwise.cli.commands.monitor import make_plan, print_monitor_line, print_rules, stop_on_signal
     from spanwise.evaluators.monitors import Supervisor
 
@@ -253,7 +259,7 @@ def _run_with_monitor(server: Server, rules: str, key: str | None, ready: Callab
         ready()
         try:
             Supervisor(make_plan(rules, server.url, key=key), print_monitor_line, print_rules).run(stop, patient=True)
-        except Exception as error:  # the server continues
+        except Exception as error:  # the server continues without the monitor
             print_monitor_line(f"ended by {type(error).__name__}: {error}; traces are received as before")
         stop.wait()
 
@@ -269,16 +275,17 @@ def _log_audit() -> None:
 def _tune_malloc() -> None:
     """Configure the C library to release large blocks when they are freed, and to keep two heaps instead of sixteen.
 
-    By default it adapts its threshold after the first large bodies, and the memory of a peak is never released.
+    By default, glibc raises its threshold for large blocks after the first large bodies. Memory from a peak would
+    then never return to the operating system.
     """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # C libraries other than glibc
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # C libraries other than glibc may lack `mallopt`
         for parameter, value in ((M_MMAP_THRESHOLD, 4 * 1024 * 1024), (M_ARENA_MAX, 2)):
             ctypes.CDLL(None).mallopt(parameter, value)
 
 
 @contextlib.contextmanager
 def _gc_paused() -> Iterator[None]:
-    """Disable garbage collection during imports, which create no cycles, until the end or `_freeze_gc`."""
+    """Disable garbage collection until the end of the block, or until `_freeze_gc`, because imports create no cycles."""
     gc.disable()
     try:
         yield
@@ -287,8 +294,9 @@ def _gc_paused() -> Iterator[None]:
 
 
 def _freeze_gc() -> None:
-    """Exclude the loaded objects from garbage collection, which paused all threads for 50 to 100 ms every few
-    seconds.
+    """Exclude all objects that exist now from garbage collection, and collect less often.
+
+    With these objects, each collection paused all threads for 50 to 100 ms every few seconds.
     """
     gc.collect()
     gc.freeze()
@@ -296,13 +304,13 @@ def _freeze_gc() -> None:
     gc.set_threshold(GC_THRESHOLD)
 
 
-PICKUP_INTERVAL_S = 30.0  # seconds
+PICKUP_INTERVAL_S = 30.0  # seconds between two deliveries
 
 
 class SpoolPickup:
-    """Thread that delivers spooled data to the server, at its start and every half minute.
+    """Thread that delivers spooled data to the server when the server starts, and every half minute.
 
-    It sends only data addressed to this server, through the public ingest endpoint, so the same checks apply. It
+    It sends only data addressed to this server. It uses the public ingest endpoint, so that the same checks apply. It
     takes the tracers' file locks, because tracers may deliver the same data.
     """
 
@@ -311,12 +319,12 @@ class SpoolPickup:
         self._thread: threading.Thread | None = None
 
     def begin(self, url: str) -> None:
-        """Start the thread once the server answers at this address."""
+        """Start the thread. The server must already answer at this address."""
         self._thread = threading.Thread(target=self._run, args=(url,), name="spanwise-pick-up", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Stop the thread after the server has stopped."""
+        """Stop the thread. Call this after the server has stopped."""
         self._end.set()
         if self._thread is not None:
             self._thread.join()
@@ -326,7 +334,7 @@ class SpoolPickup:
         while not self._end.is_set():
             try:
                 deliver_spooled(url)
-            except Exception as error:  # tracers also access the files; retry, and report the error once
+            except Exception as error:  # tracers access the same files, so retry, and report an error only once
                 if last_error != (last_error := f"could not read what waits on disk: {error!r}"):
                     error_console.print(last_error, markup=False, highlight=False, soft_wrap=True)
             self._end.wait(PICKUP_INTERVAL_S)

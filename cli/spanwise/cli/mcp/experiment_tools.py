@@ -39,7 +39,7 @@ Name = Annotated[str, Field(description="The dataset's name.")]
 Version = Annotated[int | None, Field(ge=1, description="None: the newest.")]
 FirstExample = Annotated[int, Field(ge=0, description="The first example to show; `next_first` of the page before.")]
 MaxChars = Annotated[int, Field(ge=0, le=RESPONSE_CHARACTERS, description="Characters of each value.")]
-MAX_RUNS = 10_000  # runs of an experiment that are sorted
+MAX_RUNS = 10_000  # maximum runs of an experiment that are read and sorted
 
 
 def list_experiments(store: Store, dataset: OfDataset = None, limit: Limit = 20) -> dict[str, Any]:
@@ -188,7 +188,7 @@ Examples = Annotated[int | None, Field(ge=1, description="Only so many examples.
 Only = Annotated[
     list[str] | None, Field(max_length=100, description="Only these examples: ids, or beginnings of them.")
 ]
-TAIL_CHARACTERS = 20_000  # characters of the end of its output
+TAIL_CHARACTERS = 20_000  # characters at the end of the evaluation's output that are returned
 EVAL_COMMAND = (sys.executable, "-c", "from spanwise.cli import main; main()", "eval")
 
 
@@ -250,13 +250,13 @@ class EvaluationRunner:
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # including its child processes
+                    os.killpg(process.pid, signal.SIGKILL)  # kills the process group, so child processes end too
                 with anyio.CancelScope(shield=True):
                     await process.wait()
 
     def _find_experiment(self, since: int) -> dict[str, Any] | None:
         """Return the experiment that the run has created, read from the store."""
-        names = (self.file.stem, f"{self.file.stem}-only")  # the latter for a run limited to a few examples
+        names = (self.file.stem, f"{self.file.stem}-only")  # `-only` marks a run on a few of the examples
         with self._places.opened() as store:
             made = [one for one in store.experiments(limit=20) if one.started_ns >= since and one.name in names]
         return experiment_row(made[0]) if made else None

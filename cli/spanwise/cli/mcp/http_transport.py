@@ -15,8 +15,8 @@ from spanwise.collector.api import RoutePermissions
 from spanwise.collector.server import GuardedServer
 
 MCP_PATH = "/mcp"
-MAX_REQUEST_BYTES = 256 * 1024  # bytes of a request
-MCP_SCOPES = RoutePermissions([("POST", MCP_PATH, "read")])  # tools that write require a further scope
+MAX_REQUEST_BYTES = 256 * 1024  # maximum size of a request
+MCP_SCOPES = RoutePermissions([("POST", MCP_PATH, "read")])  # tools that write check for a further scope themselves
 
 
 def make_guarded(server: MCPServer, places: StoreAccess, host: str, port: int) -> GuardedServer:
@@ -25,10 +25,10 @@ def make_guarded(server: MCPServer, places: StoreAccess, host: str, port: int) -
     """
     app = server.streamable_http_app(
         streamable_http_path=MCP_PATH,
-        stateless_http=True,  # without sessions, a second sender cannot take one over
+        stateless_http=True,  # without MCP sessions, no other sender can take over a session
         json_response=True,
         max_request_body_size=MAX_REQUEST_BYTES,
-        # the guard already checks the host
+        # `GuardedServer` already checks the host
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
     return GuardedServer(_LifespanApp(app), MCP_SCOPES, places, host=host, port=port)
@@ -38,10 +38,9 @@ _METHOD_NOT_ALLOWED = Response(status_code=405, headers={"allow": "POST"})
 
 
 class _LifespanApp:
-    """ASGI application whose lifespan starts with the first request, on the loop that serves it, and ends with that
-    loop.
+    """ASGI application that starts the lifespan of another one with the first request, on the event loop that serves it.
 
-    If the start fails, each request raises its exception.
+    The lifespan ends with that loop. If the start fails, each request raises its exception.
     """
 
     def __init__(self, app: Starlette) -> None:
@@ -50,7 +49,7 @@ class _LifespanApp:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle a request."""
-        if scope["method"] != "POST":  # without sessions, there is no stream to read and no session to delete
+        if scope["method"] != "POST":  # without MCP sessions, there is no stream to GET and no session to DELETE
             return await _METHOD_NOT_ALLOWED(scope, receive, send)
         if self._life is None:
             self._life = asyncio.create_task(self._live())
@@ -63,6 +62,6 @@ class _LifespanApp:
         try:
             async with self._app.router.lifespan_context(self._app):
                 self._begun.set()
-                await asyncio.Event().wait()  # until the loop ends
+                await asyncio.Event().wait()  # waits until the loop ends and cancels it
         finally:
             self._begun.set()

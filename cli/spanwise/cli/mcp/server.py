@@ -21,8 +21,9 @@ SERVER_INSTRUCTIONS = (
 
 
 def make_server(places: StoreAccess, *, write: bool = False, file: Path | None = None) -> MCPServer:
-    """Return an MCP server with the read tools; `write` adds the feedback tool, `file` the tool that runs its
-    evaluation.
+    """Return an MCP server with the read tools.
+
+    `write` adds the tool that adds feedback, and `file` the tool that runs the evaluation in this file.
     """
     made = MCPServer(
         "spanwise",

@@ -1,7 +1,7 @@
 """Store access of a tool call: opened per call with the rights of the caller; tool wrapper.
 
-An agent's session lasts for hours. The store is open only for the milliseconds of a call, so that a server, an
-experiment or another agent can use the file in between. A server that was started meanwhile is found.
+An agent's session lasts for hours, but the store is open only for the milliseconds of a call. In between, a server,
+an experiment or another agent can use the file. If a server was started meanwhile, the next call finds it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from spanwise.collector.stores import Store
 from spanwise.collector.stores.project_scope import ProjectScopedStore
 from spanwise.collector.terminal_escaping import escape_message
 
-STORE_TIMEOUT_S, RETRY_PAUSE_S = 10.0, 0.02  # seconds: for a file that another process holds, and between two attempts
+# seconds to wait for a file that another process holds, and between two attempts
+STORE_TIMEOUT_S, RETRY_PAUSE_S = 10.0, 0.02
 MAX_TRIES = 3  # further attempts if no process seems to hold the file
 
 
@@ -39,7 +40,7 @@ class StoreAccess:
 
     @contextmanager
     def opened(self) -> Iterator[Store]:
-        """Open the unrestricted store for a short time. A file that another process holds is retried for up to ten
+        """Open the unrestricted store for a short time. If another process holds the file, retry for up to ten
         seconds.
         """
         store = self._connect()
@@ -75,23 +76,24 @@ class StoreAccess:
             yield store if access.project is None else cast(Store, ProjectScopedStore(store, access.project))
 
     def access(self, scope: Mapping[str, Any] | None) -> Access:
-        """Return the rights of a request's sender: all of them on stdio, otherwise those that the guard has
-        determined.
+        """Return the rights of a request's sender. On stdio the sender has all rights, otherwise those that the HTTP
+        guard found.
         """
         if not self.guarded:
             return Access()
-        if scope is None or ACCESS_SCOPE_KEY not in scope:  # never grant all rights to an unchecked request
+        # a request that no guard has checked must never get all rights
+        if scope is None or ACCESS_SCOPE_KEY not in scope:
             raise Forbidden("nobody has checked this request")
         found: Access = scope[ACCESS_SCOPE_KEY]
         return found
 
     def keys(self) -> Sequence[Key]:
-        """Return the keys of the store, for the guard."""
+        """Return the API keys of the store, which the HTTP guard checks."""
         with self.opened() as store:
             return store.keys()
 
 
-Tool = Callable[..., dict[str, Any]]  # the first argument is the store
+Tool = Callable[..., dict[str, Any]]  # tool function; its first argument is the store
 CONTEXT_PARAMETER = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=Context)
 READ_ANNOTATIONS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 WRITE_ANNOTATIONS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)

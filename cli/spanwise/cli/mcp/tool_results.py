@@ -1,8 +1,8 @@
 """Tool results: bounded JSON that marks third-party text as `untrusted`.
 
-Every text that an application, its users, its models or an evaluator may have chosen (names, contents, errors,
-comments, keys) is below a key `untrusted`. Outside it there are only ids, numbers, times and Spanwise's own words. A
-text always stays a JSON string. Control characters and invisible characters are escaped.
+Text that an application, its users, its models or an evaluator may have chosen (names, contents, errors, comments,
+keys) is always below a key `untrusted`. Elsewhere there are only ids, numbers, times and Spanwise's own words. A text
+always stays a JSON string. Control characters and invisible characters are escaped.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NOTICE = (
 RESPONSE_CHARACTERS = 60_000  # characters of JSON per response, approximately
 TEXT_CHARACTERS = 1_000  # characters per value by default
 NAME_CHARACTERS = 200
-MAX_DOCUMENTS, MAX_NAMES = 20, 40  # per run
+MAX_DOCUMENTS, MAX_NAMES = 20, 40  # maximum per run
 _HEX_DIGITS = frozenset("0123456789abcdef")
-_KEPT_FIELDS = ("name", "key", "id", "rule", "service")  # fields kept in rows beyond the size limit
+_KEPT_FIELDS = ("name", "key", "id", "rule", "service")  # third-party fields that rows beyond the size limit keep
 
 
 def make_result(untrusted: Mapping[str, Any] | None = None, **ours: Any) -> dict[str, Any]:
-    """Return a result with the notice in front of any third-party text."""
+    """Return a tool result. It begins with a notice that third-party text is untrusted."""
     said = {name: value for name, value in ours.items() if value is not None}
     return {"notice": NOTICE, **said, **({} if untrusted is None else {"untrusted": dict(untrusted)})}
 
@@ -47,7 +47,10 @@ def shorten_name(value: str | None) -> str | None:
 
 
 def value_content(value: JSON, field: str | None, most: int = TEXT_CHARACTERS) -> JSON:
-    """Return a value, or the beginning of its text. For the field of a run, add the arguments that read the rest."""
+    """Return a value, or the beginning of its text if it is too long.
+
+    If the value is a field of a run, the result then has the arguments of the call that reads the rest.
+    """
     whole = value_text(value)
     if len(whole) <= most:
         return escape_text(value) if isinstance(value, str) else _parse_harmless(whole)
@@ -56,7 +59,7 @@ def value_content(value: JSON, field: str | None, most: int = TEXT_CHARACTERS) -
 
 
 def _parse_harmless(whole: str) -> JSON:
-    """Parse a short JSON text, with its strings escaped."""
+    """Parse a short JSON text, and escape the strings in it."""
     try:
         return _make_harmless(json.loads(whole))
     except RecursionError:
@@ -72,7 +75,7 @@ def _make_harmless(value: JSON) -> JSON:
 
 
 def hex_id(value: str | None) -> str | None:
-    """Return an id of hexadecimal digits; None for any other, which may be third-party text."""
+    """Return an id if it consists of hexadecimal digits; None for any other id, which may be third-party text."""
     return value if value is not None and len(value) <= 64 and _HEX_DIGITS.issuperset(value) else None
 
 
@@ -82,8 +85,8 @@ def untrusted_id(value: str | None) -> dict[str, str | None]:
 
 
 def limit_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows. Beyond the size limit, rows lose their third-party text except names, and can be read one by
-    one.
+    """Return all rows. Once the response has reached its size limit, further rows keep only names of their third-party
+    text. The agent can read such rows one by one.
     """
     made, left = list[dict[str, Any]](), RESPONSE_CHARACTERS
     for row in rows:

@@ -114,7 +114,7 @@ def read_trace(
 
 
 def load_trace(store: Store, given: str) -> Trace:
-    """Return the trace of an id, or of the beginning of one. Raises `NotFound`, also for a trace of which no run has
+    """Return the trace with an id, or with the beginning of one. Raises `NotFound`, also for a trace of which no run has
     ended.
     """
     id = resolve_trace_id(store, given.strip().lower())
@@ -243,7 +243,7 @@ Outcome = Annotated[
     Literal["score", "error", "skip"] | None, Field(description="Only scores, only errors, or only skips.")
 ]
 MAX_SORTED_FEEDBACK = 2_000  # newest feedback records that are sorted
-MAX_SENDER_SPANS = 2_000  # spans that are examined
+MAX_SENDER_SPANS = 2_000  # latest spans that the report on senders examines
 
 
 def list_feedback(

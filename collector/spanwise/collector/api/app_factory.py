@@ -25,7 +25,7 @@ from spanwise.collector.security.browser_sessions import BrowserSessions
 from spanwise.collector.stores import Store
 
 DESCRIPTION_PATHS = ("/openapi.json", "/docs")
-# permissions of all routes: API, OTLP, pages, and FastAPI's description of the API
+# permissions of all routes: API, OTLP, pages, and the OpenAPI description that FastAPI serves
 ROUTE_PERMISSIONS = RoutePermissions(
     (
         *((row.method, row.path, row.needs) for row in ROUTES),
@@ -60,12 +60,13 @@ def create_app(
         title="Spanwise",
         version=metadata.version("spanwise"),
         description="Traces, feedback, datasets and experiments.",
-        docs_url=None,  # FastAPI's page loads scripts from other sites
+        docs_url=None,  # FastAPI's own documentation page loads scripts from other sites
         redoc_url=None,
     )
     receiver = Receiver(store, metrics, limits, keepers, decoders)
     app.state.store, app.state.scopes = store, ROUTE_PERMISSIONS
-    app.state.receiver = receiver  # also limits bodies of the API; the server that runs the application closes it
+    # the API's bodies count against the same limits; the server that runs the application closes the receiver
+    app.state.receiver = receiver
     app.state.lanes = QueryScheduler(query_seconds)
     app.state.otlp = receiver.routes
     app.state.door, app.state.sign_ins = door or Authenticator(), BrowserSessions()

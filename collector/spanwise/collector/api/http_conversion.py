@@ -26,8 +26,8 @@ from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.stores import LazyTrace, StreamingStore, TraceStore
 
 TOO_LARGE_REASONS = ("too_large", "too_many")
-MIN_COUNTED_BYTES = 64 * 1024  # the values of larger bodies are counted before parsing
-ENCODE_BATCH = 500  # encoded in one step, which takes one or two milliseconds
+MIN_COUNTED_BYTES = 64 * 1024  # larger bodies are checked for their number of values before parsing
+ENCODE_BATCH = 500  # items encoded in one step, which takes one or two milliseconds
 ERROR_STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (NotFound, 404),
     (Forbidden, 403),
@@ -42,7 +42,9 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 
 def _encode_value(value: Any) -> bytes:
-    """Encode like `record_encoding.encode`; a long list in batches, because encoding holds the interpreter lock."""
+    """Encode like `record_encoding.encode`. A long list is encoded in batches, because encoding holds the interpreter
+    lock.
+    """
     if not isinstance(value, list) or len(value) <= ENCODE_BATCH:
         return record_encoding.encode(value)
     some = (value[start : start + ENCODE_BATCH] for start in range(0, len(value), ENCODE_BATCH))
@@ -50,7 +52,11 @@ def _encode_value(value: Any) -> bytes:
 
 
 async def _read_body(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body, counted in the pending memory of OTLP; a large one occupies a lane until it is answered."""
+    """Yield the body of a request. Until the response is ready, it counts against the memory limit that OTLP bodies
+    share.
+
+    A large body also waits until no other large body is being processed.
+    """
     receiver: Receiver = request.app.state.receiver
     body, beside = Incoming(receiver.pending, receiver.limits), receiver.beside
     try:
@@ -117,7 +123,7 @@ def _handle_overflow(request: Request, error: Exception) -> Response:
 def install_error_handlers(app: FastAPI) -> None:
     """Map store errors to statuses: 404 and 400 for permanent ones, 503 with Retry-After for temporary ones."""
     app.add_exception_handler(Refused, _handle_refused)
-    # the server is shutting down: the next one may accept the request
+    # The server is shutting down. Its successor may accept the request.
     app.add_exception_handler(Closed, _handle_unavailable)
     app.add_exception_handler(StoreError, _handle_unavailable)
     app.add_exception_handler(ValueError, _handle_invalid)
@@ -125,11 +131,11 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _handle_invalid)
 
 
-MAX_UNSTREAMED_BYTES = 512 * 1024  # smaller responses are sent at once
+MAX_UNSTREAMED_BYTES = 512 * 1024  # smaller responses are not streamed
 SEND_TIMEOUT_S, MIN_SEND_RATE = (
     60.0,
     16 * 1024,
-)  # base time in which the client must read a chunk, and the bytes that add another second
+)  # time limit for a client to read a chunk: the base, and the number of bytes that add another second
 FEEDBACK_BATCH = 500  # rows encoded in one step
 
 
@@ -163,12 +169,17 @@ STREAMED_OPERATIONS: dict[Callable[..., Any], Callable[..., Response]] = {
 
 
 def is_streaming_store(store: object) -> TypeGuard[StreamingStore]:
-    """Return whether a store can stream traces. `isinstance` with a protocol would take as long as a small query."""
+    """Return whether a store can stream traces. An `isinstance` check with a protocol would take as long as a small
+    query.
+    """
     return hasattr(store, "unread")
 
 
 def stream_response(lanes: QueryScheduler, pieces: Iterator[bytes], held: int) -> Response:
-    """Return a complete response, or a streamed one if it is large. Raises the errors of the first chunks."""
+    """Return a complete response, or a streamed one if it is large.
+
+    Raises the errors of the chunks that are produced before streaming starts.
+    """
     first, size = list[bytes](), 0
     for piece in pieces:
         first.append(piece)
@@ -179,7 +190,7 @@ def stream_response(lanes: QueryScheduler, pieces: Iterator[bytes], held: int) -
 
 
 def _encode_trace(trace: LazyTrace) -> Iterator[bytes]:
-    """Yield the bytes of a `Trace` as `record_encoding.encode` writes it."""
+    """Yield the JSON of a `Trace` in chunks; together they equal the output of `record_encoding.encode`."""
     feedback = [
         trace.feedback[start : start + FEEDBACK_BATCH] for start in range(0, len(trace.feedback), FEEDBACK_BATCH)
     ]

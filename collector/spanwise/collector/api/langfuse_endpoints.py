@@ -51,7 +51,7 @@ def scores(request: Request, body: RequestBody) -> Response:
 
 
 def ingestion(request: Request, body: RequestBody) -> Response:
-    """Store the scores of a batch as feedback; answers 207 with a status for each event. Other events are refused."""
+    """Store a batch of scores as feedback. The response is 207, with a status per event; other events are refused."""
     events = record_encoding.decode(Batch, body).batch
     check_count(len(events))
     kept = _store_scores(request, [_read_event(event) for event in events])
@@ -86,7 +86,7 @@ def _read_score(score: Score, sent: JSON = None) -> Feedback | ValueError:
 
 
 def _store_scores(request: Request, read: Sequence[Feedback | ValueError]) -> Sequence[Any]:
-    """Store the feedback durably; return it with a refusal in place of each row outside of the key's project."""
+    """Store the feedback durably. Return it, with a refusal in place of each row outside of the key's project."""
     store: Store = request.app.state.store
     project = get_access(request.scope).project
     if project is not None:

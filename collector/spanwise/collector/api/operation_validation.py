@@ -39,7 +39,7 @@ from spanwise.collector.stores import ControlStore, TraceStore
 
 
 def check_limit(limit: Any, most: int) -> None:
-    """Raise `Refused` for a `limit` above the maximum of one response."""
+    """Raise `Refused` for a `limit` above the maximum number of items in one response."""
     if isinstance(limit, int) and limit > most:
         way = "go on with the cursor in `next`" if most == MAX_PAGE_SIZE else "ask for fewer, or with more conditions"
         raise Refused(f"limit is {limit:,}, at most {most:,} at once: {way}")
@@ -130,7 +130,7 @@ class DatasetChange(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def append(store: TraceStore, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> dict[str, int]:
-    """Store runs and their feedback together or not at all; answers once they are durable."""
+    """Store runs and their feedback together or not at all. The response is sent once they are durable."""
     check_count(len(runs) + len(feedback))
     store.append(
         [truncate_fields(correct_run_times(validate_run(run))) for run in runs], _validate_feedback_list(feedback)
@@ -152,13 +152,14 @@ def add_amendments(store: TraceStore, amendments: Sequence[Amendment]) -> list[b
 
 
 def append_runs(store: TraceStore, runs: Sequence[Run]) -> None:
-    """Store runs; answers once they are durable."""
+    """Store runs. The response is sent once they are durable."""
     append(store, runs)
 
 
 def add_feedback(store: TraceStore, feedback: Sequence[Feedback]) -> list[str]:
-    """Store feedback; answers with the ids once it is durable. The same id overwrites. With a key that may only give
-    feedback, only human feedback is accepted. Its ids are derived from target, key and author.
+    """Store feedback. The response with the ids is sent once the feedback is durable. Feedback with an existing id
+    replaces the earlier one. With a key that may only give feedback, only human feedback is accepted. Its ids are
+    derived from target, key and author.
     """
     rows = _validate_feedback_list(feedback)
     actor = CURRENT_ACTOR.get()
@@ -183,17 +184,19 @@ def _validate_feedback_list(feedback: Sequence[Feedback]) -> list[Feedback]:
 
 
 def add_running(store: TraceStore, runs: Sequence[OpenRun]) -> None:
-    """Record runs that have started, each until its span arrives or its trace reports it as dropped."""
+    """Record runs that have started. A run counts as open until its span arrives or its trace reports it as dropped."""
     store.add_running([correct_open_run_time(validate_open_run(run)) for run in runs])
 
 
 def book(store: ControlStore, *bookings: Booking) -> list[bool]:
-    """Reserve amounts, each unless it would exceed its limit; return whether it is reserved. An id is booked once."""
+    """Reserve amounts. An amount that would exceed its limit is not reserved. Returns for each amount whether it is
+    reserved. Each booking id is counted only once.
+    """
     return store.book(*map(validate_booking, bookings))
 
 
 def settle(store: ControlStore, actual: Mapping[str, float]) -> None:
-    """Replace reserved amounts by the actual ones, by booking id."""
+    """Replace reserved amounts by the actual ones, given by booking id."""
     for id, amount in actual.items():
         validate_amount(f"what booking {id!r} came to", amount)
     store.settle(actual)
@@ -216,5 +219,5 @@ def delete_experiment(store: ControlStore, id: str) -> bool:
 
 def describe_dataset(store: ControlStore, name: str, change: DatasetChange) -> Dataset:
     """Change the description of a dataset; creates a new version if anything changed. Raises `NotFound`."""
-    store.dataset(name)  # prevents creating a dataset from a mistyped name
+    store.dataset(name)  # raises `NotFound`, so that a mistyped name creates no dataset
     return store.save_examples(name, [], **msgspec.structs.asdict(change))

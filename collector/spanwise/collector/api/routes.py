@@ -43,22 +43,25 @@ from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.security.authorization import get_request_store
 from spanwise.collector.stores import TraceStore
 
-ID_PARAMETERS = ("trace_id", "span_id")  # stored in lower case
+ID_PARAMETERS = ("trace_id", "span_id")  # the store has these ids in lower case
 SCAN_OPERATIONS = (TraceStore.aggregate, TraceStore.many)  # these scan many traces even without a filter
 UNBOUNDED_OPERATIONS = (
     TraceStore.changes,
-)  # rules follow it in pages of limited size; with a time limit they might never get past it
+)  # monitors read the change feed in pages of limited size; a time limit could stop them at one page forever
 
 
 class OperationEndpoint:
-    """Endpoint of one operation. `run` takes the store first; without it, the store's own method is called."""
+    """Endpoint of one operation. It calls `run` with the store as the first argument, or without `run` the store's own
+    method.
+    """
 
     def __init__(self, call: Operation, run: Callable[..., Any] | None = None) -> None:
         self.call, self.run, self.takes = call, run, call.takes
-        self.__signature__ = inspect.Signature(list(_parameters(call)), return_annotation=Response)  # FastAPI reads it
+        # FastAPI reads the parameters from here
+        self.__signature__ = inspect.Signature(list(_parameters(call)), return_annotation=Response)
 
     async def __call__(self, request: Request, **sent: Any) -> Response:
-        """Run the operation on the store as this request may see it.
+        """Run the operation on the store, restricted to the project of the request's key.
 
         Raises `StoreError`, and `ValueError` for invalid JSON.
         """
@@ -86,7 +89,7 @@ class OperationEndpoint:
     def _call_store(self, request: Request, sent: Mapping[str, Any]) -> Response:
         body = None if self.takes is None else self._read(sent["body"])
         values = {argument.name: _argument_value(argument, request, sent, body) for argument in self.call.sent}
-        # the change feed and leases, whose limits are in bodies, check them themselves
+        # The change feed and leases have their limits in the body, and check these themselves.
         check_limit(sent.get("limit"), self.call.most)
         if self.call.listed and self.call.batch > 1:
             check_count(len(values[self.call.listed.name]), self._most)
@@ -110,7 +113,9 @@ class OperationEndpoint:
 
     @property
     def _most(self) -> int:
-        """Return the maximum length of a list: lower for reads, because each id costs a whole trace."""
+        """Return the maximum length of a list. It is lower for reads, because the response holds a whole trace per
+        id.
+        """
         return self.call.batch if self.call.needs == "read" else MAX_LIST_SIZE
 
     def _response_value(self, value: Any, body: Any) -> Any:
@@ -166,9 +171,9 @@ def _parameter(name: str, kind: Any, default: Any = REQUIRED) -> inspect.Paramet
 
 
 def _annotation(argument: Argument) -> Any:
-    """Return the type that FastAPI checks.
+    """Return the type annotation with which FastAPI checks a query argument.
 
-    A list is a repeated name, a record is JSON text, and integers are in SQLite's range.
+    A list is sent by repeating its name, a record as JSON text. Integers must be in SQLite's range.
     """
     if argument.is_list:
         return Annotated[list[str], Query()]
@@ -180,12 +185,15 @@ def _annotation(argument: Argument) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RouteSpec:
-    """Route of the API. `takes` and `answers` are the types of its JSON bodies for OpenAPI, None without JSON."""
+    """Route of the API.
+
+    `takes` and `answers` are the types of its JSON bodies for OpenAPI; they are None if it has no such body.
+    """
 
     method: str
     path: str
     needs: RequiredPermission
-    handler: Callable[..., Any]  # called by FastAPI
+    handler: Callable[..., Any]  # function that FastAPI calls
     name: str
     tag: str
     says: str
@@ -195,7 +203,9 @@ class RouteSpec:
 
 
 def operation_route(call: Operation, run: Callable[..., Any] | None = None) -> RouteSpec:
-    """Return the route of a store operation, or of `run`, a function whose first argument is the store."""
+    """Return the route of a store operation. With `run`, this function is called with the store as its first
+    argument.
+    """
     handler, takes = OperationEndpoint(call, run), call.takes
     if call.listed and call.listed is call.whole:
         [item] = get_args(takes)
@@ -204,7 +214,7 @@ def operation_route(call: Operation, run: Callable[..., Any] | None = None) -> R
 
 
 def operation_routes(table: type) -> Iterator[RouteSpec]:
-    """Yield the routes of a table's operations; those in `OPERATION_OVERRIDES` are answered by their override."""
+    """Yield the routes of a table's operations. A function in `OPERATION_OVERRIDES` replaces the store's method."""
     for verb in list_operations(table):
         if run := OPERATION_OVERRIDES.get(verb.name):
             more = describe_operation(
@@ -223,7 +233,7 @@ def extra_route(run: Callable[..., Any], request: str, tag: str) -> RouteSpec:
 def health_route(
     path: str, needs: RequiredPermission, handler: Callable[..., Any], answers: Any = None, media: str = ""
 ) -> RouteSpec:
-    """Return the route of an endpoint without records."""
+    """Return the route of a health or metrics endpoint, which takes no records and returns none."""
     says = handler.__doc__ or ""
     return RouteSpec("GET", path, needs, handler, handler.__name__, "health", says, answers=answers, media=media)
 

@@ -28,23 +28,23 @@ ASGI = Callable[[Scope, Any, Any], Awaitable[None]]
 CORS_ALLOWED_KEY = "spanwise.origin"  # key in an ASGI scope: CORS permits the page that sends the request
 UNKNOWN_CALLER = Access(known=False)
 PROXY_HEADERS = frozenset(("x-forwarded-for", "x-real-ip", "forwarded", b"x-forwarded-for", b"x-real-ip", b"forwarded"))
-# RFC 7239, section 6; without the port
+# `for=` of a `Forwarded` header (RFC 7239, section 6), without the port
 FORWARDED_FOR_PATTERN = re.compile(r'for="?(\[[^\]]*\]|[^\s;,:"]+)', re.IGNORECASE)
 OWN_FETCH_SITES = (
     "same-origin",
     "none",
     "",
-)  # values of Sec-Fetch-Site for requests from Spanwise's own pages
+)  # values of Sec-Fetch-Site for requests from Spanwise's own pages; "" if the browser sends none
 
 
 class SecurityMiddleware:
     """ASGI middleware that checks the caller of every request.
 
-    If keys are required, each request needs one with the right permission; on pages a session suffices.
+    If keys are required, each request needs a key with the right permission. On pages, a browser session suffices.
 
-    Without required keys, only this machine may send requests. Each must use a loopback host name, which prevents
-    access by a web page under its own name (DNS rebinding). No proxy header may name a remote sender. A key that is
-    sent is checked nevertheless.
+    If keys are not required, only this machine may send requests. Each must use a loopback host name, which keeps a
+    web page from access under its own domain (DNS rebinding). No proxy header may name a remote sender. A key that is
+    sent must still be valid.
     """
 
     def __init__(
@@ -78,7 +78,9 @@ class SecurityMiddleware:
         return await self.app(scope, receive, send)
 
     def _identify_caller(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access:
-        """Return the caller of a request that needs no key, as far as it is known without waiting."""
+        """Return the caller of a request that needs no key; only the key cache is used, without waiting for the
+        store.
+        """
         if self.door.locked:
             return Access() if self.door.knows(scope["headers"]) else UNKNOWN_CALLER
         return UNKNOWN_CALLER if _check_local_name(scope, headers) else Access()
@@ -113,7 +115,7 @@ class SecurityMiddleware:
             return access
         scope[ACCESS_SCOPE_KEY] = access = replace(
             access, bond=hash_session_id(id), session=id
-        )  # the page with the refusal needs it too
+        )  # set before the permission check, because a page that shows a refusal needs it too
         return check_permission(access, self._needed(scope))
 
     def _needed(self, scope: Scope) -> str:
@@ -121,7 +123,7 @@ class SecurityMiddleware:
 
 
 def _check_origin(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
-    """Return a refusal if another site's page writes, unless CORS permits that site."""
+    """Return a refusal if a page of another site sends a write, unless CORS permits that site."""
     if not (origin := _header_text(headers, b"origin")):
         return None
     if (
@@ -136,7 +138,7 @@ def _check_origin(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | Non
 def _check_single_host(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
     """Return a refusal unless there is exactly one `Host` header.
 
-    With two, a proxy might use another one than this server.
+    If there were two, a proxy and this server might use different ones.
     """
     if len(headers) == len(scope["headers"]) and b"host" in headers:
         return None
@@ -145,14 +147,17 @@ def _check_single_host(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal 
 
 
 def _check_cross_site(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
-    """Return a refusal of a browser's request for another site's page; where keys are required, they prevent this."""
+    """Return a refusal if the browser sends the request on behalf of another site's page.
+
+    The check is needed only where keys are not required: another site's page has no key.
+    """
     if headers.get(b"sec-fetch-site") != b"cross-site" or scope.get(CORS_ALLOWED_KEY):
         return None
     return Refusal(403, "a page of another site sent this request; open the address directly")
 
 
 def _check_local_name(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
-    """Return a refusal if the host is not a loopback name, or if a proxy forwards the request for a remote sender."""
+    """Return a refusal if the host is not a loopback name, or if a proxy forwards the request of a remote sender."""
     refusal = _check_host_name(headers.get(b"host", b""))
     return check_forwarded(scope["headers"]) if refusal is None and not PROXY_HEADERS.isdisjoint(headers) else refusal
 
@@ -200,7 +205,10 @@ def _header_text(headers: Mapping[bytes, bytes], name: bytes) -> str:
 
 
 def _is_from_own_page(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a Spanwise page, or a link that a reader follows, sent this; old browsers do not say."""
+    """Return whether a Spanwise page sent the request, or a reader followed a link or opened the URL.
+
+    Old browsers do not send the header that tells; their requests pass.
+    """
     if _header_text(headers, b"sec-fetch-site") in OWN_FETCH_SITES:
         return True
     return scope["method"] in READ_METHODS and headers.get(b"sec-fetch-mode") == b"navigate"
@@ -216,7 +224,8 @@ async def _send_refusal(scope: Scope, send: Any, refusal: Refusal, headers: Mapp
         content_type, body = b"application/json", record_encoding.encode(content)
     answered = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     if refusal.status == 401:
-        # With Basic, a browser would prompt for a password and then send it with every request. Readers sign in instead.
+        # A `Basic` challenge would make the browser prompt for a password and then send it with every request.
+        # Readers sign in instead.
         browser = any(name in headers for name in (b"sec-fetch-mode", b"referer", b"origin"))
         scheme = b"Bearer" if browser else b"Basic"
         answered.append((b"www-authenticate", b'%s realm="spanwise", charset="UTF-8"' % scheme))

@@ -20,7 +20,7 @@ from spanwise.collector.security.browser_sessions import (
 )
 
 SIGN_IN_ROUTES = (("GET", "/sign-in"), ("POST", "/sign-in"), ("POST", "/sign-out"))
-MAX_REDIRECT_LENGTH = 2048  # of a URL to redirect to, in characters
+MAX_REDIRECT_LENGTH = 2048  # maximum length of a redirect URL in characters
 
 
 async def sign_in_page(request: Request) -> Response:
@@ -77,9 +77,10 @@ def _end_session(request: Request) -> None:
 
 
 def _request_cookie(request: Request) -> SessionCookie:
-    """Return the session cookie, secure if the browser uses TLS.
+    """Return the session cookie for a request. The cookie is marked secure if the browser uses TLS.
 
-    The `Origin` header shows TLS of the browser itself, `X-Forwarded-Proto` that of a proxy.
+    The `Origin` header shows whether the browser uses TLS without a proxy, `X-Forwarded-Proto` whether it does behind
+    one.
     """
     origin, proxy = request.headers.get("origin", ""), request.headers.get("x-forwarded-proto", "")
     secure = origin.startswith("https://") or proxy.strip().lower() == "https"

@@ -51,7 +51,7 @@ class HTTPTransport:
         self._client = httpx.Client(
             base_url=self.url, headers=headers, trust_env=False, verify=_tls_verification(self.url)
         )
-        weakref.finalize(self, self._client.close)  # a client that is never closed leaves no open socket
+        weakref.finalize(self, self._client.close)  # closes the sockets even if nobody closes the client
 
     @overload
     def ask(
@@ -66,7 +66,7 @@ class HTTPTransport:
     ) -> Any:
         """Send a request and decode the response as `kind`. Parameters that are None are left out.
 
-        With `patient` there is no time limit. Raises `StoreError`.
+        With `patient`, the request has no time limit. Raises `StoreError`.
         """
         return record_encoding.decode(kind, self._answer(method, path, params, body, patient=patient).content)
 
@@ -96,7 +96,7 @@ class HTTPTransport:
                 )
         except httpx.TransportError as error:
             raise Unavailable(f"{self.url} does not answer: {error or type(error).__name__}") from error
-        except RuntimeError as error:  # httpx raises it if the client is closed
+        except RuntimeError as error:  # httpx raises `RuntimeError` if the client is closed
             raise Closed(f"the client of {self.url} is closed") from error
         if not response.is_success:
             raise _response_error(self.url, response)
@@ -149,7 +149,7 @@ TraceBatch: TypeAlias = tuple[Sequence[Run], Sequence[Feedback]]
 
 
 def split_by_trace(runs: Sequence[Run], feedback: Sequence[Feedback], size: int) -> Iterator[TraceBatch]:
-    """Yield batches of about `size` runs and feedback rows, each of complete traces; nothing for empty input.
+    """Yield batches of about `size` runs and feedback rows, each of complete traces. Empty input yields no batch.
 
     A trace that is larger than a batch is split. Its root comes last, together with the feedback, because a trace is
     visible only once its root is stored.
@@ -174,9 +174,9 @@ def split_by_trace(runs: Sequence[Run], feedback: Sequence[Feedback], size: int)
 
 
 def split_in_half(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterator[TraceBatch]:
-    """Split a batch in two, by complete traces; a batch that cannot be split is yielded unchanged.
+    """Split a batch in two, each with complete traces. A batch that cannot be split is yielded unchanged.
 
-    A single trace is split between its runs; the root comes last, with the feedback.
+    A batch of one trace is split between its runs; the root comes last, with the feedback.
     """
     traces = list(_group_by_trace(runs, feedback))
     if len(traces) > 1:
@@ -187,7 +187,7 @@ def split_in_half(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterator
     if middle:
         yield ordered[:middle], ()
         yield ordered[middle:], rows
-    elif ordered and rows:  # feedback may be stored before its run
+    elif ordered and rows:  # the store accepts feedback before its run
         yield (), rows
         yield ordered, ()
     elif len(rows) > 1:
@@ -198,7 +198,7 @@ def split_in_half(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterator
 
 
 def _group_by_trace(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterator[tuple[list[Run], list[Feedback]]]:
-    """Group runs and feedback by trace (or None), in order of arrival, with the root last."""
+    """Group runs and feedback by trace id (None for feedback on no trace), in order of arrival, each root last."""
     by_trace: dict[str | None, tuple[list[Run], list[Feedback]]] = {}
     for run in sorted(runs, key=lambda run: run.parent_id is None):
         by_trace.setdefault(run.trace_id, ([], []))[0].append(run)
@@ -208,7 +208,7 @@ def _group_by_trace(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterat
 
 
 def send_operation(transport: HTTPTransport, call: Operation, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-    """Send an operation's request; split a long list, if it is the only argument, into several requests.
+    """Send an operation's request. If a list is the only argument, a long list is split into several requests.
 
     Raises `StoreError`.
     """
@@ -226,7 +226,7 @@ def send_operation(transport: HTTPTransport, call: Operation, args: tuple[Any, .
 
 
 def _read_pages(transport: HTTPTransport, call: Operation, values: Mapping[str, Any]) -> Page[Any]:
-    """Read a page that is larger than the server's maximum, in several requests."""
+    """Read a page that is larger than the server's maximum by sending several requests."""
     items: list[Any] = []
     cursor, left = values.get("cursor"), values["limit"]
     while True:
@@ -252,10 +252,10 @@ def _bind_arguments(call: Operation, args: tuple[Any, ...], given: dict[str, Any
     named = dict(zip(call.positional, args, strict=False)) | given
     if len(named) == len(args) + len(given) and (values := {**call.defaults, **named}).keys() == call.names:
         return values
-    try:  # it has variadic arguments or an error: `bind` takes ten times as long
+    try:  # variadic or wrong arguments need `bind`, which takes ten times as long
         bound = call.signature.bind(*args, **given)
     except TypeError as error:
-        raise TypeError(f"{call.name}() {error}") from None  # the message that a Python function gives
+        raise TypeError(f"{call.name}() {error}") from None  # same message as for a call of a Python function
     bound.apply_defaults()
     return bound.arguments
 
@@ -283,7 +283,7 @@ def _send_once(transport: HTTPTransport, call: Operation, values: Mapping[str, A
             Any if call.returns is None else call.answers, call.method, path, query, body, patient=call.patient
         )
     except NotFound:
-        if call.count and call.returns is bool:  # there was nothing to delete
+        if call.count and call.returns is bool:  # 404 means that there was nothing to delete
             return False
         raise
     if call.count:
@@ -292,7 +292,7 @@ def _send_once(transport: HTTPTransport, call: Operation, values: Mapping[str, A
 
 
 def _query_texts(argument: Argument, value: Any) -> Sequence[Any]:
-    """Return the values of one name in a query string."""
+    """Return the values to send under an argument's name in a query string."""
     if argument.is_list:
         return list(value)
     if value is None:

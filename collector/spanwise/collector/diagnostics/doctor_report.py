@@ -1,7 +1,8 @@
 """Report of `spanwise doctor`: field coverage per sender, hints, and other known problems.
 
 A sender is the combination of a service, its instrumentation (OpenTelemetry's scope) and its SDK. The report reads
-the latest traces of each project, up to a total number of spans. Its cost does not depend on the size of the store.
+the latest traces of each project, up to a total number of spans, so its cost does not depend on the size of the
+store.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from spanwise.tracer import attribute_names as names
 
 DEFAULT_SPANS = 5_000  # default number of spans to read
 MAX_PROJECTS = 50
-BATCH_TRACES, BATCH_SPANS = 50, 200  # traces and spans of one read, which are in memory at the same time
+BATCH_TRACES, BATCH_SPANS = 50, 200  # traces and spans that are read in one batch, and are in memory together
 GRACE_PERIOD_NS = 60 * 10**9  # an incomplete trace is a problem only after this time
-LARGE_TRACE_SPANS = 1_000  # larger traces are skipped if the limit on spans is lower
+LARGE_TRACE_SPANS = 1_000  # larger traces are skipped, unless the span limit of the report is at least as large
 MAX_TRACKED_NAMES, MAX_TEXT_LENGTH, MAX_SHOWN_NAMES = (
     500,
     200,
     20,
-)  # attribute names counted per sender, characters of a name, attribute names reported
+)  # maximum number of names counted per sender, characters of a name, names reported
 RETRIEVAL_KINDS, MODEL_KINDS = ("retriever", "reranker"), ("llm", "embedding")
-# field → kinds of runs that are expected to have it (None: all); runs of other kinds count only if they have it
+# field → kinds of runs that should have it (None: all). A run of another kind is counted only if it has the field.
 EXPECTED_FIELDS: Mapping[str, tuple[str, ...] | None] = {
     "inputs": None,
     "outputs": None,
@@ -41,8 +42,9 @@ EXPECTED_FIELDS: Mapping[str, tuple[str, ...] | None] = {
     "tokens": MODEL_KINDS,
     "session": None,
 }
-AWAITS_ATTRIBUTE = "spanwise.awaits"  # set while content is expected in log records: see `dialects`
-SENT_TIME_PREFIX = "spanwise.sent."  # original value of an impossible time: see `clock_skew`
+AWAITS_ATTRIBUTE = "spanwise.awaits"  # set on a span until its content arrives in log records: see `dialects`
+# prefix of attributes with the original value of a corrected time: see `clock_skew`
+SENT_TIME_PREFIX = "spanwise.sent."
 OWN_PREFIXES = ("spanwise.", "otel.")
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 
@@ -56,7 +58,7 @@ class SenderIdentity(NamedTuple):
 
 
 class FieldCoverage(NamedTuple):
-    """Number of runs that have a field, and number of runs that are expected to have it."""
+    """Number of runs that have a field, and number of runs that should have it."""
 
     have: int
     of: int
@@ -66,18 +68,19 @@ class FieldCoverage(NamedTuple):
 class Sender:
     """Statistics of one sender.
 
-    Attributes that map to no field are counted in `unread`, by name (indices as N), most frequent first.
+    `unread` counts the attributes that map to no field, by name, most frequent first. Numbers within names are
+    replaced by N.
     """
 
     who: SenderIdentity
     spans: int
     traces: int
     kinds: Mapping[str, int]
-    shares: Mapping[str, FieldCoverage]  # by the fields of `EXPECTED_FIELDS`
+    shares: Mapping[str, FieldCoverage]  # field of `EXPECTED_FIELDS` → coverage
     unread: Mapping[str, int]
-    names: Mapping[str, int] = field(default_factory=dict)  # of runs without documents
-    awaiting: int = 0  # spans whose content has not arrived
-    clocks: int = 0  # spans with an impossible time
+    names: Mapping[str, int] = field(default_factory=dict)  # names of runs without documents, with their number
+    awaiting: int = 0  # number of spans whose content has not arrived
+    clocks: int = 0  # number of spans whose time was corrected
     hints: tuple[str, ...] = ()
 
 
@@ -85,8 +88,8 @@ class Sender:
 class SenderReport:
     """Senders and totals of the traces that were read.
 
-    If `whole` is set, these are all stored traces that pass. Traces in `too_large` were skipped for their size; those
-    in `incomplete` ended a while ago without all of their spans.
+    `whole` is True if the report covers all stored traces that pass the filter. Traces counted in `too_large`
+    were skipped for their size. Traces counted in `incomplete` ended a while ago without being complete.
     """
 
     senders: tuple[Sender, ...]
@@ -171,7 +174,7 @@ def _get_text(values: Mapping[str, JSON], name: str) -> str:
 
 
 def look(store: Store, filter: Filter | None = None, spans: int = DEFAULT_SPANS) -> SenderReport:
-    """Read the latest traces that pass a filter, the same share of spans for each project."""
+    """Read the latest traces that pass a filter, and count them by sender. Each project gets the same share of spans."""
     wanted = filter or Filter()
     projects = [wanted.project] if wanted.project is not None else store.values("project", limit=MAX_PROJECTS)
     share = max(1, spans // max(1, len(projects)))
@@ -186,14 +189,14 @@ def look(store: Store, filter: Filter | None = None, spans: int = DEFAULT_SPANS)
 
 
 class _TraceReader:
-    """Reader of traces within limits, and totals of the traces that it read."""
+    """Reader of traces up to a number of spans. It counts what it read and skipped."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.whole, self.settled = store, True, time.time_ns() - GRACE_PERIOD_NS
         self.spans = self.count = self.too_large = self.incomplete = self.dropped = 0
 
     def traces(self, filter: Filter, spans: int) -> Iterator[Trace]:
-        """Yield the latest traces that pass, up to `spans` spans."""
+        """Yield the latest traces that pass the filter, up to `spans` spans in total."""
         lot, size, left = list[str](), 0, spans
         for one in self._summaries(filter, spans):
             if one.span_count > max(spans, LARGE_TRACE_SPANS):
@@ -211,7 +214,9 @@ class _TraceReader:
         yield from self._read(lot)
 
     def _summaries(self, filter: Filter, most: int) -> Iterator[TraceSummary]:
-        """Yield as many summaries as the limit allows for traces of one span each."""
+        """Yield at most `most` trace summaries, latest first. The span limit is enough, as each trace has at least one
+        span.
+        """
         cursor: str | None = None
         while most > 0:
             page = self.store.traces(filter, limit=min(500, most), cursor=cursor)
@@ -250,7 +255,7 @@ def count_stored_spans(store: Store) -> int | None:
         return None
 
 
-MAX_HINT_NAMES = 3  # attribute names per hint
+MAX_HINT_NAMES = 3  # attribute names listed in one hint
 # field → words in attribute names that suggest it
 FIELD_PATTERNS: Mapping[str, re.Pattern[str]] = {
     name: re.compile(words, re.IGNORECASE)
@@ -264,7 +269,7 @@ FIELD_PATTERNS: Mapping[str, re.Pattern[str]] = {
     }.items()
 }
 RETRIEVAL_PATTERN = re.compile("retriev|search|vector|rerank|lookup", re.IGNORECASE)
-# prefix of a scope → setting that makes the instrumentation send content; the first match applies
+# prefix of a scope → setting that makes the instrumentation send content; the first matching prefix applies
 CONTENT_SETTINGS: Mapping[str, str] = {
     "opentelemetry.instrumentation.openai_v2": "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true",
     "opentelemetry.instrumentation.": "TRACELOOP_TRACE_CONTENT=true (OpenLLMetry)",
@@ -283,9 +288,9 @@ KIND_HINT = "kind='retriever' of @trace and span(), openinference.span.kind=RETR
 
 
 def advised(senders: Sequence[Sender]) -> tuple[Sender, ...]:
-    """Return the senders with hints.
+    """Add hints to the senders.
 
-    If one sender of a service has documents, the others of that service get no hint about them.
+    If one sender of a service has documents, the other senders of that service get no hint about documents.
     """
     retrieving = {one.who.service for one in senders if one.shares["documents"].have}
     return tuple(replace(one, hints=tuple(_sender_hints(one, one.who.service in retrieving))) for one in senders)
@@ -334,7 +339,7 @@ def _missing_text(one: Sender, name: str) -> str:
 
 
 def _candidate_text(one: Sender, name: str) -> str:
-    """Return text about unread attributes that may hold the field."""
+    """Return text that names unread attributes that may hold the field."""
     found = _matching_names(one.unread, FIELD_PATTERNS[name])
     return f"; attributes that nobody reads and that look like it: {found}" if found else ""
 
@@ -357,7 +362,7 @@ MAX_RULES, MAX_ERROR_LENGTH = 100, 200  # rules to check, and characters of an e
 def find_problems(store: Store, seen: SenderReport, numbers: Mapping[str, float]) -> list[str]:
     """Return the known problems as sentences; [] if there are none.
 
-    The metrics of a collector, by name with labels, are in `numbers`; {} for a database file.
+    `numbers` has the metrics of a collector, by name with labels. It is {} for a database file.
     """
     problems = [*_trace_problems(seen), *_process_problems(store), *_rules_problems(store)]
     for name, value in numbers.items():

@@ -31,7 +31,7 @@ WORDS: Mapping[str, str] = {
     "failed": "failed",
     "superseded": "superseded",
 }
-STORED = tuple(WORDS)[2:]  # verdicts of stored decisions; the others are computed
+STORED = tuple(WORDS)[2:]  # verdicts of stored decisions; the first two are never stored, but computed on demand
 PACING_FLOOR_TEXT = "the lowest that pacing goes; scoring stops when the budget is used up"
 QUEUED_VERDICTS = ("waiting", "throttled", "over_budget", "running")
 _LONGEST = 200  # maximum length of a value or an error in characters
@@ -49,7 +49,7 @@ class FunnelStage:
 class BudgetUse:
     """Use of one of a rule's budgets in the present period."""
 
-    name: str  # usd_per_day, calls_per_minute, …
+    name: str  # name of the limit, such as `usd_per_day` or `calls_per_minute`
     limit: float
     settled: float = 0.0
     reserved: float = 0.0
@@ -86,7 +86,7 @@ def funnel(status: RuleStatus) -> list[FunnelStage]:
 
 
 def spending(rule: Rule, booked: tuple[BudgetUsage, ...]) -> list[BudgetUse]:
-    """Return for each limit of a rule the amounts booked in its newest period."""
+    """Return, for each limit of a rule, the amounts booked in its newest period."""
     newest: dict[str, BudgetUsage] = {}
     for one in sorted(booked, key=lambda one: one.period_start_ns):
         newest[one.budget.rpartition("/")[2]] = one
@@ -97,7 +97,7 @@ def spending(rule: Rule, booked: tuple[BudgetUsage, ...]) -> list[BudgetUse]:
 
 
 def explain_no_rules(project: str, rules: Iterable[Rule]) -> str:
-    """Explain why no rule applies to a trace: its project has none; names the projects that have some."""
+    """Explain that no rule applies to a trace because its project has none. List the projects that have rules."""
     others = sorted({rule.project for rule in rules} - {project})
     if not others:
         return f"project {project!r} of the trace has no rules; `spanwise monitor rules.py` runs some"
@@ -106,7 +106,7 @@ def explain_no_rules(project: str, rules: Iterable[Rule]) -> str:
 
 
 def reason(why: DecisionExplanation) -> str:
-    """Return the reason without the verdict at its beginning, which is shown separately."""
+    """Return the reason without the verdict that it begins with, because pages show the verdict separately."""
     return why.reason.removeprefix(why.verdict.replace("_", " ")).removeprefix(": ")
 
 
@@ -163,7 +163,9 @@ def target(decision: Decision) -> str:
 
 
 def facts(decision: Decision, now_ns: int) -> Iterator[str]:
-    """Yield further facts of a decision: attempts, worker deaths, holder, next attempt, sampling weight, cost."""
+    """Yield further facts of a decision: attempts, worker deaths, the worker that holds it, next attempt, sampling
+    weight, cost.
+    """
     if decision.incomplete:
         yield "taken although parts of the trace are missing"
     if decision.attempts:
@@ -213,7 +215,9 @@ def rate(status: RuleStatus) -> str:
 
 
 def behind(status: RuleStatus) -> str:
-    """Describe the lag as "up to date" or "312 changes behind, the oldest of 4.20 s ago"."""
+    """Describe how far the rule lags behind the change feed: "up to date" or "312 changes behind, the oldest of 4.20 s
+    ago".
+    """
     if not status.behind:
         return "up to date"
     return f"{_count_noun(status.behind, 'change')} behind, the oldest of {formatting.duration(status.lag_s * 1e9)} ago"
@@ -231,11 +235,11 @@ def find_active_workers(status: RuleStatus, now_ns: int) -> list[WorkerReport]:
 
 
 def standing(status: RuleStatus, now_ns: int) -> tuple[str, bool]:
-    """Describe which workers run the rule, and return whether that is normal."""
+    """Describe which workers run the rule. Also return whether this is normal."""
     if not status.rule.enabled:
         return "paused", True
     if right := find_active_workers(status, now_ns):
-        # idle for the rule, or for some of its evaluators
+        # a worker is idle if it does not run the rule, or some of its evaluators
         idles = all(idle(worker, status.rule.name) for worker in right)
         return _count_noun(len(right), "worker") + (", idle" if idles else ""), not idles
     seen = max((worker.seen_ns for worker in status.workers if worker.rules), default=None)
@@ -257,7 +261,7 @@ class EvaluatorWork:
     key: str
     looked: int
     failed: int
-    p95_s: float | None  # of the slowest worker
+    p95_s: float | None  # p95 latency of the slowest worker
 
     def __str__(self) -> str:
         """Format as "2 % of 412 evaluations by the running workers failed, p95 1.20 s"."""

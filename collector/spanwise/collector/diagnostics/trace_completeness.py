@@ -11,13 +11,17 @@ from spanwise.tracer import attribute_names as names
 
 MAX_NAMED_RUNS = 5  # open runs that are listed by name
 OPEN_SPANS_TEXT = "Some spans are still open, or have not arrived"
-_LONG_NS = 60 * 10**9  # the process of a run that is open for this long may have died
+_LONG_NS = 60 * 10**9  # if a run is open for this long, its process may have died
 
 
 def find_gaps(trace: Trace) -> list[str]:
-    """Return the reasons why a trace is incomplete, or may be although it counts as complete; [] if there are none."""
+    """Return the reasons why a trace is incomplete; [] if there are none.
+
+    They include signs of missing parts in a trace that counts as complete.
+    """
     told = describe_known_gaps(trace.dropped, trace.running)
-    # a run answers a call if it is the first in its process and has a parent in another one
+    # A run answers an outgoing call if it is the first run in its process and has a parent, which is then in another
+    # process.
     answers = sum(
         run.parent_id is not None and run.attributes.get(names.LOCAL_ROOT) == run.span_id for run in trace.runs
     )
@@ -33,7 +37,7 @@ def find_gaps(trace: Trace) -> list[str]:
 
 
 def describe_known_gaps(dropped_: int, running: Sequence[OpenRun], *, complete: bool = True) -> list[str]:
-    """Return the reasons that are known without reading the runs, of which there may be too many."""
+    """Return the reasons that are known without the runs, for traces that have too many runs to read."""
     told = [describe_dropped(dropped_)] if dropped_ else []
     told += describe_open_runs(running)
     return told if told or complete else [OPEN_SPANS_TEXT]
@@ -45,7 +49,7 @@ def describe_dropped(count: int) -> str:
 
 
 def describe_open_runs(runs: Sequence[OpenRun]) -> Iterator[str]:
-    """Yield for each open run since when it is open; the oldest are named, the others counted."""
+    """Yield a sentence per open run with its start. Only the oldest runs are named; the others are counted."""
     for run in sorted(runs, key=lambda run: run.start_ns)[:MAX_NAMED_RUNS]:
         died = ", unless its process has died" if time.time_ns() - run.start_ns > _LONG_NS else ""
         yield f"{run.name or '(no name)'} is running {describe_start(run)}{died}"

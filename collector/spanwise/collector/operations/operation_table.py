@@ -1,7 +1,7 @@
 """Table of the store operations: method, path and required permission of each.
 
-If two paths match a URL, the first row of the table answers, so longer paths come first. A name may hold slashes
-(`:path`). The module `spanwise.collector.api.routes` adds the endpoints that are not store operations.
+If two paths match a URL, the first row of the table answers. Longer paths therefore come first. A name in a path may
+hold slashes (`:path`). The module `spanwise.collector.api.routes` adds the endpoints that are not store operations.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from spanwise.collector.operations.request_mapping import REQUIRED, define_chang
 from spanwise.collector.records import DatasetKind, Example, Feedback
 from spanwise.collector.stores import ControlStore, TraceStore
 
-# items of one request: far below the server's limit, so that no batch is refused for its size alone
+# maximum items of one request, far below the server's limit, so that no batch is refused for its number of items
 MAX_BATCH_ITEMS, MAX_BATCH_IDS = 1000, 500
 
 
 class TraceOperations:
-    """Operations of `TraceStore` except `close`, `feedback` (one `add_feedback`) and `each` (several `traces`)."""
+    """Operations of `TraceStore`.
+
+    `close` is not an HTTP operation. `feedback` is sent as an `add_feedback` request, and `each` as several
+    `traces` requests.
+    """
 
     append = store_operation(
         TraceStore.append,

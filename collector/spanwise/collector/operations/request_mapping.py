@@ -47,18 +47,18 @@ class RecordChanges(msgspec.Struct):
 
 
 def define_body(name: str, fields: Iterable[tuple[str, Any, Any]]) -> type[msgspec.Struct]:
-    """Define a body type from (name, type, default); it ignores unknown fields."""
+    """Define a body type from tuples (name, type, default). The type ignores unknown fields."""
     return msgspec.defstruct(name, list(fields), kw_only=True, module=__name__)
 
 
 @cache
 def define_changes(record: type) -> type[RecordChanges]:
-    """Define a body type with the `CHANGEABLE_FIELDS` of a record, all optional; it refuses other fields."""
+    """Define a body type with the `CHANGEABLE_FIELDS` of a record, all optional. The type refuses other fields."""
     kinds, unset = get_type_hints(record), msgspec.UNSET
     made = msgspec.defstruct(
         f"{record.__name__}Change",
         [
-            # of a field that is a record, some fields may be changed
+            # a field that is a record itself accepts a partial change
             (name, (dict[str, Any] if is_dataclass(kinds[name]) else kinds[name]) | msgspec.UnsetType, unset)
             for name in CHANGEABLE_FIELDS[record]
         ],
@@ -78,7 +78,7 @@ def get_changed_fields(change: RecordChanges) -> dict[str, Any]:
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
 RequiredPermission = Literal["open", "read", "write", "ingest", "feedback", "admin"]
 ArgumentPlace = Literal["path", "query", "filter", "conditions", "field", "body"]
-MAX_PAGE_SIZE, MAX_LIST_SIZE = 1000, 10_000  # items of one page, and of a list without pages
+MAX_PAGE_SIZE, MAX_LIST_SIZE = 1000, 10_000  # maximum items of a page, and of a list without pages
 PATH_PLACEHOLDER = re.compile(r"{(\w+)(?::path)?}")
 
 
@@ -91,7 +91,7 @@ class Argument:
     kind: Any
     default: Any
     alias: str
-    many: bool = False  # `*records`: one record or a list
+    many: bool = False  # True for `*records`, which is sent as one record or a list
 
     @cached_property
     def record(self) -> Any:
@@ -105,13 +105,15 @@ class Argument:
 
     @cached_property
     def empty_is_none(self) -> bool:
-        """Return whether None must be sent explicitly, because leaving the argument out selects another default."""
+        """Return whether None must be sent as an empty text, because leaving the argument out would select another
+        default.
+        """
         return self.default not in (None, REQUIRED) and NoneType in get_union_members(self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """HTTP request of a store method or API handler. `signature` is the function's without the store."""
+    """HTTP request of a store method or API handler. `signature` is that of the function, without the store argument."""
 
     function: Callable[..., Any]
     signature: inspect.Signature
@@ -121,10 +123,10 @@ class Operation:
     needs: RequiredPermission  # permission that a key needs
     says: str  # description in the API reference
     sent: tuple[Argument, ...]
-    returns: Any  # the function's return type; None if it returns nothing
+    returns: Any  # return type of the function; None if it returns nothing
     count: str  # response field for a number or boolean result; "" to return the result itself
     batch: int  # maximum number of items per request, for a list that is the only argument
-    patient: bool  # without a time limit
+    patient: bool  # the client sets no time limit on the request
 
     @property
     def name(self) -> str:
@@ -133,7 +135,9 @@ class Operation:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Return the names of all arguments; a variadic one starts with "*", which no keyword argument can."""
+        """Return the names of all arguments. A variadic argument gets a "*" in front, which cannot occur in a keyword
+        argument.
+        """
         parameters = self.signature.parameters.values()
         return frozenset(
             f"*{parameter.name}" if parameter.kind in _VARIADIC_KINDS else parameter.name for parameter in parameters
@@ -141,13 +145,13 @@ class Operation:
 
     @cached_property
     def positional(self) -> tuple[str, ...]:
-        """Return the names of arguments that can be given by position."""
+        """Return the names of arguments that callers may pass by position."""
         parameters = self.signature.parameters.values()
         return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD)
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
-        """Return the defaults of arguments that can be left out."""
+        """Return the default values of optional arguments by name."""
         parameters = self.signature.parameters.values()
         return {
             parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
@@ -155,7 +159,7 @@ class Operation:
 
     @cached_property
     def listed(self) -> Argument | None:
-        """Return the list that is the only argument, and can therefore be sent in batches; None otherwise."""
+        """Return the argument if it is the only one and a list, so that it can be sent in batches; None otherwise."""
         return self.sent[0] if len(self.sent) == 1 and self.sent[0].is_list else None
 
     @cached_property
@@ -170,12 +174,12 @@ class Operation:
 
     @cached_property
     def whole(self) -> Argument | None:
-        """Return the argument that is the body; None if there is none."""
+        """Return the argument that is sent as the whole body; None if there is none."""
         return next((sent for sent in self.sent if sent.place == "body"), None)
 
     @cached_property
     def fields(self) -> tuple[Argument, ...]:
-        """Return the arguments that are fields of the body."""
+        """Return the arguments that are sent as fields of the body."""
         return tuple(sent for sent in self.sent if sent.place == "field")
 
     @cached_property
@@ -188,7 +192,11 @@ class Operation:
 
     @cached_property
     def answers(self) -> Any:
-        """Return the type of the response: the return type or a count; the body type if nothing is returned."""
+        """Return the type of the response.
+
+        It is {field: number} if `count` is set, or if a list is sent and nothing is returned. Otherwise it is the
+        return type of the function, or the type of the body if the function returns nothing.
+        """
         if self.count or (self.returns is None and self.listed):
             return dict[str, int]
         return self.takes if self.returns is None else self.returns
@@ -202,8 +210,10 @@ class OperationOptions(TypedDict, total=False):
     - `alias` is {argument: name in a query string}.
     - `needs` is the required permission; by default read for GET, write for other methods.
     - `says` is the description; by default the first paragraph of the docstring without its "Raises" part.
-    - `count` is as in `Operation`; by default "deleted" for DELETE, "" for other methods.
-    - `batch` and `patient` are as in `Operation`.
+    - `count` is the response field for a number or boolean; by default "deleted" for DELETE, "" for other
+      methods.
+    - `batch` is the maximum number of items per request, for a list that is the only argument.
+    - `patient` removes the time limit.
     """
 
     tag: Required[str]
@@ -295,9 +305,10 @@ class OperationSender(Protocol):
 
 
 def store_operation(method: F, request: str, **how: Unpack[OperationOptions]) -> F:
-    """Create a client method from a protocol's method: `dataset = store_operation(ControlStore.dataset, "GET …", …)`.
+    """Create a client method from a method of a store protocol.
 
-    The options `how` are those of `describe_operation`. For type checkers the method has the protocol's type.
+    Example: `dataset = store_operation(ControlStore.dataset, "GET …", …)`. The options `how` are those of
+    `describe_operation`. For type checkers, the created method has the type of the protocol's method.
     """
     row = cache(partial(describe_operation, method, request, **how))  # evaluated on first use, to keep imports fast
 

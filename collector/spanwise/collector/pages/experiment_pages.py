@@ -90,7 +90,7 @@ def experiments(store: Store, request: Request) -> Response:
 
 
 def _dataset_names(store: Store, listed: Sequence[Experiment]) -> list[str]:
-    """Return the names of all datasets; those of the listed experiments if the reader may not list datasets."""
+    """Return the names of all datasets. If the reader may not list datasets, return those of the listed experiments."""
     try:
         return [known.name for known in store.datasets()]
     except Forbidden:
@@ -157,7 +157,9 @@ def load_rows(store: Store, experiment: Experiment, filter: Filter) -> list[Expe
 
 
 def label_experiments(experiments: Sequence[Experiment]) -> dict[str, str]:
-    """Return unique labels of experiments by id: the name, with the beginning of the id if names repeat."""
+    """Return unique labels of experiments by id: the name, followed by the beginning of the id if several have this
+    name.
+    """
     names = Counter(experiment.name for experiment in experiments)
     return {one.id: f"{one.name} ({one.id[:8]})" if names[one.name] > 1 else one.name for one in experiments}
 
@@ -189,7 +191,7 @@ def sort_rows(rows: list[ExperimentRow], sort: str) -> list[ExperimentRow]:
 
 
 def _sort_value(trace: TraceSummary, name: str) -> tuple[float, str] | None:
-    """Return a sortable value, scores before labels; None if the trace has none."""
+    """Return a value to sort by; None if the trace has none. A label sorts directly after a score of 0."""
     figures: dict[str, float | None] = {
         "latency": trace.duration_ns,
         "tokens": trace.input_tokens + trace.output_tokens,
@@ -206,7 +208,10 @@ _MAX_SIDES, _MAX_SHOWN = 5, 50
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSide:
-    """One compared experiment: its results, trace ids of the first run by example, and scores by example and key."""
+    """One of the compared experiments.
+
+    It holds the results of the experiment, the trace id of each example's first run, and scores by example and key.
+    """
 
     experiment: Experiment
     result: Bucket | None
@@ -224,9 +229,9 @@ class ComparisonSide:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One example on which the sides differ by `size`.
+    """One example whose scores differ between the first and the last side, with the `size` of the difference.
 
-    The size is the sum over the keys of the difference as a share of the key's range.
+    Each key contributes its difference as a share of the key's range; `size` is the sum over all keys.
     """
 
     example_id: str
@@ -300,9 +305,9 @@ def load_sides(store: Store, asked: Sequence[str]) -> list[ComparisonSide]:
 
 
 def list_keys(sides: Sequence[ComparisonSide]) -> list[str]:
-    """Return all keys by name. If a task failed, `task_ok` comes first.
+    """Return all keys, sorted by name. If a task failed, `task_ok` comes first.
 
-    In that case the other scores are incomplete, because failed tasks have none.
+    In that case the other scores are incomplete, because failed tasks have no scores.
     """
     known = {stats.key for side in sides if side.result for stats in side.result.feedback}
     failing = any(side.result and side.result.errors for side in sides)
@@ -310,7 +315,9 @@ def list_keys(sides: Sequence[ComparisonSide]) -> list[str]:
 
 
 def find_differing_settings(sides: Sequence[ComparisonSide]) -> dict[str, list[JSON]]:
-    """Return the scalar settings in the experiments' metadata that differ, one value per side."""
+    """Return the settings in the experiments' metadata that differ, one value per side. Only scalar settings are
+    compared.
+    """
     names = dict.fromkeys(name for side in sides for name in side.experiment.metadata)
     values = {name: [side.experiment.metadata.get(name) for side in sides] for name in names}
     plain = {name: row for name, row in values.items() if not any(isinstance(value, dict | list) for value in row)}

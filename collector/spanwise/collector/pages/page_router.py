@@ -28,14 +28,14 @@ from spanwise.collector.stores import Store
 
 TOKEN_FIELD = "token"  # form field of the CSRF token
 MAX_FORM_BYTES = 64 * 1024  # default limit of a form in bytes
-MAX_FORM_FIELDS = 20  # of a submission; fields that the form does not declare are dropped
-# Carries out a form and returns the URL to redirect to. Raises `Refused`, whose message the page shows.
+MAX_FORM_FIELDS = 20  # fields of one submission; fields that the form does not declare are dropped
+# Action of a form. It returns the URL to redirect to. Raises `Refused`, whose message the page shows.
 Action: TypeAlias = Callable[[Store, Request, Mapping[str, str]], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Form of a page: its path, the fields that its action gets, and its maximum size."""
+    """Form of a page: its path, the fields that its action receives, and its maximum size."""
 
     path: str
     fields: tuple[str, ...]
@@ -59,7 +59,7 @@ async def handle_form(form: Form, request: Request) -> Response:
 
 
 async def read_declared_form(form: Form, request: Request) -> dict[str, str]:
-    """Return the fields of a form from an own page.
+    """Return the fields of a form that one of Spanwise's own pages submits.
 
     Raises `Refused` for other origins, and for a form that is too large.
     """
@@ -67,9 +67,9 @@ async def read_declared_form(form: Form, request: Request) -> dict[str, str]:
 
 
 async def read_form(request: Request, names: Collection[str], *, bond: bytes) -> dict[str, str]:
-    """Return the fields of a form outside of `FORMS`, from an own page rendered for the session with this bond.
+    """Return the fields of a form that is not in `FORMS`.
 
-    Raises `Refused`.
+    Raises `Refused` unless its CSRF token is from a page that was rendered for the session or key with this `bond`.
     """
     fields = await _read_fields(request, names, MAX_FORM_BYTES)
     check_token(fields.pop(TOKEN_FIELD, ""), bond)

@@ -26,7 +26,7 @@ from spanwise.collector.security.authorization import Access, get_permissions
 _CREDENTIAL_NAMES = ("authorization", "x-api-key", "api_key")
 CREDENTIAL_HEADERS = frozenset(
     (*_CREDENTIAL_NAMES, *(name.encode() for name in _CREDENTIAL_NAMES))
-)  # HTTP headers and gRPC metadata
+)  # names of HTTP headers and gRPC metadata
 NO_KEY = "none"  # placeholder for clients that demand a key although the server needs none
 
 
@@ -34,9 +34,9 @@ def extract_key(headers: Collection[tuple[str | bytes, str | bytes]]) -> str | N
     """Return the API key in these headers, whose names are in lower case; None if there is none.
 
     The key is in `authorization` (as a bearer token, bare, or as the password of Basic), `x-api-key` or
-    `api_key`. It may appear in several of them. A value that is malformed, empty, `none` or of another scheme
-    is not a key. Raises `Refused` for two different keys, because proxies or later handlers might use the other
-    one.
+    `api_key`. It may appear in several of them. A value that is malformed, empty, `none` or of another scheme is
+    not a key. Raises `Refused` for two different keys, because proxies or later handlers might not use the key
+    that was checked here.
     """
     found = {
         secret for name, value in headers if name in CREDENTIAL_HEADERS if (secret := _extract_secret(name, value))
@@ -66,14 +66,14 @@ def _parse_authorization(text: str) -> str:
         case "basic":
             try:
                 return b64decode(value.strip()).decode().partition(":")[2]
-            except (binascii.Error, ValueError):  # not base64, not UTF-8 inside, or not ASCII
+            except (binascii.Error, ValueError):  # not ASCII, not base64, or the decoded bytes are not UTF-8
                 return ""
         case _:
             return "" if divided else text
 
 
 def _decode_header(value: str | bytes) -> str:
-    """Decode as UTF-8, otherwise as Latin-1, the former encoding of HTTP headers."""
+    """Decode a header as UTF-8, or else as Latin-1, the former encoding of HTTP headers."""
     if isinstance(value, str):
         return value
     try:
@@ -95,11 +95,13 @@ class KeyCacheTimes:
     """Times of the key cache in seconds. The age of cached keys counts from the start of the read that returned them.
 
     - `fresh`: requests wait for a new read if the keys are older. A background read starts at half of this age.
-    - `patience`: maximum wait of a request for a read. While no keys are valid, such as at the start, it is `grace`.
-    - `grace`: time after `fresh` for which the last keys stay valid while the store does not answer; then no key is.
+    - `patience`: maximum wait of a request for a read, if the cached keys are still valid.
+    - `grace`: time after `fresh` for which the cached keys stay valid while the store does not answer. Afterwards
+      no key is valid. It is also the maximum wait of a request while no cached keys are valid, such as at the
+      start.
     - `pause`: delay before the next read after a failed one.
-    - `apart`: minimum interval between reads. An unknown key waits for a read that starts after its request, so that a
-      new key works in its first request.
+    - `apart`: minimum interval between reads. An unknown key waits for a read that starts after its request, so
+      that a new key works in its first request.
     """
 
     fresh: float = 10.0
@@ -111,7 +113,7 @@ class KeyCacheTimes:
 
 @dataclass(frozen=True, slots=True)
 class _KeySnapshot:
-    """Keys of one read by SHA-256, and the monotonic time at which the read started."""
+    """Keys from one read, by SHA-256, and the monotonic time at which the read started."""
 
     keys: Mapping[str, Key]
     since: float
@@ -123,14 +125,14 @@ class _KeySnapshot:
 
 @dataclass(frozen=True, slots=True)
 class _KeyReading:
-    """A read in progress, or the last one; the result of `done` is its error."""
+    """A read of the keys from the store, in progress or finished. The future `done` holds its error, or None."""
 
     since: float
     done: Future[Exception | None]
 
 
 class KeyCache:
-    """Cache of a store's API keys for any event loop; a slow store never blocks a loop."""
+    """Cache of a store's API keys, usable from any event loop. A slow store never blocks a loop."""
 
     def __init__(self, store: KeyStore, ages: KeyCacheTimes | None = None) -> None:
         self.store, self.ages = store, ages or KeyCacheTimes()
@@ -146,7 +148,7 @@ class KeyCache:
         if self._known.age > self.ages.fresh / 2:
             self._start_read()
         if self._known.age > self.ages.fresh:
-            # wait for the read in progress, up to `patience`; up to `grace` while no keys are valid
+            # wait for the read in progress for up to `patience`, or up to `grace` while no keys are valid
             patience = self.ages.patience if self._hold else self.ages.grace
             left = self._reading.since + patience - time.monotonic()
             if left > 0 and not self._reading.done.done():
@@ -159,7 +161,7 @@ class KeyCache:
         return key if key and _is_valid(key) else None
 
     def peek(self, sha256: str) -> Key | None:
-        """Return a key from the cache, without asking the store."""
+        """Return a key from the cache without a read from the store; None if the cache has no valid key."""
         key = self._known.keys.get(sha256) if self._hold else None
         return key if key and _is_valid(key) else None
 
@@ -174,7 +176,7 @@ class KeyCache:
         while self._known.since < moment and time.monotonic() < end:
             reading = self._reading
             if reading.done.done():
-                if reading.since >= moment:  # the read has failed
+                if reading.since >= moment:  # a read that is recent enough has failed
                     break
                 await asyncio.sleep(reading.since + self._apart(reading) - time.monotonic())
                 self._start_read()
@@ -182,7 +184,9 @@ class KeyCache:
         return self._known.keys
 
     def _apart(self, reading: _KeyReading) -> float:
-        """Return the minimum number of seconds between the start of this read and the next one."""
+        """Return the minimum number of seconds between the start of this read and the next one, longer after a
+        failure.
+        """
         return self.ages.apart if reading.done.result() is None else self.ages.pause
 
     @property
@@ -195,7 +199,7 @@ class KeyCache:
         if self._reading.done.done() and now - self._reading.since >= self._apart(self._reading):
             reading = _KeyReading(now, Future())
             threading.Thread(target=self._read, args=(reading,), name="spanwise-keys", daemon=True).start()
-            self._reading = reading  # assigned last: if the thread cannot start, the read would never be done
+            self._reading = reading  # after the start: if the thread could not start, `done` would never be set
 
     def _read(self, reading: _KeyReading) -> None:
         failure = None
@@ -217,14 +221,17 @@ def _index_by_hash(keys: Sequence[Key]) -> dict[str, Key]:
 
 
 ATTEMPT_BURST, ATTEMPT_INTERVAL_S = 10, 1.0  # burst of failed attempts, and seconds until one more is allowed
-MAX_TRACKED_ADDRESSES = 10_000  # addresses to track; the least recently used are dropped
+MAX_TRACKED_ADDRESSES = 10_000  # number of tracked addresses; the least recently used are dropped
 LOG_INTERVAL_S = 60.0  # seconds between two log lines about one address
 logger = logging.getLogger("spanwise.collector")
 
 
 @dataclass(slots=True)
 class _AddressAttempts:
-    """Attempts of one address: the number left as of a time, and failures that were not logged."""
+    """Rate limit of one address.
+
+    `left` is the number of attempts left at the time `at`. `untold` counts failures that were not logged yet.
+    """
 
     left: float
     at: float
@@ -233,9 +240,9 @@ class _AddressAttempts:
 
 
 class AttemptLimiter:
-    """Rate limit of failed attempts per client network. A key that worked from a network is never limited there.
+    """Rate limit of failed attempts per client network. A key that has worked from a network is never limited there.
 
-    Behind a proxy all clients share an address; the proxy must limit them.
+    Behind a proxy, all clients share one address. The proxy must therefore limit attempts itself.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -279,8 +286,9 @@ class AttemptLimiter:
 
 Headers = Collection[tuple[str | bytes, str | bytes]]
 GRPC_CODES = {400: 3, 401: 16, 403: 7, 429: 8, 503: 14}  # HTTP status → google.rpc.Code
-PERMISSION_PHRASES = {"admin": "administer", "feedback": "give feedback"}  # the other permissions are verbs themselves
-MASTER_KEY_ID = "SPANWISE_API_KEY"  # id of the key in this environment variable
+# for messages; the names of the other permissions are verbs already
+PERMISSION_PHRASES = {"admin": "administer", "feedback": "give feedback"}
+MASTER_KEY_ID = "SPANWISE_API_KEY"  # key id of the key that the environment variable of this name contains
 KEY_REQUIRED_MESSAGE = "an API key is needed: send it as 'Authorization: Bearer …' (SPANWISE_API_KEY for our clients)"
 KEY_UNKNOWN_MESSAGE = "the API key is unknown, expired or revoked"
 
@@ -300,9 +308,9 @@ class Refusal:
 
 
 class Authenticator:
-    """Check of API keys: a key that is sent must be one of `keys`, or `api_key`, which has full access.
+    """Check of API keys. A key that a request sends must be in `keys`, or equal `api_key`, which has full access.
 
-    If `required`, requests without a key are refused; otherwise they have full access. Without `keys` there is no
+    If `required`, requests without a key are refused. Otherwise they have full access. Without `keys` there is no
     check.
     """
 
@@ -333,9 +341,8 @@ class Authenticator:
         return access if isinstance(access, Refusal) else check_permission(access, needed())
 
     async def tried(self, key: bytes, address: str) -> Access | Refusal:
-        """Return the access of a key, given as its hash, or a refusal.
-
-        Failed attempts are counted by address; too many are refused.
+        """Return the access of a key, given as its hash, or a refusal. Failed attempts count against the address's rate
+        limit.
         """
         if wait := self.tries.wait(address, key):
             return Refusal(429, "too many wrong API keys came from this address: try again later", wait)
@@ -347,7 +354,7 @@ class Authenticator:
         return access
 
     async def opened(self, key: bytes, address: str) -> Access | Refusal:
-        """Return the current access of a key, given as its hash, or a refusal."""
+        """Return the access that a key, given as its hash, has now, or a refusal. The rate limit does not apply."""
         if self._is_master(key):
             return Access(key=MASTER_KEY_ID, name=MASTER_KEY_ID, address=address, bond=key)
         try:
@@ -360,7 +367,7 @@ class Authenticator:
         return Access(found.project, needs=needs, key=found.id, name=found.name, address=address, bond=key)
 
     def knows(self, headers: Headers) -> bool:
-        """Return whether these headers have a valid key, as far as is known without waiting."""
+        """Return whether these headers have a valid key. Only the key cache is used, without waiting for the store."""
         try:
             secret = extract_key(headers)
         except Refused:

@@ -21,15 +21,15 @@ ACCESS_SCOPE_KEY = "spanwise.access"  # key of the access in an ASGI scope
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Permissions of a request's sender, and its identity as far as it is known.
+    """Permissions of a request's sender, and its identity if known.
 
-    The flag `known` is set if the sender has a key, or if none is required. CSRF tokens of forms are derived from
+    The flag `known` is True if the sender has a key, or if no key is required. CSRF tokens of forms are derived from
     `bond`, a hash of the session id or key.
     """
 
-    project: str | None = None  # None: all projects
+    project: str | None = None  # None grants access to all projects
     known: bool = True
-    needs: frozenset[str] | None = None  # granted permissions; None: all
+    needs: frozenset[str] | None = None  # granted permissions; None grants all
     key: str = ""  # id of the key; "" where none is required
     name: str = ""  # name of the key
     address: str = ""
@@ -80,7 +80,10 @@ SCOPE_PERMISSIONS: dict[str, frozenset[str]] = {
 
 
 class RoutePermissions:
-    """Permissions that requests need, from rows of (method, path, permission). `pages` are the paths of HTML pages."""
+    """Permissions that requests need, from rows of (method, path, permission).
+
+    `pages` are the paths of HTML pages.
+    """
 
     def __init__(self, rows: Iterable[tuple[str, str, str]], pages: Iterable[str] = ()) -> None:
         self.rows = tuple(rows)
@@ -115,7 +118,7 @@ class RoutePermissions:
 
 @lru_cache(64)
 def get_permissions(scopes: tuple[str, ...]) -> frozenset[str]:
-    """Return all permissions of a key with these scopes."""
+    """Return all permissions that the scopes of a key grant."""
     return frozenset().union(*(SCOPE_PERMISSIONS.get(scope, frozenset()) for scope in scopes))
 
 

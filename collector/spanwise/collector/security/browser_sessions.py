@@ -13,20 +13,22 @@ from typing import NamedTuple
 from spanwise.collector.address_parsing import parse_port
 
 SESSION_LIFETIME_S = 12 * 3600  # seconds until readers must sign in again
-MAX_SESSIONS, MAX_SESSIONS_PER_KEY = 10_000, 100  # in total, and per key; the oldest are ended first
-_SECRET = secrets.token_bytes(32)  # per process: forms rendered before a restart must be reloaded
+# maximum number of sessions in total, and per key; the oldest sessions are ended first
+MAX_SESSIONS, MAX_SESSIONS_PER_KEY = 10_000, 100
+_SECRET = secrets.token_bytes(32)  # random per process, so forms that were rendered before a restart must be reloaded
 
 
 class _Session(NamedTuple):
     key: bytes  # the key's SHA-256
     until: float
-    secure: bool  # started over TLS: valid only in the secure cookie
+    secure: bool  # True if started over TLS: then valid only in the secure cookie
 
 
 class BrowserSessions:
-    """In-memory sessions, which end with the process. A session holds a key's hash, which is looked up at each request.
+    """In-memory browser sessions; all end with the process.
 
-    Only the hash of a session id is kept; the browser has the id.
+    A session holds the hash of an API key, which is looked up at each request. The server keeps only the hash of a
+    session id; the browser has the id itself.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -45,9 +47,9 @@ class BrowserSessions:
         return id
 
     def key_of(self, id: str, *, secure: bool = False) -> bytes | None:
-        """Return the key of a session; None if it has ended.
+        """Return the hash of the key of a session; None if the session has ended.
 
-        The id of a session over TLS is valid only in the secure cookie.
+        A session that was started over TLS is valid only if its id is in the secure cookie.
         """
         session = self._sessions.get(hash_session_id(id))
         if session is None or session.secure > secure:
@@ -85,7 +87,7 @@ class SessionCookie(NamedTuple):
         return self._header("; Max-Age=0")
 
     def _header(self, value: str) -> str:
-        # Lax instead of Strict, so that links to traces from other sites work.
+        # `SameSite=Lax` instead of `Strict`, so that links from other sites to traces work.
         return f"{self.name}={value}; Path=/; HttpOnly; SameSite=Lax" + ("; Secure" if self.secure else "")
 
 
@@ -119,5 +121,5 @@ def make_form_token(bond: bytes) -> str:
 
 
 def is_form_token(given: str, bond: bytes) -> bool:
-    """Return whether the token is that of this bond."""
+    """Return whether the token was made for this bond."""
     return hmac.compare_digest(given.encode("utf-8", "replace"), make_form_token(bond).encode())

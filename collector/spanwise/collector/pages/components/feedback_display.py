@@ -20,7 +20,7 @@ class FeedbackChip:
     text: str
     share: float | None
     more: int = 0  # number of other feedback rows under the same key
-    judged: bool = False  # a judge has scored this key, not necessarily last
+    judged: bool = False  # True if a judge has scored this key, even if the latest feedback is by a person
 
     @property
     def hint(self) -> str:
@@ -45,7 +45,7 @@ def make_chip(feedback: Feedback, more: int = 0) -> FeedbackChip:
 
 
 def get_latest_chips(feedbacks: Iterable[Feedback]) -> dict[str, FeedbackChip]:
-    """Return the latest feedback per key, by any author, with the number of others.
+    """Return a chip per key: the latest feedback by any author, and the number of other feedback rows.
 
     In contrast, `statistics.select_latest` selects the latest feedback of every author.
     """
@@ -58,7 +58,10 @@ def get_latest_chips(feedbacks: Iterable[Feedback]) -> dict[str, FeedbackChip]:
 
 
 def get_author_chips(feedbacks: Iterable[Feedback]) -> list[FeedbackChip]:
-    """Return every author's latest feedback, by key: labels of several people, but no older evaluator versions."""
+    """Return a chip for the latest feedback of every author on every key, sorted by key.
+
+    Labels of several people are all shown, but only the newest version of an evaluator.
+    """
     words = statistics.select_latest(feedbacks)
     return [make_chip(feedback) for feedback in sorted(words, key=lambda feedback: (feedback.key, feedback.created_ns))]
 
@@ -69,7 +72,7 @@ def load_chips(store: Store, traces: Sequence[TraceSummary]) -> dict[str, dict[s
         return {}
     of_traces: dict[str, list[Feedback]] = {}
     cursor = None
-    for _ in range(5):  # at most 5,000 feedback rows per page
+    for _ in range(5):  # five requests of 1,000: at most 5,000 feedback rows per page
         page = store.feedbacks(trace_ids=tuple(trace.trace_id for trace in traces), limit=1000, cursor=cursor)
         for feedback in page:
             of_traces.setdefault(feedback.target.trace_id or "", []).append(feedback)
@@ -80,13 +83,13 @@ def load_chips(store: Store, traces: Sequence[TraceSummary]) -> dict[str, dict[s
 
 
 def choose_columns(chips: Mapping[str, Mapping[str, FeedbackChip]], most: int = 5) -> list[str]:
-    """Return the keys that get their own column: those on most of the traces."""
+    """Return the `most` most frequent keys of the traces, which get columns of their own."""
     seen = Counter(key for of_trace in chips.values() for key in of_trace)
     return sorted(sorted(seen), key=lambda key: -seen[key])[:most]
 
 
 def get_judge_keys(experiment: Experiment) -> dict[str, str | None]:
-    """Return the keys of judges and their versions, from the experiment's list of evaluators."""
+    """Return the keys that judges score, with the judges' versions, from the experiment's list of evaluators."""
     return {
         str(metric["key"]): version if isinstance(version := evaluator.get("version"), str) else None
         for evaluator in experiment.evaluators
@@ -97,7 +100,9 @@ def get_judge_keys(experiment: Experiment) -> dict[str, str | None]:
 
 
 def get_shown_judge_keys(chips: Mapping[str, Mapping[str, FeedbackChip]]) -> dict[str, str | None]:
-    """Return the keys that judges have scored on the shown traces; None as version selects the newest."""
+    """Return the keys that judges have scored on the shown traces, each with None, which stands for the newest
+    version.
+    """
     return {key: None for of_trace in chips.values() for key, chip in of_trace.items() if chip.judged}
 
 
@@ -106,7 +111,7 @@ _UNITS = {"latency": "s", "cost": "$"}  # evaluator id → unit; other scores ar
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """Declared properties of a key. `bounded`: its scores are in 0…1, so that a bar is meaningful."""
+    """Declared properties of a feedback key. `bounded` means that its scores are in 0…1, so that a bar is meaningful."""
 
     rising: bool = True
     bounded: bool = True

@@ -1,9 +1,10 @@
 """Filter form: page URL to filter and back, removable conditions, integer parameters.
 
-A page's URL has the conditions of every query string (see `filters`). The form has further fields:
+A page's URL has the same conditions as any query string (see `filters`). The form has further fields:
 
 - `traffic` selects live traces, all traces, or evaluators' own.
-- `feedback_key`, `feedback_op` and `feedback_value` form one condition, because a form cannot combine fields.
+- `feedback_key`, `feedback_op` and `feedback_value` form one condition, because HTML forms cannot combine
+  fields.
 - `range` is the former name of `since` in bookmarked URLs.
 """
 
@@ -51,7 +52,7 @@ TRAFFIC_LABELS = {"": "live", "all": "live and experiments", "judges": "judges' 
 OUTCOME_LABELS = {"missing": "is missing", "untried": "was not tried", "failed": "failed", "skipped": "was skipped"}
 OPERATOR_LABELS = {"<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">": ">", **OUTCOME_LABELS}
 
-# modify the meaning of other fields
+# fields that are not conditions themselves, but modify others
 _MODIFIER_FIELDS = frozenset(("traffic", "cursor", "feedback_op", "feedback_value"))
 _FORM_FIELDS = _MODIFIER_FIELDS | {"range", "feedback_key"}
 _BASIC_FIELDS = frozenset(("traffic", "text", "project", "environment", "status", "range", "cursor"))
@@ -59,7 +60,8 @@ _FEEDBACK_FIELDS = frozenset(("feedback_key", "feedback_op", "feedback_value"))
 _HIDDEN_FIELDS = frozenset(("cursor", "feedback_op", "feedback_value"))
 _FIELD_LABELS = {"range": "time", "latency_ms": "latency", "feedback_key": "feedback"}
 _EXPERIMENT_FIELDS = frozenset(("experiment", "experiments", "dataset"))
-# hints for invalid values of these fields; the grammar has its own for the others
+# Hints for invalid values of the fields in `_FIELD_HINTS`. For other fields, the error message of the parser is
+# shown.
 _COMPARISON_HINT = "{name} {text!r} is no comparison; write it like > 500"
 _TIME_HINT = "{name} {text!r} is no date or time; write it like 2026-11-21T14:30"
 _FIELD_HINTS = {
@@ -70,7 +72,7 @@ _FIELD_HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class FilterMark:
-    """One active condition, and the URL of the page without it."""
+    """One active condition, and the URL of the page without this condition."""
 
     label: str
     value: str
@@ -79,7 +81,7 @@ class FilterMark:
 
 @dataclass(frozen=True)
 class FilterQuery:
-    """Parsed page URL: its pairs of name and text, the resulting filter, and the problems."""
+    """Parsed page URL: its pairs of name and text, the resulting filter, and descriptions of invalid pairs."""
 
     items: tuple[tuple[str, str], ...]
     filter: Filter
@@ -87,7 +89,7 @@ class FilterQuery:
 
     @cached_property
     def fields(self) -> Mapping[str, str]:
-        """Return the pairs as the form shows them, one text per name."""
+        """Return the text that the form shows in each field; of a repeated name, the last text."""
         return dict(self.items)
 
     def address(self, path: str = "/", **changes: str | None) -> str:
@@ -160,25 +162,30 @@ def _is_known(name: str) -> bool:
 
 
 def _select_items(params: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return the pairs that are conditions: no empty ones, and only the last of fields that do not accumulate."""
+    """Return the pairs that are conditions.
+
+    Pairs without a text are dropped. Of a repeated field, only the last pair is kept, unless its conditions
+    accumulate.
+    """
     stripped = [(name, text.strip()) for name, text in params if _is_known(name)]
-    stripped = [item for item in stripped if item != ("since", "")]  # the form has two fields for it
+    # the form has two fields for `since`, of which one may be empty
+    stripped = [item for item in stripped if item != ("since", "")]
     last = dict(stripped)
     return tuple(
         (name, text)
         for name, text in dict.fromkeys(stripped)
-        if (text or filters.TERM_PATTERN.fullmatch(name))  # `latency_ms>5` has no text
+        if (text or filters.TERM_PATTERN.fullmatch(name))  # the pair of `latency_ms>5` has this name and no text
         and (filters.condition_field(name) in filters.CUMULATIVE_CONDITIONS or last[name] == text)
     )
 
 
 def _parse_fields(name: str, text: str, fields: Mapping[str, str], now_ns: int | None) -> list[Condition]:
-    """Return the condition of one pair; [] for a field that only modifies others."""
+    """Return the condition of one pair; [] for a field that only modifies another condition."""
     if name in _MODIFIER_FIELDS or (name == "range" and "since" in fields):
         return []
     try:
         field, value = _parse_field(name, text, fields, now_ns)
-        validate_filter(Filter(**{field: value}))  # report errors of the filter's validation for this pair
+        validate_filter(Filter(**{field: value}))  # validate each condition alone, so that the error names this pair
     except Refused as error:
         raise ValueError(str(error)) from None
     except ValueError as error:

@@ -56,7 +56,7 @@ def allow_line_breaks(text: str) -> Markup:
     return Markup(re.sub(r"([_.-]+)", r"\1<wbr>", str(escape(mark_invisible(text)))))
 
 
-MAX_SHOWN_CHARACTERS = 100_000  # of one value on a page, which links to the complete value
+MAX_SHOWN_CHARACTERS = 100_000  # characters of one value on a page; the page links to the complete value
 _LARGE_CHARACTERS, _LARGE_LINES = 2_400, 30
 _MOST_FIELDS, _MOST_MESSAGES = 24, 200
 _TOKEN = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\\?\Z))(\s*:)?|(-?\d[\d.eE+-]*)|\b(true|false|null|NaN|-?Infinity)\b')
@@ -103,7 +103,7 @@ class ValueLayout:
     block: ValueBlock | None = None
     fields: tuple[tuple[str, ValueBlock], ...] = ()
     messages: tuple[ChatMessage, ...] = ()
-    rest: tuple[tuple[str, ValueBlock], ...] = ()  # the other fields of a value with `messages`
+    rest: tuple[tuple[str, ValueBlock], ...] = ()  # the fields besides `messages`, of a value that has chat messages
 
 
 def format_json(value: JSON) -> str:
@@ -143,7 +143,7 @@ def _make_message(value: JSON) -> ChatMessage:
 
 
 def _join_text_parts(content: JSON) -> JSON:
-    """Join the parts of a message's content if all are texts."""
+    """Join the parts of a message's content if all parts are texts."""
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
         texts = [part.get("text", part.get("content")) for part in content]
         if texts and all(isinstance(text, str) for text in texts):

@@ -34,7 +34,7 @@ class Bar:
 
 
 def choose_window(since_ns: int, until_ns: int) -> Window:
-    """Return whole buckets that cover [since_ns, until_ns], within 64-bit nanoseconds."""
+    """Return a window of whole buckets that covers [since_ns, until_ns], within 64-bit nanoseconds."""
     span = max(1, until_ns - since_ns)
     width = (
         next((w for w in _WIDTHS if w * 10**9 * (_MAX_BUCKETS - 1) >= span), -(-span // (10**9 * _MAX_BUCKETS))) * 10**9
@@ -43,14 +43,14 @@ def choose_window(since_ns: int, until_ns: int) -> Window:
 
 
 def fill_buckets(buckets: Sequence[Bucket], view: Window) -> list[Bucket]:
-    """Return the buckets in order, with empty ones for gaps."""
+    """Return the buckets of a window in order, with empty buckets for gaps."""
     by_place = {(bucket.start_ns - view.since_ns) // view.width_ns: bucket for bucket in buckets}
     starts = range(view.since_ns, view.until_ns, view.width_ns)
     return [by_place.get(i) or Bucket(start_ns=start, width_ns=view.width_ns) for i, start in enumerate(starts)]
 
 
 def bars(values: Sequence[float], top: float | None = None) -> list[Bar]:
-    """Return bars of equal width; the highest value (or `top`) has full height, and any value above 0 is visible."""
+    """Return bars of equal width. The highest value (or `top`) has full height; each value above 0 has a visible bar."""
     most = top or max(values, default=0) or 1
     step = WIDTH / max(1, len(values))
     heights = [max(1.5, min(1.0, value / most) * HEIGHT) if value else 0.0 for value in values]

@@ -37,9 +37,9 @@ def get_time_range(runs: Sequence[Run]) -> tuple[int, int]:
 
 
 def build_rows(trace: Trace) -> list[WaterfallRow]:
-    """Return all runs as rows, children below their parents by start time.
+    """Return all runs as rows: children below their parents, sorted by start time.
 
-    A run without its parent is shown as a root.
+    A run whose parent is missing is shown as a root.
     """
     marks: dict[str, tuple[int, int]] = {}
     for item in trace.feedback:
@@ -56,7 +56,7 @@ def build_rows(trace: Trace) -> list[WaterfallRow]:
 
 
 def place_rows(branches: Iterable[TreeNode], start_ns: int, end_ns: int) -> list[WaterfallRow]:
-    """Return runs as rows within the time range of the trace."""
+    """Return rows with the position of each run within the time range of the trace."""
     length = max(1, end_ns - start_ns)
     return [
         WaterfallRow(run, round(100 * (run.start_ns - start_ns) / length, 2), round(100 * run.duration_ns / length, 2))
@@ -179,7 +179,7 @@ def view_trace_page(store: Store, trace: TraceSummary, span_id: str | None) -> T
 
 
 def render_open_trace(store: Store, request: Request) -> Response:
-    """Render a trace whose runs are all open. Raises `NotFound` if there is none."""
+    """Render a trace of which no run has ended. Raises `NotFound` if it has no open run either."""
     trace_id = request.path_params["trace_id"]
     runs = store.running(trace_id=trace_id)[::-1]
     if not runs:
@@ -226,7 +226,7 @@ def choose_run(trace: Trace, span_id: str | None) -> Run:
 
 
 def load_summary(store: Store, trace_id: str) -> TraceSummary | None:
-    """Return the trace summary as in the trace list; None if the trace does not exist."""
+    """Return the trace's summary, as the trace list shows it; None if the trace does not exist."""
     return next(iter(store.traces(trace_ids=(trace_id,), limit=1)), None)
 
 

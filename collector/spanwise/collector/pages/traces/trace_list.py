@@ -26,7 +26,7 @@ _PERIODS_NS = tuple(s * 10**9 for s in (15, 60, 300, 900, 3_600, 21_600, 86_400,
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Data of the charts above the list: a time range in buckets, and its total."""
+    """Data of the charts above the list: a time range, its buckets, and their total."""
 
     window: sparkline.Window
     buckets: Sequence[Bucket]
@@ -34,9 +34,9 @@ class Overview:
 
     @property
     def cut(self) -> Bucket | None:
-        """Return the first bucket that counts only the newest traces, or the total if that does too.
+        """Return the bucket whose `newest` says how many traces were counted; None if all traces were counted.
 
-        None if all traces are counted.
+        It is the total if the total is limited to the newest traces as well, otherwise the first limited bucket.
         """
         cut = next((bucket for bucket in self.buckets if bucket.newest), None)
         return self.total if cut and self.total.newest else cut
@@ -84,7 +84,7 @@ def charts(store: Store, request: Request) -> Response:
 
 
 def list_open_runs(store: Store, query: filter_form.FilterQuery) -> list[OpenRun]:
-    """Return traces in progress that are not in the list yet, for its first page only."""
+    """Return traces in progress that are not in the list yet. Only the first page of the list shows them."""
     first = not query.fields.get("cursor") and query.fields.get("traffic") != "judges"
     return list_open_traces(store, query.filter) if first else []
 
@@ -108,7 +108,10 @@ def is_slow(filter: Filter, since_ns: int, until_ns: int) -> bool:
 def load_overview(
     store: Store, filter: Filter, since_ns: int, until_ns: int, newest: int = MAX_COUNTED_TRACES
 ) -> Overview | None:
-    """Aggregate a time range, over at most `newest` traces without rollups; None if no trace passes."""
+    """Aggregate a time range for the charts; None if no trace passes the filter.
+
+    If the filter cannot be answered from rollups, only the `newest` traces are counted.
+    """
     view = sparkline.choose_window(since_ns, until_ns)
     within = replace(filter, since_ns=view.since_ns, until_ns=view.until_ns)
     buckets = store.aggregate(within, bucket_ns=view.width_ns, newest=newest)
@@ -119,7 +122,7 @@ def load_overview(
 def choose_period(filter: Filter, shown: Sequence[TraceSummary]) -> tuple[int, int]:
     """Return the time range of the charts: the requested one, else a round range that covers the shown traces.
 
-    It ends now at the latest, because a start in the future comes from a wrong clock.
+    The range never ends after the present time, because a start in the future comes from a wrong clock.
     """
     now = time.time_ns()
     starts = [trace.start_ns for trace in shown if trace.start_ns <= now + MAX_CLOCK_SKEW_NS] or [now]
