@@ -19,9 +19,10 @@ MAX_ENTRIES, MAX_NAME_CHARS, MAX_NAMES, MAX_TOTAL_CHARS = 4096, 200, 200, 1_000_
 INDEXED_NAME = re.compile(
     r"(?P<prefix>.+?)\.(?P<index>[0-9]{1,5})\.(?P<element>\w+)\.(?P<rest>.+)", re.DOTALL | re.ASCII
 )
-DOCUMENT_NAMESPACES = ("input.documents", "output.documents")  # namespaces with a dot
-NATIVE_NAMES = (names.DOCUMENTS_JSON, names.COST, names.EXPERIMENT)  # whole names that are namespaces
-# Names of reported costs, which are also namespaces: the cost of a call, or of its input and its output
+DOCUMENT_NAMESPACES = ("input.documents", "output.documents")  # these namespaces contain a dot, unlike all others
+NATIVE_NAMES = (names.DOCUMENTS_JSON, names.COST, names.EXPERIMENT)  # each of these names is its own namespace
+# Names under which senders report costs: of a call in total, or of its input and its output. Each of these names is
+# its own namespace
 TOTAL_COST_NAMES = ("llm.cost.total", "gen_ai.usage.cost", "gen_ai.usage.total_cost", "operation.cost")
 PARTIAL_COST_NAMES = (
     ("llm.cost.prompt", "llm.cost.completion"),
@@ -43,7 +44,8 @@ class IndexedName(NamedTuple):
 class Memo(dict[K, V], Generic[K, V]):
     """Bounded cache that is cleared when it is full.
 
-    A flood of new names costs bounded memory, and no time once it has ended.
+    Memory stays bounded even if a sender keeps using new attribute names. After such a flood, the cleared cache soon
+    holds useful names again.
     """
 
     def __init__(self) -> None:
@@ -51,8 +53,9 @@ class Memo(dict[K, V], Generic[K, V]):
         self.size = 0
 
     def keep(self, key: K, value: V, size: int) -> V:
-        """Store a value of a size in characters. Concurrent calls may undercount the total size slightly and for a
-        short time.
+        """Store a value and return it. `size` is its memory cost in characters.
+
+        Concurrent calls may make the total size slightly too low, until the cache is cleared.
         """
         if len(self) >= MAX_ENTRIES or self.size > MAX_TOTAL_CHARS:
             self.clear()
@@ -63,10 +66,11 @@ class Memo(dict[K, V], Generic[K, V]):
 
 
 class NamespaceMemo(Memo[str, str]):
-    """Cache of the namespace of attribute names: the text before the first dot.
+    """Cache of attribute names and their namespaces. The namespace is the text before the first dot.
 
-    Rare names whose first part occurs in every span get a more specific namespace: feedback on a trace or session
-    (the part after the first dot), files, costs, and all names of Spanwise's own dialect.
+    Some rare names start with a word that occurs in every span. They get a more specific namespace: `annotations` or
+    `evaluations` for feedback on a trace or session, `input.documents` or `output.documents` for files, and the full
+    name for costs and for `NATIVE_NAMES`.
     """
 
     def __missing__(self, name: str) -> str:
@@ -81,9 +85,9 @@ class NamespaceMemo(Memo[str, str]):
 
 
 class SuffixMemo(Memo[str, str]):
-    """Cache of the rest of attribute names after a prefix.
+    """Cache of attribute names and the text in them after a prefix.
 
-    It is empty for names without the prefix, and for those that continue with an excluded word.
+    The text is empty if the name lacks the prefix, or if an excluded word follows the prefix.
     """
 
     def __init__(self, prefix: str, without: tuple[str, ...] = ()) -> None:
@@ -97,7 +101,7 @@ class SuffixMemo(Memo[str, str]):
 
 
 class IndexedNameMemo(Memo[str, IndexedName | None]):
-    """Cache of the positions of attribute names in lists spread over attributes; None for other names."""
+    """Cache of attribute names and their parts as an `IndexedName`; None for names of another form."""
 
     def __missing__(self, name: str) -> IndexedName | None:
         match = INDEXED_NAME.fullmatch(name)
@@ -116,14 +120,14 @@ NAME_OVERHEAD = 100  # overhead of a cached name, in characters
 
 
 def weigh_names(names: Collection[str]) -> int | None:
-    """Return the memory cost of caching names together, in characters; None if it is too high."""
+    """Return the memory cost of a cache key made of these names, in characters; None if it is too high to cache."""
     if len(names) > MAX_NAMES or any(len(name) >= MAX_NAME_CHARS for name in names):
         return None
     return sum(map(len, names)) + NAME_OVERHEAD * len(names)
 
 
 class NamesMemo(Memo[N, V]):
-    """Cache of a function's results for the names of a span's attributes, in their order, or their namespaces."""
+    """Cache of a function's results. The key is the tuple of a span's attribute names, or the set of its namespaces."""
 
     def __init__(self, make: Callable[[N], V]) -> None:
         super().__init__()
@@ -140,8 +144,8 @@ def _find_namespaces(names: NameTuple) -> frozenset[str]:
 
 get_namespaces = NamesMemo(_find_namespaces).__getitem__
 
-# Lists spread over attributes, by prefix and element name. Each element, in order of its index, has pairs of a name
-# within the element and the attribute's full name
+# Lists whose elements are spread over several attributes. The key is (prefix, element name). The value holds the
+# elements in order of their index, each as pairs of (name within the element, full attribute name)
 IndexedLists: TypeAlias = Mapping[tuple[str, str], tuple[tuple[tuple[str, str], ...], ...]]
 
 
@@ -159,17 +163,18 @@ get_indexed_lists = NamesMemo(_group_indexed_names).__getitem__
 
 CONTENT_FIELDS = ("content", "page_content", "text", "chunk")
 ID_FIELDS = ("id", "doc_uri", "document_id", "url")
-METADATA_ID_FIELDS = ("doc_uri", "id", "document_id", "doc_id")  # keys in a document's metadata
-# keys in metadata; distances are not scores
+METADATA_ID_FIELDS = ("doc_uri", "id", "document_id", "doc_id")  # keys in a document's metadata that may hold its id
+# keys in a document's metadata that may hold its score; a distance is not a score
 METADATA_SCORE_FIELDS = ("score", "relevance_score", "similarity_score", "_score")
-# LlamaIndex's instrumentor writes documents like this that it also lists elsewhere
+# Start of texts that LlamaIndex's instrumentor writes for documents. They are ignored, because it lists the same
+# documents in other attributes
 LLAMA_INDEX_REPR = "<NodeWithScore("
 DOCUMENT_FIELDS = frozenset((*CONTENT_FIELDS, *ID_FIELDS))
 new_document, new_usage = make_fast_constructor(Document), make_fast_constructor(Usage)
 
 
 def parse_json(value: JSON) -> JSON:
-    """Return the value of a JSON text; any other value unchanged."""
+    """Parse a string as JSON. Return invalid JSON, and any value other than a string, unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -179,7 +184,7 @@ def parse_json(value: JSON) -> JSON:
 
 
 def parse_number(value: JSON) -> float | None:
-    """Return a finite number, also parsed from text; None for any other value."""
+    """Convert a number or a numeric string to a finite number. Return None for any other value."""
     if value.__class__ is float and math.isfinite(value):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -192,7 +197,7 @@ def parse_number(value: JSON) -> float | None:
 
 
 def parse_count(value: JSON) -> int | None:
-    """Return a non-negative integer below 2**53, also parsed from text; None for any other value."""
+    """Convert a number or a numeric string to an integer from 0 to 2**53 - 1. Return None for any other value."""
     if value.__class__ is int and 0 <= value < 2**53:
         return value
     parsed = None if value is None else parse_number(value)
@@ -241,7 +246,9 @@ def build_document(value: Mapping[str, JSON]) -> Document:
 
 
 def read_documents(values: JSON) -> tuple[Document, ...]:
-    """Return the documents in a list; nothing if any element is not a document."""
+    """Return the documents in a list, or in the list `documents` of an object. Return () if any element is no
+    document.
+    """
     if isinstance(values, Mapping):
         values = values.get("documents")
     if not isinstance(values, Sequence) or isinstance(values, str):

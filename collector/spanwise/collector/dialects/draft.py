@@ -11,7 +11,8 @@ from spanwise.collector.former_names import FORMER, present_names
 from spanwise.collector.records import JSON, Amendment, Document, Event, Feedback, Link, Usage
 
 
-@dataclass(slots=True)  # not frozen: one is made for every span, and freezing would double the cost
+# not frozen: every span needs an instance, and an instance of a frozen class takes twice as long to create
+@dataclass(slots=True)
 class RawSpan:
     """OpenTelemetry span before translation: ids in lower-case hex, times in nanoseconds, attributes as plain values.
 
@@ -78,7 +79,9 @@ def check_side_records(also: Sequence[SideResult]) -> None:
 
 
 class RunFields(TypedDict, total=False):
-    """Fields of a `Run` that a dialect fills in. The others come from the span's envelope."""
+    """Fields of a `Run` that a dialect fills in. The other fields (ids, times, status, resource) come from the raw
+    span.
+    """
 
     name: str  # more readable than the span's own name, which then stays in the attribute `otel.span.name`
     kind: str
@@ -121,7 +124,7 @@ ELEMENT_TYPES = (("documents", {Document}), ("tags", {str}))
 def check_fields(fields: Mapping[str, Any]) -> None:
     """Raise `TypeError` for a value of a wrong type, and `KeyError` for a field that dialects do not fill in.
 
-    A store would fail on such a value, and on the other runs of its batch.
+    Because of one such value, a store would refuse the run together with all other runs of its batch.
     """
     for name, value in fields.items():
         kinds = FIELD_TYPES[name]
@@ -136,15 +139,16 @@ class Draft:
     """Raw span together with the run fields that dialects have extracted from it so far.
 
     - `span`: the raw span with events, links, scope and resource. Dialects must not change it.
-    - `attributes`: those that no dialect has taken yet. The rest is stored in `Run.attributes`.
-    - `fields`: the values that dialects have taken. The first dialect to fill a field wins.
-    - `namespaces`: the parts of the attributes' names before the first dot, for a quick check if a dialect applies.
+    - `attributes`: the attributes that no dialect has taken yet. Those left at the end are stored in `Run.attributes`.
+    - `fields`: the run fields that dialects have filled in. The first dialect to fill a field wins.
+    - `namespaces`: the namespaces of the attributes (see `NamespaceMemo`), for a quick check whether a dialect applies.
     - `awaits`: fields whose content arrives in other messages (log records, siblings). The run's attribute
       `spanwise.awaits` lists them, so that a reader can distinguish "not given" from "not arrived yet"; see
       `Amendment`.
     - `also`: side records of the span, `Feedback` and `Amendment`s, stored with the run in one commit. For invalid
       data it holds the `ValueError` with the reason, as `make_side_record` returns it. Append with `also += (…,)`.
-    - `sums`: True if the span's token counts are totals of spans below it, where the tokens are counted.
+    - `sums`: True if the span's token counts and cost are totals of the spans below it. They are then ignored, because
+      the spans below report their own.
     """
 
     __slots__ = ("also", "attributes", "awaits", "fields", "namespaces", "span", "sums")
@@ -168,11 +172,12 @@ class Draft:
             check_side_records(self.also)
 
 
-# Takes the attributes, events and scope that it knows from a draft, and fills in fields that are still empty. A
-# dialect changes only the draft, and no value in place: if it raises, the span is translated again without it.
-# `/metrics` and the log show its `__name__`. A dialect sees one span at a time, because siblings arrive in any order
-# and in other requests. If it needs them, it sets `awaits`, and the later span amends the earlier one. A dialect for
-# all spans of one request would be a `Callable[[Sequence[Draft]], None]` in `ingest/request_decoder.py`.
+# A dialect is a function that takes the attributes, events and scope that it recognizes from a draft, and fills in
+# run fields that are still empty. It changes only the draft, and replaces values instead of modifying them: if it
+# raises, the span is translated again without it. `/metrics` and the log show its `__name__`. A dialect sees one span
+# at a time, because siblings arrive in any order and in other requests. If it needs their content, it sets `awaits`,
+# and the later span amends the earlier one. A dialect for all spans of one request would be a
+# `Callable[[Sequence[Draft]], None]` in `ingest/request_decoder.py`.
 Dialect: TypeAlias = Callable[[Draft], None]
 
 

@@ -27,13 +27,16 @@ TEXT_FIELDS = {
     "rule": names.FEEDBACK_RULE,
 }
 EVENT = names.EVALUATION_EVENT
-EVALUATOR_SPEC = "gen_ai.evaluation.evaluator.source"  # an evaluator as JSON: its name and arguments
+# attribute that describes an evaluator in JSON: its name and arguments
+EVALUATOR_SPEC = "gen_ai.evaluation.evaluator.source"
 EVALUATOR_VERSION = "gen_ai.evaluation.evaluator.version"
 JUDGE_EVALUATORS = frozenset(("LLMJudge", "GEval"))  # pydantic-evals' evaluators that call a model
-PASS_LABELS = {"pass": True, "fail": False}  # pydantic-evals' labels of a bool, sent with the score 1.0 or 0.0
-VIA = "spanwise.via"  # key in feedback metadata: the collectors that forwarded it
-MAX_VIA, MAX_VIA_CHARS = 16, 64  # number of collectors, and characters of each
-MAX_NESTING = 4  # levels of nested names: `{"gen_ai": {"evaluation": {"score": {"value": 1}}}}`
+# pydantic-evals sends a bool as one of these labels, with the score 1.0 or 0.0
+PASS_LABELS = {"pass": True, "fail": False}
+VIA = "spanwise.via"  # key in feedback metadata: the collectors that forwarded the feedback
+MAX_VIA, MAX_VIA_CHARS = 16, 64  # maximum number of forwarding collectors, and of characters in the identity of each
+# maximum depth of nested objects, such as `{"gen_ai": {"evaluation": {"score": {"value": 1}}}}`, that are flattened
+MAX_NESTING = 4
 
 
 def evaluations(draft: Draft) -> None:
@@ -76,7 +79,7 @@ def read_feedback(log: RawLog) -> Feedback:
     id = text_or_none(attributes.pop(names.FEEDBACK_ID, None)) or ""
     given = parse_json(attributes.pop(names.FEEDBACK_METADATA, None))
     via = _parse_via(attributes.pop(names.FEEDBACK_VIA, None))
-    # after all known attributes were taken out: the others are metadata
+    # all known attributes have been removed by now, so the remaining ones are metadata
     metadata = {**attributes, **present_names(given, METADATA)} if isinstance(given, dict) else attributes
     return Feedback(
         target=target,
@@ -147,7 +150,7 @@ def _outcome(attributes: dict[str, JSON]) -> dict[str, Any]:
     """Return outcome, error and score. An error has no score, so a value next to an error is dropped."""
     error = attributes.pop(names.FEEDBACK_ERROR, None)
     if error and attributes.get(names.ERROR_TYPE) == _find_error_class(to_text(error)):
-        del attributes[names.ERROR_TYPE]  # as `write_feedback_attributes` sets it
+        del attributes[names.ERROR_TYPE]  # `write_feedback_attributes` derives it from the error
     error = error or attributes.get(names.ERROR_TYPE)
     outcome = attributes.pop(names.FEEDBACK_OUTCOME, "error" if error else "score")
     if outcome == "error":
@@ -165,21 +168,21 @@ def _outcome(attributes: dict[str, JSON]) -> dict[str, Any]:
 
 
 def _parse_via(given: JSON) -> list[JSON]:
-    """Return the identities of collectors; nothing if the value is not a list."""
+    """Return the valid collector identities in a list; [] if the value is not a list."""
     listed = given if isinstance(given, list) else []
     return [one for one in listed if isinstance(one, str) and len(one) <= MAX_VIA_CHARS][:MAX_VIA]
 
 
 def read_via(feedback: Feedback) -> list[str]:
-    """Return the collectors that forwarded a feedback, the first one first."""
+    """Return the identities of the collectors that forwarded the feedback, in order."""
     return [one for one in _parse_via(feedback.metadata.get(VIA)) if isinstance(one, str)]
 
 
 def write_feedback_attributes(feedback: Feedback, via: Sequence[str] = ()) -> dict[str, JSON]:
-    """Return the attributes of the event for a feedback.
+    """Return the attributes of an evaluation event for the feedback. `via` holds the collectors that forwarded it.
 
-    `read_feedback` restores an equal feedback from them, except for lease and evaluator's trace, which belong to one
-    store. Trace, span and time are not among the attributes.
+    `read_feedback` restores equal feedback from the event, except for the lease and the evaluator's trace, which belong
+    to one store. The attributes do not include trace id, span id and time, for which an event has its own fields.
     """
     target, score = feedback.target, feedback.score
     metadata = {name: value for name, value in feedback.metadata.items() if name != VIA}
@@ -215,6 +218,6 @@ def _scope(target: Target) -> str | None:
 
 
 def _find_error_class(error: str) -> str:
-    """Return OpenTelemetry's error type: the exception class if the text begins with one."""
+    """Return the value for OpenTelemetry's `error.type`: the exception class that starts the text, else `_OTHER`."""
     name = error.partition(":")[0]
     return name if name.replace(".", "_").isidentifier() else "_OTHER"

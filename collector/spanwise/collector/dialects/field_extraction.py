@@ -19,12 +19,12 @@ from spanwise.collector.dialects.draft import Draft
 from spanwise.collector.dialects.token_costs import normalize_usage, parse_dollars
 from spanwise.collector.records import JSON, Document, Usage
 
-# the first name that is present counts
+# Names for a field, in order of precedence
 IDENTITY_NAMES = {
     "session_id": ("session_id", "thread_id", "conversation_id"),
     "user_id": ("user_id",),
 }
-# Names that LangChain and LangSmith set themselves; they are no user metadata
+# Prefixes of metadata keys that LangChain and LangSmith set themselves; such keys are not user metadata
 SDK_PREFIXES: tuple[str, ...] = ("ls_", "LANGSMITH_", "LANGCHAIN_", "langgraph_", "lc_versions", "checkpoint_ns")
 SDK_PREFIXES += ("revision_id", "usage_metadata")
 INPUT_TOKEN_NAMES, OUTPUT_TOKEN_NAMES = (
@@ -64,9 +64,9 @@ FLAT_DETAILS = {
 
 
 def fill_field(draft: Draft, field: str, value: Any) -> bool:
-    """Fill a field if it is empty. Return whether it now holds the value, so that the attribute can be removed.
+    """Set a field if it is empty and the value is not None.
 
-    None fills nothing.
+    Return whether the field now equals the value, so that the caller can remove the attribute.
     """
     fields: dict[str, Any] = draft.fields  # type: ignore[assignment]
     if value is None:
@@ -82,9 +82,9 @@ def take_attribute(draft: Draft, field: str, name: str, read: Callable[[Any], An
 
 
 def parse_result(value: JSON) -> JSON:
-    """Return the value of a JSON text in canonical form. Numbers in another notation stay strings.
+    """Parse a string as JSON, except for numbers that would not be encoded to the same text again.
 
-    `1.50` and an integer of 24 digits are strings, because encoding them again would give another text.
+    `1.50` and an integer of 24 digits stay strings.
     """
     if not isinstance(value, str):
         return value
@@ -95,12 +95,15 @@ def parse_result(value: JSON) -> JSON:
 
 
 def parse_container(value: JSON) -> JSON:
-    """Return the object or list in a JSON text; any other value unchanged."""
+    """Parse a string that holds a JSON object or list. Return any other value unchanged."""
     return parse_json(value) if isinstance(value, str) and value[:1] in ("{", "[") else value
 
 
 def unwrap_arguments(value: JSON) -> JSON:
-    """Return the arguments from `{"args": […], "kwargs": {…}}`: the keyword arguments, or a single positional one."""
+    """Return the arguments in `{"args": […], "kwargs": {…}}`: the keyword arguments, or the only positional argument.
+
+    Return the value unchanged if it has another form, or arguments of both types.
+    """
     if not isinstance(value, dict) or value.keys() != {"args", "kwargs"}:
         return value
     args, kwargs = value["args"], value["kwargs"]
@@ -110,9 +113,11 @@ def unwrap_arguments(value: JSON) -> JSON:
 
 
 def read_result_documents(value: JSON) -> tuple[Document, ...]:
-    """Return the documents in a result of a sender that does not mark retrievers.
+    """Return the documents in a result that looks like a list of documents, for senders that do not mark retriever
+    spans.
 
-    All elements must have content and a score, an id or metadata, and none may be a message.
+    Each element must have content, and a score, an id or metadata. An element with a role is a message. If any
+    element is no document, return ().
     """
     if not isinstance(value, list) or not all(map(_is_document, value)):
         return ()
@@ -126,7 +131,9 @@ def _is_document(value: JSON) -> bool:
 
 
 def make_suffix_memo(prefix: str) -> SuffixMemo:
-    """Return a cache of metadata names below a prefix (with its dot), without names that SDKs set."""
+    """Return a cache of the metadata keys after a prefix (which ends in a dot), without keys that SDKs set
+    themselves.
+    """
     return SuffixMemo(prefix, SDK_PREFIXES)
 
 
@@ -139,8 +146,8 @@ def take_identity(draft: Draft, prefix: str) -> None:
 
 
 def take_metadata(draft: Draft, *places: SuffixMemo, read: Callable[[JSON], JSON] = parse_container) -> None:
-    """Fill in metadata from the attributes below prefixes. If a name occurs twice, the first counts and the other one
-    stays.
+    """Fill in metadata from the attributes below prefixes. If two attributes have the same key, only the first is
+    taken.
     """
     if "metadata" in draft.fields:
         return
@@ -155,7 +162,7 @@ def take_metadata(draft: Draft, *places: SuffixMemo, read: Callable[[JSON], JSON
 
 
 def read_strings(value: JSON) -> tuple[str, ...]:
-    """Return a list of strings; nothing for any other value."""
+    """Return a list of strings, also parsed from JSON, as a tuple. Return () for any other value."""
     value = parse_container(value)
     return tuple(value) if isinstance(value, list) and all(isinstance(one, str) for one in value) else ()
 
@@ -163,7 +170,8 @@ def read_strings(value: JSON) -> tuple[str, ...]:
 def read_usage(value: JSON, *, cache_apart: bool = False, reasoning_apart: bool = False) -> Usage | None:
     """Return token counts from an object with the names of OpenAI, Anthropic or LangChain.
 
-    `cache_apart`, `reasoning_apart`: the sender is known to exclude these parts from its totals, see `normalize_usage`.
+    `cache_apart` and `reasoning_apart`: the sender is known to exclude cached or reasoning tokens from its totals, see
+    `normalize_usage`.
     """
     if not isinstance(value, dict):
         return None
@@ -171,7 +179,7 @@ def read_usage(value: JSON, *, cache_apart: bool = False, reasoning_apart: bool 
     if given is None and made is None:
         return None
     total = parse_count(value.get("total_tokens", value.get("total")))
-    # Anthropic's API: the only one without a total
+    # Anthropic's API excludes cached tokens from `input_tokens`. It is the only one that reports no total
     apart = (
         total is None
         and parse_count(value.get("input_tokens")) is not None
@@ -211,7 +219,7 @@ def take_cost(draft: Draft, name: str) -> None:
 
 
 def read_cost(value: JSON) -> float | None:
-    """Return the US dollars in an object: its total, or else the sum of its parts."""
+    """Return the cost in US dollars from an object: its total, or else the sum of all its amounts."""
     if not isinstance(value, dict):
         return None
     for name in TOTAL_COST_FIELDS:

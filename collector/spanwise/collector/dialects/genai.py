@@ -1,7 +1,7 @@
 """OpenTelemetry GenAI conventions: model calls, and messages in attributes, span events and log records.
 
-Up to v1.36 each message was an event of its own (`gen_ai.user.message`, …, `gen_ai.choice`). Its content is in the
-event's body, in its attributes, or as JSON in one of them.
+Up to v1.36 each message was a separate event (`gen_ai.user.message`, …, `gen_ai.choice`). The content of the message
+is in the event's body, in the event's attributes, or as JSON in one of these attributes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROMPT_EVENT, COMPLETION_EVENT = (
     "gen_ai.content.prompt",
     "gen_ai.content.completion",
 )
-# attribute with the messages
+# event → its attribute with the messages
 EVENT_ATTRIBUTES = {
     PROMPT_EVENT: "gen_ai.prompt",
     COMPLETION_EVENT: "gen_ai.completion",
@@ -40,7 +40,7 @@ DETAILS_EVENT = "gen_ai.client.inference.operation.details"
 MESSAGE_EVENTS = frozenset((*MESSAGE_ROLES, CHOICE_EVENT, *EVENT_ATTRIBUTES, DETAILS_EVENT))
 INPUT_MESSAGES, OUTPUT_MESSAGES = "gen_ai.input.messages", "gen_ai.output.messages"
 INSTRUCTIONS = "gen_ai.system_instructions"
-CONTENT_ATTRIBUTE = "gen_ai.event.content"  # attribute with the body as JSON
+CONTENT_ATTRIBUTE = "gen_ai.event.content"  # attribute that holds the event's body as JSON
 ENVELOPE_NAMES = frozenset(("gen_ai.system", "gen_ai.provider.name", "event.name", CONTENT_ATTRIBUTE))
 # messages without any of these are ignored
 MESSAGE_CONTENT_FIELDS = (
@@ -53,7 +53,7 @@ MESSAGE_CONTENT_FIELDS = (
 
 
 def read_event_messages(name: str, body: JSON, attributes: Mapping[str, JSON]) -> tuple[list[JSON], list[JSON]]:
-    """Return the input and output messages in an event of `MESSAGE_EVENTS`; nothing if the content was not recorded."""
+    """Return the input and output messages in an event of `MESSAGE_EVENTS`; both empty if no content was recorded."""
     if name == DETAILS_EVENT:
         said = {**attributes, **body} if isinstance(body, dict) else attributes
         return read_input_messages(said), read_choices(parse_json(said.get(OUTPUT_MESSAGES)))
@@ -73,7 +73,7 @@ def read_input_messages(attributes: Mapping[str, JSON]) -> list[JSON]:
 
 
 def read_instructions(attributes: Mapping[str, JSON], messages: Iterable[JSON] = ()) -> list[JSON]:
-    """Return separate system instructions as a system message; nothing if the messages contain one."""
+    """Return separate system instructions as one system message; [] if the messages already contain one."""
     parts = parse_json(attributes.get(INSTRUCTIONS))
     if not parts or any(isinstance(message, dict) and message.get("role") == "system" for message in messages):
         return []
@@ -123,7 +123,9 @@ def _has_content(message: Mapping[str, JSON]) -> bool:
 
 
 def read_event_list(value: JSON) -> tuple[list[JSON], list[JSON]] | None:
-    """Return the input and output messages in a list of named events in one attribute; None for any other value."""
+    """Parse an attribute that holds a list of message events. Return the input and output messages; None for any other
+    value.
+    """
     events = parse_json(value)
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         return None
@@ -152,10 +154,10 @@ OPERATION_KINDS = {
     "create_agent": "agent",
     "invoke_agent": "agent",
     "invoke_workflow": "chain",
-    "fetch_response": "chain",  # fetches a call that was counted when it was made
+    "fetch_response": "chain",  # fetches the response of an earlier call, whose own span has the tokens
     "agent_step": "chain",  # Vercel's AI SDK 7: one round of an agent
 }
-# Spans of these operations repeat the tokens of model calls, which are counted there
+# Spans of these operations repeat the tokens of model calls. Only the spans of the model calls are counted
 AGGREGATE_OPERATIONS = ("create_agent", "invoke_agent", "invoke_workflow", "agent_step", "fetch_response")
 QUERY = "gen_ai.retrieval.query.text"
 INPUTS = ("gen_ai.tool.call.arguments", QUERY, "gen_ai.prompt")
@@ -163,11 +165,11 @@ OUTPUTS = ("gen_ai.tool.call.result", "gen_ai.completion")
 PROVIDERS = ("gen_ai.provider.name", "gen_ai.system")
 USAGE = "gen_ai.usage."
 TOKEN_NAMES = ((names.INPUT_TOKENS, f"{USAGE}prompt_tokens"), (names.OUTPUT_TOKENS, f"{USAGE}completion_tokens"))
-# Older and vendors' names of token details, with their present names. Other names are kept
+# Names of token details in older conventions and of vendors → current names. Other names are kept
 DETAIL_NAMES = {
     "cache_read_input_tokens": "cache_read.input_tokens",
     "cache_read_tokens": "cache_read.input_tokens",
-    # from Spanwise's tracer, if a program passes Anthropic's names
+    # written by Spanwise's tracer if a program passes Anthropic's names
     "cache_read_input_tokens.input_tokens": "cache_read.input_tokens",
     "prompt_tokens_details.cached_tokens": "cache_read.input_tokens",
     "cache_write_tokens": "cache_creation.input_tokens",
@@ -183,7 +185,8 @@ DETAIL_NAMES = {
 }
 TOTAL_TOKEN_NAMES = (f"{USAGE}total_tokens", "llm.usage.total_tokens")
 BASE_USAGE_NAMES = frozenset((*(name for pair in TOKEN_NAMES for name in pair), *TOTAL_TOKEN_NAMES, *COST_NAMES))
-# Senders that exclude a part from their totals, by prefix of scope and of provider ("": any)
+# Senders that exclude cached or reasoning tokens from their totals: (prefix of the scope, prefix of the provider). An
+# empty prefix matches any provider
 SENDERS_EXCLUDING_CACHE = (("opentelemetry.instrumentation.bedrock", ""), ("openlit", "anthropic"), ("openlit", "aws"))
 SENDERS_EXCLUDING_REASONING = (
     ("opentelemetry.instrumentation.google_generativeai", ""),
@@ -196,16 +199,16 @@ RETRIEVED_DOCUMENTS = "gen_ai.retrieval.documents"
 
 @applies_to("gen_ai")
 def genai(draft: Draft) -> None:
-    """Take the values that earlier dialects have not taken. The operation's name stays, as it is more specific than the
-    kind.
+    """Take the values that earlier dialects have left. The operation's name also stays as an attribute, because it is
+    more specific than the kind.
     """
     attributes, fields = draft.attributes, draft.fields
     operation = attributes.get(names.OPERATION)
     if not isinstance(operation, str):
         operation = None
-    elif operation not in OPERATION_KINDS:  # some senders use capitals
+    elif operation not in OPERATION_KINDS:  # some senders use capitals, hyphens or spaces
         operation = operation.strip().lower().replace("-", "_").replace(" ", "_")
-    if operation is None:  # a sender before v1.27
+    if operation is None:  # the sender follows conventions older than v1.27
         kind = "llm" if text_or_none(attributes.get(names.REQUEST_MODEL)) else None
     else:
         kind = OPERATION_KINDS.get(operation)
@@ -245,7 +248,9 @@ def _usage(draft: Draft) -> None:
 
 
 def _normalize_parts(draft: Draft, given: int, made: int, details: dict[str, int]) -> Usage:
-    """Return the usage with the parts that the sender is known, or appears, to exclude."""
+    """Return the usage. Add cached or reasoning tokens to the totals if the sender is known, or appears, to exclude
+    them.
+    """
     attributes, scope = draft.span.attributes, draft.span.scope
     provider = next((said for name in PROVIDERS if (said := text_or_none(attributes.get(name)))), "")
     return normalize_usage(
@@ -263,7 +268,7 @@ def _normalize_parts(draft: Draft, given: int, made: int, details: dict[str, int
 
 
 def _find_count(attributes: Mapping[str, Any], candidates: tuple[str, ...]) -> tuple[str | None, int]:
-    """Return the name of the attribute that counts the tokens, and the number."""
+    """Return the name and the value of the first candidate that holds a token count; (None, 0) if there is none."""
     for name in candidates:
         if name in attributes and (tokens := parse_count(attributes[name])) is not None:
             return name, tokens
@@ -271,7 +276,7 @@ def _find_count(attributes: Mapping[str, Any], candidates: tuple[str, ...]) -> t
 
 
 def _take_details(attributes: dict[str, Any]) -> dict[str, int]:
-    """Take detailed token counts under any of their names."""
+    """Remove detailed token counts from the attributes and return them under their current names."""
     details: dict[str, int] = {}
     for name, known in _get_detail_names(tuple(attributes)):
         if (tokens := parse_count(attributes[name])) is not None and details.setdefault(known, tokens) == tokens:
@@ -280,7 +285,7 @@ def _take_details(attributes: dict[str, Any]) -> dict[str, int]:
 
 
 def _select_detail_names(names: NameTuple) -> tuple[tuple[str, str], ...]:
-    """Return the attribute names of detailed counts, with their present names."""
+    """Return pairs of the attribute name of a detailed token count and its current name."""
     finer = (name for name in names if name.startswith(USAGE) and name not in BASE_USAGE_NAMES)
     plain = ((name, name.removeprefix(USAGE).removeprefix("details.")) for name in finer)
     return tuple((name, DETAIL_NAMES.get(known, known)) for name, known in plain)
@@ -349,7 +354,9 @@ def _events(draft: Draft) -> None:
 
 
 def _retrieval(draft: Draft, operation: str | None) -> None:
-    """Correct the kind of a retrieval that names its operation "embeddings", because it embeds the query."""
+    """Set the kind of a retrieval whose operation is "embeddings" to "retriever". Its sender names the operation after
+    the embedding of the query.
+    """
     fields = draft.fields
     if fields.get("kind") != "embedding" or OPERATION_KINDS.get(operation or "") != "embedding":
         return

@@ -1,6 +1,7 @@
 """Haystack's tracing: pipelines, components, agents.
 
-With HAYSTACK_CONTENT_TRACING_ENABLED spans have inputs and outputs as JSON; otherwise only names and durations.
+If HAYSTACK_CONTENT_TRACING_ENABLED is set, spans have inputs and outputs as JSON. Otherwise they have only names and
+durations.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from spanwise.collector.dialects.draft import Draft
 from spanwise.collector.records import JSON, Document
 
 PIPELINE, COMPONENT, AGENT, STEP = "haystack.pipeline", "haystack.component", "haystack.agent", "haystack.agent.step"
-# Attributes of inputs and outputs; the first that is present counts
+# Attributes with inputs and outputs, in order of precedence
 CONTENT = (
     (f"{STEP}.llm.input", f"{STEP}.llm.output"),
     (f"{STEP}.tool.input", f"{STEP}.tool.output"),
@@ -41,11 +42,11 @@ CLASS_SUFFIXES = {
     "Evaluator": "evaluator",
 }
 CALL_KINDS = ("llm", "embedding")
-EMPTY_FIELDS = ("blob", "embedding", "sparse_embedding")  # fields of a document that are mostly empty
+EMPTY_FIELDS = ("blob", "embedding", "sparse_embedding")  # fields of a document that are left out if they are None
 DOCUMENT_FIELDS = frozenset(("id", "content", "score", "meta"))
 
 
-# names that the program gives; better than the span's name
+# names given by the program; they replace the span's name
 NAME_ATTRIBUTES = (f"{COMPONENT}.name", "haystack.tool.name")
 
 
@@ -80,14 +81,16 @@ def haystack(draft: Draft) -> None:
 
 
 def _documents(given: JSON) -> tuple[Document, ...]:
-    """Return the documents in a list; nothing if any element is not a document."""
+    """Return the documents in a list; () if any element is not a document."""
     if not isinstance(given, list) or not all(isinstance(each, dict) and "content" in each for each in given):
         return ()
     return tuple(map(_document, given))
 
 
 def _document(given: Mapping[str, Any]) -> Document:
-    """Read a document. Metadata is next to its fields; metadata with the name of a field is in `meta`."""
+    """Read a document. Haystack puts metadata next to the document's fields, and keys that equal a field's name in
+    `meta`.
+    """
     beside = {k: v for k, v in given.items() if k not in DOCUMENT_FIELDS and not (k in EMPTY_FIELDS and v is None)}
     content, id, within = given["content"], given.get("id"), given.get("meta")
     if isinstance(within, dict):
@@ -97,7 +100,7 @@ def _document(given: Mapping[str, Any]) -> Document:
 
 
 def _take_reply_usage(draft: Draft, outputs: Mapping[str, JSON]) -> None:
-    """Take model and tokens from the `meta` of the result: of each reply, of all replies, or of an embedding."""
+    """Take model and tokens from the `meta` of each reply, or from the `meta` of the result."""
     replies, shared = outputs.get("replies"), outputs.get("meta")
     found: list[JSON] = (
         [reply.get("meta") for reply in replies if isinstance(reply, dict)] if isinstance(replies, list) else []
@@ -108,5 +111,5 @@ def _take_reply_usage(draft: Draft, outputs: Mapping[str, JSON]) -> None:
     if model := next(filter(None, named), None):
         draft.fields.setdefault("model", model)
     counted = next((usage for meta in metas if (usage := field_extraction.read_usage(meta.get("usage")))), None)
-    if counted:  # tokens of one request; each reply repeats them
+    if counted:  # all replies belong to one request, and each repeats its tokens
         draft.fields.setdefault("usage", counted)

@@ -21,9 +21,10 @@ METADATA_MEMO = field_extraction.make_suffix_memo(PROPERTIES + "metadata.")
 
 @applies_to("lmnr")
 def laminar(draft: Draft) -> None:
-    """Take kind, inputs, outputs, documents, session, user, tags and metadata. `genai` reads the rest of a call."""
+    """Take kind, inputs, outputs, documents, session, user, tags and metadata. `genai` reads model and tokens."""
     fields = draft.fields
-    # derive the kind from the type, which stays as an attribute. Embeddings have the type of any call
+    # derive the kind from the type, which also stays as an attribute. Embedding calls have the same type as other
+    # model calls; their span name differs
     said = draft.attributes.get(TYPE)
     if isinstance(said, str) and (kind := KINDS.get(said)):
         embeds = kind == "llm" and draft.span.name.endswith(".embeddings")

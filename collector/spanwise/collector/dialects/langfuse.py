@@ -30,7 +30,8 @@ USAGE, COST = "langfuse.observation.usage_details", "langfuse.observation.cost_d
 METADATA_NAMES = ("langfuse.trace.metadata", "langfuse.observation.metadata")
 METADATA_MEMOS = tuple(field_extraction.make_suffix_memo(f"{whole}.") for whole in METADATA_NAMES)
 CONTENT_FIELDS = (("inputs", "input"), ("outputs", "output"))
-CONTENT_PREFIXES = ("langfuse.trace.", "langfuse.observation.")  # content of the trace belongs to the root
+# the content of the trace is read only on its root span
+CONTENT_PREFIXES = ("langfuse.trace.", "langfuse.observation.")
 BASE_TOKEN_FIELDS = frozenset(("input", "output", "total"))
 
 
@@ -43,7 +44,7 @@ def langfuse(draft: Draft) -> None:
         del draft.attributes[TYPE]
     elif kind in STEP_KINDS:
         draft.fields.setdefault("kind", STEP_KINDS[kind])
-    # take inputs and outputs. Output of a model is text, even if it looks like a number
+    # take inputs and outputs. A model's output stays text, even if it looks like a number
     read = field_extraction.parse_container if draft.fields.get("kind") == "llm" else field_extraction.parse_result
     for field, place in CONTENT_FIELDS:
         for said in CONTENT_PREFIXES[draft.span.parent_id is not None :]:
@@ -61,7 +62,7 @@ def langfuse(draft: Draft) -> None:
 def _usage(draft: Draft) -> None:
     """Take cost, and tokens under OpenAI's or Langfuse's names.
 
-    In Langfuse's format, details are not included in `input` and `output`.
+    In Langfuse's format, `input` and `output` exclude tokens that have a count of their own, such as cached tokens.
     """
     attributes = draft.attributes
     if draft.fields.get("kind") in ("chain", "agent"):
@@ -88,8 +89,9 @@ def _sum_tokens(said: dict[str, JSON], side: str) -> int:
 
 
 def _take_metadata(draft: Draft) -> None:
-    """Take metadata of the trace, then of the observation. SDKs from version 5 on encode strings, so that "12" stays a
-    string.
+    """Take metadata of the trace, then of the observation.
+
+    SDKs from version 5 on encode strings as JSON, so that the string "12" is not read as a number.
     """
     major = draft.span.scope_version.partition(".")[0]
     is_encoded = draft.span.scope == "langfuse-sdk" and major.isdecimal() and int(major) >= 5
@@ -110,20 +112,21 @@ def _parse_object(value: JSON) -> dict[str, JSON] | None:
 DATA_TYPES = ("NUMERIC", "BOOLEAN", "CATEGORICAL", "TEXT", "CORRECTION")
 LABEL_TYPES = ("CATEGORICAL", "TEXT")
 SCORE_SOURCES: Mapping[str, Source] = {"API": "code", "EVAL": "model", "ANNOTATION": "human"}
-# kept as metadata unless equal to the default
+# field → default; any other value is kept as metadata
 EXTRA_FIELDS = {
     "environment": "default",
     "configId": None,
     "queueId": None,
 }
 TRACE_ID, SPAN_ID = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{16}")
-CORRECTION_LABEL = "correction"  # the comment holds the corrected text
+CORRECTION_LABEL = "correction"  # label of a correction; the comment of the feedback holds the corrected text
 
 
 def read_langfuse_score(body: Mapping[str, JSON], sent: JSON = None) -> Feedback:
-    """Return the feedback for a score. `sent` is the time of its event. Raise `ValueError` for an invalid score.
+    """Return the feedback for a score. Raise `ValueError` for an invalid score.
 
-    A score with an id overwrites an earlier one. Without an id, every score is a new one, as in Langfuse.
+    `sent` is the time of the event with the score, used if the score has no time. A score with an id overwrites an
+    earlier one with the same id. Without an id, every score is a new one, as in Langfuse.
     """
     name, given = text_or_none(body.get("name")), body.get("metadata")
     metadata = dict(given) if isinstance(given, Mapping) else {} if given is None else {"metadata": given}
@@ -176,7 +179,9 @@ def _read_optional_text(body: Mapping[str, JSON], name: str) -> str | None:
 
 
 def _make_otel_id(given: str | None, form: re.Pattern[str], what: str, metadata: dict[str, JSON]) -> str | None:
-    """Return an OpenTelemetry id. Any other text is the seed of a hash, as in Langfuse's SDK."""
+    """Return the id if it is an OpenTelemetry id. Otherwise return a hash of it, as Langfuse's SDK does, and add the
+    original id to the metadata.
+    """
     if given is None or form.fullmatch(given.lower()):
         return given and given.lower()
     metadata[f"langfuse.{what}_id"] = given
@@ -184,7 +189,9 @@ def _make_otel_id(given: str | None, form: re.Pattern[str], what: str, metadata:
 
 
 def _read_score_value(name: str, body: Mapping[str, JSON], metadata: dict[str, JSON]) -> dict[str, Any]:
-    """Return score or label, and comment, by the score's data type. If it is missing, the type of the value decides."""
+    """Return score or label, and comment, depending on the score's data type. Without a data type, the type of the value
+    decides.
+    """
     value, kind, comment = body.get("value"), body.get("dataType"), body.get("comment")
     said = None if comment is None else to_text(comment)
     if kind is None:

@@ -24,7 +24,7 @@ METADATA_MEMO = field_extraction.make_suffix_memo(METADATA)
 def langsmith(draft: Draft) -> None:
     """Take kind, inputs, outputs, tokens, cost, session, user, tags and metadata. `genai` reads the model.
 
-    LangSmith's kind takes precedence, because the operation's name is "embeddings" for retrievers and "chat" for
+    LangSmith's kind takes precedence over the GenAI operation, which is "embeddings" for retrievers and "chat" for
     prompts.
     """
     said = draft.attributes.get(KIND)
@@ -41,17 +41,20 @@ def langsmith(draft: Draft) -> None:
 
 
 def _content(draft: Draft) -> None:
-    """Take inputs and outputs. Messages of LangChain are only read, so that the full value stays as an attribute."""
+    """Take inputs and outputs. LangChain's messages are copied to the fields, and the full value stays as an
+    attribute.
+    """
     calls = draft.fields.get("kind") == "llm"
     inputs, outputs = _decode_value(draft.attributes.get(PROMPT)), _decode_value(draft.attributes.get(COMPLETION))
-    if isinstance(outputs, dict) and outputs.keys() == {"output"}:  # a result that is not an object
+    # LangSmith wraps a result that is not an object in `output`
+    if isinstance(outputs, dict) and outputs.keys() == {"output"}:
         outputs = outputs["output"]
     if not (calls and field_extraction.fill_field(draft, "inputs", read_langchain_inputs(inputs))):
         field_extraction.take_attribute(draft, "inputs", PROMPT, lambda _: inputs)
     if not (calls and field_extraction.fill_field(draft, "outputs", read_langchain_outputs(outputs))):
         field_extraction.take_attribute(draft, "outputs", COMPLETION, lambda _: outputs)
     if COMPLETION in draft.attributes and outputs is None:
-        draft.fields.setdefault("outputs", None)  # an explicit null
+        draft.fields.setdefault("outputs", None)  # the sender reports null as the output
 
 
 def _decode_value(value: JSON) -> JSON:
@@ -66,10 +69,12 @@ def _decode_value(value: JSON) -> JSON:
 
 
 def _usage(draft: Draft) -> None:
-    """Take tokens of model calls. Other spans repeat the tokens of the replies that they return."""
+    """Take the tokens of model calls. The counts of other spans are ignored: they repeat those of the replies they
+    return.
+    """
     attributes, fields = draft.attributes, draft.fields
     if (kind := fields.get("kind")) not in ("llm", "embedding"):
-        # without a kind, it is a span of another SDK with metadata for LangSmith
+        # a span without a kind comes from another SDK, and only has metadata for LangSmith
         draft.sums = draft.sums or kind is not None
         return
     # usage in LangChain's format, from the metadata or from the reply
@@ -97,7 +102,7 @@ def _parse_tags(value: JSON) -> tuple[str, ...] | None:
     return field_extraction.read_strings(value) or None
 
 
-# other roles have their usual names
+# LangChain's message type → role; any other type is used as the role
 LANGCHAIN_ROLES = {
     "human": "user",
     "ai": "assistant",

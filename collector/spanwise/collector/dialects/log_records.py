@@ -89,8 +89,9 @@ def content(log: RawLog) -> Amendment | None:
 
 
 def _make_message_key(log: RawLog) -> str:
-    """Return a key that sorts the messages of a call. A repeated record has the same key; different records have
-    others.
+    """Return a key that sorts the messages of a call by the time of sending.
+
+    Copies of a record have the same key, and different records have different keys.
     """
     # future times may have been replaced by one value
     sent = parse_count(log.attributes.get(f"{SENT_PREFIX}created_ns")) or log.time_ns
@@ -99,8 +100,8 @@ def _make_message_key(log: RawLog) -> str:
 
 
 LogItem: TypeAlias = Feedback | Amendment | OpenRun | ProcessReport
-# Returns None for a record that is not its own. Raises `ValueError` for an invalid record, and the sender gets the
-# reason
+# Function that translates a log record. It returns None for a record that it does not recognize, and raises
+# `ValueError` with a reason for the sender if the record is invalid
 LogDialect: TypeAlias = Callable[[RawLog], LogItem | None]
 
 LOG_DIALECTS: tuple[LogDialect, ...] = (evaluation, started, report, content)
@@ -109,9 +110,10 @@ LOG_DIALECTS: tuple[LogDialect, ...] = (evaluation, started, report, content)
 def read_log(
     log: RawLog, fault: FaultHandler = log_dialect_error, dialects: Sequence[LogDialect] | None = None
 ) -> LogItem | None:
-    """Return the result of the first dialect that knows this record, else None.
+    """Return the result of the first dialect that recognizes this record, else None.
 
-    Raise `ValueError` for an invalid record. Other errors of a dialect are raised only if no other dialect knows it.
+    Raise `ValueError` for an invalid record. Any other error of a dialect is raised only if no other dialect
+    recognizes the record.
     """
     log.attributes = present_names(log.attributes)
     log.event_name = ATTRIBUTES.get(log.event_name, log.event_name)

@@ -17,18 +17,18 @@ from spanwise.collector.records import JSON
 
 MESSAGE, MAX_NAME_CHARS = "logfire.msg", 200  # a span's message, and the maximum length of a name
 SCHEMA, TAGS, KIND, TEMPLATE = "logfire.json_schema", "logfire.tags", "logfire.span_type", "logfire.msg_template"
-# Attributes in which a program reports a result; "return" is that of a function
+# Attributes in which a program may report a result, in order of precedence; "return" is the result of a function
 RESULT_NAMES = ("return", "output", "outputs", "result", "response", "answer")
-AGENT_KINDS = {"Agent run": "agent", "Function": "tool", "Guardrail": "guardrail"}  # by prefix of the template
+AGENT_KINDS = {"Agent run": "agent", "Function": "tool", "Guardrail": "guardrail"}  # prefix of the template → kind
 EVALUATION_SCOPES = frozenset(("pydantic-evals", "pydantic_evals", "logfire.pydantic-evals"))
-JSON_TYPES = ("object", "array")  # types of values that are sent as JSON
+JSON_TYPES = ("object", "array")  # types in the JSON schema whose values are sent as JSON text
 
 
 @applies_to("logfire")
 def logfire(draft: Draft) -> None:
     """Take name, arguments and result of a function, documents, tags, and the content of instrumented calls."""
     scope = draft.span.scope
-    # take the message as name. The span's own name is its template, such as `Function: {name}`
+    # use the message as the run's name, because the span's name is only a template, such as `Function: {name}`
     message = text_or_none(draft.attributes.get(MESSAGE))
     if message is not None and "name" not in draft.fields:
         draft.fields["name"] = message if len(message) <= MAX_NAME_CHARS else message[: MAX_NAME_CHARS - 1] + "…"
@@ -51,7 +51,9 @@ def logfire(draft: Draft) -> None:
 
 
 def _function(draft: Draft) -> None:
-    """Take a function's arguments and result, or attributes that a program sets on a span. Logs have neither."""
+    """Take a function's arguments and result, or attributes that a program sets on a span. Skip Logfire's log messages,
+    which are also sent as spans.
+    """
     attributes, fields = draft.attributes, draft.fields
     if attributes.get(KIND) != "span" or "gen_ai" in draft.namespaces:
         return
@@ -115,8 +117,8 @@ def _agents(draft: Draft) -> None:
 
 
 def _call(draft: Draft) -> None:
-    """Read a model call from the attributes that Logfire used before it followed the GenAI conventions, if those are
-    missing.
+    """Read a model call from the attributes of older Logfire versions, unless the span has those of the GenAI
+    conventions.
     """
     take_message_events(draft, answered="gen_ai.usage.output_tokens" in draft.attributes)
     for field, name, part in (("inputs", "request_data", "messages"), ("outputs", "response_data", "message")):

@@ -16,11 +16,12 @@ KINDS = {
     "CHAT_MODEL": "llm",
     **dict.fromkeys(("WORKFLOW", "TASK", "PARSER", "MEMORY", "UNKNOWN"), "chain"),
 }
-# kinds that use tokens themselves; agents and chains repeat those of calls below
+# kinds that consume tokens themselves; agents and chains repeat the tokens of the calls below them
 CALL_KINDS = ("llm", "embedding", "reranker")
 TYPE, TAGS = "mlflow.spanType", field_extraction.make_suffix_memo("mlflow.traceTag.")
 USAGE, COST = "mlflow.chat.tokenUsage", "mlflow.llm.cost"
-FORMAT = "mlflow.message.format"  # the API that was called; the counts of "anthropic" and "gemini" exclude parts
+# the API that was called: "anthropic" excludes cached tokens from its totals, "gemini" excludes reasoning tokens
+FORMAT = "mlflow.message.format"
 IDENTITY_NAMES = (
     ("session_id", names.SESSION, "mlflow.trace.session"),
     ("user_id", names.USER, "mlflow.trace.user"),
@@ -30,7 +31,8 @@ IDENTITY_NAMES = (
 @applies_to("mlflow", scope="mlflow.")
 def mlflow(draft: Draft) -> None:
     """Take kind, inputs, outputs, model, tokens, cost, session, user, and the trace's tags as metadata."""
-    for name in (TYPE, names.OPERATION):  # if MLflow writes GenAI names, the operation's name may hold the type
+    # if MLflow writes GenAI names, the operation's name may hold MLflow's span type
+    for name in (TYPE, names.OPERATION):
         said = parse_json(draft.attributes.get(name))
         if isinstance(said, str) and (kind := KINDS.get(said)):
             draft.fields.setdefault("kind", kind)
@@ -45,7 +47,7 @@ def mlflow(draft: Draft) -> None:
 
 
 def _call(draft: Draft) -> None:
-    """Take model, tokens and cost. For failed calls and embeddings, only inputs and outputs hold them."""
+    """Take model, tokens and cost. For failed calls and embeddings, MLflow reports these only in inputs and outputs."""
     fields = draft.fields
     field_extraction.take_attribute(draft, "model", "mlflow.llm.model", _parse_text)
     field_extraction.take_cost(draft, COST)
@@ -62,7 +64,10 @@ def _call(draft: Draft) -> None:
 
 
 def _take_identity(draft: Draft) -> None:
-    """Take session and user. They are JSON if a program set them on a span."""
+    """Take session, user, and the trace's tags as metadata.
+
+    MLflow encodes session and user as JSON if a program sets them on a span.
+    """
     fields = draft.fields
     for field, name, own in IDENTITY_NAMES:
         given = draft.span.attributes.get(name)

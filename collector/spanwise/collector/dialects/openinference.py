@@ -39,13 +39,13 @@ INPUT_MESSAGES, OUTPUT_MESSAGES, PROMPTS, CHOICES = (
     "llm.prompts",
     "llm.choices",
 )
-SINGLE_ATTRIBUTE_LISTS = (PROMPTS, CHOICES)  # also sent as one attribute with a list
+SINGLE_ATTRIBUTE_LISTS = (PROMPTS, CHOICES)  # these lists may also be sent as one attribute
 TOOL_CALLS, CONTENT_PARTS = "tool_calls", "contents"
 NON_CONTENT_FIELDS = frozenset(("role", "name", "finish_reason"))
 
 
 def take_messages(draft: Draft) -> None:
-    """Take the messages to and from a model, unless inputs and outputs are known."""
+    """Fill in inputs and outputs with the messages to and from a model, unless they are filled in already."""
     fields, attributes = draft.fields, draft.attributes
     if "inputs" in fields and "outputs" in fields:
         return
@@ -62,7 +62,7 @@ def take_messages(draft: Draft) -> None:
 
 
 def _take_message_list(attributes: dict[str, Any], prefix: str) -> list[dict[str, JSON]]:
-    """Take a list of messages if one of them has content. A failed call has an answer with only a role."""
+    """Take a list of messages if at least one has content. The answer of a failed call has only a role."""
     listed = get_indexed_lists(tuple(attributes)).get((prefix, "message"), ())
     if any(rest not in NON_CONTENT_FIELDS for one in listed for rest, _ in one):
         return [build_message(flat) for flat in take_indexed_list(attributes, prefix, "message")]
@@ -70,7 +70,7 @@ def _take_message_list(attributes: dict[str, Any], prefix: str) -> list[dict[str
 
 
 def _take_texts(attributes: dict[str, Any], prefix: str, element: str) -> JSON:
-    """Take the text, or a list of several texts, of OpenAI's old completions."""
+    """Take the text, or the list of several texts, of a call to OpenAI's legacy completions API."""
     texts = attributes.get(prefix)
     if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
         del attributes[prefix]
@@ -88,7 +88,7 @@ def _has_only_texts(attributes: Mapping[str, JSON], prefix: str, element: str) -
 
 
 def build_message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Build a message from its flat names. Names without a counterpart in OpenAI's format are kept."""
+    """Build a message from flat attribute names. Fields without a counterpart in OpenAI's format keep their names."""
     made: dict[str, JSON] = {}
     calls: dict[int, dict[str, JSON]] = {}
     parts: dict[int, dict[str, JSON]] = {}
@@ -125,7 +125,9 @@ def build_message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
 def _move_calls(
     within: Mapping[int, dict[str, JSON]], parts: dict[int, dict[str, JSON]], calls: dict[int, dict[str, JSON]]
 ) -> None:
-    """Move tool calls from the parts of a message to its list of calls, unless a call with the same id is in it."""
+    """Move tool calls from the content parts of a message to its list of calls, unless the list has a call with the same
+    id.
+    """
     ids = {call.get("id") for call in calls.values()}
     for position in sorted(within):
         if within[position].get("id") is None or within[position]["id"] not in ids:
@@ -135,7 +137,7 @@ def _move_calls(
 
 
 def _build_content_part(flat: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Build a content part from its flat names: `image.image.url` becomes `{"image": {"url": …}}`."""
+    """Build a content part from flat attribute names: `image.image.url` becomes `{"image": {"url": …}}`."""
     made: dict[str, Any] = {}
     for name, value in flat.items():
         head, _, tail = name.partition(".")
@@ -150,12 +152,12 @@ def _build_content_part(flat: Mapping[str, JSON]) -> dict[str, JSON]:
 DOCUMENT_LISTS = (names.DOCUMENTS, "reranker.output_documents")
 INPUT_FILES, OUTPUT_FILES = DOCUMENT_NAMESPACES
 RERANKER_DOCUMENTS, RERANKER_QUERY = "reranker.input_documents", "reranker.query"
-MAX_SEARCHED_CHARS = 2**20  # maximum length of outputs that are searched for ids
+MAX_SEARCHED_CHARS = 2**20  # longer outputs are not searched for document ids
 DOCUMENT_FIELDS = frozenset(("content", "id", "score", "metadata"))
 
 
 def take_retrieved_documents(draft: Draft) -> None:
-    """Take retrieved documents, and the query of a reranker if the span has no other inputs."""
+    """Take retrieved documents. Use the query of a reranker as inputs if the span has none."""
     draft.fields.setdefault("documents", _take_documents(draft))
     if is_repr_of(draft.fields.get("outputs"), draft.fields["documents"]):
         del draft.fields["outputs"]
@@ -174,9 +176,9 @@ def is_repr_of(outputs: JSON, found: tuple[Document, ...]) -> bool:
 
 
 def take_files(draft: Draft) -> None:
-    """Take documents such as PDFs as inputs and outputs of a step, if it has no others.
+    """Take files such as PDFs as inputs and outputs if the span has no others.
 
-    The output documents of a retriever are its retrieved documents.
+    The output files of a retriever are its retrieved documents.
     """
     attributes, fields, namespaces = draft.attributes, draft.fields, draft.namespaces
     if (
@@ -194,7 +196,7 @@ def take_files(draft: Draft) -> None:
 
 
 def read_listed_document(flat: Mapping[str, JSON]) -> Document:
-    """Build a document from its flat names. Names without a field in `Document` become metadata."""
+    """Build a document from flat attribute names. Values for which `Document` has no field become metadata."""
     if len(flat) == len(DOCUMENT_FIELDS) and (plain := _read_complete_document(flat)):
         return plain
     read = build_document(flat)
@@ -209,7 +211,7 @@ def read_listed_document(flat: Mapping[str, JSON]) -> Document:
 
 
 def _read_complete_document(flat: Mapping[str, JSON]) -> Document | None:
-    """Build a document if all four fields are present and valid, the usual case; None for any other."""
+    """Build a document if all four fields are present and valid, which is the usual case. Otherwise return None."""
     content, id, score = flat.get("content"), flat.get("id"), flat.get("score")
     if type(content) is not str or type(id) is not str or type(score) is not float or not isfinite(score):
         return None
@@ -231,10 +233,10 @@ def _take_documents(draft: Draft) -> tuple[Document, ...]:
 
 
 def _add_output_ids(found: tuple[Document, ...], outputs: JSON) -> tuple[Document, ...]:
-    """Return the documents with the ids from the outputs, and with empty documents that were not listed.
+    """Return the listed documents with ids from the outputs, and with the empty documents that the list omits.
 
-    LangChain's instrumentor lists neither ids nor empty documents; its outputs have both. Outputs with anything other
-    than these documents in this order are ignored.
+    LangChain's instrumentor lists neither ids nor empty documents, but its outputs have both. The outputs are ignored
+    if they hold any other document, or another order.
     """
     if isinstance(outputs, str):
         outputs = parse_json(outputs) if len(outputs) <= MAX_SEARCHED_CHARS else None
@@ -250,7 +252,7 @@ def _add_output_ids(found: tuple[Document, ...], outputs: JSON) -> tuple[Documen
     return found if waiting else tuple(named)
 
 
-# Prefix → scope, and name of an element
+# Prefix of the attributes → (target of the feedback, element name)
 LIST_FORMS = {
     f"{scope}{many}": (scope.rstrip(".") or "span", one)
     for scope in ("", "trace.", "session.")
@@ -259,12 +261,15 @@ LIST_FORMS = {
 LIST_PREFIXES = tuple(LIST_FORMS)
 ANNOTATOR_SOURCES: Mapping[JSON, Source] = {"HUMAN": "human", "LLM": "model", "CODE": "code"}
 FIELD_NAMES = frozenset(("name", "score", "label", "explanation", "annotator_kind", "identifier", "metadata"))
-EXPLANATION_LABEL = "explanation"  # label of an annotation with only an explanation, which becomes its comment
-CARRIER_KINDS = (None, "evaluator")  # kinds of spans that only carry feedback
+# label of an annotation that has only an explanation; the explanation becomes the comment
+EXPLANATION_LABEL = "explanation"
+CARRIER_KINDS = (None, "evaluator")  # kinds of spans that may carry feedback on another span
 
 
 def read_annotations(draft: Draft) -> None:
-    """Add the feedback of all three scopes to the draft. Invalid annotations are reported to the sender."""
+    """Add the feedback on the span, its trace and its session to the draft. Invalid annotations are reported to the
+    sender.
+    """
     if found := _group_annotations(draft.attributes):
         draft.also += tuple(
             [
@@ -312,7 +317,7 @@ def _read_annotation(draft: Draft, scope: str, flat: Mapping[str, JSON]) -> Feed
 
 
 def _read_annotation_metadata(flat: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Return the annotation's metadata, with the values for which `Feedback` has no field."""
+    """Return the annotation's metadata, together with the values for which `Feedback` has no field."""
     metadata = parse_json(flat.get("metadata"))
     rest: dict[str, JSON] = {name: value for name, value in flat.items() if name not in FIELD_NAMES}
     kind = flat.get("annotator_kind")
@@ -338,7 +343,10 @@ def _find_target(draft: Draft, scope: str) -> Target:
 
 
 def _get_linked_ids(span: RawSpan) -> tuple[str, str]:
-    """Return the ids of the earlier span that a span with annotations refers to."""
+    """Return trace id and span id of the earlier span that an annotation span links to.
+
+    Raise `ValueError` unless the annotation span has exactly one link.
+    """
     if len(span.links) != 1:
         raise ValueError(
             f"span {span.name!r:.200} carries annotations and {len(span.links)} links, where one says whose"
@@ -358,13 +366,14 @@ MODEL_NAMES = (
     "decision.model_name",
     "decision.request.model_name",
 )
-MODEL_PARAMETERS = ("model", "model_name", "model_id")  # keys of invocation parameters
-GENAI_MODEL_NAMES = (names.RESPONSE_MODEL, names.REQUEST_MODEL)  # GenAI's names take precedence over parameters
+MODEL_PARAMETERS = ("model", "model_name", "model_id")  # keys that hold the model in the invocation parameters
+# names that take precedence over the invocation parameters
+GENAI_MODEL_NAMES = (names.RESPONSE_MODEL, names.REQUEST_MODEL)
 PARAMETERS = ("llm.invocation_parameters", "embedding.invocation_parameters")
 IDENTITY_NAMESPACES = frozenset(map(get_namespace, (names.SESSION, names.USER, names.METADATA, names.TAGS)))
 # namespaces that the fast path does not handle
 RARE_NAMESPACES = frozenset(("retrieval", "reranker", "llm", "embedding", "decision"))
-MODEL_NAMESPACES = RARE_NAMESPACES - {"retrieval"}  # namespaces with a model name
+MODEL_NAMESPACES = RARE_NAMESPACES - {"retrieval"}  # namespaces that may hold a model name
 FEEDBACK_NAMESPACES = frozenset(("annotations", "evaluations"))
 FILE_NAMESPACES = frozenset((INPUT_FILES, OUTPUT_FILES))
 HAYSTACK = "openinference.instrumentation.haystack"
@@ -374,8 +383,8 @@ REPR_DETAILS = {
     "cache_creation_input_tokens": "cache_creation.input_tokens",
     "reasoning_tokens": "reasoning.output_tokens",
 }
-# For these kinds some instrumentors (smolagents, CrewAI) send the sum of the calls below, where the tokens are
-# counted
+# On spans of these kinds some instrumentors (smolagents, CrewAI) send the total of the calls below. It is ignored,
+# because the calls report their own tokens
 AGGREGATE_KINDS = frozenset(("agent", "chain"))
 PROMPT_TOKENS, COMPLETION_TOKENS, TOTAL_TOKENS = (
     "llm.token_count.prompt",
@@ -400,9 +409,9 @@ DETAIL_NAMES = {
 def openinference(draft: Draft) -> None:
     """Take kind, inputs, outputs, documents, model, tokens, cost, session, user, tags and metadata; read feedback.
 
-    The messages of a model call are its inputs and outputs. The input and output values of instrumentors are the
-    request of a particular API, or its `repr`, and stay as attributes. On other spans, messages are only a part of
-    the content.
+    For a model call, inputs and outputs are its messages. Its `input.value` and `output.value` stay as attributes:
+    instrumentors fill them with the request of a particular API, or with its `repr`. For other spans these two values
+    take precedence, because the messages are only a part of the content.
     """
     for step in _get_steps(draft.namespaces):
         step(draft)
@@ -478,7 +487,8 @@ def _take_rare_fields(draft: Draft) -> None:
     if "decision" in namespaces:
         _usage(draft, *DECISION_TOKENS)
     if "embedding" in namespaces and "inputs" not in draft.fields:
-        # take the embedded texts if the span has no other inputs. With their vectors, they also stay as attributes
+        # use the embedded texts as inputs if the span has no others. They also stay as attributes, together with the
+        # vectors
         listed = take_indexed_list(dict(draft.attributes), "embedding.embeddings", "embedding")
         if texts := [one["text"] for one in listed if isinstance(one.get("text"), str)]:
             draft.fields["inputs"] = texts[0] if len(texts) == 1 else texts
@@ -521,7 +531,7 @@ def _usage(draft: Draft, input: str, output: str) -> None:
 
 
 def _find_haystack_details(draft: Draft) -> dict[str, int]:
-    """Return the detailed counts that Haystack's instrumentor leaves in the `repr` of the reply."""
+    """Return the detailed token counts that Haystack's instrumentor leaves in the `repr` of the reply."""
     outputs = draft.span.attributes.get(names.OUTPUT_VALUE)
     if draft.span.scope != HAYSTACK or not isinstance(outputs, str):
         return {}
@@ -530,7 +540,7 @@ def _find_haystack_details(draft: Draft) -> dict[str, int]:
     return {name: int(match[1]) for name, match in found if match}
 
 
-# Steps for spans with attributes in one of these namespaces, in this order
+# (namespaces, step): a step runs if the span has attributes in one of the namespaces. Steps run in this order
 STEPS: tuple[tuple[frozenset[str], Dialect], ...] = (
     (frozenset(("openinference",)), _kind),
     (frozenset(("input",)), _inputs),

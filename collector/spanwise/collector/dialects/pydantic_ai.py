@@ -13,7 +13,7 @@ from spanwise.collector.dialects.genai import read_event_list, read_instructions
 from spanwise.collector.records import JSON
 
 SCOPE = "pydantic-ai"
-# all messages of a run; the second name up to version 1
+# attributes with all messages of a run; up to data format version 1, the second one is used
 HISTORY_NAME, EVENTS_NAME = "pydantic_ai.all_messages", "all_messages_events"
 NEW_INDEX_NAME = "pydantic_ai.new_message_index"  # index of the first message that is new in this run
 RESULT_NAME = "final_result"
@@ -40,7 +40,10 @@ def pydantic_ai(draft: Draft) -> None:
 
 
 def _agent(draft: Draft) -> None:
-    """Take the first and last messages as inputs and outputs. All messages stay in their attribute."""
+    """Take the messages before the first new answer as inputs, and those from the last answer on as outputs.
+
+    The attribute `final_result` takes precedence as outputs. The attribute with all messages stays.
+    """
     attributes, fields = draft.attributes, draft.fields
     fields.setdefault("kind", "agent")
     draft.sums = True

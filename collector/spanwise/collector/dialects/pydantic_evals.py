@@ -17,7 +17,7 @@ from spanwise.collector.records import JSON, Feedback, Target
 SCOPES = frozenset(("pydantic-evals", "pydantic_evals", "logfire.pydantic-evals"))
 # each of the form {name: {name, value, reason, source, evaluator_version}}
 RESULTS = ("assertions", "scores", "labels")
-EVALUATOR_NAME = "evaluator_name"  # attribute of an evaluator's span
+EVALUATOR_NAME = "evaluator_name"  # attribute that only evaluators' spans have
 
 
 @applies_to(scope=tuple(SCOPES))
@@ -70,7 +70,7 @@ def _read_evaluator(source: Mapping[str, JSON]) -> dict[str, Any]:
 
 
 def _failure(draft: Draft) -> Feedback:
-    """Return the error of an evaluator. Its target is the case, which is the span above the evaluator's."""
+    """Return the failure of an evaluator as feedback on the case. The case is the parent of the evaluator's span."""
     span = draft.span
     name = to_text(draft.attributes[EVALUATOR_NAME])
     exception = next((event.attributes for event in reversed(span.events) if event.name == "exception"), {})

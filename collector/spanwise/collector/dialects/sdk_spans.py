@@ -1,7 +1,7 @@
 """Finished spans of the OpenTelemetry SDK, translated to runs in the process that made them.
 
-`evaluate()` makes one for every example. The fast path gives the same result as `read_span` (a test compares them). It
-returns None for an unusual span, which `read_span` then translates.
+`evaluate()` creates one such span for every example. Simple spans take a fast path, which gives the same result as
+`read_span` (a test compares both). For other spans the fast path returns None, and `read_span` translates them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _latest_attributes: tuple[Resource, dict[str, JSON]] | None = None
 
 
 def read_sdk_span(span: ReadableSpan, also: list[SideRecord] | None = None) -> Run:
-    """Return the run for a finished span of the SDK, the same as after export over OTLP and ingest.
+    """Return the run for a finished span of the SDK. It equals the run after export over OTLP and ingest.
 
     Valid side records are appended to `also`.
     """
@@ -71,8 +71,8 @@ def make_raw_span(span: ReadableSpan) -> RawSpan:
 def _find_ids(span: ReadableSpan) -> tuple[str, str, str | None, str]:
     """Return trace id, span id, parent's id and tracestate.
 
-    For Spanwise's own spans, this avoids the span contexts, which are created on demand. It also leaves out
-    Spanwise's entry in the tracestate, which repeats the ids, as the exporter does.
+    Spanwise's own spans create their span context on demand, so this reads the ids directly. It leaves out Spanwise's
+    entry in the tracestate, which repeats the ids; so does the exporter.
     """
     if isinstance(span, LiveSpan):
         parent = f"{span.parent_id:016x}" if span.parent_id else None
@@ -100,7 +100,7 @@ def _convert_tuples(attributes: Mapping[str, Any] | None) -> dict[str, JSON]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in (attributes or {}).items()}
 
 
-# kinds without documents
+# kinds of spans that have no documents
 _PLAIN_KINDS = {kind.upper(): kind for kind in ("chain", "tool", "agent", "guardrail", "evaluator")}
 _COUNTS = frozenset((names.LOCAL_ROOT, names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED, names.CALLS_SENT))
 # a null output stays as an attribute, as in `openinference`
@@ -113,7 +113,10 @@ _PLAIN_ATTRIBUTES = _COUNTS | _CONTENT_ATTRIBUTES | _EXPERIMENT
 
 
 def read_plain_span(span: LiveSpan, resource: Mapping[str, JSON]) -> Run | None:
-    """Return the run for a plain finished span of Spanwise's tracer; None if it is not plain."""
+    """Return the run for a simple finished span of Spanwise's tracer; None if the span needs `read_span`.
+
+    A simple span has a kind without documents, no error, events or links, and no attributes of other conventions.
+    """
     # private fields, because the SDK's properties wrap or copy values, which costs more than all the rest
     attributes, code = span._attributes, span._status.status_code
     kind = _PLAIN_KINDS.get(attributes.get(names.KIND, ""))
@@ -149,7 +152,10 @@ def read_plain_span(span: LiveSpan, resource: Mapping[str, JSON]) -> Run | None:
 
 
 def _read_experiment(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ids of an experiment. Raise `ValueError` if they are not as `capture` sets them."""
+    """Return the ids of experiment and example, and the repetition; {} for a span outside of experiments.
+
+    Raise `ValueError` if they are not as `capture` sets them.
+    """
     if names.EXPERIMENT not in attributes:
         if not _EXPERIMENT.isdisjoint(attributes):
             raise ValueError("ids of no experiment")
@@ -166,8 +172,9 @@ _EXPERIMENT_ORDER = (names.EXPERIMENT, names.EXAMPLE, names.REPETITION)
 
 
 def _read_value(attributes: Mapping[str, Any], name: str, mime: str) -> JSON:
-    """Return a value, decoded from JSON if its type is JSON. Raise `ValueError` for invalid JSON, or a type without a
-    value.
+    """Return the value of an attribute, parsed if its MIME type is JSON.
+
+    Raise `ValueError` for invalid JSON, or for a MIME type without a value.
     """
     if name not in attributes:
         if mime in attributes:

@@ -3,10 +3,10 @@
 Vendors disagree: OpenAI's `prompt_tokens` include tokens from the cache, Anthropic's `input_tokens` do not; OpenAI's
 `completion_tokens` include reasoning, Gemini's `candidates_token_count` does not. docs/costs.md has the table.
 
-Each price is looked up once per model, provider and hour of the call, because some depend on the time of day. Unknown
-models are cached, too. Up to its first tier a price is linear, so most calls need only a multiplication. genai-prices
-itself takes 70 µs per call, and a third of a second and 16 MB at the first use. A process that imports known prices
-avoids both.
+Each price is looked up once per model, provider and hour of the call, because some prices depend on the time of day.
+Unknown models are cached, too. Below its first tier, a price is linear, so the cost of most calls is one
+multiplication per kind of token. genai-prices itself takes 70 µs per call, and a third of a second and 16 MB at the
+first use. A process that imports the prices of another one (`import_prices`) avoids both.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 CACHE_READ, CACHE_WRITE = "cache_read.input_tokens", "cache_creation.input_tokens"
 REASONING = "reasoning.output_tokens"
 AUDIO_INPUT, AUDIO_OUTPUT = "audio.input_tokens", "audio.output_tokens"
-MAX_TOKENS = 2**53  # highest count; JSON numbers are exact up to here
+MAX_TOKENS = 2**53  # highest token count; integers up to this are exact as JSON numbers
 
 
 def normalize_usage(
@@ -50,11 +50,11 @@ def normalize_usage(
     cache_apart: bool = False,
     reasoning_apart: bool = False,
 ) -> Usage:
-    """Return the usage with separately counted parts added to the totals that they belong to.
+    """Return the usage. Add cached, reasoning and audio tokens to the totals if the sender counts them separately.
 
-    `cache_apart` and `reasoning_apart`: the sender is known to count the part separately. Otherwise a part counts as
-    separate if it is larger than the total that should include it, or if the sender's `total` is right only with it
-    added. For a sender that excludes reasoning without counting it, reasoning is the difference to `total`.
+    `cache_apart` and `reasoning_apart`: the sender is known to do this. Otherwise a part counts as separate if it is
+    larger than the total that should include it. A cached or reasoning part also does if the sender's `total` is right
+    only with it added. If a sender excludes reasoning tokens and does not report them, they are the difference to `total`.
     """
     if reasoning_apart and REASONING not in details and total is not None and total > input + output:
         details = {**details, REASONING: total - input - output}
@@ -77,7 +77,7 @@ def normalize_usage(
 
 
 def _add_bounded(tokens: int, part: int) -> int:
-    """Return the sum, unless it exceeds `MAX_TOKENS`."""
+    """Return the sum, or the larger of the two numbers if the sum reaches `MAX_TOKENS`."""
     return tokens + part if tokens + part < MAX_TOKENS else max(tokens, part)
 
 
@@ -85,7 +85,7 @@ AGGREGATE_KINDS = ("agent", "chain")  # kinds whose spans repeat the costs of ca
 
 
 def take_reported_cost(draft: Draft) -> None:
-    """Fill in the cost that a sender reports. Spans that repeat the sum of calls below them get none."""
+    """Fill in the cost that a sender reports. Ignore it on spans that only repeat the sum of the calls below them."""
     attributes, fields = draft.attributes, draft.fields
     if draft.sums or (fields.get("kind") in AGGREGATE_KINDS and "decision" not in draft.namespaces):
         return
@@ -123,7 +123,7 @@ MILLION = 1_000_000
 
 
 class Price(NamedTuple):
-    """Dollars per token for calls of up to `until` input tokens. Larger calls use genai-prices."""
+    """US dollars per token for calls of up to `until` input tokens. genai-prices computes the cost of larger calls."""
 
     until: float
     input: float
@@ -183,7 +183,7 @@ def compute_cost(model: str, usage: Usage, attributes: Mapping[str, Any], start_
 
 
 def has_price(address: str | None) -> bool:
-    """Return whether genai-prices' prices apply to models at an address. An unknown address (None) counts as yes.
+    """Return whether the prices of genai-prices apply to models at an address; True for an unknown address (None).
 
     The address is a base URL or a host. Models at an endpoint that genai-prices does not know, such as a self-hosted
     server, have no price, whatever their names.
@@ -201,7 +201,8 @@ def find_provider(address: str) -> str | None:
         provider = get_snapshot().find_provider(None, None, url)
     except LookupError:
         return None
-    # The patterns match prefixes: `https://api.openai.com.example.org` belongs to another provider
+    # genai-prices' patterns match only the start of the URL. Without this check, `https://api.openai.com.example.org`
+    # would belong to OpenAI
     known = re.match(provider.api_pattern, url)
     is_longer = known is not None and known[0][-1:] not in ("/", ".") and re.match(r"[\w.-]", url[known.end() :])
     return None if is_longer else provider.id
@@ -231,7 +232,7 @@ def _find_model_price(asked: PriceKey) -> ModelPrice | None:
 def _look_up_model_price(model: str, provider: str | None, when: datetime) -> ModelPrice:
     from genai_prices.data_snapshot import DataSnapshot, get_snapshot
 
-    # A new snapshot each time, because it would cache every unknown name for ever.
+    # Use a new snapshot each time, because a snapshot caches every unknown model name for ever.
     snapshot = DataSnapshot(get_snapshot().providers, from_auto_update=False)
     try:
         return snapshot.find_provider_model(model, None, provider, None)[1].get_prices(when)
@@ -261,6 +262,7 @@ def _bill(model: ModelPrice, usage: Usage) -> float | None:
         try:
             billed = Billed(input_tokens=usage.input_tokens, output_tokens=usage.output_tokens, **some)
             return float(model.calc_price(billed)["total_price"])
-        except (ValueError, ArithmeticError):  # more cached tokens than tokens; the totals may still be right
+        # inconsistent details, such as more cached than input tokens: try without details
+        except (ValueError, ArithmeticError):
             continue
     return None

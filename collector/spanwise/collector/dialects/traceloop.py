@@ -1,6 +1,7 @@
 """Traceloop's SDK, OpenLLMetry.
 
-Early versions spread messages over indexed attributes. Present versions use GenAI's, which `genai` reads.
+Early versions spread messages over indexed attributes. Current versions use the GenAI attributes, which `genai`
+reads.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ REQUESTS = {"chat": "llm", "completion": "llm", "embedding": "embedding", "reran
 KIND, REQUEST = "traceloop.span.kind", "llm.request.type"
 # operation of a retriever in the LangChain instrumentor, which otherwise has the kind of a task
 RETRIEVAL_OPERATION = "vector_db_retrieve"
-# arguments of LangChain's callbacks
+# field → arguments of LangChain's callbacks that may hold its value
 CALLBACK_FIELDS = {
     "inputs": ("inputs", "query"),
     "outputs": ("outputs", "output"),
@@ -46,7 +47,7 @@ def traceloop(draft: Draft) -> None:
     if "gen_ai" in namespaces and (
         "traceloop" in namespaces or not draft.attributes.keys().isdisjoint(FIRST_MESSAGE_NAMES)
     ):
-        # read a model call with the names used before GenAI's. `genai` reads its model and tokens
+        # read a model call with the names that preceded the GenAI attributes. `genai` reads its model and tokens
         request = draft.attributes.get(REQUEST)
         if isinstance(request, str) and request in REQUESTS:
             draft.fields.setdefault("kind", REQUESTS[request])
@@ -81,7 +82,8 @@ def _entity(draft: Draft) -> None:
 def _content(draft: Draft, field: str, name: str) -> None:
     """Take arguments or result of a decorated function.
 
-    LangChain's value is nested among other arguments of its callbacks, which stay as an attribute.
+    The LangChain instrumentor sends all arguments of a callback. Only the value in them is copied, and they stay as
+    an attribute.
     """
     value = parse_json(draft.attributes.get(name))
     within = next(

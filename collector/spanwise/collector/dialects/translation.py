@@ -1,8 +1,8 @@
 """Translation of a raw span to a run: order of dialects, fast path, native attributes, project and status.
 
 The fast path handles plain steps of a program, which are most spans. Its result equals that of the dialects (a test
-compares them on recorded spans of all senders). All dialects run if another dialect, or a rarer part of
-OpenInference, may apply.
+compares them on recorded spans of all senders). A span does not qualify if a dialect of a vendor, or a rarer part of
+OpenInference, may apply; it goes through all dialects.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from spanwise.tracer import attribute_names as names
 
 log = logging.getLogger("spanwise.collector")
 
-# Receives the name of a dialect that failed, and the error. It must not raise, except in tests
+# Function that receives the name of a dialect that failed, and the error. It must not raise, except in tests
 FaultHandler: TypeAlias = Callable[[str, Exception], None]
 
 _logged: set[tuple[str, type[Exception]]] = set()
@@ -65,7 +65,7 @@ def get_dialect_name(dialect: Callable[..., Any]) -> str:
 
 
 def log_dialect_error(dialect: str, error: Exception) -> None:
-    """Log that a dialect failed on data, which was translated without it."""
+    """Log that a dialect failed on an item, and that the item was translated without it."""
     log_once(f"dialect {dialect!r} failed on what was sent, which is read without it", error)
 
 
@@ -111,7 +111,7 @@ def retrieval(draft: Draft) -> None:
         fields["documents"] = read_documents(fields.get("outputs"))
 
 
-# In this order: first conventions, then steps that depend on the fields filled in
+# Dialects run in this order: first conventions, then steps that depend on the fields filled in
 DIALECTS: tuple[Dialect, ...] = (
     spanwise,
     openinference,
@@ -148,7 +148,7 @@ _new_translated_span: Callable[[tuple[Run, tuple[SideResult, ...]]], TranslatedS
 
 
 def read_run(span: RawSpan, fault: FaultHandler = log_dialect_error, dialects: Sequence[Dialect] | None = None) -> Run:
-    """Return the run of `read_span`, without side records."""
+    """Translate a span as `read_span` does. Return only the run, without side records."""
     return read_span(span, fault, dialects).run
 
 
@@ -228,14 +228,16 @@ def _select_dialects(namespaces: Set[str], scope: str, dialects: Sequence[Dialec
 
 
 class ReadPlan(NamedTuple):
-    """Dialects that apply to spans with some namespaces and scope. `simple`: the fast path may apply."""
+    """Dialects that apply to spans with the same namespaces and scope. If `simple`, the fast path may apply."""
 
     dialects: Sequence[Dialect]
     simple: bool
 
 
 def _make_plan(namespaces: Set[str], scope: str) -> ReadPlan:
-    """Return the plan for such spans, and cache it, because programs use few combinations of namespaces."""
+    """Return and cache the plan for spans with these namespaces and this scope. Programs use few combinations of
+    both.
+    """
     asked = tuple(_select_dialects(namespaces, scope, DIALECTS))
     plan = ReadPlan(asked, may_use_fast_path(asked, namespaces))
     size = weigh_names((scope, *namespaces))
@@ -243,7 +245,7 @@ def _make_plan(namespaces: Set[str], scope: str) -> ReadPlan:
 
 
 def _find_failing_dialect(span: RawSpan, dialects: Sequence[Dialect]) -> Dialect:
-    """Return the first dialect that fails on a span. One of them has failed on it."""
+    """Return the first dialect that fails on a span. The caller knows that one of them has failed."""
     draft = Draft(span)
     for dialect in dialects:
         try:
@@ -251,13 +253,13 @@ def _find_failing_dialect(span: RawSpan, dialects: Sequence[Dialect]) -> Dialect
             draft.check()
         except Exception:
             return dialect
-    return dialects[-1]  # the error does not occur every time; excludes a dialect anyway, so that the retries end
+    return dialects[-1]  # the error did not occur again. Exclude some dialect anyway, so that the retries end
 
 
 def resolve_status(code: int, attributes: Mapping[str, Any], events: Sequence[Event]) -> Status:
     """Return the status of a run.
 
-    It is cancelled if the tracer reports that, or if the run failed with an exception that cancels it. `code` is
+    A run is cancelled if the tracer reports that, or if it failed with an exception in `CANCELLATIONS`. `code` is
     OTLP's: 0 unset, 1 ok, 2 error.
     """
     if attributes.get(names.CANCELLED) is True:
@@ -278,14 +280,17 @@ def _make_error_text(span: RawSpan, attributes: Mapping[str, JSON]) -> str:
     if exception:
         given = exception.attributes
         parts = [to_text(part) for name in ("type", "message") if (part := given.get(f"exception.{name}"))]
-        message, _ = split_stack(": ".join(parts))  # without a stack trace in the message
+        message, _ = split_stack(": ".join(parts))  # some senders append a stack trace to the message
         if message:
             return message
     return span.message or to_text(attributes.get("error.type") or "error")
 
 
 def _add_envelope(span: RawSpan, attributes: dict[str, Any]) -> dict[str, Any]:
-    """Add span kind, scope and trace state, under OpenTelemetry's names for formats without an envelope."""
+    """Add span kind, scope and trace state to the attributes.
+
+    Their names are those that OpenTelemetry defines for formats without fields for them.
+    """
     if 1 < span.kind < len(SPAN_KINDS):
         attributes["otel.span.kind"] = SPAN_KINDS[span.kind]
     if span.scope and not is_own_scope(span.scope):
@@ -298,7 +303,10 @@ def _add_envelope(span: RawSpan, attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve_project(resource: Mapping[str, JSON]) -> tuple[Mapping[str, JSON] | None, str, str]:
-    """Return a resource, its project and environment, cached for consecutive spans of one resource."""
+    """Return a resource, its project and its environment.
+
+    The last result is cached, because consecutive spans usually share a resource.
+    """
     global _latest_resource
     latest = _latest_resource  # one read, because another thread may replace the value at any time
     if latest[0] is not resource:
@@ -307,7 +315,7 @@ def resolve_project(resource: Mapping[str, JSON]) -> tuple[Mapping[str, JSON] | 
 
 
 def _find_project(resource: Mapping[str, JSON]) -> str:
-    """Return the given project, or else the service name, unless that is an SDK's default."""
+    """Return the project that the resource names, or else the service name, unless that is an SDK's default."""
     if named := _find_text(resource, (names.PROJECT,)):
         return named
     service = _find_text(resource, ("service.name",))
@@ -336,7 +344,7 @@ def may_use_fast_path(dialects: Iterable[Dialect], namespaces: Set[str]) -> bool
 
 
 def read_fast_path(draft: Draft) -> bool:
-    """Translate a plain span, and return whether it is one. If not, the draft is unchanged."""
+    """Fill in the draft if the span is a plain step. Return whether it is one; if not, the draft is unchanged."""
     span, attributes, fields = draft.span, draft.attributes, draft.fields
     if span.events or span.name in HAYSTACK_OPERATIONS:
         return False
@@ -353,7 +361,7 @@ def read_fast_path(draft: Draft) -> bool:
     if names.OUTPUT_VALUE in attributes:
         value = attributes[names.OUTPUT_VALUE]
         value = parse_json(value) if attributes.get(names.OUTPUT_MIME) == JSON_TYPE else value
-        if value is not None:  # a null stays as an attribute
+        if value is not None:  # a null stays as an attribute, as in `openinference`
             fields["outputs"] = value
             del attributes[names.OUTPUT_VALUE]
             attributes.pop(names.OUTPUT_MIME, None)

@@ -23,7 +23,7 @@ from spanwise.collector.records import JSON, Document
 
 OPERATION = "ai.operationId"
 CALLS = {"doGenerate": "llm", "doStream": "llm", "doEmbed": "embedding", "doRerank": "reranker"}
-KINDS = {"ai.toolCall": "tool"}  # all others contain these, and are steps of a chain
+KINDS = {"ai.toolCall": "tool"}  # all other operations contain model and tool calls, and are steps of a chain
 INPUTS = ("ai.prompt.messages", "ai.prompt", "ai.toolCall.args", "ai.value", "ai.values", "ai.documents")
 OUTPUTS = (
     "ai.response.object",
@@ -43,7 +43,8 @@ DETAILS = {
     "cache_creation.input_tokens": ("ai.usage.inputTokenDetails.cacheWriteTokens",),
     "reasoning.output_tokens": ("ai.usage.outputTokenDetails.reasoningTokens", "ai.usage.reasoningTokens"),
 }
-# Up to version 5, the input tokens of these providers exclude cached tokens. Version 6 has an attribute for them
+# Up to version 5, the input tokens of these providers exclude cached tokens. Version 6 includes them, and is
+# recognized by an attribute
 PROVIDERS_EXCLUDING_CACHE, CACHE_INCLUDED_MARKER = (
     ("anthropic", "bedrock"),
     "ai.usage.inputTokenDetails.cacheReadTokens",
@@ -66,7 +67,7 @@ def vercel(draft: Draft) -> None:
         ranked = []
         if isinstance(given, list) and isinstance(ranking, list):
             ranked = [_rank_document(given, place) for place in ranking]
-        # no documents if the ranking names others
+        # no documents if the ranking refers to any document that is not in the inputs
         draft.fields["documents"] = tuple(one for one in ranked if one) if all(ranked) else ()
     for name in MODELS:
         take_attribute(draft, "model", name, text_or_none)
@@ -98,7 +99,7 @@ def _parse_texts(value: JSON) -> JSON:
 
 
 def _read_tool_calls(attributes: dict[str, Any]) -> list[JSON]:
-    """Return tool calls in OpenAI's format. The SDK's own stay as an attribute."""
+    """Return tool calls in OpenAI's format. The calls in the SDK's format stay as an attribute."""
     given = parse_json(attributes.get(_find_present(attributes, TOOL_CALLS) or ""))
     if not isinstance(given, list) or not all(isinstance(call, dict) for call in given):
         return []
@@ -139,13 +140,14 @@ def _usage(draft: Draft) -> None:
 
 
 def _find_count(attributes: dict[str, Any], names: tuple[str, ...]) -> int | None:
-    """Return the first attribute that is a number of tokens. Providers that do not count report NaN."""
+    """Return the first valid token count among these attributes. Providers that do not count tokens report NaN."""
     return next((counted for name in names if (counted := parse_count(attributes.get(name))) is not None), None)
 
 
 def _take_metadata(draft: Draft) -> None:
-    """Take `metadata` of a call's telemetry: session, user and tags under their usual names, and the rest as
-    metadata.
+    """Take the `metadata` of a call's telemetry settings.
+
+    Session, user and tags are recognized by their usual names. The rest becomes metadata.
     """
     attributes, fields = draft.attributes, draft.fields
     told = {

@@ -41,7 +41,9 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Forwarded request: `signal` is traces, logs or metrics; `hops` are the marks of collectors that forwarded it."""
+    """Forwarded request. `signal` is traces, logs or metrics; `hops` are the marks of the collectors that forwarded
+    it.
+    """
 
     signal: str
     json: bool
@@ -49,19 +51,23 @@ class Envelope:
     body: bytes
 
     def packed(self) -> bytes:
-        """Return the envelope as one record of a spool."""
+        """Encode the envelope as one record of the spool."""
         return msgspec.json.encode(_Header(self.signal, self.json, self.hops)) + b"\n" + self.body
 
     def chosen(self, choose: ItemSelector) -> Envelope | None:
-        """Return the envelope with only the selected items and everything around them; None if no item is left.
+        """Return the envelope with only the selected items, under their resources and scopes; None if no item is
+        selected.
 
-        Raises `ValueError` if the body can only be read item by item.
+        Raises `ValueError` if the body cannot be parsed as a whole.
         """
         body = _select_json_items(self, choose) if self.json else _select_protobuf_items(self, choose)
         return None if body is None else replace(self, body=body)
 
     def halves(self) -> list[Envelope]:
-        """Split the items into two envelopes; return [] for fewer than two items. Raises `ValueError` as `chosen`."""
+        """Split the items into two envelopes. Return [] for fewer than two items.
+
+        Raises `ValueError` if the body cannot be parsed as a whole.
+        """
         count = 0
 
         def counted(number: int, item: Any) -> bool:
@@ -80,7 +86,7 @@ class Envelope:
 
 
 def unpack_envelope(record: bytes) -> Envelope:
-    """Decode a spool record from `packed`. Raises `ValueError` for any other record."""
+    """Decode a spool record that `Envelope.packed` has encoded. Raises `ValueError` for any other record."""
     head, divided, body = record.partition(b"\n")
     try:
         about = msgspec.json.decode(head, type=_Header)
@@ -92,12 +98,14 @@ def unpack_envelope(record: bytes) -> Envelope:
 
 
 def join_envelopes(letters: Sequence[Envelope]) -> Envelope:
-    """Join protobuf requests by concatenation, which merges messages that consist of repeated fields only."""
+    """Join protobuf requests into one. Concatenated bytes parse as one request, because protobuf appends repeated
+    fields.
+    """
     return letters[0] if len(letters) == 1 else replace(letters[0], body=b"".join(letter.body for letter in letters))
 
 
 def can_join(one: Envelope, other: Envelope) -> bool:
-    """Return whether two requests can be joined."""
+    """Return whether two requests can be joined: protobuf of the same signal, with the same marks."""
     return not one.json and (one.signal, one.json, one.hops) == (other.signal, other.json, other.hops)
 
 

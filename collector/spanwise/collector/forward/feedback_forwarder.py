@@ -30,12 +30,12 @@ from spanwise.tracer import attribute_names as names
 from spanwise.tracer.backoff import compute_backoff
 
 BATCH_SIZE = 200  # feedback rows in one request
-MAX_REQUEST_BYTES = 1024 * 1024  # of one request, unless it holds a single feedback row
-MAX_VIA = 8  # maximum length of a chain of collectors
+MAX_REQUEST_BYTES = 1024 * 1024  # maximum size of a request, unless it holds a single feedback row
+MAX_VIA = 8  # feedback that this many collectors have forwarded is not sent on
 POLL_INTERVAL = 0.5  # seconds between two polls of the store
 MAX_RETRY_PAUSE = 30.0  # maximum of the retry backoff in seconds
 SHUTDOWN_TIMEOUT = 5.0  # seconds to wait at shutdown for requests in progress
-# consecutive answers 500, after which the rows are sent one by one, because one of them may cause it
+# consecutive answers 500 after which rows are sent one by one, because one of them may cause the error
 MAX_SERVER_ERRORS = 10
 logger = logging.getLogger("spanwise.collector")
 
@@ -49,7 +49,7 @@ class FeedbackForwarder:
         self._outlets: list[FeedbackSender] = []
 
     def begin(self, store: FeedbackSource, metrics: Metrics) -> None:
-        """Start the senders at the stored cursors."""
+        """Start one sender per target, at its stored cursor."""
         self._outlets = [FeedbackSender(store, target, metrics, self._longest) for target in self.targets]
         for outlet in self._outlets:
             outlet.start()
@@ -82,18 +82,18 @@ class FeedbackSender:
         self._thread.start()
 
     def end(self) -> None:
-        """Start no further request."""
+        """Tell the thread to start no further request."""
         self._end.set()
 
     def join(self, seconds: float) -> None:
-        """Wait for the request in progress."""
+        """Wait up to `seconds` for the request in progress."""
         if self._thread.is_alive():
             self._thread.join(seconds)
 
     def _count_waiting(self) -> float:
         try:
             return float(self._store.waiting_after(self._cursor))
-        except Exception:  # the store does not answer; metrics must work anyway
+        except Exception:  # the store does not answer; /metrics must work anyway
             return float("nan")
 
     def _run(self) -> None:
@@ -111,7 +111,7 @@ class FeedbackSender:
         self._post.close()
 
     def _send_all(self) -> DeliveryResult | None:
-        """Send until nothing is left or the thread ends; return the result if the target asks to retry later."""
+        """Send until nothing is left or the thread ends. If the target asks to retry later, return its result."""
         while not self._end.is_set() and (rows := self._store.said_after(self._cursor, BATCH_SIZE)):
             if later := self._send(rows):
                 self._metrics.add(
@@ -126,7 +126,7 @@ class FeedbackSender:
         return None
 
     def _send(self, rows: Sequence[OutgoingFeedback]) -> DeliveryResult | None:
-        """Send these rows; split them if the request is too large or refused."""
+        """Send rows in one request. If it is too large or refused, split the rows and send both halves."""
         good = [row for row in rows if len(read_via(row.feedback)) < MAX_VIA]
         far = {"hops": len(rows) - len(good)}
         body = build_logs_request(good, self._identity)
@@ -159,9 +159,10 @@ class FeedbackSender:
         return None
 
     def _one_by_one(self, rows: Sequence[OutgoingFeedback], answer: DeliveryResult) -> DeliveryResult | None:
-        """Send rows one by one to find those that the target fails on.
+        """Send rows one by one, to find those on which the target fails.
 
-        The sender drops such rows only if the target accepts others. Otherwise the target itself is broken.
+        Rows that fail are dropped only if the target accepts at least one other row. Otherwise the target itself is
+        broken.
         """
         self._faults = 0
         answers = []
@@ -177,7 +178,7 @@ class FeedbackSender:
         return None
 
     def _note(self, rows: Sequence[OutgoingFeedback], sent: int, lost: dict[str, int]) -> None:
-        """Advance the cursor past these rows, first durably, then in this process."""
+        """Record rows as sent or dropped: advance the cursor first in the store, then in this process."""
         self._store.move_outlet(self._target.name, rows[-1].number, sent, sum(lost.values()))
         self._cursor = rows[-1].number
         count = partial(self._metrics.add, target=self._target.name)
@@ -226,7 +227,7 @@ def _make_log_record(row: OutgoingFeedback, identity: str) -> LogRecord:
 
 
 def _parse_id(id: str | None, length: int) -> bytes:
-    """Return an id as bytes; none for an id that OTLP cannot represent, which the receiver then refuses."""
+    """Return an id as bytes; b"" for an id that OTLP cannot represent. The receiver then refuses the feedback."""
     try:
         found = bytes.fromhex(id or "")
     except ValueError:

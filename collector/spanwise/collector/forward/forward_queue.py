@@ -28,15 +28,16 @@ from spanwise.tracer.spool_management import (
     remove_segment,
 )
 
-MAX_QUEUE_BYTES = 1024 * 1024 * 1024  # of one target
+MAX_QUEUE_BYTES = 1024 * 1024 * 1024  # maximum size of the spool of one target
 MAX_RETRY_PAUSE = 30.0  # maximum of the retry backoff in seconds
-MAX_JOINED_BYTES = 1024 * 1024  # maximum size of joined requests; halved after each answer 413
+MAX_JOINED_BYTES = 1024 * 1024  # maximum size of several requests that are joined; halved after each answer 413
 MAX_SERVER_ERRORS = (
-    10  # consecutive answers 500, after which another request is tried, to see whether this one causes them
+    10  # consecutive answers 500 after which the queue tries another request, to see whether this one causes the error
 )
 LOSS_LOG_INTERVAL = 60.0  # seconds between two log lines about one target's losses
 logger = logging.getLogger("spanwise.collector")
-QueuedRecord = tuple[SpoolRecord, Envelope | None]  # None: the record is damaged or unknown
+# the envelope is None if the record is damaged or of an unknown format
+QueuedRecord = tuple[SpoolRecord, Envelope | None]
 
 
 class ForwardQueue:
@@ -56,29 +57,29 @@ class ForwardQueue:
         self._wake, self._end = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._joined = MAX_JOINED_BYTES
-        self._failed = self._faults = 0  # consecutive failed requests, and those with answer 500
+        self._failed = self._faults = 0  # consecutive failures, and consecutive answers 500
         self._away, self._telling = "", threading.Lock()
         self._dropped, self._told_at = Counter[str](), float("-inf")
         metrics.gauge("spanwise_forward_waiting_bytes", self._waiting_bytes, target=target.name)
         metrics.gauge("spanwise_forward_waiting_seconds", self._waiting_seconds, target=target.name)
 
     def put(self, letter: Envelope) -> None:
-        """Spool a request to disk, or count it as lost. Callable from any thread."""
+        """Write a request to the spool on disk, or count it as dropped. Callable from any thread."""
         self._drop(self._spool.keep(TRACES_PATH, letter.packed(), 1)[1])
         self._wake.set()
 
     def start(self) -> None:
-        """Start the sender thread; requests of an earlier run come first."""
+        """Start the sender thread. It first sends the requests that are left from an earlier run."""
         self._thread = threading.Thread(target=self._run, name=f"spanwise-forward-{self.target.name}", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Start no further request."""
+        """Tell the thread to start no further request."""
         self._end.set()
         self._wake.set()
 
     def join(self, seconds: float) -> None:
-        """Wait for the request in progress; the next queue on this folder sends the remaining ones."""
+        """Wait up to `seconds` for the request in progress. The next queue on this folder sends the remaining ones."""
         if self._thread is not None:
             self._thread.join(seconds)
         self._spool.rest()
@@ -88,7 +89,7 @@ class ForwardQueue:
             self._wake.clear()
             answer = self._send_all()
             if answer is None:
-                # `end` sets it before `_wake`, so a wake-up that was just cleared is not lost
+                # `end` sets `_end` before `_wake`, so this check sees it even if `clear` has just reset `_wake`
                 if not self._end.is_set():
                     self._wake.wait()
             else:
@@ -97,7 +98,7 @@ class ForwardQueue:
         self._post.close()
 
     def _send_all(self) -> DeliveryResult | None:
-        """Send until nothing is left or the queue ends; return the result if the target asks to retry later."""
+        """Send until nothing is left or the queue ends. If the target asks to retry later, return its result."""
         try:
             self._spool.rest()
             for segment in self._segments():
@@ -124,7 +125,7 @@ class ForwardQueue:
             for waiting in _group_joinable(read_records(descriptor), 0 if self._failed else self._joined):
                 if self._end.is_set():
                     return None
-                # send one request, or several joined ones; return the result if they have to wait
+                # send one request, or several that are joined; return the result if the target asks to retry later
                 letters = [letter for _, letter in waiting if letter is not None]
                 self._drop({"torn": len(waiting) - len(letters)})
                 if answer := (self._deliver(letters) if letters else None):
@@ -150,17 +151,18 @@ class ForwardQueue:
             self._joined //= 2
         parts = [[letter] for letter in letters] if len(letters) > 1 else []
         if not parts and answer.verdict == "too_large":
-            with suppress(ValueError):  # one span cannot be split
+            with suppress(ValueError):  # a body that cannot be parsed as a whole is not split
                 parts = [[half] for half in letters[0].halves()]
         if not parts:
             self._drop({answer.reason: len(letters)})
         return next((later for part in parts if (later := self._deliver(part))), None)
 
     def _is_its_fault(self, answer: DeliveryResult, letters: Sequence[Envelope]) -> bool:
-        """Return whether the target fails only on this request, by sending another one that waits behind it.
+        """Return whether this request, and not the target, causes the errors 500. If so, the request is split or
+        dropped.
 
-        If the target accepts the other one, the queue sends that one again in its turn. If it accepts neither, the
-        target itself is broken.
+        To find out, the queue sends another waiting request. If the target accepts that one, this request is the
+        cause; the queue sends the other one again in its turn. Otherwise the target itself is broken.
         """
         self._faults = self._faults + 1 if answer.reason == "http_500" else 0
         if self._faults < MAX_SERVER_ERRORS:
@@ -170,7 +172,7 @@ class ForwardQueue:
         return other is not None and self._post.send(other).verdict == "taken"
 
     def _waiting(self) -> Iterator[Envelope]:
-        """Yield the spooled requests without removing them."""
+        """Yield the requests in the spool without removing them."""
         for segment in self._segments():
             descriptor = os.open(segment, os.O_RDONLY)
             try:
@@ -205,7 +207,7 @@ class ForwardQueue:
 
 
 def _group_joinable(found: Iterable[SpoolRecord], most: int) -> Iterator[list[QueuedRecord]]:
-    """Yield records in order, in groups that can be joined to one request of at most `most` bytes."""
+    """Yield records in order, in groups that can be joined into one request of at most `most` bytes."""
     group: list[QueuedRecord] = []
     size = 0
     for record in found:

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     import httpx
 
 
-HEADERS_VARIABLE = "SPANWISE_FORWARD_HEADERS_"  # followed by the target's name in capitals
+HEADERS_VARIABLE = "SPANWISE_FORWARD_HEADERS_"  # prefix of a variable; the target's name in capitals follows
 _NAMED_URL = re.compile(r"([A-Za-z][\w-]*)=(.*)", re.DOTALL)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # header name, RFC 9110, section 5.6.2
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardTarget:
-    """OTLP/HTTP endpoint; requests go to `/v1/traces` and so on below the base `url`."""
+    """OTLP/HTTP endpoint with a base `url`, to which `/v1/traces` and so on are appended."""
 
     name: str
     url: str
@@ -41,7 +41,8 @@ class ForwardTarget:
     def folder(self) -> str:
         """Return the name of the target's spool folder.
 
-        It depends on the URL: a new URL is a new target under any name.
+        It contains a hash of the URL, so that a target with a changed URL does not get the requests for the previous
+        one.
         """
         return f"{re.sub('[^A-Za-z0-9.-]', '_', self.name)}-{sha256(self.url.encode()).hexdigest()[:8]}"
 
@@ -51,7 +52,7 @@ def parse_targets(
 ) -> list[ForwardTarget]:
     """Parse targets from the command line, `URL` or `NAME=URL`, with their headers from the environment.
 
-    Raises `Refused`, which names the `option`, for an invalid URL, a URL with a secret, or a duplicate name.
+    Raises `Refused` for an invalid URL, a URL with a secret, or a duplicate name. The message names the `option`.
     """
     found: dict[str, ForwardTarget] = {}
     for one in given:
@@ -91,9 +92,10 @@ def _parse_url(url: str, option: str) -> SplitResult:
 
 
 def _parse_headers(variable: str, text: str) -> dict[str, str]:
-    """Parse percent-encoded `name=value,name=value`, as in `OTEL_EXPORTER_OTLP_HEADERS`.
+    """Parse headers from a variable of the form `name=value,name=value`, as in `OTEL_EXPORTER_OTLP_HEADERS`.
 
-    Error messages omit the values, which may be secret.
+    Names and values are percent-encoded. Raises `Refused` for any other form. The message omits the values, which may
+    be secret.
     """
     found = {}
     for number, pair in enumerate(filter(str.strip, text.split(",")), 1):
@@ -105,20 +107,22 @@ def _parse_headers(variable: str, text: str) -> dict[str, str]:
     return found
 
 
-MAX_RESPONSE_BYTES = 64 * 1024  # bytes of a response body
+MAX_RESPONSE_BYTES = 64 * 1024  # larger response bodies are ignored
 MAX_RETRY_AFTER = 300.0  # upper limit in seconds of a target's Retry-After
 MIN_COMPRESS_BYTES = 1024  # smaller bodies are sent uncompressed
-READ_TIMEOUT, CONNECT_TIMEOUT = 30.0, 5.0  # for the next chunk of a response, and for connecting
-# The statuses that OTLP calls retryable, and others that an operator may fix: 3xx, and failed authentication.
+READ_TIMEOUT, CONNECT_TIMEOUT = 30.0, 5.0  # seconds to wait for the next chunk of a response, and for a connection
+# Statuses that OTLP calls retryable, and others whose cause an operator can fix, such as failed authentication.
+# Redirects (3xx) are retried, too.
 RETRYABLE_STATUSES = frozenset((401, 403, 407, 408, 425, 429, 500, 502, 503, 504))
 _SIGNALS_BY_NAME = {signal.name: signal for signal in SIGNALS}
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryResult:
-    """Result of a delivery; `verdict` is taken, refused (permanently), too_large, or later (after `after` seconds).
+    """Result of a delivery. `verdict` is taken, refused (permanently), too_large, or later (retry after `after`
+    seconds).
 
-    If the request was taken, the target has permanently refused `rejected` of its items.
+    Of a request that it has taken, the target may have permanently refused some items; `rejected` is their number.
     """
 
     verdict: Literal["taken", "refused", "too_large", "later"]
@@ -128,7 +132,7 @@ class DeliveryResult:
 
 
 class ForwardTransport:
-    """HTTP client of one target that keeps its connection. For use by one thread."""
+    """HTTP client of one target, with a persistent connection. For use by one thread."""
 
     def __init__(self, target: ForwardTarget) -> None:
         self._target = target

@@ -18,15 +18,16 @@ from spanwise.collector.ingest import ItemRefused, Request
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import Feedback, OpenRun, Run
 
-MAX_HOPS = 8  # maximum length of a chain of collectors
+MAX_HOPS = 8  # requests that this many collectors have forwarded are not sent on
 SHUTDOWN_TIMEOUT = 5.0  # seconds to wait at shutdown for requests in progress
 
 
 class Forwarder:
     """Sink that forwards received requests unchanged to every target, after the store has committed them.
 
-    A request is first spooled to disk in `folder`. The forwarder adds its mark to each request, and forwards none
-    that already has it, which prevents loops. It keeps no headers of senders, so it keeps no API keys.
+    The forwarder first writes a request to a spool in `folder`. It adds its mark to each request, and does not
+    forward a request that already has the mark, which prevents loops. It does not store the sender's headers, and so
+    no API keys.
     """
 
     def __init__(
@@ -48,14 +49,14 @@ class Forwarder:
     def begin(self, metrics: Metrics) -> None:
         """Create the queues, register their metrics, and send requests that are left from an earlier run."""
         self._metrics = metrics
-        with suppress(OSError):  # each queue tries again and reports the error
+        with suppress(OSError):  # each queue tries to create its folder again, and reports the error
             self._folder.mkdir(0o700, parents=True, exist_ok=True)
         self._outboxes = [ForwardQueue(target, self._folder, metrics, *self._bounds) for target in self.targets]
         for outbox in self._outboxes:
             outbox.start()
 
     def left(self) -> list[str]:
-        """Return the folders with waiting requests of targets that are no longer configured."""
+        """Return the folders of targets that are no longer configured but still have waiting requests."""
         mine = {target.folder for target in self.targets}
         return sorted({path.parent.name for path in self._folder.glob("*/*.spool")} - mine)
 
@@ -68,7 +69,7 @@ class Forwarder:
             outbox.join(max(0.0, end - time.monotonic()))
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> tuple[ItemRefused, ...]:
-        """Queue a request for every target. Refuses nothing: the sender is not responsible for failures."""
+        """Queue a request for every target. Refuse no items: errors of forwarding are not the sender's fault."""
         if request.body and (self._mark in request.hops or len(request.hops) >= MAX_HOPS):
             self._metrics.add("spanwise_forward_loops_total", 1)
         elif request.body:
@@ -97,7 +98,10 @@ class Forwarder:
 
 
 def _make_selector(refused: Sequence[Any], is_json: bool) -> Callable[[int, Any], bool]:
-    """Return a selector of all items except refused ones: these spans, and log records of these traces."""
+    """Return a function that selects all items except refused ones.
+
+    Refused spans are recognized by their ids, and refused log records by trace.
+    """
     ids = {_find_ids(item) for item in refused}
 
     def choose(number: int, item: Any) -> bool:
@@ -111,7 +115,9 @@ def _make_selector(refused: Sequence[Any], is_json: bool) -> Callable[[int, Any]
 
 
 def _find_ids(item: Any) -> tuple[str, str]:
-    """Return trace id and span id of an item; no span id for records that may name their span in attributes."""
+    """Return trace id and span id of an item. The span id is "" for log records, which may name their span in
+    attributes.
+    """
     if isinstance(item, Run):
         return item.trace_id, item.span_id
     if isinstance(item, Feedback):

@@ -48,8 +48,8 @@ RETRY_INFO_KEY = (
 class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
     """OTLP's three export services.
 
-    Their calls are unary. Here they are registered as streams, so that the server checks the key before it reads the
-    message.
+    Their methods are unary. They are registered as streaming methods, so that the server checks the key before it
+    reads the message.
     """
 
     def __init__(self, receiver: Receiver, door: Authenticator, metrics: Metrics) -> None:
@@ -108,7 +108,7 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
             marks = hops_of(next((str(value) for name, value in metadata if name == HOPS_HEADER.decode()), ""))
             content = await self._reads(partial(_read_message, context, body))
             request = Request(signal, signal.protobuf, content, access.project, marks, admit=body.grow)
-            del content  # so that the request can free it
+            del content  # drop this reference, so that the memory is freed when the request drops its own
             decoded = await receiver.intake.take(request)
         finally:
             body.release()
@@ -131,7 +131,7 @@ class _AccessDenied(Exception):
 
 
 async def _abort(context: Any, code: int, message: str, retry_after: float | None) -> NoReturn:
-    """End a call with an error, with the delay before a retry if a retry can help."""
+    """End a call with an error. If a retry can help, the error includes the delay before it."""
     metadata: tuple[tuple[str, bytes], ...] = ()
     if retry_after is not None:
         delay = Duration()
@@ -144,11 +144,14 @@ async def _abort(context: Any, code: int, message: str, retry_after: float | Non
     raise AssertionError("`abort` raises")
 
 
-MAX_ERROR_CHARS = 2000  # because the message is sent in a header
+MAX_ERROR_CHARS = 2000  # limit of the error text, because gRPC sends it in a header
 
 
 async def _read_message(context: Any, body: RequestBody) -> bytes:
-    """Return the message, decompressed and counted. The read slot stays occupied until then."""
+    """Return the decompressed message, and count its bytes in the pending memory.
+
+    The call occupies a slot of `ReadLimiter` until this returns.
+    """
     message = await context.read()
     if not isinstance(message, bytes):
         raise PermanentError("malformed", "the call has no message") if context.peer() else _AlreadyAnswered
@@ -156,9 +159,10 @@ async def _read_message(context: Any, body: RequestBody) -> bytes:
 
 
 def _detect_encoding(message: bytes) -> dict[bytes, bytes]:
-    """Return the compression of a message from its first bytes, because gRPC does not expose the sender's header.
+    """Return a content-encoding header for the compression that the first bytes of a message show.
 
-    No valid request starts with these bytes: its fields have the numbers 1 to 3, never wire type 7 or field 15.
+    gRPC does not expose the sender's header. An uncompressed request never starts with these bytes: its fields have
+    the numbers 1 to 3, while these bytes would mean wire type 7 or field 15.
     """
     if message[:2] == b"\x1f\x8b":
         return {b"content-encoding": b"gzip"}
@@ -181,12 +185,14 @@ def _parse_peer(peer: str) -> str:
 
 T = TypeVar("T")
 MAX_CONCURRENT_READS = 6
-READ_TIMEOUT = 60.0  # for one message
-QUEUE_TIMEOUT = 2.0  # a read that is older than this may be cut off for another
+READ_TIMEOUT = 60.0  # seconds for reading one message
+QUEUE_TIMEOUT = 2.0  # seconds to wait for a slot; a read that has taken longer than this may be cancelled for another
 
 
 class ReadLimiter:
-    """Limit of concurrent reads of messages; at the limit, a new one replaces the one that has taken longest."""
+    """Limit on concurrent reads of messages. When no slot becomes free, a new read replaces the one that has taken
+    longest.
+    """
 
     def __init__(self, most: int = MAX_CONCURRENT_READS) -> None:
         self._free = asyncio.Semaphore(most)

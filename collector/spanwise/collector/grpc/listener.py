@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 4317  # OpenTelemetry's default port for gRPC
 MIB = 1024 * 1024
-MAX_MESSAGE_BYTES = 16 * MIB  # compressed size; OpenTelemetry's own collector accepts 4 MiB
+MAX_MESSAGE_BYTES = 16 * MIB  # limit of the compressed size; the OpenTelemetry Collector accepts 4 MiB by default
 MAX_CONNECTIONS = 128
 MAX_STREAMS = 100  # per connection
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -42,9 +42,9 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class GrpcListener:
-    """gRPC server of a receiver's OTLP services. `port` 0 selects a free one.
+    """gRPC server for the OTLP services of a receiver. `port` 0 selects a free port.
 
-    Raises `Refused` if it cannot start; if not `required`, sets `why` to the reason instead.
+    If it cannot start, it raises `Refused`; if it is not `required`, it sets `why` to the reason instead.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class GrpcListener:
 
 
 def _check_available(host: str, port: int) -> None:
-    """Raise `Refused` without grpcio, or if the port is in use; gRPC itself would print pages of log for that."""
-    # gRPC's fork handlers do not work in a process with a server, and report that on stderr at each fork.
+    """Raise `Refused` if grpcio is missing or the port is in use. Without this check, gRPC would log pages of output."""
+    # In a process with a gRPC server, gRPC's fork handlers do not work, and report that on stderr at each fork.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         with require_extra("server", "OTLP over gRPC"):

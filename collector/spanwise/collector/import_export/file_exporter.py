@@ -20,17 +20,19 @@ from spanwise.collector.stores import Store
 
 T = TypeVar("T")
 FORMATS = ("otlp", "jsonl")
-RUNS_PER_LINE, TRACES_PER_BATCH = 500, 100  # spans per line, unless one trace has more, and traces per read
+RUNS_PER_LINE, TRACES_PER_BATCH = 500, 100  # spans per line, unless a single trace has more; traces per read
 UNLIMITED = 1_000_000
 
 
 def export_lines(store: Store, format: str, filter: Filter | None = None) -> Iterator[tuple[bytes, Counter[str]]]:
-    """Yield lines without line ends, and the number of records in each by kind.
+    """Yield lines without line ends, each with its number of records by kind.
 
-    The format `otlp` has runs and feedback; records that it cannot represent count as "left out". The format
-    `jsonl` has every record: also datasets with their versions, experiments, rules in force, retention, queues
-    and decisions. With a filter, the lines hold only the traces that pass and their feedback. Keys, leases and
-    budgets are not exported, because they belong to one server.
+    - The format `otlp` has runs and feedback. Records that it cannot represent count as "left out".
+    - The format `jsonl` has every record: also datasets with their versions, experiments, rules in force, retention,
+      queues and decisions.
+
+    With a filter, the lines hold only the traces that pass and their feedback. Keys, leases and budgets are not
+    exported, because they belong to one server.
     """
     if format not in FORMATS:
         raise Refused(f"format {format!r} is none of {', '.join(FORMATS)}")
@@ -75,7 +77,8 @@ def write_file(lines: Iterable[tuple[bytes, Counter[str]]], path: Path) -> Count
 
 def _control_records(store: Store) -> Iterator[tuple[str, Any]]:
     for dataset in store.datasets():
-        before: dict[str, Example] = {}  # every version is written as changes from the previous one, oldest first
+        # examples of the previous version; each version is written as changes from it, oldest first
+        before: dict[str, Example] = {}
         for version in reversed(store.versions(dataset.name)):
             now = {example.id: example for example in store.examples(dataset.name, version.version)}
             changed = [example for id, example in now.items() if before.get(id) != example]
@@ -91,7 +94,7 @@ def _control_records(store: Store) -> Iterator[tuple[str, Any]]:
 
 
 def _list_all(what: str, ask: Callable[..., Sequence[Any]]) -> Sequence[Any]:
-    """Return a complete list that has no pages. Raises `Refused` if the server returns only its beginning."""
+    """Return the complete result of an operation without pages. Raises `Refused` if the server limits its length."""
     try:
         return ask(limit=UNLIMITED)
     except Refused:
@@ -108,7 +111,9 @@ def _runs_and_feedback(store: Store, filter: Filter | None) -> Iterator[tuple[st
 
 
 def _runs(store: Store, filter: Filter | None) -> Iterator[list[Run]]:
-    """Yield the runs of all traces that pass, by complete traces; without a filter, evaluators' own traces too."""
+    """Yield the runs of all traces that pass, never splitting a trace. Without a filter, include evaluators' own
+    traces.
+    """
     summaries = store.each(filter)
     if filter is None:
         summaries = chain(summaries, store.each(kind=EVALUATOR_KIND))

@@ -1,7 +1,7 @@
 """File importer: idempotent import of OTLP and JSON Lines in batches.
 
 Importing a file twice changes nothing. Lines or items that cannot be imported are counted and reported; the others
-are imported. Each batch is durable once it is written; after a crash, import the file again.
+are imported. Each batch is durable once it is written. After a crash, import the whole file again.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from spanwise.collector.stores import Store
 T = TypeVar("T")
 MAX_LINE_BYTES = 512 * 1024 * 1024  # maximum length of a line
 BATCH_ITEMS = 500  # items per write
-BATCH_BYTES = 8_000_000  # approximate size of the lines that wait for a write
-MAX_REASONS = 20  # reasons that the result lists as text
-MAX_ATTEMPTS = 60  # attempts of a write while the store is unavailable
+BATCH_BYTES = 8_000_000  # a batch is written when its lines exceed about this size
+MAX_REASONS = 20  # maximum number of reasons in the result
+MAX_ATTEMPTS = 60  # maximum attempts to write while the store is unavailable
 
 
 @dataclass(slots=True)
 class ImportResult:
-    """Result of an import: number of imported items by kind, items left out on purpose, and items that are invalid."""
+    """Result of an import: number of imported items and of intentionally skipped items by kind, and number of invalid
+    items.
+    """
 
     kept: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -69,7 +71,7 @@ SKIPPED_RECORDS = frozenset(("decision",))  # a decision refers to leases and th
 
 
 def import_file(store: Store, file: BinaryIO, *, told: Callable[[ImportResult], None] = lambda _: None) -> ImportResult:
-    """Import a file and report the progress to a callback after each write.
+    """Import a file. Call `told` with the result so far after each write.
 
     Raises `Unavailable` if the store stays unavailable.
     """
@@ -141,7 +143,7 @@ class _FileImport:
             if isinstance(item, Feedback):
                 self._feedback.append((number, item))
             elif isinstance(item, Amendment):
-                self._flush()  # its run may still be waiting
+                self._flush()  # the amended run may be in the batch that is not yet written
                 self._patiently(partial(self.store.add_amendments, [item]))
                 self.taken.kept["amendment"] += 1
             else:
@@ -162,7 +164,7 @@ class _FileImport:
             self.told(self.taken)
 
     def _keep(self, kind: str, items: Sequence[tuple[int, T]], write: Callable[[list[T]], object]) -> None:
-        """Write the items; if the store refuses them, split them until only invalid ones are left."""
+        """Write items. If the store refuses them, split them repeatedly to find the invalid ones."""
         if not items:
             return
         try:
@@ -201,7 +203,7 @@ def _read_lines(file: BinaryIO) -> Iterator[bytes | None]:
 
 
 def _save_version(store: Store, version: DatasetVersion) -> None:
-    """Save a version of a dataset, unless the store has it or a later one."""
+    """Save a version of a dataset, unless the store already has this version or a later one."""
     given = version.dataset
     there = next((one.version for one in store.datasets() if one.name == given.name), 0)
     if there >= given.version:

@@ -1,7 +1,7 @@
 """OTLP JSON encoding of runs and feedback that decodes to equal records.
 
-The decoder may lose or change some fields of a record. The attribute `EXACT_ATTRIBUTE` holds these fields as JSON.
-Other products can ignore it and read an ordinary span.
+Decoding an ordinary OTLP span may lose or change some fields of a record. The attribute `EXACT_ATTRIBUTE` holds these
+fields as JSON. Other products can ignore this attribute, and read an ordinary span.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from spanwise.tracer import attribute_names as names
 
 
 def encode_value(plain: JSON) -> dict[str, Any]:
-    """Encode an `AnyValue`; non-finite numbers, and integers beyond 64 bits, become texts."""
+    """Encode a value as `AnyValue`. Non-finite numbers, and integers beyond 64 bits, become strings."""
     match plain:
         case None:
             return {}
@@ -58,7 +58,7 @@ SpanKey = tuple[str, str]  # trace id and span id
 EXACT_ATTRIBUTE = "spanwise.exact"
 FILE_LIMITS = Limits(
     spans=10**9, values=10**9, value_bytes=2**31, attributes=10**6
-)  # no limits, because users import their own files
+)  # practically no limits, because users import their own files
 _ID_FIELDS = ("trace_id", "span_id", "parent_id")
 
 
@@ -79,13 +79,14 @@ SPAN_CODEC: Codec[Run] = json_decoder.make_codec(
 
 
 def encode_runs(runs: Sequence[Run]) -> tuple[bytes, list[Run]]:
-    """Encode an `ExportTraceServiceRequest` as JSON; also return the runs whose ids OTLP does not allow."""
+    """Encode runs as an `ExportTraceServiceRequest` in JSON. Return it, and the runs whose ids OTLP does not allow."""
     spans = {_span_key(run): _encode_span(run) for run in runs}
     found = _decode_spans(runs, spans)
     inexact = [run for run in runs if found.get(_span_key(run)) != run]
     for run in inexact:
         place = _span_key(run)
-        # cannot be decoded, for example if it is nested too deep: encode only the minimal fields
+        # if the decoder refuses the span, for example because a value is nested too deep, encode only the minimal
+        # fields
         if place not in found:
             spans[place] = _encode_minimal_span(run)
         fields = {
@@ -130,7 +131,7 @@ def _encode_minimal_span(run: Run) -> dict[str, Any]:
 def _status_code(run: Run) -> int:
     """Return OTLP's status code.
 
-    A cancelled run is marked by an attribute (code 0), or by an exception event (code 2).
+    OTLP has no code for a cancelled run. An attribute marks it (code 0), or else an exception event does (code 2).
     """
     if run.status != "cancelled":
         return STATUSES.index(run.status)

@@ -1,8 +1,8 @@
 """Pool of decode worker processes in the server: start, dispatch, timeouts, restart after a crash.
 
-The module handles its sockets with loop callbacks, because asyncio's own socket calls wait for each part of a message
-separately and register with the loop each time. For a request of 20 spans and its reply they cost the loop 270 µs,
-these callbacks 140 µs; for 100 spans 440 µs and 300 µs.
+The module handles its sockets with callbacks of the event loop. asyncio's own socket calls wait for each part of a
+message separately, and register with the loop each time. For a request of 20 spans and its reply they cost the loop
+270 µs, and these callbacks 140 µs; for 100 spans, 440 µs and 300 µs.
 """
 
 from __future__ import annotations
@@ -47,22 +47,24 @@ from spanwise.collector.stores import RowStore, Store
 T = TypeVar("T")
 log = logging.getLogger("spanwise.collector")
 
-MIN_BODY_BYTES = 16 * 1024  # smaller bodies are decoded here: at 8 KB each, a worker costs 1.4 times the CPU
-MAX_REQUESTS_PER_WORKER = 4  # enough for one in progress and those in transit, or waiting for the event loop
-BUSY_SECONDS = 0.2  # seconds of decoding within one second, from which a worker is started
+# the server decodes smaller bodies itself: for bodies of 8 KB, a worker would take 1.4 times the CPU time
+MIN_BODY_BYTES = 16 * 1024
+MAX_REQUESTS_PER_WORKER = 4  # enough for a request in progress, and others in transit or waiting for the event loop
+BUSY_SECONDS = 0.2  # if the server spends more than this decoding within one second, it starts a worker
 IDLE_CHECK_SECONDS = 10.0  # interval of the check for idle workers
-MIN_CPU_SHARE = 0.05  # of that interval: a worker that uses less CPU is stopped
+MIN_CPU_SHARE = 0.05  # share of that interval: a worker that uses less CPU time is stopped
 LARGE_BODY_NICE = 5  # nice(2) value of the process for large bodies
-LARGE_BODY_TIMEOUT_FACTOR = 8  # large bodies may take longer by this factor, because other work has priority
-RESTART_PAUSE, MAX_RESTART_PAUSE = 1.0, 60.0  # pause after a worker has died, doubled each time
+LARGE_BODY_TIMEOUT_FACTOR = 8  # factor of the timeout for large bodies, because other work has priority over them
+# seconds to wait before the next start after a worker has died; doubled with each death, up to the maximum
+RESTART_PAUSE, MAX_RESTART_PAUSE = 1.0, 60.0
 MAX_DECODERS = 16
-MAX_DEATHS_PER_BODY = 3  # worker deaths on one body, after which it is refused for a while
+MAX_DEATHS_PER_BODY = 3  # a body on which this many workers have died is refused for a while
 
 
 def default_decoder_count() -> int:
     """Return the default number of workers on this machine: two on four cores or more, one on two, otherwise none.
 
-    With fewer cores a worker would take away from the server as much CPU as it saves.
+    On fewer cores, a worker would take as much CPU time from the server as it saves.
     """
     cores: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
@@ -72,13 +74,13 @@ def default_decoder_count() -> int:
 
 
 class WorkerPool:
-    """Up to `most` worker processes of one kind."""
+    """Pool of up to `most` worker processes with the same settings."""
 
     def __init__(self, most: int, start: WorkerSettings, metrics: Metrics, idle: float = IDLE_CHECK_SECONDS) -> None:
-        """Create an empty pool; every `idle` seconds it checks for idle workers."""
+        """Create an empty pool. Each worker is checked every `idle` seconds, and stopped if it has been idle."""
         self._most, self._start, self._metrics, self._idle = most, start, metrics, idle
         self._processes: list[WorkerProcess] = []
-        self._deaths, self._again = 0, 0.0  # consecutive deaths; earliest time of the next start
+        self._deaths, self._again = 0, 0.0  # number of consecutive deaths, and earliest time of the next start
         self.bodies = SuspectBodies()
 
     def __len__(self) -> int:
@@ -90,13 +92,15 @@ class WorkerPool:
         return min(found, key=lambda one: one.waiting, default=None)
 
     def any(self) -> WorkerProcess | None:
-        """Return a worker that may still be starting; None if none can run now."""
+        """Return a worker, which may still be starting. Start one if the pool is empty. Return None if none can run
+        now.
+        """
         if not self._processes:
             self.grow()
         return self._processes[0] if self._processes else None
 
     def grow(self) -> None:
-        """Start one more worker, within the limits."""
+        """Start one more worker, unless one is starting, the pool is full, or the pause after a crash is not over."""
         starting = any(not one.is_ready for one in self._processes)
         if starting or len(self._processes) >= self._most or time.monotonic() < self._again:
             return
@@ -184,7 +188,7 @@ class DecodePool:
             limits, encode, LARGE_BODY_NICE, seconds, LARGE_BODY_TIMEOUT_FACTOR * seconds, memory, {}
         )
         self._usual = WorkerPool(most if encode else 0, usual, metrics)
-        # the lanes admit one large and one huge body at a time
+        # one worker is enough, because the lanes admit one large and one huge body at a time
         self._polite = WorkerPool(1 if most else 0, polite, metrics)
         self._pools = (self._usual, self._polite)
         metrics.gauge("spanwise_decoders", lambda: sum(map(len, self._pools)))
@@ -218,7 +222,7 @@ class DecodePool:
         return await self._decoded(answer, pieces, rows)
 
     def worked(self, seconds: float, size: int = MIN_BODY_BYTES) -> None:
-        """Record the time of decoding a body of `size` bytes in this process; start a worker if it adds up."""
+        """Record how long this process took to decode a body of `size` bytes. If these times add up, start a worker."""
         now = time.monotonic()
         if now - self._began > 1.0:
             self._began, self._spent = now, 0.0
@@ -235,7 +239,7 @@ class DecodePool:
     async def _decoded(self, answer: WorkerReply, pieces: Sequence[bytearray], rows: bool) -> DecodedRequest[Any]:
         self._metrics.add("spanwise_decoder_requests_total", 1)
         self._metrics.add("spanwise_decoder_seconds_total", answer.seconds)
-        # log the lines of a worker, each of them once per server process
+        # log each distinct line of the workers once per server process
         for line in answer.told:
             if line not in self._told and len(self._told) < 1000:
                 self._told.add(line)
@@ -253,10 +257,11 @@ class DecodePool:
 
 
 WORKER_MODULE = "spanwise.collector.ingest.decode_worker"
-EXIT_TIMEOUT = 5.0  # for a process to exit after its socket was closed
-SOCKET_BUFFER_BYTES = 1024 * 1024  # room for several normal requests, so that sending does not wait for the reader
-FINGERPRINT_BYTES = 4 * 1024  # at either end of a body, for its fingerprint
-START_TIMEOUT = 60.0  # until a worker must be ready, even on a busy machine
+EXIT_TIMEOUT = 5.0  # seconds for a process to exit after its socket was closed
+# large enough for several normal requests, so that sending does not wait for the reader
+SOCKET_BUFFER_BYTES = 1024 * 1024
+FINGERPRINT_BYTES = 4 * 1024  # bytes at the start and at the end of a body that its fingerprint covers
+START_TIMEOUT = 60.0  # seconds until a worker must be ready, even on a busy machine
 
 
 class DecodeJob(NamedTuple):
@@ -267,7 +272,7 @@ class DecodeJob(NamedTuple):
 
 
 def fingerprint_body(body: bytes) -> int:
-    """Return a hash of a body's length and ends, because hashing all of a large body takes long."""
+    """Return a hash of a body's length, start and end. Hashing all of a large body would take long."""
     return hash((len(body), body[:FINGERPRINT_BYTES], body[-FINGERPRINT_BYTES:]))
 
 
@@ -338,12 +343,12 @@ class WorkerProcess:
             self._link.send(REQUEST_HEADER.pack(len(told), ENCODER_UPDATE, False), told)
 
     def end(self) -> None:
-        """Stop the process without counting it as a failure. After the loop has ended, callable from any thread."""
+        """Stop the process without counting it as a failure. Once the event loop has ended, any thread may call this."""
         self._watch.cancel()
         self._link.close()
 
     def wait(self, seconds: float) -> int:
-        """Return the exit status; kill the process after `seconds`."""
+        """Wait until the process exits, and return its exit status. Kill it after `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._popen.wait(seconds)
         self._popen.kill()
@@ -356,7 +361,7 @@ class WorkerProcess:
         if self._jobs:
             self._watch = self._loop.call_later(self._seconds, self._too_slow)
         while True:
-            # no local name keeps the reply alive until the next one
+            # use no local variable, which would keep the reply in memory until the next one
             self._complete_job((yield from self._read_reply()))
 
     def _read_reply(self) -> Generator[int, bytearray, tuple[WorkerReply, list[bytearray]]]:
@@ -382,7 +387,10 @@ class WorkerProcess:
         self._popen.kill()
 
     def _failed(self, error: Exception) -> None:
-        """Handle the end of the process, or an unknown message: the package may have been replaced under the server."""
+        """Handle the end of the process, or a message that this process cannot decode.
+
+        Such a message arrives if the installed package was replaced while the server was running.
+        """
         self._is_strange = not isinstance(error, (OSError, EOFError))
         self._ending = self._loop.create_task(self._ended())
 
@@ -399,7 +407,8 @@ class WorkerProcess:
         for future in [self.ready, *waiting]:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # marks it as retrieved, because it is no error if no caller awaits it
+                # mark the error as retrieved, because asyncio would log it if no caller awaits the future
+                future.exception()
 
 
 def _describe_exit(status: int) -> str:
@@ -411,9 +420,9 @@ def _describe_exit(status: int) -> str:
 
 
 def _start_process(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """Start the same interpreter on the worker module alone, with the same import path.
+    """Start the worker module with the same interpreter and the same import path.
 
-    The server's main program is neither imported nor run again.
+    The worker does not import or run the server's main program.
     """
     if not sys.executable:
         raise FileNotFoundError("Python does not know its own executable")
@@ -425,7 +434,7 @@ def _start_process(theirs: socket.socket) -> subprocess.Popen[bytes]:
 READ_AHEAD_BYTES = 256 * 1024  # size of one read; the parts of a larger message are read directly into its buffer
 MAX_SEND_PARTS = 16  # buffers per sendmsg call
 
-# yields the number of bytes that it needs next, and receives them
+# Generator that yields the number of bytes that it needs next, and is then sent these bytes
 MessageReader: TypeAlias = Generator[int, bytearray, None]
 
 
@@ -452,7 +461,7 @@ class SocketLink:
                 self._loop.add_writer(self._socket, self._writable)
 
     def close(self) -> None:
-        """Stop sending and reading. After the loop has ended, callable from any thread."""
+        """Stop sending and reading. Once the event loop has ended, any thread may call this."""
         if self._socket.fileno() >= 0 and not self._loop.is_closed():
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
@@ -488,7 +497,8 @@ class SocketLink:
             self._failed(error)
 
     def _receive(self) -> None:
-        """Read the available bytes; of a large message directly into its buffer.
+        """Read the available bytes, and pass complete parts to the reader. Parts of a large message are read into their
+        buffer.
 
         Raises `EOFError`, and the reader's errors.
         """

@@ -13,13 +13,14 @@ from spanwise.collector.ingest.otlp_signals import LOGS, METRICS, TRACES
 from spanwise.collector.ingest.request_decoder import DecodedRequest
 
 CODECS = tuple(codec for signal in (TRACES, LOGS, METRICS) for codec in (signal.protobuf, signal.json))
-REQUEST_HEADER = struct.Struct("<QB?")  # size of the body that follows; index in `CODECS`; whether to return rows
-ENCODER_UPDATE = 255  # replaces the codec index: the body is the row encoder for later requests; no reply follows
+REQUEST_HEADER = struct.Struct("<QB?")  # size of the body that follows, index in `CODECS`, and whether to return rows
+# sent instead of a codec index: the body is the row encoder for later requests, and no reply follows
+ENCODER_UPDATE = 255
 LENGTH_PREFIX = struct.Struct("<Q")  # size of the message that follows
 READY_BYTE = b"\x01"
 
 
-RowEncoder: TypeAlias = Callable[[Sequence[Any]], Any]  # runs → rows of the store, which `EncodedRows` carries
+RowEncoder: TypeAlias = Callable[[Sequence[Any]], Any]  # encodes runs as rows of the store, which `EncodedRows` carries
 
 
 class WorkerSettings(NamedTuple):
@@ -31,13 +32,13 @@ class WorkerSettings(NamedTuple):
     seconds: float  # CPU time for one request, after which the process ends itself
     patience: float  # wall time for one request, after which the server kills the process
     memory: int  # limit of the data segment in bytes
-    prices: dict[Any, Any]  # of models, as the server knows them
+    prices: dict[Any, Any]  # prices of models that the server has cached
 
 
 class WorkerReply(NamedTuple):
     """Reply to one request; its items follow in chunks of the given `sizes`."""
 
-    decoded: DecodedRequest[Any] | None  # with an empty list of items
+    decoded: DecodedRequest[Any] | None  # its list of items is empty, because the items follow
     refused: tuple[str, str] | None  # reason and message of a `PermanentError`
     sizes: list[int]
     seconds: float  # CPU time
@@ -46,7 +47,7 @@ class WorkerReply(NamedTuple):
 
 @dataclass(slots=True)
 class EncodedRows:
-    """Runs of a request as rows of the store, pickled until they are written."""
+    """Runs of a request, encoded as rows of the store. The rows stay pickled until they are written."""
 
     pickled: bytes | bytearray
 

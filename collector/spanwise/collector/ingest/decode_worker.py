@@ -37,11 +37,12 @@ NO_LIMIT = 0.0
 
 
 def main() -> None:
-    """Answer requests until the server closes the socket."""
+    """Process requests until the server closes the socket."""
     # ignore the signals that the server handles; the process ends when the server does
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # not Linux: the closed socket ends the process
+    # on other systems than Linux, the process ends when the socket is closed
+    with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).prctl(PDEATHSIG, int(signal.SIGKILL))
     connection = socket.socket(fileno=os.dup(0))
     start: WorkerSettings = pickle.loads(
@@ -75,7 +76,7 @@ def main() -> None:
 def _decode_body(
     start: WorkerSettings, codec: int, body: bytes, rows: bool, told: _LogCollector
 ) -> tuple[WorkerReply, list[bytes]]:
-    began = time.thread_time()  # the CPU time of the process lags while the timer runs
+    began = time.thread_time()  # CPU time of the thread, because that of the process lags while the timer runs
     pieces: list[bytes] = []
     decoded: DecodedRequest[Any] | None = None
     refused = None
@@ -92,7 +93,7 @@ def _decode_body(
     except PermanentError as error:
         refused = error.reason, str(error)
     except MemoryError:
-        decoded = None  # free its items before anything else is allocated
+        decoded = None  # free the decoded items before anything else is allocated
         refused = "too_large", f"decoding this takes more than {start.memory:,} bytes: send less at once"
     except Exception as error:  # a retry would fail on the same bytes again
         log_once("the collector failed on a request, which is refused", error)

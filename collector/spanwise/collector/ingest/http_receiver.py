@@ -25,9 +25,11 @@ from spanwise.tracer import attribute_names as names
 T = TypeVar("T")
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 SIGNALS: tuple[Signal[Any], ...] = (TRACES, LOGS, METRICS)
-PATH_PREFIXES = ("/v1/", "/api/public/otel/v1/")  # the OTLP specification's, and Langfuse's, which its SDKs hard-code
+# paths of the OTLP specification, and of Langfuse, whose SDKs hard-code them
+PATH_PREFIXES = ("/v1/", "/api/public/otel/v1/")
 PATHS = {f"{root}{signal.name}{slash}": signal for root in PATH_PREFIXES for signal in SIGNALS for slash in ("", "/")}
-DESTINATIONS_HEADER, MAX_HEADER_BYTES = names.DESTINATIONS_HEADER.lower().encode(), 8_000  # size limit in bytes
+# maximum size of the header in bytes
+DESTINATIONS_HEADER, MAX_HEADER_BYTES = names.DESTINATIONS_HEADER.lower().encode(), 8_000
 COLLECTOR_HEADER = (
     names.COLLECTOR_HEADER.lower().encode(),
     b"1",
@@ -35,7 +37,9 @@ COLLECTOR_HEADER = (
 
 
 class Receiver:
-    """ASGI applications by path, one for each signal. They answer 200 only after the store has committed all items."""
+    """OTLP/HTTP receiver with one ASGI application per path. They answer 200 only after the store has committed all
+    items.
+    """
 
     def __init__(
         self,
@@ -45,7 +49,7 @@ class Receiver:
         keepers: Sequence[Sink] = (),
         decoders: int = 0,
     ) -> None:
-        """Create the receiver. After the store, the sinks in `keepers` get the items too.
+        """Create the receiver. It passes items to the store first, and then to the sinks in `keepers`.
 
         At most `decoders` worker processes help to decode.
         """
@@ -86,7 +90,7 @@ class SignalRoute(Generic[T]):
             )
         except RequestRefused as refused:
             await self._refuse(send, content_type, refused)
-        except asyncio.CancelledError:  # shutdown timed out; senders do not retry on other errors
+        except asyncio.CancelledError:  # the shutdown timed out: answer with an error on which senders retry
             await self._refuse(send, content_type, RetryableError("ending", "the server ends: send it again"))
             raise
         except ClientDisconnected:
@@ -119,7 +123,7 @@ class SignalRoute(Generic[T]):
             marks = parse_hops(headers.get(HOPS_HEADER, b"").decode("latin-1"))
             read = await body.read(headers, receive)
             request = Request(self._signal, codec, read, project, marks, admit=body.grow)
-            del read  # so that the request can free it
+            del read  # drop this reference, so that the memory is freed when the request drops its own
             decoded = await receiver.intake.take(request)
         finally:
             body.release()
@@ -127,7 +131,10 @@ class SignalRoute(Generic[T]):
         return answer, list(self._destinations(decoded.items, project))
 
     def _destinations(self, items: Sequence[Any], project: str | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield a header for a tracer that sent a report: the destinations that take part in tracing in its project."""
+        """Yield a header for the tracer if it has sent a process report.
+
+        The header lists the destinations of calls that take part in tracing in the tracer's project.
+        """
         store = self._receiver.store
         report = next((item for item in items if isinstance(item, ProcessReport)), None)
         if report is not None and isinstance(store, DestinationStore):

@@ -45,7 +45,10 @@ RequestRefused = (PermanentError, RetryableError)  # all errors that ingest rais
 
 
 def classify_store_error(error: Exception) -> PermanentError | RetryableError:
-    """Return the error for the sender: retryable, permanent, or internal (retryable, because a retry may avoid it)."""
+    """Convert an error of the store to the error for the sender.
+
+    An unexpected error is retryable, because it may not occur again.
+    """
     if isinstance(error, Unavailable):
         return RetryableError("unavailable", str(error), error.retry_after)
     if isinstance(error, Closed):  # this server is shutting down; the next one may accept it

@@ -44,12 +44,12 @@ class IngestPipeline:
         self._decoders, self._passed_on = decoders, len(keepers) > 1
 
     async def take(self, request: Request[T]) -> DecodedRequest[T]:
-        """Decode a request and return it once its items are durable.
+        """Decode and store a request. Return the decoded request once its items are durable.
 
         Raises no other errors than `PermanentError` and `RetryableError`.
         """
         start = time.perf_counter()
-        if len(request.body) < LARGE_BODY_BYTES:  # small requests wait for no lane
+        if len(request.body) < LARGE_BODY_BYTES:  # small requests need no lane
             decoded = await self._decode_and_store(request)
         else:
             async with self._beside.turn(len(request.body)):
@@ -60,7 +60,7 @@ class IngestPipeline:
     async def _decode_and_store(self, request: Request[T]) -> DecodedRequest[T]:
         decoded = await self._decoded(request)
         if not self._passed_on:
-            request.body = b""  # free it, because both the body and the decoded items may be large
+            request.body = b""  # free the body, because it and the decoded items may both be large
         request.admit(decoded.values * VALUE_OVERHEAD_BYTES)
         self._count(request.signal, "spanwise_received_total", decoded.count + decoded.refused_count + decoded.passed)
         if decoded.passed:
@@ -111,7 +111,8 @@ class IngestPipeline:
                 refused = await keeper.keep(request, items)
             except Exception as error:
                 raise classify_store_error(error) from error
-            refusals = max(refusals, refused, key=len)  # sinks may refuse the same items: count none twice
+            # several sinks may refuse the same item, so use the longest list of refusals instead of all of them
+            refusals = max(refusals, refused, key=len)
             if foreign := [one.item for one in refused if one.item is not None]:
                 request = replace(request, refused=(*request.refused, *foreign))
         for refusal in refusals:

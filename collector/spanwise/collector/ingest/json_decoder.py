@@ -147,8 +147,8 @@ _SURROGATE_LENGTH = 6  # length of one escaped surrogate, such as \ud83d
 def repair_json(body: bytes) -> bytes:
     """Replace invalid tokens that programs write: unpaired surrogates become U+FFFD; NaN and Infinity become strings.
 
-    Unpaired surrogates come from texts that were cut within an emoji. The JSON mapping of protobuf also writes NaN
-    and Infinity as strings.
+    Unpaired surrogates come from texts that were cut within an emoji. Writing NaN and Infinity as strings is what
+    protobuf's JSON mapping requires.
     """
     return _TOKEN.sub(_repair_token, body)
 
@@ -209,7 +209,10 @@ def convert_log_record(record: JSONRecord, resource: dict[str, JSON], scope: Sco
 
 
 def _read_body(body: Any, limits: Allowance) -> JSON:
-    """Return the body of a record; None if it is not an OTLP value, because the attributes may hold all data."""
+    """Return the body of a log record; None if it is not an OTLP value.
+
+    The record is decoded even then, because its attributes may hold all data.
+    """
     try:
         return read_value(msgspec.convert(body, AnyValue | None), limits, 1)
     except msgspec.ValidationError:
@@ -399,7 +402,7 @@ def _make_decoder(what: str, items: str, item: type[Any]) -> msgspec.json.Decode
 
 
 def _define_message(fields: Mapping[str, tuple[str, Any]]) -> type[msgspec.Struct]:
-    """Define a message from its field names: each with its name on the wire and its type."""
+    """Define a message class. `fields` maps each field's name to its name on the wire and its type."""
     optional = [(name, kind | None, None) for name, (_, kind) in fields.items()]
     return msgspec.defstruct("Message", optional, rename={name: wire for name, (wire, _) in fields.items()}, gc=False)
 

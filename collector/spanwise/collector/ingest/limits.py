@@ -16,7 +16,9 @@ from spanwise.collector.stores.amendment_merge import apply_amendment, encode_fi
 
 MIB = 1024 * 1024
 MAX_TOKENS, MAX_COST = 2**53, 1e12  # upper bounds: floating-point totals stay exact, and no real cost is higher
-MAX_GROUPS = 10_000  # by resource and by scope, per request: a group costs about as much as a span
+# maximum number of groups by resource in a request, and of groups by scope in each. A group costs about as much as a
+# span
+MAX_GROUPS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +30,9 @@ class Limits:
 
     request_bytes: int = 32 * MIB  # of one body, compressed and decompressed
     pending_bytes: int = 48 * MIB  # of all bodies of OTLP and the API that are being read, decoded or written
-    stall_seconds: float = 30.0  # for the next chunk of a body: a stalled body occupies pending memory
-    decode_seconds: float = 15.0  # CPU time for one body in a worker process, which then ends
-    spans: int = 50_000  # or log records, per request
+    stall_seconds: float = 30.0  # wait for the next chunk of a body: a stalled body occupies pending memory
+    decode_seconds: float = 15.0  # CPU time for one body in a worker process; a process that exceeds it ends
+    spans: int = 50_000  # spans or log records per request
     values: int = 500_000  # attributes, list and map elements, events and links of all spans of a request
     attributes: int = 10_000  # per span, event, link or resource
     depth: int = 32  # of lists and maps within an attribute
@@ -57,9 +59,10 @@ class Allowance:
 
 
 LARGE_BODY_BYTES = 512 * 1024  # larger bodies are decoded outside of the event loop, and wait for a lane
-HUGE_BODY_BYTES = 4 * 1024 * 1024  # larger bodies use a second lane, and memory is given back after each
-# From this number on, runs are encoded outside of the event loop, and written in batches. Also the size of one commit
-# of amendments, or of feedback that arrived with runs.
+# larger bodies use a second lane, and after each one, free memory is returned to the operating system
+HUGE_BODY_BYTES = 4 * 1024 * 1024
+# Requests with at least this many runs are encoded outside of the event loop and written in batches of this size. It
+# also limits a commit of amendments, and of feedback that arrived with runs.
 BATCH_SIZE = 250
 
 
@@ -70,17 +73,18 @@ def release_free_memory() -> None:
 
 
 MAX_JSON_OBJECTS = 600_000  # objects and lists in one body
-MAX_JSON_VALUES = 3_000_000  # their elements, counted by commas
-# a string with escapes, even if unterminated, so that no input is scanned twice
+MAX_JSON_VALUES = 3_000_000  # elements of objects and lists, counted by commas
+# a JSON string; an unterminated one matches to the end of the body, so that no input is scanned twice
 JSON_STRING = rb'"(?:[^"\\]++|\\.)*+"?'
-COUNT_CHUNK_BYTES = 256 * 1024  # counted per step, so that other threads can run in between
+COUNT_CHUNK_BYTES = 256 * 1024  # bytes counted per step, so that other threads can run in between
 _JSON_STRING_PATTERN = re.compile(JSON_STRING, re.DOTALL)
 
 
 def check_json(body: bytes) -> bytes:
     """Return the body unchanged. Raises `PermanentError` if it has too many objects or values.
 
-    The first count includes brackets within strings; only if it exceeds a limit are they excluded.
+    A first, fast count includes brackets and commas within strings. Only if it exceeds a limit, a second count leaves
+    them out.
     """
     objects, values = _count_values(body, 0, len(body))
     if (objects > MAX_JSON_OBJECTS or values > MAX_JSON_VALUES) and _exceeds_limits(body):
@@ -112,7 +116,8 @@ def _count_values(body: bytes, start: int, end: int) -> tuple[int, int]:
     return objects, values
 
 
-MAX_NAME_CHARS, MAX_ERROR_CHARS, MAX_TAGS = 2_000, 16_000, 100  # characters, characters, and number of tags
+# maximum characters of a name and of an error text, and maximum number of tags
+MAX_NAME_CHARS, MAX_ERROR_CHARS, MAX_TAGS = 2_000, 16_000, 100
 NAME_FIELDS = (
     "name",
     "kind",
@@ -127,7 +132,10 @@ NAME_FIELDS = (
 
 
 def truncate_fields(run: Run) -> Run:
-    """Return the run with long fields truncated and their original values in its attributes; the same if none is."""
+    """Return the run with long fields truncated, and with their original values in its attributes.
+
+    If no field is too long, return the same object.
+    """
     if (
         len(run.name) <= MAX_NAME_CHARS
         and len(run.kind) <= MAX_NAME_CHARS
@@ -157,7 +165,7 @@ def _truncate(run: Run) -> Run:
 
 
 def check_feedback_names(feedback: Feedback) -> None:
-    """Raise `ItemRefused` for feedback with a name that is too long."""
+    """Raise `ItemRefused` if a name or an id in the feedback is too long."""
     named = (feedback.key, feedback.label, feedback.author, feedback.evaluator, feedback.version, feedback.rule)
     for name in (*named, feedback.id, feedback.target.session_id, feedback.target.experiment_id):
         if name is not None and len(name) > MAX_NAME_CHARS:

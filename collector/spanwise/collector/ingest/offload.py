@@ -16,11 +16,13 @@ from spanwise.collector.ingest.limits import HUGE_BODY_BYTES, LARGE_BODY_BYTES, 
 R = TypeVar("R")
 FAIRNESS_BYTES_PER_SECOND = (
     1024 * 1024
-)  # a body that is larger by this much lets bodies pass that arrive up to a second later
+)  # a body that is larger by this many bytes lets bodies go first that arrive up to a second later
 
 
 class PriorityLane:
-    """Lock that admits one large body at a time until it has been processed; smaller bodies first, with aging."""
+    """Lock for processing large bodies one at a time. Smaller bodies go first, but waiting raises the priority of a
+    body.
+    """
 
     def __init__(self) -> None:
         self._busy, self._order = False, itertools.count()
@@ -28,7 +30,7 @@ class PriorityLane:
 
     @asynccontextmanager
     async def turn(self, size: int) -> AsyncIterator[None]:
-        """Wait until the lane is free, and occupy it within the block."""
+        """Wait until the lane is free, and occupy it within the `async with` block."""
         if self._busy:
             await self._wait(size)
         self._busy = True
@@ -58,9 +60,10 @@ class PriorityLane:
 
 
 class Offloader:
-    """Two lanes for large bodies, because each takes several times its size in memory, and a thread pool.
+    """Thread pool and two lanes for large bodies.
 
-    Large bodies do not wait for huge ones; small bodies wait for neither.
+    The lanes admit one body at a time, because decoding takes several times its size in memory. Large bodies do not
+    wait for huge ones; small bodies wait for neither.
     """
 
     def __init__(self) -> None:
@@ -83,7 +86,7 @@ class Offloader:
             self.trim()
 
     def trim(self) -> None:
-        """Return freed memory to the operating system in one second."""
+        """Schedule the return of free memory to the operating system in one second."""
         asyncio.get_running_loop().call_later(1.0, self._trim)
 
     def _trim(self) -> None:

@@ -1,8 +1,4 @@
-"""OTLP signals (traces, logs, metrics): their codecs, and the conversion of each item to a record.
-
-Source of the names: OpenTelemetry GenAI semantic conventions v1.41.1, `model/gen-ai/events.yaml`. Fields without a
-standard name (source, author, …) use the prefix `spanwise.feedback.`.
-"""
+"""OTLP signals (traces, logs, metrics): their codecs, and the conversion of each item to a record."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ T = TypeVar("T")
 HOPS_HEADER = (
     b"spanwise-forwarded"  # HTTP header or gRPC metadata with the marks of the collectors that forwarded a request
 )
-MAX_HOP_MARKS = 32  # number of marks that are read
+MAX_HOP_MARKS = 32  # maximum number of marks that are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ class Signal(Generic[T]):
     protobuf: Codec[T]
     json: Codec[T]
     response: type[Message]
-    refused_field: str  # name of the count in `partial_success`
+    refused_field: str  # field of `partial_success` that holds the number of refused items
 
 
 @dataclass(slots=True)
@@ -71,7 +67,7 @@ class Request(Generic[T]):
 
 
 def parse_hops(marks: str) -> tuple[str, ...]:
-    """Return the marks in the header, the first collector's first."""
+    """Return the marks of collectors in the header, in the order of forwarding."""
     return tuple(mark.strip()[:64] for mark in marks.split(",")[:MAX_HOP_MARKS] if mark.strip()) if marks else ()
 
 
@@ -81,7 +77,7 @@ PLACEHOLDER_SPAN_ID = "1" * 16
 def read_span_item(
     span: RawSpan, fault: FaultHandler, dialects: Sequence[Dialect] | None = None
 ) -> Run | TranslatedSpan:
-    """Translate a span to a run with corrected times; with its side records if it has some."""
+    """Translate a span to a run with corrected times. Return a `TranslatedSpan` if the span has side records."""
     if found := correct_span_times(span.start_ns, span.end_ns):
         span.start_ns, span.end_ns = found.start_ns, found.end_ns
         span.attributes = {**span.attributes, **found.sent}

@@ -87,9 +87,9 @@ def _limit_count(found: Iterator[memoryview], most: int, what: str, told: int | 
 
 
 def check_messages(message: View, kind: str) -> View:
-    """Return the bytes of a message of a kind in `MESSAGE_FIELDS` unchanged.
+    """Count the nested messages of a large message of a kind in `MESSAGE_FIELDS`, and return its bytes unchanged.
 
-    Raises `PermanentError` if it holds too many nested messages, and `MalformedMessage`.
+    Raises `PermanentError` if there are too many, and `MalformedMessage`.
     """
     if len(message) > UNCHECKED_BYTES:
         waiting, count = [(memoryview(message), MESSAGE_FIELDS[kind])], 0
@@ -333,7 +333,7 @@ COLUMN_SCHEMA: dict[str, tuple[tuple[Any, ...], ...]] = {
         ("scope_spans", 2, LABEL_REPEATED, TYPE_MESSAGE, f"{COLUMN_PACKAGE}.ScopeSpans"),
     ),
     "Request": (("resource_spans", 1, LABEL_REPEATED, TYPE_MESSAGE, f"{COLUMN_PACKAGE}.ResourceSpans"),),
-    # these merge the attributes of all spans into one list, and their names into another
+    # these messages read the attributes of all spans as one list, and the names of all attributes as another
     "Attributes": (("all", 9, LABEL_REPEATED, TYPE_BYTES),),
     "Names": (("key", 1, LABEL_REPEATED, TYPE_BYTES),),
     "NamesOfSpans": (("all", 9, LABEL_OPTIONAL, TYPE_MESSAGE, f"{COLUMN_PACKAGE}.Names"),),
@@ -347,11 +347,13 @@ COLUMN_SCHEMA: dict[str, tuple[tuple[Any, ...], ...]] = {
 IS_TEXT, IS_INT, IS_DOUBLE = b"\x0a", b"\x18", b"\x21"
 NO_VALUE = b"\xff"  # no value starts with this byte
 UNPACK_DOUBLE = struct.Struct("<xd").unpack
-SHORT_VALUE_BYTES = 4096  # for shorter values, a prefix table identifies texts
+SHORT_VALUE_BYTES = 4096  # a table of prefixes identifies texts among shorter values
 
 
 def _text_prefix(size: int) -> bytes:
-    """Return the bytes that start an `AnyValue` of this size if it holds only a text; `NO_VALUE` if none can."""
+    """Return the first bytes of each `AnyValue` of this size that holds a text; `NO_VALUE` if a text cannot have this
+    size.
+    """
     if 2 <= size < 130:
         return IS_TEXT + bytes((size - 2,))
     return IS_TEXT + bytes(((size - 3) & 127 | 128, (size - 3) >> 7)) if size > 130 else NO_VALUE
@@ -361,7 +363,7 @@ TEXT_PREFIXES = tuple(map(_text_prefix, range(SHORT_VALUE_BYTES)))
 
 
 def _build_parsers(*names: str) -> list[Callable[[bytes], Any]]:
-    """Return the parser of each of these messages of `COLUMN_SCHEMA`."""
+    """Return a parser for each of the named messages in `COLUMN_SCHEMA`."""
     file = descriptor_pb2.FileDescriptorProto(
         name="spanwise/columns.proto", package=COLUMN_PACKAGE[1:], syntax="proto3"
     )
@@ -383,14 +385,14 @@ _parse_columns, _parse_attribute_lists, _parse_name_lists = _build_parsers(
 
 
 class OriginalRequest:
-    """Request in OTLP's own classes, parsed on first access."""
+    """Request parsed with OTLP's own classes, on first access."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
         self._parsed: Any = None
 
     def part(self, whole: int, part: int) -> SpanLoader:
-        """Return a loader of the spans of one group."""
+        """Return a function that loads the spans of one group."""
         return lambda: self._wholes()[whole].scope_spans[part].spans
 
     def _wholes(self) -> Any:
@@ -403,7 +405,7 @@ class OriginalRequest:
 
 
 SpanLoader: TypeAlias = Callable[[], Sequence[Span]]
-# (span in this schema, its index in its group, loader of the group's spans in OTLP's classes)
+# (span in `COLUMN_SCHEMA`, its index in its group, function that loads the group's spans in OTLP's classes)
 ColumnarSpan: TypeAlias = tuple[Any, int, SpanLoader]
 
 
@@ -414,7 +416,7 @@ def iterate_columnar_groups(body: bytes) -> Iterable[Group]:
     """
     wholes, original = _parse_columns(body).resource_spans, OriginalRequest(body)
     check_groups(len(wholes))
-    # no local name keeps the parsed lists alive while the groups are decoded
+    # use no local variables, which would keep the parsed lists in memory while the groups are decoded
     attribute_count = len(_parse_attribute_lists(body).merged.merged.merged.all)
     named = attribute_count == len(_parse_name_lists(body).merged.merged.merged.all.key)
     for at, whole in enumerate(wholes):
@@ -440,7 +442,8 @@ def convert_columnar_span(
             limits.use(len(names))
             attributes = dict(zip(names, _read_values(given, limits), strict=True))
             return convert_span_with_attributes(span, attributes, resource, scope, limits)
-    except (UnicodeDecodeError, DecodeError):  # the whole request is malformed then
+    # OTLP's classes cannot parse the request either, so `part` raises `UnparsableRequest`
+    except (UnicodeDecodeError, DecodeError):
         pass
     limits.used = used
     return convert_span(part()[place], resource, scope, limits)

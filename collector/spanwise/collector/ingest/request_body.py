@@ -13,9 +13,10 @@ from spanwise.collector.ingest.ingest_errors import PermanentError, RetryableErr
 from spanwise.collector.ingest.limits import LARGE_BODY_BYTES, Limits
 
 UNLIMITED = sys.maxsize
-# decompressed per step of a third of a millisecond, so that other tasks can run in between
+# bytes decompressed per step, which takes a third of a millisecond; other tasks can run between steps
 INFLATE_STEP_BYTES = 128 * 1024
-MAX_GZIP_MEMBERS = 1000  # of one body; an empty member has twenty bytes and costs as much work as a full one
+# maximum for one body: an empty member has only twenty bytes, but takes as much time as a full one
+MAX_GZIP_MEMBERS = 1000
 WINDOW_BITS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}  # zlib's `wbits` for each format
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -28,7 +29,7 @@ class BodyBuffer(Protocol):
         """Return the number of decompressed bytes so far."""
 
     def feed(self, piece: bytes, step: int = ...) -> bytes:
-        """Add a chunk until it has produced `step` bytes; return the rest of the chunk."""
+        """Add a chunk until the body has grown by `step` bytes. Return the rest of the chunk."""
 
     def finish(self) -> bytes:
         """Return the complete body."""
@@ -152,7 +153,7 @@ class RequestBody:
 
     def __init__(self, pending: PendingBytes, limits: Limits) -> None:
         self._pending, self._limits = pending, limits
-        self.size = 0  # bytes, first decompressed, later decoded
+        self.size = 0  # bytes counted so far: of the decompressed body, later also of the decoded items
 
     async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         """Read the complete body from an ASGI channel.

@@ -43,7 +43,7 @@ Group: TypeAlias = tuple[Any, Any, Sequence[Any]]
 ITEMS_PER_PAUSE, PAUSE_SECONDS = (
     50,
     0.002,
-)  # number of items of a large request between two pauses in its thread, which let other threads run
+)  # A thread that decodes a large request pauses after this many items, for this many seconds, to let other threads run
 
 
 def _no_hint(body: bytes) -> str:
@@ -52,7 +52,8 @@ def _no_hint(body: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """Decoder of one signal in one encoding: bytes → groups of items → raw spans or log records → records.
+    """Decoder of one signal in one encoding. It converts bytes to groups of items, items to raw ones, and these to
+    records.
 
     The functions `parse`, `split` and `parse_item` raise one of `errors`; `resource` and `raw` raise
     `ItemRefused`. All of them raise `PermanentError` if a request exceeds a limit.
@@ -66,7 +67,8 @@ class Codec(Generic[T]):
     raw: Callable[[Any, dict[str, JSON], Any, Allowance], Any]  # arguments: item, resource, scope, allowance
     # applies the dialects to a raw item; None if it is valid but holds nothing to store
     read: Callable[[Any, FaultHandler], T | TranslatedSpan | None]
-    hint: Callable[[bytes], str] = _no_hint  # hint about data that was ignored although the sender meant it
+    # return a hint about ignored data, such as fields with wrong names, that the sender wanted to be stored
+    hint: Callable[[bytes], str] = _no_hint
 
 
 def decode(codec: Codec[T], body: bytes, limits: Limits, rest: float = PAUSE_SECONDS) -> DecodedRequest[T]:
@@ -173,16 +175,16 @@ MAX_REASONS = 3  # reasons in one response
 
 @dataclass(slots=True)
 class DecodedRequest(Generic[T]):
-    """Items of a request to store, the reasons why others are refused, and the dialects that failed on some."""
+    """Items of a request to store, the refused items with the reasons, and the dialects that failed."""
 
     items: list[T] = field(default_factory=list)
     also: list[SideRecord] = field(default_factory=list)  # side records, stored in the same commit
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # by (label for metrics, message for users)
-    # the same for side records, whose refusal costs no item
+    # the same for side records; their spans are kept
     beside: Counter[tuple[str, str]] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)  # by dialect
+    faults: Counter[str] = field(default_factory=Counter)  # number of items by the dialect that failed
     passed: int = 0  # valid items that hold nothing to store
-    parsed: int = 0  # of the items that were parsed one by one
+    parsed: int = 0  # number of items that could be parsed, if the request was parsed item by item
     unparsed: int = 0
     values: int = 0  # number of values in all items
     hint: str = ""  # as in `Codec.hint`
@@ -197,7 +199,7 @@ class DecodedRequest(Generic[T]):
         counter[refusal.reason, part + str(refusal)] += count
 
     def keep_whole(self, whole: TranslatedSpan) -> None:
-        """Add a run and its side records; an invalid side record is refused alone."""
+        """Add a run and its side records. Refuse invalid side records, but keep the run."""
         self.items.append(cast(T, whole.run))
         for said in whole.also:
             if isinstance(said, ValueError):
@@ -206,7 +208,7 @@ class DecodedRequest(Generic[T]):
                 self.also.append(said)
 
     def fault(self, dialect: str, error: Exception) -> None:
-        """Count an item that was read without this dialect, because the dialect failed."""
+        """Count and log an item that was translated without a dialect, because the dialect failed."""
         self.faults[dialect] += 1
         log_dialect_error(dialect, error)
 

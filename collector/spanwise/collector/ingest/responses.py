@@ -46,7 +46,7 @@ def make_export_response(signal: Signal[Any], decoded: DecodedRequest[Any]) -> M
 
 
 def make_error_response(refused: PermanentError | RetryableError) -> Message:
-    """Return a google.rpc.Status."""
+    """Return the error as a google.rpc.Status."""
     return Status(code=error_status(refused)[1], message=str(refused))
 
 

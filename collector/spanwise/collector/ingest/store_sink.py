@@ -32,7 +32,9 @@ class Sink(Protocol):
     """Destination of decoded requests: stores the items, or forwards them or the original `request.body`."""
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> Refusals:
-        """Return the refused items once the others are durable. Raises if none can be kept."""
+        """Store or forward the items. Return the refusals once all other items are durable. Raises if no item can be
+        kept.
+        """
 
 
 class StoreSink:
@@ -70,7 +72,7 @@ class StoreSink:
         if len(runs) == len(items):
             await self._appended(runs)
             return ()
-        # first, so that amendments wait for the runs that come with them
+        # amendments come first: those of runs in the same request wait in the store until the runs are appended
         refusals = await asyncio.to_thread(self._amended, items)
         feedback = [item for item in items if isinstance(item, Feedback)]
         await self._appended(runs, feedback[:BATCH_SIZE])
@@ -89,7 +91,7 @@ class StoreSink:
         return refusals
 
     async def _added(self, feedback: Sequence[Feedback]) -> None:
-        """Add feedback that is too much for the transaction of its runs, in further transactions."""
+        """Add the feedback that exceeds the limit for the transaction of its runs."""
         if feedback:
             await asyncio.to_thread(self._store.add_feedback, feedback)
 
@@ -104,7 +106,7 @@ class StoreSink:
     ) -> None:
         """Append runs in batches, so that other requests can run in between and memory for encoding is bounded.
 
-        The last batch includes the feedback, so that all runs it refers to are stored.
+        The last batch includes the feedback, so that the runs it refers to are stored before or with it.
         """
         while len(runs) >= BATCH_SIZE:
             await self._settled(await self._beside(append, runs[:BATCH_SIZE]))
@@ -132,7 +134,7 @@ class StoreSink:
         return refusals
 
     def _but_our_own(self, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
-        """Return the feedback without rows that this store forwarded, received back and still has.
+        """Return the feedback, except for rows that this store has forwarded, that came back, and that it still has.
 
         The store's own version of such a row may be newer.
         """
@@ -157,7 +159,9 @@ class StoreSink:
         return refusals
 
     def _amend_all(self, runs: Sequence[Sequence[Amendment]]) -> list[ItemRefused]:
-        """Apply amendments in one transaction; if the store refuses it, split it until only refused ones are left."""
+        """Apply amendments in one transaction. If the store refuses it, split it repeatedly to find the invalid
+        amendments.
+        """
         try:
             self._store.add_amendments([amendment for of_run in runs for amendment in of_run])
             return []
@@ -189,7 +193,7 @@ def _validate_amendments(amendments: Sequence[Amendment]) -> tuple[list[Amendmen
 
 
 def scope_items(store: Store, project: str, items: Sequence[Run | LogItem]) -> tuple[list[Any], list[ItemRefused]]:
-    """Assign the items to the project; return them and the refusals of items of other projects."""
+    """Assign items to the project. Return the assigned items, and refusals of items that belong to other projects."""
     mine: list[Any] = []
     refusals: list[ItemRefused] = []
     for one in scope_or_refuse(store, project, items):
@@ -198,11 +202,12 @@ def scope_items(store: Store, project: str, items: Sequence[Run | LogItem]) -> t
 
 
 def scope_or_refuse(store: Store, project: str, items: Sequence[Run | LogItem]) -> list[Any]:
-    """Return each item as assigned to the project, or its refusal."""
+    """Return a list with each item, assigned to the project, or its refusal if it belongs to another project."""
     view = ProjectScopedStore(store, project)
     foreign = view.foreign(_trace_id(item) for item in items)
     others = view.foreign_experiments(_experiment_id(item) for item in items)
-    beside = isinstance(items[0], Run) if items else False  # then all other items are side records
+    # if the first item is a run, all items other than runs are side records
+    beside = isinstance(items[0], Run) if items else False
     found: list[Any] = []
     for item in items:
         try:
@@ -245,7 +250,7 @@ T = TypeVar("T")
 
 
 class CommitWaiter:
-    """Awaitable wait for futures of other threads on one event loop at a time: `await settled(future)`."""
+    """Callable that awaits a future of another thread: `await settled(future)`. For one event loop at a time."""
 
     def __init__(self) -> None:
         self._mailbox: _LoopWakeup | None = None
@@ -276,7 +281,7 @@ class _LoopWakeup:
         self._called = False  # True while a wake-up is scheduled and has not run
 
     def waiter(self, future: Future[Any]) -> asyncio.Future[None]:
-        """Return a future of the loop that is done after the thread's future."""
+        """Return an asyncio future that completes after the thread's future."""
         waiter = self.loop.create_future()
         future.add_done_callback(partial(self._notify_loop, waiter))
         return waiter

@@ -21,7 +21,7 @@ AMENDABLE_FIELDS = (
     *"inputs outputs documents model usage cost session_id user_id tags metadata attributes".split(),
     *MESSAGE_FIELDS,
 )
-MAX_COUNT = 2**63 - 1  # highest count
+MAX_COUNT = 2**63 - 1  # highest integer that SQLite can store
 _TYPES: dict[str, Any] = {
     **{name: kind for name, kind in get_type_hints(Run).items() if name in AMENDABLE_FIELDS},
     **dict.fromkeys(MESSAGE_FIELDS, dict[str, list[Any]]),

@@ -30,8 +30,9 @@ from spanwise.collector.records import (
 
 
 class DeletedTraces(NamedTuple):
-    """Traces to delete, the sessions that lose their last trace, and the position of the next batch, if there may be
-    one.
+    """Batch of traces to delete, and the sessions that lose their last trace with it.
+
+    `next` is the position of the next batch; None if there is no other.
     """
 
     traces: Sequence[str]
@@ -40,7 +41,7 @@ class DeletedTraces(NamedTuple):
 
 
 class TargetFeedback(NamedTuple):
-    """Feedback from one lease on a rule's target: for each of `evaluators`, its complete set of feedback.
+    """Feedback from one lease on a rule's target. It replaces all earlier feedback of the evaluators in `evaluators`.
 
     Feedback on the spans of a trace, and on the documents of a span, counts as feedback on the target. Lease numbers
     (`claim`) of a rule and target rise over all versions of the rule. If `anew` is set, feedback of the rule's other
@@ -56,10 +57,11 @@ class TargetFeedback(NamedTuple):
 
 
 class FinishPlan(NamedTuple):
-    """Plan for a finish. If `answer` is set, nothing is left to do."""
+    """Plan for storing the result of a lease. If `answer` is set, it is the status to return, and nothing is stored."""
 
     answer: str | None
-    whole: bool = True  # True: replace all feedback of the rule on the target; False: only that of reporting evaluators
+    # True: replace all feedback of the rule on the target; False: only that of the evaluators that report
+    whole: bool = True
 
 
 class ScoreQuery(NamedTuple):
@@ -86,7 +88,9 @@ class RuleScore(NamedTuple):
 
 
 class DecisionQuery(NamedTuple):
-    """Query for one page of decisions, about one trace and its session (project and id) or about any target."""
+    """Query for one page of decisions: about one trace and its session (given as project and id), or about any
+    target.
+    """
 
     trace_id: str | None = None
     session: tuple[str, str] | None = None
@@ -115,7 +119,7 @@ class TraceBackend(Protocol):
         ...
 
     def passing(self, filter: Filter, after: str | None = None, upto: int | None = None) -> DeletedTraces | None:
-        """Return a batch of the traces that pass, up to number `upto`; None if there are none.
+        """Return a batch of the traces that pass and have at most the number `upto`; None if there are none.
 
         `after` is the position at which the previous batch ended.
         """
@@ -129,7 +133,7 @@ class TraceBackend(Protocol):
     def expire(self, rule: Retention) -> Sequence[Filter]:
         """Return filters for the traces that a retention rule expires now.
 
-        Also delete feedback of that age whose trace never arrived.
+        Also delete feedback that the rule expires and whose trace never arrived.
         """
 
     def feedbacks(self, *, limit: int, target: Target) -> Page[Feedback]: ...
@@ -145,17 +149,17 @@ class TraceBackend(Protocol):
         ...
 
     def put_verdicts(self, verdicts: Sequence[TargetFeedback]) -> list[bool]:
-        """Replace the feedback of earlier leases in one transaction, and return for each entry whether it was stored.
+        """Replace the feedback of earlier leases in one transaction. Return for each entry whether it was stored.
 
         - Feedback is stored with the rule and the lease number.
-        - Nothing is stored (False) if feedback of a later lease exists, or the trace does not.
+        - Nothing is stored (False) if the trace does not exist, or has feedback of a later lease.
         - Repeating the call changes nothing.
         - Evaluators' traces that no feedback refers to any more are deleted.
         """
         ...
 
     def behind(self, after: str | None) -> tuple[int, int | None]:
-        """Return the number of traces in the feed after a position, and the time of the first change (store's
+        """Return the number of changed traces in the feed after a position, and the time of the first change (store's
         clock).
         """
         ...
@@ -165,7 +169,10 @@ class TraceBackend(Protocol):
         ...
 
     def head(self, trace_id: str, filters: Sequence[Filter] = ()) -> TraceHead:
-        """Return the head of one trace. The filters have no dataset. Raise `NotFound` for an unknown trace."""
+        """Return the current entry of a trace in the change feed. The filters have no dataset.
+
+        Raise `NotFound` for an unknown trace.
+        """
         ...
 
     def is_after(self, change: str, cursor: str | None) -> bool:
@@ -180,11 +187,11 @@ class TraceBackend(Protocol):
         ...
 
     def there(self, trace_ids: Collection[str]) -> set[str]:
-        """Return the traces that are stored with at least one run."""
+        """Return those of the traces that are stored with at least one run."""
         ...
 
     def going_on(self, sessions: Collection[str]) -> set[str]:
-        """Return the sessions with at least one stored trace."""
+        """Return those of the sessions that have at least one stored trace."""
         ...
 
     def traces(
@@ -225,7 +232,10 @@ class ControlBackend(Protocol):
     def rules(self, *, project: str | None = None) -> list[Rule]: ...
 
     def setting_at(self, rule: Rule, change: int) -> SettingsVersion | None:
-        """Return the settings of a version at a change; before the first of them, the oldest; None if it has none."""
+        """Return the settings of a rule's version that were in force at a change; None if the version has no settings.
+
+        For a change before the first settings, return the first ones.
+        """
         ...
 
     def cursor(self, rule: str, version: str, *, project: str) -> str | None: ...
@@ -250,13 +260,14 @@ class ControlBackend(Protocol):
     ) -> list[Decision]:
         """Lease due decisions as `ControlStore.claim` does.
 
-        Unlike that method, it also hands out, alone, a row whose third worker has died.
+        Unlike `claim`, it also returns a decision on which a third worker has died. It returns such a decision alone.
         """
         ...
 
     def examine(self, finishes: Sequence[ClaimResult]) -> list[FinishPlan]:
-        """Return what to do with the feedback of finished leases, before `conclude`. Raise `Refused` for an invalid
-        verdict.
+        """Return, for each finished lease, a plan for its feedback. `conclude` is called after the feedback is stored.
+
+        Raise `Refused` for an invalid verdict.
         """
         ...
 
@@ -267,8 +278,8 @@ class ControlBackend(Protocol):
     def probabilities(
         self, rule: str, project: str, version: str | None, scores: Sequence[tuple[Target, int]]
     ) -> list[tuple[bool, float | None]]:
-        """Return, for each target and lease number, whether the rule (or this version) decided on it, and the
-        probability.
+        """Return, for each target and lease number, whether the rule (or this version of it) decided on the target, and
+        the sampling probability.
         """
         ...
 

@@ -85,7 +85,9 @@ class FeedbackSource(Protocol):
         ...
 
     def open_outlet(self, name: str, url: str) -> Outlet:
-        """Return the state of forwarding to an address. A new outlet begins with feedback from now on."""
+        """Return the state of forwarding to a target. A target that is new to the store gets only feedback from now
+        on.
+        """
         ...
 
     def said_after(self, cursor: int, limit: int) -> Sequence[OutgoingFeedback]:
@@ -97,25 +99,28 @@ class FeedbackSource(Protocol):
         ...
 
     def move_outlet(self, name: str, cursor: int, sent: int, dropped: int, error: str | None = None) -> None:
-        """Record durably the number up to which all feedback is sent or dropped, the added counts, and the last
-        error.
+        """Store durably how far forwarding has got.
+
+        All feedback up to the number `cursor` has been sent or dropped. `sent` and `dropped` are added to the counts, and
+        `error` is the last error.
         """
 
     def feedback_there(self, ids: Collection[str]) -> set[str]:
-        """Return the ids of feedback that is stored."""
+        """Return those of the ids under which feedback is stored."""
         ...
 
 
-BATCH, BATCH_BYTES = 100, 16 * 1024  # maximum number of runs in a batch, and of their stored bytes
+# maximum number of runs in a batch, and number of stored bytes at which a batch ends
+BATCH, BATCH_BYTES = 100, 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class LazyTrace:
-    """Trace whose runs are decoded in batches, again on each iteration, without access to the file."""
+    """Trace whose runs are decoded in batches on each iteration. Decoding does not access the database file."""
 
     root: Run
     rows: Sequence[Any]
-    sizes: Sequence[int]  # of each row
+    sizes: Sequence[int]  # size of each row in bytes
     read: Callable[[Any], Run]
     feedback: tuple[Feedback, ...]
     complete: bool
@@ -125,7 +130,7 @@ class LazyTrace:
 
     @property
     def size(self) -> int:
-        """Return the bytes of all rows."""
+        """Return the total size of the rows in bytes."""
         return sum(self.sizes)
 
     def batches(self) -> Iterator[list[Run]]:

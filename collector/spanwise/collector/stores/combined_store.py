@@ -53,7 +53,7 @@ from spanwise.collector.stores.backends import (
 from spanwise.collector.stores.decision_explanation import find_blocking_reason, find_load_error
 from spanwise.collector.stores.trace_store import iterate_traces
 
-MAX_WORKER_DEATHS = 3  # workers that may die on a target
+MAX_WORKER_DEATHS = 3  # a target on which this many workers have died fails
 TARGET_GONE = "refused: its target was deleted, or feedback of a later claim is there"
 
 
@@ -124,7 +124,8 @@ class MonitorOperations(ABC):
             if not any(decision.deaths >= MAX_WORKER_DEATHS for decision in taken):
                 return taken
             running = {one.name: one for one in self._control.rules(project=project)}.get(rule)
-            self.finish(*(_fail_target(decision, running) for decision in taken))  # such a decision is always alone
+            # `take` returns such a decision alone
+            self.finish(*(_fail_target(decision, running) for decision in taken))
 
     def finish(self, *finishes: ClaimResult) -> list[str]:
         """Store the results of leases. See `ControlStore.finish`."""
@@ -133,7 +134,7 @@ class MonitorOperations(ABC):
         kept = self._traces.put_verdicts([_collect_feedback(finish, standing) for finish, standing in pairs])
         stands = [finish for (finish, _), stands in zip(pairs, kept, strict=True) if stands]
         refused = [finish for (finish, _), stands in zip(pairs, kept, strict=True) if not stands]
-        # Decisions that were recorded while their trace was being deleted go, too
+        # Also delete decisions that were recorded while their trace was being deleted
         ids = {id for finish in refused if (id := finish.claim.target.trace_id) is not None}
         if gone := ids - self._traces.there(ids) if ids else ids:
             self._control.forget(DeletedTraces(sorted(gone)))
@@ -245,7 +246,7 @@ def _collect_feedback(finish: ClaimResult, standing: FinishPlan) -> TargetFeedba
     """Return the feedback of a finish, for all evaluators that it mentions."""
     names = dict.fromkeys([*finish.reported, *(one.evaluator for one in finish.feedback if one.evaluator is not None)])
     claim = finish.claim
-    anew = standing.whole and bool(names)  # a lease returned without a result leaves existing feedback
+    anew = standing.whole and bool(names)  # without a result, the lease leaves existing feedback unchanged
     return TargetFeedback(claim.rule, claim.target, claim.number, tuple(names), finish.feedback, anew)
 
 
@@ -302,7 +303,7 @@ def _make_weighted_score(scored: RuleScore, probability: float | None) -> Weight
 
 
 log = logging.getLogger("spanwise.collector")
-FILTERED_OPERATIONS = ("traces", "feedbacks", "sessions", "aggregate")  # operations with a filter
+FILTERED_OPERATIONS = ("traces", "feedbacks", "sessions", "aggregate")  # operations that take a filter
 MAX_EXPERIMENTS = 1_000_000  # maximum number of experiments on a dataset
 
 
@@ -357,7 +358,7 @@ class CombinedStore(MonitorOperations):
         return self._removed("delete", {"filter": asked}, wanted)
 
     def _removed(self, action: str, about: Mapping[str, Any], filter: Filter) -> int:
-        """Delete the traces that pass, and audit the deletion even if it ended halfway."""
+        """Delete the traces that pass. Audit the deletion even if it fails halfway."""
         going: list[int] = []
         try:
             return self._traces.remove(self._forgotten(filter, going))
@@ -366,7 +367,7 @@ class CombinedStore(MonitorOperations):
                 self._note(make_audit_event(action, about, sum(going)))
 
     def _note(self, event: AuditEvent) -> None:
-        """Store and log an audit event. If storing fails, the operation is still done, and the failure is logged."""
+        """Log and store an audit event. If storing fails, log the failure: the audited operation is already done."""
         log_audit_event(event)
         try:
             self._control.note(event)
@@ -380,9 +381,9 @@ class CombinedStore(MonitorOperations):
     def _forgotten(self, filter: Filter, going: list[int]) -> Iterator[DeletedTraces]:
         """Yield the traces that pass in batches, each after the control backend has deleted its data about them.
 
-        `going` collects the sizes of these batches. Each search starts at the end of the previous batch. At the end
-        it starts over until nothing passes, because traces may have begun to pass behind the position. Traces that
-        arrive meanwhile are not deleted, so that the loop ends.
+        `going` collects the sizes of these batches. Each search starts at the end of the previous batch. At the end the search
+        starts over until no trace passes, because traces before the position may have begun to pass. Traces that arrive
+        meanwhile are not deleted, so that the loop ends.
         """
         upto = self._traces.newest()
         while gone := self._traces.passing(filter, upto=upto):

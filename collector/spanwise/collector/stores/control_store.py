@@ -225,8 +225,9 @@ class ControlStore(Protocol):
         """
 
     def why(self, trace_id: str) -> list[DecisionExplanation]:
-        """Explain for each rule of the trace's project why it did or did not evaluate the trace. Raise `NotFound` if
-        unknown.
+        """Explain for each rule of the trace's project why it did or did not evaluate the trace.
+
+        Raise `NotFound` for an unknown trace.
         """
 
     def status(self, *, project: str | None = None) -> list[RuleStatus]:

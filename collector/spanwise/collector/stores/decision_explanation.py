@@ -44,7 +44,8 @@ class DecisionContext(NamedTuple):
     head: TraceHead  # with the results of the rule's filter and of its strata
     conditions: Sequence[ConditionResult]
     decisions: Sequence[Decision]  # stored decisions of any version, newest first
-    behind: int | None  # number of undecided changes, if this change is one of them
+    # number of changes that the rule has not decided on yet; None if it has decided on this trace's change
+    behind: int | None
     now_ns: int
     blocked: str | None  # reason why no worker runs this rule now
 
@@ -107,14 +108,14 @@ def is_outdated(decision: Decision) -> bool:
 
 
 def list_errors(states: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return evaluators with their errors."""
+    """Return pairs of an evaluator and its error, for the evaluators that have one."""
     return [
         (key, str(state["error"])) for key, state in states.items() if isinstance(state, dict) and state.get("error")
     ]
 
 
 def explain_computed(seen: DecisionContext) -> DecisionExplanation:
-    """Explain a decision that is not stored, by computing it."""
+    """Explain what the rule decides on a trace for which no decision is stored."""
     rule, head = seen.rule, seen.head
     made = DecisionExplanation(rule=rule, verdict="filtered", reason="", conditions=tuple(seen.conditions))
     if reason := _find_exclusion(seen):
@@ -164,7 +165,7 @@ def _describe_draw(at: float | None, rate: float) -> str:
 
 
 def _describe_wait(seen: DecisionContext) -> str:
-    """Return the reason why a selected target has no row yet."""
+    """Return the reason why no decision is stored yet for a target that the rule selects."""
     head, settings = seen.head, seen.settings
     quiet = settings.session_quiet_s if seen.rule.target == "session" else settings.quiet_s
     age = max(0.0, (seen.now_ns - head.changed_ns) / SECOND)
@@ -193,7 +194,7 @@ WORKER_TIMEOUT_NS = 60_000_000_000  # without a report for this long, a worker c
 
 
 def find_blocking_reason(rule: Rule, workers: Iterable[WorkerReport], now_ns: int) -> str | None:
-    """Return why a rule cannot run; None where some worker runs it."""
+    """Return why a rule cannot run; None if some worker runs it."""
     if not rule.enabled:
         return "the rule is paused"
     living = [worker for worker in workers if now_ns - worker.seen_ns < WORKER_TIMEOUT_NS]
@@ -208,12 +209,12 @@ def find_blocking_reason(rule: Rule, workers: Iterable[WorkerReport], now_ns: in
 
 
 def find_load_error(rule: Rule, worker: WorkerReport) -> str | None:
-    """Return why the rule's file does not load, where a worker has reported that."""
+    """Return why the rule's file does not load, if the worker has reported that; else None."""
     said = worker.data.get("broken")
     return f"its file does not load: {said}" if said and worker.data.get("file") == rule.owner else None
 
 
 def find_idle_reason(worker: WorkerReport, rule: str) -> str | None:
-    """Return why a worker does nothing for a rule."""
+    """Return the reason that a worker has reported for not running a rule; None if it has reported none."""
     reasons = worker.data.get("idle")
     return str(reasons[rule]) if isinstance(reasons, dict) and reasons.get(rule) else None

@@ -43,8 +43,8 @@ from spanwise.collector.stores.trace_store import TraceStore
 
 log = logging.getLogger("spanwise.collector")
 R = TypeVar("R", bound=Run | OpenRun | ProcessReport | Rule | Experiment)
-DEFAULT_PROJECT = "default"  # project of records that name none
-QUERY_SIZE = 500  # ids per query
+DEFAULT_PROJECT = "default"  # project of records that do not name one
+QUERY_SIZE = 500  # maximum number of ids in a query
 # Operations that a filter, or the argument `project`, restricts to a project
 FILTERED_OPERATIONS = frozenset(("traces", "each", "sessions", "aggregate", "delete"))
 PROJECT_ARGUMENT_OPERATIONS = frozenset(
@@ -58,8 +58,8 @@ PROJECT_ARGUMENT_OPERATIONS = frozenset(
 class ProjectScopedStore:
     """Store restricted to one project.
 
-    Methods without a docstring are those of `TraceStore` and `ControlStore`. Data of other projects seems not to
-    exist.
+    Methods without a docstring are those of `TraceStore` and `ControlStore`. They behave as if data of other projects
+    did not exist.
     """
 
     def __init__(self, store: Any, project: str) -> None:
@@ -91,12 +91,14 @@ class ProjectScopedStore:
         return self.project
 
     def owned(self, record: R) -> R:
-        """Return the record with this project. Raise `Forbidden` for a record of another project."""
+        """Return the record, assigned to this project if it names none. Raise `Forbidden` for a record of another
+        project.
+        """
         project = self._mine(record.project)
         return record if record.project == project else replace(record, project=project)
 
     def foreign(self, trace_ids: Iterable[str | None]) -> frozenset[str]:
-        """Return the traces that are stored under other projects."""
+        """Return those of the traces that are stored under other projects."""
         ids = sorted({trace_id for trace_id in trace_ids if trace_id})
         found = set[str]()
         for start in range(0, len(ids), QUERY_SIZE):
@@ -129,8 +131,8 @@ class ProjectScopedStore:
     def own_feedback(self, feedback: Sequence[Feedback]) -> list[Feedback]:
         """Return the feedback that this project may give, and log the number of dropped rows.
 
-        Feedback on targets of another project is dropped without an error, as feedback on an unknown id would be
-        accepted. An error would reveal that the id exists.
+        Feedback on targets of another project is dropped without an error, which would reveal that the id exists:
+        feedback on an unknown id is accepted.
         """
         rows = list(map(normalize_feedback, feedback))
         elsewhere = self.elsewhere(row.target for row in rows)
@@ -225,8 +227,8 @@ class ProjectScopedStore:
         return [trace for trace in self._store.many(trace_ids) if trace.root.project == self.project]
 
     def unread(self, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
-        """Return traces as `StreamingStore.unread` does. Traces of other projects do not count, however large they
-        are.
+        """Return traces as `StreamingStore.unread` does. Traces of other projects do not count towards the size
+        limit.
         """
         try:
             found = self._store.unread(trace_ids)
@@ -286,7 +288,9 @@ class ProjectScopedStore:
         self._store.save_experiment(*mine)
 
     def foreign_experiments(self, ids: Iterable[str | None]) -> frozenset[str]:
-        """Return the experiments that are stored under other projects. An unknown id belongs to none."""
+        """Return those of the experiments that are stored under other projects. An unknown experiment belongs to no
+        project.
+        """
         return frozenset(id for id in set(ids) if id is not None and self._is_foreign(id))
 
     def _is_foreign(self, id: str) -> bool:

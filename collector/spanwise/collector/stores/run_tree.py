@@ -17,7 +17,7 @@ from spanwise.tracer import attribute_names as names
 
 
 class RunNode(NamedTuple):
-    """Fields of a run that its position in the tree depends on or shows."""
+    """Fields of a run that determine its position in the tree, or that the tree shows."""
 
     span_id: str
     parent_id: str | None
@@ -43,13 +43,13 @@ def make_branch(
 
 
 def walk_tree(lines: Sequence[RunNode]) -> Iterator[tuple[int, RunNode]]:
-    """Yield depths and runs in depth-first order.
+    """Yield (depth, run) in depth-first order.
 
-    The walk is iterative, and runs whose parents form a cycle are included.
+    The walk uses no recursion, and includes runs whose parents form a cycle.
     """
     latest_first = sorted(lines, key=attrgetter("start_ns", "end_ns"), reverse=True)
     known = {line.span_id for line in latest_first}
-    children: dict[str | None, list[RunNode]] = {}  # runs with a missing parent are below None
+    children: dict[str | None, list[RunNode]] = {}  # runs whose parent is missing have the key None
     for line in latest_first:
         children.setdefault(line.parent_id if line.parent_id in known else None, []).append(line)
     seen: set[str] = set()
@@ -68,7 +68,7 @@ def walk_tree(lines: Sequence[RunNode]) -> Iterator[tuple[int, RunNode]]:
 DERIVED = "spanwise.derived"  # attribute of a root: names of derived fields, such as ["inputs", "outputs"]
 AWAITS = "spanwise.awaits"  # attribute: names of fields that a dialect expects in other messages
 MAX_RUNS = 1_000  # in larger traces, missing fields of the root stay empty
-MAX_READS = 16  # runs read in search of one value
+MAX_READS = 16  # maximum number of runs that are searched for one value
 NON_RESULT_KINDS = frozenset(("evaluator", "guardrail"))  # kinds of runs that check a result but do not produce it
 
 
@@ -85,9 +85,10 @@ class DerivationNode(NamedTuple):
 def find_derivable(
     inputs: JSON, outputs: JSON, attributes: Mapping[str, JSON], *, documents: object, status: str, runs: int
 ) -> tuple[str, ...]:
-    """Return which of `inputs` and `outputs` a root lacks and may get from other runs. `runs` is their number.
+    """Return which of `inputs` and `outputs` a root lacks and may get from other runs.
 
-    Documents count as outputs, and so does a returned None. A failed or cancelled root has no outputs to derive.
+    `runs` is the number of runs in the trace. Documents count as outputs, and so does a returned None. A failed or
+    cancelled root has no outputs to derive.
     """
     if (inputs is not None and outputs is not None) or not 1 < runs <= MAX_RUNS:
         return ()
@@ -108,7 +109,7 @@ def find_root_derivable(root: Run, runs: int) -> tuple[str, ...]:
 def find_derived_values(
     root_id: str, wanted: Iterable[str], runs: Sequence[DerivationNode], read: Callable[[str], tuple[JSON, JSON]]
 ) -> dict[str, JSON]:
-    """Return the wanted fields as far as the runs below a root have them.
+    """Return values for the wanted fields: the first inputs and the last outputs of the runs below a root, if any.
 
     `runs` are all runs of the trace. `read` returns inputs and outputs of the run with a span id.
     """
@@ -123,20 +124,23 @@ def find_derived_values(
 
 
 def apply_derived_values(root: Run, values: Mapping[str, Any]) -> Run:
-    """Return a root with derived values and their names in its attribute `spanwise.derived`. Without values, return
-    `root`.
+    """Return a root with derived values, and with their names in its attribute `spanwise.derived`.
+
+    Without values, return the root unchanged.
     """
     return replace(root, **values, attributes={**root.attributes, DERIVED: list(values)}) if values else root
 
 
 def derived_fields(run: Run) -> tuple[str, ...]:
-    """Return the names of the derived fields of a run, of `inputs` and `outputs`."""
+    """Return which of `inputs` and `outputs` of a run are derived."""
     fields = run.attributes.get(DERIVED)
     return tuple(field for field in ("inputs", "outputs") if isinstance(fields, list) and field in fields)
 
 
 def complete_root(root: Run, runs: Sequence[Run]) -> Run:
-    """Return the root of a trace, given all of its runs, with the values that can be derived."""
+    """Return the root of a trace with inputs and outputs derived from its other runs. `runs` are all runs of the
+    trace.
+    """
     wanted = find_root_derivable(root, len(runs))
     if not wanted:
         return root

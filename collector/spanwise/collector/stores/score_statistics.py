@@ -11,7 +11,7 @@ from spanwise.collector.statistics import JudgeCheck, SampledMean, check_judge, 
 from spanwise.collector.stores.control_store import ControlStore
 from spanwise.collector.stores.trace_store import TraceStore
 
-MAX_LABELS = 1_000  # human labels read per key, newest first
+MAX_LABELS = 1_000  # maximum number of human labels per key, newest first
 _TRACES_PER_QUERY = 100  # traces per query; their ids are part of a URL
 
 
@@ -54,7 +54,7 @@ def list_judge_scores(
         yield from store.feedbacks(key=key, source=source, target=target, limit=MAX_LABELS)
 
 
-MAX_OUTCOMES = 100_000  # outcomes read per rule, of the latest traces first
+MAX_OUTCOMES = 100_000  # maximum number of outcomes per rule; those of the latest traces are read first
 _PAGE_SIZE = 1_000
 
 
@@ -67,10 +67,10 @@ def summarize_rule(
     until_ns: int | None = None,
     most: int = MAX_OUTCOMES,
 ) -> list[SampledMean]:
-    """Return per key the weighted mean of a rule's scores, of this version, with its interval.
+    """Return, for each key, the weighted mean of the scores of this version of a rule, with its interval.
 
     `since_ns` and `until_ns` select traces by start time, so a late score counts for the day of its trace. If there are
-    more than `most` outcomes, those of the latest traces are read.
+    more than `most` outcomes, only those of the latest traces are read.
     """
     ask = partial(store.weighted, rule.name, key=key, version=rule.version, project=rule.project)
     pages = partial(ask, since_ns=since_ns, until_ns=until_ns, limit=min(most, _PAGE_SIZE))

@@ -208,9 +208,9 @@ class TraceStore(Protocol):
         ...
 
     def explain(self, trace_id: str, filter: Filter) -> list[ConditionResult]:
-        """Return the result of each condition of a filter, with the value seen, as `changes` reads filters.
+        """Return the result of each condition of a filter on a trace, with the trace's value.
 
-        Raise `NotFound` for an unknown trace.
+        Conditions are evaluated as in `changes`. Raise `NotFound` for an unknown trace.
         """
         ...
 
@@ -240,9 +240,7 @@ class TraceStore(Protocol):
         """Return processes from which data has arrived (since a time), latest first."""
 
     def outlets(self) -> list[Outlet]:
-        """Return the destinations of forwarded feedback by name, with their position, waiting feedback and last
-        error.
-        """
+        """Return the targets of feedback forwarding by name, with their position, waiting feedback and last error."""
         ...
 
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
@@ -262,13 +260,13 @@ class TraceStore(Protocol):
         """
 
     def vacuum(self) -> int:
-        """Return the space of deleted data to the disk. Return the number of bytes. Writes wait meanwhile."""
+        """Release the space of deleted data to the file system. Return the number of bytes. Writes wait meanwhile."""
 
     def close(self) -> None:
         """Write queued data, then close the store. Repeated calls do nothing."""
 
 
-PAGE_SIZE = 500  # summaries per page, and so in memory
+PAGE_SIZE = 500  # summaries per page; one page is in memory at a time
 
 
 def iterate_traces(traces: Callable[..., Page[TraceSummary]], filter: Filter) -> Iterator[TraceSummary]:
@@ -279,7 +277,7 @@ def iterate_traces(traces: Callable[..., Page[TraceSummary]], filter: Filter) ->
 _SUPPORTED_CONDITIONS = ("project", "environment", "since_ns", "until_ns", "name", "kind", "experiment")
 _UNSUPPORTED_CONDITIONS = tuple(name for name in CONDITIONS if name not in _SUPPORTED_CONDITIONS)
 _EMPTY_FILTER = Filter()
-MAX_OPEN_RUNS = 1_000  # open runs read, latest first
+MAX_OPEN_RUNS = 1_000  # maximum number of open runs that are read, latest first
 
 
 def list_open_traces(store: TraceStore, filter: Filter) -> list[OpenRun]:
