@@ -40,7 +40,7 @@ RESERVED_READERS = 3  # readers for the background thread, the hourly thread and
 
 
 class DatabaseFile:
-    """Open database file at `path`, created if it does not exist, until `close`.
+    """Database file at `path`, open for writing until `close`. It is created if it does not exist.
 
     Raises `Refused` if another process (or another store in this one) has the file open for writing. It also does so
     if the file is damaged, newer than this Spanwise, or not a Spanwise file.
@@ -107,7 +107,7 @@ class DatabaseFile:
     def write(self, action: Callable[[sqlite3.Connection], T], *, patient: bool = False) -> T:
         """Run an action on the write connection, and return its result when it is durable. May raise `Unavailable`.
 
-        `patient` shares the writer's time with all other jobs.
+        A `patient` action shares the writer's time with all other jobs.
         """
         return self.writer.call(action, frees=_frees_space.get(), patient=patient)
 
@@ -183,7 +183,7 @@ class DatabaseFile:
 
     def _drop_unused(self, db: sqlite3.Connection) -> None:
         integrity.delete_unused(db)
-        self.appender.forget()  # its caches may refer to deleted rows
+        self.appender.forget()  # the appender's caches may refer to deleted rows
 
     def was_in_vain(self) -> None:
         """Delete the file on close if it is new and nothing was written. Called if the process stops with `Refused`."""
@@ -272,7 +272,7 @@ class ReadOnlyFile(DatabaseFile):
 
 P = ParamSpec("P")
 H = TypeVar("H", bound="Backend")
-Operation = Callable[Concatenate[H, sqlite3.Connection, P], T]  # receives a connection of the file
+Operation = Callable[Concatenate[H, sqlite3.Connection, P], T]  # a method that receives a connection to the file
 
 
 class Backend:

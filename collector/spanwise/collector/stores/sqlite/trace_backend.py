@@ -87,7 +87,7 @@ class SQLiteTraces(Backend):
         said: dict[AmendmentTarget, list[Mapping[str, JSON]]] = {}
         for amendment in amendments:
             said.setdefault(get_amendment_target(amendment), []).append(amendment_merge.encode_fields(amendment.fields))
-        # reads and writes each run once
+        # merge the amendments of each run, so that the run is read and written only once
         whole = {place: amendment_merge.merge_fields(*fields) for place, fields in said.items()}
         here = self._file.write(lambda _: {place: self._file.appender.amend(place, whole[place]) for place in whole})
         return [here[get_amendment_target(amendment)] for amendment in amendments]
@@ -236,7 +236,7 @@ class SQLiteTraces(Backend):
         return distinct_values.list_values(db, field, limit, project)
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
-        # taken before reading, so that changes missing in the result are later than this time
+        # taken before reading, so that a change that the result lacks is later than this time
         now_ns = self._file.clock.now()
         with self._file.read() as reader:
             return change_feed.read_changes(reader.db, after, limit, filters, now_ns)

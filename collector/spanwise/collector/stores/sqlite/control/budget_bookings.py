@@ -12,12 +12,12 @@ from spanwise.collector.stores.sqlite.database_file import Backend, read_operati
 
 SECOND_NS = 1_000_000_000
 PERIOD_NS: Mapping[Period, int] = {"minute": 60 * SECOND_NS, "day": 86_400 * SECOND_NS}
-BOOKING_LIFETIME_NS = 2 * PERIOD_NS["day"]  # booking the same id again has no effect for this long
+BOOKING_LIFETIME_NS = 2 * PERIOD_NS["day"]  # for this long, a repeated booking with the same id has no effect
 PERIOD_LIFETIME_NS: Mapping[Period, int] = {"minute": BOOKING_LIFETIME_NS, "day": 400 * PERIOD_NS["day"]}
-# a booking not settled for this long may never be settled; its cost counts as unknown
+# after this time, the amount of an unsettled booking is reported as unknown: it may never be settled
 UNKNOWN_AFTER_NS = 60 * SECOND_NS
-PRUNE_PER_BOOKING = 3  # old bookings deleted per new booking
-LIMIT_TOLERANCE = 1e-9  # relative tolerance for rounding errors: ten times 0.1 is 1
+PRUNE_PER_BOOKING = 3  # expired bookings deleted per new booking
+LIMIT_TOLERANCE = 1e-9  # relative tolerance for rounding errors, so that ten bookings of 0.1 fit into a limit of 1
 
 
 class Budgets(Backend):
@@ -27,7 +27,7 @@ class Budgets(Backend):
     def book(self, db: sqlite3.Connection, /, *bookings: Booking) -> list[bool]:
         now = self._file.clock.keep(db)
         made = [_make_booking(db, booking, now) for booking in bookings]
-        # expired bookings go a few at a time, and with them the periods that nothing refers to
+        # Each call deletes a few expired bookings, and then the budget periods that are past their lifetime
         most = PRUNE_PER_BOOKING * len(bookings)
         sql = "DELETE FROM bookings WHERE rowid IN (SELECT rowid FROM bookings WHERE made_ns < ? ORDER BY made_ns LIMIT ?)"
         if db.execute(sql, (now - BOOKING_LIFETIME_NS, most)).rowcount:
@@ -89,8 +89,9 @@ def _make_booking(db: sqlite3.Connection, booking: Booking, now: int) -> bool:
 
 
 def _check_same(booking: Booking, known: tuple[str, str]) -> None:
-    """Raise `Refused` if the booking id belongs to another budget or period, because this booking's limit would not be
-    checked.
+    """Raise `Refused` if another budget or period already has a booking with this id.
+
+    Accepting such a booking would skip the check of its limit.
     """
     if known != (booking.budget, booking.period):
         raise Refused(

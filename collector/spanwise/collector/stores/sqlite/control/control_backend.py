@@ -25,9 +25,9 @@ from spanwise.collector.stores.sqlite.database.bulk_statements import delete_man
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 
-# Key events (True) have their own limit, so that many deletions cannot displace them
+# Events about API keys (True) have a separate limit, so that many deletions cannot displace them
 MAX_EVENTS = {True: 10_000, False: 40_000}
-PRUNE_INTERVAL = 100  # events between two deletions of old ones
+PRUNE_INTERVAL = 100  # events added between two deletions of old events
 
 
 class AuditLog(Backend):

@@ -1,7 +1,7 @@
 """Rows of decisions, addresses of their targets, and per-rule counts of traces by outcome.
 
-A row with `due_ns` is open: a worker must take it at that time or later. Open rows of a version that is not in force
-are superseded. Queries derive this, because updating up to a million rows would be too expensive.
+A row with `due_ns` is open: a worker must take it at that time or later. Queries report the open rows of a version
+that is not in force as superseded. The rows are not updated, because there may be a million of them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ DECISION_COLUMNS = (
     " until_ns attempts deaths reopened next_ns states inputs_hash cost created_ns updated_ns due_ns"
 ).split()
 DAY_NS = 86_400 * 1_000_000_000
-OPEN_OUTCOMES = ("waiting", "throttled", "over_budget")  # neither running nor final
-# with different outcomes in one row, the first of these is the row's verdict
+# outcomes of decisions that wait for a worker: neither running nor final
+OPEN_OUTCOMES = ("waiting", "throttled", "over_budget")
+# If the evaluators of one row have different outcomes, the first of these is the outcome of the row
 OUTCOME_ORDER = (
     "failed",
     "scored",
@@ -67,16 +68,17 @@ class DecisionRow(NamedTuple):
     due_ns: int | None
 
     def may_reopen(self, now: int) -> bool:
-        """Return whether a change of its runs may reopen the decision: once per version, for a session once a day.
+        """Return whether the decision may be reopened because runs of its target changed.
 
-        A session may receive later turns for a long time.
+        A decision may be reopened once per version. The decision on a session may be reopened once a day, because a
+        session may receive turns for a long time.
         """
         days = (now - self.created_ns) // DAY_NS if self.target.startswith("/") else 0
         return self.reopened <= days
 
     @property
     def said(self) -> dict[str, Any]:
-        """Return the state of each evaluator."""
+        """Return the stored state of each evaluator."""
         return loads(self.states) if self.states else {}
 
     @property
@@ -104,7 +106,7 @@ def encode_target(project: str, target: Target) -> str:
 
 
 def list_containing_targets(project: str, target: Target) -> list[str]:
-    """Return the addresses of a target and of everything that contains it."""
+    """Return the addresses of a target, and of the span and the trace that contain it."""
     if target.session_id is not None:
         return [encode_target(project, target)]
     parts = [(target.span_id, target.document), (target.span_id, None), (None, None)]
@@ -117,7 +119,7 @@ def list_containing_targets(project: str, target: Target) -> list[str]:
 def get_trace_range(trace_id: str) -> tuple[str, str]:
     """Return the lower (inclusive) and upper (exclusive) bound of addresses of a trace, its spans and documents."""
     part = _encode_id(trace_id)
-    return part, f"{part}0"  # "0" is the character after the slash
+    return part, f"{part}0"  # "0" is the character after "/", so this bound is above all addresses in the trace
 
 
 def decode_target(project: str, address: str) -> Target:
@@ -134,8 +136,9 @@ def decode_target(project: str, address: str) -> Target:
 
 
 def _encode_id(id: str) -> str:
-    """Escape an id, so that no slash and no character that sorts below one occurs in it, except a leading percent
-    sign.
+    """Escape an id for an address: unless it is alphanumeric, replace it by `%` and its UTF-8 bytes in hex.
+
+    An escaped id has no slash and, after the `%`, no character that sorts below the slash.
     """
     return id if id.isalnum() else f"%{id.encode('utf-8', 'surrogatepass').hex()}"
 
@@ -198,7 +201,7 @@ def build_row(rule: int, decided: Decision, now: int) -> tuple[Any, ...]:
         decided.incomplete,
         decided.change,
         decided.runs_change,
-        decided.runs_change if closed else 0,  # a closed decision has nothing left to read
+        decided.runs_change if closed else 0,  # a closed decision counts as having read the latest runs
         0,
         None,
         None,
@@ -216,15 +219,15 @@ def build_row(rule: int, decided: Decision, now: int) -> tuple[Any, ...]:
 
 
 COUNTED_OUTCOMES = ("filtered", "sampled_out")
-TAKEN = "taken"  # counted through its rows in `decisions`
+TAKEN = "taken"  # outcome of a trace that is counted through its rows in `decisions`
 _OUTCOME_CODES = {name: code for code, name in enumerate((None, *COUNTED_OUTCOMES, TAKEN))}
-_BLOCK_TRACES = 4096  # traces per row: 1 KiB
+_BLOCK_TRACES = 4096  # traces per row of `outcomes`, which takes 1 KiB
 _HOUR_NS = 3_600_000_000_000
 _HAS_ROW = "SELECT 1 FROM decisions WHERE target >= ? AND target < ? AND rule = ? LIMIT 1"
 
 
 def check_outcomes(outcomes: Mapping[str, tuple[int, str]]) -> None:
-    """Raise `Refused` for an unknown outcome or a number that no trace has."""
+    """Raise `Refused` for an unknown outcome or a trace number out of range."""
     for number, outcome in outcomes.values():
         if outcome not in _OUTCOME_CODES or not 0 < number < 1 << 62:
             expected = ", ".join((*COUNTED_OUTCOMES, TAKEN))
@@ -234,7 +237,8 @@ def check_outcomes(outcomes: Mapping[str, tuple[int, str]]) -> None:
 def count_outcomes(db: sqlite3.Connection, rule: int, outcomes: Mapping[str, tuple[int, str]], now: int) -> None:
     """Count each trace under its latest outcome, in place of an earlier one. Repeating the call changes nothing.
 
-    If a trace is excluded now but still has a row, because it was scored before, the row goes on counting it.
+    A trace that is excluded now may still have a row, because it was scored before. It stays counted through that
+    row.
     """
     blocks: dict[int, bytearray] = {}
     change: Counter[int] = Counter()
@@ -260,8 +264,8 @@ def count_outcomes(db: sqlite3.Connection, rule: int, outcomes: Mapping[str, tup
 
 
 def _add_counts(db: sqlite3.Connection, rule: int, hour: int, changes: Iterable[int]) -> None:
-    """Add to the counts of the hour of the decision. A trace that moves to another outcome is subtracted from the old
-    one.
+    """Add changes to the counts of an hour. If traces moved to another outcome, the change of the old outcome is
+    negative.
     """
     if any(changes := tuple(changes)):
         db.execute(

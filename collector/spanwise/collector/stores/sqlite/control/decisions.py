@@ -51,7 +51,7 @@ class RuleVersion(NamedTuple):
 def find_rule_versions(
     db: sqlite3.Connection, rule: str | None, version: str | None, project: str | None
 ) -> list[RuleVersion]:
-    """Return the rule versions with these names. None matches any."""
+    """Return the rule versions with this rule name, version and project. None matches any."""
     sql = (
         "SELECT id, state = 'in force' FROM rules WHERE (:rule IS NULL OR name = :rule)"
         " AND (:version IS NULL OR version = :version) AND (:project IS NULL OR project = :project)"
@@ -86,13 +86,14 @@ def list_newest_decisions(
 ) -> Page[Decision]:
     """Return one page of the decisions of rule versions, newest first, optionally with one verdict.
 
-    Index entries are merged, so only the rows of the page are read.
+    An index gives a sorted list of ids for each rule version and verdict. The lists are merged, so only the rows of
+    the page are read.
     """
     below = _parse_upper_bound(cursor)
     kinds: dict[tuple[int, str], set[bool]] = {}
     for rule, word, open in _wanted_kinds(rules, verdict):
         kinds.setdefault((rule, word), set()).add(open)
-    runs = []  # ids in descending order, one list for each kind
+    runs = []  # lists of ids in descending order, one for each rule version and verdict
     for (rule, word), opens in kinds.items():
         sql = "SELECT id FROM decisions INDEXED BY decisions_by_rule WHERE rule = ? AND verdict = ? AND id < ?"
         if word == "over_budget" and len(opens) == 1:
@@ -129,8 +130,8 @@ def _parse_upper_bound(cursor: str | None) -> int:
 DECIDABLE = (*COUNTED_OUTCOMES, *OPEN_OUTCOMES, "skipped", "failed")
 ROWS_PER_DELETE = 5_000  # decisions deleted per transaction
 MAX_TARGET = "\U0010ffff"  # sorts above all addresses
-MAX_OVER_BUDGET = 10_000  # maximum number of rows over budget that a rule offers again
-OVER_BUDGET_NS = 86_400 * 1_000_000_000  # maximum age of such rows
+MAX_OVER_BUDGET = 10_000  # most rows over budget that a rule's workers are offered again
+OVER_BUDGET_NS = 86_400 * 1_000_000_000  # maximum age of rows over budget that are offered again
 GIVEN_UP_REASON = "over budget, and too long ago, or behind too many, to be offered again"
 
 
@@ -145,7 +146,7 @@ class Decisions(Backend):
 
     @write_operation
     def keep_decided(self, db: sqlite3.Connection, /, decided: Sequence[DecisionBatch]) -> list[bool]:
-        """Record decisions as `ControlStore.decide` does. All targets exist."""
+        """Record decisions as `ControlStore.decide` does. All targets must exist."""
         for one in decided:
             _check_decided(one)
         now = self._file.clock.keep(db)
@@ -170,8 +171,8 @@ class Decisions(Backend):
         version: str | None,
         scores: Sequence[tuple[Target, int]],
     ) -> list[tuple[bool, float | None]]:
-        """Return, for each target and lease number, whether the rule (or this version) decided on it, and the
-        probability.
+        """Return two values for each target and lease number: whether the rule (or this version) decided on the target,
+        and the sampling probability of that decision.
         """
         sql = (
             "SELECT d.target, d.claim, d.probability, r.version FROM decisions d JOIN rules r ON r.id = d.rule"
@@ -213,7 +214,7 @@ def _delete_rows(trace_id: str | None, rule: str | None, project: str | None, db
 
 
 def _reset_rule(rule: str, project: str | None, db: sqlite3.Connection) -> None:
-    """Make the rule decide again on everything that changed since its activation."""
+    """Clear the cursor and the counts of a rule, so that it decides again on all changes since its activation."""
     for one in find_rule_versions(db, rule, None, project):
         db.execute("UPDATE rules SET cursor = NULL WHERE id = ?", (one.id,))
         decision_rows.clear_outcomes(db, one.id)
@@ -258,7 +259,9 @@ def _write_decisions(db: sqlite3.Connection, rule: int, project: str, rows: Iter
 
 
 def _update_decisions(db: sqlite3.Connection, pairs: Iterable[tuple[DecisionRow, Decision]], now: int) -> None:
-    """Decide again on known targets. Rows that stem from a later change stay unchanged."""
+    """Apply new decisions to targets that already have a row. Skip a decision on an earlier change than that of the
+    row.
+    """
     pairs = [(row, decided) for row, decided in pairs if decided.change >= row.change]
     made = [
         (row, exclude_target(row, one) if one.verdict in COUNTED_OUTCOMES else decide_again(row, one, now))
@@ -282,7 +285,7 @@ def _with_draw(row: DecisionRow, decided: Decision) -> DecisionRow:
 def exclude_target(row: DecisionRow, decided: Decision) -> DecisionRow | None:
     """Return the row of a target that the rule no longer selects; None if the row can be deleted.
 
-    The target leaves the estimates, but its feedback stays.
+    The row gets the probability 0, so that estimates leave the target out. Its feedback stays.
     """
     drawn = _with_draw(row, decided)._replace(probability=0.0)
     if row.due_ns is None or row.verdict == "running":
@@ -295,7 +298,8 @@ def exclude_target(row: DecisionRow, decided: Decision) -> DecisionRow | None:
 def decide_again(row: DecisionRow, decided: Decision, now: int) -> DecisionRow:
     """Return the row of a target that the rule still selects, or selects again.
 
-    While the row is running, only its draw is updated. `finish` does the rest.
+    While a worker holds the row, only the result of the sampling draw is updated. `ControlStore.finish` then reopens
+    the row if necessary.
     """
     drawn = _with_draw(row, decided)
     due = now if decided.next_ns is None else decided.next_ns
@@ -324,9 +328,10 @@ def expire_over_budget(db: sqlite3.Connection, rule: int, now: int) -> None:
 def _find_probability(
     found: Mapping[str, Sequence[tuple[int, float | None, str]]], places: Sequence[str], claim: int, version: str | None
 ) -> tuple[bool, float | None]:
-    """Return whether the version matches, and the probability of the decision that a lease belongs to.
+    """Return whether the version matches, and the probability of the decision for which a lease was issued.
 
-    Lease numbers rise, so that decision is the one with the lowest number that is not below `claim`.
+    A new lease on the same decision has a higher number. So the lease belongs to the decision with the lowest lease
+    number that is not below `claim`.
     """
     rows = [row for place in places for row in found.get(place, ()) if row[0] >= claim]
     if not rows:
@@ -348,7 +353,7 @@ def delete_session_decisions(db: sqlite3.Connection, sessions: Iterable[str]) ->
 
 
 REPORT_LIFETIME_NS = 86_400 * 1_000_000_000
-SHOWN_FAILURES = 5  # failed decisions shown
+SHOWN_FAILURES = 5  # number of decisions that `WorkerReports.failed` returns
 
 
 _COUNT_BY_ROW = "SELECT verdict, count(*) FROM decisions WHERE rule = ? GROUP BY verdict"

@@ -62,13 +62,13 @@ class Leases(Backend):
 
 
 def issue_tokens(db: sqlite3.Connection, count: int) -> range:
-    """Return new numbers for leases. They rise, and no lease of any kind had them before."""
+    """Return `count` new lease numbers. Numbers always rise, and no two leases of any kind have the same number."""
     last = int(db.execute("UPDATE numbers SET last = last + ? RETURNING last", (count,)).fetchone()[0])
     return range(last - count + 1, last + 1)
 
 
 def compute_expiry(now: int, seconds: float) -> int:
-    """Return the time some seconds from now. Raise `Refused` for a number that is not finite or exceeds
+    """Return the time `seconds` after `now`. Raise `Refused` if `seconds` is not finite or exceeds
     `MAX_LEASE_SECONDS`.
     """
     if not isfinite(seconds) or abs(seconds) > MAX_LEASE_SECONDS:
@@ -103,7 +103,7 @@ class DecisionLeases(Backend):
     ) -> list[Decision]:
         """Lease due decisions as `ControlStore.claim` does.
 
-        Unlike that method, it also hands out, alone, a row whose third worker has died.
+        Unlike that method, it also returns a row on which three workers have died. Such a row is returned alone.
         """
         kept = find_active_rule(db, project, rule, version)
         if kept is None:
@@ -135,8 +135,8 @@ class DecisionLeases(Backend):
 
     @read_operation
     def examine(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[FinishPlan]:
-        """Return what to do with the feedback of finished leases, before `conclude`. Raise `Refused` for an invalid
-        verdict.
+        """Return how to handle the feedback of each finished lease. Called before `conclude`. Raise `Refused` for an
+        invalid verdict.
         """
         rows = _find_rows(db, [finish.claim for finish in finishes])
         return [_check_finish(db, finish, rows.get(_decision_key(finish.claim))) for finish in finishes]
@@ -160,8 +160,8 @@ def _superseded_message(project: str, rule: str, version: str) -> str:
 def _find_due(db: sqlite3.Connection, rule: int, now: int, limit: int, over_budget: int | None) -> list[DecisionRow]:
     """Return the next rows to lease.
 
-    A row whose worker has died is returned alone. Otherwise rows without such deaths follow, newly due ones before
-    those over budget.
+    If a worker died on the first due row, return that row alone. Otherwise return rows without deaths: newly due rows
+    first, then rows over budget.
     """
     rows = [DecisionRow(*row) for row in db.execute(f"{SELECT_DUE} LIMIT ?", (rule, now, limit))]
     if rows and _count_deaths(rows[0]):
@@ -175,7 +175,9 @@ def _find_due(db: sqlite3.Connection, rule: int, now: int, limit: int, over_budg
 
 
 def _count_deaths(row: DecisionRow) -> int:
-    """Return the number of workers that died on this row. A row that is still running after its expiry adds one."""
+    """Return the number of workers that died on this row. If the row is still marked as running, its last worker counts,
+    too.
+    """
     return row.deaths + (row.verdict == "running")
 
 
@@ -197,7 +199,9 @@ def _decision_key(claim: Claim) -> DecisionKey:
 
 
 def _find_rows(db: sqlite3.Connection, claims: Iterable[Claim]) -> dict[DecisionKey, DecisionRow]:
-    """Return the rows of leases that exist and whose rule version is in force."""
+    """Return the decision rows of these leases. Leave out those that do not exist or whose rule version is not in
+    force.
+    """
     by_rule: dict[tuple[str, str, str], set[str]] = {}
     for *named, target in map(_decision_key, claims):
         by_rule.setdefault((named[0], named[1], named[2]), set()).add(target)
@@ -222,7 +226,7 @@ def _check_finish(db: sqlite3.Connection, finish: ClaimResult, row: DecisionRow 
 
 
 def _finish_answer(db: sqlite3.Connection, finish: ClaimResult, row: DecisionRow | None) -> str | None:
-    """Return the reason for a refusal, or the answer to an earlier finish; None while the lease is valid."""
+    """Return why a finish is refused, or the answer to an earlier finish; None while the lease is valid."""
     claim = finish.claim
     if row is None:
         if find_active_rule(db, claim.project, claim.rule, claim.version) is None:
@@ -256,7 +260,7 @@ def _finish_decision(
 def _with_outcome(row: DecisionRow, finish: ClaimResult, changed: bool) -> DecisionRow:
     """Return the row with the states of its evaluators and the input that they read.
 
-    A lease that was returned without a result has read nothing.
+    If the worker returned the lease without a result, the recorded input stays unchanged.
     """
     tried = row._replace(
         attempts=row.attempts + finish.attempts,
@@ -275,7 +279,7 @@ def _with_outcome(row: DecisionRow, finish: ClaimResult, changed: bool) -> Decis
 
 
 def _released_row(row: DecisionRow, finish: ClaimResult, now: int) -> DecisionRow:
-    """Return the row without a lease: open again, final, or reopened because the runs changed meanwhile."""
+    """Return the row without its lease: open again, final, or reopened because the runs changed meanwhile."""
     ended = row._replace(reason=finish.reason, holder=None, until_ns=None, next_ns=None, updated_ns=now)
     if finish.verdict in OPEN_OUTCOMES:
         due = compute_expiry(now, finish.again_s or 0.0)

@@ -14,7 +14,7 @@ from spanwise.collector.stores.sqlite.control import decision_rows
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 
-MAX_SETTINGS = 20_000  # settings kept per rule: two weeks of a rate that pacing changes every minute
+MAX_SETTINGS = 20_000  # settings kept per rule: two weeks if pacing changes the rate every minute
 _RULE_COLUMNS = "id, state, active_from, off, data"
 _SELECT_SETTINGS = "SELECT version, from_change, created_ns, data FROM settings WHERE project = ? AND name = ?"
 
@@ -81,7 +81,7 @@ class Rules(Backend):
 
     @read_operation
     def setting_at(self, db: sqlite3.Connection, /, rule: Rule, change: int) -> SettingsVersion | None:
-        """Return the settings in force at a change, as `spanwise.collector.rule_policy.find_setting` does.
+        """Return the settings that apply to a change number, as `spanwise.collector.rule_policy.find_setting` does.
 
         The query avoids reading the whole history of a version, which may be long.
         """
@@ -131,9 +131,9 @@ def _find_active(db: sqlite3.Connection, project: str, name: str) -> StoredRule 
 
 
 def _update_version(db: sqlite3.Connection, rule: Rule, before: StoredRule, change: int, now: int) -> None:
-    """Update a version that is in force, perhaps with other settings.
+    """Update the rule of a version that is in force; its settings may differ.
 
-    Its decisions stay. The paced rate stays if the budget is unchanged.
+    The decisions are kept. The rate that pacing has set is kept if the budget is unchanged.
     """
     old = before.rule
     paced = rule.settings.paced
@@ -146,7 +146,7 @@ def _update_version(db: sqlite3.Connection, rule: Rule, before: StoredRule, chan
     if made.settings.budget != old.settings.budget:
         _requeue_over_budget(db, before.id, now)
     if rule.since_ns is not None and (old.since_ns is None or rule.since_ns < old.since_ns):
-        # an earlier start: the rule reads the feed from its beginning
+        # The rule starts earlier now, so it reads the change feed again from the beginning
         db.execute("UPDATE rules SET cursor = NULL WHERE id = ?", (before.id,))
         decision_rows.clear_outcomes(db, before.id)
 
@@ -182,7 +182,7 @@ def _requeue_over_budget(db: sqlite3.Connection, rule: int, now: int) -> None:
 
 
 def _record_settings(db: sqlite3.Connection, rule: Rule, change: int, now: int) -> None:
-    """Record settings. They apply to changes from now on."""
+    """Record settings that apply to all changes after `change`."""
     values = (rule.project, rule.name, rule.version, change + 1, now, encode_record(rule.settings))
     db.execute(
         "INSERT INTO settings (project, name, version, from_change, created_ns, data) VALUES (?,?,?,?,?,?)", values
@@ -195,7 +195,7 @@ def _record_settings(db: sqlite3.Connection, rule: Rule, change: int, now: int) 
 
 
 class ActiveRule(NamedTuple):
-    """Columns of a rule version in force that leases and decisions need."""
+    """Columns of a rule version in force, as leases and decisions need them."""
 
     id: int
     cursor: str | None

@@ -1,7 +1,7 @@
 """SQL statements for many rows or values at once, and cursors of pages.
 
 Each statement inserts many rows, because SQLite releases the interpreter lock for every statement. While other
-threads compute, reacquiring it costs more than inserting a row.
+threads compute, reacquiring the lock costs more than inserting a row.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def select_many(db: sqlite3.Connection, sql: str, values: Iterable[Any], before:
 
 
 def iterate_rows(db: sqlite3.Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()) -> Iterator[Any]:
-    """Yield the rows of `select_many` one at a time, so that only one row is in memory."""
+    """Yield the rows that `select_many` returns, one at a time, so that only one row is in memory."""
     for cursor in _execute_in_chunks(db, sql, values, before):
         yield from cursor
 

@@ -1,10 +1,10 @@
 """Connections: settings, SQLite error translation, reader of stored runs, pool of read connections.
 
-A query belongs to the request that its thread answers (`spanwise.collector.request_context`), and ends with it.
-SQLite's progress handler checks between two steps of a query, in the thread that runs it. One step can be long, such
-as the lookup of a word prefix in the full-text index. Therefore the owner of the request also interrupts the
-connection. The pool closes a connection whose request was stopped, so that a late interrupt cannot affect the next
-request.
+A query belongs to the request that its thread answers (`spanwise.collector.request_context`). It stops when the
+request is cancelled or times out. SQLite's progress handler checks this between two steps of the query, in the thread
+that runs it. One step can be long, such as the lookup of a word prefix in the full-text index. Therefore stopping a
+request also interrupts the connection. The pool closes a connection whose request was stopped, so that a late
+interrupt cannot affect the next request.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def translate_error(error: Exception) -> Exception:
         return Unavailable(f"the database cannot be written now: {error}; {way_out}", retry_after=5.0)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Unavailable(f"the database is locked by another program: {error}")
-    if extended == sqlite3.SQLITE_CORRUPT_VTAB:  # only the index is damaged, which can be rebuilt
+    if extended == sqlite3.SQLITE_CORRUPT_VTAB:  # only the full-text index is damaged, and it can be rebuilt
         return StoreError(f"the text index is damaged: {error}; {DAMAGED_ADVICE}")
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return Halted(f"the database is damaged: {error}; {DAMAGED_ADVICE}")
@@ -92,19 +92,20 @@ def _file_error(path: str, error: sqlite3.Error) -> Exception:
     return kind(f"{path!r}: {translated}") if isinstance(translated, StoreError) else error
 
 
-READER_CACHE_KB = 2048  # per reader; the operating system caches the rest, and no measured query was slower for it
+# per reader; the operating system caches other pages, and no measured query was slower than with a larger cache
+READER_CACHE_KB = 2048
 
 
 def connect_without_lock(path: str, *, cut_off: bool = False) -> sqlite3.Connection:
-    """Open the file at a real path for reading, without the lock, also while another process writes it.
+    """Open the file at a real path for reading, without the file lock, even while another process writes the file.
 
     A file without a write-ahead log is opened as immutable, so a read-only copy can be read. With `cut_off`, a file
     with fewer pages than its header states is accepted.
 
-    Raises `Refused` if the log can only be read by a user who may write, and `sqlite3.Error` if the file is no
-    database.
+    Raises `Refused` if the write-ahead log cannot be read, because that requires write access to the folder. Raises
+    `sqlite3.Error` if the file is no database.
     """
-    if not os.path.exists(path + "-wal"):  # every process that has the file open keeps a log
+    if not os.path.exists(path + "-wal"):  # without a log, no process has the file open
         return _open_uri(path, "immutable=1", cut_off)
     try:
         return _open_uri(path, "mode=ro", cut_off)
@@ -116,7 +117,7 @@ def connect_without_lock(path: str, *, cut_off: bool = False) -> sqlite3.Connect
 
 
 def _open_uri(path: str, how: str, cut_off: bool) -> sqlite3.Connection:
-    # Nothing is written. With a writable schema, SQLite does not check the number of pages.
+    # `writable_schema` makes SQLite skip the check of the number of pages. The connection still writes nothing.
     first = ["PRAGMA writable_schema = ON"] if cut_off else []
     # The PRAGMA forces SQLite to open the log, so that a failure is raised here
     return connect_read_only(f"file:{quote(path)}?{how}", *first, "PRAGMA schema_version", uri=True)
@@ -125,7 +126,7 @@ def _open_uri(path: str, how: str, cut_off: bool) -> sqlite3.Connection:
 def connect_read_only(address: str, *first: str, uri: bool = False) -> sqlite3.Connection:
     """Open a connection that cannot write, and run the statements `first` before the file is read.
 
-    A path as the address requires that this process holds the file lock.
+    If `address` is a plain path, this process must hold the file lock.
     """
     db = sqlite3.connect(
         address, uri=uri, isolation_level=None, check_same_thread=False, timeout=5.0, cached_statements=256
@@ -147,7 +148,8 @@ def can_write(path: str) -> bool:
 MIN_SQLITE_VERSION = (3, 35, 0)
 # Size of the log from which SQLite checkpoints within a commit: see `wal_checkpoint`
 AUTOCHECKPOINT_BYTES = 256 * 2**20
-# Bytes that the log's file keeps when the log restarts: overwriting is cheaper than growing a file.
+# SQLite truncates the log file to this size when the log restarts, not to 0: overwriting is cheaper than growing a
+# file.
 WAL_SIZE_LIMIT = 32 * 2**20
 
 
@@ -191,7 +193,8 @@ def _configure(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA secure_delete = ON")
 
 
-CACHED_RESOURCES, CACHED_RESOURCE_CHARACTERS = 1_000, 4_000  # most cached resources, and most characters of one
+# maximum number of cached resources, and maximum characters of each
+CACHED_RESOURCES, CACHED_RESOURCE_CHARACTERS = 1_000, 4_000
 _SPAN_COLUMNS = ",".join(f"s.{name}" for name in Fact._fields[:SPAN_COLUMN_COUNT])
 _SELECT_RUNS = f"SELECT s.trace, s.resource, s.payload, {_SPAN_COLUMNS} FROM spans s WHERE s.trace IN (%s)"
 # Columns as `Reader.run` expects them
@@ -231,7 +234,7 @@ class Reader:
         return self.question is not None and self.question.is_over
 
     def look(self) -> None:
-        """Check, in loops that run no SQL, that the request goes on. Raises the errors of `CancellableQuery.check`."""
+        """Raise the errors of `CancellableQuery.check` if the current request was stopped. For loops that run no SQL."""
         if self.question is not None:
             self.question.check()
 
@@ -245,7 +248,7 @@ class Reader:
         return by_trace
 
     def rows_of(self, keys: Sequence[int]) -> dict[int, list[Any]]:
-        """Return the rows of all runs of traces by start time, not yet decoded, in the form that `run` takes."""
+        """Return the undecoded rows of all runs of traces, by start time. `run` decodes a row."""
         by_trace: dict[int, list[Any]] = {key: [] for key in keys}
         for row in select_many(self.db, _SELECT_RUNS, keys):
             by_trace[row[0]].append(row)
@@ -254,7 +257,7 @@ class Reader:
         return by_trace
 
     def apart(self, rows: Sequence[Any]) -> DetachedReader:
-        """Return a reader that decodes these rows at any later time without the connection."""
+        """Return a reader that can decode these rows later, without the connection."""
         dictionaries = dict(self.db.execute("SELECT id, data FROM dictionaries").fetchall())
         return DetachedReader(self.db, PayloadDecoder(dictionaries), {row[1]: self._resource(row[1]) for row in rows})
 
@@ -335,8 +338,8 @@ class DetachedReader(Reader):
 
 CLOSED_MESSAGE = "the store is closed"
 INTERRUPT_STEPS = 200_000  # SQLite steps between two checks of the request; some milliseconds
-MAX_READERS = 8  # more would share the same cores, and each has a page cache
-IDLE_READERS = 3  # kept open for later requests; others are closed, as each holds a page cache
+MAX_READERS = 8  # more readers would share the same cores, and each has a page cache
+IDLE_READERS = 3  # readers kept open for later requests; others are closed, because each holds a page cache
 # Longest wait for a free reader; interval of the checks for a cancelled request.
 READER_WAIT_SECONDS, POLL_SECONDS = 30.0, 0.1
 
@@ -369,7 +372,7 @@ class ReaderPool:
         """Yield a reader in one consistent snapshot of the file.
 
         Raises `Unavailable` if no reader becomes free, `TooSlow` if the request takes too long, and `Closed` if the
-        store is closed or the caller no longer waits. The last two may also interrupt a query.
+        store is closed or the caller no longer waits. `TooSlow` and `Closed` may also interrupt a running query.
         """
         self._origin.check()
         question = CURRENT_QUERY.get()

@@ -1,8 +1,9 @@
 """Inter-process lock: one process may write the database; forked children do not inherit it.
 
-The lock is on the database file itself, on one byte far beyond its content. Links lead to the same file, and a lock
-file that is removed, replaced or copied cannot give a wrong result. The file `<file>.lock` only announces the process
-that writes and its address. It is written again if another program removes it.
+The lock is on one byte of the database file itself, far beyond its content. Therefore it also excludes a process that
+opens the file through a link, and does not depend on a lock file that may be removed, replaced or copied. The file
+`<file>.lock` only announces the process that writes and its address. That process writes it again if another program
+removes it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class OwnerProcess:
         self.pid = os.getpid()
 
     def check(self) -> None:
-        """Raise `Closed` in a fork of that process, where threads that no longer exist may hold locks."""
+        """Raise `Closed` in a fork of that process: there, threads that no longer exist may hold locks."""
         if os.getpid() != self.pid:
             raise Closed(
                 f"this store was opened by process {self.pid}, of which this one is a fork: open one here, with"
@@ -155,8 +156,8 @@ class FileLock:
     def _begun(self) -> IO[str]:
         """Open the announcement file and lock it for the lifetime of this process.
 
-        Two cases are replaced by a new file: a symbolic link, whose target is not ours, and a hard link whose lock
-        the process of another database holds.
+        A new file replaces the existing one if that is a symbolic link, because its target is not ours. It also
+        replaces a file that the process of another database has locked through a hard link.
         """
         if self._said is not None:
             self._said.close()
@@ -177,7 +178,8 @@ class FileLock:
     def release(self) -> None:
         """Release the lock.
 
-        The announcement is removed first, because a moment later it may belong to another process.
+        The announcement is removed first. After the release, another process may have announced itself in the same
+        file.
         """
         with _registry_lock:
             if _locks_held.pop(self.identity, None) is not self:
@@ -252,7 +254,8 @@ def _locked_message(path: str) -> str:
 def _refuse_hard_links(path: str, descriptor: int) -> None:
     """Raise `Refused` if the file has several names.
 
-    SQLite finds the write-ahead log by the name under which the file was opened, so another name would miss it.
+    SQLite finds the write-ahead log by the name under which the file was opened. A process that uses another name
+    would not find the log.
     """
     names = os.fstat(descriptor).st_nlink
     if names > 1:

@@ -31,7 +31,7 @@ from spanwise.collector.stores.sqlite.database.file_watch import FileWatch
 from spanwise.collector.stores.sqlite.maintenance.integrity import file_size
 from spanwise.collector.stores.sqlite.write.run_codec import Batch
 
-OPEN_BYTES = 2**20  # below this, a database cannot stay open for long
+OPEN_BYTES = 2**20  # free disk space below which a database cannot stay open for long
 RESERVE_FROM_BYTES = 4 * 2**20  # smallest database that has a reserve
 # The reserve is 1/8 of database and log together, within these limits.
 RESERVE_SHARE, MIN_RESERVE_BYTES, MAX_RESERVE_BYTES = 8, 4 * 2**20, 64 * 2**20
@@ -75,7 +75,7 @@ class DiskReserve:
     def has_room_for(self, pages: int, page_size: int) -> bool:
         """Return whether the disk has space for a database of `pages` pages.
 
-        A checkpoint that starts and fails would use up the remaining space.
+        Called before a checkpoint, because one that fails halfway would use up the remaining space.
         """
         disk = os.statvfs(os.path.dirname(self._of) or ".")
         return pages * page_size - file_size(self._of) <= disk.f_bavail * disk.f_frsize
@@ -116,11 +116,11 @@ class WalSync(Generic[T]):
         self._thread: threading.Thread | None = None
 
     def now(self, one: T) -> None:
-        """Sync in the calling thread. Requires that no other sync is running."""
+        """Sync the log in the calling thread, then pass the item to `done`. Requires that no other sync is running."""
         self._settle([one])
 
     def soon(self, one: T) -> None:
-        """Sync in the sync thread and return at once.
+        """Queue the item for the sync thread and return at once.
 
         Syncs in the calling thread if no thread can be started, as at interpreter exit.
         """
@@ -166,20 +166,22 @@ class WalSync(Generic[T]):
             if self._log is None:
                 self._log = os.open(self._path, os.O_RDWR)
             _fsync(self._log)
-        except OSError as error:  # the kernel may drop pages whose write has failed, so a second fsync proves nothing
+        # the kernel may drop pages whose write failed, so a second fsync would prove nothing
+        except OSError as error:
             told = f"the disk does not keep what is written to it: {error}"
             failed = Halted(f"{told}; see to the disk, then start this anew, and `spanwise db check`")
         self._done(some, failed)
 
 
-QUEUED_WEIGHT = 20_000  # most that may wait, in spans (any other job counts as 64); callers beyond it must retry
+# most weight that may wait, in spans (most other jobs count as 64); beyond it, callers must retry
+QUEUED_WEIGHT = 20_000
 COMMIT_WEIGHT = 4_000  # most weight in one commit
 HEAVY_WEIGHT = 250  # a batch of this weight is committed alone, so that smaller jobs need not wait for it
 # A group below the first weight waits a moment for the callers of the last group. A group of batches only does so
 # below the second weight: with 200 spans per commit, a span costs the writer 20 % less than with 100.
 SMALL_WEIGHT, ENOUGH_WEIGHT = 64, 200
 PATIENT_TURN_SECONDS = 0.05  # most seconds per turn for patient jobs while others wait
-GATHER_SECONDS = 0.002  # about the cost of a commit, which every caller that comes too late for the group causes again
+GATHER_SECONDS = 0.002  # wait for further callers: about the cost of the extra commit that a late caller would need
 DISK_FULL = "the disk is full: delete something (`spanwise db delete`, `spanwise db prune`)"
 
 
@@ -192,13 +194,13 @@ class WriteJob:
     action: Callable[[sqlite3.Connection], Any] | None = None
     alone: Callable[[sqlite3.Connection], Any] | None = None
     frees: bool = False  # frees disk space: runs even if only the reserve is left
-    patient: bool = False  # commits alone, and takes at most half of the time while other jobs wait
+    patient: bool = False  # is committed alone, and gets at most half of the writer's time while other jobs wait
     future: Future[Any] = field(default_factory=Future)
     result: Any = None
 
     @property
     def lets_pass(self) -> bool:
-        """Return whether the job takes turns with the jobs that are neither patient nor heavy."""
+        """Return whether the job is patient or heavy. Such jobs take turns with all others."""
         return self.patient or (self.batch is not None and self.weight >= HEAVY_WEIGHT)
 
 
@@ -230,7 +232,7 @@ class Writer:
         self.reserve = reserve
         self._jobs: deque[WriteJob] = deque()
         self._patient: deque[WriteJob] = deque()
-        self._owed = 0.0  # seconds that patient and heavy jobs may take before the others' turn
+        self._owed = 0.0  # seconds that patient and heavy jobs may still take before it is the other jobs' turn
         self._weight = 0
         self._ready = threading.Condition()
         self._closing = False
@@ -239,7 +241,7 @@ class Writer:
         self.spent = 0.0  # seconds spent on jobs that are not patient
         self.last_commit_ns = 0
         self.writable = True  # False after a commit that found the disk full, until a commit succeeds
-        self.halted: Halted | None = None  # the reason for which writing has stopped for good
+        self.halted: Halted | None = None  # why writing has stopped for good
         self._begun, self._why = False, ""
         self._durable = WalSync[CommitGroup](watch.log_path, self._acknowledge)
         self._unsynced = 0  # weight that is committed but not yet synced to disk
@@ -255,7 +257,7 @@ class Writer:
 
     @property
     def trouble(self) -> str | None:
-        """Return the reason for which writes fail now, or None."""
+        """Return why writes fail at present; None if they work."""
         if self.halted:
             return str(self.halted)
         if not self.reserve.held:
@@ -324,7 +326,8 @@ class Writer:
                 self._commit(jobs)
                 took = time.monotonic() - began
                 self.spent += 0.0 if jobs[0].patient else took
-                # Patient and heavy jobs get as much time as the others took, and at least one turn
+                # Patient and heavy jobs get as much time as the other jobs took (at most `PATIENT_TURN_SECONDS`), but
+                # at least one turn
                 self._owed = self._owed - took if jobs[0].lets_pass else min(took, PATIENT_TURN_SECONDS)
             elif self._closing:
                 return
@@ -347,8 +350,8 @@ class Writer:
             return jobs
 
     def _wait_for_company(self) -> None:
-        """Wait a moment for the callers of the last commit: they soon come again, and one commit is cheaper than
-        several.
+        """Wait a moment for the callers of the last commit. They usually send another job soon, and one commit for all
+        is cheaper than several.
         """
         began = None
         while not self._is_enough():
@@ -379,7 +382,8 @@ class Writer:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
             with contextlib.suppress(sqlite3.Error):
-                if self._begun:  # the transaction excluded other writers, so the counters are ours
+                # no other program could write during the transaction, so only this process changed the counters
+                if self._begun:
                     self._watch.settled()
                 self._reset()
             self._failed(jobs, error)
@@ -470,7 +474,8 @@ class Writer:
     def _failed(self, jobs: list[WriteJob], error: Exception) -> None:
         """Retry the jobs of a failed group one by one, so that only the faulty job fails.
 
-        If nothing can be written, all fail; on a full disk, jobs that free space then use the reserve.
+        If nothing can be written, fail all jobs. On a full disk, first give up the reserve and run the jobs that free
+        space.
         """
         translated = translate_error(error)
         if isinstance(translated, Halted):

@@ -17,16 +17,16 @@ from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
 from spanwise.collector.stores.sqlite.database.file_lock import FileLock, real_path
 from spanwise.collector.stores.sqlite.write.run_codec import PayloadCompressor, PayloadDecoder
 
-FORMER_APPLICATION_ID = 0x41535359  # "ASSY"
-BATCH = 1_000  # spans
-GROWTH = len(PRESENT) - len(FORMER)  # bytes that a name gains
+FORMER_APPLICATION_ID = 0x41535359  # "ASSY" in ASCII
+BATCH = 1_000  # spans per query
+GROWTH = len(PRESENT) - len(FORMER)  # bytes by which each name grows
 _MARK = f'"{FORMER}.'
 
 
 def convert_names(db: sqlite3.Connection, report: Callable[[int, int], None]) -> None:
-    """Rename the attributes that the product itself writes, wherever a table holds them.
+    """Rename the attributes that the product itself writes, in all tables that contain them.
 
-    Change numbers, summaries, rollups and the full-text index stay: nothing in them has such a name.
+    Change numbers, summaries, rollups and the full-text index stay unchanged, because they contain no such names.
     """
     _convert_spans(db, report)
     _convert_resources(db)
@@ -42,7 +42,7 @@ def convert_names(db: sqlite3.Connection, report: Callable[[int, int], None]) ->
 
 
 def _convert_spans(db: sqlite3.Connection, report: Callable[[int, int], None]) -> None:
-    """Rewrite payloads, and keep the sizes of spans and traces true to them."""
+    """Rewrite payloads, and update the sizes of spans and traces accordingly."""
     dictionaries = dict(db.execute("SELECT id, data FROM dictionaries ORDER BY id").fetchall())
     decoder = PayloadDecoder(dictionaries)
     compressor = PayloadCompressor(dictionaries[max(dictionaries)] if dictionaries else None)
@@ -68,9 +68,9 @@ def _convert_spans(db: sqlite3.Connection, report: Callable[[int, int], None]) -
 
 
 def _converted(decoder: PayloadDecoder, blob: bytes) -> tuple[bytes, int] | None:
-    """Return a payload with the present names, and by how much it grew; None if it stays as it is.
+    """Return a payload with the present names, and the bytes by which it grew; None if it needs no change.
 
-    A payload that cannot be read stays: the file is damaged, and `check` says so.
+    An unreadable payload stays unchanged: the file is damaged, and `check` reports it.
     """
     try:
         raw = decoder.raw(blob)
@@ -87,9 +87,9 @@ def _converted(decoder: PayloadDecoder, blob: bytes) -> tuple[bytes, int] | None
 
 
 def _with_present_names(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a payload, or amended fields, with the present names of attributes.
+    """Return a payload, or the fields of an amendment, with the present names of attributes.
 
-    `amended` has the size of the run as it was sent, and what was amended.
+    The field `amended` of a payload holds the size of the run as it was sent, and the amended fields.
     """
     renamed = dict(payload)
     if attributes := payload.get("attributes"):
@@ -102,7 +102,10 @@ def _with_present_names(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _convert_resources(db: sqlite3.Connection) -> None:
-    """Rename keys of resources, each of which is one row: spans of one that becomes equal to another get that one."""
+    """Rename the keys of resources. Each distinct resource has one row.
+
+    If a renamed resource equals another row, its spans get that row and its own row is deleted.
+    """
     for row, data in db.execute("SELECT id, data FROM resources WHERE instr(data, ?)", (_MARK,)).fetchall():
         renamed = dumps(present_names(loads(data)))
         there = db.execute("SELECT id FROM resources WHERE data = ? AND id <> ?", (renamed, row)).fetchone()
@@ -114,10 +117,12 @@ def _convert_resources(db: sqlite3.Connection) -> None:
 
 
 def adopt_former_file(path: str) -> None:
-    """Give the database `assay.db` the name `spanwise.db` where only the former exists, or likewise for another path.
+    """Rename the database `assay.db` to `spanwise.db` if only the former exists. Likewise for other names that contain
+    `spanwise`.
 
-    The spool of what is to be forwarded is renamed with it. The write-ahead log is emptied before, so that a process
-    that is killed leaves a whole database under one of the two names. Raises `Refused` while a process has it open.
+    The spool of data to be forwarded is renamed, too. The write-ahead log is emptied first. So a complete database
+    exists under one of the two names even if the process is killed. Raises `Refused` if another process has the
+    database open.
     """
     folder, name = os.path.split(path)
     former = os.path.join(folder, name.replace(PRESENT, FORMER, 1))
@@ -132,14 +137,14 @@ def adopt_former_file(path: str) -> None:
         with suppress(FileNotFoundError):
             os.rename(former + ".forward", path + ".forward")
         with suppress(FileNotFoundError):
-            os.unlink(former + ".reserve")  # made anew beside the new name
+            os.unlink(former + ".reserve")  # created again next to the renamed file
         os.rename(former, path)
     finally:
         lock.release()
 
 
 def _is_former_database(path: str) -> bool:
-    """Return whether a file is a database of ours from before the renaming; its log is in the file then."""
+    """Return whether a file is one of our databases from before the renaming. If so, copy its log into the file."""
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
             if db.execute("PRAGMA application_id").fetchone()[0] != FORMER_APPLICATION_ID:

@@ -23,7 +23,7 @@ from spanwise.collector.stores.sqlite.write.run_codec import MIN_PROBABILITY, Pa
 
 log = logging.getLogger("spanwise.collector.migration")
 
-ReportProgress = Callable[[int, int], None]  # of a step: units done, units in total
+ReportProgress = Callable[[int, int], None]  # arguments: units of a step that are done, and units in total
 QUIET_SECONDS = 1.0  # seconds before the first log record
 REPORT_SECONDS = 0.2  # seconds between two log records
 PROGRESS_STEPS = 100_000  # SQLite steps between two calls of the progress handler; some milliseconds
@@ -72,7 +72,7 @@ class MigrationProgress:
             log.info("%s: stopped at %d %%", self._what, int(100 * self._share), extra={"done": 100})
 
 
-APPLICATION_ID = 0x53504E57  # "SPNW"
+APPLICATION_ID = 0x53504E57  # "SPNW" in ASCII
 APPLICATION_IDS = (APPLICATION_ID, FORMER_APPLICATION_ID)
 # Page size of a new file. Measured with a million spans (`benchmarks/file.py pages`): with 16 KiB a span writes 1.7
 # times as much log and costs 20 % more CPU; with 4 KiB the file is 3 % larger.
@@ -224,8 +224,8 @@ CREATE INDEX traces_of_evaluators ON traces (start_ns) WHERE kind = 'evaluator';
 
 
 def _index_evaluator_traces(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Add version 3: indexes for lists without evaluators' own traces, which can be many times as many, and for lists of
-    them.
+    """Add version 3: indexes for lists of evaluators' own traces, and for lists without them. Evaluators' traces may
+    outnumber all others many times.
     """
     _run_statements(db, report, _VERSION_3.split(";\n"))
 
@@ -237,8 +237,8 @@ def _index_human_feedback(db: sqlite3.Connection, report: ReportProgress) -> Non
     )
 
 
-# Completeness of settled traces, open runs, and reports of processes. For traces stored before, the number of dropped
-# runs is only in payloads, so the column is 0 until another span arrives.
+# Completeness of settled traces, open runs, and reports of processes. For traces stored before, only payloads contain
+# the number of dropped runs. Their column `dropped` is 0 until another span arrives.
 _COMPLETENESS: tuple[str, ...] = (
     "ALTER TABLE traces ADD COLUMN dropped INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE traces ADD COLUMN calls_sent INTEGER NOT NULL DEFAULT 0",
@@ -423,7 +423,7 @@ _FULLTEXT_GROWTH: tuple[str, ...] = (
 
 
 def _add_fulltext_growth(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Add re-indexing of growing traces to the full-text index, and an index of labels."""
+    """Let growing traces be indexed again in the full-text index, and add an index of labels."""
     _run_statements(db, report, _FULLTEXT_GROWTH)
 
 
@@ -463,7 +463,7 @@ _HOURLY_ROLLUPS: tuple[str, ...] = (
     " n INTEGER NOT NULL, total REAL NOT NULL, exact TEXT NOT NULL, minimum REAL, minimum_n INTEGER NOT NULL,"
     " maximum REAL, maximum_n INTEGER NOT NULL, failed INTEGER NOT NULL, skipped INTEGER NOT NULL,"
     " PRIMARY KEY (cell, key, label)) WITHOUT ROWID",
-    # Covers latencies, so that queries need not read the trace rows
+    # Covering index of latencies, so that queries need not read the trace rows
     "DROP INDEX traces_shown",
     "CREATE INDEX traces_shown ON traces (start_ns, end_ns, experiment_id)"
     " WHERE kind <> 'evaluator' OR experiment_id IS NOT NULL",
@@ -594,7 +594,7 @@ def _clear_tiny_probabilities(db: sqlite3.Connection, report: ReportProgress) ->
     _run_statements(db, report, _NO_TINY_PROBABILITY)
 
 
-# Outcome under which each trace is counted by a rule.
+# Outcome under which each rule counts a trace.
 _OUTCOMES: tuple[str, ...] = (
     "CREATE TABLE outcomes (rule INTEGER NOT NULL, block INTEGER NOT NULL, data BLOB NOT NULL,"
     " PRIMARY KEY (rule, block)) WITHOUT ROWID",
@@ -602,7 +602,7 @@ _OUTCOMES: tuple[str, ...] = (
 
 
 def _add_trace_outcomes(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Count each trace once under a rule. Counts made before stay unchanged."""
+    """Store the outcome under which each rule counts a trace, so that it counts once. Earlier counts stay unchanged."""
     _run_statements(db, report, _OUTCOMES)
 
 

@@ -25,10 +25,11 @@ from spanwise.collector.stores.sqlite.database.group_commit import Writer
 log = logging.getLogger("spanwise.collector")
 
 DUE_BYTES = 16 * 2**20  # size of the log from which a checkpoint is due
-RESTART_BYTES = 2 * 2**20  # most that the writer copies itself; takes some milliseconds
-LARGE_WAL_RESTART_BYTES = 8 * 2**20  # the same for a large log, where the writer was faster than the copying
+RESTART_BYTES = 2 * 2**20  # most bytes that the writer copies itself; takes some milliseconds
+# the same for a large log, to which the writer adds pages faster than they are copied
+LARGE_WAL_RESTART_BYTES = 8 * 2**20
 COPY_ROUNDS = 4  # rounds of copying; each round finds fewer new pages
-RESTART_WAIT_MS, LARGE_WAL_WAIT_MS = 20, 100  # longest wait of the writer for readers; for a large log
+RESTART_WAIT_MS, LARGE_WAL_WAIT_MS = 20, 100  # longest wait of the writer for readers: normally, and for a large log
 DUE_SECONDS = 30.0  # interval after which even a small log is copied
 LARGE_WAL_BYTES = 2 * DUE_BYTES
 # Seconds between two checks; the longest interval while readers keep the log from restarting; the same for a large
@@ -91,7 +92,7 @@ class Checkpointer:
 def _restart_wal(moment_ms: int, db: sqlite3.Connection) -> None:
     """Copy the remaining pages, and wait at most `moment_ms` for readers to leave the log.
 
-    Readers that begin now read the database file and do not enter the log.
+    Readers that begin after the copying read the database file and do not use the log.
     """
     [patience] = db.execute("PRAGMA busy_timeout").fetchone()
     db.execute(f"PRAGMA busy_timeout = {moment_ms}").fetchall()

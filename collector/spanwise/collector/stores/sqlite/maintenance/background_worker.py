@@ -22,22 +22,23 @@ from spanwise.collector.stores.sqlite.search import fulltext_index
 
 log = logging.getLogger("spanwise.collector")
 
-RETRY_SECONDS = 30  # seconds
+RETRY_SECONDS = 30  # seconds until a failed round is repeated
 PAUSE_SECONDS = 0.25  # seconds between rounds
 BUSY_RATE, BUSY_SHARE = 2_000, 0.4  # thresholds of high load: spans per second, and share of the writer's time
 IDLE_SECONDS = 2.0  # seconds between rounds while nothing is written: some jobs become due by time
 WRITE_INTERVAL_SECONDS = 1.0  # seconds between transactions of the full-text index
 LOADED_LOOK_SECONDS = 5.0  # seconds between searches of `unindexed` under load
 BURST_FACTOR = 3  # after a burst, batches may be this many times larger
-LOOK_REST_FACTOR = 20  # pause after a look, as a multiple of its duration
-# Number of stored spans at which each dictionary is trained, and its bytes. The database file holds it, too
+LOOK_REST_FACTOR = 20  # pause after a search of `unindexed`, as a multiple of the time that the search took
+# For each dictionary: number of stored spans at which it is trained, and its size in bytes. The database file stores
+# the dictionary, too
 DICTIONARIES = ((1_000, 65_536), (20_000, 262_144), (500_000, 262_144))
 MAX_SAMPLES = 4_000
-MAX_SAMPLE_BYTES = 4_096  # longer payloads are no samples, because dictionaries help short ones
+MAX_SAMPLE_BYTES = 4_096  # longer payloads are not used as samples, because dictionaries help short ones
 
 
 class BackgroundWorker:
-    """Background maintenance thread. It runs until `close`. The next start finds and continues unfinished work."""
+    """Background maintenance thread. It runs until `close`. After a restart, it finds and continues unfinished work."""
 
     def __init__(self, file: DatabaseFile, prune: Callable[[], None]) -> None:
         self._file = file
@@ -45,7 +46,8 @@ class BackgroundWorker:
         self._checkpointer = Checkpointer(file.path, file.writer, file.watch)
         self._looked, self._written, self._spent, self._under_load = time.monotonic(), 0, 0.0, False
         self._next_put = self._next_look = self._next_work = 0.0
-        self._all_indexed, self._all_done = -1, -1  # number of commits when nothing was left to do
+        # `Writer.commits` when nothing was left to index, and when no other work was left
+        self._all_indexed, self._all_done = -1, -1
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._dictionaries: int | None = None
@@ -89,7 +91,7 @@ class BackgroundWorker:
                 self._stop.wait(PAUSE_SECONDS)
 
     def _work_round(self) -> bool:
-        """Run one round of all jobs but indexing, and return whether there may be more to do.
+        """Run one round of all jobs except indexing, and return whether there may be more to do.
 
         Without new commits, the next round starts after `IDLE_SECONDS`.
         """
@@ -135,7 +137,8 @@ class BackgroundWorker:
         commits, began = self._writer.commits, time.monotonic()
         if began < self._next_look or commits == self._all_indexed:
             return False
-        # Cleared between two commits: the snapshot read below lacks the changes of a commit that is still running
+        # Let the writer clear the set between two commits. The snapshot read below lacks the changes of a commit that
+        # is still running, so the traces of that commit must stay in the set
         disturbed, held = self._appender.disturbed, self._appender.held
         if disturbed:
             self._writer.call(lambda _: disturbed.clear())
@@ -152,8 +155,8 @@ class BackgroundWorker:
         return bool(due)
 
     def _put_in_pieces(self, entries: Sequence[fulltext_index.IndexEntry]) -> None:
-        """Queue all batches at once and wait for all of them, even after a failure: no batch may be written in a later
-        round.
+        """Queue all batches at once and wait for all of them, even after a failure. Otherwise a batch could be written
+        in a later round.
         """
         queued: list[Future[int]] = []
         try:
@@ -169,7 +172,7 @@ class BackgroundWorker:
     def _merge(self, characters: int) -> None:
         """Merge segments of the full-text index in steps, so that other writes run in between.
 
-        Mostly nothing is pending, and an unnecessary step would cost a commit.
+        Usually nothing is pending, and an unnecessary step would cost a commit.
         """
         for _ in range(fulltext_index.count_pending_merges(characters)):
             if not self._do(fulltext_index.merge_segments):
@@ -177,9 +180,10 @@ class BackgroundWorker:
 
     @property
     def _most(self) -> int:
-        """Return the number of characters per transaction.
+        """Return the maximum number of characters per transaction.
 
-        It is small if little waits, because larger batches gain nothing then, and large after a burst.
+        The maximum is small if little text waits, because larger batches gain nothing then. It is large after a
+        burst.
         """
         held, piece = self._appender.held.bytes, self._piece
         if self._under_load or piece < held <= BURST_FACTOR * piece:
@@ -187,7 +191,8 @@ class BackgroundWorker:
         return BURST_FACTOR * piece if held > piece else max(piece // 4, fulltext_index.MIN_TRANSACTION_CHARACTERS)
 
     def _timed(self, put: Callable[[], int], _: sqlite3.Connection) -> int:
-        # CPU time of this thread: with wall time, busy cores would shrink the batches, which costs even more CPU
+        # CPU time of this thread, not wall time: on busy cores, wall time would shrink the batches, which costs even
+        # more CPU
         began = time.thread_time()
         characters = put()
         self._fit(characters, max(time.thread_time() - began, 1e-6))
@@ -250,7 +255,7 @@ class BackgroundWorker:
 
 
 def _rewrite_version(db: sqlite3.Connection) -> None:
-    """Write a page unchanged. An empty transaction would write nothing, and so would not reveal if writing works."""
+    """Write a page unchanged, to test if writing works. An empty transaction would write nothing and prove nothing."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     db.execute(f"PRAGMA user_version = {version}")
 

@@ -53,7 +53,7 @@ def backup(source: str, target: str, step: Callable[[int, int], object] = lambda
 def _create_partial(part: str) -> int:
     """Create or truncate the partial file and lock it. Raise `Refused` if another process is writing it.
 
-    A file without a lock is the rest of a killed process.
+    A partial file without a lock was left by a killed process.
     """
     try:
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_MODE)
@@ -147,7 +147,7 @@ def restore_backup(source: str, target: str, check: Callable[[str], list[str]]) 
                 _move_file(replaced, target)
             raise
     finally:
-        lock.undo()  # also deletes the file that the lock may have created
+        lock.undo()  # also deletes the file if the lock created it
         with suppress(OSError):
             os.unlink(copy)
     return RestoreResult(os.path.getsize(target), replaced)

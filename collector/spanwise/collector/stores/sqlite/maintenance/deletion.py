@@ -18,7 +18,7 @@ from spanwise.collector.stores.sqlite.write import pending_amendments
 from spanwise.collector.stores.sqlite.write.span_writer import Appender
 
 BATCH_TRACES = 200  # traces per search
-# spans per transaction, unless a single trace has more; writers of spans wait for it
+# Bounds of the spans per transaction, unless a single trace has more. Writers of spans wait for the transaction
 MIN_SPANS, MAX_SPANS = (
     250,
     2_000,
@@ -30,7 +30,8 @@ FULL_DISK_TRACES = 10  # traces per transaction on a nearly full disk
 def find_deletable(
     db: sqlite3.Connection, filter: Filter, after: str | None = None, upto: int | None = None
 ) -> DeletedTraces | None:
-    """Return up to `BATCH_TRACES` of the latest traces that pass, including evaluators' own; None if no trace passes.
+    """Return up to `BATCH_TRACES` of the latest traces that pass the filter, including evaluators' own; None if none
+    passes.
 
     The result includes the sessions that lose their last trace. `after` is a position in the list, `upto` the highest
     integer key.
@@ -86,8 +87,8 @@ class DeletionPace:
 def delete_traces(
     appender: Appender, gone: DeletedTraces, pace: DeletionPace, db: sqlite3.Connection
 ) -> tuple[int, set[str]]:
-    """Delete these traces, feedback on the sessions that end with them, and traces of the evaluators that gave the
-    feedback.
+    """Delete these traces, the feedback on sessions that have no other traces, and the traces of evaluators that gave
+    the deleted feedback.
 
     Return the number of these traces and their tags.
     """
@@ -95,11 +96,11 @@ def delete_traces(
     rows = select_many(db, "SELECT id, tags, session_id, span_count FROM traces WHERE trace_id IN (%s)", gone.traces)
     keys = [row[0] for row in rows]
     linked = _linked_judgements(db, "trace", keys)
-    # first: after removals from the full-text index, this write would make FTS5 flush them
+    # Must precede removals from the full-text index: after them, this write would make FTS5 flush
     appender.tombstones.put(gone.traces)
     _delete_rows(appender, db, keys)
     appender.evict(gone.traces)
-    # Sessions without traces, read again: the result of `find_deletable` may be outdated by now
+    # Find the sessions without traces again, because the result of `find_deletable` may be outdated by now
     sessions = {row[2] for row in rows if row[2] is not None}
     sql = "SELECT DISTINCT session_id FROM traces WHERE session_id IN (%s)"
     ended = sessions - {row[0] for row in select_many(db, sql, sessions)}
@@ -111,7 +112,7 @@ def delete_traces(
 
 
 def delete_judgements(appender: Appender, db: sqlite3.Connection, ids: Iterable[str]) -> None:
-    """Delete the evaluators' own traces among these, and reject those that have not arrived yet."""
+    """Delete those of these traces that are evaluators' own. Reject those that have not arrived yet when they arrive."""
     ids = set(ids)
     if not ids:
         return
@@ -136,9 +137,9 @@ def _delete_rows(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]
 
 
 def _linked_judgements(db: sqlite3.Connection, column: str, values: Iterable[int | str]) -> set[str]:
-    """Return the traces that feedback names as its evaluation.
+    """Return the ids of traces that feedback names as the trace of its evaluator.
 
-    Human feedback may name any trace, so for it only stored ones count.
+    Human feedback may name any trace, so only stored traces count for human feedback.
     """
     linked = (
         "SELECT judge_trace_id FROM feedback f WHERE %s IN (%%s) AND judge_trace_id IS NOT NULL AND (source <> 'human'"
@@ -178,7 +179,7 @@ _SELECT_ORPHANED = (
 
 
 def find_orphaned_feedback(db: sqlite3.Connection, before_ns: int) -> list[int]:
-    """Return keys of traces without spans whose feedback is all older than a time. Use a read connection."""
+    """Return keys of traces without spans whose feedback is all older than `before_ns`. Use a read connection."""
     return [row[0] for row in db.execute(_SELECT_ORPHANED, (before_ns,))]
 
 

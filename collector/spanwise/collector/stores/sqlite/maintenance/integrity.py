@@ -83,7 +83,8 @@ def find_expired(db: sqlite3.Connection, rule: Retention) -> Filter | None:
 def find_future_traces(db: sqlite3.Connection, rule: Retention) -> Filter | None:
     """Return a filter for at most 5,000 expired traces with a start time after tomorrow; None if there are none.
 
-    They expire by age of their last change. Such traces were ingested before start times were limited.
+    Such traces were ingested before start times were limited. Whether they expire depends on the time of their last
+    change.
     """
     if rule.max_age_ns is None:
         return None
@@ -94,7 +95,10 @@ def find_future_traces(db: sqlite3.Connection, rule: Retention) -> Filter | None
 
 
 def _cutoff_by_size(db: sqlite3.Connection, project: str | None, max_bytes: int) -> int:
-    """Return the start time before which traces expire. A project's share of the file is its share of all payloads."""
+    """Return the start time before which traces expire so that a project uses at most `max_bytes`.
+
+    The bytes that a project uses in the file are estimated from its share of all payloads.
+    """
     where = "span_count > 0 AND (:project IS NULL OR project = :project)"
     of_project = {"project": project}
     total = int(db.execute("SELECT coalesce(sum(size), 0) FROM traces").fetchone()[0])
@@ -217,7 +221,7 @@ def _list_tables(db: sqlite3.Connection) -> list[str]:
 def _find_table_damage(db: sqlite3.Connection, table: str) -> list[str]:
     """Return the problems of a table and its indexes.
 
-    The first row holds all problems of pages. Reading further rows may fail.
+    Only the first row of SQLite's result is read. It has all problems of pages, and reading further rows may fail.
     """
     try:
         row = db.execute("SELECT integrity_check FROM pragma_integrity_check(?) LIMIT 1", (table,)).fetchone()
@@ -269,9 +273,11 @@ def delete_unused(db: sqlite3.Connection) -> None:
     A deleted word stays in the index, marked as deleted, until its segments are merged.
     """
     db.execute("INSERT INTO words (words) VALUES ('optimize')")
-    db.execute("UPDATE sums_hours SET state = 1 WHERE state > 0")  # hours with too many rows may have fewer now
+    # recount hours that had too many rows, because they may have fewer now
+    db.execute("UPDATE sums_hours SET state = 1 WHERE state > 0")
     db.execute("DELETE FROM sums_names WHERE hour NOT IN (SELECT hour FROM sums_hours)")
-    # Keeps the last one even if unused: SQLite would reuse its id, and readers may still cache the old row
+    # Keep the row with the highest id even if unused: SQLite would reuse the id, and readers may still cache the old
+    # row
     db.execute(
         "DELETE FROM resources WHERE id < (SELECT max(id) FROM resources) AND id NOT IN (SELECT resource FROM spans)"
     )

@@ -2,19 +2,21 @@
 
 Trace summaries: a job reads the spans of a trace in a snapshot. The appender notes spans that arrive meanwhile, and
 the job adds them at the end. If there are too many, or one replaces a span that was read, the job is retried later.
-The mark (`states.data` is NULL) stays until the job succeeds, even if the process dies.
+The row that marks the trace for a rebuild (`states.data` is NULL) stays until the job succeeds, even if the process
+dies.
 
-Stale hours: `HourlyRollups.watch` notes changes during a recount, and they are added to its result. So an hour with
-constant writes can be recounted, too. The snapshot and the notes begin between the same two commits.
+Stale hours: `HourlyRollups.watch` records changes during a recount, and they are added to its result. So an hour with
+constant writes can be recounted, too. The snapshot and the recording begin between the same two commits.
 
-Sealing: an hour is sealed when it is over and nothing has changed in it between two looks. A sealed hour stores:
+Sealing: an hour is sealed when it is over and nothing has changed in it between two searches for due hours. A sealed
+hour stores:
 
 - the sorted latencies of each cell, so that exact percentiles read no rows,
 - the totals of its cells (see `sealed_rollups`),
 - the names of its runs, possibly with some that were deleted.
 
 A sealed day stores its totals and sorted latencies. A later change unseals the hour in the same transaction
-(`HourlyRollups`, the column `rest`). Queries then read it as before, and it is sealed again later.
+(`HourlyRollups`, the column `rest`). Queries then read it as an unsealed hour, and it is sealed again later.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ OpenReader = Callable[[], AbstractContextManager[Reader]]
 RunOnWriter = Callable[[Callable[[sqlite3.Connection], bool]], bool]
 
 ROWS_PER_STEP = 500  # spans, flags or records read or written per step
-RETRY_SECONDS = 30  # seconds
+RETRY_SECONDS = 30  # seconds until a failed rebuild is repeated
 SUMMARY_REST_FACTOR = 4  # pause after a rebuild, as a multiple of its duration
 _SELECT_DUE_TRACE = (
     "SELECT s.trace, t.trace_id FROM states s JOIN traces t ON t.id = s.trace"
@@ -181,7 +183,8 @@ def _write_flags(flags: Sequence[tuple[int, int]], db: sqlite3.Connection) -> No
 
 
 PAUSE_SECONDS = 0.002  # leaves CPU time to other threads
-RECOUNT_REST_FACTOR = 20  # pause before the same hour is recounted, as a multiple of the duration
+# pause before the same hour is recounted, as a multiple of the time that its last recount took
+RECOUNT_REST_FACTOR = 20
 ROUND_SECONDS = 0.5  # seconds after which a round starts no further hour
 
 
@@ -216,7 +219,9 @@ class RollupRecounter:
             return [row for row in reader.db.execute(sql) if row[0] not in self._not_before]
 
     def begun(self, hour: int) -> RollupDelta | None:
-        """Return the totals of the rows of an hour, and note changes from the start of the snapshot."""
+        """Return the totals of an hour, computed from its rows in a snapshot. Record later changes of the hour from then
+        on.
+        """
         sums = self._file.appender.sums
         with self._file.read() as reader:
             self._file.writer.alone(lambda _: _begin_recount(reader.db, sums, hour))
@@ -237,7 +242,7 @@ class RollupRecounter:
 
 
 def _begin_recount(db: sqlite3.Connection, sums: HourlyRollups, hour: int) -> None:
-    """Start the snapshot of the reader, and note changes from now on."""
+    """Start the snapshot of the reader, and record changes of the hour from now on."""
     db.execute("SELECT 1 FROM sums_hours LIMIT 1").fetchall()
     sums.watch(hour)
 
@@ -281,7 +286,7 @@ class PeriodSealer:
         return bool(self._hours or self._days)
 
     def look(self) -> None:
-        """Find due hours, and due days to be sealed after them."""
+        """Find the hours that are due, and the days to be sealed after them."""
         stirred = set[int]()
         self._file.writer.alone(lambda _: stirred.update(self._file.appender.sums.rested()))
         now = self._file.clock.now() // HOUR_NS

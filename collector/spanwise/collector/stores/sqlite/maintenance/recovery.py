@@ -33,13 +33,13 @@ from spanwise.collector.stores.sqlite.write.span_writer import Appender
 
 TableRow = tuple[Any, ...]
 
-MAX_ROWID = 2**63 - 1  # rowids start at 1
+MAX_ROWID = 2**63 - 1  # highest rowid; SQLite assigns rowids from 1
 LOOKAHEAD_ROWS = 2**20  # rowids searched past the last known row if no index gives the maximum
-MAX_TRIES = 50_000  # reads within gaps, of some microseconds each; then the rest counts as lost
+MAX_TRIES = 50_000  # most reads within gaps, of some microseconds each; rows not found by then count as lost
 
 
 class DamagedTable:
-    """One-time iterator over the readable rows of a table. `damaged` is set while iterating."""
+    """One-time iterator over the readable rows of a table. It sets `damaged` if some rows cannot be read."""
 
     def __init__(self, db: sqlite3.Connection, name: str, columns: Sequence[str]) -> None:
         self._db, self.name, self._columns = db, name, ",".join(columns)
@@ -81,8 +81,9 @@ class DamagedTable:
                 gaps += [(low, middle), (middle + 1, high)]
 
     def _walk(self, low: int, high: int, step: int) -> Generator[TableRow, None, int]:
-        """Yield rows from one end of a gap, and return its new bound. The bound passes the other end if everything was
-        read.
+        """Yield rows from one end of a gap until a row cannot be read, and return the new bound of the gap.
+
+        If all rows were read, the bound is beyond the other end.
         """
         order = "ASC" if step > 0 else "DESC"
         sql = f"SELECT rowid, {self._columns} FROM {self.name} WHERE rowid BETWEEN ? AND ? ORDER BY rowid {order}"
@@ -98,7 +99,7 @@ class DamagedTable:
         return at
 
     def _find_last_rowid(self, low: int) -> int:
-        """Return the last rowid that an index holds, or else a guess."""
+        """Return the last rowid according to an index, or a guess if no index can be read."""
         indexes: list[str] = []
         with suppress(sqlite3.Error):
             indexes = [row[1] for row in self._db.execute(f"PRAGMA index_list({self.name})") if not row[4]]
@@ -207,7 +208,7 @@ def _copy_table(source: sqlite3.Connection, db: sqlite3.Connection, name: str) -
     marks = ",".join("?" * len(columns))
     insert = f"INSERT OR IGNORE INTO {name} ({','.join(columns)}) VALUES ({marks})"
     db.execute("BEGIN IMMEDIATE")
-    db.execute(f"DELETE FROM {name}")  # rows that a migration inserted
+    db.execute(f"DELETE FROM {name}")  # deletes rows that a migration inserted into the new file
     saved = sum(_insert_row(db, insert, row) for row in table)
     db.execute("COMMIT")
     expected = table.count()
@@ -216,7 +217,7 @@ def _copy_table(source: sqlite3.Connection, db: sqlite3.Connection, name: str) -
 
 
 def _insert_row(db: sqlite3.Connection, sql: str, row: TableRow) -> int:
-    with suppress(sqlite3.IntegrityError):  # from a page overwritten with data that looks like rows
+    with suppress(sqlite3.IntegrityError):  # the row comes from a page overwritten with data that looks like rows
         return db.execute(sql, row).rowcount
     return 0
 

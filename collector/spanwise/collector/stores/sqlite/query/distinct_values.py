@@ -30,8 +30,8 @@ def _loose_scan(column: str, table: str, index: str, where: str) -> str:
 
 
 _VISIBLE = VISIBLE_SQL.format("traces")
-# The index excludes evaluators' own traces. Projects that contain nothing else are searched for among the newest of
-# those
+# The index excludes evaluators' own traces. Projects that have no other traces are found among the newest traces of
+# evaluators
 _INDEXED_PROJECTS = _loose_scan("project", "traces", "traces_shown_by_project", f"project IS NOT NULL AND {_VISIBLE}")
 _PROJECTS = f"""
 SELECT x FROM ({_INDEXED_PROJECTS} LIMIT ?1)

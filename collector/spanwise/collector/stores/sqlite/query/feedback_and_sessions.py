@@ -38,7 +38,7 @@ def list_feedback(
         where.append("f.key = ?")
         values.append(key)
     if source is not None:
-        # the partial index needs a constant
+        # SQLite uses the partial index only for a constant, not for a parameter
         where.append("f.source = 'human'" if source == "human" else "f.source = ?")
         values.extend(() if source == "human" else (source,))
     if target is not None:
@@ -78,9 +78,10 @@ def list_rule_scores(db: sqlite3.Connection, asked: ScoreQuery) -> Page[RuleScor
 
 
 def _trace_conditions(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
-    """Return conditions that restrict feedback to the traces of a filter.
+    """Return SQL conditions that restrict feedback to traces that pass a filter.
 
-    Up to `FEW_TRACES` traces are listed by key. For more, each feedback row looks up its trace.
+    If at most `FEW_TRACES` traces pass, the condition lists their keys. Otherwise the filter is tested on the trace
+    of each feedback row.
     """
     if filter == Filter():
         return [], []
@@ -96,7 +97,7 @@ def _trace_conditions(db: sqlite3.Connection, filter: Filter) -> tuple[list[str]
 
 
 def _add_target_conditions(target: Target, where: list[str], values: list[Any]) -> None:
-    """Restrict to exactly this target. The trace's integer key makes the index usable."""
+    """Add conditions that select exactly this target. The trace's integer key lets SQLite use the index."""
     if target.trace_id is not None:
         where.append("f.trace = (SELECT id FROM traces WHERE trace_id = ?)")
         values.append(target.trace_id)
@@ -111,7 +112,7 @@ SELECT t.id, t.trace_id, t.example_id, t.repetition, t.status, t.start_ns FROM t
 WHERE t.experiment_id = ? AND t.span_count > 0 AND (t.start_ns, t.id) > (?, ?) ORDER BY t.start_ns, t.id LIMIT ?
 """
 _SELECT_NEWEST = "SELECT trace, key, score, label FROM feedback WHERE standing = 2 AND trace IN (%s) ORDER BY key"
-# Prefers a judge's score to human feedback on the same key, which may be newer
+# Prefers a judge's score to human feedback on the same key, even if the feedback is newer
 _SELECT_COUNTED = (
     "SELECT f.trace, f.key, f.score, f.label FROM feedback f WHERE f.standing >= 1 AND f.document IS NULL"
     f" AND f.trace IN (%s) AND NOT {CHECKS_JUDGE_SQL} ORDER BY f.key, f.created_ns, f.rowid"
@@ -177,8 +178,9 @@ def list_sessions(db: sqlite3.Connection, filter: Filter, limit: int, cursor: st
     return Page(items=tuple(map(_session_from_row, shown)), next=next and f"{newest}.{next}")
 
 
-# Skips sessions of earlier pages; otherwise a page far back would aggregate all of them again. It looks for any later
-# trace, not for one that passes a filter. With a filter, `list_sessions` compares the aggregated rows instead.
+# Skips sessions of earlier pages; otherwise a page far back would aggregate all of them again. The condition looks
+# for any later trace, not for one that passes a filter. With a filter, `list_sessions` compares the aggregated rows
+# instead.
 _HAS_ENDED = (
     " AND NOT EXISTS (SELECT 1 FROM traces u INDEXED BY traces_by_session"
     f" WHERE u.session_id = t.session_id AND u.start_ns > ? AND +u.id <= ? AND {VISIBLE_SQL.format('u')})"
@@ -186,7 +188,9 @@ _HAS_ENDED = (
 
 
 def _walk_sessions(db: sqlite3.Connection, filter: Filter, after: tuple[int, str] | None, newest: int) -> Iterator[str]:
-    """Yield sessions in the order of their latest trace. With a position, some of the sessions before it may repeat."""
+    """Yield sessions in the order of their latest trace. With `after`, some sessions before that position may appear
+    again.
+    """
     chosen, bound, values = plan_query(db, filter), " AND +t.id <= ?", [newest]
     if after is not None:
         bound, values = f"{bound} AND t.start_ns <= ?", [newest, after[0]]

@@ -27,8 +27,8 @@ class SQLCondition(NamedTuple):
 
 
 _EMPTY_FILTER = Filter()
-# Same rows as `span_count > 0`, but every index used for walking includes the column. The `+` keeps SQLite from
-# choosing an index by it
+# Selects the same rows as `span_count > 0`, but the column is in every index that a query may walk. The `+` keeps
+# SQLite from choosing an index because of this condition
 HAS_SPANS = SQLCondition("+t.start_ns IS NOT NULL")
 
 
@@ -78,15 +78,17 @@ def _equals(column: str) -> Callable[[Any], list[SQLCondition]]:
 
 
 def _element(column: str) -> Callable[[Any], list[SQLCondition]]:
-    """Compile a condition that the JSON array in a column has a value. `instr` comes first: it is cheap and nearly
-    always right.
+    """Compile a condition that the JSON array in a column has a value. The condition tests `instr` first, because it is
+    cheap and nearly always right.
     """
     sql = f"(instr(t.{column}, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.{column}) WHERE value = ?))"
     return lambda value: [SQLCondition(sql, (dumps(value), value))]
 
 
 def _list_element(column: str, of_spans: str) -> Callable[[Any], list[SQLCondition]]:
-    """Compile a condition like `_element`. If the list has reached its maximum length, also search the spans."""
+    """Compile a condition like `_element`. If the list has reached its maximum length, it may lack values, so the
+    condition also searches the spans.
+    """
     full = f"t.span_count >= {MAX_LISTED} AND (SELECT count(*) FROM json_each(t.{column})) >= {MAX_LISTED}"
     more = f"({full} AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND s.{of_spans} = ?))"
 
@@ -154,9 +156,9 @@ def _metadata(wanted: Any) -> list[SQLCondition]:
 
 
 def _in_json(key: str, text: str) -> tuple[str, str]:
-    """Return two JSON prefixes of a key with its value: as a string and as another type.
+    """Return how a key with its value may begin in JSON text: with the value as a string, and as another type.
 
-    For a number with a fraction only the key is returned, because such numbers have several notations.
+    For a number with a fraction, both texts have only the key, because such numbers have several notations.
     """
     begun = dumps(key) + ":"
     if text in ("true", "false") or _INTEGER.fullmatch(text):
@@ -171,13 +173,14 @@ def _in_json(key: str, text: str) -> tuple[str, str]:
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,14}")
 
 
-# Forced, because SQLite would choose the index of scores and scan the scores of all traces for every single trace.
+# The index is forced. Otherwise SQLite would choose the index of scores and scan the scores of all traces for every
+# single trace.
 FEEDBACK_OF_TRACE = "INDEXED BY feedback_by_trace WHERE f.trace = t.id"
 
 
 def _feedback(wanted: Any) -> list[SQLCondition]:
-    """Compile one condition per key and column. Only the newest feedback of a key counts, so all comparisons of a key
-    apply to one row.
+    """Compile one condition for all comparisons of a key with the same column. Only the newest feedback of a key counts,
+    so all these comparisons apply to one row.
     """
     asked: dict[tuple[str, str], list[tuple[str, float | str]]] = {}
     for key, operator, value in wanted:
@@ -256,12 +259,13 @@ QUIET_NS = 5_000_000_000  # a trace whose spans cannot be counted is complete if
 
 
 def complete_sql() -> str:
-    """Return SQL that holds for complete traces: nothing was dropped, and all spans arrived or none arrived for
-    `QUIET_NS`.
+    """Return SQL that is true for complete traces: no span was dropped, and all spans have arrived. If their number is
+    unknown, no span must have arrived for `QUIET_NS`.
     """
     quiet = f"t.updated_ns <= (SELECT store_now()) - {QUIET_NS}"  # as a subquery, it is evaluated once per statement
     settled = f"(t.complete IS 1 OR (t.complete IS NULL AND {quiet}))"
-    return f"(t.dropped = 0 AND {settled})"  # never NULL, because it is also negated
+    # must not be NULL: filters also negate it, and `NOT NULL` is NULL, which would drop the row
+    return f"(t.dropped = 0 AND {settled})"
 
 
 COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {

@@ -25,8 +25,8 @@ from spanwise.collector.stores.sqlite.query.filter_sql import (
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS
 
 FEW_TRACES = 3000
-PROBE_TRACES, PROBE_PAGE = 5000, 50  # traces that a probe walks to see if a list fills, and the length of that list
-# Excludes sealed hours with a complete set of run names that lacks this name
+PROBE_TRACES, PROBE_PAGE = 5000, 50  # traces that a probe walks to see if they fill a page, and the length of that page
+# Excludes sealed hours whose set of run names is complete and lacks this name
 _MAY_HAVE_NAME = (
     f"t.start_ns / {HOUR_NS} NOT IN (SELECT hour FROM sums_hours WHERE named = 1"
     " EXCEPT SELECT hour FROM sums_names WHERE name = ?)"
@@ -92,7 +92,9 @@ def _plan_by_ids(wanted: Sequence[SQLCondition], leading: Sequence[SQLCondition]
 
 
 def plan_latencies(filter: Filter) -> QueryPlan:
-    """Return the plan for latencies under a filter on columns only, led by the most selective index."""
+    """Return the plan for reading latencies, led by the most selective index. The filter must only have conditions on
+    columns.
+    """
     index = _choose_index(filter, shown=filter.leaves_out_judgements)
     return QueryPlan(f"traces t {index}", *join_conditions(compile_visible_filter(filter)))
 
@@ -104,7 +106,9 @@ def _count_matches(db: sqlite3.Connection, condition: SQLCondition) -> int:
 
 
 def _fills_page(db: sqlite3.Connection, walk: QueryPlan, filter: Filter) -> bool:
-    """Return whether the latest traces fill a page, or are all that a walk would visit."""
+    """Return whether the matches among the latest `PROBE_TRACES` traces fill a page, or a walk would visit no other
+    traces.
+    """
     sql = "SELECT start_ns FROM traces WHERE start_ns < ? ORDER BY start_ns DESC LIMIT 1 OFFSET ?"
     last = db.execute(sql, (INT_MAX if filter.until_ns is None else filter.until_ns, PROBE_TRACES)).fetchone()
     if last is None or (filter.since_ns is not None and filter.since_ns >= last[0]):

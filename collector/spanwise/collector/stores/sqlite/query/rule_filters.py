@@ -34,7 +34,7 @@ ConditionCompiler: TypeAlias = Callable[[Any], list[SQLCondition]]
 MAX_ID_GAP = 2_000  # up to this gap, scanning the ids between two traces is cheaper than a second search
 AWAITS_INDEX_SQL = "EXISTS (SELECT 1 FROM unindexed u WHERE u.trace = t.id)"  # the trace waits for full-text indexing
 FEEDBACK_WITHOUT_RULE = f"FROM feedback f {FEEDBACK_OF_TRACE} AND f.key = ? AND f.rule IS NULL"
-# Newest feedback of the trace or its spans; the counterpart of `standing = 2`, which covers all sources
+# Newest feedback of the trace or its spans that no rule gave. `standing = 2` also considers feedback of rules
 NEWEST_FEEDBACK_SQL = (
     f"(SELECT f.{{}} {FEEDBACK_WITHOUT_RULE} AND f.document IS NULL ORDER BY f.created_ns DESC, f.rowid DESC LIMIT 1)"
 )
@@ -146,7 +146,8 @@ class _ConditionQuery(NamedTuple):
 def explain_filter(db: sqlite3.Connection, trace_id: str, filter: Filter) -> list[ConditionResult]:
     """Return the result of each condition for one trace. Raise `NotFound` if the store has no runs of it."""
     asked = [query for part in compile_rule_parts(filter) for query in _part_queries(part)]
-    if filter.leaves_out_judgements:  # the implicit condition, which is shown only if it fails
+    # the implicit condition that excludes evaluators' own traces; shown only if it fails
+    if filter.leaves_out_judgements:
         visible = Sql(VISIBLE_SQL.format("t"))
         asked.insert(0, _ConditionQuery("judgement", False, visible, f"(t.kind = '{EVALUATOR_KIND}')", ()))
     told = [
@@ -191,7 +192,7 @@ def _part_queries(part: FilterPart) -> Iterator[_ConditionQuery]:
     else:
         wanted_values = [part.value]
     for wanted, sql in zip(wanted_values, part.conditions, strict=True):
-        values: tuple[str, ...] = ()  # the value for the parameter of `VALUE_SQL`, if it has one
+        values: tuple[str, ...] = ()  # the value of the parameter in `VALUE_SQL`, if there is one
         if part.name in ("metadata", *_KEYED_CONDITIONS):
             values = (wanted if isinstance(wanted, str) else next(iter(wanted)),)
         column = "label" if part.name == "feedback" and isinstance(wanted[2], str) else "score"

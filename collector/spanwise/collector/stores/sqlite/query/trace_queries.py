@@ -34,7 +34,10 @@ _SELECT_NODES = f"SELECT trace, id, {','.join(DerivationNode._fields)} FROM span
 
 
 def derive_root_values(reader: Reader, wanted: Mapping[int, tuple[str, tuple[str, ...]]]) -> dict[int, dict[str, JSON]]:
-    """Return derived values by trace. `wanted` has the span id of its root and the fields it lacks for each trace."""
+    """Return, by trace key, values for fields that the root lacks, derived from the runs of the trace.
+
+    `wanted` has the span id of the root and the missing fields of each trace.
+    """
     nodes: dict[int, list[tuple[int, DerivationNode]]] = {trace: [] for trace in wanted}
     for trace, row, *fields in select_many(reader.db, _SELECT_NODES, wanted) if wanted else ():
         nodes[trace].append((row, DerivationNode(*fields)))
@@ -54,7 +57,7 @@ def _derive_values(
 
 
 def complete_stored_root(reader: Reader, trace: int, root: Run) -> Run:
-    """Return the root of the trace with this key, with the values that can be derived."""
+    """Return the root of the trace with this key. Missing values are filled in if they can be derived."""
     if root.inputs is not None and root.outputs is not None:
         return root
     [count] = reader.db.execute("SELECT span_count FROM traces WHERE id = ?", (trace,)).fetchone()
@@ -101,7 +104,9 @@ def list_traces(reader: Reader, filter: Filter, limit: int, cursor: str | None) 
 
 
 def _read_roots(reader: Reader, rows: Sequence[Any]) -> dict[int, tuple[str, str, tuple[str, ...]]]:
-    """Return the previews of inputs and outputs of each root, by its row, and which of them are derived."""
+    """Return, by row id of the root, the previews of its inputs and outputs, and the names of the fields that are
+    derived.
+    """
     traces = {row[21]: row for row in rows}
     previews: dict[int, tuple[str, str]] = {}
     wanted: dict[int, tuple[int, tuple[str, ...]]] = {}
@@ -240,12 +245,13 @@ def read_headers(reader: Reader, trace_ids: Sequence[str]) -> dict[str, TraceHea
     return found
 
 
-LARGE_ANSWER_BYTES, MAX_ANSWER_BYTES = 1024 * 1024, 512 * 1024 * 1024  # bytes of payloads before compression
+# payloads before compression: size above which traces are lazy, and maximum size of an answer
+LARGE_ANSWER_BYTES, MAX_ANSWER_BYTES = 1024 * 1024, 512 * 1024 * 1024
 ROW_BYTES = 500  # bytes of a row without its payload
 
 
 def read_lazily(reader: Reader, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
-    """Return traces in the order requested, either all of them complete or all lazy.
+    """Return traces in the order requested: all in memory, or all lazy if they exceed `LARGE_ANSWER_BYTES`.
 
     Raise `TooLarge` if their payloads exceed `MAX_ANSWER_BYTES`.
     """

@@ -58,12 +58,12 @@ _EMPTY_FILTER = Filter()
 class _RollupLevel(NamedTuple):
     """Rollup tables of hours, or of sealed days (see `sealed_rollups`)."""
 
-    source: str  # rollup rows `s`, with `p` of their hour or day
-    start: str  # start of `p` in nanoseconds
-    first: str  # first and last hour with traces
+    source: str  # FROM clause: rollup rows `s`, joined with the row `p` of their hour or day
+    start: str  # SQL expression: start of `p` in nanoseconds
+    first: str  # SQL expressions: first and last hour with traces
     last: str
     said: str  # table of feedback
-    ordered: str  # column of latencies in order
+    ordered: str  # column with sorted latencies
     with_ordered: str
 
 
@@ -111,7 +111,9 @@ class RollupQuery:
 
     @property
     def side(self) -> int | None:
-        """Return the side of sealed hours that answers the query (see `sealed_rollups`); None if it needs the cells."""
+        """Return which rows of sealed hours answer the query (`side`, see `sealed_rollups`); None if only the cells
+        can.
+        """
         if self.by_cells or self.filter.name is not None:
             return None
         return _SIDES.get(self.group_by, UNGROUPED)
@@ -140,12 +142,12 @@ class RollupQuery:
         return self._ask(db, _ROLLUP_COUNTS)
 
     def said(self, db: sqlite3.Connection) -> Iterator[Any]:
-        """Yield feedback in the form of the rows of `_ROW_FEEDBACK`."""
+        """Yield aggregated feedback in the columns of `_ROW_FEEDBACK`."""
         for row in self._ask(db, _ROLLUP_FEEDBACK):
             yield row if row[3] is None else (*row[:3], row[3][1:], *row[4:])
 
     def latencies(self, db: sqlite3.Connection, places: set[BucketKey]) -> dict[BucketKey, Counter[int]]:
-        """Return the latency bins of buckets and groups."""
+        """Return the latency bins of these buckets and groups."""
         blobs: dict[BucketKey, list[bytes]] = {place: [] for place in places}
         for bucket, group, blob in self._ask(db, _ROLLUP_LATENCIES, added_up=True) if blobs else ():
             if (bucket, group) in blobs:
@@ -153,17 +155,17 @@ class RollupQuery:
         return {place: unpack_bins(some) for place, some in blobs.items()}
 
     def ordered(self, db: sqlite3.Connection) -> Iterator[tuple[int, str | None, bytes]]:
-        """Yield bucket, group and latencies in order of sealed hours and days."""
+        """Yield bucket, group and sorted latencies (see `pack_latencies`) of the cells of sealed hours and days."""
         return self._ask(db, _SEALED_LATENCIES)
 
     def not_in_order(self, db: sqlite3.Connection) -> Iterator[TimeRange]:
-        """Yield the time ranges whose latencies `ordered` lacks in whole or in part."""
+        """Yield the time ranges for which `ordered` lacks some or all latencies."""
         where, values = self._within(_HOUR_LEVEL)
         sql = f"SELECT p.hour FROM sums_hours p WHERE {where} AND p.rest <> {SEALED} ORDER BY p.hour"
         return join_ranges([get_period_range(row[0]) for row in db.execute(sql, values)])
 
     def _ask(self, db: sqlite3.Connection, sql: str, added_up: bool = False) -> Iterator[Any]:
-        """Run a query on each level; `added_up` includes the hours that `parts` covers."""
+        """Run a query on each level. With `added_up`, include the hours whose totals `parts` yields."""
         conditions = [f"s.model {'<>' if self.group_by == 'model' else '='} '{ALL_MODELS}'"]
         conditions.append("s.shown BETWEEN {} AND {}".format(*self._shown()))
         asked = [(name, getattr(self.filter, name)) for name in _ROLLUP_FILTERS]
@@ -180,11 +182,13 @@ class RollupQuery:
         return f"{level.start} / {self.bucket_ns} * {self.bucket_ns}" if self.bucket_ns else "0"
 
     def _levels(self) -> tuple[_RollupLevel, ...]:
-        """Return the levels to query. Days are included only if each is in one bucket."""
+        """Return the levels to query. Days are included only if no day belongs to several buckets."""
         return (_HOUR_LEVEL,) if (self.bucket_ns or 0) % DAY_NS else (_HOUR_LEVEL, _DAY_LEVEL)
 
     def _within(self, level: _RollupLevel) -> tuple[str, list[Any]]:
-        """Return the condition and values that select the hours, or the days; no hour is counted in both."""
+        """Return the condition, with its values, that selects the hours or days of a level. Hours of selected days are
+        left out.
+        """
         first = self.first if self.first is not None else -(2**62)
         last = self.last if self.last is not None else 2**62
         days = [max(1, -(-first // 24)), (last + 1) // 24 - 1]  # only days that are completely within the range
@@ -208,10 +212,11 @@ def plan_rollup_query(filter: Filter, bucket_ns: int | None, group_by: str | Non
         return None
     since, until = filter.since_ns, filter.until_ns
     answered: dict[str, Any] = dict.fromkeys(("since_ns", "until_ns", "experiment", *_ROLLUP_FILTERS))
-    if filter.experiment or replace(filter, **answered) != _EMPTY_FILTER:  # "" selects traces of no experiment
+    # `experiment=""` selects traces of no experiment, which rollups can do
+    if filter.experiment or replace(filter, **answered) != _EMPTY_FILTER:
         return None
     if (since is not None and not 0 <= since <= INT_MAX - HOUR_NS) or (until is not None and until < HOUR_NS):
-        return None  # hours before 1970 are rounded the other way; the last hour that a column can hold has no end
+        return None  # SQL rounds hours before 1970 up, and the last hour that a column can hold has no end
     first = max(1, -(-since // HOUR_NS)) if since is not None else None
     last = until // HOUR_NS - 1 if until is not None else None
     if first is not None and last is not None and last < first:
@@ -240,7 +245,9 @@ def count_uncovered_traces(
 
 
 def find_uncovered_ranges(db: sqlite3.Connection, question: RollupQuery) -> list[TimeRange]:
-    """Return the time ranges of a query that its rollups do not cover: its ends, and stale hours."""
+    """Return the time ranges of a query that its rollups do not cover: incomplete hours at both ends, and stale
+    hours.
+    """
     found: list[TimeRange] = []
     since, until, first, last = question.filter.since_ns, question.filter.until_ns, question.first, question.last
     if since is not None and first is not None and since < first * HOUR_NS:
@@ -270,7 +277,7 @@ def join_ranges(stretches: Sequence[TimeRange]) -> Iterator[TimeRange]:
 
 MAX_NEWEST = 100_000  # limit of `newest`, because the ids are held in memory
 DEFAULT_NEWEST = 10_000  # default number of traces read one by one; takes a tenth of a second
-MAX_BUCKETS = 10_000  # limit of an answer (2 KB per bucket), as narrow buckets could be as many as traces
+MAX_BUCKETS = 10_000  # limit of an answer (2 KB per bucket); with narrow buckets, there could be one for each trace
 ALL_TRACES: Final = "all"
 
 _ROW_GROUPS = {
@@ -349,7 +356,7 @@ def _has_more_than(db: sqlite3.Connection, chosen: QueryPlan, than: int) -> bool
 def _aggregate_newest(
     db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None, newest: int
 ) -> list[Bucket]:
-    """Aggregate only the `newest` traces, and note that number in each bucket if there are more."""
+    """Aggregate only the `newest` traces. If there are more, set `Bucket.newest` to that number."""
     chosen = plan_query(db, filter)
     sql = f"SELECT t.id FROM {chosen.source} WHERE {chosen.where} ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
     found = [row[0] for row in db.execute(sql, (*chosen.values, newest + 1))]
@@ -433,7 +440,7 @@ class _Aggregation:
         return question
 
     def _add_part(self, place: BucketKey, part: HourBucket) -> None:
-        """Add the totals of a sealed hour, or keep them unchanged if they are the only ones of the bucket."""
+        """Add the totals of a sealed hour to its bucket. If no others belong to the bucket, keep them unchanged."""
         if self._bucket_ns == HOUR_NS and place not in self._alone and place not in self._totals:
             _check_bucket_count(len(self._totals) + len(self._alone) + 1)
             self._alone[place] = part
@@ -455,7 +462,7 @@ class _Aggregation:
         self._count(self._ask(_ROW_FEEDBACK, chosen))
 
     def _count(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Add outcomes with the same key and label, in the form of `_ROW_FEEDBACK`."""
+        """Add rows with the columns of `_ROW_FEEDBACK`, each of which counts the outcomes of one key and label."""
         for start, group, *said in rows:
             self._of((start, group)).add_said(*said)
 
@@ -517,7 +524,7 @@ class _Aggregation:
                     yield start, end
 
     def _add_exact(self, few: set[BucketKey]) -> None:
-        """Read all latencies of buckets from rows."""
+        """Replace the latencies of these buckets by all latencies read from rows."""
         for place in few:
             self._totals[place].latencies.clear()
         where, values = self._in_groups({group for _, group in few})
@@ -533,7 +540,9 @@ class _Aggregation:
         return self._ask(_ROW_LATENCIES, chosen, where, values)
 
     def _in_groups(self, groups: set[str | None]) -> tuple[str, tuple[Any, ...]]:
-        """Return a condition that excludes groups whose latencies are not needed, if there are any."""
+        """Return a condition that excludes groups whose latencies are not needed. It is empty if all groups are
+        needed.
+        """
         if not self._group_by or len(groups) == len({group for _, group in self._totals}):
             return "", ()
         sql = f" AND {_ROW_GROUPS[self._group_by]} IN (SELECT value FROM json_each(?))"

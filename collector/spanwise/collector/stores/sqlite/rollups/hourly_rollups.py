@@ -34,7 +34,7 @@ from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
 )
 
 _INT_MAX = 2**63 - 1
-_MAX_CACHED_ROWS = 200  # limit for each of the two caches
+_MAX_CACHED_ROWS = 200  # most rows in each of the two caches
 _FIND_CELL = (
     "SELECT id, n, errors, exact, latencies FROM sums"
     " WHERE hour = ? AND project = ? AND environment = ? AND name = ? AND shown = ? AND model = ?"
@@ -56,8 +56,8 @@ _PUT_FEEDBACK = (
 
 
 class RecountNeeded(Exception):
-    """A delta cannot be applied: the row to subtract from is missing, or the new extreme is unknown. The hour must be
-    recounted.
+    """A delta cannot be applied: the row to subtract from is missing, or the new minimum or maximum score is unknown.
+    The hour must be recounted.
     """
 
 
@@ -138,7 +138,7 @@ def _unpack_or_none(blob: bytes) -> Counter[int] | None:
 
 
 def compute_expected_hour(delta: RollupDelta) -> dict[Any, Any]:
-    """Return the cells and feedback that an hour must have if `delta` is all of it."""
+    """Return the cells and feedback that the rollup of an hour must have if `delta` covers all of its traces."""
     parts = {
         cell: (one.n, one.errors, f"{one.input_tokens} {one.output_tokens} {one.cost}", +one.bins)
         for cell, one in delta.parts.items()
@@ -161,7 +161,7 @@ def _change_cell(db: sqlite3.Connection, cell: RollupKey, part: TraceAmounts, kn
     sums = [old + new for old, new in parts]
     try:
         latencies = add_to_bins(blob, part.bins)
-    except ValueError:  # written on a machine whose logarithm differs at the border of two bins
+    except ValueError:  # the bins come from a machine whose logarithm differs at the border of two bins
         raise RecountNeeded from None
     if n < 0 or errors < 0:
         raise RecountNeeded
@@ -196,9 +196,10 @@ def _change_feedback(
 def _update_extreme(
     old: float | None, count: int, changes: Counter[float], n: int, sign: float
 ) -> tuple[float | None, int]:
-    """Return the largest score (the smallest with `sign` -1) and its count, after scores were added and removed.
+    """Return the new maximum score (with `sign` -1: minimum) and its number of occurrences, after scores were added and
+    removed.
 
-    Raises `RecountNeeded` if the last score of that value was removed, because the next one is unknown.
+    Raises `RecountNeeded` if no score of the old maximum is left, because the next one is unknown.
     """
     if n == 0:
         return None, 0
@@ -227,9 +228,9 @@ def count_wrong_hours(db: sqlite3.Connection) -> int:
 
 
 VALID, STALE, TOO_LARGE = 0, 1, 2
-CHANGED, SEALED, SEALED_EMPTY = 0, 1, 2  # of an hour or a day: not sealed, sealed, sealed without totals
-MAX_CACHED_HOURS = 1_000  # limit of the cache
-MAX_MOVED_FEEDBACK = 1_000  # limit for one trace that moves to another cell
+CHANGED, SEALED, SEALED_EMPTY = 0, 1, 2  # `rest` of an hour or a day: not sealed, sealed, sealed without totals
+MAX_CACHED_HOURS = 1_000  # most hours in a cache
+MAX_MOVED_FEEDBACK = 1_000  # most feedback of a trace that moves to another cell; with more, the hour is recounted
 
 
 class HourlyRollups:
@@ -266,9 +267,9 @@ class HourlyRollups:
 
     @contextmanager
     def of_traces(self, keys: Collection[int], new: Mapping[int, TraceContribution]) -> Iterator[None]:
-        """Update the rollups for rows of `traces` that the block writes.
+        """Update the rollups for the rows of `traces` that the `with` block writes.
 
-        `new` has the contributions of new traces, which have no row and no feedback before, so that they need not be read.
+        `new` has the contributions of new traces. They had no row and no feedback before, so nothing is read for them.
         """
         others = [key for key in keys if key not in new]
         before = read_contributions(self._db, others)
@@ -279,9 +280,9 @@ class HourlyRollups:
     def of_feedback(
         self, pairs: Iterable[tuple[int | None, str]], new: Collection[int] = ()
     ) -> Iterator[set[tuple[int, str]]]:
-        """Update the rollups for feedback that the block writes or removes under these pairs of trace and key.
+        """Update the rollups for feedback that the `with` block writes or removes under these pairs of trace and key.
 
-        Yields the pairs that have no feedback yet. Traces in `new` have none.
+        Yields the pairs that have no feedback before the block. Traces in `new` have none, so they are not looked up.
         """
         on_traces = {(trace, key) for trace, key in pairs if trace is not None}
         there = read_feedback_under(self._db, [pair for pair in on_traces if pair[0] not in new])
@@ -319,7 +320,7 @@ class HourlyRollups:
                 changes.trace(now, 1)
                 if was is None or was.place != now.place:
                     moved.append(key)
-            else:  # names of its runs may have changed
+            else:  # the contribution is the same, but the names of runs may have changed
                 self._stir(now.hour)
         self._move_said(changes, before, after, moved)
         self._apply(changes)
@@ -331,7 +332,9 @@ class HourlyRollups:
         after: Mapping[int, TraceContribution],
         moved: Sequence[int],
     ) -> None:
-        """Move the feedback of traces to their new cells; mark hours for a recount if a trace has very much feedback."""
+        """Move the feedback of traces to their new cells. If a trace has more than `MAX_MOVED_FEEDBACK` rows, mark its
+        hours for a recount instead.
+        """
         if not moved:
             return
         sql = "SELECT trace, count(*) FROM feedback WHERE trace IN (%s) GROUP BY trace"
@@ -388,7 +391,7 @@ class HourlyRollups:
         return stirred
 
     def made_ready(self) -> None:
-        """Record that this transaction has sealed hours or days."""
+        """Forget which hours are marked as changed, because this transaction has sealed hours or days."""
         self._stirred.clear()
 
     def _note_hour(self, hour: int, state: int, rows: int) -> None:
@@ -455,7 +458,7 @@ class _RollupChanges:
             self.wild.add(one.hour)
 
     def said(self, counted: Mapping[int, TraceContribution], rows: Iterable[Sequence[Any]], sign: int) -> None:
-        """Add or subtract feedback with the contribution of its trace, if the trace counts."""
+        """Add or subtract feedback in the cells of its trace. Feedback on traces that do not count is ignored."""
         cells: dict[int, list[RollupKey]] = {}
         for trace, *row in rows:
             if (one := counted.get(trace)) is not None:

@@ -37,9 +37,9 @@ _MAPPING = LogarithmicMapping(RELATIVE_ERROR)
 _ARRAY_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}  # type codes of `array`, by width
 _COUNT_WIDTHS = (1, 2, 4)  # widths of counts
 _ORDERED_HEADER = Struct("<BQQ")  # header of latencies in order: width, unit, smallest
-# Bytes 2:8 that only the older form can have, as a bin is below 65,536 and no count is 0
+# Values of `blob[2:8]` that only the older form can have, because a bin is below 65,536 and no count is 0
 _OLD_FORM_MARKERS = (bytes(6), b"\xff" * 6)
-_LANE_BYTES = 8  # bytes of a count while blobs are added
+_LANE_BYTES = 8  # bytes of each count in the large integers by which blobs are added
 
 
 def find_bin(latency_ns: int) -> int:
@@ -84,7 +84,7 @@ def add_to_bins(blob: bytes, more: Mapping[int, int]) -> bytes:
 
 
 def _add_to_counts(blob: bytes, more: Mapping[int, int]) -> bytes | None:
-    """Add to a blob of consecutive counts; return None if the counts do not fit into the same size."""
+    """Add to a blob of consecutive counts; return None if the result needs other bins or wider counts."""
     width, first = blob[0], blob[1] + (blob[2] << 8) - 1
     if width not in _COUNT_WIDTHS or (len(blob) - 3) % width:
         return None
@@ -110,7 +110,7 @@ def _add_to_pairs(blob: bytes, more: Mapping[int, int]) -> bytes | None:
 
 
 def unpack_bins(blobs: Iterable[bytes]) -> Counter[int]:
-    """Return the sum of the counts of blobs. Raises `ValueError` for an invalid blob."""
+    """Return the counts by bin, added over all blobs. Raises `ValueError` for an invalid blob."""
     bins: dict[int, int] = {}
     # By first bin: the counts of blobs as one large integer, so that one addition adds all of them
     runs: dict[int, int] = {}
@@ -161,7 +161,7 @@ def _array_bytes(values: array[int]) -> bytes:
 
 
 def pack_latencies(latencies: Iterable[int]) -> bytes:
-    """Pack latencies (at least one, all >= 0) exactly, in order."""
+    """Pack latencies (at least one, all >= 0) without loss, in ascending order."""
     here = sorted(latencies)
     steps = [after - before for before, after in pairwise(here)]
     unit = gcd(*steps) or 1
@@ -200,10 +200,10 @@ def merge_latencies(parts: Sequence[bytes]) -> bytes:
 
 
 def to_common_unit(parts: Sequence[LatencySteps]) -> tuple[int, int, list[list[int]]]:
-    """Return the smallest latency of all parts (at least one), a common unit, and the latencies of each part as
-    multiples of the unit above the smallest.
+    """Return the smallest latency of all parts (at least one), a common unit, and the latencies of each part.
 
-    Computing with these small numbers takes half the time.
+    Each latency is given as its distance from the smallest, in multiples of the unit. Computing with these small
+    numbers takes half the time.
     """
     start = min([least for _, least, _ in parts])
     common = gcd(*[least - start for _, least, _ in parts], *[unit for unit, _, steps in parts if steps]) or 1
@@ -234,8 +234,8 @@ PERCENTS = (50, 95)
 class ExactPercentiles:
     """Exact percentiles of `n` latencies in nanoseconds.
 
-    They are computed as soon as `n` latencies have been added. Then the latencies are dropped, because a thousand
-    hours have as many latencies as traces.
+    They are computed as soon as `n` latencies have been added. Then the latencies are dropped to save memory, because
+    a query over a thousand hours has one for each trace.
     """
 
     def __init__(self, n: int) -> None:
@@ -244,7 +244,7 @@ class ExactPercentiles:
         self._found: dict[int, int] | None = None
 
     def add(self, latencies: Iterable[int]) -> None:
-        """Add latencies."""
+        """Add latencies, in any order."""
         if some := list(latencies):
             self.add_ordered(pack_latencies(some))
 

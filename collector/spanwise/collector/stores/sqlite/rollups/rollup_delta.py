@@ -24,8 +24,9 @@ HOUR_NS = 3_600 * 10**9
 DAY_NS = 24 * HOUR_NS
 AMOUNT_BITS = 80  # fractional binary digits of an amount
 TRACES_PER_READ = 500  # traces read between two pauses
-MAX_HOUR_ROWS = 4_000  # limit for one hour, also if a sender gives each trace another name
-# Models of one trace, and their JSON in characters; beyond these limits, its hour is read from rows.
+MAX_HOUR_ROWS = 4_000  # most rollup rows of an hour, even if a sender gives each trace another name
+# Limits of the models of one trace: their number, and the characters of their JSON. Beyond them, the hour of the
+# trace is read from rows.
 MAX_MODELS, MAX_MODELS_CHARACTERS = 100, 50_000
 EVALUATOR_TRACE, LIVE_TRACE, EXPERIMENT_TRACE = 0, 1, 2
 ALL_MODELS = ""  # model of the cell that counts whole traces
@@ -104,7 +105,7 @@ class TraceContribution(NamedTuple):
 
 
 def make_contribution(rolled: SummaryRow) -> TraceContribution:
-    """Return the contribution of a trace from its summary: the same as `read_contributions` reads once the row is
+    """Return the contribution of a trace from its summary. `read_contributions` returns the same once the row is
     written.
     """
     shown = EXPERIMENT_TRACE if rolled.experiment_id is not None else int(rolled.kind != EVALUATOR_KIND)
@@ -124,7 +125,9 @@ def make_contribution(rolled: SummaryRow) -> TraceContribution:
 
 
 def encode_name(value: str) -> str:
-    """Return a model or label as stored in the tables, where a prefix distinguishes an empty one from none."""
+    """Return a model or label as stored in the tables: with a prefix, so that an empty text differs from a missing
+    one.
+    """
     return f"={value}"
 
 
@@ -174,7 +177,7 @@ class TraceAmounts:
 
 
 class FeedbackAmounts:
-    """Change of the feedback under a key and a label in a cell; `scores` counts each score."""
+    """Change of the feedback under a key and a label in a cell. `scores` has the change in the number of each score."""
 
     __slots__ = ("failed", "n", "said", "scores", "skipped", "total")
 

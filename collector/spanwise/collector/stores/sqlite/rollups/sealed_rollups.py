@@ -1,8 +1,8 @@
 """Rollups of sealed hours and days: bucket totals, exact latencies and names of runs.
 
-For each project an hour has up to three rows: totals of its traces, by name, and by model. A row holds one bucket per
-environment and group. Each is a `Bucket` with percentiles and means, and also holds the values to compute them from.
-Therefore buckets can be added across groups and projects, and to longer buckets.
+For each project, an hour has up to three rows: the totals of its traces, the totals by name, and the totals by model.
+A row holds one bucket per environment and group. A bucket has the fields of `Bucket`, such as percentiles, and the
+values from which they are computed. Therefore buckets of several groups, projects or hours can be added up.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
 
 
 class BucketTotals:
-    """Counts, latencies and feedback of a bucket while it is computed. `first` and `last` are the hours of its
-    rollups.
+    """Counts, latencies and feedback of a bucket while it is computed. `first` and `last` are the first and the last
+    hour whose rollups were added.
     """
 
     __slots__ = (
@@ -86,7 +86,7 @@ class BucketTotals:
         self.cost += cost
 
     def add_hours(self, first: int, last: int) -> None:
-        """Record that a part comes from the rollups of hours `first` to `last`."""
+        """Record that a part of the bucket comes from the rollups of hours `first` to `last`."""
         self.is_summed = True
         self.first = first if self.first is None else min(self.first, first)
         self.last = last if self.last is None else max(self.last, last)
@@ -157,7 +157,7 @@ class BucketTotals:
         return tuple(self.tallies[key].stats(key) for key in sorted(self.tallies))
 
 
-UNGROUPED, BY_NAME, BY_MODEL = 0, 1, 2  # values of `side`
+UNGROUPED, BY_NAME, BY_MODEL = 0, 1, 2  # `side` of a row: all traces together, by name, by model
 _HOUR_COLUMNS = ("hour", "side", "project", "data")
 _SELECT_CELLS = (
     "SELECT s.id, s.project, s.environment, s.shown, s.name,"
@@ -212,7 +212,7 @@ class HourBucket(msgspec.Struct, array_like=True, gc=False):
     newest: int | None = None
 
     def bucket(self) -> Bucket:
-        """Convert to the `Bucket` of the hour, if this is all of it."""
+        """Convert to a `Bucket`. Requires that no other totals belong to the bucket."""
         return msgspec.convert(self, Bucket, from_attributes=True)
 
     def add_to(self, total: BucketTotals) -> None:
@@ -234,7 +234,7 @@ def decode_buckets(data: bytes) -> list[HourBucket]:
 
 
 class _BucketPlace(NamedTuple):
-    """Key of the totals of an hour."""
+    """Key of one bucket in the rows of an hour."""
 
     side: int
     project: str
@@ -314,8 +314,8 @@ def drop_hour(db: sqlite3.Connection, hour: int) -> None:
     db.execute("DELETE FROM sums_of_hours WHERE hour = ?", (hour,))
 
 
-MAX_HOUR_TRACES = 100_000  # limit for reading the latencies of an hour
-MAX_HOUR_NAMES = 1_000  # limit of run names per hour
+MAX_HOUR_TRACES = 100_000  # most traces of an hour whose latencies are read
+MAX_HOUR_NAMES = 1_000  # most run names that an hour stores
 _SELECT_NAMES = (
     "SELECT DISTINCT names FROM traces INDEXED BY traces_by_start"
     " WHERE start_ns BETWEEN ? AND ? AND span_count > 0 AND names IS NOT NULL"
@@ -364,7 +364,7 @@ def insert_day(db: sqlite3.Connection, day: int, found: DayRows) -> None:
 def collect_latencies(
     db: sqlite3.Connection, hour: int, rest: Callable[[], object] = lambda: None
 ) -> dict[int, bytes] | None:
-    """Return the latencies of an hour by cell, in order, except for cells of more than `MAX_EXACT_TRACES` traces.
+    """Return the sorted latencies of an hour by cell, except for cells of more than `MAX_EXACT_TRACES` traces.
 
     Returns None if the hour has too many traces, or if its rows differ from its rollup. Calls `rest` between reads.
     """

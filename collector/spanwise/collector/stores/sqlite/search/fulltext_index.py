@@ -5,7 +5,7 @@ Queries can find words, combinations of words and prefixes (`pay*`), but no phra
 entries: a write puts the trace's key into `unindexed` in the same transaction, so that pending work survives a crash.
 
 The text of a new trace comes from memory (`searchable_text.TextBuffer`), else from its payloads, which are read in
-parallel to the writer. An existing entry is rebuilt as a whole, therefore rarely: when the trace has grown by
+parallel to the writer. An existing entry can only be rebuilt as a whole. This is done when the trace has grown by
 `REINDEX_GROWTH`, or after a quiet time that increases with its size. Each character is thus read and written only a
 few times, even in a trace that grows for long.
 
@@ -43,30 +43,31 @@ T = TypeVar("T")
 TRACES_PER_ROUND = 400  # traces read from payloads together
 CHARACTERS_PER_ROUND = 2_000_000  # characters read from payloads in one round, unless a single trace has more
 PAYLOADS_PER_READ = 50  # payloads read together
-# Traces of one INSERT, at whose end FTS5 writes a segment. Larger inserts take a multiple of `INSERT_MULTIPLE`,
-# because SQLite prepares and caches a statement for each number of rows.
+# Most traces of one INSERT, at whose end FTS5 writes a segment. An INSERT of more than `INSERT_MULTIPLE` traces takes
+# a multiple of that number, because SQLite prepares and caches a statement for each number of rows.
 TRACES_PER_INSERT, INSERT_MULTIPLE = 2_048, 128
-# Characters of one transaction, unless a single trace has more. Writes wait for the transaction, but FTS5 writes and
-# later merges one segment for each. With 1,000 traces per transaction, a trace costs a third of its cost with 40.
+# Bounds of the characters of one transaction, unless a single trace has more. Other writes wait for the transaction.
+# Small transactions are costly, because FTS5 writes and later merges a segment for each. With 1,000 traces per
+# transaction, a trace costs a third of what it costs with 40.
 MIN_TRANSACTION_CHARACTERS, MAX_TRANSACTION_CHARACTERS = 25_000, 8_000_000
-# Segments merged into one: the maximum that FTS5 allows, because each level of merges writes every word again. A
-# query looks into each of some tens of segments, which takes microseconds. FTS5 merges a level at once when it has
-# `CRISIS_SEGMENTS` segments, and blocks all writes. Segments arrive during a merge, so that limit is higher.
+# Number of segments that are merged into one: the maximum that FTS5 allows, because each level of merges writes every
+# word again. A query looks into some tens of segments; each takes microseconds. When a level has `CRISIS_SEGMENTS`
+# segments, FTS5 merges it at once and blocks all writes. Segments arrive during a merge, so that limit is higher.
 MERGE_SEGMENTS, CRISIS_SEGMENTS = 16, 64
 # Pages of 4 KB that each transaction merges: a base, one more per this many characters, and a maximum. FTS5's
 # automatic merge processes hundreds of pages at once, which blocks writes for thirty milliseconds.
 MERGE_PAGES, CHARACTERS_PER_MERGE_PAGE, MAX_MERGE_PAGES = 8, 1_000, 100
 TRANSACTION_SECONDS = 0.02  # target duration of a transaction, within these limits
 SETTLE_NS = 1_000_000_000  # a trace is indexed after this time without spans
-OVERDUE_NS = 20_000_000_000  # or after it has waited this long
+OVERDUE_NS = 20_000_000_000  # a trace is indexed at the latest after it has waited this long
 REINDEX_GROWTH = 2  # growth of a trace, relative to its indexed size, after which it is indexed again
-REINDEX_QUIET_NS = 10_000_000_000  # or after this time without spans
-REINDEX_QUIET_NS_PER_BYTE = 125_000  # or after one second per 8 KB of its payloads
-NEVER_REINDEX_BYTES = 2**62  # `again` of a trace that has reached `MAX_TRACE_CHARACTERS`
+REINDEX_QUIET_NS = 10_000_000_000  # an indexed trace that has grown less is indexed again after this time without spans
+REINDEX_QUIET_NS_PER_BYTE = 125_000  # the same for a small trace: one second per 8 KB of its payloads
+NEVER_REINDEX_BYTES = 2**62  # value of `again` for a trace whose text has reached `MAX_TRACE_CHARACTERS`
 
-# Number of waiting traces, and the time since which the first waits. The time ignores traces that are indexed and
-# grow, for which no delay is promised. The first 1,000 keys suffice: keys are in order of arrival, except for a few
-# traces whose feedback arrived first.
+# Number of waiting traces, and the time since which the first waits. Traces that have an entry and grow do not count
+# for the time, because no delay is promised for them. The first 1,000 keys suffice: keys are in order of arrival,
+# except for a few traces whose feedback arrived first.
 SELECT_LAG = (
     "SELECT count(*), (SELECT min(since_ns) FROM (SELECT since_ns FROM unindexed u WHERE NOT EXISTS"
     " (SELECT 1 FROM indexed i WHERE i.trace = u.trace) ORDER BY u.trace LIMIT 1000)) FROM unindexed"
@@ -91,7 +92,7 @@ class IndexEntry(NamedTuple):
     text: str | None
     upto: int = 0
     again: int = 0
-    runs_change: int | None = None  # of the trace when it was read
+    runs_change: int | None = None  # `traces.runs_change` when the payloads were read
 
     @property
     def characters(self) -> int:
@@ -201,7 +202,7 @@ def _read_payloads(
 def _decode_or_empty(reader: Reader, payload: bytes) -> dict[str, JSON]:
     """Decode a payload; return an empty one if it is damaged.
 
-    A damaged span must not block the indexing of other traces or the deletion of its own.
+    A damaged span must block neither the indexing of other traces nor the deletion of its own trace.
     """
     try:
         return reader.payload(payload)
@@ -232,7 +233,7 @@ def write_entries(writer: Reader, entries: Sequence[IndexEntry], disturbed: set[
     """
     made = [entry for entry in entries if entry.trace not in disturbed]
     written = [entry for entry in made if entry.text is not None]
-    # Deletes and inserts each trace in turn: FTS5 begins a segment for a key that is lower than the last
+    # Deletes and inserts each trace in turn: FTS5 begins a new segment whenever a key is lower than the one before
     for entry in written:
         if entry.old is not None and entry.old != entry.text:
             _delete_texts(writer.db, [(entry.trace, entry.old)])
@@ -289,7 +290,9 @@ def merge_segments(db: sqlite3.Connection, pages: int = MAX_MERGE_PAGES) -> bool
 
 
 def count_pending_merges(characters: int) -> int:
-    """Return how many merges of `MAX_MERGE_PAGES`, at most, are due after writing `characters` characters at once."""
+    """Return the maximum number of merges (`MAX_MERGE_PAGES` pages each) that are due after one write of `characters`
+    characters.
+    """
     return characters // (CHARACTERS_PER_MERGE_PAGE * MAX_MERGE_PAGES)
 
 
@@ -326,7 +329,7 @@ def keep_replaced_payload(db: sqlite3.Connection, row: int) -> None:
 
 
 def remove_from_index(writer: Reader, keys: Iterable[int]) -> None:
-    """Remove traces from the index, before their payloads are deleted."""
+    """Remove traces from the index. Must run before their payloads are deleted."""
     upto = dict(select_many(writer.db, "SELECT trace, upto FROM indexed WHERE trace IN (%s)", keys))
     for trace in sorted(upto):
         rows = [row for row in _span_rows(writer.db, trace) if row <= upto[trace]]

@@ -38,7 +38,8 @@ def iterate_leaves(value: JSON) -> Iterator[str]:
 
 
 def add_leaves(found: dict[str, None], inputs: JSON, outputs: JSON, payload: bytes) -> None:
-    """Add the leaves of inputs and outputs to `found`, as they will be read back from `payload`.
+    """Add the texts and numbers of inputs and outputs to `found`, in the form in which they are read back from
+    `payload`.
 
     `payload` was encoded from these values. It is parsed only if decoding could change a value.
     """
@@ -79,13 +80,13 @@ def _plain_leaves(stack: list[Any]) -> list[str] | None:
 
 
 def join_leaves(found: dict[str, None]) -> str:
-    """Join the leaves of a trace to its text, cut to one character more than `MAX_TRACE_CHARACTERS` to show that there
-    is more.
+    """Join the leaves of a trace to its text, and cut it to `MAX_TRACE_CHARACTERS` + 1 characters. The extra character
+    shows that the text is longer than the limit.
     """
     return "\n".join(found)[: MAX_TRACE_CHARACTERS + 1]
 
 
-BLOCK_BYTES = 1024 * 1024  # largest text that the buffer accepts
+BLOCK_BYTES = 1024 * 1024  # bytes of a block, and of the largest text that the buffer accepts
 MEMORY_BLOCKS = 8  # blocks in memory, besides the one being filled and the one read last
 MAX_BLOCKS = 256
 SPARE_DISK_BYTES = 1024 * 1024 * 1024  # free disk space that the spill file never uses
@@ -201,7 +202,7 @@ class SpillFile:
 MAX_BUFFER_BYTES = MAX_BLOCKS * BLOCK_BYTES
 # Bytes of memory for the metadata of a trace and of each of its texts; the text itself is in the spill buffer
 TRACE_OVERHEAD, TEXT_OVERHEAD = 600, 150
-MAX_BUFFER_MEMORY = 32 * 1024 * 1024  # limit of that metadata
+MAX_BUFFER_MEMORY = 32 * 1024 * 1024  # limit of the memory for the metadata
 
 
 class BufferedText(NamedTuple):
@@ -243,10 +244,11 @@ class TextBuffer:
         """Create an empty buffer; text beyond the memory limit goes to a file in `folder`."""
         self._most, self._most_memory = most, memory
         self._spill = SpillFile(folder)
-        self.bytes = self.memory = 0  # size of the texts; size of their metadata
+        self.bytes = self.memory = 0  # bytes of the texts; bytes of their metadata
         self._texts: dict[int, TraceTexts] = {}  # in order of arrival
         self._touched: dict[int, float] = {}  # in order of the last addition
-        self._unsettled: set[int] = set()  # changed by transactions that may be rolled back
+        # traces whose text was changed by a transaction that may still be rolled back
+        self._unsettled: set[int] = set()
 
     def __contains__(self, key: object) -> bool:
         return key in self._texts
@@ -260,9 +262,10 @@ class TextBuffer:
         return self.bytes > self._most // 4 * 3 or self.memory > self._most_memory // 4 * 3
 
     def add(self, key: int, text: str | None, upto: int, size: int, *, new: bool) -> None:
-        """Add the text that a batch brought for a trace.
+        """Add the text of a trace in a batch.
 
-        `text` is None if a span was changed while it was stored, and the trace is dropped then. `new`: this is the first text of the trace.
+        `text` is None if a span was changed while it was stored; the trace is dropped then. `new` tells whether the trace has
+        no text in the buffer yet.
         """
         now = time.monotonic()
         if new:
@@ -289,11 +292,12 @@ class TextBuffer:
         self._unsettled.add(key)
 
     def due(self, characters: int, settled: float, overdue: float) -> list[int]:
-        """Return the keys of traces that should be indexed now, sorted.
+        """Return the sorted keys of traces that should be indexed now.
 
-        These are traces without additions since `settled` or that arrived before `overdue` (both monotonic). While
-        the buffer is filling, the traces that have been unchanged for longest are due. At most `characters`
-        characters are returned, but at least one trace.
+        These are traces without additions since `settled`, and traces that arrived before `overdue` (both are
+        monotonic times). While the buffer is filling, the traces that have been unchanged for longest are due as
+        well. The texts of the traces have at most `characters` characters together, but at least one trace is
+        returned.
         """
         full = self.is_filling
         resting = takewhile(lambda key: full or self._touched[key] < settled, self._touched)

@@ -7,7 +7,7 @@ The column `standing` has three values:
 - 0: an older version.
 
 Human feedback under a key that a judge (source "model") has scored has a standing like any other, for lists and
-filters. It checks the judge, though, and is no additional score. Therefore aggregates leave it out when they read
+filters. For aggregates, it is a check of the judge and not an additional score. Therefore their queries leave it out
 (`rollup_delta.CHECKS_JUDGE_SQL`).
 """
 
@@ -69,7 +69,7 @@ def read_rule_feedback(db: sqlite3.Connection, column: str, values: Iterable[Any
 
 
 def compare_claims(rows: Sequence[RuleFeedback], stored: Sequence[RuleFeedback]) -> tuple[set[str], set[str]]:
-    """Return the ids of rows that are outdated, and of stored rows to be deleted.
+    """Return the ids of new rows that are outdated, and of stored rows to be deleted.
 
     A row is outdated if the same target, rule and evaluator has feedback with a higher lease number. Stored rows that
     a new row overwrites are not deleted.
@@ -218,8 +218,8 @@ def _to_rule_feedback(row: Sequence[Any]) -> RuleFeedback:
 
 
 def _changed_traces(by_id: Mapping[str, Sequence[Any]], stored: Mapping[str, Sequence[Any]]) -> set[int]:
-    """Return the traces whose feedback without a rule changes. Rows that are stored already with the same content change
-    nothing.
+    """Return the traces on which feedback that no rule gave changes. A row that is stored with the same content is no
+    change.
     """
     changed = [
         row
@@ -231,17 +231,17 @@ def _changed_traces(by_id: Mapping[str, Sequence[Any]], stored: Mapping[str, Seq
 
 
 def _traces_without_rule(rows: Iterable[Sequence[Any]]) -> set[int]:
-    """Return the traces that have feedback without a rule among these rows."""
+    """Return the traces of those rows that no rule gave."""
     return {row[_TRACE] for row in rows if row[_RULE] is None and row[_TRACE] is not None}
 
 
 def remove_unlinked_judgements(
     appender: Appender, ids: set[str], traces: Iterable[int | None], kept: Collection[str | None] = ()
 ) -> None:
-    """Remove judgements that no feedback on these traces links to any more, except those in `kept`, which rows yet to be
-    written link to.
+    """Remove judgements to which no feedback on these traces links any more.
 
-    Judgements quote the judged content, so a deletion must be able to find them by a link.
+    Judgements in `kept` stay, because rows that are yet to be written link to them. Judgements quote the judged
+    content, so a deletion must be able to find them by a link.
     """
     sql = "SELECT judge_trace_id FROM feedback WHERE trace IN (%s) AND judge_trace_id IS NOT NULL"
     linked = {row[0] for row in select_many(appender.db, sql, set(traces) - {None})}
@@ -264,7 +264,8 @@ def _update_standing(db: sqlite3.Connection, rows: Iterable[Sequence[Any]]) -> N
     where = " AND ".join(f"{name} IS ?" for name in _OTHER_KEY_COLUMNS)
     newest = f"(SELECT rowid FROM feedback WHERE {where} ORDER BY created_ns DESC, rowid DESC LIMIT 1)"
     for kind in kinds:
-        if not is_anonymous(*kind[3:5]):  # anonymous people count as different people
+        # anonymous feedback counts as that of different people, so none of it supersedes another
+        if not is_anonymous(*kind[3:5]):
             db.execute(f"UPDATE feedback SET standing = (rowid = {newest}) WHERE {where}", (*kind, *kind))
 
 
@@ -331,8 +332,9 @@ def _rows_sharing_key(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) 
 
 
 def _compute_standing(row: Sequence[Any], kinds: set[Any], latest: set[Any]) -> int:
-    """Return the standing of a row. Rows must come newest first: the first of each slot counts, and the first of each
-    pair of trace and key is current.
+    """Return the standing of a row. Rows must come newest first.
+
+    The first row of each slot counts. The first row of each pair of trace and key is the newest (2).
     """
     kind = (row[0], row[1], *row[5 : 11 if is_anonymous(row[7], row[8]) else 10])
     if kind in kinds:
@@ -461,7 +463,7 @@ def _put_round(db: sqlite3.Connection, appender: Appender, verdicts: Sequence[Ta
         theirs = _find_replaced(one, said.get(place, ())) if one.target.trace_id in keys else None
         stands.append(theirs is not None)
         if theirs is None:
-            # the set is rejected, and its judgements are not linked to
+            # the set is rejected, so no feedback links to its judgements
             judged = {feedback.judge_trace_id for feedback in one.feedback if feedback.judge_trace_id is not None}
             remove_unlinked_judgements(appender, judged, {keys.get(one.target.trace_id)})
         else:

@@ -1,7 +1,7 @@
 """Forwarding state: cursor of each outlet over the feedback table.
 
-The rows of `feedback` are the queue. They are durable, occur once however often they change before they are sent, and
-are bounded by retention. A row gets a new sequence number (column `said`) when its content changes.
+The rows of `feedback` are the queue: they are durable, and retention limits their number. A row that changes several
+times before it is sent is sent once. A row gets a new sequence number (column `said`) when its content changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spanwise.collector.stores.sqlite.database.schema import INDEX_FEEDBACK_ORDE
 from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.write import feedback_table
 
-MAX_READ_CHARACTERS = 1024 * 1024  # limit of one read
+MAX_READ_CHARACTERS = 1024 * 1024  # most characters of one read
 _SELECT_AFTER = (
     feedback_table.SELECT_FEEDBACK.replace(" FROM", ", t.project, t.environment FROM")
     + " LEFT JOIN traces t ON t.id = f.trace WHERE f.said > ? ORDER BY f.said LIMIT ?"
@@ -78,7 +78,7 @@ def read_file_identity(db: sqlite3.Connection) -> str:
 
 
 def find_stored_feedback(db: sqlite3.Connection, ids: Collection[str]) -> set[str]:
-    """Return the ids that are stored."""
+    """Return those of the feedback ids that are stored."""
     return {row[0] for row in select_many(db, "SELECT id FROM feedback WHERE id IN (%s)", ids)}
 
 

@@ -1,9 +1,9 @@
 """Incremental trace summary. Adding a span costs O(1), independent of the size of the trace.
 
-The definition is `trace_summary.summarize_trace` over all facts. A span with tokens (or a cost) marks its ancestors
-up to the first marked one. The marks are columns of `spans`; marks for a missing parent wait in the trace's orphaned
-spans. A new version of a run is applied if it only changes totals. Otherwise `replace` returns False and the trace
-must be summarized from scratch.
+The result equals that of `trace_summary.summarize_trace` over all facts. A span with tokens (or a cost) marks its
+ancestors, up to the first one that has a mark. The marks are columns of `spans`. Marks for a parent that has not
+arrived wait in the trace's orphaned spans. A new version of a run is applied if it only changes totals. Otherwise
+`replace` returns False and the trace must be summarized from scratch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ FIRST_VALUE_FIELDS = ("session_id", "user_id", "experiment_id", "example_id", "m
 
 
 class FirstAmount(msgspec.Struct, array_like=True):
-    """First span with tokens, or with a cost. It counts if parents form a cycle, where otherwise no span would."""
+    """First span with tokens, or with a cost. Its amount is used if parents form a cycle: then each such span is an
+    ancestor of another, and none would count.
+    """
 
     row: int
     model: str | None
@@ -49,7 +51,7 @@ class FirstAmount(msgspec.Struct, array_like=True):
 
 
 class SummaryTotals(msgspec.Struct, array_like=True):
-    """Part of the state that does not grow with the trace."""
+    """Totals of a trace: the part of the summary state that does not grow with the trace."""
 
     count: int = 0
     errors: int = 0
@@ -63,12 +65,12 @@ class SummaryTotals(msgspec.Struct, array_like=True):
     firsts: dict[str, tuple[int, str]] = {}  # by name in `FIRST_VALUE_FIELDS`: row and value
     top: tuple[int, str, int] | None = None  # start, span id and row of the earliest span without a parent
     first: tuple[int, str, int] | None = None  # the earliest span of all
-    # The earliest orphan, with its parent; None if it must be searched for
+    # The earliest orphaned span, with its parent; None if there is none or it must be searched for
     orphan: tuple[int, str, int, str] | None = None
     missing: int = 0  # number of missing parents
     root: Fact | None = None
     root_row: int = 0
-    marked: bool = False  # marked as a monitor's
+    marked: bool = False  # a span is marked as a monitor's
     with_tokens: int = 0  # spans whose tokens count
     tokens: tuple[int, int] = (0, 0)
     with_cost: int = 0
@@ -76,7 +78,8 @@ class SummaryTotals(msgspec.Struct, array_like=True):
     first_tokens: FirstAmount | None = None
     first_cost: FirstAmount | None = None
     untold: int = 0  # spans that belong to no local root although no ancestor is missing
-    unwalked: bool = False  # spans were added without a search for their local root, as the trace had none
+    # spans were added without a search for their local root, because the trace had no local root
+    unwalked: bool = False
     local_roots: int = 0
     not_arrived: int = 0  # local roots with missing spans
     waiting: int = 0  # local roots with unanswered calls
@@ -89,7 +92,7 @@ class SummaryTotals(msgspec.Struct, array_like=True):
         return first.amounts if first is not None and not self.with_tokens else self.tokens
 
     def shown_cost(self) -> float | None:
-        """Return the cost, with the same rule for cycles; None if no span has a cost."""
+        """Return the cost, or that of the first span with a cost if parents form a cycle; None if no span has a cost."""
         first = self.first_cost
         if first is None:
             return None
@@ -161,7 +164,7 @@ class IncrementalSummary:
     def __init__(self, key: int, totals: SummaryTotals | None = None, whole: int = MAX_RECORDS_IN_MEMORY) -> None:
         self.key, self.totals = key, totals or SummaryTotals()
         self.orphans, self.local_roots = RecordTable(OrphanedSpans, whole), RecordTable(LocalRoot, whole)
-        self.kept = False  # stored in `states`
+        self.kept = False  # whether the state is stored in `states`
 
     @property
     def weight(self) -> int:
@@ -258,7 +261,9 @@ class IncrementalSummary:
             firsts[name] = (row, value)
 
     def _adopt(self, span_id: str) -> tuple[int, int, int]:
-        """Return the flags of the descendants of a new span, and how many calls and spans below it wait for a local
+        """Remove the orphaned spans that waited for a new span.
+
+        Return the flags of these descendants, and the number of calls and of spans among them that wait for a local
         root.
         """
         totals = self.totals
@@ -335,7 +340,7 @@ class IncrementalSummary:
             totals.orphan = (*child[:3], parent_id)
 
     def _mark(self, one: SpanNode, flags: int, spans: TraceNodes) -> None:
-        """Set the flags of a span and of its ancestors."""
+        """Set flags of a span and its ancestors, up to the first one that has them."""
         while flags := flags & ~one.below:
             spans.mark(one, flags)
             self._count(one, one.carries & flags, -1)
@@ -442,7 +447,7 @@ class IncrementalSummary:
             self._first(name, row, getattr(new, name))
 
     def _carry(self, one: SpanNode, flags: int, spans: TraceNodes) -> None:
-        """Set flags that a stored span has gained in its ancestors."""
+        """Set the flags that a stored span has gained in all of its ancestors."""
         if one.parent_id is None:
             return
         parent = spans.get(one.parent_id)
@@ -514,7 +519,7 @@ _UNCHANGEABLE_FIELDS = ("parent_id", "name", "kind", "start_ns", "local_root")
 
 
 def _merge_counts(known: LocalRoot, counts: SpanCounts | None) -> LocalRoot:
-    """Return the local root with the later of two counts."""
+    """Return the local root with its own counts or the given ones, whichever are later."""
     if counts is None:
         return known
     before = SpanCounts(known.started or 0, known.open, known.dropped, known.calls_sent)

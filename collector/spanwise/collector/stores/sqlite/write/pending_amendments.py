@@ -1,8 +1,8 @@
 """Amendments that wait for their run, and the index of model response ids.
 
-Ids are random, so an index over all of them would write one page per id. Instead they are stored in blocks of about
-`BLOCK_SIZE` ids that arrived together. A block is named by its lowest span row. New ids go to the pages of the last
-block, and a lookup searches the blocks one by one.
+Response ids are random, so an index over all of them would write one page per id. Instead they are stored in blocks
+of about `BLOCK_SIZE` ids that arrived together. The lowest span row in a block identifies it. New ids go to the pages
+of the last block, and a lookup searches the blocks one by one.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.write.run_codec import Fact
 
-MAX_RESPONSES = 200_000  # about 20 bytes each; only of the latest spans, as amendments arrive within minutes
+# most response ids, about 20 bytes each; those of the latest spans suffice, as amendments arrive within minutes
+MAX_RESPONSES = 200_000
 BLOCK_SIZE = 1_000
-MAX_CANDIDATES = 8  # spans with the same id: one call recorded by several instrumentations
+MAX_CANDIDATES = 8  # most spans with the same response id: several instrumentations may record one call
 _BLOCKS = (  # newest block first; two index lookups per block
     "WITH RECURSIVE parts (part) AS (SELECT max(part) FROM responses UNION ALL"
     " SELECT (SELECT max(r.part) FROM responses r WHERE r.part < parts.part) FROM parts WHERE part IS NOT NULL)"
@@ -49,7 +50,8 @@ class ResponseIdWriter:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db, self.size = db, BLOCK_SIZE
-        # Rollbacks and deletions do not matter: the last block is above all earlier ones and below all later rows.
+        # Remains valid after rollbacks and deletions: the last block is above all earlier ones and below all later
+        # rows.
         self._part = self._of(2**63 - 1)
         sql = "SELECT count(*) FROM responses WHERE part = ?"
         self._count = int(db.execute(sql, (self._part,)).fetchone()[0])
@@ -72,7 +74,7 @@ class ResponseIdWriter:
 def find_by_response_id(reader: Reader, response_id: str) -> list[tuple[str, str]]:
     """Return trace id and span id of the spans with a response id, the latest first.
 
-    Spans whose id only has the same hash are left out.
+    Spans with another response id that has the same hash are left out.
     """
     number, rows = hash_id(response_id), list[tuple[str, int]]()
     for (part,) in reader.db.execute(_BLOCKS_WITH_ID, (number, MAX_CANDIDATES)).fetchall():
@@ -99,9 +101,9 @@ def prune_response_ids(db: sqlite3.Connection, most: int = MAX_RESPONSES) -> Non
     db.execute(f"DELETE FROM responses WHERE part < (SELECT min(part) FROM ({keep}))")
 
 
-MAX_AMENDMENTS = 10_000  # runs with waiting amendments
-MAX_AMENDMENT_BYTES = 64 * 1024 * 1024  # of all waiting amendments
-MAX_AMENDMENT_AGE_NS = 7 * 86_400 * 10**9  # a sender's spool keeps undelivered spans as long
+MAX_AMENDMENTS = 10_000  # most runs with waiting amendments
+MAX_AMENDMENT_BYTES = 64 * 1024 * 1024  # most bytes of all waiting amendments
+MAX_AMENDMENT_AGE_NS = 7 * 86_400 * 10**9  # a sender's spool keeps undelivered spans for the same time
 NO_TRACE = ""  # trace id of amendments by response id
 ANY_PROJECT = ""  # project of amendments for a run of any project
 
@@ -110,7 +112,7 @@ class AmendmentTarget(NamedTuple):
     """Target of an amendment: a span, or a model response (without a trace); in one project or in any."""
 
     trace_id: str
-    span_id: str  # or the response id
+    span_id: str  # span id, or response id if `trace_id` is `NO_TRACE`
     project: str
 
 
@@ -146,7 +148,7 @@ class PendingAmendments:
         return trace_id in self._of or (NO_TRACE in self._of and any(fact.response_id for fact in facts))
 
     def forget(self) -> None:
-        """Read the table again, because the memory may be wrong after a rollback."""
+        """Read the table again, because the index in memory may be wrong after a rollback."""
         self._rows.clear()
         self._of.clear()
         self.bytes = 0
@@ -155,9 +157,10 @@ class PendingAmendments:
             self._remember(row, _PendingEntry(AmendmentTarget(trace_id, span_id, project), size, seen_ns))
 
     def add(self, place: AmendmentTarget, fields: Mapping[str, JSON], most: int) -> None:
-        """Store fields for a run that has not arrived, merged with those that wait for it already.
+        """Store fields for a run that has not arrived. They are merged with fields that already wait for the run.
 
-        Raises `Refused` if they exceed `most` bytes: each merge costs as much as all fields before it.
+        Raises `Refused` if the merged fields exceed `most` bytes, because each merge costs as much as all fields
+        before it.
         """
         row = self._of.get(place.trace_id, {}).get(place.span_id, {}).get(place.project)
         seen = self._clock.now()
@@ -179,8 +182,8 @@ class PendingAmendments:
         self.trim()
 
     def take(self, trace_id: str, span_id: str, project: str) -> list[dict[str, JSON]]:
-        """Remove and return the fields for a run that has arrived, in order of arrival. Those of other projects are
-        dropped.
+        """Remove and return the fields for a run that has arrived, in order of arrival. Fields for runs of other
+        projects are dropped.
         """
         rows = self._of.get(trace_id, {}).get(span_id)
         if rows is None:

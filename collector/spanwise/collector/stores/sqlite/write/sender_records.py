@@ -1,7 +1,8 @@
 """Records about senders: open runs, process reports, and destinations that take part in traces.
 
-A destination takes part in a project once a span of that project has continued a call of the same project to it. The
-project of a sender with a project's key is that of the key, so no sender can name destinations for another project.
+A destination takes part in a project once a span of that project continues a call that another span of the project
+made to it. A sender with a project's API key always belongs to that project. Therefore no sender can add destinations
+to another project.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from spanwise.tracer import attribute_names as names
 from spanwise.tracer.propagation_targets import MAX_DESTINATIONS
 
 MAX_OPEN_RUNS = 10_000
-MAX_OPEN_RUN_AGE_NS = 7 * 86_400 * 10**9  # age after which its process has surely died
+MAX_OPEN_RUN_AGE_NS = 7 * 86_400 * 10**9  # age of an open run after which its process has surely died
 MAX_TEXT_CHARACTERS = 1000
 OPEN_RUN_COLUMNS = tuple(field.name for field in fields(OpenRun))
 _WITHOUT_SPANS = "NOT EXISTS (SELECT 1 FROM traces t WHERE t.trace_id = o.trace_id AND t.span_count > 0)"
@@ -44,7 +45,7 @@ class OpenRunTable:
         return bool(self._of)
 
     def forget(self) -> None:
-        """Read the table again, because the memory may be wrong after a rollback."""
+        """Read the table again, because the index in memory may be wrong after a rollback."""
         self._of.clear()
         for trace, span, local_root in self._db.execute("SELECT trace_id, span_id, local_root FROM open_runs"):
             self._of.setdefault(trace, {})[span] = local_root
@@ -55,9 +56,10 @@ class OpenRunTable:
             self._of.pop(trace_id, None)
 
     def left(self, trace_id: str, key: int, new: Iterable[str], *, settled: bool) -> int:
-        """Remove the runs of a trace that ended with these new spans; return the number of runs still open.
+        """Remove the open runs of a trace that these new spans end; return the number of runs still open.
 
-        In a settled trace, an open run below a local root that has arrived was dropped by its process.
+        If the trace is settled, also remove open runs whose local root has arrived, because their process has dropped
+        them.
         """
         still_open = self._of.get(trace_id)
         if still_open is None:
@@ -72,7 +74,7 @@ class OpenRunTable:
         return len(still_open)
 
     def add(self, runs: Sequence[OpenRun]) -> tuple[set[str], set[str]]:
-        """Store the runs that are new.
+        """Store the open runs that are not known yet.
 
         Returns their trace ids, and the ids of traces whose summary must be rewritten because their old open runs
         were removed.
@@ -156,7 +158,7 @@ def _open_run_from_row(row: Sequence[Any]) -> OpenRun:
 
 
 MAX_PROCESSES = 10_000
-MAX_DROP_REASONS = 50  # reasons in one report
+MAX_DROP_REASONS = 50  # most drop reasons in one report
 MAX_INSTANCE_CHARACTERS = 200
 _COUNT_FIELDS = ("started", "open", "delivered", "spilled", "pending")
 _PROCESS_FIELDS = ("service", "project", "environment", "pid")
@@ -254,7 +256,7 @@ T = TypeVar("T")
 # Field in the table `known`; a value is a project and a destination, separated by a line break
 DESTINATION_FIELD = "destination"
 MAX_PROJECTS = 1_000
-MAX_PENDING_CALLS = 20_000  # calls, and continuations, whose counterpart has not arrived
+MAX_PENDING_CALLS = 20_000  # most calls, and most continuations, whose counterpart has not arrived
 
 
 class DestinationTable:
@@ -263,8 +265,9 @@ class DestinationTable:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._by_project: dict[str, tuple[str, ...]] = {}
-        self._calls: OrderedDict[tuple[int, str], tuple[str, str]] = OrderedDict()  # by trace and span
-        # By trace and parent; the value is the project
+        # project and destination of calls, by trace and span
+        self._calls: OrderedDict[tuple[int, str], tuple[str, str]] = OrderedDict()
+        # Projects of continuations, by trace and parent
         self._continued: OrderedDict[tuple[int, str], str] = OrderedDict()
         self.forget()
 
@@ -283,7 +286,9 @@ class DestinationTable:
         return self._by_project.get(project, ())
 
     def note(self, traces: Iterable[int], facts: Iterable[Fact]) -> None:
-        """Search written spans for calls and their continuations, and store the destinations that continued a call."""
+        """Search written spans for calls and for the spans that continue them, and store the destinations of continued
+        calls.
+        """
         for trace, fact in zip(traces, facts, strict=True):
             if fact.route:
                 if self._continued.pop((trace, fact.span_id), None) == fact.project:

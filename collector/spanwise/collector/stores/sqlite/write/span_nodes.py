@@ -35,7 +35,8 @@ class SpanNode:
         self.row, self.parent_id, self.model, self.cost = row, parent_id, model, cost
         self.input_tokens, self.output_tokens = input_tokens, output_tokens
         self.below = below
-        self.further: str | None = None  # an ancestor up to which no span is a local root
+        # an ancestor to which a search for the local root can skip, because no span below it is a local root
+        self.further: str | None = None
 
     @property
     def carries(self) -> int:
@@ -99,8 +100,8 @@ class OrphanedSpans(NamedTuple):
     span_id: str
     row: int
     below: int  # flags of descendants: `TOKENS_FLAG`, `COST_FLAG`
-    callers: int  # descendants without a local root between: local roots of other processes
-    members: int  # and spans
+    callers: int  # number of local roots of other processes among the descendants, with no local root in between
+    members: int  # number of spans among the descendants, with no local root in between
 
 
 class LocalRoot(NamedTuple):
@@ -129,7 +130,7 @@ RECORD_TABLES: dict[type, str] = {OrphanedSpans: "orphans", LocalRoot: "local_ro
 
 
 class RecordTable(Generic[Record]):
-    """Records of one kind of one trace, by span id, in memory and in a table.
+    """Records of one kind that belong to one trace, by span id, in memory and in a table.
 
     After `keep`, `flush` writes the changed records to the table.
     """
@@ -185,7 +186,7 @@ class RecordTable(Generic[Record]):
         return min(known, default=None)
 
     def keep(self, db: sqlite3.Connection, key: int) -> None:
-        """Store all records in the table from now on, and replace those that it has of the trace."""
+        """Begin to store all records in the table. Stored records of the trace are deleted first."""
         db.execute(f"DELETE FROM {self._table} WHERE trace = ?", (key,))
         self._dirty = set(self._known)
         self._db, self._key = db, key

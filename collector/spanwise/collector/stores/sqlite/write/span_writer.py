@@ -59,7 +59,7 @@ from spanwise.collector.stores.sqlite.write.trace_cache import (
 )
 from spanwise.collector.stores.sqlite.write.trace_summary import SummaryRow
 
-CACHED_SPANS = 20_000  # limit of the cache, in spans or in states of traces that take as much memory
+CACHED_SPANS = 20_000  # limit of the cache in spans; the state of a trace counts as the spans that take as much memory
 MAX_NOTED_SPANS = 500  # spans that may arrive while their trace is rebuilt in the background
 # Limits of the caches of resources and of distinct values, and characters of a cached resource: senders may invent
 # new ones forever.
@@ -148,10 +148,11 @@ class Appender:
         self._compressor, self.encoder = PayloadCompressor(newest), RunEncoder(newest)
         self._dictionaries = {0, *(number for (number,) in reader.db.execute("SELECT id FROM dictionaries"))}
         self._cache: OrderedDict[str, CachedTrace] = OrderedDict()
-        self._weights: dict[str, int] = {}  # memory of each cached trace, in spans
+        self._weights: dict[str, int] = {}  # memory of each cached trace, as a number of spans
         self._cached_spans, self.bound, self.grown = 0, CACHED_SPANS, MAX_AMENDED_BYTES
         self.keeper = SummaryStorage(reader)
-        # By trace that is rebuilt in the background: rows changed since then; None if too many
+        # For each trace that is being rebuilt in the background: rows changed since the start (negative:
+        # overwritten); None if there are too many
         self.noted: dict[str, set[int] | None] = {}
         self._resources: dict[str, int] = {}
         self._origins: dict[int, SenderProcess | None] = {}  # by key of the resource
@@ -253,7 +254,7 @@ class Appender:
         for one in here.values():
             self.keeper.mark(one, first)
         new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
-        incoming: Mapping[str, Iterable[str]] = _NO_IDS  # span ids by trace, which may end open runs
+        incoming: Mapping[str, Iterable[str]] = _NO_IDS  # ids of the incoming spans by trace; they may end open runs
         if self.running:
             incoming = {
                 trace_id: [part.batch.facts[position].span_id for part in some for position in part.positions]
@@ -283,7 +284,7 @@ class Appender:
     def _whole(
         self, trace_id: str, state: CachedTrace, parts: Sequence[_TraceSlice], out: _SpanRows, *, new: bool
     ) -> bool:
-        """Add a new trace that arrived in one piece, as most do; return whether it did."""
+        """Add the spans of a trace that is new and arrived in one piece, as most do. Return False for other traces."""
         [(batch, positions, resources), *more] = parts
         if more or not isinstance(state, NewTrace) or state.facts or len(positions) > self.keeper.small:
             return False
@@ -318,7 +319,7 @@ class Appender:
     def _look_up(
         self, known: dict[str, CachedTrace], incoming: Mapping[str, Mapping[str, _IncomingSpan]]
     ) -> dict[int, TraceNodes]:
-        """Load the stored spans among the incoming ones and their parents."""
+        """Load the stored spans that incoming spans replace, or have as their parent."""
         wanted: dict[int, set[str]] = {}
         here: dict[int, TraceNodes] = {}
         for trace_id in incoming:
@@ -345,14 +346,14 @@ class Appender:
             self.put_at(moved, *self.numbers(len(moved)))
 
     def put_at(self, moved: Sequence[int], numbers: Sequence[int], now: int) -> None:
-        """Set the positions of traces in the change feed, under the same rule as `move`."""
+        """Set the positions of traces in the change feed. Traces without runs are left out."""
         rows = [(number, now, key) for number, key in zip(numbers, moved, strict=True)]
         self.db.executemany("UPDATE traces SET change = ?, changed_ns = ? WHERE id = ? AND span_count > 0", rows)
 
     def amend(self, place: AmendmentTarget, fields: Mapping[str, JSON]) -> bool:
         """Apply an amendment to the stored runs that it targets, or store it until the run arrives.
 
-        Returns whether the run is stored or was deleted.
+        Returns False if the amendment waits for the run, and True if the run is stored or was deleted.
         """
         if place.trace_id == NO_TRACE:
             found = pending_amendments.find_by_response_id(self.reader, place.span_id)
@@ -470,7 +471,7 @@ class Appender:
         here: dict[int, TraceNodes],
         out: _SpanRows,
     ) -> bool:
-        """Add rows for runs that are new or fuller than the stored ones; return whether there are any."""
+        """Add rows for runs that are new or more complete than the stored ones; return whether there are any."""
         changes: list[_SpanChange] = []
         for span_id, one in came.items():
             stored = None if isinstance(state, NewTrace) else here[state.key].get(span_id)
@@ -491,7 +492,7 @@ class Appender:
         return bool(changes)
 
     def _fuller(self, row: int, came: _IncomingSpan) -> _SpanChange | None:
-        """Return the change for a run that was sent again; None if the stored version is as full or damaged."""
+        """Return the change for a run that was sent again; None if the stored version is as complete, or is damaged."""
         try:
             old = self.reader.stored("", row).fact
         except StoreError:
@@ -582,8 +583,8 @@ class Appender:
         return True
 
     def _disturb(self, key: int, row: int) -> None:
-        """Prepare for overwriting a run: keep its old payload, by which its full-text entry is deleted, and drop its
-        buffered text.
+        """Prepare for overwriting a run: drop its buffered text, and keep its old payload, which is needed to delete its
+        full-text entry.
         """
         fulltext_index.keep_replaced_payload(self.db, row)
         self.held.drop(key)
@@ -646,7 +647,7 @@ class Appender:
     def _count(self, rows: _SpanRows, new: int) -> None:
         """Count new spans (rows from `new` on) by sender process."""
         came = [(rows.resources[at], rows.facts[at]) for at, row in enumerate(rows.ids) if row >= new]
-        first = dict(reversed(came))  # a process belongs to one project
+        first = dict(reversed(came))  # first span of each resource; a process belongs to one project
         arrived: Counter[tuple[SenderProcess, str, str]] = Counter()
         for resource, count in Counter([resource for resource, _ in came]).items():
             if whose := self._origins.get(resource):
@@ -682,7 +683,9 @@ def read_newest_dictionary(db: sqlite3.Connection) -> bytes | None:
 
 
 def _latest_versions(parts: Sequence[_TraceSlice]) -> dict[str, _IncomingSpan]:
-    """Return the incoming spans of a trace by id; of several versions the last and fullest."""
+    """Return the incoming spans of a trace by id. Of several versions of a span, return the one that supersedes the
+    others.
+    """
     came: dict[str, _IncomingSpan] = {}
     for batch, positions, resources in parts:
         for position in positions:
@@ -704,9 +707,9 @@ def _try_advance(state: IncrementalSummary, changes: Sequence[_SpanChange], span
 
 
 def _supersedes(new: Fact, old: Fact) -> bool:
-    """Return whether a new version of a run replaces the old one: the one that ends later, then the larger one.
+    """Return whether a new version of a run replaces the old one: it must end later or, if both end together, be larger.
 
-    A run that is sent twice changes nothing, and does not undo later amendments.
+    If both rank equally, a new version that differs replaces the old one, except that it must not undo amendments.
     """
     if old.sent is not None:
         return (new.end_ns, new.size) > (old.end_ns, old.sent)

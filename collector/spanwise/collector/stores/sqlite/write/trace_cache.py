@@ -29,11 +29,12 @@ from spanwise.collector.stores.sqlite.write.span_nodes import (
 )
 from spanwise.collector.stores.sqlite.write.trace_summary import SummaryRow, summarize_trace
 
-SMALL_TRACE_SPANS = 64  # largest trace whose spans are read if it is not cached; of larger traces the state is stored
+# largest trace whose spans are read again if it is not cached; of larger traces, the state is stored
+SMALL_TRACE_SPANS = 64
 MAX_REBUILD_SPANS = 200_000  # largest trace that is summarized from scratch; takes about 60 MB while it is read
 MAX_MARK_STEPS = 1000  # ancestors that a batch may mark in one trace
 FLAG_COLUMNS = ("tokens_below", "cost_below")
-FLAG_VALUES = ((0, 0), (1, 0), (0, 1), (1, 1))  # values of these columns, by flags
+FLAG_VALUES = ((0, 0), (1, 0), (0, 1), (1, 1))  # values of `FLAG_COLUMNS`, by flags
 _SELECT_SUMMARY = f"SELECT root, {','.join(SummaryRow._fields)} FROM traces WHERE id = ?"
 _SELECT_NODE = (
     "SELECT s.trace, s.span_id, s.id, s.parent_id, s.model, s.input_tokens, s.output_tokens, s.cost,"
@@ -42,7 +43,9 @@ _SELECT_NODE = (
 
 
 class NewTrace:
-    """Cached trace whose spans all arrived together. Most traces are such, so only the facts are kept."""
+    """Cached trace whose spans all arrived together. This holds for most traces, so no state beyond the facts is
+    cached.
+    """
 
     __slots__ = ("facts", "key", "rolled", "root", "rows")
 

@@ -19,7 +19,7 @@ from spanwise.collector.filters import EVALUATOR_KIND
 from spanwise.collector.stores.sqlite.database.column_values import dumps
 from spanwise.collector.stores.sqlite.write.run_codec import ALWAYS_SAMPLED, Fact, SpanCounts
 
-MAX_LISTED = 256  # limit of each list; the lists are written with every batch
+MAX_LISTED = 256  # limit of each list, because the lists are written with every batch
 PICO = 10**12  # costs are added as integers in trillionths, so that the total does not depend on the order
 MAX_COST = 1e12  # limit for one run; a larger cost, or NaN, counts as 0
 
@@ -149,7 +149,7 @@ def summarize_trace(facts: Sequence[Fact]) -> tuple[SummaryRow, int, AncestorIds
         size=size,
         probability=root.said.probability,
         partial=root.said.partial,
-        rooted=root.parent_id is None,  # a root has no parent if any span has none
+        rooted=root.parent_id is None,  # if any span has no parent, the root is such a span
         judgement=marked or (root.kind == EVALUATOR_KIND and experiment_id is None),
         dropped=dropped,
         calls_sent=calls_sent,
@@ -177,7 +177,7 @@ def _ancestor_ids(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> set[str]:
 
 
 def _without_ancestors(facts: list[Fact], above: set[str]) -> list[Fact]:
-    """Return the facts without those that are ancestors of others; the first one if parents form a cycle."""
+    """Return the facts that are not ancestors of others, or only the first fact if parents form a cycle."""
     return ([fact for fact in facts if fact.span_id not in above] or facts[:1]) if above else facts
 
 
