@@ -39,25 +39,27 @@ LOCAL_ROOT: Final = "spanwise.local_root"  # span id (16 hex digits) of this pro
 SPANS_STARTED: Final = "spanwise.spans.started"  # int, spans started under that local root so far
 SPANS_OPEN: Final = "spanwise.spans.open"  # int, started spans that are still open
 SPANS_DROPPED: Final = "spanwise.spans.dropped"  # int, started spans that the tracer dropped
-CALLS_SENT: Final = "spanwise.calls.sent"  # int, calls under that local root to destinations that take part in tracing
+CALLS_SENT: Final = "spanwise.calls.sent"  # int, calls to destinations that take part in tracing, under that local root
 EXPERIMENT: Final = "spanwise.experiment.id"  # on the root span of an experiment's run
 EXAMPLE: Final = "spanwise.example.id"
 REPETITION: Final = "spanwise.repetition"
 ATTEMPT: Final = "spanwise.attempt"  # int, from 1: on the root of a retried run, and on each failed attempt
-FOREIGN_TRACE: Final = "spanwise.foreign.trace_id"  # the trace of another provider's current span
+FOREIGN_TRACE: Final = "spanwise.foreign.trace_id"  # trace id of the current span of another OpenTelemetry provider
 FOREIGN_SPAN: Final = "spanwise.foreign.span_id"
 # true: token counts are estimates, because the server reported none
 USAGE_ESTIMATED: Final = "spanwise.usage.estimated"
 CANCELLED: Final = "spanwise.cancelled"  # true: the run was cancelled, by its caller or by the end of its event loop
-STREAM_CLOSED: Final = "spanwise.stream.closed"  # true: the consumer of a generator stopped before its end
+# true: the consumer of a generator stopped before the end of the generator
+STREAM_CLOSED: Final = "spanwise.stream.closed"
 
-# true, on a local root: not sampled but kept because of an error; never weighted up
+# true, on a local root: the trace was not sampled, but kept because of an error. Statistics must not weight it up
 PARTIAL: Final = "spanwise.partial"
-MONITOR: Final = "spanwise.monitor"  # true, on the resource of a monitor or on a span below it: rules skip such a trace
+# true, on the resource of a monitor or on a span that it caused: rules skip the trace
+MONITOR: Final = "spanwise.monitor"
 
-# Run that has been open for more than a second: an OTLP log event with its ids and start time, sent to Spanwise's
-# collectors only
-STARTED_EVENT: Final = "spanwise.span.started"  # also has KIND and LOCAL_ROOT
+# A run that has been open for more than a second: an OTLP log event with the ids and start time of the run, sent to
+# Spanwise's collectors only
+STARTED_EVENT: Final = "spanwise.span.started"  # event name; the event also has the attributes KIND and LOCAL_ROOT
 STARTED_NAME: Final = "spanwise.span.name"
 STARTED_PARENT: Final = "spanwise.span.parent"  # 16 hex digits; absent for roots
 
@@ -77,14 +79,14 @@ COLLECTOR_HEADER: Final = "Spanwise-Collector"  # "1" in responses of Spanwise's
 
 # Feedback: attributes of the OTLP log event. The span context of the log record identifies the run.
 EVALUATION_EVENT: Final = "gen_ai.evaluation.result"
-EVALUATION_NAME: Final = "gen_ai.evaluation.name"  # the key
+EVALUATION_NAME: Final = "gen_ai.evaluation.name"  # key of the feedback
 EVALUATION_SCORE: Final = "gen_ai.evaluation.score.value"  # float; a bool travels as 0.0 or 1.0 with FEEDBACK_BOOLEAN
 EVALUATION_LABEL: Final = "gen_ai.evaluation.score.label"
-EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"  # the comment
+EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"  # comment of the feedback
 ERROR_TYPE: Final = "error.type"  # set if the evaluation failed
 FEEDBACK_BOOLEAN: Final = "spanwise.feedback.boolean"  # true: the score was a bool
-# "trace" or "span" (default) of the log record's context; or "session" or "experiment", named by SESSION or
-# EXPERIMENT
+# "trace" or "span" (default): the trace or span of the log record's context. "session" or "experiment": the one that
+# the attribute SESSION or EXPERIMENT names
 FEEDBACK_SCOPE: Final = "spanwise.feedback.scope"
 FEEDBACK_DOCUMENT: Final = "spanwise.feedback.document"  # int, position in the span's documents
 FEEDBACK_OUTCOME: Final = "spanwise.feedback.outcome"  # "score" (default), "error", "skip"
@@ -95,7 +97,7 @@ FEEDBACK_EVALUATOR: Final = "spanwise.feedback.evaluator"
 FEEDBACK_VERSION: Final = "spanwise.feedback.version"
 FEEDBACK_RULE: Final = "spanwise.feedback.rule"
 FEEDBACK_METADATA: Final = "spanwise.feedback.metadata"  # a JSON object as a string
-FEEDBACK_ID: Final = "spanwise.feedback.id"  # optional: the collector derives it
+FEEDBACK_ID: Final = "spanwise.feedback.id"  # optional; the collector derives a missing id
 FEEDBACK_VIA: Final = (
     "spanwise.feedback.via"  # list of strings: the collectors that have forwarded the feedback, in order
 )

@@ -8,11 +8,11 @@ from email.utils import parsedate_to_datetime
 __all__ = ["compute_backoff", "parse_retry_after"]
 
 FIRST_BACKOFF = 0.25  # seconds
-_DOUBLINGS = 64  # bounds the exponent, so that no float overflows after days of failures
+_DOUBLINGS = 64  # limit of the exponent, so that no float overflows after days of failures
 
 
 def compute_backoff(attempt: int, first: float = FIRST_BACKOFF, longest: float = float("inf")) -> float:
-    """Return the seconds to wait after a failed attempt, counted from 0.
+    """Return the seconds to wait after a failed attempt. Attempts are counted from 0.
 
     The time doubles with each attempt, up to `longest`.
     """
@@ -20,9 +20,9 @@ def compute_backoff(attempt: int, first: float = FIRST_BACKOFF, longest: float =
 
 
 def parse_retry_after(retry_after: str | None) -> float | None:
-    """Return the seconds that a `Retry-After` header asks for, or None for an invalid value.
+    """Parse a `Retry-After` header: a number of seconds or an HTTP date.
 
-    The header holds a number or an HTTP date.
+    Return the seconds to wait, or None for an invalid value.
     """
     try:
         seconds = float(retry_after or "")

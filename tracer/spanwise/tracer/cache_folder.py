@@ -6,7 +6,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-_FORMER_CONTENT = ("spill", "judges.db", "vectors.db")  # one of these identifies a directory `assay` as Spanwise's
+# a directory `assay` that contains one of these belongs to Spanwise
+_FORMER_CONTENT = ("spill", "judges.db", "vectors.db")
 
 
 def cache_folder() -> Path:

@@ -74,7 +74,8 @@ def finish_call(spec: TraceSpec, call: TracedCall, result: object) -> None:
         try:
             if spec.outputs and call.runtime.content and call.span.is_recording():
                 record_outputs(spec, call, result)
-            if call.runtime.joined is not None:  # the delivery thread sets the status of Spanwise's own spans
+            # only for a joined provider: the delivery thread sets the status of Spanwise's own spans
+            if call.runtime.joined is not None:
                 mark_ok(call.span)
         finally:
             call.span.end()
@@ -121,7 +122,7 @@ def record_outputs(spec: TraceSpec, call: TracedCall, result: object) -> None:
 
 
 def set_output_attributes(call: TracedCall, text: str, mime: str) -> None:
-    """Set the two attributes of outputs. Earlier values are replaced."""
+    """Set the attributes for the outputs and their MIME type. Earlier values are replaced."""
     call.span.set_attribute(names.OUTPUT_VALUE, text)
     call.span.set_attribute(names.OUTPUT_MIME, mime)
 
@@ -132,11 +133,11 @@ _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def make_argument_binder(function: Callable[..., Any]) -> ArgumentBinder:
-    """Return a function from `(args, kwargs)` to `{parameter: value}`.
+    """Return a function that converts `(args, kwargs)` of a call to `{parameter: value}`.
 
-    The result includes default values and omits a leading `self` or `cls`. If the arguments do not match the
-    signature, the call itself will raise. Positional arguments are then stored under `args`, keyword arguments under
-    their names.
+    The result includes default values and omits a leading `self` or `cls`. Arguments that do not match the signature
+    are recorded as well, although the call itself will raise: positional arguments under `args`, keyword arguments
+    under their names.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())

@@ -37,7 +37,7 @@ class Settings:
     compression: Compression | None = None  # None: gzip, except for a collector on this machine
     timeout: float = 10.0  # seconds per request
     certificate: str | None = None  # file or directory with the trusted certificate authorities
-    by_otel: bool = False  # `url` comes from OpenTelemetry's own variables
+    by_otel: bool = False  # True if `url` comes from OpenTelemetry's own variables
     project: str = "default"
     environment: str = "default"
     capture: Capture = "full"
@@ -62,14 +62,14 @@ _UNSET_VALUES: tuple[Any, ...] = (None, "", (), {})
 
 
 def resolve_settings(**given: Any) -> Settings:
-    """Return the settings: arguments that are not None, then the environment, then defaults.
+    """Return the settings: arguments that are not None first, then the environment, then defaults.
 
     Raises `ValueError` for an invalid value.
     """
     values = {key: read() for key, read in _environment_readers().items()}
     values = {key: value for key, value in values.items() if value not in _UNSET_VALUES or key == "spill_dir"}
     values |= {key: value for key, value in given.items() if value is not None}
-    if given.get("url") is not None:  # values of the environment for another address do not apply to this one
+    if given.get("url") is not None:  # the environment's values are meant for another address
         values |= {"traces_url": None, "by_otel": False}
         values["headers"] = given.get("headers") or {}
     values["url"] = _normalize_url(values.get("url", DEFAULT_URL))
@@ -85,7 +85,8 @@ def resolve_settings(**given: Any) -> Settings:
 def resolve_valid_settings() -> Settings:
     """Return the settings of the environment without its invalid values.
 
-    If a variable for capture or redaction is invalid, `capture` is at most `metadata`.
+    If a variable for capture or redaction is invalid, no content is captured: `capture` is `metadata`, or `none` if
+    that is set.
     """
     kept: dict[str, Any] = {}
     withheld = False
@@ -180,7 +181,7 @@ def _validate(settings: Settings) -> None:
             raise ValueError(f"no HTTP header can be {name!r}, or hold what is given for it")
     if settings.api_key and not _API_KEY_PATTERN.fullmatch(
         settings.api_key
-    ):  # for example typographic quotes of an editor
+    ):  # for example, an editor has added typographic quotes
         odd = _API_KEY_PATTERN.sub("", settings.api_key)
         raise ValueError(f"api_key goes into an HTTP header, which cannot hold {odd!r}: copy the key alone")
     for redactor in settings.redact:
@@ -189,7 +190,7 @@ def _validate(settings: Settings) -> None:
 
 
 _TRACES_PATH = "/v1/traces"
-# larger time-outs are in milliseconds, as specified; smaller ones in seconds, as in Python's SDK
+# Values from here on are milliseconds, as specified. Smaller values are seconds, as in OpenTelemetry's Python SDK
 _FIRST_MILLISECONDS = 500.0
 _MAX_TIMEOUT = 600.0  # seconds
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -199,7 +200,7 @@ _ENVIRONMENT_ATTRIBUTES = ("deployment.environment.name", "deployment.environmen
 
 @dataclass(frozen=True, slots=True)
 class OtlpEnvironment:
-    """Values of `OTEL_EXPORTER_OTLP_*`. A variable that is not set yields None or {}."""
+    """Values of the variables `OTEL_EXPORTER_OTLP_*`. The value of a variable that is not set is None or {}."""
 
     url: str | None = None  # base address, without the path of a signal
     traces_url: str | None = None  # only if its path is not `/v1/traces`
@@ -228,11 +229,12 @@ def read_otlp_environment() -> OtlpEnvironment:
     for address in filter(None, (url, traces_url)):
         if problem := find_url_problem(address):
             return _ignore_variable("ENDPOINT", address, f"it is not a usable address: {problem}")
-    # headers apply to that address only
+    # the variable's headers are meant for the variable's address
     given = _parse_pairs(_read_variable("HEADERS") or "") if url else {}
     headers = {name: value for name, value in given.items() if is_valid_header(name, value)}
     if len(headers) < len(given):
-        names = ", ".join(name for name in given if name not in headers)  # without the values, most of which are keys
+        # the message omits the values, because most of them are keys
+        names = ", ".join(name for name in given if name not in headers)
         internal_errors.warn_once("otlp:HEADERS", f"OTEL_EXPORTER_OTLP_HEADERS has what is no HTTP header: {names!r}")
     compression = _read_variable("COMPRESSION")
     if compression not in (None, "gzip", "none"):

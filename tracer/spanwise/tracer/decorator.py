@@ -21,8 +21,8 @@ from spanwise.tracer.generator_tracing import wrap_stream
 from spanwise.tracer.run_handle import build_initial_attributes
 from spanwise.tracer.suggestions import OPTION_EQUIVALENTS, make_unknown_option_error
 
-# Attribute that `trace` sets on its result; the value is that result. `functools.wraps` copies the attribute to outer
-# wrappers, which are recognised because the value is another object.
+# Attribute that `trace` sets on the wrapper that it returns. Its value is this wrapper. `functools.wraps` copies the
+# attribute to outer wrappers, which are recognised because the value is another object.
 TRACED_MARK = "__spanwise_traced__"
 
 P = ParamSpec("P")
@@ -102,7 +102,7 @@ def _decorate(
     if not callable(function) or inspect.isclass(function):
         hint = f"; a kind is named: @trace(kind={function!r})" if isinstance(function, str) else ""
         raise TypeError(f"@trace takes a function, a method or an object with __call__, not {function!r}{hint}")
-    target = function  # without partials
+    target = function  # the innermost function of partials
     while isinstance(target, functools.partial):
         target = target.func
     spec = TraceSpec(
@@ -113,7 +113,7 @@ def _decorate(
         kind == "retriever",
         reduce,
     )
-    # the function that determines the kind of wrapper: `__call__` for a callable object
+    # the function that determines the kind of wrapper; for a callable object this is its `__call__`
     inner = target if inspect.isroutine(target) else type(target).__call__
     wrapper: Any
     if inspect.iscoroutinefunction(inner):
@@ -170,8 +170,9 @@ def _wrap_async(function: Callable[..., Awaitable[Any]], spec: TraceSpec) -> Cal
 class _GeneratorFunction:
     """Traced generator function. Its span starts with the call, in the caller's context.
 
-    The object has the code object of the original function, so that `inspect.isgeneratorfunction` and
-    `isasyncgenfunction` stay true. Frameworks use them to decide how to treat a handler.
+    The object has the attribute `__code__` of the original function. `inspect.isgeneratorfunction` and
+    `isasyncgenfunction` therefore return the same result as for the original. Frameworks use them to decide how to treat a
+    handler.
     """
 
     def __init__(self, function: Any, inner: Any, spec: TraceSpec) -> None:

@@ -43,8 +43,8 @@ from spanwise.tracer.otel.live_span import mark_ok
 from spanwise.tracer.otel.trace_context import attach, detach, get_current, reset
 from spanwise.tracer.run_handle import JSON_MIME
 
-MAX_RECORDED_ITEMS = 10_000  # items that are recorded; later items are only counted
-_MAX_PLAIN_TYPES = 1_000  # entries of `_PLAIN_TYPES`
+MAX_RECORDED_ITEMS = 10_000  # most items that are recorded; later items are only counted
+_MAX_PLAIN_TYPES = 1_000  # most entries of `_PLAIN_TYPES`
 
 
 _PLAIN_TYPES: set[type] = {
@@ -60,11 +60,11 @@ _PLAIN_TYPES: set[type] = {
 }  # results of these types are not streams
 _open_streams: dict[
     int, weakref.ref[StreamRecorder]
-] = {}  # by id; a `WeakSet` would add a twentieth to the cost of a generator
+] = {}  # by `id()`; with a `WeakSet`, a generator would cost a twentieth more time
 
 
 def _end_open_streams() -> None:
-    """End the open streams before the process exits. Later, while modules are unloaded, nothing can be delivered."""
+    """End the open streams before the process exits. Later, when Python unloads modules, nothing can be delivered."""
     for stream in [reference() for reference in tuple(_open_streams.values())]:
         if stream is not None:
             stream.end(closed=True)
@@ -74,9 +74,8 @@ exit_callbacks.append(_end_open_streams)
 
 
 def wrap_stream(spec: TraceSpec, call: TracedCall, result: Any) -> Any:
-    """Return a wrapper for a generator, another iterator or a coroutine.
-
-    The wrapper ends the span when the iteration ends.
+    """Return a wrapper for a generator, another iterator or a coroutine. The wrapper ends the span when the iteration
+    ends.
 
     For any other result, return None; the caller then ends the span.
     """
@@ -89,7 +88,7 @@ def wrap_stream(spec: TraceSpec, call: TracedCall, result: Any) -> Any:
         return _wrap_coroutine(result, StreamRecorder(spec, call))
     try:
         return None if kind in _PLAIN_TYPES else _wrap_iterable(spec, call, result)
-    except Exception as error:  # inspecting an object of the application may raise
+    except Exception as error:  # the inspected object of the application may raise
         internal_errors.record_error("stream", error)
         return None
 
@@ -147,7 +146,7 @@ class StreamRecorder:
     def record(self, item: object) -> None:
         """Record a yielded item.
 
-        Without `reduce`, the item is serialized immediately, so that later changes have no effect.
+        Without `reduce`, the item is serialized immediately, so that later changes of the item have no effect.
         """
         if self.room <= 0 or len(self.items) >= MAX_RECORDED_ITEMS:
             self._missing += 1
@@ -156,7 +155,7 @@ class StreamRecorder:
             self.room -= len(item)
             self.items.append(item)
             return
-        try:  # no `error_boundary`: it would add a tenth to the cost of an item
+        try:  # not `error_boundary`, which would add a tenth to the cost of an item
             if self._spec.reduce is None:
                 text = to_json(item, self.room)
                 self.room -= len(text)
@@ -167,7 +166,7 @@ class StreamRecorder:
             internal_errors.record_error("stream", error)
 
     def step(self, take: Callable[[], Any]) -> Any:
-        """Take an item in the stream's context and record it. The end or failure of the iteration ends the span."""
+        """Take an item in the stream's context and record it. If the iteration ends or fails, end the span."""
         thread_id = get_ident()
         if thread_id in self._active_threads:  # re-entrant call: the iterator advances itself
             return take()
@@ -186,7 +185,7 @@ class StreamRecorder:
         return item
 
     async def astep(self, take: Callable[[], Any]) -> Any:
-        """Await an item in the stream's context and record it. The end or failure of the iteration ends the span."""
+        """Await an item in the stream's context and record it. If the iteration ends or fails, end the span."""
         thread_id = get_ident()
         if thread_id in self._active_threads:
             return await take()
@@ -297,8 +296,8 @@ def _wrap_generator(inner: Generator[Any, Any, Any], stream: StreamRecorder) -> 
                 action = send
             except GeneratorExit:
                 if (returned := _close_generator(inner, stream, inside)) is None:
-                    # `contextmanager` throws GeneratorExit when the code around it is closed; swallowed, that code
-                    # would continue
+                    # Raise it again: `contextmanager` throws GeneratorExit when the code around it is closed, and
+                    # without the exception that code would continue
                     raise
                 return returned
             except BaseException as error:
@@ -347,7 +346,7 @@ async def _wrap_async_generator(inner: AsyncGenerator[Any, Any], stream: StreamR
     except GeneratorExit:
         raise
     except BaseException as error:
-        # an event loop that ends cancels the task that would close the generator
+        # When an event loop ends, it cancels the task that would close the generator
         if error is thrown and not isinstance(error, Exception):
             stream.end(closed=True)
         stream.fail(error)
@@ -357,7 +356,8 @@ async def _wrap_async_generator(inner: AsyncGenerator[Any, Any], stream: StreamR
 def _start_unregistered(inner: AsyncGenerator[Any, Any]) -> Awaitable[Any]:
     """Return the first step of an async generator without registering the generator with the event loop.
 
-    The event loop knows the outer generator. If the loop ended with both open, it would close both at the same time.
+    The event loop knows only the outer generator, which closes the inner one. If it knew both, it would close both at
+    the same time when it ends.
     """
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(None, None)
@@ -395,7 +395,10 @@ async def _wrap_coroutine(inner: Coroutine[Any, Any, Any], stream: StreamRecorde
 
 
 class _BaseGeneratorProxy:
-    """Proxy of a generator that adds the ids. `iter` returns the generator itself, so that steps cost no extra time."""
+    """Proxy that adds the trace id and span id to a generator.
+
+    The method `__iter__` returns the generator itself, so that a loop over it costs no extra time.
+    """
 
     __slots__ = ("__weakref__", "_inner", "_span")
 

@@ -55,8 +55,8 @@ def find_trusted_authorities() -> str | None:
 
 __all__ = ["suppress_instrumentation"]
 
-# As in `opentelemetry.instrumentation.utils`, which the core install does not include. Older instrumentations read
-# the last key.
+# Keys of `opentelemetry.instrumentation.utils`, which the core installation does not include. Older instrumentations
+# read the last key.
 _SUPPRESSION_KEYS = (
     context._SUPPRESS_INSTRUMENTATION_KEY,
     context._SUPPRESS_HTTP_INSTRUMENTATION_KEY,

@@ -41,7 +41,7 @@ def instrument_mcp(provider: TracerProvider) -> None:
 
 
 def uninstrument_mcp() -> None:
-    """Restore the original method."""
+    """Restore the original `ClientSession.call_tool`."""
     from mcp import ClientSession
 
     ClientSession.call_tool = getattr(ClientSession.call_tool, "__wrapped__", ClientSession.call_tool)  # type: ignore[method-assign]
@@ -54,7 +54,7 @@ def _wrap_call_tool(call_tool: Callable[..., Any]) -> Callable[..., Any]:
         with span(str(name), kind="tool", inputs=arguments or {}, attributes=attributes) as run:
             result = await call_tool(session, name, arguments, *args, **kwargs)
             with internal_errors.error_boundary("mcp"):
-                # the structured content, or else the texts
+                # the structured content or, without it, the texts
                 structured = getattr(result, "structured_content", None) or getattr(result, "structuredContent", None)
                 content = getattr(result, "content", ())
                 blocks = [getattr(block, "text", None) or block.model_dump(mode="json") for block in content]
@@ -69,7 +69,7 @@ def _wrap_call_tool(call_tool: Callable[..., Any]) -> Callable[..., Any]:
 _ENTRY_POINT_GROUPS = (
     "openinference_instrumentor",
     "opentelemetry_instrumentor",
-)  # the first group with the name is used
+)  # if both groups have a name, the first one is used
 
 # Libraries that Spanwise instruments itself: functions that enable and disable the instrumentation
 _LIBRARY_HOOKS: dict[str, tuple[Callable[[TracerProvider], None], Callable[[], None]]] = {
@@ -108,7 +108,7 @@ def instrument(name: str, *names: str, **options: Any) -> None:
 
 
 def uninstrument(name: str, *names: str) -> None:
-    """Disable instrumentations. Raises `ValueError` as `instrument` does."""
+    """Disable instrumentations. Raises `ValueError` for a name whose instrumentation is not installed."""
     for each in map(_normalize_name, (name, *names)):
         entry = _find_entry_point(each)
         if each in _LIBRARY_HOOKS:
@@ -129,7 +129,7 @@ def _enable_instrumentation(name: str, options: dict[str, Any]) -> None:
     entry = _find_entry_point(name)
     if name in _LIBRARY_HOOKS:
         _run_hook(name, lambda: _LIBRARY_HOOKS[name][0](tracer_provider()))
-    # its package only renames attributes that the collector reads anyway
+    # the package for Pydantic AI only renames attributes, and the collector also reads the original names
     if entry is not None and name != "pydantic_ai":
         entry.load()().instrument(tracer_provider=tracer_provider(), **options)
     elif name not in _LIBRARY_HOOKS:

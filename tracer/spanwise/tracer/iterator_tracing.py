@@ -19,7 +19,7 @@ from typing import Any, Protocol
 _OBSERVER = "__spanwise_stream__"
 _BUILTIN_MODULES = ("builtins", "itertools")
 _RANDOM_ACCESS_METHODS = ("read", "readline", "fetchone", "fetchall", "__getitem__", "__len__", "__await__")
-_COROUTINE_METHODS = ("__await__", "send")  # methods of coroutines, which pass more than items
+_COROUTINE_METHODS = ("__await__", "send")  # methods of coroutines and generators, which also accept values
 _BODY_ATTRIBUTE = "body_iterator"  # attribute of Starlette's streaming responses
 
 
@@ -88,7 +88,7 @@ def observe_iteration(value: Any, stream: IterationObserver) -> Any:
 
 
 class _ObserverPair:
-    """Pair of observers: a traced function returned the stream of another traced function."""
+    """Pair of observers, for the stream of a traced function that another traced function returns."""
 
     def __init__(self, inner: IterationObserver, outer: IterationObserver) -> None:
         self._inner, self._outer = inner, outer
@@ -134,7 +134,7 @@ def _make_observed_class(kind: Any) -> type:
 
 
 def _reduce_ex(self: Any, protocol: Any) -> Any:
-    """Reduce the object to its original class, for `copy` and `pickle`: a copy is not observed."""
+    """Reduce the object to its original class, for `copy` and `pickle`, so that a copy is not observed."""
     kind = type(self)
     plain: Any = kind.__bases__[0]
     reduced = plain.__reduce_ex__(self, protocol)
@@ -240,7 +240,7 @@ async def _astep_or_release(owner: Any, step: Callable[[Callable[[], Any]], Any]
 
 
 def _restore_class(value: Any) -> None:
-    """Restore the original class. The object is no longer observed."""
+    """Restore the original class, so that the object is no longer observed."""
     if value.__dict__.pop(_OBSERVER, None) is not None:
         object.__setattr__(value, "__class__", type(value).__bases__[0])
 

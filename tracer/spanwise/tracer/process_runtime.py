@@ -48,8 +48,9 @@ from spanwise.tracer.otel.provider import (
 class Runtime:
     """Runtime that one call of `configure` creates: settings, delivery, span factory and provider.
 
-    OpenTelemetry's provider starts threads of an executor in forked children. The executor's module must be imported
-    before: in a child, its fork handler releases its lock and must run before the provider's handler.
+    In a forked child, OpenTelemetry's provider starts threads of an executor. Therefore this module imports the
+    executor's module first: its fork handler, which releases a lock in the child, must run before the provider's
+    handler.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Runtime:
         self._set_resource(self._resource)
 
     def complete(self) -> None:
-        """Complete the slow part of the set-up: run the resource detectors and prepare the process."""
+        """Run the slow part of the set-up: the resource detectors, and the preparation of the process."""
         self._set_resource(_make_resource(self.settings))
         _prepare_process(self)
 
@@ -104,7 +105,7 @@ class Runtime:
     def close(self, successor: Runtime) -> None:
         """Deliver everything that is queued.
 
-        Spans that are still open are delivered by the successor when they end, unless the successor records nothing.
+        The successor delivers spans that are still open when they end, unless it records nothing.
         """
         if self.joined is not None:
             self._processor.active = False
@@ -117,7 +118,7 @@ class Runtime:
         if self._joined_tracer is not None and not isinstance(ctx.get(trace_context.OTEL_KEY), LiveSpan):
             return self._open_joined(self._joined_tracer, name, attributes, ctx)
         span = self.spans.start(name, attributes, SCOPE, ctx)
-        ctx = trace_context.get_current()  # `start` may have replaced the context
+        ctx = trace_context.get_current()  # `start` may have replaced the current context
         if self.spans.extra:
             self.spans.announce(span, ctx)
         return span, trace_context.with_span(ctx, span, span.hidden)
@@ -155,7 +156,7 @@ class Runtime:
 def _make_resource(settings: Settings) -> Resource:
     try:
         return _add_instance_id(Resource.create(_resource_attributes(settings)), settings)
-    except RuntimeError:  # the main thread has ended, so that the executor of the detectors cannot start threads
+    except RuntimeError:  # after the main thread has ended, the executor of the detectors cannot start threads
         return _make_resource_without_detectors(settings)
 
 
@@ -177,9 +178,9 @@ def _add_instance_id(resource: Resource, settings: Settings) -> Resource:
 
 _lock = threading.RLock()
 _current: Runtime | None = None
-# `_current`, once the main thread has traced: only that thread can install signal handlers
+# equal to `_current` after a call from the main thread, which alone can install signal handlers
 _ready: Runtime | None = None
-_making: Runtime | None = None  # incomplete runtime, for signal handlers that interrupt its creation
+_making: Runtime | None = None  # incomplete runtime, for a signal handler that interrupts the creation
 _instance_id = str(uuid4())
 
 
@@ -219,8 +220,8 @@ def _get_or_create_runtime() -> Runtime:
 def _create_runtime(settings: Settings) -> None:
     """Create the runtime and make it current.
 
-    A signal handler may call this function again before `_making` is set. The runtime of that inner call then
-    remains.
+    A signal handler may call this function again before `_making` is set. Then the runtime of the inner call is used,
+    and that of the outer call is discarded.
     """
     global _current, _making
     made = Runtime(settings, resource=_make_resource_without_detectors(settings))
@@ -271,7 +272,8 @@ def configure(
     - `redact` takes keys, compiled patterns and functions `(key, value) -> value`.
     - `provider` joins an existing OpenTelemetry set-up: its sampler decides, and its other exporters receive the spans
       unredacted.
-    - `threads=False` does not wrap the methods of `threading`, and `sigterm=False` installs no signal handler.
+    - `threads=False` leaves the methods of `threading` unwrapped, so that threads do not inherit the context.
+    - `sigterm=False` installs no signal handler.
 
     Raises `ValueError` for an invalid value.
     """

@@ -38,7 +38,7 @@ from spanwise.tracer.otel.live_span import (
 from spanwise.tracer.otel.trace_context import RemoteParent, read_baggage_attributes
 from spanwise.tracer.process_runtime import get_runtime
 
-_MAX_BAGGAGE_LENGTH = 4_000  # characters of a header entry; receivers ignore longer entries
+_MAX_BAGGAGE_LENGTH = 4_000  # most characters of a header entry; receivers ignore longer entries
 _MONITOR_MARK = {names.MONITOR: True}
 
 
@@ -75,7 +75,8 @@ def tags(*tags: str) -> Iterator[None]:
 
 @contextmanager
 def _attach_attributes(attributes: dict[str, Any]) -> Iterator[None]:
-    get_runtime()  # threads that start inside, before any span, must inherit the context
+    # create the runtime now, so that threads that start inside the block before any span inherit the context
+    get_runtime()
     token = trace_context.attach(_add_ambient_attributes(attributes))
     try:
         yield
@@ -85,7 +86,7 @@ def _attach_attributes(attributes: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def mark_monitor_spans() -> Iterator[None]:
-    """Mark all spans that start inside, in this process and in called processes, as a monitor's.
+    """Mark all spans that start inside the block, in this process and in called processes, as spans of a monitor.
 
     Rules ignore such spans. The mark also reaches spans of other providers. If no span is current, they start below
     an unrecorded span whose tracestate has the mark.
@@ -100,7 +101,7 @@ def mark_monitor_spans() -> Iterator[None]:
 
 
 def make_detached_context() -> Context:
-    """Return an empty context. It keeps only the mark of a monitor."""
+    """Return a context that is empty, except for the mark of a monitor if the current context has it."""
     is_marked = names.MONITOR in trace_context.get_ambient_attributes(trace_context.get_current())
     return _add_ambient_attributes(_MONITOR_MARK, Context()) if is_marked else Context()
 
@@ -171,7 +172,8 @@ def _make_outgoing_context(ctx: Context) -> SpanContext | None:
     foreign = trace_context.find_foreign_context(ctx)
     if foreign is None:
         return make_span_context(own.trace_id, own.span_id, sampled=own.sampled, ot=own.ot, marked=own.marked)
-    # add Spanwise's tracestate entry to the foreign context, whose member `ot` stays that of the foreign trace
+    # Add Spanwise's tracestate entry to the foreign context. The context's member `ot` stays that of the foreign
+    # trace
     others = [(key, value) for key, value in foreign.trace_state.items() if key != VENDOR_KEY]
     entry = format_tracestate_entry(own.trace_id, own.span_id, own.sampled, own.marked)
     state = TraceState([(VENDOR_KEY, f"{entry}-{own.ot}" if own.ot else entry), *others])
@@ -184,7 +186,8 @@ def extract(carrier: Mapping[str, str]) -> Iterator[None]:
 
     The carrier is the dict of `inject()` or the headers of a request.
     """
-    get_runtime()  # threads that start inside, before any span, must inherit the context
+    # create the runtime now, so that threads that start inside the block before any span inherit the context
+    get_runtime()
     token = trace_context.attach(_make_incoming_context(carrier, trace_context.get_live_context()))
     try:
         yield
@@ -208,7 +211,7 @@ def _make_incoming_context(carrier: Mapping[str, str], ctx: Context) -> Context:
 class carry(Generic[P, R]):
     """Picklable callable that runs a function in another process as part of the current run.
 
-    Each pickling counts as one outgoing call.
+    Pickling the callable counts as an outgoing call, each time.
     """
 
     def __init__(self, function: Callable[P, R]) -> None:

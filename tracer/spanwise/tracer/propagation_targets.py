@@ -1,7 +1,8 @@
 """Propagation targets: the destination hosts that receive session, user and tags as baggage.
 
-The collector also waits for a target's part of a trace. `configure(propagate_to=[…])` names targets. In addition, the
-collector names the hosts from which it has received spans that continue a call of the same project.
+If a trace calls a target, the collector also waits for the spans of the target. `configure(propagate_to=[…])` names
+targets. In addition, the collector names the hosts from which it has received spans that continue a call of the same
+project.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ _NAME = re.compile(r"[a-z0-9_.:/\[\]-]{1,255}")
 _PATTERN = re.compile(r"[a-z0-9_.:/\[\]*-]{1,255}")
 _PORTS = {"http": 80, "https": 443}
 
-_collector_targets: dict[tuple[str, str], frozenset[str]] = {}  # named by collectors, by address and project
-_active_settings: tuple[tuple[str, str], tuple[str, ...]] = ("", ""), ()  # address and project; patterns
+# destinations that collectors have named, by collector address and project
+_collector_targets: dict[tuple[str, str], frozenset[str]] = {}
+# collector address and project; patterns of `propagate_to`
+_active_settings: tuple[tuple[str, str], tuple[str, ...]] = ("", ""), ()
 
 
 def get_destination(attributes: Mapping[str, object]) -> str | None:

@@ -66,11 +66,14 @@ class Run:
         self._content(names.INPUT_VALUE, names.INPUT_MIME, inputs)
 
     def set_outputs(self, outputs: object) -> None:
-        """Record or replace the outputs, which can be any value. The return value then no longer replaces them."""
+        """Record or replace the outputs, which can be any value. They take precedence over the return value."""
         self._content(names.OUTPUT_VALUE, names.OUTPUT_MIME, outputs)
 
     def set_documents(self, documents: Sequence[object]) -> None:
-        """Record retrieved documents if they are not the outputs. Documents are strings, dicts or document objects."""
+        """Record the retrieved documents of a run whose outputs are something else.
+
+        Documents are strings, dicts or document objects.
+        """
         if self._runtime.content and self._span.is_recording():
             self._guarded(
                 names.DOCUMENTS_JSON, lambda: to_json(convert_documents(list(documents)), self._runtime.limit)
@@ -120,7 +123,7 @@ class Run:
         """Record any other attribute. Values that OpenTelemetry does not support are converted to JSON text."""
         with error_boundary("attribute"):
             if isinstance(value, str):
-                value = str.__str__(value)  # subclasses become plain strings
+                value = str.__str__(value)  # convert a subclass of `str` to a plain string
             elif not isinstance(value, (int, float)):
                 value = to_json(value, self._runtime.limit)
             self._span.set_attribute(key, value)
@@ -177,7 +180,7 @@ class Run:
 
 
 def current_run() -> Run:
-    """Return the handle of the current run. Outside of any run, the handle does nothing."""
+    """Return the handle of the current run. Outside of any run, methods of the handle do nothing."""
     own = trace_context.find_parent(trace_context.get_current())
     runtime = get_runtime()
     if isinstance(own, LiveSpan):

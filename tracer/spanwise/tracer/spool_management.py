@@ -55,7 +55,10 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class SpoolFolder:
-    """Spool directory with unsent requests: its address and project, number and size of the items, and age."""
+    """Spool directory with unsent requests.
+
+    It has the collector's address and the project, the number and size of the items, and the time of the oldest one.
+    """
 
     folder: Path
     url: str
@@ -72,7 +75,7 @@ class SendResult:
     kept: int
     lost: Mapping[str, int]
     left: int
-    why: str = ""  # reason that items are left
+    why: str = ""  # reason why items are left
 
 
 def get_spool_directory() -> Path | None:
@@ -109,7 +112,7 @@ def send_spool_folder(waiting: SpoolFolder, to: str | None = None, *, with_key: 
     """
     url = to or waiting.url
     settings = _read_settings()
-    if not is_same_address(settings.url, url):  # key and headers of the environment belong to another address
+    if not is_same_address(settings.url, url):  # the key and headers of the environment are meant for another address
         settings = replace(settings, api_key=settings.api_key if with_key else None, traces_url=None, headers={})
     settings = replace(settings, url=url.rstrip("/"))
     post, kept, lost, why = OtlpHttpClient(settings), 0, Counter[str](), ""
@@ -167,7 +170,7 @@ def _inspect_folder(folder: Path) -> SpoolFolder | None:
         owner = orjson.loads((folder / disk_spool.OWNER_FILE).read_bytes())
     except (OSError, orjson.JSONDecodeError):
         owner = None
-    if not isinstance(owner, dict):  # no information about the owner
+    if not isinstance(owner, dict):  # the owner is unknown
         owner = {}
     url, project = str(owner.get("url", "")), str(owner.get("project", ""))
     return SpoolFolder(folder, url, project, items, size, int(found[0].name[:20]))

@@ -110,7 +110,9 @@ def capture_spans(**settings: Any) -> Iterator[Spans]:
 
 @contextmanager
 def fixed(start_ns: int = 1_700_000_000_000_000_000, step_ns: int = 1_000_000) -> Iterator[None]:
-    """Make ids and times deterministic: ids count from 1, and each reading of the clock is one step later."""
+    """Make ids and times deterministic: ids count from 1, and each reading of the clock is one step later than the
+    last.
+    """
     serial, ticks = itertools.count(1), itertools.count(start_ns, step_ns)
     clock: tuple[Callable[[int], int], Callable[[], int]] = Clock.bits, Clock.now
     Clock.bits, Clock.now = staticmethod(lambda bits: next(serial)), staticmethod(lambda: next(ticks))

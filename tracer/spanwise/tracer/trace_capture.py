@@ -71,8 +71,8 @@ class Captured:
         return self._finished()
 
     def deliver(self) -> None:
-        """Deliver all spans and feedback of the trace, including those still to come, like other spans of this
-        process.
+        """Deliver all spans and feedback of the trace like other spans of this process. This includes spans that end
+        later.
         """
         put = self._runtime.delivery.put
         if self._root is not None:
@@ -137,13 +137,13 @@ def capture(
     captured.trace_id = captured.run.trace_id
     if inputs is not None:
         captured.run.set_inputs(inputs)
-    # without a hidden span of Spanwise; the new root span replaces any other current span
+    # Remove a hidden span of Spanwise from the context. The new root span replaces any other current span
     ctx = Context({k: v for k, v in trace_context.get_current().items() if k != trace_context.OWN_KEY})
     token = trace_context.attach(trace_context.with_span(ctx, span, hidden=False))
     try:
         yield captured
     except BaseException as error:
-        # the captured code should have returned a value, so that even a cancellation is a failure
+        # the captured code should have returned a value, so a cancellation is a failure, too
         if is_cancellation(error):
             span.set_status(StatusCode.ERROR, internal_errors.describe_error(error))
         else:
@@ -155,7 +155,7 @@ def capture(
 
 
 def is_traced(function: Any) -> bool:
-    """Return whether a call first opens a span of its own.
+    """Return whether a call of the function opens a span, because the function is decorated with `@trace`.
 
     Finds `@trace` below partials, methods, callable objects and other decorators that use `functools.wraps`.
     """
@@ -163,7 +163,7 @@ def is_traced(function: Any) -> bool:
 
 
 def is_wrapped(function: Any) -> bool:
-    """Return whether a call first goes through another decorator than `@trace`, which may change the return value."""
+    """Return whether another decorator wraps a function decorated with `@trace`. It may change the return value."""
     return is_traced(function) and not any(
         getattr(bearer, TRACED_MARK, None) is bearer for bearer in _find_mark_bearers(function)
     )

@@ -15,7 +15,7 @@ from spanwise.collector.records.trace_records import Feedback, Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """API key as stored: never the secret, only its SHA-256."""
+    """API key as the store keeps it: with the SHA-256 of the secret, never the secret itself."""
 
     id: str
     name: str
@@ -30,9 +30,9 @@ class Key:
 class AuditEvent:
     """Audit event: a deletion, or the creation or revocation of a key.
 
-    `action` is the name of the store's operation. `key` and `name` are the id and name of the caller's key. Without a
-    key, `name` is the user of the process that holds the store, or empty if unknown. `address` is a network address,
-    or "process" and its number.
+    The `action` is the name of the store's operation. `key` and `name` are the id and name of the caller's API key.
+    If the caller has no key, `name` is the user of the process that holds the store, or empty if unknown. `address`
+    is the caller's network address, or "process" and a process id.
     """
 
     action: str
@@ -47,7 +47,7 @@ class AuditEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueItem:
-    """Target that waits in an annotation queue for human feedback."""
+    """Entry of an annotation queue: a target for which human feedback is requested."""
 
     queue: str
     target: Target
@@ -60,7 +60,10 @@ class QueueItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Limits of age and size on disk for the traces of a project. None means all projects together."""
+    """Retention limits for the traces of a project: maximum age, and maximum size on disk.
+
+    If `project` is None, the limits apply to all projects together.
+    """
 
     project: str | None = None
     max_age_ns: int | None = None
@@ -68,7 +71,7 @@ class Retention:
 
     def __post_init__(self) -> None:
         for name in ("max_age_ns", "max_bytes"):
-            if (value := getattr(self, name)) is not None and value < 0:  # would delete future traces
+            if (value := getattr(self, name)) is not None and value < 0:  # a negative limit would delete future traces
                 raise ValueError(f"{name} of a retention is {value!r}; it cannot be below 0")
 
 
@@ -76,7 +79,7 @@ class Retention:
 class Outlet:
     """Destination to which feedback is forwarded, and its state.
 
-    `cursor` is the number of the last record sent or given up.
+    The `cursor` is the number of the last feedback record that was sent or given up.
     """
 
     name: str
@@ -85,13 +88,13 @@ class Outlet:
     sent: int = 0
     dropped: int = 0  # permanently refused by the destination
     waiting: int = 0
-    error: str | None = None  # of the last attempt; None: it succeeded
+    error: str | None = None  # error of the last attempt; None: it succeeded
     updated_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stratum:
-    """Traces that pass a filter (in the store's grammar) and have their own sample rate."""
+    """Traces that pass a filter (in the store's filter grammar) and are sampled at a rate of their own."""
 
     filter: Mapping[str, JSON]
     rate: float
@@ -99,10 +102,12 @@ class Stratum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleSettings:
-    """Frequency, speed and cost limits of a rule. A change creates no new version of the rule; the history is kept.
+    """Frequency, speed and cost limits of a rule.
 
-    The rate of a target is that of the first stratum whose filter it passes, or else `sample_rate`. `paced`, if set,
-    is a factor in (0, 1] on every rate that spreads a day's budget over the day.
+    Changing them creates no new version of the rule. The store keeps the earlier settings.
+
+    A target is sampled at the rate of the first stratum whose filter it passes, or else at `sample_rate`. If `paced`
+    is set, every rate is multiplied by it: a factor in (0, 1] that spreads a day's budget over the day.
     """
 
     sample_rate: float = 1.0
@@ -113,20 +118,21 @@ class RuleSettings:
     concurrency: int = 8
     timeout_s: float = 60.0
     retries: int = 3
-    priority: float = 1.0  # weight among rules
-    quiet_s: float = 10.0  # seconds without changes, for traces whose counts do not show completion
+    priority: float = 1.0  # weight by which the rules share a worker's capacity
+    # seconds without changes after which a trace counts as complete, if its span counts do not show that
+    quiet_s: float = 10.0
     max_wait_s: float = 600.0
     session_quiet_s: float = 600.0
-    max_bytes: int = 10_000_000  # limit for a target
+    max_bytes: int = 10_000_000  # larger targets are skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """Monitoring rule: the evaluators to run, their targets, and how often and at what cost they run.
 
-    A rule belongs to a project, and its name is unique there. `version` hashes the selection and the evaluators
-    (filter, target, kind, scope, evaluators); all other options are in `settings`. `owner` is the source that may
-    change the rule: a rules file, or "api".
+    A rule belongs to a project, and its name is unique there. `version` is a hash of the fields that select targets
+    and evaluators (filter, target, kind, scope, evaluators). All other options are in `settings`. `owner` is the
+    source that may change the rule: a rules file, or "api".
     """
 
     name: str
@@ -140,9 +146,10 @@ class Rule:
     scope: Scope = "live"
     settings: RuleSettings = field(default_factory=RuleSettings)
     owner: str = "api"
-    shadow_of: str | None = None  # name of the rule of which it is a trial version
-    since_ns: int | None = None  # also traces that began since then; None: only changes after the activation
-    active_from: int = 0  # last change before the activation, set by the store: the rule processes later ones
+    shadow_of: str | None = None  # name of the rule of which this rule is a trial version
+    since_ns: int | None = None  # also process traces that began since then; None: only changes after the activation
+    # number of the last change before the activation, set by the store: the rule processes later changes
+    active_from: int = 0
     enabled: bool = True
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     created_ns: int = field(default_factory=time.time_ns)
@@ -150,7 +157,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsVersion:
-    """Settings of a rule that apply to decisions from a given change on."""
+    """Settings of a rule, and the number of the change (`from_change`) from which on they apply to decisions."""
 
     version: str
     from_change: int
@@ -162,13 +169,14 @@ class SettingsVersion:
 class Decision:
     """Decision of a rule about a target, with the reason. A later decision replaces an earlier one.
 
-    There is one per (project, rule, version, target). `probability` is the inclusion probability, head × rule or
-    stratum, and None if that of the head is unknown. `states` has for each evaluator `{"state": "waiting" | "scored"
-    | "skipped" | "failed", "error": …, "attempts": …}`.
+    There is one decision per (project, rule, version, target). `probability` is the inclusion probability: the
+    probability of head sampling times the rate of the rule or stratum. It is None if the former is unknown. `states`
+    maps the key of each evaluator to `{"state": "waiting" | "scored" | "skipped" | "failed", "error": …, "attempts":
+    …}`.
 
-    `change` is the trace's change that was decided on, `runs_change` the last change of its runs, and `read_change`
-    the change whose runs were evaluated. `claim` is the lease number: it increases each time that a worker takes the
-    target, and each number is used only once.
+    All changes are numbers from the change feed: `change` is the change of the trace that the decision is about,
+    `runs_change` the last change of the trace's runs, and `read_change` that of the runs that were evaluated. `claim`
+    is the lease number: it increases each time that a worker takes the target, and each number is used only once.
     """
 
     project: str = "default"
@@ -180,8 +188,8 @@ class Decision:
     probability: float | None = None
     u: float | None = None  # the target's uniform number in [0, 1): sampled if it is below the rate
     rate: float | None = None
-    stratum: int | None = None  # position in the settings that apply
-    incomplete: bool = False  # evaluated after the longest wait, or known to be incomplete
+    stratum: int | None = None  # index of the stratum in the settings that apply
+    incomplete: bool = False  # evaluated because the longest wait was over, or known to be incomplete
     change: int = 0
     runs_change: int = 0
     read_change: int = 0
@@ -189,7 +197,7 @@ class Decision:
     holder: str | None = None
     until_ns: int | None = None
     attempts: int = 0
-    deaths: int = 0  # workers that died while they ran it
+    deaths: int = 0  # workers that died while they evaluated the target
     reopened: int = 0
     next_ns: int | None = None  # time of the next attempt
     states: Mapping[str, JSON] = field(default_factory=dict)
@@ -203,9 +211,9 @@ class Decision:
 class DecisionBatch:
     """Decisions of one version of a rule about all traces that changed between two positions of the change feed.
 
-    `rows` are the decisions whose outcome is stored. `outcomes` are those of all traces, by id: the number of the
-    trace (`TraceHead.number`) and "filtered", "sampled_out" or "taken". The store counts each trace under its latest
-    outcome. Both may therefore contain traces beyond `upto`, and may be repeated.
+    The decisions to be stored are in `rows`. `outcomes` covers all traces: it maps the trace id to the number of the
+    trace (`TraceHead.number`) and "filtered", "sampled_out" or "taken". The store counts each trace only under its
+    latest outcome. Therefore both fields may contain traces beyond `upto`, and a batch may be sent again.
     """
 
     project: str
@@ -220,7 +228,9 @@ class DecisionBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Lease on a target, as the operation `claim` returned it. A lease with a lower number is no longer valid."""
+    """Lease on a target, as the operation `claim` returned it. A later lease on the target has a higher `number` and
+    makes earlier ones invalid.
+    """
 
     project: str
     rule: str
@@ -233,8 +243,8 @@ class Claim:
 class ClaimResult:
     """Outcome of a leased target.
 
-    `feedback` is the complete feedback on this target of each evaluator in `reported`. The outcomes waiting and
-    throttled return the lease, and the target is taken again after `again_s` seconds.
+    All feedback on this target of the evaluators in `reported` is in `feedback`. With the outcomes "waiting" and
+    "throttled", the worker returns the lease, and the target may be taken again after `again_s` seconds.
     """
 
     claim: Claim
@@ -252,7 +262,7 @@ class ClaimResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Named exclusive right of one process until `expires_ns`. A later holder has a higher token."""
+    """Named exclusive right of one process, valid until `expires_ns`. Each new holder gets a higher token."""
 
     name: str
     holder: str
@@ -273,23 +283,24 @@ class Booking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetUsage:
-    """Usage of a budget in one period. The limit applies to the sum of the three amounts."""
+    """Usage of a budget in one period. The limit applies to the sum of `settled`, `reserved` and `unknown`."""
 
     budget: str
     period_start_ns: int
     settled: float = 0.0
-    reserved: float = 0.0  # by calls of the last minute
-    unknown: float = 0.0  # booked for calls of unknown cost, which were not settled within a minute
+    reserved: float = 0.0  # reserved by calls of the last minute
+    unknown: float = 0.0  # reserved by calls whose cost was not known within a minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceHead:
-    """Change feed entry of a trace. Reading after `cursor` returns the later entries.
+    """Change feed entry of a trace. Reading the feed after `cursor` returns the later entries.
 
-    - `settled` is True if all started spans have arrived or were reported dropped and none is open. It is None if
-      counts are not sufficient: spans of other SDKs, or outgoing calls whose remote part is missing.
-    - `probability` is that of the local root under head sampling, and None if it is unknown.
-    - `passes` has the results of the requested filters, in their order. None: not known yet (text that is not indexed).
+    - `settled` is True if every started span has arrived or was reported as dropped, and no span is open. It is None if
+      the span counts cannot tell: for spans of other SDKs, or outgoing calls whose remote part is missing.
+    - `probability` is the probability with which head sampling kept the local root, and None if it is unknown.
+    - `passes` has one result per requested filter, in the order of the request. None means that the result is not known
+      yet, because the text of the trace is not indexed.
     """
 
     trace_id: str
@@ -299,13 +310,13 @@ class TraceHead:
     changed_ns: int  # time of the change by the store's clock
     start_ns: int
     settled: bool | None
-    whole: bool  # nothing was dropped
-    rooted: bool  # a span without parent has arrived
-    size: int  # bytes of its payloads
+    whole: bool  # True if no span was dropped
+    rooted: bool  # True if a span without parent has arrived
+    size: int  # bytes of the trace's payloads
     span_count: int
     probability: float | None
-    partial: bool  # not sampled, and kept only because of an error
-    judgement: bool  # marked as an evaluator's own trace: no rule applies
+    partial: bool  # True if the trace was not sampled, and kept only because of an error
+    judgement: bool  # True for a trace that is marked as an evaluator's: no rule applies to it
     project: str
     environment: str
     experiment_id: str | None
@@ -316,7 +327,7 @@ class TraceHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangePage:
-    """Slice of the change feed. `cursor` is the position of the next slice, even if there are no changes."""
+    """Slice of the change feed. `cursor` is the position of the next slice, also if this slice is empty."""
 
     heads: tuple[TraceHead, ...]
     cursor: str
@@ -327,7 +338,7 @@ class ChangePage:
 class ConditionResult:
     """Result of one condition of a filter on one trace: the wanted and the actual value.
 
-    `passes` None: not known yet.
+    If `passes` is None, the result is not known yet.
     """
 
     name: str
@@ -338,9 +349,9 @@ class ConditionResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionExplanation:
-    """Explanation why a rule did or did not evaluate a trace.
+    """Explanation of why a rule did or did not evaluate a trace.
 
-    It is the stored decision, or follows from rule, settings and trace.
+    It is based on the stored decision or, without one, on the rule, its settings and the trace.
     """
 
     rule: Rule
@@ -350,41 +361,45 @@ class DecisionExplanation:
     u: float | None = None
     rate: float | None = None
     stratum: int | None = None
-    decisions: tuple[Decision, ...] = ()  # stored decisions: several if spans, documents or a session are the targets
+    # stored decisions; several if the rule's targets are spans, documents or sessions
+    decisions: tuple[Decision, ...] = ()
     budget: tuple[BudgetUsage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """Report of a monitor's worker about one project that it serves.
+    """Report of a monitor's worker about one project that it serves. The store keeps the newest one per holder and
+    project.
 
-    The store keeps the newest per holder and project. `data` contains, as far as known, `finished_per_s` and
-    `decided_per_s` of all rules. By the name of a rule it also contains: `evaluators`, by key `{"looked": …,
-    "failed": …, "p95_s": …}`; `idle`, the reason that nothing runs; and `paused`, by key the reason that an evaluator
-    is not called.
+    The mapping `data` contains, as far as known:
+
+    - `finished_per_s` and `decided_per_s`: targets finished, and decisions made, per second over all rules.
+    - `evaluators`: rule name → key of the evaluator → `{"looked": …, "failed": …, "p95_s": …}`.
+    - `idle`: rule name → the reason why nothing runs.
+    - `paused`: rule name → key of an evaluator that is not called → the reason.
     """
 
     holder: str
     project: str
-    rules: Mapping[str, str]  # rule name: version that runs
-    # throughput, errors and p95 of evaluators, reasons for idling
+    rules: Mapping[str, str]  # rule name → the version that runs
+    # throughput; errors and 95th percentile of the duration of evaluators; reasons why nothing runs
     data: Mapping[str, JSON] = field(default_factory=dict)
     seen_ns: int = field(default_factory=time.time_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleStatus:
-    """Status of one rule: counts of traces by outcome (of sessions if these are scored), and its lag.
+    """Status of one rule: counts of traces by outcome (or of sessions, if the rule scores sessions), and its lag.
 
-    A trace with several decisions counts once. Of several targets of a trace, the worst outcome counts.
+    A trace counts once, even with several decisions. If it has several targets, the worst outcome counts.
     """
 
     rule: Rule
     counts: Mapping[str, int]
     cursor: str | None
     behind: int  # changes without a decision
-    lag_s: float  # seconds since the oldest of them
-    rate: float  # current rate
+    lag_s: float  # age of the oldest such change in seconds
+    rate: float  # current sample rate
     booked: tuple[BudgetUsage, ...] = ()
     errors: tuple[str, ...] = ()  # last errors, newest first
     workers: tuple[WorkerReport, ...] = ()
@@ -394,9 +409,9 @@ class RuleStatus:
 class WeightedScore:
     """Score of a rule with its inclusion probability (None: unknown; 0: no longer counts).
 
-    `session_id` is that of the trace, or the session that was scored. `start_ns` is the start of the trace, or of the
-    session's first trace. `score` is None for errors and skips, which are counted in addition to a mean, and for a
-    label without a score.
+    A score on a session has the `session_id` of that session, any other score that of its trace. `start_ns` is the
+    start of the trace, or of the session's first trace. `score` is None for a label without a score, and for errors
+    and skips, which are counted separately.
     """
 
     trace_id: str | None

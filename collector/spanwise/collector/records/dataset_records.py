@@ -26,7 +26,7 @@ class Example:
     guidelines: JSON = None
     categories: tuple[str, ...] = ()
     history: JSON = None
-    base_id: str | None = None  # the example of which this one is a perturbation
+    base_id: str | None = None  # id of the example that this example is a perturbation of
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     split: str | None = None
     id: str = ""
@@ -78,8 +78,8 @@ class Experiment:
 def number_duplicates(examples: Iterable[Example]) -> list[Example]:
     """Return the examples with unique ids. The second with the same id becomes `<id>-2`, the third `<id>-3`.
 
-    Explicit ids take precedence over derived ones, in any order. If two explicit ids are equal, the later one is
-    numbered, too.
+    An explicit id takes precedence over an equal derived id, whichever comes first. If two explicit ids are equal,
+    the later one gets the number.
     """
     listed = list(examples)
     if len({example.id for example in listed}) == len(listed):
@@ -92,14 +92,14 @@ def number_duplicates(examples: Iterable[Example]) -> list[Example]:
 
 
 class ExampleNumbering:
-    """Numbering of example ids: gives each example an id that is not taken. `taken` are the ids that exist already."""
+    """Assigner of unique example ids. `taken` contains the ids that exist already."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = set(taken)
-        self._last: dict[str, int] = {}  # only for ids that occur more than once
+        self._last: dict[str, int] = {}  # last number given, for ids that occur more than once
 
     def of(self, example: Example) -> Example:
-        """Return the example, with a number after its id if the id is taken."""
+        """Return the example. If its id is taken, append a number to it."""
         id = example.id
         if id not in self._taken:
             self._taken.add(id)

@@ -14,7 +14,7 @@ Status = Literal["unset", "ok", "error", "cancelled"]
 Outcome = Literal["score", "error", "skip"]
 Source = Literal["code", "model", "human"]
 DatasetKind = Literal["kv", "llm", "chat"]
-Verdict = Literal[  # the first two are computed and never stored
+Verdict = Literal[  # "filtered" and "sampled_out" are computed and never stored
     "filtered",
     "sampled_out",
     "waiting",
@@ -33,15 +33,14 @@ QueueStatus = Literal["waiting", "done", "skipped"]
 
 
 _CANONICAL_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
-_NUMBER_VARIANTS = (b".0", b"e+1")  # occur in numbers that have another spelling; in texts they do no harm
+# parts of numbers that canonical JSON writes differently; a match inside a string does no harm
+_NUMBER_VARIANTS = (b".0", b"e+1")
 _MAX_DEPTH = 200
 _ELLIPSIS = "…"
 
 
 def hash_inputs(inputs: JSON, history: JSON = None) -> str:
-    """Return 32 hex digits that identify a question: a hash of the inputs, and of the preceding turns if there are
-    any.
-    """
+    """Return a hash of the inputs and, if there are any, of the preceding turns, as 32 hex digits."""
     asked = [inputs, history] if history else [inputs]
     return hashlib.sha256(canonical_json(asked)).hexdigest()[:32]
 
@@ -63,7 +62,7 @@ def canonical_json(value: JSON) -> bytes:
 
 
 def _canonical_value(value: Any, above: tuple[int, ...]) -> JSON:
-    """Return the value in JSON's own types and canonical form. `above` holds the ids of the enclosing containers."""
+    """Return the value in JSON's own types and canonical form. `above` holds the `id()` of each enclosing container."""
     if isinstance(value, str):
         return unicodedata.normalize("NFC", value.encode("utf-8", "replace").decode())
     if value is None or isinstance(value, bool):
@@ -82,18 +81,18 @@ def _canonical_container(value: Any, above: tuple[int, ...]) -> JSON:
         return {str(_canonical_value(str(key), above)): _canonical_value(item, above) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_canonical_value(item, above) for item in value]
-    if isinstance(value, set | frozenset):  # sets have no order of their own, and a different one in every process
+    if isinstance(value, set | frozenset):  # the order of a set differs between processes
         return sorted((_canonical_value(item, above) for item in value), key=repr)
     try:
         if callable(getattr(type(value), "tolist", None)):  # numpy arrays, in the form that stores use
             return _canonical_value(value.tolist(), above)
         return _canonical_value(orjson.loads(orjson.dumps(value, option=_CANONICAL_OPTIONS)), above)
-    except Exception:  # no JSON form, or a foreign `tolist` that raises
+    except Exception:  # the value has no JSON form, or its `tolist` raises
         return _object_text(value)
 
 
 def _object_text(value: object) -> str:
-    """Return a foreign object as text without its memory address, even if its `__repr__` raises."""
+    """Return an object of an unknown type as text without its memory address, even if its `__repr__` raises."""
     kind = type(value)
     if kind.__repr__ is object.__repr__:
         return f"<{kind.__module__}.{kind.__qualname__}>"

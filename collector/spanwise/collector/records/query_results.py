@@ -32,16 +32,16 @@ class TraceSummary:
     session_id: str | None
     user_id: str | None
     tags: tuple[str, ...]
-    complete: bool  # nothing was dropped or is still to arrive, as far as known
+    complete: bool  # True if no span was dropped or is still to arrive, as far as known
     experiment_id: str | None
     example_id: str | None
     repetition: int = 0
-    dropped: int = 0  # spans that their sender dropped, as far as it has reported them
-    calls_sent: int = 0  # outgoing calls with the trace's context, answered or not
+    dropped: int = 0  # spans that their sender has reported as dropped
+    calls_sent: int = 0  # outgoing calls that carried the trace's context, answered or not
     running: int = 0  # runs that were reported as started and have not ended
     inputs: str = ""  # beginning of the root's inputs, for display
     outputs: str = ""
-    derived: tuple[str, ...] = ()  # "inputs", "outputs": the fields that come from runs below the root
+    derived: tuple[str, ...] = ()  # "inputs" or "outputs" if that field comes from runs below the root
     feedback: Mapping[str, float | str | None] = field(default_factory=dict)  # newest score (or label) per key
     # keys whose newest outcome is an error; a key in none of the three fields was never evaluated
     failed: tuple[str, ...] = ()
@@ -81,9 +81,9 @@ class TreeNode:
     end_ns: int
     position: int
     depth: int
-    lost_parent: bool  # the parent is not stored, so that the run is displayed as a root
+    lost_parent: bool  # True if the parent is not stored; the run is then displayed as a root
     feedback: int = 0  # number of feedback records on the run and its documents
-    failed: int = 0  # errors among them
+    failed: int = 0  # number of these records that are errors
 
     @property
     def duration_ns(self) -> int:
@@ -131,15 +131,16 @@ class SessionSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackStats:
-    """Aggregate of one key's newest feedback. Each record counts in exactly one of n, labelled, failed and skipped.
+    """Aggregate of the newest feedback under one key. Each record counts in exactly one of n, labelled, failed and
+    skipped.
 
-    `mean`, `minimum` and `maximum` are over the n scores, and None if n is 0. Labels, errors and skips do not count
-    as zeros. `labelled` counts labels without a score, `labels` every label. `passed` is the share of scores that
-    pass, and None if passing is not defined; a store knows no thresholds.
+    The fields `mean`, `minimum` and `maximum` are over the n scores, and None if n is 0. Labels, errors and skips do
+    not count as zeros. `labelled` counts labels without a score, `labels` every label. `passed` is the share of
+    scores that pass. It is None if passing is not defined, as in a store, which does not know the thresholds.
 
     If scores are weighted, `mean` and `passed` are Σwy/Σw. `effective` is the effective sample size: the number of
-    equal weights for which the mean would be as precise. Scores of unknown weight are counted in `unweighted` and
-    omitted from all three.
+    equally weighted scores whose mean would be as precise. Scores of unknown weight are counted in `unweighted` and
+    omitted from `mean`, `passed` and `effective`.
     """
 
     key: str
@@ -160,12 +161,12 @@ class FeedbackStats:
 class Bucket:
     """Aggregate over the traces that start in [start_ns, start_ns + width_ns).
 
-    Percentiles are the nearest rank (`quantiles.percentile`), or within a share `latency_error` of it: for many
-    traces they come from a sketch. Of the feedback in one slot (`feedback_tally.get_feedback_slot`), the latest
-    record counts.
+    Percentiles are nearest-rank percentiles (`quantiles.percentile`). For many traces they come from a sketch, with a
+    relative error of at most `latency_error`. Of the feedback in one slot (`feedback_tally.get_feedback_slot`), the
+    latest record counts.
 
-    `newest` is set if there are too many traces to count. Only that many of the newest matching traces, in all
-    buckets together, were then counted. None means that all of them were.
+    If too many traces match, only the newest ones are aggregated, and `newest` is their number in all buckets
+    together. None means that all matching traces are included.
     """
 
     start_ns: int
@@ -198,7 +199,9 @@ class Page(Generic[T]):
 
 
 def iterate_pages(ask: Callable[..., Page[T]]) -> Iterator[T]:
-    """Yield all items of a paginated list. `ask` takes the keyword argument `cursor`, None for the first page."""
+    """Yield all items of a paginated list. `ask` returns a page for the keyword argument `cursor`, which is None at
+    first.
+    """
     cursor: str | None = None
     while True:
         page = ask(cursor=cursor)

@@ -38,15 +38,15 @@ class Target:
 class Feedback:
     """Score, error or skip of an evaluator or a person on a target, under one key.
 
-    `score` is a float or bool, `label` a string; an outcome of "score" has at least one of them. An error has its
+    The `score` is a float or bool, `label` a string; an outcome of "score" has at least one of them. An error has its
     message in `error`, and a skip names the missing data in `comment`.
 
-    The `id` is derived from (target, key, source, author or evaluator + version). A repetition therefore overwrites
-    itself, and labels of two people do not. The id of a rule's feedback is derived from (target, key, source,
-    evaluator, rule). It is derived on first use.
+    The `id` is derived from (target, key, source, author or evaluator + version), for feedback of a rule from
+    (target, key, source, evaluator, rule). Feedback that is reported again therefore replaces itself, and labels of
+    two people are both kept. The id is derived on first use.
 
-    `claim` numbers the rule's evaluations of this target. For one (rule, target, evaluator), only the feedback of the
-    highest number is valid.
+    With `claim`, a rule numbers its evaluations of this target. For one (rule, target, evaluator), only the feedback
+    with the highest number is valid.
     """
 
     target: Target
@@ -80,12 +80,13 @@ class Feedback:
         if (self.outcome == "error") != (self.error is not None):
             raise ValueError(f"feedback {self.key!r}: outcome {self.outcome!r} with error {self.error!r}")
         if isinstance(self.score, float) and not isfinite(self.score):
-            shown = "NaN" if self.score != self.score else repr(self.score)  # they have no mean and no JSON form
+            # NaN and infinity have no mean and no JSON form
+            shown = "NaN" if self.score != self.score else repr(self.score)
             raise ValueError(f"feedback {self.key!r}: {shown} is not a score; say outcome='skip' or 'error' instead")
         if not self.id:
             object.__delattr__(self, "id")
 
-    if not TYPE_CHECKING:  # type checkers would accept every attribute
+    if not TYPE_CHECKING:  # because of this method, type checkers would accept every attribute
 
         def __getattr__(self, name: str) -> str:
             """Return the id, which is derived on first use because most feedback never needs it."""
@@ -99,7 +100,10 @@ _PLAIN_SCORE_TYPES = (bool, float, int, type(None))
 
 
 def _to_plain_score(key: str, score: Any) -> float | bool:
-    """Return a number of another type, such as a scalar of numpy, as Python's own. Raises `ValueError`."""
+    """Convert a number of another type, such as a scalar of numpy, to Python's float or bool.
+
+    Raises `ValueError` if the score is not a number.
+    """
     item = getattr(score, "item", None)
     try:
         plain = item() if callable(item) else score
@@ -114,7 +118,7 @@ def _to_plain_score(key: str, score: Any) -> float | bool:
 
 
 class _FeedbackDraft:
-    """Mutable form of `Feedback`. Setting fields of the frozen class takes ten times as long."""
+    """Mutable class with the slots of `Feedback`. Setting fields of the frozen class takes ten times as long."""
 
     __slots__ = Feedback.__slots__
 
@@ -131,9 +135,9 @@ def make_score(
     version: str,
     metadata: Mapping[str, JSON] | None = None,
 ) -> Feedback:
-    """Return an evaluator's feedback from valid values: a key, and a finite score, a label, or both.
+    """Return an evaluator's feedback without checking the arguments.
 
-    Nothing is checked.
+    The caller passes valid values: a key, and a finite score, a label, or both.
     """
     made: Any = _FeedbackDraft()
     made.target, made.key, made.score, made.label, made.comment = target, key, score, label, comment
@@ -141,7 +145,7 @@ def make_score(
     made.evaluator, made.version, made.rule, made.judge_trace_id = evaluator, version, None, None
     made.claim = None
     made.metadata, made.created_ns = {} if metadata is None else metadata, time.time_ns()
-    made.__class__ = Feedback  # the slots are the same
+    made.__class__ = Feedback  # allowed, because both classes have the same slots
     return cast(Feedback, made)
 
 
@@ -164,13 +168,13 @@ def restore_feedback(
     metadata: Mapping[str, JSON],
     created_ns: int,
 ) -> Feedback:
-    """Return stored feedback without checking it again, which takes a tenth of the time."""
+    """Return feedback from the stored values. The values are not checked again, which makes this ten times as fast."""
     made: Any = _FeedbackDraft()
     made.target, made.id, made.key, made.score, made.label, made.comment = target, id, key, score, label, comment
     made.outcome, made.error, made.source, made.author = outcome, error, source, author
     made.evaluator, made.version, made.rule, made.judge_trace_id = evaluator, version, rule, judge_trace_id
     made.claim, made.metadata, made.created_ns = claim, metadata, created_ns
-    made.__class__ = Feedback  # the slots are the same
+    made.__class__ = Feedback  # allowed, because both classes have the same slots
     return cast(Feedback, made)
 
 
@@ -318,9 +322,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRun:
-    """Run that was reported as started and has not ended: it is still running, or ended with its process.
+    """Run that was reported as started and has not ended: it is still running, or its process ended before it did.
 
-    It is not a `Run` and occurs in no count, total or list of runs. Its span replaces it.
+    An open run is not a `Run` and is not included in any count, total or list of runs. When its span arrives, the
+    `Run` replaces it.
     """
 
     trace_id: str
@@ -329,7 +334,7 @@ class OpenRun:
     parent_id: str | None = None
     kind: str = "chain"
     start_ns: int = 0
-    local_root: str | None = None  # root of its process's part of the trace
+    local_root: str | None = None  # span id of the root of its process's part of the trace
     project: str = "default"
     environment: str = "default"
     instance: str | None = None  # instance id of its process (see `Process`)
@@ -339,7 +344,7 @@ class OpenRun:
 class Trace:
     """Trace: its root run, all runs by start time, and all feedback on it or on its spans.
 
-    A run whose parent never arrived is a root, too. `root` is then the earliest of them.
+    A run whose parent never arrived is a root, too. If there are several roots, `root` is the earliest.
     """
 
     root: Run
@@ -361,11 +366,10 @@ class Trace:
 
     @property
     def documents(self) -> tuple[Document, ...]:
-        """Return the retrieved context: documents of the last reranker, else of all retrievers, else of any run.
+        """Return the retrieved documents: those of the last reranker, else of all retrievers, else of any run.
 
-        The documents of a retriever below another retriever do not count again, because the outer one returns its own
-        selection. If no run is a retriever or reranker, steps may pass on the same documents: each document counts
-        once.
+        A retriever below another retriever does not count, because the outer one returns its own selection. If no run
+        is a retriever or reranker, several runs may pass on the same documents. Each document then counts once.
         """
         holders = [run for run in self.runs if run.documents]
         rerankers = [run for run in holders if run.kind == "reranker"]
@@ -382,9 +386,10 @@ class Trace:
 
 
 def _outermost_runs(holders: Sequence[Run], runs: Sequence[Run]) -> Sequence[Run]:
-    """Return the runs that are below none of the others, or all of them if the parents form a cycle."""
+    """Return the runs that are not below another of the given runs, or all of them if the parents form a cycle."""
     parents, ids = {run.span_id: run.parent_id for run in runs}, {run.span_id for run in holders}
-    below: dict[str | None, bool] = {None: False}  # spans without documents: True if a run with documents is above them
+    # span id of a run without documents → whether a run with documents is above it
+    below: dict[str | None, bool] = {None: False}
     for run in holders:
         path, above = [], run.parent_id
         while above not in below and above not in ids:
@@ -397,11 +402,11 @@ def _outermost_runs(holders: Sequence[Run], runs: Sequence[Run]) -> Sequence[Run
 
 @dataclass(frozen=True, slots=True)
 class Amendment:
-    """Fields of a run whose content arrived in another message than its span; `TraceStore.amend` lists the fields.
+    """Fields of a run that arrived in another message than its span. `TraceStore.amend` lists the possible fields.
 
-    If the sender does not know the span, `response_id` names a model response instead. The amended run is then the
-    one with this id in the attribute `gen_ai.response.id`, and both other ids are empty. With `project`, only runs of
-    that project are amended.
+    If the sender does not know the span, both ids are empty, and `response_id` names a model response. The amended
+    run is then the one with this id in the attribute `gen_ai.response.id`. With `project`, only runs of that project
+    are amended.
     """
 
     trace_id: str
@@ -431,11 +436,13 @@ class ProcessReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """Process as known to a store. Without a report, it ended before its first one, or its SDK sends none."""
+    """Process as known to a store. `report` is None if the process ended before its first report, or if its SDK sends
+    none.
+    """
 
     instance: str
     stored: int  # spans of the process that were ever stored, each counted once, including deleted ones
-    seen_ns: int  # time at which spans or a report of it were last stored
+    seen_ns: int  # time at which the store last received spans or a report of the process
     service: str | None
     project: str
     environment: str
@@ -450,8 +457,8 @@ R = TypeVar("R")
 def make_fast_constructor(record: Callable[P, R]) -> Callable[P, R]:
     """Return a function that creates instances of a frozen dataclass with slots in a fifth of the time.
 
-    It takes the same arguments and is fastest if all are given in order, including those that the record takes by
-    name only. The record must not have a `__post_init__`.
+    The function takes the same arguments as the dataclass. It is fastest if all are given by position, which is
+    allowed for keyword-only fields, too. The dataclass must not have a `__post_init__`.
 
     A frozen dataclass sets each field through `object.__setattr__`. Here, the fields are set on an instance of a
     mutable class with the same slots. The class of the instance is then changed to that of the record.

@@ -13,11 +13,12 @@ from spanwise.collector.records import Feedback, FeedbackStats
 
 
 def select_latest(feedback: Iterable[Feedback]) -> list[Feedback]:
-    """Return the newest feedback of each slot, in order of first occurrence; of equally old feedback the last one given.
+    """Return the newest feedback of each slot, in order of first occurrence. Of equally old feedback, the last one
+    counts.
 
     A slot is (target, key, source, author, rule). A later version of an evaluator replaces an earlier one, while
-    labels of several people, and two rules under one key, do not hide each other. Anonymous people count as different
-    people. All aggregates count this feedback: in the terminal, in experiments, in stores and on pages.
+    labels of several people, and two rules under one key, do not replace each other. Anonymous people count as
+    different people. All aggregates use this selection: in the terminal, in experiments, in stores and on pages.
     """
     rows = list(feedback)
     if len({row.key for row in rows}) == len(rows):
@@ -48,13 +49,15 @@ def is_anonymous(source: str, author: str | None) -> bool:
     return source == "human" and not author
 
 
-MAX_PENDING_PARTS = 256  # numbers that may be pending: enough that compressing costs little per number
+# numbers that are collected before they are compressed: enough that compressing costs little per number
+MAX_PENDING_PARTS = 256
 
 
 class ExactSum:
-    """Exact sum of numbers, correctly rounded, so independent of the order of additions and merges.
+    """Exact sum of numbers, rounded only when it is read. It does not depend on the order of additions and merges.
 
-    `parts` holds pending numbers. When there are `MAX_PENDING_PARTS` of them, a few numbers with the same exact sum replace them. Beyond the range of floats the sum is infinite, as with `sum`.
+    Added numbers are collected in `parts`. Whenever `parts` has `MAX_PENDING_PARTS` numbers, a few numbers with the
+    same exact sum replace them. Beyond the range of floats the sum is infinite, as with `sum`.
     """
 
     __slots__ = ("parts",)
@@ -74,7 +77,7 @@ class ExactSum:
         self.compress()
 
     def compress(self) -> None:
-        """Replace the pending numbers by their expansion."""
+        """Replace the collected numbers by a few numbers with the same exact sum."""
         self.parts = array("d", exact_expansion(self.parts))
 
     def __float__(self) -> float:
@@ -82,9 +85,10 @@ class ExactSum:
 
 
 def exact_expansion(values: Sequence[float]) -> list[float]:
-    """Return a few numbers with the same exact sum. Each is the rounded sum of the values minus the numbers before it.
+    """Return a few numbers that have the same exact sum as the values.
 
-    The first is the result of `math.fsum`, and after the last the remainder is 0 (Shewchuk 1997, section 2.8).
+    The first is the rounded sum, as returned by `math.fsum`. Each further number is the rounded remainder, until the
+    remainder is 0 (Shewchuk 1997, section 2.8).
     """
     rest, parts = list(values), list[float]()
     while part := _rounded_sum(rest):
@@ -105,7 +109,9 @@ def _rounded_sum(values: Sequence[float]) -> float:
 
 @dataclass(slots=True, eq=False)
 class WeightedSums:
-    """Sums of scores whose weight is not 1: counts of all, and sums over those with a known weight."""
+    """Sums of scores whose weight is not 1. The counts include all of these scores, the sums only those of known
+    weight.
+    """
 
     n: int = 0
     unknown: int = 0
@@ -114,8 +120,8 @@ class WeightedSums:
     weight: ExactSum = field(default_factory=ExactSum)  # Σw
     squares: ExactSum = field(default_factory=ExactSum)  # Σw²
     total: ExactSum = field(default_factory=ExactSum)  # Σwy
-    of_judged: ExactSum = field(default_factory=ExactSum)  # Σw of the judged
-    of_passed: ExactSum = field(default_factory=ExactSum)  # Σw of the passed
+    of_judged: ExactSum = field(default_factory=ExactSum)  # Σw of the scores for which passing is defined
+    of_passed: ExactSum = field(default_factory=ExactSum)  # Σw of the scores that pass
 
     def add(self, score: float, weight: float | None, passes: bool | None) -> None:
         """Add a score. Raises `ValueError` if the weight is negative, infinite or NaN."""
@@ -153,7 +159,7 @@ PassCondition: TypeAlias = Callable[[float | bool], bool | None]
 
 
 def passes_if_true(score: float | bool) -> bool | None:
-    """Return a boolean score; None for other scores, for which passing is not defined."""
+    """Return a boolean score unchanged. Return None for other scores, because passing is not defined for them."""
     return score if isinstance(score, bool) else None
 
 
@@ -165,10 +171,10 @@ class Tally:
     without a score, and `labels` every label, also of a score. Of the n scores, `judged` are those for which `passes`
     returns a boolean, and `passed` those for which it returns True.
 
-    A score's weight is 1 by default. `mean` is Σwy/Σw, and `share` is the same for passing, over the judged scores. A
-    score of unknown weight (None) is left out of both and counted in `unweighted`; counts, minimum and maximum
-    include all scores. Sums are exact (see `ExactSum`; only a product w·y is rounded), so results do not depend on
-    the order of additions.
+    A score's weight is 1 by default. `mean` is Σwy/Σw, and `share` is the weighted share of the judged scores that
+    pass. A score of unknown weight (None) is omitted from `mean` and `share` and counted in `unweighted`. Counts,
+    minimum and maximum include all scores. Sums are exact (see `ExactSum`; only a product w·y is rounded), so results
+    do not depend on the order of additions.
     """
 
     passes: PassCondition = passes_if_true
@@ -182,10 +188,10 @@ class Tally:
     maximum: float = -inf
     labels: dict[str, int] = field(default_factory=dict)
     plain: ExactSum = field(default_factory=ExactSum)  # sum of the scores whose weight is 1
-    weighted: WeightedSums | None = None  # the other scores, if there are any
+    weighted: WeightedSums | None = None  # scores of any other weight, if there are any
 
     def add(self, feedback: Feedback, weight: float | None = 1.0) -> bool | None:
-        """Add an outcome; return whether it passes. Raises `ValueError` for a weight below 0, infinite or NaN."""
+        """Add an outcome; return whether it passes. Raises `ValueError` if the weight is negative, infinite or NaN."""
         outcome = feedback.outcome
         if outcome == "score":
             label, score = feedback.label, feedback.score
@@ -203,7 +209,7 @@ class Tally:
     def _add_score(self, score: float | bool, weight: float | None) -> bool | None:
         value, passes = float(score), self.passes(score)
         if weight == 1.0:
-            parts = self.plain.parts  # `ExactSum.add` inlined, because every example runs this
+            parts = self.plain.parts  # `ExactSum.add` is inlined, because this runs for every example
             parts.append(value)
             if len(parts) >= MAX_PENDING_PARTS:
                 self.plain.compress()
@@ -263,7 +269,7 @@ class Tally:
 
     @property
     def mean(self) -> float | None:
-        """Return Σwy/Σw; None without scores of a known weight above 0."""
+        """Return Σwy/Σw, or None if no score has a known weight above 0."""
         if self.weighted is None:
             return float(self.plain) / self.n if self.n else None
         weight = self.n - self.weighted.n + float(self.weighted.weight)
@@ -271,7 +277,7 @@ class Tally:
 
     @property
     def share(self) -> float | None:
-        """Return Σw of the scores that pass over Σw of those that pass or fail; None if there are none of them."""
+        """Return Σw of the scores that pass, divided by Σw of the scores that pass or fail; None without such scores."""
         if self.weighted is None:
             return self.passed / self.judged if self.judged else None
         judged = self.judged - self.weighted.judged + float(self.weighted.of_judged)
@@ -307,9 +313,9 @@ class Tally:
 def summarize_by_key(
     feedback: Iterable[Feedback], passes: Mapping[str, PassCondition] | None = None
 ) -> dict[str, FeedbackStats]:
-    """Return statistics by key. `passes` has a condition for passing by key; for other keys, booleans pass when true.
+    """Return statistics by key. `passes` maps a key to its condition for passing; under other keys, True passes.
 
-    Every row counts. Use `select_latest` before if rows may replace each other.
+    Every row counts. If rows may replace each other, call `select_latest` first.
     """
     known = passes or {}
     tallies: dict[str, Tally] = {}

@@ -17,7 +17,7 @@ from spanwise.collector.statistics.feedback_tally import UNPARSED, select_latest
 Value: TypeAlias = float | str  # a score, or a label
 ValuePair: TypeAlias = tuple[Value, Value]  # values of the judge and of people
 
-MAX_LEVELS = 12  # up to this many distinct values are levels of a scale, not measurements
+MAX_LEVELS = 12  # with at most this many distinct values, scores are levels of a scale, not measurements
 _Z = 1.959963984540054
 _ROUNDING = 1e-9
 
@@ -27,9 +27,10 @@ class Agreement:
     """Agreement over `n` pairs: the share `agreed` of equal pairs, and Cohen's `kappa` with its 95 % interval.
 
     With more than two levels of scores, kappa is weighted by squared distances (Cohen 1968), and `within_one` is the
-    share of pairs at most one level apart. All are None without pairs. Kappa is None if both sides always give the
-    same single value, because chance alone would agree then. It is 0 without an interval if one side always gives the
-    same value and the other does not. `confusion` counts pairs (judge, people).
+    share of pairs at most one level apart. Without pairs, all of these are None. Kappa is None if both sides always
+    give the same single value, because they would then agree by chance as well. It is 0 without an interval if one
+    side always gives the same value and the other does not. `confusion` maps (value of the judge, value of people) to
+    the number of pairs.
     """
 
     n: int
@@ -77,8 +78,9 @@ def _is_equal(judge: Value, people: Value) -> bool:
 
 
 def _share_within_one(pairs: Sequence[ValuePair], values: Sequence[Value]) -> float:
-    """Return the share of pairs at most one level apart. A level is 1 wide, or the smallest distance between values if
-    it is less.
+    """Return the share of pairs at most one level apart.
+
+    A level is 1 wide, or as wide as the smallest distance between two values if that is less.
     """
     numbers = [float(value) for value in values]
     level = min(1.0, *(after - before for before, after in pairwise(numbers)))
@@ -92,8 +94,8 @@ def _kappa_with_interval(
 ) -> tuple[float | None, float | None, float | None]:
     """Return kappa and its interval from the large-sample variance (Fleiss, Cohen, Everitt 1969).
 
-    If all pairs agree, that variance is 0 and carries no information. The lower end is then kappa at the lowest
-    agreement at which n equal pairs are not surprising (Clopper, Pearson 1934).
+    If all pairs agree, that variance is 0 and carries no information. The lower end is then computed from the lower
+    confidence limit of the agreement, 0.025^(1/n) (Clopper, Pearson 1934).
     """
     n = sum(counts.values())
     rows, columns = (_shares(counts, place, n) for place in (0, 1))
@@ -128,15 +130,16 @@ def _shares(counts: Counter[ValuePair], place: int, n: int) -> dict[Value, float
     return shares
 
 
-DRAWN_METADATA = "drawn"  # metadata of a label on a sampled case: {"probability": …}
+DRAWN_METADATA = "drawn"  # metadata key of labels on sampled cases; its value is {"probability": …}
 _LABEL_VALUES = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledCase:
-    """One target with the feedback of the judge and of people. `judged` and `people` are their values.
+    """One target with the feedback of the judge and of people.
 
-    `probability` is the case's probability of being drawn; None if no label states it.
+    The judge's value is in `judged`, the majority value of people in `people` (see `get_majority_label`).
+    `probability` is the probability with which the case was drawn for labelling; None if no label states it.
     """
 
     target: Target
@@ -149,10 +152,12 @@ class LabelledCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeCheck:
-    """Agreement of one version of a judge with people. Each labelled target is in `pairs` or counted once in the other
-    fields.
+    """Agreement of one version of a judge with people.
 
-    `undecided` counts targets on which people are evenly split, `failed` and `skipped` count outcomes of the judge, and `unjudged` lists targets that this version has not scored. `among` is how often two people agree on the same target; None if no target has two labels.
+    Each labelled target is in `pairs` or in one of the other fields. `undecided` counts targets on which people are
+    evenly split. `failed` and `skipped` count outcomes of the judge. `unjudged` lists targets that this version has
+    not scored. The value `among` is the share of pairs of labels on the same target that are equal; None if no target
+    has two labels.
     """
 
     version: str | None
@@ -217,15 +222,19 @@ def check_judge(judgements: Iterable[Feedback], votes: Iterable[Feedback], versi
 
 
 def get_feedback_value(feedback: Feedback) -> Value:
-    """Return a score as a number, else the label, with "yes" and "no" as 1 and 0. Requires the outcome "score"."""
+    """Return the score as a number or, without a score, the label. The labels "yes" and "no" become 1 and 0.
+
+    The outcome of the feedback must be "score".
+    """
     if feedback.score is not None:
         return float(feedback.score)
     return _LABEL_VALUES.get(str(feedback.label).lower(), str(feedback.label))
 
 
 def get_majority_label(votes: Sequence[Feedback]) -> Value | None:
-    """Return the value that most people gave. If there is a tie, return the mean of grades, and None for yes/no or text
-    labels.
+    """Return the value that most people gave.
+
+    In a tie, return the mean if the labels are grades, and None if they are yes/no or text labels.
     """
     counted = Counter(map(get_feedback_value, votes))
     (first, most), *others = counted.most_common(2)
@@ -237,7 +246,9 @@ def get_majority_label(votes: Sequence[Feedback]) -> Value | None:
 
 
 def _drawing_probability(votes: Sequence[Feedback]) -> float | None:
-    """Return the highest probability if the case was drawn several times."""
+    """Return the probability with which the case was drawn, according to its labels. If there are several, return the
+    highest.
+    """
     told = [
         drawn.get("probability") for vote in votes if isinstance(drawn := vote.metadata.get(DRAWN_METADATA), Mapping)
     ]
@@ -249,24 +260,25 @@ RatedScore: TypeAlias = tuple[float, bool]  # score, and whether people rate it 
 ScoreGap: TypeAlias = tuple[float, float]  # two adjacent scores
 
 MIN_LABELS = 10  # fewest labels for a threshold
-# Fewest labels of good and of bad cases: fewer carry no information, however well they separate
+# Fewest labels of good and of bad cases. Fewer carry no information, even if the scores separate them perfectly
 MIN_LABELS_PER_SIDE = 3
 CROSS_VALIDATION_FOLDS = 10
-_BOOTSTRAP_WORK = 200_000  # bound of the scores drawn for the interval, in all repetitions
-_BOOTSTRAP_REPEATS = 200, 1_000  # fewest and most repetitions
+_BOOTSTRAP_WORK = 200_000  # most scores that are drawn for the bootstrap interval, in all repetitions together
+_BOOTSTRAP_REPEATS = 200, 1_000  # fewest and most bootstrap repetitions
 _KAPPA_TOLERANCE = 1e-12
 _NO_AGREEMENT = measure_agreement(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThresholdFit:
-    """Threshold from which on scores are good, including scores equal to it; with `rising` False, up to which they are
-    good.
+    """Threshold that separates good scores from bad ones. A score equal to the threshold is good.
 
-    The threshold maximises Cohen's kappa between passing and people; if several do, it is the middle of the widest
-    gap. `low` to `high` is its 95 % bootstrap interval. `agreement` is cross-validated: it is over labels that were
-    left out, a tenth at a time, when their threshold was chosen. `apart` is how often a good case has a better score
-    than a bad one (ties count half).
+    With `rising`, scores above the threshold are good, too, otherwise scores below it. The threshold maximises
+    Cohen's kappa between passing the threshold and the ratings of people. If several thresholds do, it is the middle
+    of the widest gap between scores. `low` to `high` is its 95 % bootstrap interval.
+
+    The `agreement` is cross-validated: each tenth of the labels is compared with a threshold chosen without it.
+    `apart` is the share of (good case, bad case) pairs in which the good case has the better score; ties count half.
 
     If the labels do not determine a threshold, `threshold` and its interval are None, and `why` states the reason.
     """
@@ -283,7 +295,10 @@ class ThresholdFit:
 
 
 def choose_threshold(rated: Iterable[RatedScore], *, rising: bool = True) -> ThresholdFit:
-    """Choose the threshold of scores that people have rated as good or bad. `rising`: higher scores are better."""
+    """Choose the threshold between the scores of cases that people rate as good and those of bad cases.
+
+    With `rising`, higher scores are better.
+    """
     pairs = sorted((score if rising else -score, good) for score, good in rated)
     apart, spread = _rank_probability(pairs)
     found = ThresholdFit(n=len(pairs), good=sum(good for _, good in pairs), rising=rising, apart=apart)
@@ -311,7 +326,10 @@ def _find_shortage(pairs: Sequence[RatedScore]) -> str | None:
 
 
 def _find_missing_order(apart: float | None, spread: float) -> str | None:
-    """Return the reason if scores do not separate good from bad beyond chance (Mann-Whitney test)."""
+    """Return the reason why there is no threshold, if scores separate good from bad no better than chance, else None.
+
+    Uses the Mann-Whitney test.
+    """
     if apart is None or apart - 0.5 > _Z * spread:
         return None
     said = f"of a good and a bad one the good one has the better score {apart:.0%} of the time"
@@ -321,8 +339,9 @@ def _find_missing_order(apart: float | None, spread: float) -> str | None:
 
 
 def _rank_probability(pairs: Sequence[RatedScore]) -> tuple[float | None, float]:
-    """Return how often a good case scores above a bad one, with ties as half, and its standard error under chance
-    alone.
+    """Return the probability that a good case scores above a bad one, and the standard error that it has under chance.
+
+    Ties count half.
     """
     at: dict[float, list[int]] = {}
     for score, is_good in pairs:
@@ -332,7 +351,7 @@ def _rank_probability(pairs: Sequence[RatedScore]) -> tuple[float | None, float]
     if not good or not bad:
         return None, 0.0
     below, above = 0, 0.0
-    for bads, goods in at.values():  # in order of score
+    for bads, goods in at.values():  # ascending scores, because the pairs are sorted
         above += goods * (below + bads / 2)
         below += bads
     ties = sum((bads + goods) ** 3 - bads - goods for bads, goods in at.values())
@@ -340,9 +359,10 @@ def _rank_probability(pairs: Sequence[RatedScore]) -> tuple[float | None, float]
 
 
 def _best_gap(pairs: Sequence[RatedScore]) -> ScoreGap:
-    """Return the gap between adjacent scores with the greatest kappa; of several the widest, and of these the lowest.
+    """Return the gap between adjacent scores in which a threshold has the greatest kappa.
 
-    Pairs must be sorted. If all scores are equal, both ends are that score.
+    Of several gaps, return the widest, and of equally wide gaps the lowest. Pairs must be sorted. If all scores are
+    equal, both ends are that score.
     """
     n, good = len(pairs), sum(good for _, good in pairs)
     gap, best = (pairs[0][0], pairs[0][0]), -2.0
@@ -357,7 +377,7 @@ def _best_gap(pairs: Sequence[RatedScore]) -> ScoreGap:
 
 
 def _binary_kappa(n: int, good: int, passed: int, right: int) -> float:
-    """Return Cohen's kappa of a 2×2 table: `passed` of `n` pass, and `right` of them are among the `good`."""
+    """Return Cohen's kappa of a 2×2 table: of `n` cases, `passed` pass, `good` are good, and `right` are both."""
     agreed = (right + n - passed - good + right) / n
     chance = (passed * good + (n - passed) * (n - good)) / (n * n)
     return (agreed - chance) / (1 - chance) if chance < 1 else 0.0
@@ -370,10 +390,10 @@ def _gap_middle(gap: ScoreGap) -> float:
 
 
 def _bootstrap_interval(pairs: Sequence[RatedScore]) -> ScoreGap:
-    """Resample good and bad cases separately, and return the 2.5th percentile of the gaps' lower ends and the 97.5th of
-    their upper ends.
+    """Return the 95 % bootstrap interval of the threshold. Good and bad cases are resampled separately.
 
-    Both ends of a gap are used, because any threshold within a gap is equally good.
+    The interval extends from the 2.5th percentile of the lower ends of the best gaps to the 97.5th percentile of
+    their upper ends. It uses both ends, because any threshold within a gap is equally good.
     """
     random, sides = Random(len(pairs)), _split_by_label(pairs)  # seeded, so that equal labels give an equal interval
     least, most = _BOOTSTRAP_REPEATS
@@ -385,7 +405,9 @@ def _bootstrap_interval(pairs: Sequence[RatedScore]) -> ScoreGap:
 
 
 def _cross_validate(pairs: Sequence[RatedScore]) -> Iterator[tuple[float, float]]:
-    """Yield for each pair whether it passes the threshold chosen from the other folds, and people's rating."""
+    """Yield, for each pair, whether its score passes the threshold chosen from the other folds, and how people rate
+    it.
+    """
     ordered = list(chain(*_split_by_label(pairs)))
     for fold in range(min(CROSS_VALIDATION_FOLDS, len(pairs))):
         threshold = _gap_middle(

@@ -24,12 +24,12 @@ WeightedLabel: TypeAlias = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectedMean:
-    """Estimated mean of human labels over all cases, with its 95 % interval from `low` to `high`; `judge` is the judge's
-    own mean.
+    """Estimated mean of human labels over all cases, with its 95 % interval from `low` to `high`.
 
-    All cases that the judge has scored (`cases`) count as a sample of the application's behaviour. Therefore the
-    interval has a width even if all cases are labelled. `votes` is the number of labelled cases. `alone` is the mean
-    of the labels and its interval, without the judge. If there is no mean, `why` states the reason.
+    The judge's own mean is in `judge`. The cases that the judge has scored (their number is `cases`) are treated as a
+    sample of the application's behaviour. Therefore the interval has a width even if all cases are labelled. `votes`
+    is the number of labelled cases. `alone` is the estimate from the labels only: the mean and its interval. If there
+    is no mean, `why` states the reason.
     """
 
     mean: float | None
@@ -41,7 +41,7 @@ class CorrectedMean:
     method: str
     alone: tuple[float, float, float] | None = None
     why: str | None = None
-    error: float | None = None  # standard error, with PPI++
+    error: float | None = None  # standard error; only with PPI++
     tuning: float | None = None  # λ of PPI++: the weight of the judge's scores, 0 to 1
     notes: tuple[str, ...] = ()  # notes on excluded cases
 
@@ -57,10 +57,10 @@ class CorrectedMean:
 def estimate_ppi_mean(scores: Sequence[float], votes: Sequence[WeightedLabel]) -> CorrectedMean:
     """Estimate the mean of human labels from all scores of a judge, and from labels on some of the same cases.
 
-    Labels state the probability with which their case was drawn; only ratios of probabilities matter. Scores and
-    labels that are all 0 or 1 are post-stratified by the judge's score. Others use PPI++ (Angelopoulos, Duchi, Zrnic
-    2023, arXiv 2311.01453), if there are at least `MIN_PPI_LABELS` labels. Raises `ValueError` for a probability
-    outside (0, 1], and for more labels than scores.
+    Each label states the probability with which its case was drawn; only ratios of these probabilities matter. If all
+    scores and labels are 0 or 1, the estimate is post-stratified by the judge's score. Otherwise it uses PPI++
+    (Angelopoulos, Duchi, Zrnic 2023, arXiv 2311.01453), and there is no mean if the effective number of labels is below
+    `MIN_PPI_LABELS`. Raises `ValueError` for a probability outside (0, 1], and if there are more labels than scores.
     """
     if len(votes) > len(scores):
         raise ValueError(f"{len(votes)} votes on {len(scores)} scored cases: a voted case is one of the scored ones")
@@ -88,10 +88,11 @@ def _without_mean(
 
 
 def _post_stratify(scores: Sequence[float], votes: Sequence[WeightedLabel]) -> CorrectedMean:
-    """Estimate the share of yes labels for each score of the judge, and weight them by how often the judge gives that
+    """Estimate the share of yes labels for each score of the judge, and weight these two shares by the frequency of the
     score.
 
-    All three shares are drawn from their posteriors under Jeffreys' prior, Beta(½, ½).
+    The interval comes from random draws. They are taken from the posteriors of both shares and of the frequency,
+    under Jeffreys' prior, Beta(½, ½).
     """
     import numpy
 
@@ -127,9 +128,9 @@ def _beta_mean(beta: tuple[float, float]) -> float:
 
 
 def _beta_posterior(votes: Sequence[WeightedLabel], verdict: float | None) -> tuple[float, float]:
-    """Return the Beta parameters of the share of yes labels where the judge gave `verdict` (None: any).
+    """Return the parameters of the Beta posterior for the share of yes labels among cases with the judge's `verdict`.
 
-    Labels of unequal weight count with their effective sample size.
+    None selects all cases. Labels of unequal weight count with their effective sample size.
     """
     weighted = [(1 / probability, vote) for judge, vote, probability in votes if verdict in (None, judge)]
     total = sum(weight for weight, _ in weighted)
@@ -141,11 +142,10 @@ def _beta_posterior(votes: Sequence[WeightedLabel], verdict: float | None) -> tu
 
 
 def _estimate_ppi(scores: Sequence[float], votes: Sequence[WeightedLabel]) -> CorrectedMean:
-    """Estimate the mean by PPI++, with the cases without labels as the unlabelled sample, or its form for unequal
-    weights.
+    """Estimate the mean by PPI++, in the form for equal or for unequal weights.
 
-    The interval follows the skewness of the residuals (Hall 1992). If nearly all scores are 5, a symmetric interval
-    of 100 labels covers the true mean only 9 times in 10.
+    The interval is adjusted for the skewness of the residuals (Hall 1992). If nearly all scores are 5, a symmetric
+    interval from 100 labels covers the true mean only 9 times in 10.
     """
     import numpy
 
@@ -191,8 +191,9 @@ Estimate: TypeAlias = tuple[float, float, float, float]  # mean, standard error,
 
 
 def _estimate_equal_weights(judged: Array, voted: Array, weights: Array, everything: Array) -> Estimate:
-    """Estimate with equal weights. The scores of unlabelled cases are derived as all scores minus those of labelled
-    ones.
+    """Estimate with equal weights, where the cases without labels are the unlabelled sample.
+
+    Sums over the unlabelled cases are the sums over all cases minus those over the labelled cases.
     """
     n, rest = len(voted), len(everything) - len(voted)
     if not rest or not everything.std():
@@ -213,10 +214,10 @@ def _third_moment(values: Array, n: int) -> float:
 
 
 def _estimate_unequal_weights(judged: Array, voted: Array, weights: Array, everything: Array) -> Estimate:
-    """Estimate with unequal weights, where the unlabelled cases are no random sample.
+    """Estimate with unequal weights, where the unlabelled cases are not a random sample.
 
-    All scores replace the unlabelled ones. With equal weights the estimate is the same, and λ is smaller by 1 + n/(N
-    − n).
+    The scores of all cases take the place of the unlabelled scores. With equal weights, this gives the same estimate as
+    `_estimate_equal_weights`, with a λ that is larger by the factor 1 + n/(N − n), for n labels and N scores.
     """
     n, cases = len(voted), len(everything)
     off_judged, off_voted = judged - (weights * judged).mean(), voted - (weights * voted).mean()

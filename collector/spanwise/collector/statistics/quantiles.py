@@ -12,7 +12,8 @@ def percentile(ordered: Sequence[int], percent: int) -> int:
     """Return the nearest-rank percentile: the smallest value such that at least `percent` % of the values are at or
     below it.
 
-    `ordered` is in ascending order and holds integers, such as nanoseconds, so the result is exact and is one of them. Raises `ValueError` without values, or for a percent outside 1 to 100.
+    The values in `ordered` are ascending integers, such as nanoseconds. The result is exactly one of them. Raises
+    `ValueError` without values, or for a percent outside 1 to 100.
     """
     if not ordered or not 1 <= percent <= 100:
         raise ValueError(
@@ -55,7 +56,7 @@ def _expand_quantile(probability: float, freedom: int) -> float:
 
 
 def _search_quantile(within: float, freedom: int) -> float:
-    """Find the value at which the probability of |t| reaches `within`, by bisection over its angle."""
+    """Find the value t for which P(|T| ≤ t) is `within`, by bisection over the angle of `_central_probability`."""
     low, high = 0.0, pi / 2
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -64,7 +65,7 @@ def _search_quantile(within: float, freedom: int) -> float:
 
 
 def _central_probability(angle: float, freedom: int) -> float:
-    """Compute P(|t| ≤ tan(angle)·√freedom), by the finite series of Abramowitz, Stegun 26.7.3 and 26.7.4."""
+    """Compute P(|T| ≤ tan(angle)·√freedom), by the finite series of Abramowitz, Stegun 26.7.3 and 26.7.4."""
     odd = freedom % 2
     term = cos(angle) if odd else 1.0
     total = term if freedom > 1 else 0.0

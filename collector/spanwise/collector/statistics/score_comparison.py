@@ -14,10 +14,10 @@ from spanwise.collector.statistics.feedback_tally import ExactSum
 from spanwise.collector.statistics.quantiles import t_quantile
 
 MAX_EXACT_PAIRS = 12  # most differences for which all 2^n sign patterns are enumerated
-# Most differences for which patterns are sampled; beyond it the normal distribution is as good
+# Most differences for which patterns are sampled. For more, the normal distribution is as good
 MAX_SAMPLED_PAIRS = 1_000
 SIGN_PATTERNS = 10_000
-SCATTER_TOLERANCE = 1e-9  # a range of differences up to this is rounding only
+SCATTER_TOLERANCE = 1e-9  # if the differences span no more than this, they are equal except for rounding errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,9 @@ class PairedTest:
     With fewer than two differences, or if all are equal, their spread is unknown. Then `error`, the standard error of
     the mean, and the interval are None, rather than an interval of width 0.
 
-    `p` is the two-sided p-value of the sign-flip permutation test: if neither side were better, each difference would be equally likely with the opposite sign. The test assumes no distribution, so it also holds for scores that are only 0 and 1.
+    The value `p` is the two-sided p-value of the sign-flip permutation test: if neither side were better, each
+    difference would be equally likely with the opposite sign. The test assumes no distribution, so it also holds for
+    scores that are only 0 and 1.
     """
 
     n: int
@@ -38,7 +40,7 @@ class PairedTest:
     error: float | None = None
 
     def interval(self, level: float = 0.95) -> tuple[float, float] | None:
-        """Return the interval at another level; None if the spread of the differences is unknown."""
+        """Return the interval at another confidence level; None if the spread of the differences is unknown."""
         if self.error is None:
             return None
         half = t_quantile((1 + level) / 2, self.n - 1) * self.error
@@ -47,8 +49,9 @@ class PairedTest:
     def beyond_chance(self, level: float = 0.95) -> bool:
         """Return whether the mean differs from 0, both by the interval and by the permutation test.
 
-        Either test alone is not enough. The interval of few scores that are 0 or 1 is too narrow. If all differences
-        are equal there is no interval, although two can be equal by chance and ten hardly can.
+        Either test alone is not enough. If there are few scores and all are 0 or 1, the interval is too narrow. If
+        all differences are equal, there is no interval, and only the permutation test can tell whether there are
+        enough of them.
         """
         low, high = self.interval(level) or (self.mean, self.mean)
         return self.p <= (1 - level) * (1 + 1e-9) and not low <= 0 <= high
@@ -67,7 +70,9 @@ def paired_test(differences: Sequence[float]) -> PairedTest:
 
 
 def _p_value(differences: Sequence[float]) -> float:
-    """Return the p-value of non-zero differences; a pair without a difference is the same with either sign."""
+    """Return the p-value of the non-zero differences. A difference of 0 has no effect, because its sign does not
+    matter.
+    """
     observed = abs(sum(differences)) * (1 - 1e-12)
     if not differences:
         return 1.0
@@ -92,13 +97,14 @@ def _sampled_p_value(differences: Sequence[float], observed: float) -> float:
     return float((numpy.abs(sums) >= observed).sum() + 1) / (SIGN_PATTERNS + 1)
 
 
-DIFFERENCE_TOLERANCE = 1e-9  # smaller differences are rounding
+DIFFERENCE_TOLERANCE = 1e-9  # smaller differences are rounding errors
 
 # By example id and key: the mean score over the example's repetitions
 Scores: TypeAlias = Mapping[str, Mapping[str, float]]
 Conclusion: TypeAlias = Literal["better", "worse", "higher", "lower", "unclear", "same"]
 
-TASK_OK = "task_ok"  # key for whether the task ended without an error; computed for every run, not stored
+# key of the score that tells whether the task ended without an error; computed for every run, not stored
+TASK_OK = "task_ok"
 FAMILY_LEVEL = 0.95  # joint level of the intervals of all keys of a comparison
 
 
@@ -106,7 +112,10 @@ FAMILY_LEVEL = 0.95  # joint level of the intervals of all keys of a comparison
 class Contrast:
     """Comparison of one key of two experiments: the differences, after minus before, over the examples scored in both.
 
-    `test` is for this key alone; None without pairs. `only_before` and `only_after` count the examples scored in only one of the two. `rising` tells whether a higher score is better; None if unknown. `family` is the number of differences that are compared together: among twenty, one is expected to be due to chance.
+    The `test` is for this key alone; None without pairs. `only_before` and `only_after` count the examples scored in
+    only one of the two experiments. `rising` tells whether a higher score is better; None if unknown. `family` is the
+    number of comparisons that are made together. `level` accounts for it, because one of twenty comparisons is
+    expected to differ by chance.
     """
 
     key: str
@@ -122,22 +131,26 @@ class Contrast:
 
     @property
     def level(self) -> float:
-        """Return the level of this key's interval at which the intervals of the whole family hold jointly at 95 %
-        (Bonferroni).
+        """Return the confidence level of this key's interval.
+
+        At this level, the intervals of the whole family hold jointly at 95 % (Bonferroni).
         """
         return 1 - (1 - FAMILY_LEVEL) / self.family
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Return the interval of the mean difference at `level`; None without pairs, or if all differences are equal."""
+        """Return the interval of the mean difference at `level`.
+
+        The interval is None without pairs, or if all differences are equal.
+        """
         return self.test.interval(self.level) if self.test else None
 
     @property
     def verdict(self) -> Conclusion | None:
-        """Return the conclusion for the key: "better" or "worse", or "higher" or "lower" if the better direction is
-        unknown.
+        """Return the conclusion for the key; None without pairs.
 
-        "unclear" if the differences may be due to chance at `level`, "same" if there are none; None without pairs.
+        The conclusion is "better" or "worse", or "higher" or "lower" if it is unknown which direction is better. It
+        is "unclear" if the differences may be due to chance at `level`, and "same" if there are none.
         """
         if self.test is None:
             return None
@@ -149,7 +162,7 @@ class Contrast:
 
     @property
     def pairs(self) -> int:
-        """Return the number of examples scored in both."""
+        """Return the number of examples scored in both experiments."""
         return len(self.differences)
 
     @property
@@ -164,9 +177,9 @@ class Contrast:
 
 
 def mean_by_example(scores: Iterable[tuple[str, str, float]]) -> dict[str, dict[str, float]]:
-    """Return the mean per example and key of (example id, key, score), in order of first occurrence.
+    """Return the mean score by example id and key, in order of first occurrence.
 
-    Each example thus has the same weight, however often it was repeated.
+    The scores are tuples (example id, key, score). Each example has the same weight, however often it was repeated.
     """
     sums: dict[str, dict[str, list[float]]] = {}
     for example_id, key, score in scores:
@@ -178,10 +191,10 @@ def mean_by_example(scores: Iterable[tuple[str, str, float]]) -> dict[str, dict[
 
 
 def iterate_scores(runs: Iterable[RunScores], *, tasks: bool = False) -> Iterator[tuple[str, str, float]]:
-    """Yield (example id, key, score) of an experiment's runs, for `mean_by_example`. Labels, errors and skips are no
-    scores.
+    """Yield (example id, key, score) for the runs of an experiment, as input for `mean_by_example`.
 
-    With `tasks`, also yield `task_ok`: 0 if the task failed, else 1. It replaces scores reported under that key.
+    Labels, errors and skips are left out. With `tasks`, also yield a score under the key `task_ok`: 0 if the task
+    failed, else 1. Scores that were reported under this key are then left out.
     """
     for run in runs:
         example_id = run.example_id or run.trace_id
@@ -195,9 +208,10 @@ def iterate_scores(runs: Iterable[RunScores], *, tasks: bool = False) -> Iterato
 def compare_scores(
     before: Scores, after: Scores, rising: Mapping[str, bool] | None = None, *, others: int = 1
 ) -> dict[str, Contrast]:
-    """Return contrasts by key, sorted, for all keys that either experiment has scores for.
+    """Return the contrasts of all keys under which either experiment has scores, sorted by key.
 
-    The family are the keys with pairs, times `others`, the number of experiments that `before` is compared with.
+    Pass in `others` the number of experiments with which `before` is compared. The size of the family is this number
+    times the number of keys that have pairs.
     """
     columns = {
         key: (_scores_of_key(before, key), _scores_of_key(after, key))
@@ -209,7 +223,7 @@ def compare_scores(
 
 
 def get_direction(difference: float) -> int:
-    """Return 1 for up, −1 for down, 0 for a difference that is rounding only."""
+    """Return 1 for an increase, −1 for a decrease, and 0 for a difference that is only a rounding error."""
     return (difference > DIFFERENCE_TOLERANCE) - (difference < -DIFFERENCE_TOLERANCE)
 
 

@@ -14,16 +14,17 @@ from spanwise.collector.statistics.feedback_tally import ExactSum
 from spanwise.collector.statistics.quantiles import t_quantile
 
 # Fixed and equal for all rules, so that a rule with a lower rate takes a subset of the targets of a rule with a
-# higher rate. Head sampling uses the last 56 bits of the trace id unhashed; the hash spreads the traces that it kept
-# evenly over [0, 1). The value contains the product's former name, because another value would change which traces
-# are sampled.
+# higher rate. Head sampling uses the last 56 bits of the trace id unhashed. The hash spreads the traces that head
+# sampling kept evenly over [0, 1). The value contains the product's former name, because another value would change
+# which traces are sampled.
 SAMPLING_SALT = b"assay.monitor.1:"
 MANTISSA_BITS = 53  # bits of a float's mantissa, so that all positions are equally likely and none rounds up to 1
 
 
 def get_sampling_position(target: str) -> float:
-    """Return the sampling position of a trace id: a fixed number in [0, 1), evenly distributed. For a session, pass
-    "project/session".
+    """Return the sampling position of a trace id: a fixed number in [0, 1), evenly distributed.
+
+    For a session, pass "project/session".
     """
     digest = hashlib.sha256(SAMPLING_SALT + target.encode("utf-8", "surrogatepass")).digest()
     return (int.from_bytes(digest[:8], "big") >> (64 - MANTISSA_BITS)) / (1 << MANTISSA_BITS)
@@ -31,7 +32,9 @@ def get_sampling_position(target: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledCase:
-    """A sampled case. `stratum` is the group of cases from which it was drawn, "" for all."""
+    """Case that was drawn for labelling. `stratum` is the group of cases from which it was drawn; "" if there are no
+    groups.
+    """
 
     target: Target
     stratum: str = ""
@@ -39,9 +42,10 @@ class SampledCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelSample:
-    """Sample for labelling. `drawn` has the cases in random order, `cases` the number of cases per stratum.
+    """Sample for labelling: the cases in random order (`drawn`), and the number of available cases per stratum
+    (`cases`).
 
-    `of` maps targets to strata, for targets that are in the sample or are labelled already.
+    The stratum of each target that is in the sample or labelled already is in `of`.
     """
 
     drawn: tuple[SampledCase, ...]
@@ -49,7 +53,7 @@ class LabelSample:
     of: Mapping[Target, str] = field(default_factory=dict)
 
     def probability(self, stratum: str, voted: int) -> float:
-        """Return the probability of a case of the stratum to be drawn if `voted` cases of the stratum were drawn."""
+        """Return the probability with which a case of the stratum was drawn, if `voted` of its cases were drawn."""
         return min(1.0, voted / self.cases[stratum])
 
 
@@ -58,10 +62,10 @@ def draw_label_sample(
 ) -> LabelSample:
     """Draw the n cases with the smallest random numbers, which are hashes of seed and case.
 
-    If strata are named, each contributes equally many cases, or all that it has. The number of a case is permanent:
-    the same seed draws the same sample, a larger n extends it, and new cases are included in proportion. Therefore
-    all cases ever drawn are a random sample of all present cases, with equal probability within a stratum (permanent
-    random numbers, Ohlsson 1995). Memory grows only with n and `voted`.
+    If strata are named, each contributes the same number of cases, or all of its cases if it has fewer. The random
+    number of a case never changes: the same seed draws the same sample, a larger n extends it, and new cases are
+    included in proportion. Therefore all cases ever drawn are a random sample of all present cases, with equal
+    probability within a stratum (permanent random numbers, Ohlsson 1995). Memory grows only with n and `voted`.
     """
     named = tuple(strata) or ("",)
     known, counted = set(voted), Counter[str]()
@@ -87,7 +91,7 @@ def draw_label_sample(
         {stratum: sorted(entries, key=lambda entry: entry[0]) for stratum, entries in ordered.items()}, n
     )
     of |= {drawn.target: drawn.stratum for drawn in chosen}
-    # An order by their numbers would reveal the judge's score
+    # Sort by other random numbers: the order in which the cases were drawn would reveal the judge's score
     chosen.sort(key=lambda drawn: _random_number(seed, drawn.target, "shown"))
     return LabelSample(drawn=tuple(chosen), cases=dict(counted), of=of)
 
@@ -98,7 +102,7 @@ def _random_number(seed: int, target: Target, why: str = "drawn") -> int:
 
 
 def _share_among_strata(smallest: Mapping[str, Sequence[tuple[int, Target]]], n: int) -> list[SampledCase]:
-    """Take equally many cases of each stratum; take small strata completely."""
+    """Return n cases, divided equally among the strata. Strata with too few cases are taken completely."""
     left, rooms = n, sorted(smallest, key=lambda stratum: len(smallest[stratum]))
     chosen: list[SampledCase] = []
     for place, stratum in enumerate(rooms):
@@ -109,16 +113,19 @@ def _share_among_strata(smallest: Mapping[str, Sequence[tuple[int, Target]]], n:
 
 
 _UPPER_PROBABILITY = 0.975  # upper quantile of a two-sided 95 % interval
-_VARIANCE_TOLERANCE = 1e-12  # a smaller variance is rounding
-_MIN_CLUSTERS = 1 + 1e-9  # effective number of clusters above which they can be compared with each other
+_VARIANCE_TOLERANCE = 1e-12  # a smaller variance is a rounding error
+_MIN_CLUSTERS = 1 + 1e-9  # up to this effective number of clusters, their spread is unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledMean:
-    """Estimated mean under one key over all targets that a rule could have evaluated, with its 95 % interval from `low`
-    to `high`.
+    """Estimated mean under one key over all targets that a rule could have evaluated.
 
-    `n` scores count. Their precision is that of `effective` sessions (or traces without a session) of equal weight. Excluded are `unknown` scores, whose sampling probability is unknown, and `outside` scores, whose target the present rate would not select. `unweighted` is the plain mean of the `unknown` scores if no other score counts, as for senders without sampling information. `failed` and `skipped` count outcomes without a score. The interval is None if the spread of the scores is unknown.
+    The 95 % interval extends from `low` to `high`. It is None if the spread of the scores is unknown. `n` scores
+    count. The mean is as precise as that of `effective` sessions (or traces without a session) of equal weight. Two
+    kinds of scores are excluded: `unknown` counts those whose sampling probability is unknown, and `outside` those
+    whose target the present rate would not select. `unweighted` is the plain mean of the `unknown` scores if no other
+    score counts, as for senders without sampling information. `failed` and `skipped` count outcomes without a score.
     """
 
     key: str
@@ -149,7 +156,7 @@ class SampledMean:
 
 @dataclass(slots=True)
 class _KeySums:
-    """Sums of one key. Memory grows with the number of clusters."""
+    """Sums of the scores under one key. Memory grows with the number of clusters."""
 
     # (is session, id) of the cluster -> Σw, Σwy
     clusters: dict[tuple[bool, str], tuple[float, float]] = field(default_factory=dict)
@@ -185,10 +192,10 @@ class _KeySums:
 def estimate_means(scores: Iterable[WeightedScore]) -> list[SampledMean]:
     """Return, per key in alphabetical order, the mean Σwy/Σw with w = 1/p (Hájek 1971) and its interval.
 
-    The interval is that of a ratio, by linearization over clusters (Särndal, Swensson, Wretman 1992, section 5.7). A
-    cluster is a session, or a trace without a session. If all scores are 0 or 1 it is Wilson's interval for the
-    effective sample size, but at most the number of scores (Korn, Graubard 1998). Wilson's interval has a width even
-    if all scores are equal.
+    The interval is that of a ratio estimator, by linearization over clusters (Särndal, Swensson, Wretman 1992,
+    section 5.7). A cluster is a session, or a trace without a session. If all scores are 0 or 1, the interval is
+    Wilson's for the effective sample size, which is limited to the number of scores (Korn, Graubard 1998). Wilson's
+    interval has a width even if all scores are equal.
     """
     sums: dict[str, _KeySums] = {}
     for one in scores:
@@ -224,8 +231,8 @@ def _estimate_mean(key: str, sums: _KeySums) -> SampledMean:
 def _linearized_interval(
     mean: float, weight: float, shares: list[float], effective: float, sums: _KeySums
 ) -> tuple[float, float] | tuple[None, None]:
-    # The deviation of a cluster from the mean, increased by how far the cluster has pulled the mean to itself (Bell,
-    # McCaffrey 2002)
+    # Increase the deviation of each cluster from the mean, because the cluster itself has moved the mean towards it
+    # (Bell, McCaffrey 2002)
     missed = zip((total - mean * weights for weights, total in sums.clusters.values()), shares, strict=True)
     variance = fsum(miss * miss / (1 - share) for miss, share in missed) / weight**2
     t = t_quantile(_UPPER_PROBABILITY, max(1, round(effective - 1)))
@@ -238,7 +245,7 @@ def _linearized_interval(
 
 
 def _wilson_interval(share: float, n: float, t: float) -> tuple[float, float]:
-    """Return the interval of a share of n (Wilson 1927)."""
+    """Return the 95 % interval of a share that was observed in n cases (Wilson 1927)."""
     middle = (share + t * t / (2 * n)) / (1 + t * t / n)
     half = t / (1 + t * t / n) * sqrt(share * (1 - share) / n + t * t / (4 * n * n))
     return max(0.0, middle - half), min(1.0, middle + half)

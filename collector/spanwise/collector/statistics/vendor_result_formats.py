@@ -12,12 +12,12 @@ from spanwise.collector.statistics.feedback_tally import UNPARSED, Tally
 AssessmentType = Literal["ANSWER", "RETRIEVAL"]
 
 AVERAGE_JUDGES = frozenset({"safety"})  # judges whose aggregate Databricks names "average"; the others are percentages
-# Metrics without a judge: numbers, computed from expected documents
+# Metrics that need no judge: numbers that are computed from the expected documents
 GROUND_TRUTH_METRICS = frozenset({"document_recall"})
-RETRIEVAL_JUDGES = frozenset({"context_sufficiency"})  # judges with one rating, but on the retrieved context
-CHUNK_JUDGES = frozenset({"chunk_relevance"})  # judges with one rating per chunk, and their precision
+RETRIEVAL_JUDGES = frozenset({"context_sufficiency"})  # judges that give one rating to the retrieved context as a whole
+CHUNK_JUDGES = frozenset({"chunk_relevance"})  # judges that give one rating per chunk, and report the precision
 DATABRICKS_NAMES: Mapping[str, str] = {"groundedness_judge": "groundedness"}
-CUSTOM_PROMPT_PREFIX = "custom_judge "  # name of the prompt of custom judges, before its version
+CUSTOM_PROMPT_PREFIX = "custom_judge "  # first part of the name of a custom judge's prompt; the version follows
 KEYS_BY_DATABRICKS_NAME: Mapping[str, str] = {theirs: key for key, theirs in DATABRICKS_NAMES.items()}
 DATABRICKS_JUDGES = (
     AVERAGE_JUDGES
@@ -37,7 +37,7 @@ DATABRICKS_JUDGES = (
 def databricks_results(
     feedback: Iterable[Feedback], name: str, assessment_type: AssessmentType | None = None
 ) -> dict[str, Any]:
-    """Return the results of one judge under Databricks' names: lists over rows, and one value in [0, 1] for the set.
+    """Return the results of one judge under Databricks' names: lists with one entry per row, and one aggregate.
 
     - `response/llm_judged/{name}/rating` ("yes", "no", None), `…/rationale`, `…/error_message`, and
       `…/rating/percentage` (`…/rating/average` for safety), the share of yes over the rows that have a rating;
@@ -47,17 +47,18 @@ def databricks_results(
       `…/precision`, and `…/precision/average` over the rows that have one;
     - for "document_recall", `retrieval/ground_truth/document_recall` and `…/average`.
 
-    Missing values, errors and skips are None. Our key `groundedness_judge` is their "groundedness".
+    The aggregate is in [0, 1]. Missing values, errors and skips are None. Spanwise's key `groundedness_judge` is
+    Databricks' "groundedness".
     """
     key = KEYS_BY_DATABRICKS_NAME.get(name, name)
     return _judge_results([row for row in feedback if row.key == key], key, assessment_type)
 
 
 def databricks_table(runs: Iterable[Iterable[Feedback]]) -> dict[str, Any]:
-    """Return the results of all yes/no judges of runs in the format of `databricks_results`: lists with one entry per
-    run.
+    """Return the results of all yes/no judges in the format of `databricks_results`, with one entry per run in each
+    list.
 
-    Of several outcomes under one key the newest counts; human feedback does not count.
+    If a run has several outcomes under one key, the newest counts. Human feedback does not count.
     """
     judged = [_latest_by_key(feedback) for feedback in runs]
     keys = {key for outcomes in judged for key, row in outcomes.items() if _is_databricks_judge(row)}
@@ -68,22 +69,24 @@ def databricks_table(runs: Iterable[Iterable[Feedback]]) -> dict[str, Any]:
 
 
 def haystack_results(feedback: Iterable[Feedback], key: str) -> dict[str, Any]:
-    """Return the scores of one key under Haystack's names: `individual_scores` (None where missing) and `score`, their
-    mean.
+    """Return the scores of one key under Haystack's names.
+
+    These are `individual_scores` (None where a score is missing) and `score`, the mean.
     """
     rows = [row for row in feedback if row.key == key]
     return {"individual_scores": [row.score for row in rows], "score": _mean_score(rows)}
 
 
 def _latest_by_key(feedback: Iterable[Feedback]) -> dict[str, Feedback]:
-    """Return the newest feedback by key, without human feedback under the same key."""
+    """Return the newest feedback by key. Human feedback and feedback on documents are left out."""
     said = (row for row in feedback if row.source != "human" and row.target.document is None)
     return {row.key: row for row in sorted(said, key=lambda row: row.created_ns)}
 
 
 def _is_databricks_judge(row: Feedback) -> bool:
-    """Return whether the feedback is of one of Databricks' judges, or of another yes/no judge, as its custom judges
-    are.
+    """Return whether the feedback comes from a judge of Databricks or from another yes/no judge.
+
+    Other yes/no judges are included, because Databricks' custom judges are of this kind.
     """
     if row.evaluator in DATABRICKS_JUDGES:
         return True
@@ -92,8 +95,9 @@ def _is_databricks_judge(row: Feedback) -> bool:
 
 
 def _has_custom_prompt(row: Feedback) -> bool:
-    """Return whether the prompt is that of a custom judge. A failure also names it, although a judge that failed on all
-    rows has no yes or no.
+    """Return whether the feedback names the prompt of a custom judge.
+
+    This identifies a custom judge that failed on all rows and has therefore reported no yes or no.
     """
     judge = row.metadata.get("judge")
     prompts = judge.get("prompts") if isinstance(judge, Mapping) else None
@@ -103,7 +107,7 @@ def _has_custom_prompt(row: Feedback) -> bool:
 
 
 def _judge_results(rows: Sequence[Feedback | None], key: str, assessment_type: AssessmentType | None) -> dict[str, Any]:
-    # Regardless of its key
+    # A judge of Databricks is identified by its evaluator, regardless of the key
     judge = next((row.evaluator for row in rows if row and row.evaluator in DATABRICKS_JUDGES), key)
     if judge in GROUND_TRUTH_METRICS:
         stem = f"retrieval/ground_truth/{key}"
@@ -134,7 +138,7 @@ def _chunk_results(rows: Sequence[Feedback | None], stem: str) -> dict[str, Any]
     messages = lists[f"{stem}/error_messages"]
     for place, row in enumerate(rows):
         if row is not None and row.error is not None and messages[place] is None:
-            messages[place] = [row.error]  # failed before any chunk
+            messages[place] = [row.error]  # the judge failed before it rated a chunk
     precision = [row.score if row else None for row in rows]
     return {**lists, f"{stem}/precision": precision, f"{stem}/precision/average": _mean_score(rows)}
 
@@ -161,9 +165,11 @@ def _rating(row: Feedback | None) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BooleanRates:
-    """Rates in [0, 1] over `cases`: passes + failures + parse_failures = 1; all None without cases.
+    """Rates in [0, 1] over `cases`, with passes + failures + parse_failures = 1. All are None without cases.
 
-    `retrieval_failures` is over the cases whose context was judged, None without any; `generation_failures` is over all. Cases with another error, and skipped cases, are in neither rate. They are counted in `failed` and `skipped`.
+    The rate `retrieval_failures` is over the cases whose context was judged, and None if there are none. The rate of
+    `generation_failures` is over all cases. Cases with another error and skipped cases are not part of `cases`. They
+    are counted in `failed` and `skipped`.
     """
 
     cases: int
@@ -185,7 +191,8 @@ def compute_boolean_rates(feedback: Iterable[Feedback], id: str) -> BooleanRates
             tallies[row.key].add(row)
         if row.key == id:
             unparsed += row.label == UNPARSED
-            errors += row.outcome == "error" and str(row.error).startswith(UNPARSED)  # format of earlier versions
+            # earlier versions recorded an unparsable judgement as an error
+            errors += row.outcome == "error" and str(row.error).startswith(UNPARSED)
     passes, retrieval, generation = tallies.values()
     cases = passes.n + errors
     return BooleanRates(

@@ -11,11 +11,12 @@ from spanwise.tracer import attribute_names as names
 
 DocumentFields: TypeAlias = dict[str, Any]  # content, id, score, metadata
 
-_MAX_DOCUMENTS = 1000  # documents that are converted on the caller's thread, whose time is bounded
+_MAX_DOCUMENTS = 1000  # most documents that are converted on the caller's thread, which must not be blocked for long
 _CONTENT_FIELDS = ("content", "page_content", "text")
 _ID_FIELDS = ("id", "doc_uri", "id_", "node_id")
 _METADATA_FIELDS = ("metadata", "meta")
-_NODE_REPR_PREFIX = "<NodeWithScore("  # reprs of LlamaIndex nodes, as its instrumentor records them, without text
+# LlamaIndex's instrumentor records nodes as such reprs, which contain no text of the document
+_NODE_REPR_PREFIX = "<NodeWithScore("
 _DOCUMENT_LIST_FIELDS = ("documents", "source_nodes", "nodes", "results")
 
 
@@ -26,7 +27,7 @@ def convert_documents(value: Any) -> Any:
     """
     try:
         return _convert_value(value)
-    except Exception:  # a class whose attribute access always raises
+    except Exception:  # the class of the value raises on every attribute access
         return value
 
 
@@ -87,9 +88,9 @@ def parse_document(value: Any, nested: bool = False) -> DocumentFields | None:
 
 
 def _is_empty(value: Any) -> bool:
-    """Return whether a value without content is a document.
+    """Return whether a value without content is still a document.
 
-    It is one if it is a dict with a key for an id or content, or an object whose content is None.
+    A dict is a document if it has a key for an id or content. An object is a document if its content is None.
     """
     if isinstance(value, Mapping):
         return any(key in value for key in (*_CONTENT_FIELDS, *_ID_FIELDS))

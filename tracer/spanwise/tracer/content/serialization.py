@@ -25,17 +25,19 @@ import orjson
 
 from spanwise.tracer import internal_errors
 
-MAX_NODES = 20_000  # values in containers, all levels together
-# CPU seconds for a value of other than plain types; together with MAX_NODES, limits the caller's cost
+MAX_NODES = 20_000  # most values in containers, over all levels
+# CPU seconds for a value that has other than plain types. MAX_SECONDS and MAX_NODES limit the caller's cost
 MAX_SECONDS = 0.02
-MAX_WALL_SECONDS = 0.25  # wall-clock seconds of all reprs of a value, because a repr may wait instead of computing
+MAX_WALL_SECONDS = 0.25  # wall-clock seconds for all reprs of a value, because a repr may wait instead of computing
 _SLOW_REPR_SECONDS = 0.02  # wall-clock seconds of one repr; shorter times are ignored as noise
 _MAX_DEPTH = 60
 _MAX_SLOW_TYPES = 1_000
 _OPTIONS = orjson.OPT_NON_STR_KEYS
 _PLAIN_TYPES = frozenset((str, int, float, bool, types.NoneType))
-_STR_TYPES = (numbers.Number, uuid.UUID, pathlib.PurePath, datetime.timedelta, range, slice)  # Decimal is a Number
-_MUTABLE_TYPES = frozenset((dict, set, deque))  # copied atomically, because they cannot be iterated while they change
+# `str` describes these types; `Decimal` is a `Number`
+_STR_TYPES = (numbers.Number, uuid.UUID, pathlib.PurePath, datetime.timedelta, range, slice)
+# copied before they are iterated, because another thread may change them meanwhile
+_MUTABLE_TYPES = frozenset((dict, set, deque))
 _MISSING_VALUE_TYPES = frozenset(("NAType", "NaTType"))  # pandas' types of missing values
 _SEQUENCE_TYPES: tuple[Any, ...] = (
     list,
@@ -59,7 +61,8 @@ def to_json(value: object, limit: int, nodes: int = MAX_NODES, seconds: float = 
             text = orjson.dumps(value)
             if len(text) <= limit:
                 return text.decode()
-    except (TypeError, RecursionError, RuntimeError):  # huge integers, lone surrogates, a dict that changes meanwhile
+    # the value has huge integers, lone surrogates, or a dict that changes meanwhile
+    except (TypeError, RecursionError, RuntimeError):
         pass
     return _rewrite_value(value, limit, nodes, seconds)
 
@@ -115,7 +118,7 @@ def _rewrite_value(value: object, limit: int, nodes: int, seconds: float) -> str
 
 
 class _Rewriter:
-    """Rewriter of a value into plain types within budgets of bytes, nodes and CPU time."""
+    """Rewriter that converts a value to plain types, within budgets of bytes, nodes and CPU time."""
 
     __slots__ = ("deadline", "nodes", "path", "patience", "size")
 
@@ -187,7 +190,7 @@ class _Rewriter:
 
     def array(self, value: Any, depth: int) -> Any:
         """Rewrite numpy arrays and scalars, and similar types such as tensors. Large ones are truncated."""
-        size = getattr(value, "size", 0)  # a method of tensors
+        size = getattr(value, "size", 0)  # `size` is a method of tensors
         total = size if isinstance(size, int) else int(value.numel()) if hasattr(value, "numel") else 0
         if total <= max(self.nodes, 1):
             return self.rewrite(value.tolist(), depth + 1)
@@ -242,7 +245,7 @@ class _Rewriter:
 
     def number(self, value: Any) -> Any:
         if type(value) is float and (value != value or value in (float("inf"), float("-inf"))):
-            return None  # the same result as for values of plain types
+            return None  # orjson also writes null for these values
         if type(value) is int and not -(2**63) <= value < 2**64:
             return str(value) if value.bit_length() < 10_000 else f"[integer of {value.bit_length():,} bits]"
         return value
@@ -281,7 +284,7 @@ def _dump_model(model: Any) -> Mapping[str, Any]:
 
 
 _slow_reprs: Counter[str] = Counter()  # by type: number of reprs that took longer than `MAX_WALL_SECONDS`
-_MAX_SLOW_REPRS = 2  # slow reprs after which a type is skipped; the first may be due to the machine
+_MAX_SLOW_REPRS = 2  # after this many slow reprs a type is skipped; the first may be due to a busy machine
 
 
 def _describe_value(value: object) -> str:
@@ -311,5 +314,5 @@ def _full_type_name(value: object) -> str:
 def _type_name(value: object) -> str:
     try:
         return type(value).__name__
-    except Exception:  # a metaclass that raises
+    except Exception:  # the metaclass of the value raises
         return "object"

@@ -48,7 +48,7 @@ def build_usage_attributes(
     """Return the attributes for token counts. `more` holds further counts of an API, under its own names.
 
     Input tokens include tokens read from and written to the cache, and output tokens include reasoning. Anthropic's
-    `input_tokens` and Gemini's `candidates_token_count` do not include them, so that these parts are added.
+    `input_tokens` and Gemini's `candidates_token_count` do not include these tokens, which are therefore added.
     """
     made: dict[str, int] = {}
     for name, value in more.items():
@@ -81,20 +81,20 @@ def build_usage_attributes(
     return made
 
 
-ESTIMATED_LIBRARIES = frozenset(("openai", "dspy", "litellm"))  # calls of these libraries may have no counts
+ESTIMATED_LIBRARIES = frozenset(("openai", "dspy", "litellm"))  # model calls of these libraries may lack token counts
 ESTIMATED_SCOPES = frozenset(f"openinference.instrumentation.{name}" for name in ESTIMATED_LIBRARIES)
 is_enabled = False  # set when one of the libraries is instrumented and tiktoken is installed
 _VOCABULARY_URL = (
-    # tiktoken derives the names of its cache files from it
+    # tiktoken derives the names of its cache files from this URL
     "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 )
 _FALLBACK_ENCODING = "cl100k_base"
-_MAX_CHARACTERS = 400_000  # characters of a call; tokens of longer calls are not estimated
+_MAX_CHARACTERS = 400_000  # most characters of a call; tokens of longer calls are not estimated
 _CHUNK_CHARACTERS = 10_000  # characters encoded at once
 _TOKENS_PER_MESSAGE, _REPLY_TOKENS = (
     4,
     3,
-)  # tokens around a message and before the reply (OpenAI cookbook, "How to count tokens")
+)  # tokens that the API adds around each message and before the reply (OpenAI cookbook, "How to count tokens")
 
 
 def enable_estimates() -> None:
@@ -132,7 +132,7 @@ def add_usage_estimate(attributes: dict[str, Any]) -> None:
 
 
 def _collect_texts(attributes: Mapping[str, Any], side: str) -> list[str]:
-    """Return the texts of a call's messages, including tool calls.
+    """Return the texts of the input or output messages of a call, including tool calls. `side` is "input" or "output".
 
     Without messages, return the whole input or output.
     """
@@ -153,7 +153,10 @@ def _count_tokens(encoding: Encoding, text: str) -> int:
 
 
 def _find_encoding(model: str) -> Encoding | None:
-    """Return the encoding of an OpenAI model, or a similar one. None without a vocabulary or for other models."""
+    """Return the encoding of an OpenAI model, or a similar encoding if only its vocabulary is available.
+
+    Return None for other models, or if no vocabulary is available.
+    """
     from tiktoken.model import encoding_name_for_model
 
     try:

@@ -1,6 +1,7 @@
 """Batch exporter: splits queued spans into batches, sends and retries them, spools them when offline.
 
-Items that cannot be spooled return to the queue. Each item is counted once, as delivered, spilled or dropped.
+Items that cannot be spooled return to the queue. Each item is counted once, as delivered, spilled (written to the
+spool) or dropped.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ from spanwise.tracer.export.span_queue import BATCH_ITEMS, ExportItem, SpanQueue
 from spanwise.tracer.export.span_sanitizer import SpanSanitizer
 
 BATCH_BYTES = 4 << 20  # bytes of values in a batch
-MAX_FINAL_SEND = 5.0  # most seconds of sending at the end of the process, while the collector responds
+MAX_FINAL_SEND = 5.0  # most seconds for sending at the end of the process, as long as the collector responds
 SLOW_ANSWER = 1.0  # seconds without a response after which waiting items are spooled
-_SLOW_ANSWER_AT_END = 0.2  # the same at the end of the process, and the minimum time left for another request
+_SLOW_ANSWER_AT_END = 0.2  # `SLOW_ANSWER` at the end of the process; also the minimum time left for another request
 _ANSWER_POLL_INTERVAL = 0.1  # seconds between two checks of the time while a request waits for its response
-_TIMEOUT_GRACE = 1.0  # seconds beyond a request's timeout, which does not include the time of a slow response
+# seconds beyond a request's timeout, because the timeout does not limit how long a response takes to arrive
+# completely
+_TIMEOUT_GRACE = 1.0
 _FIRST_BACKOFF, _MAX_BACKOFF = 0.5, 60.0
 _random = random.Random()  # separate generator: retries must not change the application's random sequence
 
@@ -52,7 +55,8 @@ class Batch:
 
     path: str
     items: list[Any]
-    whole: Batch | None = None  # the batch that this one is a part of; it counts the items of all its parts
+    # the batch that this batch is a part of, and whose `unsettled` counts the items of all parts
+    whole: Batch | None = None
     unsettled: int = 0
 
     def split(self, size: int) -> Iterator[Batch]:
@@ -96,7 +100,7 @@ class Exporter:
         post = OtlpHttpClient(settings)
         self._requests = RequestThread(post)
         self._reporter = ProcessReporter(self.account, finisher, post)
-        self._batches: deque[Batch] = deque()  # taken from the queue
+        self._batches: deque[Batch] = deque()  # batches of items that were taken from the queue
         self._patience, self._longest = 0.0, float("inf")
         self._failures, self._not_before = 0, 0.0  # consecutive failures, and the time of the next attempt
         self._failure = RequestOutcome("later")  # outcome of the last failed request
@@ -110,7 +114,7 @@ class Exporter:
     def export(self, urgent: bool = False) -> None:
         """Export the queued items, send the requests of the spool, and report.
 
-        `urgent`: do not wait for the backoff.
+        With `urgent`, do not wait for the end of a backoff.
         """
         if self._is_abandoned:
             return
@@ -123,7 +127,7 @@ class Exporter:
         if self._may_send():
             self._run_guarded(self._replay_all)
         if self._may_send():
-            # reports for Spanwise's collectors; those that cannot be sent are not stored
+            # Only Spanwise's collectors get reports. Reports that cannot be sent are not stored
             self._run_guarded(self._reporter.send_reports, self._send_report, self.pending, self.queue.dropped, urgent)
 
     def export_last(self) -> None:
@@ -134,20 +138,22 @@ class Exporter:
         self._requests.end()
 
     def limit(self, timeout: float) -> None:
-        """Send for `timeout` more seconds after the last acknowledgement, and for `MAX_FINAL_SEND` at most."""
+        """Set a deadline: send for `timeout` more seconds after the last acknowledgement, and for `MAX_FINAL_SEND` at
+        most.
+        """
         now = time.monotonic()
         self._patience, self._longest = timeout, now + max(timeout, MAX_FINAL_SEND)
         self.deadline = now + timeout
         self.queue.keep_less(True)
 
     def extend(self, share: float = 1.0) -> None:
-        """Extend the deadline to at least this share of the time that `limit` set, counted from now."""
+        """Extend the deadline, so that at least the given share of the `timeout` of `limit` remains from now on."""
         if self.deadline != float("inf"):
             self.deadline = max(self.deadline, min(time.monotonic() + share * self._patience, self._longest))
 
     def spool_some(self) -> None:
         """Write a part of the queue to the spool, because the queue grows faster than it can be sent."""
-        if self.spool.works:  # otherwise the queue grows to its limit
+        if self.spool.works:  # without a working spool, the queue grows to its limit
             for batch in split_into_batches(self.queue.take_some(BATCH_ITEMS)):
                 self._settle(self._spool_batch, batch)
 
@@ -157,7 +163,10 @@ class Exporter:
             self._drop_items(batch, len(batch.items), reason)
 
     def abandon(self) -> None:
-        """Drop the queued and the taken items: the delivery thread hangs in a redactor or in the file system."""
+        """Drop the queued items and those that were taken from the queue.
+
+        This is called if the delivery thread hangs in a redactor or in the file system.
+        """
         self.discard("delivery_stuck")
         self._is_abandoned = True
         self._batches.clear()
@@ -179,14 +188,18 @@ class Exporter:
         )
 
     def _settle(self, step: Callable[[Batch], object], batch: Batch) -> None:
-        """Send or spool a batch. Every item is counted in the end, even after an error."""
+        """Send or spool a batch with `step`. Items that `step` leaves uncounted, for example after an error, are
+        dropped.
+        """
         try:
             self._run_guarded(step, batch)
         finally:
             self._drop_items(batch, batch.unsettled, "delivery_failed")
 
     def _run_guarded(self, step: Callable[..., object], *arguments: Any) -> None:
-        """Run code that may call foreign code (redactors, instrumented clients). No error ends the thread."""
+        """Run code that may call foreign code (redactors, instrumented clients). Errors are recorded and do not end the
+        thread.
+        """
         try:
             step(*arguments)
         except BaseException as error:
@@ -195,7 +208,7 @@ class Exporter:
             internal_errors.record_error("delivery", error)
 
     def _send(self, batch: Batch) -> None:
-        """Send a batch. Spool it if the collector cannot be asked now or asks to try later."""
+        """Send a batch. Spool it if no request may be sent now, or if the request fails and can be retried."""
         if not self._may_send():
             self._spool_batch(batch)
             return
@@ -221,10 +234,10 @@ class Exporter:
             self._drop_items(batch, len(batch.items), answer.reason)
 
     def _encode(self, batch: Batch, otherwise: Callable[[Batch], object]) -> bytes | None:
-        """Return the body of a request, or None.
+        """Return the body of a request, or None if there is nothing to send.
 
-        None means that no item is left, or that one of them could not be encoded. In that case, `otherwise` was
-        called with each item separately.
+        Items that cannot be encoded are dropped. If the items cannot be encoded together, `otherwise` is called with
+        a batch for each item, and the result is None.
         """
         if batch.path == LOGS_PATH:
             return encode_events(map(self._finisher.feedback, batch.items))
@@ -245,8 +258,8 @@ class Exporter:
     def _answer(self, path: str, body: bytes, count: int = 0) -> tuple[RequestOutcome, RequestCopy | None]:
         """Send a request and wait for its response.
 
-        If that takes long, also return a copy of the request in the spool. Meanwhile, the items that wait behind the
-        request are spooled, so that little is lost if the process is killed.
+        If the response is slow, write a copy of the request to the spool, and also return the copy. Items that wait
+        for this request to end are then spooled, too, so that little is lost if the process is killed.
         """
         timeout = min(self.settings.timeout, self.deadline - time.monotonic())
         request, copy = self._requests.send(path, body, timeout), None
@@ -285,7 +298,8 @@ class Exporter:
             self._requeue(batch)
 
     def _write(self, batch: Batch, body: bytes | None = None) -> bool:
-        """Write a batch to the spool, or as much of it as fits on the disk. The remaining items return to the queue.
+        """Write a batch to the spool, or as many of its items as fit on the disk. The remaining items return to the
+        queue.
 
         Return whether the whole batch was written.
         """
@@ -296,7 +310,7 @@ class Exporter:
         if kept:
             self._count(batch, kept, spilled=kept)
             for reason, count in lost.items():
-                self.drop(reason, count, batch.path)  # older items, removed to make space
+                self.drop(reason, count, batch.path)  # older items were removed to make space
             return True
         if not self.spool.is_full or len(batch.items) == 1:
             self._requeue(batch)
@@ -308,7 +322,7 @@ class Exporter:
         return False
 
     def _requeue(self, batch: Batch) -> None:
-        """Return a batch that cannot be spooled to the queue, or drop it if the process ends."""
+        """Return a batch that cannot be spooled to the queue. If the process is ending, drop the batch instead."""
         if self._is_last:
             away = self._failure.reason if self._failure.reason.startswith("http_") else "collector_away"
             self._drop_items(batch, len(batch.items), away if self.spool.folder is None else "disk")
@@ -319,7 +333,7 @@ class Exporter:
     def _may_send(self) -> bool:
         """Return whether a request may be sent now.
 
-        It may not during the backoff, or if the process ends before there can be a response.
+        No request is sent during a backoff, or if the process ends before a response can arrive.
         """
         now = time.monotonic()
         return now >= self._not_before and self.deadline - now >= _SLOW_ANSWER_AT_END
@@ -366,7 +380,8 @@ class Exporter:
         for reason, count in self.spool.replay(self._replay).items():
             self.drop(reason, count)
         sent = spooled - disk_spool.count_spooled(self.spool.folder) - (self.account.dropped.total() - dropped)
-        self.account.delivered += max(0, sent)  # the account does not include items of other processes
+        # the spool may also contain items of other processes, which are not in the account
+        self.account.delivered += max(0, sent)
 
     def _replay(self, path: str, body: bytes, count: int) -> str:
         """Send a request of the spool. Return the verdict."""
@@ -398,7 +413,7 @@ class Exporter:
             self.drop(reason, count, batch.path, detail)
 
     def _count(self, batch: Batch, count: int, *, delivered: int = 0, spilled: int = 0) -> None:
-        """Count items of a batch, unless `abandon` has counted them."""
+        """Count items of a batch as settled, unless `abandon` has counted them."""
         if self._is_abandoned:
             return
         (batch.whole or batch).unsettled -= count

@@ -44,7 +44,7 @@ from spanwise.tracer.export.span_sanitizer import SpanSanitizer
 from spanwise.tracer.internal_errors import error_boundary
 from spanwise.tracer.otel import live_span, thread_context
 
-EXIT_TIMEOUT = 0.8  # seconds that the end of the process waits for a response of the collector
+EXIT_TIMEOUT = 0.8  # seconds that the process waits for a response of the collector before it ends
 _MAX_STALL = 5.0  # seconds without progress after which the delivery thread is abandoned
 _MAX_CLOSE_TIME = 15.0  # most seconds that closing takes, even if the delivery thread makes progress
 _POLL_INTERVAL = 0.1  # seconds between two checks that the delivery thread still exists
@@ -52,18 +52,18 @@ _INTERVAL = 0.5  # seconds between two exports
 _HURRIED_INTERVAL, _HURRIED_DURATION = (
     0.02,
     30.0,
-)  # the same after SIGTERM, and the most seconds that the process then has
+)  # seconds between two exports after SIGTERM, and the most seconds for which this interval applies
 _Waiter: TypeAlias = "queue.SimpleQueue[None]"
-exit_callbacks: list[Callable[[], None]] = []  # called before a process delivers for the last time
-_live: dict[int, weakref.ref[Delivery]] = {}  # by id
+exit_callbacks: list[Callable[[], None]] = []  # called at the end of the process, before the last delivery
+_live: dict[int, weakref.ref[Delivery]] = {}  # deliveries by `id()`
 
 
 class Delivery:
     """Delivery that accepts ended spans and feedback from any thread and exports them from its own thread.
 
     A signal handler or a finalizer may interrupt any method and call any other method in the same thread. Therefore
-    the state consists of flags that are only ever set, and every wait for the only lock, `_slot`, has a deadline. The
-    delivery thread holds the lock from its start to its end, so that there is only one such thread.
+    the state consists of flags that are set and never cleared, and every wait for the only lock, `_slot`, has a
+    deadline. The delivery thread holds the lock from its start to its end, so that there is only one such thread.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -81,7 +81,7 @@ class Delivery:
         self._is_draining = self._is_closed = False
         self._slot = threading.Lock()
         self._thread: threading.Thread | None = None
-        # No `Event`: a signal handler would wait for its lock in the thread that holds it.
+        # Not an `Event`: a signal handler would wait for the lock of the event, which the interrupted code may hold.
         self._wake: queue.SimpleQueue[_Waiter | None] = queue.SimpleQueue()
         self._hurried_until = 0.0
 
@@ -89,9 +89,9 @@ class Delivery:
 
     def put(self, item: ExportItem) -> None:
         """Queue an ended span or a feedback event. Never raises, and never blocks on the network."""
-        try:  # runs for every span: no `error_boundary`, which takes time
+        try:  # runs for every span, and `error_boundary` would take more time
             if self.queue.put(item):
-                self._awake()  # for a full batch
+                self._awake()  # another batch is full
                 if self.queue.is_high and not self._is_closed:
                     self.exporter.spool_some()
             if self._thread is None:
@@ -100,7 +100,7 @@ class Delivery:
             internal_errors.record_error("queue", error)
 
     def begin(self) -> None:
-        """Start the delivery thread, because a trace has begun that may stay open for a long time."""
+        """Start the delivery thread when a trace begins, because the trace may stay open for a long time."""
         if self._thread is None and not self._is_closed:
             with internal_errors.error_boundary("queue"):
                 self._start()
@@ -123,7 +123,7 @@ class Delivery:
         self._awake()
 
     def pick_up(self) -> None:
-        """Start to deliver if items are pending, in the queue or in the spool of an earlier process."""
+        """Start the delivery thread if items are pending in the queue, or in the spool from an earlier process."""
         if self._thread is None and (len(self.queue) or self.exporter.spool.waits()):
             self._start()
 
@@ -144,7 +144,8 @@ class Delivery:
         """Deliver the queued items, then end the delivery thread. Items that cannot be sent are spooled.
 
         Sending continues while the collector has acknowledged something within the last `timeout` seconds, and for at
-        most 5 s. May be called repeatedly, and by several threads at once: all of them wait for the same end.
+        most 5 s. May be called repeatedly, and by several threads at once: all of them wait for the end of the
+        delivery thread.
         """
         self.drain(timeout)
         self._wait_for_end()
@@ -170,7 +171,8 @@ class Delivery:
             self._is_draining = True
             return self._wait_for_end()
         if self._is_draining or not self._slot.acquire(blocking=False):
-            return None  # otherwise another thread is starting it, or the code that this signal handler has interrupted
+            # if the slot is taken, another thread or the code that a signal has interrupted is starting the thread
+            return None
         thread = threading.Thread(target=self._run, name="spanwise-delivery", daemon=True)
         try:
             thread.start()
@@ -203,7 +205,8 @@ class Delivery:
             otel_context.attach(otel_context.Context({otel_context._SUPPRESS_INSTRUMENTATION_KEY: True}))
             with internal_errors.error_boundary("delivery"):
                 otlp_http_client.preload_modules()
-            self.exporter.extend(0.5)  # if the process is already ending: the collector has not been asked before
+            # if the process is already ending, allow time for a request, because none has been sent before
+            self.exporter.extend(0.5)
             while not self._is_draining:
                 waiting = self._next_round()
                 self.exporter.export(urgent=bool(waiting))
@@ -217,7 +220,7 @@ class Delivery:
             _notify(waiting)
 
     def _next_round(self) -> list[_Waiter]:
-        """Wait for the next export to be due. Return the waiters that wait for its end."""
+        """Wait until the next export is due. Return the waiters to notify when this export has ended."""
         waiting = []
         with suppress(queue.Empty):
             waiting.append(
@@ -234,7 +237,9 @@ class Delivery:
     # -- closing --
 
     def _wait_for_round(self, end: float) -> None:
-        """Wait until the items that are queued now have been exported, or no thread exists."""
+        """Wait until the items that are queued now have been exported. Return earlier at `end`, or if no thread
+        exists.
+        """
         done: _Waiter = queue.SimpleQueue()
         self._wake.put(done)
         while self._slot.locked() and self._thread is not threading.current_thread():
@@ -247,8 +252,8 @@ class Delivery:
     def _wait_for_end(self) -> None:
         """Wait for the delivery thread to end, and settle the remaining items.
 
-        The thread is abandoned if it makes no progress for some seconds after the time for sending. It then hangs in
-        a redactor or in the file system, and so would any thread that took over its work.
+        If the thread makes no progress for some seconds after the deadline for sending, it is abandoned. It then
+        hangs in a redactor or in the file system, and so would any thread that took over its work.
         """
         longest = time.monotonic() + _MAX_CLOSE_TIME
         progress = self._progress()
@@ -260,15 +265,18 @@ class Delivery:
             if progress == before or time.monotonic() >= longest:
                 self._is_closed, self._thread = True, None
                 return self.exporter.abandon()
-        return None  # called by a redactor or a finalizer on the delivery thread, which ends afterwards
+        return None  # a redactor or a finalizer has called this on the delivery thread, which ends afterwards
 
     def _progress(self) -> tuple[int, float]:
         return self.exporter.tally.settled, self.exporter.deadline
 
     def _settle_rest(self) -> None:
-        """Count or deliver the items that are queued after the delivery thread has ended. The caller holds the slot."""
+        """Export, pass on or drop the items that are still queued when the delivery thread has ended. Release the slot.
+
+        The caller holds the slot.
+        """
         try:
-            if not self._is_closed:  # no thread has run
+            if not self._is_closed:  # there was no delivery thread
                 self._is_closed = True
                 self.exporter.limit(0.0)
                 self.exporter.export_last()
@@ -283,7 +291,9 @@ class Delivery:
         return None
 
     def _settle_late(self) -> None:
-        """Pass items that arrived after the end to the delivery that has replaced this one, or drop them."""
+        """Pass items that arrived after the close to the delivery that has replaced this one. If there is none, drop
+        them.
+        """
         last = self
         while last.successor is not None:
             last = last.successor
@@ -330,7 +340,7 @@ def close_all() -> None:
 def _close_at_exit() -> None:
     """Close all deliveries at the end of the process.
 
-    Items of daemon threads and finalizers are then dropped and counted.
+    Items that daemon threads and finalizers queue afterwards are dropped and counted.
     """
     for step in exit_callbacks:
         with internal_errors.error_boundary("exit"):
@@ -350,7 +360,7 @@ atexit.register(_close_at_exit)
 
 
 def _close_at_end_of_child() -> None:
-    """Register the closing in a child of `multiprocessing`, which runs finalizers of its own instead of exit
+    """Register `_close_at_exit` in a child process of `multiprocessing`, which runs its own finalizers instead of exit
     handlers.
     """
     processes = sys.modules.get("multiprocessing.process")
@@ -393,16 +403,16 @@ def set_thread_context_inheritance(carried: bool = True) -> None:
     with error_boundary("threads"):
         if not carried:
             thread_context.restore_thread_methods()
-        elif threading.main_thread().is_alive():  # after its end, nothing is prepared for threads
+        elif threading.main_thread().is_alive():  # after the end of the main thread, threads are not prepared
             thread_context.patch_thread_methods()
 
 
 def close_on_sigterm(close: Callable[[], object], hurry: Callable[[], object]) -> None:
-    """Deliver before SIGTERM ends the process.
+    """Install a handler that delivers the queued items before SIGTERM ends the process.
 
-    If the application has its own handler, that handler remains in charge and `hurry` is called before it. For
-    example, uvicorn's handler ends the process with the same signal a tenth of a second later, when no handler of
-    Spanwise is installed.
+    If the application has its own handler, `hurry` is called first, and the application's handler then decides what
+    happens. For example, uvicorn's handler ends the process with the same signal a tenth of a second later, when no
+    handler of Spanwise is installed.
     """
     global _sigterm_done
     if _sigterm_done or threading.current_thread() is not threading.main_thread():
@@ -432,8 +442,8 @@ def _make_chained_handler(
 def _make_closing_handler(close: Callable[[], object]) -> Callable[[int, FrameType | None], None]:
     def handle(signum: int, frame: FrameType | None) -> None:
         signal.signal(signum, signal.SIG_DFL)
-        # Not in the handler: the interrupted code may hold a lock of Spanwise. In bare threads, because `threading`
-        # has locks too.
+        # Do not close in the handler: the interrupted code may hold a lock of Spanwise. Start threads through
+        # `_thread`, because `threading` takes locks, too.
         try:
             _thread.start_new_thread(_end_process, (lambda: time.sleep(_SIGTERM_TIMEOUT),))
             _thread.start_new_thread(_end_process, (close,))
@@ -444,7 +454,7 @@ def _make_closing_handler(close: Callable[[], object]) -> Callable[[int, FrameTy
 
 
 def _end_process(wait: Callable[[], object]) -> None:
-    """End the process after a wait, as the default action of SIGTERM does."""
+    """Call `wait`, then end the process as the default action of SIGTERM does."""
     try:
         wait()
     finally:

@@ -32,7 +32,7 @@ from spanwise.tracer.otel.live_span import Clock, LiveSpan, LocalTrace, sync_ope
 class FlushResult:
     """Result of a flush.
 
-    It is true if the collector has acknowledged every span and feedback event queued before the flush.
+    The result is true if the collector has acknowledged every span and feedback event queued before the flush.
     """
 
     delivered: int = 0
@@ -62,7 +62,10 @@ class DeliveryCounts:
 
     @property
     def settled(self) -> int:
-        """Return the total. An item that was spooled counts a second time when it is sent from the spool."""
+        """Return the total of delivered, spooled and dropped items.
+
+        An item that was spooled counts a second time when it is sent from the spool.
+        """
         return self.delivered + self.spilled + sum(tuple(self.dropped.values()))
 
     def bound_waits(self) -> None:
@@ -70,15 +73,16 @@ class DeliveryCounts:
         self._lock = ExitLock(self._lock)
 
 
-LONG_NS = 1_000_000_000  # age at which an open run is reported
+LONG_NS = 1_000_000_000  # age in nanoseconds at which an open run is reported
 _MAX_PER_REPORT = 1_000
-_MAX_YOUNG = 50_000  # above this limit, spans that never end are likely
+_MAX_YOUNG = 50_000  # with more open spans, some probably never end: the set is cleared
 
 
 class SpanAccount:
     """Counts of the spans that are delivered to one address.
 
-    Starts and ends are added per local root by `sync_account`, so that traced calls do not pay for them.
+    The numbers of started and ended spans are added per trace, by `sync_account`, so that they cost a traced call no
+    time.
     """
 
     def __init__(self) -> None:
@@ -99,11 +103,14 @@ class SpanAccount:
         return sorted(due, key=lambda span: span.start_time or 0)[:_MAX_PER_REPORT]
 
     def mark_reported(self, spans: list[Any]) -> None:
-        """Mark spans as reported: nothing more is sent before they end."""
+        """Mark open spans as reported, so that they are not reported again."""
         self.young.difference_update(spans)
 
     def report(self, pending: int, dropped: Counter[str]) -> dict[str, Any]:
-        """Return the number of started spans and their state. `dropped` is added to the account's own count."""
+        """Return the number of started spans, and how many are open, delivered, spilled, pending and dropped.
+
+        The given `dropped` is added to the account's own count.
+        """
         sync_open_traces(self)
         return {
             "started": self.started,
@@ -136,7 +143,7 @@ SendRequest = Callable[[str, bytes], RequestOutcome]
 
 
 class ProcessReporter:
-    """Reporter of counts and open spans to the collector. Runs on the delivery thread."""
+    """Reporter that sends counts and open spans to the collector. It runs on the delivery thread."""
 
     def __init__(self, account: SpanAccount, finisher: SpanSanitizer, post: OtlpHttpClient) -> None:
         self._account, self._finisher, self._post = account, finisher, post
@@ -144,13 +151,15 @@ class ProcessReporter:
         self._next_report = 0.0
 
     def send_reports(self, send: SendRequest, pending: int, dropped: Counter[str], urgent: bool) -> None:
-        """Send the changes since the last report.
+        """Send the spans that have been open for long, and the counts if they have changed since the last report.
 
-        `pending` spans are in memory, and `dropped` spans never left the queue. An urgent report may be the last one.
+        The number of spans in memory is `pending`, and `dropped` counts those that the queue dropped. An urgent
+        report may be the last one.
         """
         due = self._account.due()
         if due and self._post.is_spanwise is None:
-            # every collector accepts an empty request: the response shows if the collector is Spanwise's
+            # Send an empty request, which every collector accepts. The response shows whether the collector is
+            # Spanwise's
             verdict = send(TRACES_PATH, b"").verdict
             if self._post.is_spanwise is None and verdict != "later":
                 self._post.is_spanwise = False

@@ -3,9 +3,10 @@
 A segment `<time>-<pid>-<serial>.spool` consists of records. Each record has a header and the body of a request.
 
 - A process that writes or sends a segment holds a file lock on it. The system releases the lock when the process ends,
-  so that no lock can become stale. A forked child does not share it.
+  so that no lock can become stale. A forked child does not share the lock.
 - A request that is sent and not answered yet has a segment of its own, which is locked until the response.
-- A settled record is marked in place. A segment that has only settled records is deleted.
+- A record that needs no further attempt is marked as settled in place. A segment that has only settled records is
+  deleted.
 - A torn record (its writer was killed) is counted by its header. Files that Spanwise has not written are left alone.
 """
 
@@ -35,15 +36,17 @@ from spanwise.tracer.otel.exit_lock import ExitLock
 
 try:
     import fcntl
-except ImportError:  # Windows: two processes may send a body, and Spanwise's collector stores it once
+# Windows has no such locks: two processes may send the same body, and Spanwise's collector stores it once
+except ImportError:
     fcntl = None  # type: ignore[assignment]
 
-MAX_FOLDER_BYTES = 256 * MIB  # per directory
+MAX_FOLDER_BYTES = 256 * MIB  # for each directory
 MAX_AGE_S = 7 * 86_400
 OWNER_FILE = "about.json"  # owner of a directory: {"url", "project"}
 _MAX_SEGMENT_BYTES = 8 * MIB
-_DISK_RETRY_S = 10.0  # seconds without writes after a failed one, while memory suffices
-_MAX_SEGMENT_AGE_S = 3_600.0  # seconds after which a segment is no longer extended: its age is that of its first record
+_DISK_RETRY_S = 10.0  # seconds without further writes after a failed write, as long as the memory is sufficient
+# seconds after which nothing is appended to a segment, because the age of a segment is that of its first record
+_MAX_SEGMENT_AGE_S = 3_600.0
 _HEAD = Struct("<4sBBxxIII")  # magic, state, signal, items, length of the body, CRC of the body
 _MARK = b"spw1"
 _FORMER_MARK = b"asy1"  # segments written under the product's former name
@@ -52,7 +55,7 @@ _SIGNALS = (TRACES_PATH, LOGS_PATH)
 _SETTLED = b"\x01"
 _segment_numbers = itertools.count()
 _own_segments: dict[Path, int] = {}  # segments of this process → unsent items
-_busy_descriptors: set[int] = set()  # segments that are being read and sent
+_busy_descriptors: set[int] = set()  # descriptors of segments that are being read or sent
 
 
 def get_spool_folder(settings: Settings) -> Path | None:
@@ -70,7 +73,7 @@ def describe_owner(settings: Settings) -> dict[str, str]:
 
 
 def count_spooled(folder: Path | None) -> int:
-    """Return the number of items that this process has written to a directory and that are not sent yet."""
+    """Return the number of items that this process has written to a spool directory and that have not been sent yet."""
     mine = [path for path in tuple(_own_segments) if path.parent == folder]
     for path in [path for path in mine if not path.exists()]:
         _own_segments.pop(path, None)  # another process has sent it
@@ -79,7 +82,9 @@ def count_spooled(folder: Path | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SpoolRecord:
-    """Request on disk: offset in the segment, path, body and number of items. `body` is None if the record is torn."""
+    """Request on disk: offset in the segment, URL path, body and number of items. `body` is None if the record is
+    torn.
+    """
 
     offset: int
     path: str
@@ -96,16 +101,18 @@ class Spool:
         self._folder = folder
         self._max_bytes = max_bytes
         self._about = about or {}
-        self._adding: Any = threading.RLock()  # threads of the application also write, if the queue is high
-        self._own: tuple[Path, int] | None = None  # segment that is being extended, and its descriptor
+        self._adding: Any = threading.RLock()  # application threads also write to the spool if the queue is high
+        self._own: tuple[Path, int] | None = None  # segment to which this process appends, and its descriptor
         self._began = 0.0
         self._size = 0
         self._broken_until = 0.0
         self.is_full = False  # True if the last write failed for lack of space
-        self._unchecked = max_bytes  # bytes written since the directory was measured
+        self._unchecked = max_bytes  # bytes written since the size of the directory was last measured
 
     def keep(self, path: str, body: bytes, count: int) -> tuple[int, Mapping[str, int]]:
-        """Write a body. Return the number of items written and, by reason, of items lost."""
+        """Write the body of a request to the spool. Return the number of items written, and the number of items lost by
+        reason.
+        """
         if self._folder is None:
             return 0, {"collector_away": count}
         with self._adding:
@@ -119,9 +126,9 @@ class Spool:
             return count, {}
 
     def copy(self, path: str, body: bytes, count: int) -> RequestCopy | None:
-        """Write a body that is being sent, in case this process ends before the response.
+        """Write the body of a request that is being sent, in case this process ends before the response.
 
-        Until then, the segment is locked. Return None if it cannot be written.
+        The copy has a segment of its own, which is locked until the response. Return None if it cannot be written.
         """
         if self._folder is None:
             return None
@@ -147,7 +154,8 @@ class Spool:
     def replay(self, send: Callable[[str, bytes, int], str]) -> Mapping[str, int]:
         """Send the stored requests, oldest first, until a send returns `later`.
 
-        `send(path, body, count)` returns a verdict. Return the items that were given up, by reason: too old, or torn.
+        The function `send(path, body, count)` returns the outcome. Return the number of items that were given up, by
+        reason: too old, or torn.
         """
         lost: Counter[str] = Counter()
         if self._folder is None or not self._folder.is_dir():
@@ -170,7 +178,7 @@ class Spool:
         return self._folder is not None and self._folder.is_dir() and bool(list_segments(self._folder))
 
     def rest(self) -> None:
-        """Close the segment that is being extended, so that any process may send it."""
+        """Close the segment to which this process appends, so that any process may send it."""
         with self._adding:
             self._rest()
 
@@ -218,7 +226,7 @@ class Spool:
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | _NOFOLLOW, 0o600)
             if _try_lock(descriptor) and file.exists():
                 return file, descriptor
-            os.close(descriptor)  # a process that opened it before the lock has found it empty and removes it
+            os.close(descriptor)  # another process opened the file before it was locked, found it empty, and removes it
 
     def _describe(self, folder: Path) -> None:
         if folder.stat().st_mode & 0o077:
@@ -226,7 +234,7 @@ class Spool:
         try:
             with suppress(FileExistsError), os.fdopen(os.open(folder / OWNER_FILE, _CREATE_FLAGS, 0o600), "wb") as file:
                 file.write(orjson.dumps(dict(self._about)))
-        except OSError:  # an empty file would remain
+        except OSError:  # do not leave an empty file behind
             (folder / OWNER_FILE).unlink(missing_ok=True)
             raise
 
@@ -304,7 +312,11 @@ def list_segments(folder: Path) -> list[Path]:
 
 
 def is_expired(path: Path) -> bool:
-    """Return whether a segment is older than `MAX_AGE_S`. A segment from the future has the age of its last change."""
+    """Return whether a segment is older than `MAX_AGE_S`.
+
+    The age counts from the time in the file name or from the last change of the file, whichever is earlier. This also
+    gives an age to a segment whose name has a time in the future.
+    """
     began = int(path.name[:20]) / 1e9
     with suppress(OSError):
         began = min(began, path.stat().st_mtime)
@@ -313,7 +325,9 @@ def is_expired(path: Path) -> bool:
 
 @contextmanager
 def open_segment(path: Path) -> Iterator[int | None]:
-    """Provide the locked descriptor of a segment, or None if it is gone or another process holds it."""
+    """Provide the locked descriptor of a segment inside the block, or None if it is gone or another process holds its
+    lock.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | _NOFOLLOW)
     except OSError:
@@ -326,7 +340,7 @@ def open_segment(path: Path) -> Iterator[int | None]:
     finally:
         if (
             descriptor in _busy_descriptors
-        ):  # otherwise this is a child forked meanwhile, and the parent continues with the segment
+        ):  # if not, this is a child that was forked meanwhile, and the parent continues with the segment
             _busy_descriptors.discard(descriptor)
             _close_segment(descriptor, keep=not locked)
 
@@ -335,7 +349,8 @@ def read_records(descriptor: int) -> Iterator[SpoolRecord]:
     """Yield the unsettled records of an open segment, in order."""
     size = os.fstat(descriptor).st_size
     for place, signal, count, length, crc in _read_heads(descriptor, size):
-        body = os.pread(descriptor, min(length, size - place), place + _HEAD.size)  # the length may be torn as well
+        # limited, because the length in the header may be torn as well
+        body = os.pread(descriptor, min(length, size - place), place + _HEAD.size)
         whole = len(body) == length and zlib.crc32(body) == crc
         yield SpoolRecord(place, _SIGNALS[signal], body if whole else None, count)
 
@@ -346,7 +361,7 @@ def count_items(descriptor: int) -> int:
 
 
 def _read_heads(descriptor: int, size: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield offset, signal, items, length and CRC of each unsettled record."""
+    """Yield the offset, signal, number of items, body length and CRC of each unsettled record."""
     place = 0
     while place + _HEAD.size <= size:
         mark, state, signal, count, length, crc = _HEAD.unpack(os.pread(descriptor, _HEAD.size, place))
@@ -374,7 +389,7 @@ def remove_segment(path: Path) -> int:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Return whether this process now holds the lock. True on file systems without locks."""
+    """Return whether this process may use a segment: it holds the lock now, or the file system has no locks."""
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -386,9 +401,10 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _close_segment(descriptor: int, keep: bool = False) -> None:
-    """Close a segment and release its lock, unless `keep`: then the lock belongs to another process.
+    """Close a segment and release its lock. With `keep`, another process holds the lock, which is not released.
 
-    A forked child has a copy of the descriptor, which would otherwise hold the lock for the child's lifetime.
+    Closing alone is not enough: a forked child has a copy of the descriptor, which would keep the lock as long as the
+    child runs.
     """
     if fcntl is not None and not keep:
         with suppress(OSError):
@@ -414,7 +430,7 @@ def _get_file_size(path: Path) -> int:
 
 
 def forget_after_fork() -> None:
-    """Clear the state in a forked child, which has written nothing and does not send its parent's segments."""
+    """Clear the state in a forked child, which has written nothing and must not send its parent's segments."""
     _own_segments.clear()
     while _busy_descriptors:
         os.close(_busy_descriptors.pop())

@@ -40,7 +40,7 @@ class FeedbackEvent:
     time_ns: int
     attributes: Mapping[str, Any]
     resource: Mapping[str, Any] = field(default_factory=dict)
-    event: str = names.EVALUATION_EVENT  # or the name of a process event
+    event: str = names.EVALUATION_EVENT  # name of the log event: feedback, or a process event
 
 
 def encode_events(events: Iterable[FeedbackEvent]) -> bytes:
@@ -68,7 +68,8 @@ def _encode_record(event: FeedbackEvent) -> LogRecord:
         observed_time_unix_nano=event.time_ns,
         event_name=event.event,
         trace_id=event.trace_id.to_bytes(16, "big") if event.trace_id else b"",
-        span_id=event.span_id.to_bytes(8, "big") if event.span_id else b"",  # empty: of the trace as a whole
+        # empty if the feedback is on the trace as a whole
+        span_id=event.span_id.to_bytes(8, "big") if event.span_id else b"",
         attributes=_encode_pairs(event.attributes),
     )
 
@@ -108,7 +109,8 @@ def parse_rejections(path: str, body: bytes) -> tuple[int, str]:
 
 
 _fixed64, _fixed32, _double = Struct("<Q").pack, Struct("<I").pack, Struct("<d").pack
-_HAS_REMOTE, _IS_REMOTE = 0x100, 0x200  # SpanFlags: the remote bit is known; the parent is remote
+# bits of OTLP's SpanFlags: it is known whether the parent is remote; the parent is remote
+_HAS_REMOTE, _IS_REMOTE = 0x100, 0x200
 
 
 def _encode_varint(value: int) -> bytes:

@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 
 _MIN_COMPRESS_BYTES = 1024  # smaller bodies are not compressed
 _MAX_RETRY_AFTER = 300.0  # upper limit in seconds for `Retry-After`
-# retryable: the key can be corrected, and the next process may have the right one
+# Retryable: the user may correct the key, or the next process may have the right one
 _UNAUTHORIZED = frozenset((401, 403))
 _RETRYABLE = frozenset((*_UNAUTHORIZED, 408, 425, 429, 500, 502, 503, 504))
 
 
 _preload_lock = threading.Lock()
-_MAX_PRELOAD_WAIT = 5.0  # seconds that a fork waits for the lock; a longer wait must be a deadlock of imports
+_MAX_PRELOAD_WAIT = 5.0  # seconds that a fork waits for the lock; only a deadlock of imports takes longer
 
 
 def preload_modules() -> None:
-    """Import the modules that delivery needs, on its own thread, because the import takes a tenth of a second.
+    """Import the modules that delivery needs. The delivery thread calls this, because it takes a tenth of a second.
 
-    A fork waits for the import. Otherwise a child would inherit modules that are half imported, or locked
-    permanently.
+    A fork waits for the import. Otherwise a child would inherit modules that are half imported, or whose import lock
+    is never released.
     """
     with _preload_lock:
         import encodings.idna  # noqa: F401  (imported by the first connection)
         import netrc  # noqa: F401  (by the first request)
 
         import requests  # noqa: F401
-        from opentelemetry.proto.collector.logs.v1 import logs_service_pb2  # noqa: F401  (`_encode`)
+        from opentelemetry.proto.collector.logs.v1 import logs_service_pb2  # noqa: F401  (`parse_rejections`)
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2  # noqa: F401
 
 
@@ -103,7 +103,7 @@ class OtlpHttpClient:
         if self._compresses and len(body) >= _MIN_COMPRESS_BYTES:
             body, headers = gzip.compress(body, 1, mtime=0), {**headers, "Content-Encoding": "gzip"}
         address = (self._settings.traces_url if path == TRACES_PATH else None) or self._settings.url + path
-        # a proxy cannot reach the loopback interface of this machine
+        # without proxies for the loopback interface, which a proxy cannot reach
         self._session.trust_env = not is_loopback(address)
         auth = requests.utils.get_auth_from_url(address)
         try:
@@ -117,7 +117,7 @@ class OtlpHttpClient:
                     verify=self._settings.certificate or True,
                     allow_redirects=False,
                 )
-        except OSError as error:  # all errors of requests, and a missing certificate file
+        except OSError as error:  # covers all errors of requests, and a missing certificate file
             return RequestOutcome("later", type(error).__name__, explanation=explain_connection_error(error, timeout))
         if response.ok or names.COLLECTOR_HEADER in response.headers:
             self.is_spanwise = response.headers.get(names.COLLECTOR_HEADER) == "1"
@@ -165,14 +165,14 @@ class PendingRequest:
         return time.monotonic() - self.began
 
     def wait(self, seconds: float) -> RequestOutcome | None:
-        """Return the outcome, or None if there is none within that many seconds."""
+        """Wait for the outcome, and return it, or None if there is none within that many seconds."""
         try:
             return self._answers.get(timeout=seconds)
         except queue.Empty:
             return None
 
     def send(self, post: OtlpHttpClient) -> None:
-        """Send the request and store the outcome. An unexpected error means to try later."""
+        """Send the request and store the outcome. After an unexpected error, the outcome is `later`."""
         answer = RequestOutcome("later", "failed")
         try:
             answer = post.send(self.path, self.body, self.timeout)
@@ -185,7 +185,10 @@ class PendingRequest:
 
 
 class RequestThread:
-    """Thread that sends one request at a time. A request that was given up keeps the thread busy until it ends."""
+    """Thread that sends one request at a time.
+
+    A request for which nobody waits any more still occupies the thread until it ends.
+    """
 
     def __init__(self, post: OtlpHttpClient) -> None:
         self._post = post
@@ -224,7 +227,7 @@ class RequestThread:
             request.send(self._post)
 
 
-_MAX_LENGTH = 200  # characters of a message from a library or a server
+_MAX_LENGTH = 200  # most characters of a message from a library or a server
 
 
 def explain_connection_error(error: BaseException, timeout: float | None = None) -> str:

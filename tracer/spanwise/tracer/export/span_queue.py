@@ -33,12 +33,13 @@ _ROOT, _INNER, _LEAF = 0, 1, 2
 
 
 class SpanQueue:
-    """Queue with three ranks, first in, first out within each rank. Its size in bytes is bounded approximately.
+    """Queue of export items in three ranks, first in, first out within each rank. Its size in bytes is approximately
+    bounded.
 
     A signal handler, or a finalizer that the garbage collector runs, may interrupt a method and call the queue again
     in the same thread. Therefore no method relies on a value that it read on an earlier line, and counters are only
-    added to. `put` and `take` use different locks: a handler that interrupts `put` may wait for the delivery thread,
-    which calls `take`.
+    incremented or decremented. `put` and `take` use different locks: a handler that interrupts `put` may wait for the
+    delivery thread, which calls `take`.
     """
 
     def __init__(self, high_bytes: int = HIGH_BYTES, max_bytes: int = MAX_BYTES) -> None:
@@ -68,11 +69,11 @@ class SpanQueue:
     def put(self, item: ExportItem) -> bool:
         """Queue an item, and drop the least important item if the queue is full.
 
-        Return whether another batch is full or the queue is high.
+        Return True if the queue is high or contains another full batch.
         """
         rank, weight = _get_rank(item), estimate_bytes(item)
         with self._put_lock:
-            self._added += 1  # counted before it is appended, so that the difference is never negative
+            self._added += 1  # counted before it is appended, so that the queue's length is never negative
             self._added_bytes += weight
             self._ranks[rank].append((item, weight))
         size = self._added_bytes - self._removed_bytes
@@ -81,7 +82,7 @@ class SpanQueue:
         return size > self._high or (self._added - self._removed) % BATCH_ITEMS == 0
 
     def put_back(self, items: Sequence[ExportItem]) -> None:
-        """Return taken items to the front of their rank."""
+        """Return items that were taken to the front of their ranks."""
         for item in reversed(items):
             rank, weight = _get_rank(item), estimate_bytes(item)
             with self._put_lock:
@@ -105,7 +106,7 @@ class SpanQueue:
             self.in_hand -= count
 
     def keep_less(self, less: bool) -> None:
-        """Reduce the size that is kept in memory, or restore it."""
+        """Lower the size from which on the queue is high, or restore it."""
         self._high = min(REDUCED_BYTES, self._high_bytes) if less else self._high_bytes
 
     def bound_waits(self) -> None:
@@ -124,7 +125,10 @@ class SpanQueue:
         return taken
 
     def _evict(self) -> None:
-        """Drop the newest items of the lowest rank, which caused the overload."""
+        """Drop items until the queue is within its limit: those of the lowest rank first, and within a rank the newest.
+
+        The newest items have caused the overload.
+        """
         with self._take_lock:
             for rank in reversed(self._ranks):
                 while self.bytes > self._max and (entry := _try_pop(rank.pop)):

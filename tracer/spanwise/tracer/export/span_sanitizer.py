@@ -51,7 +51,7 @@ class SpanSanitizer:
 
     def span(self, span: ReadableSpan) -> ReadableSpan | None:
         """Return the span for export, or None if it cannot be sanitized."""
-        try:  # runs for every span: no `error_boundary`, which takes time
+        try:  # runs for every span, and `error_boundary` would take more time
             if isinstance(span, LiveSpan):
                 return span if span.finished else self._own(span)
             return self._foreign(span)
@@ -90,7 +90,7 @@ class SpanSanitizer:
             if len(self._resources) >= _MAX_RESOURCES:
                 self._resources.clear()
             clean = Resource(self._redaction.attributes(resource.attributes), resource.schema_url)
-            # the original is kept as well, so that its id is not reused
+            # keep a reference to the original as well, so that its `id()` is not reused
             pair = self._resources[id(resource)] = resource, clean
         return pair[1]
 
@@ -139,7 +139,7 @@ class SpanSanitizer:
         if isinstance(documents, str) and f"{names.DOCUMENTS}.0.document.content" not in kept:
             kept.update(flatten_documents(documents))
         if not self._content:
-            # a text that is so long is probably content, whatever its name
+            # a text of this length is probably content, whatever the name of the attribute
             kept = {
                 k: v
                 for k, v in kept.items()
@@ -209,7 +209,7 @@ def _replace_surrogates(text: str) -> str:
 
 REDACTED_TEXT = "[redacted]"
 FAILED_TEXT = "[redacted: the redactor failed]"
-_LIST_INDEX = re.compile(r"\d{1,5}")  # index of a list that was flattened into keys
+_LIST_INDEX = re.compile(r"\d{1,5}")  # key part that is the index of a list, which was flattened into keys
 _MAX_REMEMBERED_KEYS = 4_096  # size of the cache of redacted keys
 
 
@@ -235,7 +235,7 @@ class Redaction:
         for key, value in (attributes or {}).items():
             redacted, number = self.key(key), 2
             unique = redacted
-            while unique in clean:  # another key has become the same
+            while unique in clean:  # another key has the same redacted form
                 unique, number = f"{redacted}~{number}", number + 1
             clean[unique] = self.attribute(key, value)
         return clean
@@ -274,7 +274,7 @@ class Redaction:
             return orjson.dumps(clean, default=repr).decode()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # also `SystemExit`: a value that a redactor cannot process is withheld
+        except BaseException as error:  # also catches `SystemExit`: if a redactor fails, the value is withheld
             internal_errors.record_user_error("redact", error)
             return FAILED_TEXT
 
@@ -307,8 +307,8 @@ class Redaction:
             }
         if isinstance(value, (list, tuple)):
             return [self._node(key, v) for v in value]
-        # A card number may be an integer inside a value. Attributes that are numbers are counts, to which patterns do
-        # not apply.
+        # Patterns apply to integers inside a value, for example to a card number. They do not apply to attributes
+        # that are numbers, because those are counts.
         if top or type(value) is not int:
             return value
         text = str(value)

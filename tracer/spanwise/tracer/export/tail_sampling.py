@@ -1,8 +1,8 @@
 """Tail sampling: spans of unsampled traces wait in memory and are exported if one of them failed.
 
-When the local root ends, all spans are delivered if it or any span below it had an error. Otherwise they are
-discarded. The waiting items of all traces together are bounded in bytes. Above the limit, the oldest trace loses its
-oldest spans first and those with errors last.
+When the local root ends, all spans are delivered if the root or any span below it had an error. Otherwise they are
+discarded. The waiting items of all traces together are bounded in bytes. Above the limit, items of the trace that has
+waited longest are dropped: the oldest first, and items with errors last.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from spanwise.tracer.otel.live_span import LiveSpan, sync_account
 
 MAX_BYTES = 32 * MIB  # approximate bytes of spans and feedback
 
-_lock: Any = threading.RLock()  # re-entrant like the queue's: a signal handler may interrupt
-_pending_traces: dict[PendingTrace, None] = {}  # in the order in which they began to wait
+# re-entrant, because a signal handler may interrupt the code that holds it (see `SpanQueue`)
+_lock: Any = threading.RLock()
+_pending_traces: dict[PendingTrace, None] = {}  # traces with waiting items, in the order in which they began to wait
 _bytes = 0
 
 
-# for the fork handlers in `delivery_lifecycle`: methods of the lock itself, which `bound_lock_waits` may replace
+# For the fork handlers in `delivery_lifecycle`. These are methods of the original lock, because `bound_lock_waits`
+# may replace `_lock`
 acquire_before_fork, release_in_parent = _lock.acquire, _lock.release
 
 
@@ -51,7 +53,7 @@ class DeliveryTarget(Protocol):
 
     @property
     def account(self) -> SpanAccount:
-        """Return the account of the spans that go there."""
+        """Return the account that counts the spans sent to this destination."""
 
     def begin(self) -> None:
         """Prepare for the spans of a trace that has begun."""
@@ -70,9 +72,9 @@ class PendingTrace:
 
     def __init__(self, outlet: DeliveryTarget) -> None:
         self._outlet = outlet
-        self._buffer: _PendingItems | None = None  # None for most traces
+        self._buffer: _PendingItems | None = None  # None until an item waits
         self._dropped = 0
-        self._kept: bool | None = None  # None: undecided, because the local root is open
+        self._kept: bool | None = None  # None while the local root is open: not decided yet
 
     def put(self, item: Any) -> None:
         """Store an ended span or a feedback event until the decision. Afterwards, deliver or discard it."""
@@ -144,7 +146,7 @@ class _PendingItems:
         self.others: deque[tuple[ExportItem, int]] = deque()
         self.failed: deque[tuple[ExportItem, int]] = deque()
         self.bytes = 0
-        self.has_failed = False  # stays True if the failed item is discarded
+        self.has_failed = False  # stays True if the failed item is dropped
 
 
 def _has_failed(item: Any) -> bool:

@@ -14,7 +14,8 @@ import re
 TRACESTATE_KEY = "ot"
 ALWAYS_MEMBER = "th:0"  # probability 1
 _NEVER_THRESHOLD = 1 << 56
-_MAX_MEMBER_LENGTH = 128  # characters: Spanwise's own tracestate entry, which may have 256, contains the member, too
+# most characters of the member, because Spanwise's own tracestate entry (at most 256 characters) contains it, too
+_MAX_MEMBER_LENGTH = 128
 _THRESHOLD_PATTERN, _RANDOMNESS_PATTERN = re.compile(r"th:([0-9a-f]{1,14})"), re.compile(r"rv:([0-9a-f]{14})")
 
 
@@ -24,7 +25,10 @@ def compute_threshold(rate: float) -> int:
 
 
 def sample_new_trace(limit: int, trace_id: int, ot: str = "") -> tuple[bool, str]:
-    """Return whether a new trace is sampled, and its member `ot`. The argument `ot` comes from a foreign trace."""
+    """Return whether a new trace is sampled, and its member `ot`.
+
+    The argument `ot` is the member of the trace of another SDK within which the new trace starts.
+    """
     sampled = get_randomness(trace_id, ot) >= limit
     return sampled, format_member(limit if sampled else None, ot)
 
@@ -32,7 +36,7 @@ def sample_new_trace(limit: int, trace_id: int, ot: str = "") -> tuple[bool, str
 def inherit_member(sampled: bool, trace_id: int, ot: str) -> str:
     """Return the member `ot` of a trace that another process began.
 
-    A threshold that contradicts the decision is removed.
+    A threshold that contradicts the sampling decision of that process is removed.
     """
     digits = _find_member_value(ot, _THRESHOLD_PATTERN) if sampled else None
     limit = None if digits is None else int(digits.ljust(14, "0"), 16)
@@ -41,7 +45,7 @@ def inherit_member(sampled: bool, trace_id: int, ot: str) -> str:
 
 
 def make_kept_member(ot: str) -> str:
-    """Return the member of a trace that is kept for another reason, whatever its randomness."""
+    """Return the member `ot` of a trace that is kept whatever its randomness. Its threshold states the probability 1."""
     return format_member(0, ot)
 
 

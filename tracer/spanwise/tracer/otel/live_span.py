@@ -28,7 +28,7 @@ from spanwise.tracer.otel.exit_lock import ExitLock
 from spanwise.tracer.otel.head_sampling import ALWAYS_MEMBER, TRACESTATE_KEY
 from spanwise.tracer.propagation_targets import is_propagation_target
 
-SCOPE = InstrumentationScope("spanwise", "0.1.0")  # scope of the spans that decorators and blocks open
+SCOPE = InstrumentationScope("spanwise", "0.1.0")  # instrumentation scope of the spans of `@trace` and `span(…)`
 OUTGOING_KINDS = (SpanKind.CLIENT, SpanKind.PRODUCER)  # kinds of spans that call another process
 VENDOR_KEY = "spanwise"  # Spanwise's key in the W3C tracestate
 SAMPLED_FLAG, MONITOR_FLAG = 1, 2  # flags of the tracestate entry
@@ -48,7 +48,7 @@ class Clock:
 
     bits: Callable[[int], int] = staticmethod(_random.getrandbits)
     now: Callable[[], int] = staticmethod(_time_ns)
-    epoch: int = 0  # counts forks: a span of an earlier epoch belongs to the parent process
+    epoch: int = 0  # number of forks; a span of an earlier epoch belongs to the parent process
 
 
 def _after_fork() -> None:
@@ -106,10 +106,10 @@ class LocalTrace:
         self.sink = sink
         self.resource = resource
         self.undecided: SpanBuffer | None = None
-        # decision of head sampling, and its member of the tracestate (see `head_sampling`)
+        # decision of head sampling, and the tracestate member that records it (see `head_sampling`)
         self.sampled, self.ot = sampled, ot
         self.root_id = self.started = self.open = self.dropped = self.sent = 0
-        self.account: SpanCounts | None = None  # account of the spans' destination
+        self.account: SpanCounts | None = None  # counts for the address to which the spans are delivered
         self.booked_started = self.booked_open = 0  # counts that the account already includes
         self.closed = False  # True after the local root has ended
         self.epoch = Clock.epoch
@@ -128,9 +128,9 @@ def get_local_trace(trace_id: int) -> LocalTrace | None:
 def begin_local_trace(
     trace_id: int, sink: Callable[[Any], None], resource: Resource, sampled: bool = True, ot: str = ""
 ) -> LocalTrace:
-    """Begin this process's part of a trace."""
+    """Register and return this process's part of a trace."""
     local = _open_traces[trace_id] = LocalTrace(trace_id, sink, resource, sampled, ot)
-    while len(_open_traces) > _MAX_OPEN_TRACES:  # spans that never end must not fill the memory
+    while len(_open_traces) > _MAX_OPEN_TRACES:  # traces that never end must not fill the memory
         with suppress(RuntimeError, StopIteration):  # another thread has begun or ended a trace meanwhile
             forgotten = _open_traces.pop(next(iter(_open_traces)), None)
             if forgotten is not None:
@@ -182,12 +182,13 @@ class LiveSpan(ReadableSpan, otel.Span):
     _end_time: int | None = None
     _instrumentation_info = None
     parent_remote = False
-    hidden = False  # current only under Spanwise's key, because a foreign span is current under OpenTelemetry's
+    # True if the span is current only under Spanwise's key, because a foreign span is current under OpenTelemetry's
+    hidden = False
     has_children = False
-    ambient: dict[str, Any] | None = None  # attributes of all spans below, received with a remote parent
+    ambient: dict[str, Any] | None = None  # attributes for all spans below, received from a remote parent
     finished = False
-    notes = True, True  # for an exception that leaves the span: record an event, set the status
-    dropped_attributes = dropped_events = 0  # above the limits  # type: ignore[assignment]
+    notes = True, True  # what to do for an exception that leaves the span: record an event, set the status
+    dropped_attributes = dropped_events = 0  # number dropped because of the limits  # type: ignore[assignment]
     weight = 1000  # approximate size in bytes; set by the queue
     _attributes: dict[str, Any]
 
@@ -333,7 +334,8 @@ class LiveSpan(ReadableSpan, otel.Span):
         account = local.account
         if account is not None:
             account.young.discard(self)
-        if local.epoch == Clock.epoch:  # otherwise the parent process has this span and ends it
+        # in a forked child, do not deliver the parent process's span, which the parent ends itself
+        if local.epoch == Clock.epoch:
             local.sink(self)
 
     def __exit__(self, exc_type: Any, exc: BaseException | None, tb: Any) -> None:
@@ -345,7 +347,8 @@ class LiveSpan(ReadableSpan, otel.Span):
     def fail(self, error: BaseException) -> None:
         """Record an exception that leaves the span, once per trace, and set the status.
 
-        `notes` can switch off either. A cancellation is marked as such and is not an error.
+        The flags in `notes` can disable the event or the status. A cancellation is marked as such and is not an
+        error.
         """
         if is_cancellation(error):
             return self.set_attribute(names.CANCELLED, True)
@@ -433,7 +436,7 @@ def format_tracestate_entry(trace_id: int, span_id: int, sampled: bool, marked: 
 
 
 class _OutgoingTraceState(TraceState):
-    """Tracestate of a Spanwise span. Only propagators serialize it, when they write it into a carrier."""
+    """Tracestate of a Spanwise span. Propagators serialize it only when they write it into the headers of a call."""
 
     def __init__(self, local: LocalTrace, called: Mapping[str, Any] | None, state: TraceState) -> None:
         super().__init__()
@@ -447,29 +450,29 @@ class _OutgoingTraceState(TraceState):
         return super().to_header()
 
     def __reduce__(self) -> Any:
-        """Reduce to an ordinary `TraceState`: another process does not have these counts."""
+        """Reduce to an ordinary `TraceState`, because another process cannot update the counts of this one."""
         return TraceState, (list(self.items()),)
 
 
 def count_sent(local: LocalTrace) -> None:
-    """Count a call to another process, which may have a local root of its own below this one."""
+    """Count a call to another process. That process may have a local root below a span of this one."""
     with _lock:
         local.sent += 1
 
 
 def count_dropped(span: LiveSpan) -> None:
-    """Count a span that will not be delivered in its trace."""
+    """Count a span that will not be delivered, in its trace."""
     with _lock:
         span.local.dropped += 1
 
 
 def mark_exception_recorded(error: BaseException, trace_id: int) -> bool:
-    """Mark an exception as recorded by a trace. Return False if it was already marked."""
+    """Mark an exception as recorded in a trace. Return False if it was marked for this trace before."""
     try:
         if getattr(error, "__spanwise_recorded__", None) == trace_id:
             return False
         error.__spanwise_recorded__ = trace_id  # type: ignore[attr-defined]
-    except Exception:  # an exception class that allows no attributes
+    except Exception:  # the exception allows no new attributes
         pass
     return True
 
@@ -477,7 +480,8 @@ def mark_exception_recorded(error: BaseException, trace_id: int) -> bool:
 def _make_exception_attributes(error: BaseException, escaped: bool) -> dict[str, Any]:
     kind = type(error)
     try:
-        frames = error.__traceback__  # from the first frame outside of Spanwise: its own do not explain the failure
+        # start at the first frame outside of Spanwise, because frames of Spanwise do not explain the failure
+        frames = error.__traceback__
         while frames is not None and str(frames.tb_frame.f_globals.get("__name__")).startswith("spanwise."):
             frames = frames.tb_next
         stack = "".join(traceback.format_exception(kind, error, frames or error.__traceback__))

@@ -53,7 +53,7 @@ class CaptureSink(Protocol):
 
 
 class SpanFactory:
-    """Factory of spans: selects the parent of each span, and its destination when it ends."""
+    """Factory of spans. It selects the parent of each span and the destination to which the ended span is passed."""
 
     def __init__(self, outlet: DeliveryTarget, resource: Resource, sample_rate: float, off: bool = False) -> None:
         self.set_outlet(outlet)
@@ -78,8 +78,8 @@ class SpanFactory:
     ) -> LiveSpan:
         """Start a span as a child of the nearest Spanwise span in the context.
 
-        The span takes ownership of `attributes`. If that span has ended with its trace and `ctx` is the current
-        context, `get_live_context` replaces the context. A context that the caller chose is used unchanged.
+        If the parent has ended together with its trace and `ctx` is the current context, `get_live_context` replaces
+        the context. A context that the caller chose is used unchanged. The span takes ownership of `attributes`.
         """
         parent = ctx.get(OTEL_KEY)
         is_open = type(parent) is LiveSpan and parent._end_time is None and parent.local.epoch == Clock.epoch
@@ -95,7 +95,7 @@ class SpanFactory:
     def _start(
         self, name: str, attributes: dict[str, Any], scope: InstrumentationScope, ctx: Context, start_time: int | None
     ) -> LiveSpan:
-        if OTEL_KEY not in ctx and OWN_KEY not in ctx:  # no current span, the usual case
+        if OTEL_KEY not in ctx and OWN_KEY not in ctx:  # the usual case: there is no current span
             return self._local_root(name, attributes, scope, ctx, start_time, None, None)
         parent = trace_context.find_parent(ctx)
         if isinstance(parent, LiveSpan) and parent.local.epoch == Clock.epoch:
@@ -141,7 +141,8 @@ class SpanFactory:
         if local is None:
             local = self._local(trace_id, remote, foreign)
         given = read_baggage_attributes(baggage.get_all(ctx)) if remote else None
-        if given and ctx is trace_context.get_current():  # an instrumentation has extracted the baggage
+        # an instrumentation has extracted the baggage of a request: hide its private entries
+        if given and ctx is trace_context.get_current():
             trace_context.attach(trace_context.with_private_baggage(ctx))
         if remote and remote.marked:
             given = {**(given or {}), names.MONITOR: True}
@@ -209,7 +210,10 @@ def merge_attributes(given: Any, attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_foreign_provider(spans: SpanFactory) -> bool:
-    """Return whether another SDK is the global provider. The getter would cost 0.8 µs, the variable costs nothing."""
+    """Return whether another SDK is the global provider.
+
+    Reads OpenTelemetry's variable, because the getter would cost 0.8 µs.
+    """
     provider = getattr(otel, "_TRACER_PROVIDER", None)
     return isinstance(provider, sdk.TracerProvider) and getattr(provider, "spans", None) is not spans
 
@@ -292,17 +296,19 @@ SpanCallback = Callable[[ReadableSpan], None]
 
 
 class ExternalProviderProcessor(SpanProcessor):
-    """Span processor that passes a copy of every span of a joined provider to delivery, with its trace's counts."""
+    """Span processor that passes a copy of every span of a joined provider to delivery. Local roots get their trace's
+    counts.
+    """
 
     def __init__(self, put: SpanCallback, outlet: DeliveryTarget, resource: Resource, active: bool = True) -> None:
         self._put, self._outlet = put, outlet
         self.identify(resource)
-        self.active = active  # a provider cannot remove processors; `configure` deactivates an old one
+        self.active = active  # a provider cannot remove a processor, so `configure` deactivates the old one
 
     def identify(self, resource: Resource) -> None:
-        """Set the resource of this process."""
+        """Set the resource of this process, whose attributes are added to those of the provider."""
         self._resource = resource
-        # the provider's resource, and the same with Spanwise's attributes
+        # the provider's resource, and the result of merging it with Spanwise's attributes
         self._merged: tuple[Resource, Resource] | None = None
 
     @error_boundary("joined")
@@ -341,7 +347,7 @@ class ExternalProviderProcessor(SpanProcessor):
         return merged[1]
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Return True: delivery has a flush of its own."""
+        """Return True without flushing: `flush` of `process_runtime` flushes the delivery."""
         return True
 
 

@@ -28,7 +28,8 @@ from spanwise.tracer.otel.trace_context import (
 )
 
 _POOL_MODULES = ("concurrent.futures.thread", "concurrent.futures.process", "multiprocessing.pool")
-_THREAD_POOL_METHODS = ("apply_async", "_map_async", "imap", "imap_unordered")  # other methods call one of these
+# methods that submit tasks; all other ones call one of these
+_THREAD_POOL_METHODS = ("apply_async", "_map_async", "imap", "imap_unordered")
 _patch_lock = threading.Lock()
 _on = False
 _originals: dict[tuple[type, str], tuple[Any, Any]] = {}  # by class and method: the original and the wrapper
@@ -49,7 +50,10 @@ def patch_thread_methods() -> None:
 
 
 def restore_thread_methods() -> None:
-    """Restore the original methods. A wrapper that is itself wrapped stays in place and does nothing."""
+    """Restore the original methods.
+
+    If another library has wrapped Spanwise's wrapper, the wrapper stays in place and does nothing.
+    """
     global _on
     with _patch_lock:
         _on = False
@@ -64,7 +68,9 @@ def restore_thread_methods() -> None:
 
 def _wrap_method(owner: type, name: str, make: Callable[[Any], Any]) -> None:
     if (owner, name) not in _originals:
-        original = owner.__dict__.get(name)  # None: inherited. Called through the class, because it may be a descriptor
+        # None if the method is inherited. The wrapper calls the method found through the class: the original may be a
+        # descriptor
+        original = owner.__dict__.get(name)
         inner = getattr(owner, name)
         wrapper = functools.wraps(inner)(make(inner))
         _originals[owner, name] = original, wrapper
@@ -93,7 +99,7 @@ def _wrap_start(original: Any) -> Any:
 
 
 def _run_in_context(thread: Any, contexts: list[Any]) -> None:
-    """Make a thread run in a context. The reference to the context is released when the thread starts."""
+    """Make a thread run in a context. The thread releases its reference to the context when it starts."""
     before, inner = thread.__dict__.get("run"), thread.run
 
     def run() -> None:

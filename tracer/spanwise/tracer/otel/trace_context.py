@@ -45,11 +45,13 @@ BAGGAGE = {
 # Found like `OTEL_KEY`. `PRIVATE_ENTRIES` are sent only to destinations that take part in tracing.
 BAGGAGE_KEY: str = next(iter(baggage.set_baggage("key", "value", Context())))
 PRIVATE_ENTRIES = frozenset((BAGGAGE[names.SESSION], BAGGAGE[names.USER], BAGGAGE[names.TAGS]))
-AMBIENT_KEY = otel_context.create_key("spanwise-ambient")  # attributes of all spans below: session, user, tags
-ORIGIN_KEY = otel_context.create_key("spanwise-origin")  # the span context that a trace started here links to
-KEPT_PARENT_KEY = otel_context.create_key("spanwise-kept")  # the ended span that stays the parent of a queued pool task
+# attributes for all spans that start in the context: session, user, tags
+AMBIENT_KEY = otel_context.create_key("spanwise-ambient")
+# span context to which a trace that starts in the context links
+ORIGIN_KEY = otel_context.create_key("spanwise-origin")
+KEPT_PARENT_KEY = otel_context.create_key("spanwise-kept")  # ended span that remains the parent for a queued pool task
 
-# The context variable behind OpenTelemetry's context, found in the same way. It is three times as fast as the
+# OpenTelemetry's context variable, found in the same way. Using it directly is three times as fast as OpenTelemetry's
 # functions.
 _token = otel_context.attach(otel_context.get_current())
 _variable = _token.var
@@ -60,14 +62,15 @@ reset = _variable.reset
 
 
 class PrivateBaggage(dict[str, object]):
-    """Baggage that hides session, user and tags from iteration unless the current span calls a traced host.
+    """Baggage that hides session, user and tags from iteration, unless the current span calls a host that takes part in
+    tracing.
 
-    Propagators iterate over the entries when an instrumentation has just started the span of a call. A lookup by name
+    Propagators iterate over the entries after an instrumentation has started the span of a call. A lookup by name
     finds all entries.
     """
 
     def copy(self) -> PrivateBaggage:
-        """Return a copy of all entries that hides the same ones."""
+        """Return a copy that has all entries and hides the same ones."""
         return PrivateBaggage(dict.items(self))
 
     def items(self) -> Any:
@@ -91,7 +94,7 @@ class PrivateBaggage(dict[str, object]):
     def _visible(self) -> dict[str, object]:
         entries = dict(dict.items(self))
         span = get_current().get(OTEL_KEY)
-        # private also for SDK spans, whose property copies the attributes
+        # the private attribute of SDK spans, too, because their property copies the attributes
         attributes = getattr(span, "_attributes", None)
         is_outgoing = getattr(span, "kind", None) in OUTGOING_KINDS
         if not is_outgoing or attributes is None or not is_propagation_target(attributes):
@@ -109,13 +112,15 @@ def with_private_baggage(ctx: Context) -> Context:
 
 
 def with_public_baggage(ctx: Context) -> Context:
-    """Return a context whose baggage is sent completely, for `inject` and `carry`."""
+    """Return a context whose baggage hides no entries, for `inject` and `carry`."""
     entries = ctx.get(BAGGAGE_KEY)
     return with_value(ctx, BAGGAGE_KEY, dict(dict.items(entries))) if isinstance(entries, PrivateBaggage) else ctx
 
 
 class RemoteParent(NamedTuple):
-    """Spanwise parent span in another process, or in this process behind a foreign span."""
+    """Spanwise parent span that is known only by its ids: it is in another process, or behind a foreign span of this
+    process.
+    """
 
     trace_id: int
     span_id: int
@@ -127,7 +132,7 @@ class RemoteParent(NamedTuple):
 class HiddenSpan(NamedTuple):
     """Current Spanwise span in a context whose OpenTelemetry span is foreign.
 
-    `outer` is OpenTelemetry's current span at the time when the Spanwise span became current.
+    The field `outer` is the span that was OpenTelemetry's current span when the Spanwise span became current.
     """
 
     span: LiveSpan
@@ -150,13 +155,13 @@ def find_parent(ctx: Context) -> LiveSpan | RemoteParent | None:
 
 
 def find_foreign_context(ctx: Context) -> SpanContext | None:
-    """Return the span context of a current span that is not Spanwise's."""
+    """Return the span context of OpenTelemetry's current span if that is not a Spanwise span, else None."""
     other = ctx.get(OTEL_KEY)
     if not isinstance(other, otel.Span) or isinstance(other, LiveSpan):
         return None
     context = other.get_span_context()
     entry = _parse_context_entry(context)
-    # a Spanwise span in another process
+    # true for a Spanwise span in another process
     is_ours = entry is not None and entry[:2] == (context.trace_id, context.span_id)
     return context if context.is_valid and not is_ours else None
 
@@ -164,7 +169,8 @@ def find_foreign_context(ctx: Context) -> SpanContext | None:
 def _parse_context_entry(context: SpanContext) -> RemoteParent | None:
     state = context.trace_state
     remote = parse_tracestate_entry(state[VENDOR_KEY]) if state and VENDOR_KEY in state else None
-    # otherwise `ot` belongs to a foreign trace
+    # `ot` belongs to the Spanwise trace only if both ids are those of the span; otherwise it is that of a foreign
+    # trace
     if remote is not None and remote[:2] == (context.trace_id, context.span_id):
         return remote._replace(ot=state.get(TRACESTATE_KEY, ""))
     return remote
@@ -188,12 +194,13 @@ def parse_tracestate_entry(text: str) -> RemoteParent | None:
 
 
 def get_live_context() -> Context:
-    """Return the current context, without the request that it was inherited from if that request has ended.
+    """Return the current context. If it belongs to a request that has ended, replace it by a context without that
+    request.
 
     A thread or an asyncio task keeps the context that it was started with. After the root of that trace has ended,
     the next span of the thread or task starts a new trace. The new trace links to the original span and does not have
-    the session, user and tags of the ended request. The mark of a monitor stays. The new context becomes the current
-    one.
+    the session, user and tags of the ended request. The mark of a monitor is kept. The new context becomes the
+    current one.
 
     The same applies to a forked worker of a process pool, which inherits the context of the first task's submitter.
     """
@@ -201,7 +208,7 @@ def get_live_context() -> Context:
     ended = _find_ended_parent(ctx)
     if ended is None:
         return ctx
-    # without spans of Spanwise
+    # remove the spans of Spanwise
     new = Context(
         {
             key: value
@@ -226,12 +233,14 @@ def has_trace_ended(ctx: Context) -> bool:
 
 
 def with_kept_parent(ctx: Context) -> Context:
-    """Return a context whose parent remains valid although its trace has ended."""
+    """Return a context in which the current span remains a valid parent although its trace has ended."""
     return with_value(ctx, KEPT_PARENT_KEY, ctx.get(OWN_KEY) or ctx.get(OTEL_KEY))
 
 
 def without_kept_parent(ctx: Context) -> Context:
-    """Return the context without the effect of `with_kept_parent`: a thread may outlive the task that starts it."""
+    """Return the context without the effect of `with_kept_parent`, for a thread that may outlive the pool task starting
+    it.
+    """
     return with_value(ctx, KEPT_PARENT_KEY, None) if ctx.get(KEPT_PARENT_KEY) is not None else ctx
 
 
@@ -246,7 +255,7 @@ def _find_ended_parent(ctx: Context) -> SpanContext | None:
     if local.epoch != Clock.epoch:
         has_ended = _is_pool_worker()
     else:
-        is_captured = local.account is None and local.undecided is None  # its spans may end at any time
+        is_captured = local.account is None and local.undecided is None  # spans of a captured trace may end at any time
         has_ended = local.closed and not span.is_recording() and not is_captured
     return make_span_context(local.trace_id, span.get_span_context().span_id) if has_ended else None
 
@@ -298,7 +307,8 @@ def read_baggage_attributes(entries: Mapping[str, object]) -> dict[str, Any]:
 def detach(token: Token[Context]) -> None:
     """Restore the context that was current before.
 
-    A generator may be resumed in another context, for which its token is invalid. The token's old value is then used.
+    A generator may be resumed in another context, for which its token is invalid. In that case, the context stored in
+    the token becomes current.
     """
     try:
         _variable.reset(token)
