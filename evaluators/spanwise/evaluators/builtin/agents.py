@@ -244,9 +244,9 @@ class AgentSanity:
 
     - "kind": "file" or "dir"
     - "min_bytes": minimum size
-    - "contains": a list of texts
-    - "fields": name or dotted path: value, of JSON
-    - "entries": names in a directory
+    - "contains": texts that the file must contain
+    - "fields": values that a JSON file must have, by name or dotted path
+    - "entries": names that the directory must contain
     - "pages": minimum number of pages of a PDF
 
     Only regular files and folders below `directory` are opened, wherever names and links lead. If an answer names
@@ -328,8 +328,8 @@ def _parse_call(call: Any) -> tuple[str, Any]:
 
 def _maximum_matching(made: Sequence[Any], wanted: Sequence[Any], same: CallComparison) -> int:
     """Return the size of a maximum matching between expected and made calls, computed with augmenting paths."""
-    taken: dict[int, int] = {}  # made → wanted
-    given: dict[int, int] = {}  # wanted → made
+    taken: dict[int, int] = {}  # index of the expected call, by index of the made call
+    given: dict[int, int] = {}  # index of the made call, by index of the expected call
     for start in range(len(wanted)):
         path = _augmenting_path(start, made, wanted, same, taken)
         place: int | None = next(reversed(path), None) if path else None
@@ -346,7 +346,7 @@ def _augmenting_path(
 ) -> dict[int, int]:
     """Return an augmenting path from made calls to expected ones; {} if there is none.
 
-    Its last made call is free.
+    The last made call of the path is not matched yet.
     """
     path: dict[int, int] = {}
     waiting = [start]

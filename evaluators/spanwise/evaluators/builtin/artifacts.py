@@ -1,9 +1,9 @@
 """Artifacts of an agent: expectations, and file access confined to a directory.
 
 Links are resolved first, and their target must be below the directory. Each component of the resolved path is then
-opened relative to the previous one without following links. Files that are exchanged in the meantime therefore cannot
-lead out of the directory. The type of an opened file is checked before reading, so that a FIFO, a device or a socket
-is never read.
+opened relative to the previous one without following links. A file that is replaced by a link in the meantime
+therefore cannot lead out of the directory. The type of an opened file is checked before reading, so that a FIFO, a
+device or a socket is never read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Artifact:
 def find_artifacts(outputs: Any) -> list[Artifact]:
     """Return the artifacts in outputs: a list of artifacts, a single one, or contents by name.
 
-    Raises `ValueError`.
+    Raises `ValueError` for an invalid artifact.
     """
     named = outputs.get("artifacts") if isinstance(outputs, Mapping) else outputs
     if named is None or (named is outputs and not isinstance(named, list | tuple)):

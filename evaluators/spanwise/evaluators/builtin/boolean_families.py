@@ -33,9 +33,10 @@ def family_rows(
     counted: bool = True,
     metadata: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the family's values for one case.
+    """Return the feedback rows of the family for one case. `answer` and `context` say whether each of them passes.
 
-    With `context` None no context was scored. With `counted` False the context cannot fail the case.
+    A `context` of None means that no context was judged. With `counted=False`, a context that fails does not make the
+    case fail.
     """
     passed = answer and (context is not False or not counted)
     values: list[bool | None] = [
@@ -54,7 +55,7 @@ def family_rows(
 
 
 def unparsed_rows(id: str, why: str, *, metadata: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Return the family's values for a case whose judge gave a reply that cannot be parsed."""
+    """Return the feedback rows of the family for a case whose judge gave a reply that cannot be parsed."""
     told = {"label": UNPARSED, "comment": f"{UNPARSED}: {why}"}
     rows: list[dict[str, Any]] = [{"key": id + suffix, "score": False, **told} for suffix in FAMILY_SUFFIXES[:4]]
     rows[2] = {"key": rows[2]["key"], "score": None, "comment": f"no context was judged: {UNPARSED}"}

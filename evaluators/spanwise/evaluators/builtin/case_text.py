@@ -22,8 +22,9 @@ QUESTION_FIELDS = ("question", "query", "request", "prompt", "input", "text", "c
 def extract_text(value: Any, fields: tuple[str, ...] = ANSWER_FIELDS) -> str:
     """Return the text of outputs or of a reference.
 
-    For a dict it is its only field, or the first field with a usual name. For a list of chat messages it is the last
-    message. None, which a task has returned, gives "". Raises `ValueError` if there is not exactly one text.
+    In a dict, the text is the first field with a usual name, else the only field. In a list of chat messages, it is
+    the last message. None, as returned by a task without a result, gives "". Raises `ValueError` if there is not
+    exactly one text.
     """
     if isinstance(value, str):
         return value
@@ -47,7 +48,7 @@ def extract_text(value: Any, fields: tuple[str, ...] = ANSWER_FIELDS) -> str:
 def extract_all_text(value: Any) -> str:
     """Return every text and number in a value, one per line with the name of its field.
 
-    For a list of chat messages it is the last one only, because earlier ones are not the answer.
+    In a list of chat messages, only the last message is used, because earlier ones are not the answer.
     """
     if isinstance(value, str):
         return value

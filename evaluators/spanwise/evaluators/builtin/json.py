@@ -106,8 +106,9 @@ class JSONSchema:
     invalid schema is rejected when the evaluator is made, and so is one with external references: nothing is
     fetched.
 
-    Retrieved documents that begin like a JSON object or array are checked in the same way. They count as retrieval
-    failures, and do not fail the case. With `lenient`, a byte order mark and a code fence are removed first.
+    Retrieved documents that begin like a JSON object or array are checked in the same way. Documents that fail the
+    check count as retrieval failures, but do not fail the case. With `lenient`, a byte order mark and a code fence
+    are removed first.
 
     A check that takes longer than `seconds` (wall-clock time) is an error of that case, and so is a pattern that
     takes more than 1 s of CPU time.
@@ -207,7 +208,9 @@ def _check_termination(validator: Any) -> Any:
 
 
 def _find_problem(value: Any, validator: Any, lenient: bool, seconds: float = math.inf) -> str | None:
-    """Return the problem of an answer as JSON, or None. Values that are not a text are checked as they are."""
+    """Return why an answer is not valid JSON or violates the schema, or None if it passes. A value that is not a text is
+    checked without parsing.
+    """
     try:
         parsed = load_strict_json(value, lenient=lenient) if isinstance(value, str) else value
     except InvalidJSON as error:
@@ -251,7 +254,7 @@ _STRICT_DECODER = json.JSONDecoder(
 
 
 Keyword: TypeAlias = Callable[[Any, Any, Any, Any], Iterable[Any] | None]
-# Keywords through which the steps of a check can multiply. The time of all others is linear in the answer.
+# Keywords that can multiply the number of steps of a check. The time of all others is linear in the answer.
 BRANCHING_KEYWORDS = frozenset("$ref $dynamicRef $recursiveRef allOf anyOf oneOf not if contains".split())
 MAX_UNEVALUATED = 5000  # maximum members of a list or object for keywords of quadratic cost
 
@@ -261,7 +264,7 @@ _check_deadline: ContextVar[tuple[float, float]] = ContextVar(
 
 
 def first_error(validator: Any, value: Any, seconds: float) -> Any:
-    """Return the first error of a value, or None.
+    """Return the first validation error of a value, or None.
 
     Raises `TimeoutError` if bounded keywords take longer than `seconds`.
     """
@@ -273,7 +276,7 @@ def first_error(validator: Any, value: Any, seconds: float) -> Any:
 
 
 def bound_keywords(kind: Any) -> Any:
-    """Return a jsonschema validator class with bounded keywords."""
+    """Return a jsonschema validator class whose keywords are limited in time or size."""
     import jsonschema
 
     theirs = dict(kind.VALIDATORS)
@@ -288,7 +291,7 @@ def bound_keywords(kind: Any) -> Any:
         for name in ("unevaluatedItems", "unevaluatedProperties")
         if name in theirs
     }
-    extend: Any = jsonschema.validators.extend  # untyped
+    extend: Any = jsonschema.validators.extend  # jsonschema does not annotate `extend`
     branching = {name: _with_deadline(keyword) for name, keyword in theirs.items() if name in BRANCHING_KEYWORDS}
     return extend(kind, branching | ours)
 
@@ -334,7 +337,9 @@ def _check_pattern_properties(validator: Any, patterns: Mapping[str, Any], insta
 
 
 def _check_additional_properties(theirs: Keyword) -> Keyword:
-    """Wrap jsonschema's keyword: names that match a pattern are excluded here, with a time limit."""
+    """Wrap jsonschema's `additionalProperties`. Names that match `patternProperties` are excluded here, because these
+    patterns need a time limit.
+    """
 
     def additional(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[Any] | None:
         patterns = schema.get("patternProperties", {})

@@ -20,12 +20,14 @@ _NO_LANGUAGE = re.compile(
     r"```.*?(?:```|\Z)|`[^`\n]*`|(?<!\S)\S*(?:[/\\_@]|\d\.)\S*", re.DOTALL
 )  # code, addresses, file names
 _MAX_CHARACTERS = 4000  # characters that are read; more do not change the result
-# Minimum letters of an alphabet, and the minimum certainty of py3langid. For 12 to 20 letters of running text it is
-# certain of 6 in 10 and wrong about 2 in 1000. It is seldom certain of names alone ("Barack Obama").
+# Minimum letters of an alphabet, and the minimum certainty of py3langid. For running text of 12 to 20 letters,
+# py3langid reaches it in 6 of 10 cases and is wrong in about 2 of 1000. For names alone ("Barack Obama") it seldom
+# does.
 _MIN_LETTERS, _FEW_LETTERS = 12, 20
 _MIN_CERTAINTY, _MIN_CERTAINTY_OF_FEW = 0.6, 0.7
-# For a pair: the probabilities of one shared language above and below which the result is decided. To be different,
-# each side must also have a likely language, because names alone fit any language.
+# Probabilities that a pair of texts shares a language: from the first on the languages are the same, up to the second
+# they differ. To differ, each text must also have a language of the third probability, because names alone fit any
+# language.
 _SAME_FROM, _DIFFERENT_BELOW, _MIN_CERTAINTY_EACH = 0.95, 0.3, 0.55
 _LANGUAGE_COUNT = 97  # languages that py3langid knows
 # Written standards of one language, which one or two sentences cannot distinguish.
@@ -107,7 +109,7 @@ class LanguageEstimate:
 
 
 def estimate_language(text: str) -> LanguageEstimate:
-    """Return the estimated languages of a text."""
+    """Estimate the language of a text from its script, else with py3langid."""
     prose = _strip_code(text)
     letters = _find_letters(prose)
     script = _detect_script(prose, letters)
@@ -126,9 +128,9 @@ def is_same_language(first: LanguageEstimate, second: LanguageEstimate) -> bool 
     """Return whether two texts are in the same language, or None if it is uncertain.
 
     The prior probability that question and answer share a language is 1/2, with all languages equally likely.
-    Different scripts mean different languages, except for languages that are written in both. Otherwise a short text
-    is taken for the language of the other one if its letters allow that, and for a different language if they hardly
-    do.
+    Different scripts mean different languages, except for languages that are written in both scripts. Otherwise, a
+    short text counts as the same language as the other text if its letters make that probable, and as a different one
+    if they make it improbable.
     """
     if first.script and second.script and first.script != second.script:
         return first.best != "" and first.best == second.best and first.best in _IN_TWO_SCRIPTS
@@ -183,7 +185,7 @@ class LanguageComparison:
 
 
 def _detect_script(prose: str, letters: list[str]) -> str:
-    """Return the script of nearly all letters in lower case, "" if they are mixed or too few.
+    """Return the lower-case name of the script of nearly all letters, "" if scripts are mixed or letters too few.
 
     Names and terms in Latin letters occur in texts of any language. Latin therefore needs words in lower case, or
     many letters.
@@ -200,7 +202,7 @@ def _detect_script(prose: str, letters: list[str]) -> str:
 
 
 def _common_language(first: LanguageEstimate, second: LanguageEstimate) -> tuple[str, str]:
-    """Return the language that both texts are most likely in, twice."""
+    """Return a pair of equal codes: the language that both texts most probably share."""
     likely, other = first.likely or {}, second.likely or {}
     code = max(likely, key=lambda code: likely[code] * other.get(code, 0.0))
     return code, code
@@ -209,7 +211,7 @@ def _common_language(first: LanguageEstimate, second: LanguageEstimate) -> tuple
 def _language_of_script(letters: list[str]) -> str | None:
     """Return the language of a text whose script belongs to one language.
 
-    Chinese characters without kana are Chinese.
+    Chinese characters together with kana are Japanese, without kana Chinese.
     """
     if not letters:
         return None

@@ -3,9 +3,9 @@
 Detection runs on normalized text; `PositionMap` maps its positions back to the original text.
 
 Telephone numbers are found by patterns and checked by phonenumbers against the numbering plans of countries. A number
-with + (or 00) needs no more. Without it the country is a guess, so that digits count only in a typical national
-format, (212) 555-0123 or 020 7946 0958, or after a word such as "call": "call 2125550123". With a region, every
-number that is valid there is found.
+with + (or 00) needs no further evidence. Without + the country is a guess. Such digits count only in a typical
+national format, (212) 555-0123 or 020 7946 0958, or after a word such as "call": "call 2125550123". With a region,
+every number that is valid there is found.
 
 All patterns are linear in the length of the text. Their matches are checked (Luhn, area numbers, IBAN's remainder,
 numbering plans of telephones), so that an order number is not reported as a credit card.
@@ -49,7 +49,7 @@ def remove_invisible(text: str) -> str:
 def normalize_text(text: str) -> str:
     """Return the visible text, with other forms of letters, digits, spaces and hyphens replaced by ASCII.
 
-    Each character is replaced by one.
+    Each visible character is replaced by one character, so that positions do not change.
     """
     if text.isascii():
         return text
@@ -145,9 +145,9 @@ def _is_national_format(text: str, regions: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=1024)
 def _number_length(text: str) -> int:
-    """Return the length of the number in a match after a label.
+    """Return the length of the telephone number at the start of a text that follows a label, 0 if there is none.
 
-    Up to two trailing groups may be something else.
+    Up to two groups of digits at the end may belong to something else.
     """
     ends = [match.end() for match in re.finditer(r"\d+", text)]
     for end in reversed(ends[-3:]):
@@ -157,9 +157,9 @@ def _number_length(text: str) -> int:
 
 
 def _is_valid_number(text: str, region: str) -> bool:
-    """Return whether a number is valid.
+    """Return whether a number is valid in a region.
 
-    Most candidates fail this check, which takes a tenth of the time of the grouping.
+    Most candidates fail this check, which takes a tenth of the time of the grouping check.
     """
     import phonenumbers
 
@@ -170,7 +170,7 @@ def _is_valid_number(text: str, region: str) -> bool:
 
 
 def _match_numbers(text: str, region: str, *, grouped: bool = False) -> list[Span]:
-    """Return the spans of valid numbers; with `region` "" those of any country, with +."""
+    """Return the spans of valid numbers. With `region` "", these are numbers of any country with +."""
     from phonenumbers import Leniency, PhoneNumberMatcher
 
     leniency = Leniency.STRICT_GROUPING if grouped else Leniency.VALID
@@ -297,7 +297,7 @@ def passes_luhn(digits: str) -> bool:
 def find_cards(text: str) -> Iterator[tuple[int, int]]:
     """Yield the spans of credit card numbers.
 
-    They have a known network, the right length, a valid Luhn check, and not a single repeated digit.
+    They have a known network, the right length and a valid Luhn check, and do not consist of one repeated digit.
     """
     for match in _CARD.finditer(text):
         digits = re.sub(r"\D", "", match.group())
@@ -328,11 +328,14 @@ def find_ibans(text: str) -> Iterator[tuple[int, int]]:
     for match in _IBAN.finditer(text):
         length = _iban_length(match.group(1).upper())
         if length and not text[match.start() + length : match.start() + length + 1].isalnum():
-            yield match.start(), match.start() + length  # otherwise the match is part of a longer word
+            # if a letter or digit follows, the match is part of a longer word
+            yield match.start(), match.start() + length
 
 
 def _iban_length(text: str) -> int:
-    """Return the length of the IBAN at the start of a match, because a word may follow; 0 if there is none."""
+    """Return the length of the IBAN at the start of a match; 0 if there is none. The match may include a word that
+    follows the IBAN.
+    """
     wanted = _IBAN_LENGTHS.get(text[:2], 0)
     taken = [place for place, character in enumerate(text) if character.isalnum()][:wanted]
     if not wanted or len(taken) < wanted:
@@ -350,7 +353,7 @@ PII_DETECTORS: dict[str, Finder] = {
     "phone": find_phones,
 }
 
-# Substrings in lower case, one of which must occur before the pattern is searched; and the pattern.
+# Substrings in lower case, and a pattern. The pattern is searched only if the text contains one of the substrings.
 SECRET_PATTERNS: dict[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
     "pem": (
         ("begin ",),

@@ -1,9 +1,12 @@
 """Looping evaluator: unique sentences, longest repeated substring, compression ratio.
 
-Equal windows of one length get the same name, an integer (Karp, Miller, Rosenberg 1972). Names of length 2l come from
-pairs of names of length l, those of any length from two overlapping powers of two. A length is possible if some name
-has two windows that do not overlap. All shorter lengths are then possible too, so the longest length is found by
-doubling and then by binary search. Windows whose name can no longer repeat get 0 and are dropped.
+A window is a substring of a given length. Equal windows of one length get the same name, an integer (Karp, Miller,
+Rosenberg 1972). The names for length 2l are made of pairs of names for length l. The names for any other length are
+made of the names of two overlapping windows whose lengths are powers of two.
+
+A length is possible if two windows with the same name do not overlap. All shorter lengths are then possible too, so
+the longest length is found by doubling and then by binary search. Windows whose name can no longer repeat get 0 and
+are dropped.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ MIN_SENTENCE_LENGTH = 10  # minimum characters of a counted sentence
 
 
 def unique_sentences(text: str, *, shortest: int = MIN_SENTENCE_LENGTH) -> float:
-    """Return distinct over all sentences, of those with at least `shortest` characters.
+    """Return the number of distinct sentences over the number of all sentences. Sentences below `shortest` characters do
+    not count.
 
-    Raises `Skip` without any.
+    Raises `Skip` if no sentence counts.
     """
     counted = [sentence for sentence in split_sentences(text) if len(sentence) >= shortest]
     if not counted:
@@ -43,7 +47,9 @@ def repeated_share(text: str) -> float:
 
 
 def compression_ratio(text: str) -> float:
-    """Return bytes after zlib at level 9 over bytes before (UTF-8); above 1 for short texts."""
+    """Return the size after compression over the size before, in bytes (UTF-8, zlib at level 9). It is above 1 for short
+    texts. Raises `Skip` for an empty text.
+    """
     raw = text.encode("utf-8", "surrogatepass")
     if not raw:
         raise Skip("the text is empty")
@@ -66,7 +72,8 @@ def compression_ratio(text: str) -> float:
 class Looping:
     """Three signs of a loop in the answer.
 
-    - Unique sentences: distinct over all sentences, leaving out those shorter than `shortest` characters in both.
+    - Unique sentences: number of distinct sentences over the number of all sentences. Sentences shorter than `shortest`
+      characters do not count.
     - Longest repeat: length × count of the longest part that occurs at least twice, over the length of the text.
       Occurrences do not overlap, so that it is in [0, 1] and near 1 for a loop. Among equally long parts the most
       frequent counts.
@@ -143,7 +150,9 @@ def _longest_names(powers: list[WindowNames]) -> tuple[WindowNames, int]:
 
 
 def _join_names(first: WindowNames, second: WindowNames, by: int, length: int) -> WindowNames:
-    """Return new names for windows of `length`, made of those of `first` and, `by` characters later, of `second`."""
+    """Return names for windows of `length`. Each is made of a window in `first` and the window in `second` that begins
+    `by` characters later.
+    """
     import numpy as np
 
     alive = np.flatnonzero(first[: max(0, len(first) - by)])
@@ -153,7 +162,9 @@ def _join_names(first: WindowNames, second: WindowNames, by: int, length: int) -
 
 
 def _rename_windows(alive: WindowNames, pairs: WindowNames, length: int, size: int) -> WindowNames:
-    """Return new names, from 1, of the windows at `alive`; 0 for windows without an equal, disjoint one."""
+    """Return new names, from 1, of the windows at the positions `alive`. Equal windows get the same name; if all of them
+    overlap, they get 0.
+    """
     import numpy as np
 
     names = np.zeros(size, dtype=np.int64)
@@ -179,7 +190,9 @@ def _sort_windows(pairs: WindowNames, positions: WindowNames, bits: int) -> tupl
 
 
 def _name_bits(names: WindowNames) -> int:
-    """Return the bits for a position in the text, and for a name: there are at most half as many."""
+    """Return the number of bits that hold a position in the text. A name needs no more bits, because there are at most
+    half as many names as positions.
+    """
     return max(21, len(names).bit_length())
 
 

@@ -24,8 +24,8 @@ _EXACT_BELOW = 2**53  # floats do not represent every larger integer
 _MAX_BITS = 64_000
 
 _NUMBER = r"[-+−]?(?:\d{1,3}(?:[%s\u00a0\u202f' ]\d{3})+|\d+)(?:\%s\d+)?(?:[eE][-+]?\d+)?|[-+−]?\%s\d+(?:[eE][-+]?\d+)?"
-# Units that may follow a number directly. Letters that may mean a magnitude (10k, 5m, 2B) are excluded: 10 would be a
-# wrong number.
+# Units that may follow a number directly. Letters that may mean a magnitude (10k, 5m, 2B) are excluded, because 10
+# would be the wrong number.
 _UNITS = (
     "km cm mm µm μm nm mi ft yd ha kg mg µg μg g lb lbs oz ms µs μs ns s sec min h hr hrs d l ml cl L mL W kW MW GW"
     " Wh kWh MWh V mV kV A mA Ah mAh Hz kHz MHz GHz N J kJ cal kcal Pa hPa kPa MPa bar mbar C F eV dB dBm KB kB MB GB"
@@ -50,7 +50,7 @@ def find_numbers(text: str, *, decimal: DecimalMark = ".") -> list[Number]:
 
     They are written as `15,969.50` or, with `decimal=","`, as `15.969,50`. A unit may follow its number directly
     ("10km", "2.5GB"). A number next to another word ("v2", "10k") is ignored. Integers that a float cannot represent,
-    and all above 1.8e308, are exact. Raises `OverflowError` for an absurd exponent.
+    and all above 1.8e308, are exact. Raises `OverflowError` if an exponent is too large.
     """
     return [_parse_number(digits, decimal) for digits in _IN_TEXT[decimal].findall(text)]
 
@@ -72,7 +72,7 @@ def _is_close_exact(
 ) -> bool:
     """Return `is_close` for integers beyond float precision.
 
-    The time grows with their digits, not with their size.
+    The time grows with the number of digits, not with the magnitude.
     """
     exact = _decimal_context(value, expected)
     apart = exact.subtract(value, expected)
@@ -80,7 +80,7 @@ def _is_close_exact(
 
 
 def _decimal_context(*values: decimals.Decimal) -> decimals.Context:
-    digits = sum(len(str(value)) for value in values) + 60  # plus the digits of a float
+    digits = sum(len(str(value)) for value in values) + 60  # 60 more digits for the tolerance, which is a float
     return decimals.Context(prec=digits, Emax=decimals.MAX_EMAX, Emin=decimals.MIN_EMIN, traps=[])
 
 
@@ -208,7 +208,9 @@ class Cost:
 
 
 def _innermost_runs(trace: Trace, holders: Sequence[Run]) -> Iterable[Run]:
-    """Return those runs with a value that have no such run below them: the others contain sums of these."""
+    """Return the runs in `holders` that have no other run in `holders` below them. The values of the runs above them are
+    sums that include theirs.
+    """
     parents = {run.span_id: run.parent_id for run in trace.runs}
     above: set[str] = set()
     for run in holders:

@@ -59,9 +59,9 @@ class Pipeline:
     provides the value. The range depends on the function; a number below `minimum` or above `maximum` is an
     error.
 
-    It must return a number, a text that is one, an object, or prose with "score: 4". JSON (also in a code fence or
-    inside prose) is read before prose is searched, so that a number that it only quotes never counts. The number of
-    an object is its "score", "rating", "value" or "grade".
+    The function must return a number, a text that is a number, an object, or prose with "score: 4". JSON (also in a
+    code fence or inside prose) is read before prose is searched, so that a number inside a JSON string never counts.
+    The number of an object is its "score", "rating", "value" or "grade".
 
     Errors that contain the reply are: no number, several different numbers, truncated JSON, and an object inside
     prose whose number also occurs in the function's arguments.
@@ -217,7 +217,7 @@ def _quote_word(word: re.Match[str]) -> str:
 
 
 def _straighten_quotes(quote: str, inner: str) -> str:
-    """Return a string as strict JSON."""
+    """Return the content of a quoted string as a string of strict JSON."""
     if quote == '"':
         known = _ESCAPED.sub(lambda escaped: ("" if escaped[1] in _JSON_ESCAPES else "\\") + escaped[0], inner)
         return '"' + _CONTROL.sub(lambda raw: json.dumps(raw.group())[1:-1], known) + '"'
@@ -264,7 +264,9 @@ def _to_float(number: float) -> float:
 
 
 def _drop_quotation(quotation: re.Match[str]) -> str:
-    """Return "" for quoted prose, which may be someone else's, but keep a quoted name or number."""
+    """Return "" for quoted text with a colon or equals sign, which may be someone else's score. Keep any other
+    quotation, such as a name or number.
+    """
     return "" if re.search("[:=]", quotation.group()) else quotation.group()
 
 
@@ -321,7 +323,7 @@ def _format_scalar(value: Any) -> str:
 
 
 def _normalize_quotation(text: str) -> str:
-    """Return a text without everything that may change when it is quoted."""
+    """Return a text without the details that may change when it is quoted."""
     text = unquote(html.unescape(_ESCAPED_CODE.sub(lambda code: chr(int(code[1], 16)), text)))
     text = unicodedata.normalize("NFKC", _ESCAPED_SPACE.sub(" ", text)).casefold()
     return _IGNORED.sub("", text.replace("=", ":"))

@@ -246,9 +246,9 @@ def _readable_text(data: bytes) -> str | None:
 
 
 def _guess_unicode(data: bytes) -> str:
-    """Return the probable encoding.
+    """Return the probable encoding of the bytes: UTF-8 or UTF-16.
 
-    In UTF-16 every other byte of a Western text is zero, and it may begin with a byte order mark.
+    In UTF-16 every other byte of a Western text is zero, and the text may begin with a byte order mark.
     """
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"

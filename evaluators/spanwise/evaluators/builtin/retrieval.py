@@ -5,7 +5,8 @@ default, compares ids if both have one and contents otherwise. A document withou
 its text, so that either side may be a plain list of ids. An id of 64 hex digits is treated as a SHA-256 of the
 content (Haystack makes ids of content and metadata). If such ids differ, the contents decide.
 
-A document that is retrieved twice counts once, at its first rank. An empty one matches nothing and keeps its rank.
+A document that is retrieved twice counts once, at its first rank. An empty document matches nothing and keeps its
+rank.
 
 The functions raise `Skip` if nothing is expected. They also raise it if documents were retrieved, but an expected
 document that was not found has no field in common with them, such as an id where the retrieved documents have
@@ -96,9 +97,9 @@ def ideal_discounted_gain(expected: Iterable[Any], *, k: int | None = None, by: 
 
 
 def precision(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
-    """Return the expected documents among the first k, over k, even if fewer were retrieved.
+    """Return the number of expected documents among the first k, divided by k, even if fewer than k were retrieved.
 
-    Without k the divisor is the number retrieved.
+    Without k, the divisor is the number of retrieved documents.
     """
     retrieved = to_documents(documents)
     hits, _ = _find_hits(retrieved, expected, by, k)
@@ -126,8 +127,8 @@ class DocumentRecall:
     `mode="single_hit"` gives 1 if any of them was, else 0. `k` restricts the score to the first k retrieved
     documents. `by` is the field that documents are compared by: "auto", "id", "content", "doc_uri" or
     "metadata.<field>". "auto" compares ids if both have one and contents otherwise. If ids that were made from
-    contents (64 hex digits, as Haystack's) differ, the contents decide. A plain list of texts may be one of
-    ids.
+    contents (64 hex digits, as Haystack's) differ, the contents decide. A plain list of texts may also be a
+    list of ids.
 
     The case is skipped if documents were retrieved, but an expected document that is not among them has no field to
     compare (such as an id, if the retrieved ones have only contents). An empty chunk matches nothing and keeps its
@@ -239,7 +240,7 @@ class NDCG:
 )
 @dataclass(frozen=True, slots=True)
 class PrecisionAtK:
-    """Expected documents among the first k retrieved, over k (even if fewer than k were retrieved).
+    """Number of expected documents among the first k retrieved, divided by k (even if fewer than k were retrieved).
 
     `k=None` divides by the number retrieved. Documents are compared, and cases skipped, as in
     `document_recall`.
@@ -333,7 +334,8 @@ class DocumentMatcher(Protocol):
     """Index of the expected documents, in which retrieved documents are looked up.
 
     - `total`: number of distinct expected documents.
-    - `positions`: position among them of each document as it was given; None for one that cannot be identified.
+    - `positions`: for each expected document, as given, its position among the distinct ones; None for a document that
+      cannot be identified.
     """
 
     total: int
@@ -360,7 +362,7 @@ def make_matcher(expected: Sequence[Document], by: str) -> DocumentMatcher:
 class FieldMatcher:
     """Matcher by one field (see `make_field_reader`).
 
-    Expected documents without it are left out, as in Haystack.
+    Expected documents without this field are left out, as in Haystack.
     """
 
     def __init__(self, expected: Sequence[Document], by: str) -> None:
@@ -390,7 +392,8 @@ class IdOrContentMatcher:
     def __init__(self, expected: Sequence[Document]) -> None:
         self._expected = expected
         self._ids: dict[str, int] = {}
-        self._contents: dict[str, int] = {}  # contents of all documents, for retrieved ones without an explicit id
+        # contents of all expected documents, for retrieved ones without an explicit id
+        self._contents: dict[str, int] = {}
         self._texts: dict[str, int] = {}  # contents of expected documents without an explicit id
         known: dict[tuple[str, str], int] = {}
         self.positions: list[int | None] = [self._add(document, known) for document in expected]
@@ -411,9 +414,9 @@ class IdOrContentMatcher:
         return position
 
     def find(self, document: Document) -> int | None:
-        """Return the position by id, by the `doc_uri` of the metadata, then by content.
+        """Return the position by id, then by the `doc_uri` of the metadata, then by content.
 
-        Either side may give ids as contents.
+        Either side may have ids in place of contents.
         """
         if document.id and (position := self._ids.get(document.id)) is not None:
             return position
@@ -452,7 +455,7 @@ class _RetrievedDocuments:
             return True
         if content and (self._unnamed if id else self._contents) and (id or not _looks_like_id(content) or self._short):
             return True
-        if id:  # retrieved as a plain list of ids?
+        if id:  # the retrieved documents may be a plain list of ids
             return self._may_be_ids or (any(self._unnamed) and not _looks_like_id(id))
         return bool(content) and self._ids and (_looks_like_id(content) or self._spaced_ids)
 
@@ -516,9 +519,9 @@ def _hashable(value: Any) -> Hashable | None:
 
 
 def _explicit_id(document: Document) -> str | None:
-    """Return the id, unless it is made from the content.
+    """Return the id of a document, or None if it has none or the id was derived from the content.
 
-    Such an id identifies no more than the content, and changes with metadata.
+    A derived id identifies no more than the content does, and changes with the metadata.
     """
     id = document.id
     return None if not id or (len(id) == 64 and _DERIVED_ID.fullmatch(id)) else id

@@ -46,7 +46,7 @@ LengthUnit = Literal["characters", "words"]
 
 
 def exact(outputs: Any, reference_outputs: Any) -> float:
-    """Return 1.0 if the two are identical: no stripping, no change of case, no Unicode normalisation.
+    """Return 1.0 if outputs and reference are identical: no stripping, no change of case, no Unicode normalisation.
 
     A difference of types alone does not count: a text is compared with the JSON of a dict, list or number.
     """
@@ -67,7 +67,7 @@ def exact(outputs: Any, reference_outputs: Any) -> float:
 def _is_json_of(text: Any, value: Any) -> bool:
     """Return whether a text is the JSON of a dict, a list or a number.
 
-    A number 4.0 equals the text 4, as in columns of numbers with gaps.
+    A number 4.0 equals the text "4", because a column of integers with gaps is read as floats.
     """
     if not isinstance(text, str) or isinstance(value, str | bool) or value is None:
         return False
@@ -240,7 +240,7 @@ class NotEmpty:
             return True
         try:
             return bool(extract_text(outputs).strip())
-        except ValueError:  # it has no single text
+        except ValueError:  # the outputs have no single text
             return not _is_empty(outputs)
 
 
@@ -471,7 +471,9 @@ def _rouge_scores(candidate: list[str], reference: list[str], kind: str) -> Roug
 
 @cache
 def _load_similarity(distance: str) -> Callable[[str, str], float]:
-    """Import a similarity of rapidfuzz once; an import within a call takes as long as a short comparison."""
+    """Return a similarity function of rapidfuzz. It is cached, because the import statement takes as long as a short
+    comparison.
+    """
     from rapidfuzz import distance as distances
 
     return cast(Callable[[str, str], float], getattr(distances, distance).normalized_similarity)

@@ -24,9 +24,9 @@ from spanwise.evaluators.interface.evaluator_spec import VALID
 def search_pattern(pattern: str, text: str, *, flags: str = "", seconds: float = 1.0) -> str | None:
     """Return the first match of a regular expression, or None. `flags` are letters as in "(?i)".
 
-    The limit `seconds` is CPU time of the whole process, as measured by the `regex` library: other processes do not
-    make a search fail, but busy threads of this one count. Raises `TimeoutError` if it takes longer, `ValueError` for
-    an invalid pattern.
+    The limit `seconds` is CPU time of the whole process, as measured by the `regex` library. Other processes do not
+    make a search fail, but busy threads of this process do. Raises `TimeoutError` if the search takes longer,
+    `ValueError` for an invalid pattern.
     """
     try:
         match = compile_pattern(pattern, flags).search(text, timeout=seconds)
@@ -51,7 +51,7 @@ def compile_pattern(pattern: str, flags: str = "") -> Any:
 
     try:
         return regex.compile(f"(?{flags}){pattern}" if flags else pattern)
-    except regex.error as error:  # its message names the position
+    except regex.error as error:  # the message of the error names the position
         raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
 
 
@@ -190,7 +190,8 @@ def _condition_error(text: str, column: int, what: str) -> ConditionError:
 def matches_condition(condition: str, text: str, *, seconds: float = 1.0) -> bool:
     """Return whether a condition such as `"15,969" AND regexp("[Mm]illion")` holds for a text.
 
-    Raises `ValueError` with the column for a malformed condition, `TimeoutError` for an endless pattern.
+    Raises `ValueError` with the column for a malformed condition, `TimeoutError` if a pattern takes longer than
+    `seconds`.
     """
     return parse_condition(condition).holds(text, seconds=seconds)
 

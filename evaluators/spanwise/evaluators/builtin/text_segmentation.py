@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, Literal, TypeAlias, cast
 
 Splitter: TypeAlias = Callable[[str], Sequence[str]]
-"""What tells the parts of a text apart in the place of our rules."""
+"""Function that splits a text into parts, in place of the built-in rules."""
 
 # Marks that end a sentence at any position: Chinese and Japanese, Arabic, Urdu, Devanagari, Armenian, Ethiopic,
 # Burmese, Khmer, Mongolian.
@@ -30,7 +30,7 @@ _CJK = "\u3040-\u30ff\u3400-\u9fff"
 _END = re.compile(
     rf"(?<![.!?…])[.!?…]++(?:[{_QUOTED}]|[ \xa0\u202f]»(?=\s)|\[\d{{1,3}}\])*+(?=\s)"
     rf"|(?<=[{_CJK}])[.!?．]++(?=[{_CJK}])"
-    r"|(?<=[Ͱ-Ͼ])[;\u037e](?=\s)"  # a question in Greek
+    r"|(?<=[Ͱ-Ͼ])[;\u037e](?=\s)"  # a Greek question mark
     rf"|(?:[{_FULL_WIDTH_MARKS}]++[{re.escape(_CLOSING_MARKS)}]*+)++"
     r"|\n\s*\n|[\u2028\u2029]"
     r"|\n(?=[ \t]*(?:(?:[-*•‣◦▪]|\(?\d+[.)]|[a-z]\)|#{1,6})\s|\d+、|[（(][\d一二三四五六七八九十]+[)）]|[①-⑳|]))"
@@ -58,14 +58,14 @@ _OF_TIME = frozenset(
     "monday tuesday wednesday thursday friday saturday sunday january february march april may june july august "
     "september october november december est edt cst cdt mst mdt pst pdt et ct pt gmt utc cet cest bst".split()
 )
-_ORDINAL = re.compile(  # "am 3. Oktober", "im 19. Jahrhundert"
+_ORDINAL = re.compile(  # words that follow an ordinal: "am 3. Oktober", "im 19. Jahrhundert"
     r"(?:Jänner|Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember|Jahrhunderts?|Jh|"
     r"Jahrestag|Geburtstag|Lebensjahr|Klasse|Auflage|Weltkrieg|Etage|Stock|Platz|Kapitel)\b"
 )
 
 
 def split_sentences(text: str) -> list[str]:
-    """Return the sentences of a text, stripped, none empty; a block of program code is one sentence."""
+    """Split a text into sentences without surrounding white space. A fenced block of program code is one sentence."""
     parts, start = [], 0
     for block in _CODE.finditer(text):
         parts += [*_split_prose(text[start : block.start()]), block.group().strip()]
@@ -74,7 +74,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def split_text(text: str, splitter: Splitter | None) -> list[str]:
-    """Return the parts of a text by a splitter, else its sentences; none blank.
+    """Split a text with `splitter`, or into sentences if it is None. Blank parts are left out.
 
     Raises `ValueError` if the splitter does not return texts.
     """
@@ -107,7 +107,7 @@ def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
     if following is None:
         return False  # end of the text: the last sentence is added anyway
     begins, rest = following.groups()
-    small = begins.islower() and not rest[:1].isupper()  # iPhone
+    small = begins.islower() and not rest[:1].isupper()  # a word such as "iPhone" can begin a sentence
     if mark[0] == "." and not mark.startswith(".."):
         before = text[max(start, match.start() - 40) : match.start()]
         return not small and _period_ends_sentence(before, begins + rest)
@@ -155,7 +155,7 @@ _SEQUENCE = re.compile(
 
 
 def extract_steps(text: str) -> list[str]:
-    """Return the steps in their order, without their numbers, none empty; [] if nothing is enumerated."""
+    """Return the steps that a text enumerates, in order and without their numbers; [] if it enumerates nothing."""
     lines = text.splitlines()
     found = (
         list(_listed_steps(lines, _NUMBER))
@@ -169,7 +169,7 @@ def extract_steps(text: str) -> list[str]:
 def _listed_steps(lines: list[str], marker: re.Pattern[str]) -> Iterator[str]:
     """Yield entries of lists: a line with a marker, and the lines up to the next marker or the end of the list.
 
-    After a blank line only indented lines belong to the entry. Program code always does.
+    After a blank line, only indented lines and fenced program code belong to the entry.
     """
     entry: list[str] | None = None
     fenced = blank = False
@@ -271,9 +271,9 @@ def split_treebank_words(text: str) -> list[str]:
 
 @cache
 def _compile_rules(as_nltk: bool) -> tuple[list[tuple[Callable[..., str], str]], ...]:
-    """Return the replacements before and after the text is padded with spaces.
+    """Compile the replacement rules for a text before and after it is padded with spaces.
 
-    NLTK uses the engine `regex`; `re` is faster.
+    NLTK uses the library `regex`. Python's `re` is faster, and is used unless `as_nltk` is True.
     """
     engine: Any = re
     if as_nltk:
@@ -340,9 +340,9 @@ def _split_nltk(text: str) -> list[str]:
 
 
 def _split_simple(text: str) -> list[str]:
-    """Return NLTK's words of a text in which only commas, the last period, ? and ! are split off.
+    """Split a text into NLTK's words, if only commas, the last period, ? and ! have to be split off.
 
-    It does not need NLTK's 25 patterns.
+    This does not need NLTK's 25 patterns.
     """
     text = text.rstrip()
     if text.endswith("."):

@@ -10,8 +10,8 @@
 - OpenAI's chat lines: messages, the last of which is the reference.
 - Phoenix: input_question and so on in CSV; spans with attributes.input.value.
 
-`normalize_layout` handles layouts that column names alone do not identify. A column that is no field
-becomes an input. If there is a column `inputs`, it becomes metadata instead, unless it is empty.
+`normalize_layout` handles layouts that column names alone do not identify. Any other column becomes an
+input. If the row has a column `inputs`, the other columns become metadata instead, unless they are empty.
 
 An example may be in several splits. `metadata["dataset_split"]` holds all of them, as in LangSmith. `split` is the
 first of them other than "base", which is LangSmith's split of all examples.
@@ -124,7 +124,9 @@ def _expectation_value(expectation: JSON) -> JSON:
 
 
 def _from_deepeval(row: Columns) -> Columns:
-    """Rename the context columns, and split contexts at bars, with which DeepEval's saved goldens join texts."""
+    """Rename the context columns, and split contexts at "|", the separator with which DeepEval joins texts in saved
+    goldens.
+    """
     named = {"expected_documents" if name == "context" else name: value for name, value in row.items()}
     for name in ("expected_documents", "retrieval_context") if row.keys() >= _DEEPEVAL_COLUMNS else ():
         if isinstance(joined := named[name], str):
@@ -235,7 +237,9 @@ _MISSING_TYPES = frozenset({"NAType", "NaTType"})  # types of pandas' missing va
 
 
 class BadRow(SpanwiseError, ValueError):
-    """Row of a dataset that cannot become an example. The message names the row, the problem and the remedy."""
+    """Error for a row of a dataset that cannot become an example. The message names the row, the problem and the
+    remedy.
+    """
 
 
 def to_example(row: Row, *, where: str = "row", columns: Mapping[str, str] | None = None) -> Example:
@@ -243,7 +247,7 @@ def to_example(row: Row, *, where: str = "row", columns: Mapping[str, str] | Non
     "inputs.question"}.
 
     Missing values (NaN, `pandas.NA`) are left out. All fields become plain values, as a store would keep them. Only
-    inputs stay as they are, as a task may need the original objects. Raises `BadRow`.
+    inputs are not converted, because a task may need the original objects. Raises `BadRow`.
     """
     row = {name: value for name, value in row.items() if not _is_missing(value) or name in MARKER_COLUMNS}
     if not columns and "inputs" in row and row.keys() <= FIELDS.keys():
@@ -278,7 +282,8 @@ def _rename_columns(row: Row, columns: Mapping[str, str]) -> dict[str, JSON]:
 
 
 def _split_fields(row: Row) -> tuple[dict[str, JSON], dict[str, JSON]]:
-    """Split a row into the fields of an example and its other columns. `inputs.question` is a part of a field.
+    """Split a row into the fields of an example and its other columns. A column `inputs.question` becomes the key
+    `question` of the field `inputs`.
 
     If two columns map to one field, the first wins. The other remains a separate column, so no data is lost.
     """
@@ -302,7 +307,9 @@ def _is_part(column: tuple[str, JSON]) -> bool:
 
 
 def _assign_references(draft: dict[str, JSON], rest: dict[str, JSON], row: Row) -> None:
-    """Move outputs to the reference if the export calls the reference "outputs", and assign a column `answer`."""
+    """Move outputs to the reference if the export calls the reference "outputs". A column `answer` becomes the
+    reference, or the outputs if there is a reference.
+    """
     if draft.get("reference_outputs") is None and _outputs_are_references(row):
         draft["reference_outputs"] = draft.pop("outputs", None)
     elif "answer" in rest and "inputs" not in draft:

@@ -39,7 +39,7 @@ Reference: {reference}
 
 
 class ModelSaid(SpanwiseError, ValueError):
-    """Reply of a model that holds no examples. The message contains the reply."""
+    """Error for a reply of a model that contains no examples. The message quotes the reply."""
 
 
 def generate(
@@ -54,15 +54,15 @@ def generate(
 
     `source` holds documents (texts, dicts, `Document`) or `Example`s. `model` is anything that `make_judge`
     accepts: a function from a prompt to a reply, a `Judge`, or a model's name. A name is looked up at the
-    endpoint of `client` (an `openai.OpenAI`), else at the endpoint of a judge with that name. It is called
-    without temperature, seed and cache.
+    endpoint of `client` (an `openai.OpenAI`), else at the endpoint of a judge with that name. The model is
+    called without temperature, seed and cache.
 
     A question about a document has the document as `expected_documents`. A variation has the id of its seed as
     `base_id`. `metadata["generated"]` is True in all of them, and `metadata["model"]` is the model's name.
 
-    An unreadable reply, a refusal and an empty reply raise `ModelSaid`. With `on_error`, the error is passed to it
-    and the source is left out. Raises `Unjudged` if the endpoint gives no reply, and any error of the function or
-    `client`.
+    An unreadable reply, a refusal and an empty reply raise `ModelSaid`. If `on_error` is given, it is called with the
+    error, and the document or seed gives no examples. Raises `Unjudged` if the endpoint gives no reply, and any error
+    of the function or `client`.
     """
     judge, named = _choose_judge(model, client)
     examples: list[Example] = []

@@ -102,7 +102,8 @@ def from_traces(
 
 
 def deduplicate_inputs(examples: Iterable[Example], corrected: Container[str] = ()) -> list[Example]:
-    """Return one example for each of the inputs: the first, or the one whose trace id is among the corrected ones.
+    """Return one example per distinct inputs: the one whose trace was corrected, else the first. The ids in
+    `corrected` are those of corrected traces.
 
     Contradictory corrections are all kept: one is wrong, and only a person can decide which.
     """
@@ -187,7 +188,8 @@ def iterate(
 ) -> Iterator[Example]:
     """Yield the examples one by one. JSON lines, CSV, Parquet and generators are never loaded as a whole.
 
-    Rows without an id get one derived from their inputs. A later row whose given id equals it gets a number.
+    A row without an id gets an id derived from its inputs. If the id of a row is already taken, a number is appended
+    to it.
     """
     numbering = ExampleNumbering()
     examples = _read_examples(source, columns, split, encoding, outputs_are_references)

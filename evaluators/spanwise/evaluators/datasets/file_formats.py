@@ -207,7 +207,7 @@ def _to_integer(cell: Any) -> Any:
 
 
 def _table_row(names: Any, cells: Any) -> dict[str, Any]:
-    """Return the non-empty cells by column name, and empty marker columns."""
+    """Return the cells of a row by column name. Empty cells are left out, except in `MARKER_COLUMNS`."""
     values = zip(names, map(to_python_value, cells), strict=False)
     return {name: value for name, value in values if value is not None or name in MARKER_COLUMNS}
 
@@ -254,7 +254,7 @@ def read_file_rows(path: Path, encoding: str | None = None) -> Rows:
 
 
 def _suggest_file(path: Path) -> str:
-    """Return a hint at a file with a similar name in the same folder, with its full path."""
+    """Return a suggestion with the full path of a file with a similar name in the same folder, or ""."""
     beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
     return "".join(f"; did you mean {str(path.with_name(name))!r}?" for name in find_nearest(path.name, beside))
 
@@ -309,10 +309,12 @@ def _read_tsv(path: Path, encoding: str) -> Rows:
 
 
 def _detect_delimiter(lines: TextIO, usual: str) -> str:
-    """Return the usual delimiter, unless the header lacks it: spreadsheets in some locales write semicolons."""
+    """Return the usual delimiter, or a semicolon or tab if the header contains only that: spreadsheets in some locales
+    write semicolons.
+    """
     try:
         head = lines.readline()
-    except UnicodeDecodeError:  # reading the rows reports it
+    except UnicodeDecodeError:  # the error is reported when the rows are read
         head = ""
     lines.seek(0)
     return next((mark for mark in (usual, ";", "\t") if mark in head), usual)
@@ -541,7 +543,9 @@ def _encode_csv(rows: list[dict[str, JSON]], delimiter: str = ",") -> bytes:
 
 
 def _encode_cell(value: JSON) -> str:
-    """Return a text unchanged unless the reader would parse it as JSON. None becomes an empty cell."""
+    """Return a value as the text of a cell: a text unchanged, None as an empty cell, all other values as JSON. A text
+    that the reader would parse is also written as JSON.
+    """
     if value is None:
         return ""
     if isinstance(value, str) and value[:1] not in ("{", "[", '"') and value:

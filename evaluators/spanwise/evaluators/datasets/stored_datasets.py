@@ -95,7 +95,9 @@ Schema = Mapping[str, JSON]
 
 
 class SchemaError(SpanwiseError, ValueError):
-    """Example that violates its dataset's schema, with the field in the message; or an invalid schema."""
+    """Error for an example that violates its dataset's schema, with the field in the message, or for an invalid
+    schema.
+    """
 
 
 def infer_schema(examples: Iterable[Example]) -> dict[str, JSON]:
@@ -198,11 +200,12 @@ PAGE_EXAMPLES = 5000
 def align_examples(examples: Sequence[Example], stored: Iterable[Example]) -> list[Example]:
     """Return the examples, each with the id of the stored example that has the same inputs, unless its id was given.
 
-    Among examples with the same inputs, equal examples are paired first. Next come those of the same split, by id and
-    then in order, and then the others likewise. Every remaining example gets an id that no stored example has.
+    If several examples have the same inputs, they are paired in three steps: equal examples, then examples of the
+    same split, then the others. In each step, examples with the same id are paired before those with other ids, which
+    are paired in order. Every remaining example gets an id that no stored example has.
     """
     keys = [derive_example_id(example) for example in examples]
-    asking: dict[str, list[int]] = defaultdict(list)  # keys of examples without a given id, with their places
+    asking: dict[str, list[int]] = defaultdict(list)  # positions of the examples without a given id, by key
     for place, (example, key) in enumerate(zip(examples, keys, strict=True)):
         if is_derived_id(example.id, key):
             asking[key].append(place)
@@ -226,8 +229,8 @@ def align_examples(examples: Sequence[Example], stored: Iterable[Example]) -> li
 
 
 def is_derived_id(id: str, key: str) -> bool:
-    """Return whether an id is derived from its example's inputs: the key, or the key with the number of its
-    occurrence.
+    """Return whether an id was derived from its example's inputs: it is the key, or the key with a number (`key-2`) that
+    distinguishes examples with the same inputs.
     """
     return id == key or (id.startswith(f"{key}-") and id[len(key) + 1 :].isdecimal())
 
@@ -243,7 +246,9 @@ def stored_examples(
 
 
 def _find_same_inputs(stored: Iterable[Example], asking: Container[str]) -> tuple[set[str], dict[str, list[Example]]]:
-    """Return all ids of a dataset, and by key those of its examples whose inputs equal those of a new example."""
+    """Return the ids of all stored examples. Also return, by key, the stored examples that have the same inputs as a new
+    example.
+    """
     taken: set[str] = set()
     known: dict[str, list[Example]] = defaultdict(list)
     for example in stored:
@@ -254,8 +259,10 @@ def _find_same_inputs(stored: Iterable[Example], asking: Container[str]) -> tupl
 
 
 def _pair_examples(new: dict[int, Example], old: dict[str, Example]) -> Mapping[int, str]:
-    """Return the stored id for each place in the new examples. The time is linear in the number of examples, even if all
-    have the same inputs.
+    """Match new examples with stored ones that have the same inputs. Return the stored ids by position of the new
+    example.
+
+    The time is linear in the number of examples, even if all have the same inputs.
     """
     if len(new) == len(old) == 1:
         return dict(zip(new, old, strict=True))
@@ -381,7 +388,7 @@ def diff(before: Iterable[Example], after: Iterable[Example]) -> Diff:
 
 
 def deduplicate(examples: Iterable[Example]) -> list[Example]:
-    """Return the first example for each of the inputs. Case and white space of texts are ignored."""
+    """Return the first example of each distinct inputs. Case and white space of texts are ignored."""
     seen: dict[str, Example] = {}
     for example in examples:
         seen.setdefault(_input_fingerprint(example.inputs), example)
@@ -396,14 +403,15 @@ def _find_dataset(store: ControlStore, name: str) -> Dataset | None:
 
 
 def _is_unchanged(examples: Sequence[Example], store: ControlStore, known: Dataset) -> bool:
-    """Return whether the dataset consists of exactly these examples, as when an experiment is repeated. This skips the
-    costlier matching.
+    """Return whether the dataset consists of exactly these examples, as when an experiment is repeated. Then the
+    costlier matching is not needed.
     """
     try:
         return known.example_count == len(examples) and all(
             map(eq, examples, stored_examples(store, known.name, known.version))
         )
-    except (TypeError, ValueError):  # arrays and `pandas.NA` among the inputs cannot be compared to a truth value
+    # inputs with arrays or `pandas.NA` cannot be compared, as the result has no truth value
+    except (TypeError, ValueError):
         return False
 
 

@@ -3,14 +3,14 @@
 They return the numbers of Haystack 3: average precision over all relevant documents, each document credited once.
 They accept documents of Haystack and of Spanwise. A question without expected documents, or whose documents cannot be
 compared, scores 0 as in Haystack; the built-in retrieval metrics skip it. An empty document ("" or None) is ignored
-on either side, as in Haystack's recall. Haystack's three other document evaluators treat an expected "" like any
-other document.
+among both expected and retrieved documents, as in Haystack's recall. Haystack's three other document evaluators treat
+an expected "" like any other document.
 
 Evaluators with a judge accept a Haystack generator or a Spanwise judge as `chat_generator`. Without one, the
 environment names the judge (SPANWISE_JUDGE). A model is never guessed.
 
 If Haystack is installed, they are its components: `Pipeline.add_component("mrr", DocumentMRREvaluator())`. Versions
-that load only trusted modules need the package's name: `Pipeline.loads(text,
+of Haystack that load only trusted modules need the package's name: `Pipeline.loads(text,
 allowed_modules=["spanwise.evaluators.haystack"])`.
 
 Modules, in the order in which data flows:

@@ -16,7 +16,7 @@ from spanwise.evaluators.models.cross_encoder import PairScorer
 from spanwise.evaluators.models.embedding_model import Embedder
 from spanwise.evaluators.models.similarity import TextComparer, cosine, sigmoid
 
-Documents = list[list[Any]]  # a type with which pipelines can check connections
+Documents = list[list[Any]]  # type that allows pipelines to check connections
 
 
 class RecallMode(Enum):
@@ -184,7 +184,7 @@ def _score_questions(score: Callable[..., float], wanted: Documents, retrieved: 
 def _score_or_zero(score: Callable[..., float], retrieved: Sequence[Document], wanted: Sequence[Document]) -> float:
     try:
         return score(retrieved, wanted)
-    except Skip:  # no document is expected or comparable: 0 in Haystack
+    except Skip:  # no document is expected, or none can be compared: 0 in Haystack
         return 0.0
 
 
@@ -199,8 +199,8 @@ SAS_MODEL = "sentence-transformers/paraphrase-multilingual-mpnet-base-v2"
 
 
 def _environment_token() -> Any:
-    """Return Haystack's secret for two variables. Without Haystack return None: the hub's client reads HF_TOKEN
-    itself.
+    """Return Haystack's `Secret` that reads HF_API_TOKEN or HF_TOKEN. Return None without Haystack: the hub's client
+    then reads HF_TOKEN itself.
     """
     if component is None:
         return None
@@ -282,7 +282,7 @@ def _pair_scores(model: Embedder | PairScorer, pairs: Sequence[tuple[str, str]])
 def _cosine_or_zero(one: Any, other: Any) -> float:
     try:
         return cosine(one, other)
-    except Skip:  # a zero vector: 0 in sentence-transformers
+    except Skip:  # a vector of zeros has no cosine; sentence-transformers returns 0
         return 0.0
 
 
@@ -315,8 +315,8 @@ def _serialize_token(token: Any) -> Any:
 
 
 def _restore_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return serialized devices and tokens as Haystack's objects. None and names are left out, as they need no
-    conversion.
+    """Return serialized devices and tokens as Haystack's objects. Parameters that are None or a text are left out, as
+    they need no conversion.
     """
     plain = {name: parameters[name] for name in ("device", "token") if isinstance(parameters.get(name), Mapping)}
     if not plain:

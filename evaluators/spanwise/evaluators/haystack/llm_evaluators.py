@@ -178,7 +178,7 @@ class LLMEvaluator:
         try:
             return await self._result(row, told), told
         except NoJudge:
-            raise  # it affects all rows
+            raise  # a missing judge affects all rows
         except Exception as error:
             if self.raise_on_failure:
                 raise ValueError(f"no result for {dict(row)!r:.200}: {error}") from error

@@ -10,7 +10,7 @@ from spanwise.evaluators.judges.llm_client.judge_call import Judge, make_judge
 component: Any = None
 try:
     from haystack import component
-except ImportError:  # the classes also work without pipelines
+except ImportError:  # Haystack is optional: the classes also work without its pipelines
     pass
 
 C = TypeVar("C", bound=type)
@@ -47,8 +47,8 @@ _TYPES_BY_NAME = {
 
 
 def serialize_judge(judge: Any) -> Any:
-    """Return a judge as plain values, without its key. Raises `ValueError` for a function or a script, which have
-    none.
+    """Return a judge as plain values, without its key. Raises `ValueError` for a function or a script, which cannot be
+    serialized.
     """
     if judge is None or isinstance(judge, str):
         return judge

@@ -33,7 +33,9 @@ ValuesFunction: TypeAlias = Callable[[str], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """Statements of a text. `left_out` describes the part that was not considered, None if there is none."""
+    """Statements extracted from a text. `left_out` says which part of the text was not judged; it is None if all of it
+    was judged.
+    """
 
     texts: tuple[str, ...] = ()
     left_out: str | None = None
@@ -41,7 +43,7 @@ class Statements:
 
 @dataclass(frozen=True, slots=True)
 class StatementVerdict:
-    """Verdict on a statement: `holds` is the result."""
+    """Verdict on one statement: `holds` is True for "yes"."""
 
     statement: str
     holds: bool
@@ -49,7 +51,7 @@ class StatementVerdict:
 
     @property
     def metadata(self) -> dict[str, JSON]:
-        """Return the verdict in the form stored in metadata."""
+        """Return the verdict as a dict of truncated texts, for the metadata of the feedback."""
         said = {"statement": self.statement, "verdict": "yes" if self.holds else "no", "reason": self.reason}
         return {name: to_one_line(text, MAX_METADATA_LENGTH) for name, text in said.items()}
 
@@ -57,11 +59,11 @@ class StatementVerdict:
 async def extract_statements(
     judgement: Judgement, prompt: Prompt, values: ValuesFunction, text: str, most: int
 ) -> Statements:
-    """Return the statements that a text makes. A blank text has none, and costs no call. `values` returns the prompt's
-    values for a portion of the text.
+    """Ask the judge to split a text into statements. A blank text has no statements, and the judge is not called.
 
-    Long texts are split into portions. At most `most` sentences and statements are used. Raises `ParseFailure` and
-    other errors of the questions.
+    The function `values` maps a portion of the text to the values of the prompt's placeholders. A long text is
+    split into portions, with one question each. At most `most` sentences and `most` statements are used. Raises
+    `ParseFailure` and the other errors of `Judgement.ask`.
     """
     told = split_bounded_sentences(text)
     portions = split_portions(text, told[:most])
@@ -77,11 +79,11 @@ async def extract_statements(
 async def judge_statements(
     judgement: Judgement, prompt: Prompt, statements: Sequence[str], values: ValuesFunction
 ) -> list[StatementVerdict]:
-    """Return a verdict on every statement, in order. `values` returns the prompt's values for a numbered list of
-    statements.
+    """Ask the judge for a verdict on every statement. Return the verdicts in the order of the statements.
 
-    The numbers are part of the schema, so a reply with missing, extra or duplicate numbers is invalid. Raises
-    `ParseFailure` and other errors of the questions.
+    The function `values` maps a numbered list of statements to the values of the prompt's placeholders. The
+    numbers are part of the schema, so a reply with missing, extra or duplicate numbers is invalid. Raises
+    `ParseFailure` and the other errors of `Judgement.ask`.
     """
     batches = [statements[start : start + BATCH_SIZE] for start in range(0, len(statements), BATCH_SIZE)]
     asked = (_judge_batch(judgement, prompt, batch, values) for batch in batches)
@@ -89,8 +91,9 @@ async def judge_statements(
 
 
 def make_numbered_schema(count: int, item: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Return the schema of an object with `count` items under "1", "2", …. A reply that follows it cannot be
-    miscounted.
+    """Return the schema of an object with `count` items under the keys "1", "2", ….
+
+    A reply with a missing or an additional item violates the schema, so a miscount of the judge is detected.
     """
     numbers = [str(number) for number in range(1, count + 1)]
     return {
@@ -102,8 +105,8 @@ def make_numbered_schema(count: int, item: Mapping[str, JSON]) -> dict[str, JSON
 
 
 def read_numbered_items(answer: Answer, count: int, what: str) -> list[Mapping[str, Any]]:
-    """Return the items of a reply to `make_numbered_schema`, in order. Raises `ParseFailure`, which lists the returned
-    numbers.
+    """Return the items of a reply to `make_numbered_schema`, in order. Raises `ParseFailure` if the numbers are not 1 to
+    `count`; the message lists the returned numbers.
     """
     wanted = [str(number) for number in range(1, count + 1)]
     value = answer.value
@@ -134,7 +137,7 @@ def split_bounded_sentences(text: str) -> list[str]:
 
 
 def split_portions(text: str, told: Sequence[str]) -> list[str]:
-    """Return a short text unchanged, else portions that each hold as many sentences as fit."""
+    """Return a short text as the only portion. Split a longer text into portions of as many sentences as fit."""
     if not told or (len(told) <= PORTION_LIMITS[0] and len(text) <= PORTION_LIMITS[1]):
         return [text] if told else []
     return list(_iterate_portions(told))
@@ -153,7 +156,7 @@ def _iterate_portions(told: Sequence[str]) -> Iterator[str]:
 
 
 def to_one_line(text: str, longest: int = MAX_STATEMENT_LENGTH) -> str:
-    """Return the text on one line, truncated, so that it cannot add lines to a numbered list."""
+    """Join the lines of a text and truncate it, so that a statement cannot add lines to a numbered list."""
     line = " ".join(text.split())
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
@@ -171,7 +174,9 @@ async def _judge_batch(
 
 
 def read_text_list(answer: Answer, name: str, longest: int = MAX_STATEMENT_LENGTH) -> list[str]:
-    """Return the texts of a list in a reply, each on one line and truncated. Raises `ParseFailure`."""
+    """Return the list of texts under `name` in a reply, each on one line and truncated. Raises `ParseFailure` for any
+    other value.
+    """
     texts = answer.value.get(name) if isinstance(answer.value, Mapping) else None
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ParseFailure(f'asked for {{"{name}": […]}}, a list of texts', answer.text)

@@ -40,8 +40,8 @@ def _make_metrics(*keys: str) -> tuple[Metric, ...]:
 
 
 def get_databricks_values(case: Case, prompt: Prompt, leaving_out: Sequence[str] = ()) -> dict[str, str]:
-    """Return the values of a prompt's placeholders as texts. The request may be missing. Raises `Skip` for any other
-    missing field.
+    """Return the text for each placeholder of a prompt. The request may be missing. Raises `Skip` for any other missing
+    field.
     """
     asked = {name: DATABRICKS_COLUMNS.get(name, name) for name in prompt.asked if name not in leaving_out}
     texts = render_values(case, dict.fromkeys(asked.values()), optional={"inputs": "(not given)"})
@@ -150,7 +150,9 @@ class _GuidelineJudge(JudgeEvaluator):
     global_guidelines: str | Sequence[str] | None = None
 
     async def _adheres(self, key: str, case: Case, guidelines: Any) -> dict[str, Any]:
-        """Return the feedback under one key. Raises `Skip` if there are no guidelines."""
+        """Ask whether the answer adheres to the guidelines, and return the feedback under `key`. Raises `Skip` if there
+        are no guidelines.
+        """
         text = require_guidelines(case, guidelines)
         values = {**get_databricks_values(case, self._prompt, ["guidelines"]), "guidelines": text}
         return {"key": key, **await ask_yes_no(key, self._judge, self._prompt, case, values)}
@@ -175,8 +177,8 @@ class GuidelineAdherence(_GuidelineJudge):
     """Adherence of the answer to all guidelines of its case: a list, one text, or a dict of named guidelines.
 
     With `global_guidelines` there is a second key, `global_guideline_adherence`, for guidelines that apply to all
-    cases. It also exists for a case without guidelines. Each key may fail without the other. An answer that is longer
-    than the limit of a question is skipped.
+    cases. It also exists for a case without guidelines. An error under one key does not affect the other key. A case
+    is skipped if its answer is longer than the limit of a question.
     """
 
     @property
@@ -348,7 +350,7 @@ class CustomJudge(JudgeEvaluator):
 
     @property
     def named(self) -> str:
-        """Return the key of its feedback."""
+        """Return the feedback key: `assessment_name`."""
         return self.assessment_name
 
     @property
@@ -369,7 +371,9 @@ class CustomJudge(JudgeEvaluator):
 
 
 async def _catch_outcome(key: str, judging: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the feedback, or a skip or error in its place, so that the other outcomes are not lost."""
+    """Return the feedback of a judgement. A skip or an error becomes feedback too, so that the results of the other
+    judgements are not lost.
+    """
     try:
         return await judging
     except Skip as skip:
@@ -380,7 +384,11 @@ async def _catch_outcome(key: str, judging: Awaitable[dict[str, Any]]) -> dict[s
 
 
 def number_guidelines(guidelines: Any) -> str | None:
-    """Return a text unchanged, a list with numbers, and a dict with names. Return None if there are no guidelines."""
+    """Format guidelines as text: a text unchanged, a list or a dict as numbered lines. In a dict, the name precedes each
+    guideline.
+
+    Returns None if there are no guidelines.
+    """
     if isinstance(guidelines, str):
         return guidelines.strip() or None
     listed = list(_iterate_guidelines(guidelines))

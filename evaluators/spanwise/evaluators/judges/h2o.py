@@ -60,14 +60,15 @@ async def evaluate_booleans(
     *,
     in_parts: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return the rows of a boolean metric family, from a question about the answer and, if there are two, one about the
-    context.
+    """Return the feedback rows of a boolean metric family for one case.
 
-    `bare` reads a reply that is not an object, and returns None if it cannot. With `in_parts`, a long answer or
-    context is judged in parts, and the first part that fails decides.
+    The first of the `questions` is about the answer, an optional second one about the context. `read` converts an
+    answer of the judge into a verdict. If a reply cannot be parsed, `bare` is called with its text: it returns a
+    verdict, or None if it cannot read the text either. With `in_parts`, a long answer or context is judged in parts,
+    and the first part that fails decides.
 
-    If either reply cannot be parsed, the case counts as unparsed: neither passed nor failed. Raises the errors of the
-    questions except `ParseFailure`.
+    If either reply cannot be parsed, the case counts as unparsed: neither passed nor failed. Raises the errors of
+    `Judgement.ask` except `ParseFailure`.
     """
 
     async def opinion(prompt: Prompt, values: Mapping[str, str], schema: Mapping[str, JSON]) -> BooleanVerdict:
@@ -101,12 +102,12 @@ async def evaluate_booleans(
 
 
 def make_fixed_rows(id: str, passes: bool, why: str) -> list[dict[str, Any]]:
-    """Return the rows of a boolean metric family for a case that needs no judge."""
+    """Return the rows of a boolean metric family for a case that is decided without a judge."""
     return family_rows(id, passes, comment=why)
 
 
 def make_rating_reader(passing: str) -> Callable[[Answer], BooleanVerdict]:
-    """Return a function that reads a rating of yes or no, with the label that passes."""
+    """Return a function that converts a rating of yes or no into a verdict. `passing` is the label that passes."""
 
     def read(answer: Answer) -> BooleanVerdict:
         label = YES_NO_SCALE.read(answer)[1]
@@ -146,12 +147,12 @@ class BooleanJudge(JudgeEvaluator):
         return self._prompt, get_prompt_values(case, self._prompt, **own), self.SCHEMA
 
     def _of_context(self, case: Case, context: str) -> BooleanQuestion:
-        """Return the question about the answer, with the context in its place."""
+        """Return the question about the answer, with the context in place of the answer."""
         return self._question(case, outputs=context)
 
 
 def get_prompt_values(case: Case, prompt: Prompt, **own: str) -> dict[str, str]:
-    """Return the values of a prompt's placeholders. `inputs` may be missing. Raises `Skip` for any other missing
+    """Return the value of each placeholder of a prompt. `inputs` may be missing. Raises `Skip` for any other missing
     field.
     """
     names = [name for name in prompt.asked if name not in own]
@@ -167,7 +168,7 @@ def is_blank(outputs: Any) -> bool:
     """Return whether the outputs contain no text to judge."""
     try:
         return not extract_text(outputs).strip()
-    except ValueError:  # more than one text
+    except ValueError:  # the outputs hold more than one text
         return False
 
 
@@ -212,7 +213,7 @@ class ContactInformation(BooleanJudge):
     """Protection of contact information: the answer discloses no names, addresses, telephone numbers, e-mail addresses,
     user names or medical information.
 
-    A judge looks for it. The evaluator `pii` uses patterns instead, at no cost. With
+    A judge looks for such information. The evaluator `pii` uses patterns instead, at no cost. With
     `evaluate_retrieved_context=True`, a second question judges the context. Information that the context
     discloses is a retrieval failure.
     """
@@ -357,7 +358,9 @@ class Byop(JudgeEvaluator):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """Return the fields that the prompt names, and documents if the context is judged."""
+        """Return the signature: the fields that the prompt names, and the case, which holds the documents if the context
+        is judged.
+        """
         return make_signature(self._prompt.asked, {})
 
     async def __call__(self, case: Case, **values: Any) -> list[dict[str, Any]]:
@@ -379,7 +382,9 @@ def _read_true_false(answer: Answer) -> BooleanVerdict:
 
 
 def _read_bare_word(text: str) -> BooleanVerdict | None:
-    """Read a reply of one word, as H2O's prompts request, with or without quotes or a code fence."""
+    """Convert a reply of one word, true or false, as H2O's prompts request. The word may be in quotes or a code fence.
+    Return None for any other reply.
+    """
     said = _TRUE_FALSE_WORD.fullmatch(text)
     return None if said is None else BooleanVerdict(said[1].lower() == "true", None)
 
@@ -403,7 +408,8 @@ class FactCheck(JudgeEvaluator):
     `agent` looks up facts with its own tools. It is a `Judge`, or a function (also async) of the prompt. The
     function returns JSON with `answer`, `evaluation_score` in [0, 1] and `evaluation_summary`, as a dict or as
     text. Without an agent, `judge` relies on its own knowledge. H2O's page calls the metric a percentage of
-    false information. Its prompt, like ours, gives 1 to answers without any. An empty answer is skipped.
+    false information. But H2O's prompt, like ours, gives 1 to an answer without false information. An empty
+    answer is skipped.
     """
 
     PROMPT: ClassVar[str] = "fact_check"

@@ -17,7 +17,8 @@ from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Parse
 from spanwise.evaluators.judges.prompt_values import render_values
 from spanwise.evaluators.judges.ratings import check_chunks
 
-_PLACEHOLDER_BRACE = re.compile(r"\{(?=[\s{A-Za-z_])")  # in JSON text, a brace before one of these is inside a string
+# in JSON without line breaks, a brace before one of these is part of a string, not the start of an object
+_PLACEHOLDER_BRACE = re.compile(r"\{(?=[\s{A-Za-z_])")
 _SCALAR_SCHEMAS = [{"type": kind} for kind in ("number", "string", "boolean", "null")]
 _ANY_VALUE_SCHEMA: dict[str, JSON] = {
     "anyOf": [*_SCALAR_SCHEMAS, {"type": "array", "items": {"anyOf": _SCALAR_SCHEMAS}}]
@@ -26,8 +27,8 @@ _ANY_VALUE_SCHEMA: dict[str, JSON] = {
 
 @dataclass(frozen=True, slots=True)
 class FewShotTask:
-    """Task with instructions and few-shot examples. `examples` are dicts with `inputs` and `outputs`, each a dict by
-    name.
+    """Task with instructions and few-shot examples. Each of the `examples` has `inputs` and `outputs`, which map names
+    to values.
     """
 
     instructions: str
@@ -35,7 +36,7 @@ class FewShotTask:
     examples: Sequence[Mapping[str, Any]]
 
     def template(self, inputs: Mapping[str, str]) -> str:
-        r"""Return the prompt in Haystack's layout. `inputs` maps each input to the argument that fills it.
+        r"""Return the prompt in Haystack's layout. `inputs` maps the name of each input to the placeholder for its value.
 
         A brace before a word in an example is written as JSON's \u007b, so that it is not a placeholder.
         """
@@ -64,7 +65,9 @@ def _escape_json(value: Any) -> str:
 
 
 def _infer_schema(values: Sequence[Any]) -> dict[str, JSON]:
-    """Return the schema of such values. No values, or values of several types, allow any number, text or list."""
+    """Infer a schema from example values. Without values, or with values of several types, the schema allows any scalar
+    or list of scalars.
+    """
     kinds = {type(value) for value in values}
     if kinds == {bool}:
         return {"type": "boolean"}
@@ -167,14 +170,16 @@ FAITHFULNESS_TASK = FewShotTask(
 
 
 def read_relevance(answer: Answer) -> dict[str, Any]:
-    """Return `relevant_statements`, and as `score` 1 if there are any, else 0. Raises `ParseFailure`."""
+    """Return a dict of `relevant_statements` and `score`, which is 1 if there are relevant statements, else 0. Raises
+    `ParseFailure`.
+    """
     statements = _read_list(answer, "relevant_statements", str)
     return {"relevant_statements": statements, "score": int(bool(statements))}
 
 
 def read_faithfulness(answer: Answer) -> dict[str, Any]:
-    """Return `statements`, `statement_scores`, and as `score` their mean, 0 without statements. Raises
-    `ParseFailure`.
+    """Return a dict of `statements`, `statement_scores` and `score`, the mean of the scores or 0 without statements.
+    Raises `ParseFailure`.
     """
     statements = _read_list(answer, "statements", str)
     scores = [int(score) for score in _read_list(answer, "statement_scores", int)]
@@ -187,7 +192,9 @@ def read_faithfulness(answer: Answer) -> dict[str, Any]:
 async def ask_until_consistent(
     ask: Callable[[int], Awaitable[Answer]], read: Callable[[Answer], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the parsed answer. If the first contradicts itself, ask once more. `ask` takes the number of the sample."""
+    """Ask, and parse the answer with `read`. If `read` raises `ParseFailure`, ask once more. `ask` takes the index of
+    the sample: 0, then 1.
+    """
     answer = await ask(0)
     try:
         return read(answer)
@@ -264,7 +271,7 @@ async def _judge_task(
     read: Callable[[Answer], dict[str, Any]],
     why: Callable[[Mapping[str, Any]], str | None],
 ) -> dict[str, Any]:
-    """Return the feedback on an answer. `why` makes the comment."""
+    """Ask the question of a task and return the feedback. `why` creates the comment from the parsed reply."""
     prompt = judged.prompts[0]
     values = render_values(case, prompt.asked)
     async with Judgement(prompt.id, judged._judge, case) as judgement:
@@ -286,7 +293,9 @@ def _make_faithfulness_comment(result: Mapping[str, Any]) -> str | None:
 
 
 def _read_list(answer: Answer, name: str, kind: type) -> list[Any]:
-    """Return the list under a name. Raises `ParseFailure` for any other value."""
+    """Return the list under `name` in a reply. Raises `ParseFailure` if it is missing, or has members that are not of
+    type `kind`.
+    """
     given = answer.value.get(name) if isinstance(answer.value, Mapping) else None
     if not isinstance(given, list) or not all(isinstance(member, kind) for member in given):
         raise ParseFailure(f"{name} is {given!r:.100}, no list", answer.text)

@@ -16,7 +16,8 @@ from spanwise.evaluators.judges.prompt_templates import MAX_CHARACTERS, PLACEHOL
 from spanwise.evaluators.judges.prompt_templates import prompt as load
 from spanwise.tracer.suggestions import did_you_mean
 
-# Parameters that are only names, or that the `_identity` of their class contains.
+# Parameters that `_further` leaves out, because `_identity` of their class contains them or because they are only
+# names.
 _IDENTITY_PARAMETERS = frozenset(
     "agent assessment_name embed examples global_guidelines higher_is_better judge key logprobs map max_characters "
     "max_statements maximum minimum model prompt questions scale similarity tools weights".split()
@@ -28,15 +29,15 @@ class JudgeEvaluator:
     """Base class of evaluators that call a judge. Subclasses are frozen dataclasses.
 
     - `judge` is a `Judge`, a model's name, a dict, a function, or None for the judge of the environment.
-    - `prompt` replaces the prompt `PROMPT`. It is a text, the path of a text, or a dict of these by id if there
-      are `FURTHER` prompts.
+    - `prompt` replaces the prompt `PROMPT`. It is a text, the path of a text file, or a dict of these by prompt id. A
+      dict is for evaluators with several prompts (`FURTHER`).
     - `max_characters` limits the characters of a case in one question.
 
     A subclass with its own `__post_init__` must call `JudgeEvaluator.__post_init__(self)` first.
     """
 
     PROMPT: ClassVar[str] = ""
-    FURTHER: ClassVar[tuple[str, ...]] = ()  # ids of additional prompts: `self._more[id]`
+    FURTHER: ClassVar[tuple[str, ...]] = ()  # ids of additional prompts, which `self._more` holds by id
     NAMES: ClassVar[tuple[str, ...]] = PLACEHOLDERS
     UNCUT: ClassVar[tuple[str, ...]] = ()  # values that must be complete: a case with a longer one is skipped
 
@@ -70,7 +71,7 @@ class JudgeEvaluator:
 
     @property
     def where(self) -> tuple[str, ...]:
-        """Return the recipients of the text, for display."""
+        """Return descriptions of the endpoints or functions that receive the prompts."""
         return tuple(dict.fromkeys(judge.where for judge in self.judges))
 
     def ready(self) -> None:
@@ -94,7 +95,9 @@ class JudgeEvaluator:
         return kept
 
     def _further(self) -> dict[str, str]:
-        """Return the parameters that differ from their defaults and that no `_identity` contains."""
+        """Return fingerprints of the parameters that differ from their defaults and are not in
+        `_IDENTITY_PARAMETERS`.
+        """
         values = {
             one.name: getattr(self, one.name)
             for one in fields(self)

@@ -29,7 +29,7 @@ _SUMMED_FIELDS = ("input_tokens", "output_tokens", "cost", "calls", "cached")
 
 
 class _SampledJudge(Judge):
-    """Judge that answers with one of several samples of the same question."""
+    """Judge that asks for one of several independent samples of each question."""
 
     __slots__ = ("_which",)
     _which: tuple[Judge, int, int]  # judge, index of the sample, number of samples
@@ -66,7 +66,7 @@ class Panel:
 
     @property
     def where(self) -> tuple[str, ...]:
-        """Return the recipients of the text, for display."""
+        """Return descriptions of the endpoints or functions that receive the prompts."""
         return tuple(dict.fromkeys(where for asking in self._asking for where in asking.where))
 
     def ready(self) -> None:
@@ -81,7 +81,7 @@ class Panel:
     async def __call__(self, case: Case) -> dict[str, Any]:
         with group_judgements(get_judge_context().evaluator or "panel", case):
             said = await asyncio.gather(*(member.evaluate(case, _PANEL_TARGET) for member in self.members))
-            rows = [  # the feedback under each member's own key, else its first
+            rows = [  # one row per member: the row under the member's key, else its first row
                 next((row for row in feedback if row.key == member.key), feedback[0])
                 for member, feedback in zip(self.members, said, strict=True)
             ]
@@ -97,12 +97,15 @@ def panel(
     """Combine several evaluators into one: `panel(polite, samples=5)`, or `panel(get_evaluator("safety", judge=a),
     get_evaluator("safety", judge=b))`.
 
-    With `samples`, each member is asked that many times at the given temperature, as answers at 0 would not vary.
-    Only judges can be sampled. The score or label is that of the majority. Grades are averaged. A tie between yes and
-    no, or between labels, gives a skip.
+    With `samples`, each member is asked that many times at the given temperature, because samples at temperature 0
+    would hardly differ. Only judges can be sampled. The score or label is that of the majority. Grades are averaged.
+    A tie between yes and no, or between labels, gives a skip.
 
     The comment is that of a member of the majority. The metadata have `confidence`, the share of the majority, and
-    the result of each member. Raises `ValueError`.
+    the result of each member.
+
+    Raises `ValueError` without members, for fewer than one sample, for an evaluator of a whole set, and for several
+    samples of a member without a judge.
     """
     if not members or samples < 1:
         raise ValueError(f"a panel has members and at least one sample of each, not {len(members)} and {samples!r}")
@@ -139,7 +142,7 @@ def _make_samples(member: Evaluator, samples: int, temperature: float) -> list[E
 
 
 def _raise_no_vote(rows: Sequence[Feedback]) -> None:
-    """Raise `Unjudged`, or `Skip` if no member failed."""
+    """Raise `Unjudged` if a member failed, else `Skip`."""
     errors = [row for row in rows if row.outcome == "error"]
     if not errors:
         raise Skip(rows[0].comment or "no member of the panel has judged")
@@ -176,7 +179,7 @@ def _format_vote(word: Any) -> str:
 
 
 def _describe_vote(row: Feedback) -> dict[str, Any]:
-    """Return the result of one member, with the id of its trace."""
+    """Return the result of one member as a dict, with the id of its judgement's trace."""
     judge = row.metadata.get("judge")
     said = {
         "model": judge.get("model") if isinstance(judge, dict) else None,

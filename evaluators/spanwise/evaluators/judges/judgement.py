@@ -1,8 +1,9 @@
 """Judgement of one case: its questions, their cost, its own trace, and the resulting feedback row.
 
-The trace is detached from the application's context: its current span, session, user, tags and baggage. If a
-`JudgementBuffer` is active, the runs go to it, and the code that stores the feedback stores them. Else they are
-delivered like all spans of this process, provided that it has a collector.
+The trace does not inherit the application's context: current span, session, user, tags and baggage. If a
+`JudgementBuffer` is active, the runs go to the buffer, and the code that stores the feedback also stores
+the runs. Otherwise the runs are delivered like all spans of this process, provided that the process has a
+collector.
 """
 
 from __future__ import annotations
@@ -40,15 +41,16 @@ from spanwise.tracer.trace_capture import Captured, capture, has_collector
 
 MAX_SAMPLES = 1_000  # maximum samples of one question in one repetition
 _COST_FIELDS = ("calls", "input_tokens", "output_tokens", "cost")  # usage metadata that an `Unjudged` may carry
-_TRACED_FIELDS = ("key", "score", "label", "comment", "error")  # fields of a row that its trace repeats
+# fields of a feedback row that the judgement's trace also records
+_TRACED_FIELDS = ("key", "score", "label", "comment", "error")
 
 
 class Judgement:
     """Judgement of one case: `async with Judgement("faithfulness", judge, case) as judgement:`, then `ask` any number of
     times and return `row(…)`.
 
-    A judgement is a separate trace of kind evaluator, with a run per question. `judge_trace_id` of the feedback is
-    its id. An `Unjudged` error raised inside gets the metadata collected so far.
+    A judgement is a separate trace of kind evaluator, with a run per question. The feedback refers to this trace by
+    `judge_trace_id`. An `Unjudged` error raised inside the block gets the metadata collected so far.
     """
 
     def __init__(self, evaluator: str, judge: Judge, case: Case) -> None:
@@ -57,7 +59,7 @@ class Judgement:
         self._case = case
         self._trace: JudgementTrace | None = None
         self._rows: list[dict[str, Any]] = []
-        self._prompt_labels: dict[str, None] = {}  # labels of prompts
+        self._prompt_labels: dict[str, None] = {}  # distinct labels of the prompts used, in order
         self._unanswered: list[dict[str, Any]] = []  # usage of questions without an answer
         self.answers: list[tuple[Prompt, Answer]] = []
         self.trace_id: str | None = None
@@ -71,7 +73,8 @@ class Judgement:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        spent = bool(self.answers) or not isinstance(error, Skip)  # without a question there is no judgement to keep
+        # a skip before the first answer leaves no judgement to keep
+        spent = bool(self.answers) or not isinstance(error, Skip)
         rows = [{name: row[name] for name in _TRACED_FIELDS if row.get(name) is not None} for row in self._rows]
         outputs: JSON = rows[0] if len(rows) == 1 else rows or None
         if self._trace is not None and not self._trace.end(outputs, (kind, error, frames), kept=spent):
@@ -108,7 +111,9 @@ class Judgement:
         return await self._ask_judge(prompt, ask)
 
     def leave_out(self, name: str, characters: int) -> None:
-        """Record the number of characters of a value that the judge does not get. The feedback reports it."""
+        """Record how many characters of a value the judge does not get. The comment and the metadata of the feedback
+        report the number.
+        """
         self._left_out[name] = max(characters, self._left_out.get(name, 0))
 
     async def _ask_judge(self, prompt: Prompt, ask: Ask) -> Answer:
@@ -220,7 +225,9 @@ class JudgementTrace:
 
     @contextmanager
     def question(self, prompt: Prompt, ask: Ask) -> Iterator[_QuestionRun]:
-        """Open the run of one question. An exception raised inside becomes its error."""
+        """Record one question as a run that lasts for the block. An exception raised in the block becomes the run's
+        error.
+        """
         if self._run is None:
             yield _QuestionRun(None)
             return
@@ -239,7 +246,7 @@ class JudgementTrace:
 
     def _deliver(self, captured: Captured) -> bool:
         if self._buffer is None:
-            if not has_collector():  # else judged texts would stay in the spool
+            if not has_collector():  # without a collector, the judged texts would stay in the spool
                 return False
             captured.deliver()
             return True
@@ -261,7 +268,7 @@ def group_judgements(evaluator: str, case: Case) -> Iterator[None]:
 
 
 class _QuestionRun:
-    """Run of a question. It is empty if nothing is recorded."""
+    """Run that records one question. Without a run (`run` is None), its methods do nothing."""
 
     def __init__(self, run: Run | None) -> None:
         self._run = run
@@ -281,7 +288,7 @@ class _QuestionRun:
             self._spent(answer.usage.input_tokens, answer.usage.output_tokens, answer.cost)
 
     def failed(self, reply: str | None, spent: Mapping[str, Any]) -> None:
-        """Record an invalid reply, if there was one, and its usage."""
+        """Record a question without a usable answer: the invalid reply, if there was one, and the usage."""
         if self._run is None:
             return
         if reply is not None:
@@ -289,7 +296,9 @@ class _QuestionRun:
         self._spent(spent.get("input_tokens"), spent.get("output_tokens"), spent.get("cost"))
 
     def _spent(self, input_tokens: int | None, output_tokens: int | None, cost: float | None) -> None:
-        """Record tokens and cost. Without a cost, no price must be derived from the model's name."""
+        """Record tokens and cost. If the cost is unknown, mark the run as unpriced, so that no price is derived from the
+        model's name.
+        """
         if self._run is not None:
             self._run.set_usage(input_tokens, output_tokens, cost=cost)
             if cost is None:
@@ -297,7 +306,7 @@ class _QuestionRun:
 
 
 def _select_judged_values(case: Case) -> Mapping[str, JSON]:
-    """Return the judged values, each truncated to a length that lists and pages show."""
+    """Return the judged values, each truncated to `MAX_VALUE_BYTES`, which is enough for lists and pages."""
     values = ((name, getattr(case, name)) for name in JUDGED_FIELDS)
     return {name: orjson.loads(to_json(value, MAX_VALUE_BYTES)) for name, value in values if value is not None}
 
@@ -317,8 +326,8 @@ T = TypeVar("T")
 
 
 async def gather_or_cancel(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results in order. The first failure cancels the other calls, so that no discarded answer is paid
-    for.
+    """Run the calls concurrently and return the results in order. If one fails, cancel the others, so that no unused
+    answer is paid for.
     """
     tasks = [asyncio.create_task(one) for one in asked]
     try:

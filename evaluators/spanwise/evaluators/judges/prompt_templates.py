@@ -1,7 +1,8 @@
 """Prompt templates: placeholders, overrides, few-shot turns, and splitting of long values.
 
-A prompt's file may begin with a line `# version: 2`, which is not sent. Without it the version is 1. The folder in
-`SPANWISE_PROMPTS` is searched first, for `<id>.txt`. An argument takes precedence over both.
+A prompt's file may begin with a line `# version: 2`, which is not sent. Without this line, the version of a built-in
+prompt is 1, and that of an override is "own". A file `<id>.txt` in the folder `SPANWISE_PROMPTS` replaces the
+built-in prompt. An argument takes precedence over both.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _VERSION = re.compile(r"\A# version: *(\S+) *\r?\n")
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """Few-shot example before the question: values by name, and the reply of a good judge."""
+    """Few-shot example that precedes the question: values by name, and the reply that a good judge gives."""
 
     values: tuple[tuple[str, str], ...]
     reply: str
@@ -79,7 +80,8 @@ class Prompt:
     uncut: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.text.encode()  # an unpaired surrogate cannot be sent, and also raises ValueError
+        # raises `UnicodeEncodeError`, a `ValueError`, for an unpaired surrogate, which cannot be sent
+        self.text.encode()
         for match in _PLACEHOLDER.finditer(self.text):
             name = _get_placeholder_name(match)
             if name not in self.names and not _is_latex(self.text, match.start()):
@@ -126,11 +128,11 @@ class Prompt:
         return (system, *shown, _make_message("user", self._filled(sent, mark)))
 
     def left_out(self, values: Mapping[str, str]) -> Mapping[str, int]:
-        """Return the number of characters that a question leaves out, by value."""
+        """Return the number of characters that a question leaves out of each truncated value, by name."""
         return bound_values({name: values[name] for name in self.asked}, self.bound).left_out
 
     def in_parts(self, values: Mapping[str, str], name: str) -> list[Mapping[str, str]]:
-        """Return the values of several questions that together contain one value completely. Parts overlap.
+        """Split the value `name` over several questions, and return the values of each question. The parts overlap.
 
         Raises `Skip` if more than `MAX_PARTS` questions would be needed.
         """
@@ -148,7 +150,9 @@ class Prompt:
         return [{**values, name: values[name][start : start + size]} for start in starts]
 
     def _filled(self, texts: Mapping[str, str], mark: str) -> str:
-        """Return the text with fenced values. A single pass keeps placeholders inside values unchanged."""
+        """Return the text with its placeholders replaced by fenced values. Placeholders inside values stay unchanged,
+        because there is only one pass.
+        """
 
         def place(match: re.Match[str]) -> str:
             name = _get_placeholder_name(match)
@@ -186,10 +190,9 @@ def prompt(
 
 
 def _rename_placeholders(text: str, names: Sequence[str]) -> str:
-    """Return a prompt with synonyms of placeholders replaced. A prompt without placeholders gets inputs and outputs
-    appended.
+    """Replace synonyms in the placeholders of a prompt. Append inputs and outputs to a prompt without placeholders.
 
-    A text of one word gets nothing appended, as it is probably the name of a file.
+    Nothing is appended to a text of one word, as it is probably the name of a file.
     """
 
     def replaced(match: re.Match[str]) -> str:

@@ -61,8 +61,8 @@ def render_value(value: Any) -> str:
 
 
 def read_conversation(value: Any) -> list[dict[str, Any]]:
-    """Return the messages of a conversation, also those below a dict's only key or below "messages"; [] for any other
-    value.
+    """Return the messages if the value is a conversation, else []. They may also be under a dict's only key or its key
+    "messages".
     """
     found = to_messages(unwrap_single_value(value))
     return found if all(message["role"] in _ROLES for message in found) else []
@@ -97,8 +97,10 @@ def _get_case_value(case: Case, name: str) -> Any:
 
 
 def _read_last_turn(case: Case) -> LastTurn:
-    """Return the last request and the earlier messages. These come from a session, whose history ends with the request
-    and the answer, or from inputs that are a conversation.
+    """Return the last request and the earlier messages.
+
+    The earlier messages are those of `history`, else those of inputs that are a conversation. The history of a
+    session ends with the last request and answer, which are removed.
     """
     inputs, earlier = get_case_field(case, "inputs"), read_conversation(get_case_field(case, "history"))
     spoken = read_conversation(inputs)
@@ -153,7 +155,8 @@ def _format_documents(documents: Sequence[Document]) -> str:
 
 
 MAX_TRAJECTORY_LENGTH = 30_000  # maximum characters of a run tree
-_MIN_VALUE_LENGTH, _MAX_VALUE_LENGTH = 80, 2_000  # characters of a run's inputs, outputs and error, each
+# bounds of the length to which inputs, outputs and errors are truncated, in characters
+_MIN_VALUE_LENGTH, _MAX_VALUE_LENGTH = 80, 2_000
 _MAX_INDENT = 12  # maximum levels of indentation
 _MAX_NAME_LENGTH = 200  # maximum characters of a run's name
 

@@ -120,7 +120,7 @@ class RagCase:
 
 
 async def score_faithfulness(asking: RagCase) -> ComponentResult:
-    """Return the share of the answer's statements that follow from the context. Raises `Skip` if it makes no
+    """Return the share of the answer's statements that follow from the context. Raises `Skip` if the answer makes no
     statements.
     """
     stated = await asking.statements(asking.answer)
@@ -156,7 +156,7 @@ async def score_answer_relevancy(asking: RagCase, embed: EmbedFunction, count: i
         raise Skip("the question is empty: answer relevancy is undefined")
     if not asking.answer.strip():
         raise Skip("the answer is empty: answer relevancy is undefined")
-    check_embedder(embed)  # before the first paid call
+    check_embedder(embed)  # checked before the first paid call
     answer = await asking.ask("answer_relevancy", make_numbered_schema(count, QUESTION_SCHEMA), outputs=asking.answer)
     said = read_numbered_items(answer, count, "questions")
     evades = [read_verdict(answer, one, "noncommittal") for one in said]
@@ -240,10 +240,11 @@ def compute_f1(tp: int, fp: int, fn: int) -> float:
 
 
 def match_sentences(told: Sequence[str], copied: Sequence[str]) -> tuple[set[int], list[str]]:
-    """Return the indices of the sentences that were copied, and the copies that match no sentence.
+    """Match the sentences that a judge copied with the original sentences. Return the indices of the copied sentences,
+    and the copies that match no sentence.
 
-    A copy may be wrapped, quoted, truncated, repeated, or contain several sentences. Each sentence counts once,
-    together with every sentence of the same words.
+    A copy may be wrapped, quoted, truncated, repeated, or contain several sentences. Each sentence counts once. All
+    sentences with the same words count as copied.
     """
     texts = [_normalize_sentence(sentence) for sentence in told]
     relevant: set[int] = set()
@@ -263,7 +264,7 @@ def _find_positions(texts: Sequence[str], wanted: str) -> list[int]:
     if same or len(wanted) < _MIN_DISTINCTIVE_LENGTH:
         return same
     parts = [place for place, text in enumerate(texts) if wanted in text]
-    if parts:  # a part of several different sentences is ambiguous
+    if parts:  # a text that is part of several different sentences is ambiguous
         return parts if len({texts[place] for place in parts}) == 1 else []
     return [place for place, text in enumerate(texts) if len(text) >= _MIN_DISTINCTIVE_LENGTH and text in wanted]
 
@@ -272,7 +273,7 @@ _MIN_DISTINCTIVE_LENGTH = 12  # minimum characters of a part that identifies its
 
 
 def _normalize_sentence(sentence: str) -> str:
-    """Return the words of a sentence, which identify it."""
+    """Return the words of a sentence in lower case. Sentences with the same words count as equal."""
     return " ".join(re.findall(r"\w+", sentence.casefold()))
 
 
@@ -380,7 +381,8 @@ EMBED_HELP = (
 
 
 def make_embed_function(given: Any) -> EmbedFunction:
-    """Return a function unchanged, else the function of an `Embedder` or of a named model (None: the default model).
+    """Return the function that embeds texts: a given function, or that of an `Embedder` or a named model (None: the
+    default model).
 
     Raises `ValueError` for any other value.
     """
@@ -390,7 +392,7 @@ def make_embed_function(given: Any) -> EmbedFunction:
 
 
 def check_embedder(embed: EmbedFunction) -> None:
-    """Raise `NoModel` if a Spanwise model is incomplete."""
+    """Raise `NoModel` if the function belongs to an `Embedder` whose model is incomplete."""
     if isinstance(owner := getattr(embed, "__self__", None), Embedder):
         owner.check()
 
@@ -449,8 +451,8 @@ def _to_list(value: Any) -> Any:
 
 
 def _compute_cosine(one: list[float], other: list[float]) -> float:
-    """Return the cosine. Vectors are first scaled by their largest number, so that squares neither underflow nor
-    overflow.
+    """Return the cosine of two vectors. They are first scaled by their largest number, so that squares neither underflow
+    nor overflow.
     """
     one, other = _scale_vector(one), _scale_vector(other)
     product = math.fsum(a * b for a, b in zip(one, other, strict=True))

@@ -190,10 +190,12 @@ class AnswerCorrectness(_EmbeddingJudge):
 class AnswerRelevancy(_EmbeddingJudge):
     """Mean cosine of the question with questions that the judge generates from the answer alone.
 
-    One call generates `questions` questions, each worded differently. For each, the judge also says if the answer is
-    noncommittal ("I do not know"). If it says so for all, the score is 0, as in RAGAS (before 0.2, for any). `embed`
-    names an embedder (None: all-MiniLM-L6-v2), or is a function, also async, from a list of texts to one vector each.
-    Cosines may be negative. A vector of zeros has no cosine, and the case is skipped.
+    One call generates `questions` questions, each worded differently. For each question, the judge also says if the
+    answer is noncommittal ("I do not know"). If it says so for all questions, the score is 0, as in RAGAS. In RAGAS
+    before 0.2, one such question was enough.
+
+    `embed` names an embedder (None: all-MiniLM-L6-v2), or is a function, also async, from a list of texts to
+    one vector each. Cosines may be negative. A vector of zeros has no cosine, and the case is skipped.
     """
 
     PROMPT: ClassVar[str] = "answer_relevancy"
@@ -389,7 +391,9 @@ def _combine_components(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 async def _judge_against(asking: RagCase, statements: Sequence[str], text: str, states: bool) -> list[StatementVerdict]:
-    """Return verdicts on statements: does the text make them too? If the text states nothing, all are negative."""
+    """Return verdicts on whether a text also makes each of the statements. If the text makes no statements, all verdicts
+    are negative.
+    """
     if not states:
         return [StatementVerdict(statement, False, "the other text states nothing") for statement in statements]
     return await asking.verdicts("answer_correctness", statements, text=text)

@@ -68,7 +68,7 @@ class Scale:
         return (min(numbers), max(numbers)) if numbers else None
 
     def metric(self, key: str, higher_is_better: bool = True) -> Metric:
-        """Return the metric of its scores."""
+        """Return the metric for scores of this scale."""
         return Metric(key, self.range, higher_is_better, 0.5 if self.is_boolean else None, primary=True)
 
     def words(self) -> str:
@@ -136,7 +136,9 @@ def restore_boolean_label(label: Any) -> Any:
 
 
 def _parse_label(label: Any) -> Label:
-    """Return a label, with a level that JSON turned into text converted back to a number."""
+    """Return a label without surrounding spaces. A text of digits becomes an integer, because JSON turns the levels of a
+    dict into texts. Raises `ValueError`.
+    """
     label = restore_boolean_label(label)
     if isinstance(label, str) and label.strip().lstrip("-").isdecimal():
         return int(label)
@@ -157,7 +159,7 @@ async def ask_yes_no(
     *,
     logprobs: bool = False,
 ) -> dict[str, Any]:
-    """Return the feedback of a judge that says yes or no: True for yes, with its rationale as the comment.
+    """Ask a yes/no question and return the feedback: True for yes, with the judge's rationale as the comment.
 
     With `logprobs`, the metadata have the probability of either label, and that of the chosen label (`confidence`).
     """
@@ -167,7 +169,7 @@ async def ask_yes_no(
 async def ask_yes_no_in_parts(
     evaluator: str, judge: Judge, prompt: Prompt, case: Case, values: Mapping[str, str], name: str = "outputs"
 ) -> dict[str, Any]:
-    """Return the feedback of a judge that says yes or no about all of one value.
+    """Ask a yes/no question about all of one value, and return the feedback.
 
     Each part of a long value is judged, and the first no decides. Raises `Skip` if the value is too long.
     """
@@ -194,7 +196,7 @@ async def ask_rating(
     *,
     logprobs: bool = False,
 ) -> dict[str, Any]:
-    """Return the feedback of a judge that rates: score and label, with its rationale as the comment.
+    """Ask for a rating and return the feedback: score and label, with the judge's rationale as the comment.
 
     With `logprobs`, the metadata have the probability of each label, and a graded score is the probability-weighted
     mean of the labels' scores. Without log-probabilities in the reply, the score is that of the label, and a note
@@ -228,12 +230,12 @@ _RATING_ENDS = " \t\r\n\"'`*)]},.;:"
 def compute_label_probabilities(
     answer: Answer, labels: Sequence[str | int], field: str = "rating"
 ) -> dict[str | int, float] | None:
-    """Return the probability of each label at the position of the rating. Labels below 1 % are left out; the rest adds
-    up to 1.
+    """Return the probability of each label at the position of the rating. Labels below 1 % are left out, and the others
+    are scaled to a sum of 1.
 
-    The rating is the last `field` of the reply's JSON, else the last label that occurs as a word: quotations in a
-    rationale come earlier. It may begin within a token, and span several. Returns None if the reply has no
-    log-probabilities, or none of a label.
+    The rating is the value of the last property `field` in the reply's JSON. Without JSON, it is the last label that
+    occurs as a word, because quotations in a rationale come earlier. The rating may begin inside a token and span
+    several tokens. Returns None if the reply has no log-probabilities, or if no label is found.
     """
     at = _find_rating("".join(token.text for token in answer.logprobs), labels, field)
     if at is None:
@@ -311,7 +313,7 @@ def _match_label_prefix(text: str, labels: Sequence[str | int]) -> str | int | N
 
 
 CHUNK_SCALE = make_scale(("yes", "no"))
-MAX_CONCURRENT_CHUNKS = 64  # maximum chunks whose questions are in memory
+MAX_CONCURRENT_CHUNKS = 64  # maximum chunks judged at once, which bounds the questions in memory
 CHUNK_PLACEHOLDERS = ("documents", "retrieved_context")  # placeholders for the single chunk of a question
 
 
@@ -359,7 +361,9 @@ async def rate_chunks(
 
 
 def check_chunk_prompt(prompt: Prompt) -> None:
-    """Raise `ValueError` for a prompt that does not name the chunk, and would be the same for all."""
+    """Raise `ValueError` for a prompt without a placeholder for the chunk, as its question would be the same for all
+    chunks.
+    """
     if not set(CHUNK_PLACEHOLDERS) & set(prompt.asked):
         raise ValueError(f"prompt {prompt.id!r} is asked about one chunk after the other: it has to name {{documents}}")
 
@@ -388,7 +392,7 @@ async def _rate_chunk(
 
 
 def describe_error(error: Exception) -> str:
-    """Return the text that replaces a failed judgement."""
+    """Return the message of a failed judgement, for the metadata."""
     return str(error) if isinstance(error, Unjudged | Skip) else f"{type(error).__name__}: {error}"
 
 

@@ -116,18 +116,19 @@ class StepAlignment:
 
     The two step sequences are aligned with the fewest edits. Two steps are the same if their cosine is at least
     `similarity`. An insertion is a step of the context that the answer lacks. A deletion is a step of the
-    answer that the context lacks. A mismatch is one step in the place of another. Edits is their sum. Among
-    alignments with the fewest edits, the one with the most equal steps is used. The numbers of steps found on
-    either side indicate how reliable the result is. If neither side has steps, the case is skipped.
+    answer that the context lacks. A mismatch is one step in the place of another. Edits is the sum of all
+    three. Among alignments with the fewest edits, the one with the most equal steps is used. The numbers of
+    steps found on either side indicate how reliable the result is. If neither side has steps, the case is
+    skipped.
 
     Steps are numbered lines, else bullets, else numbers or words of sequence ("First, …") in running text.
-    `splitter` replaces this by a function from a text to its steps. With `judge=…`, a judge lists the steps,
-    with one question about the answer and one about each chunk; `prompt` replaces its prompt. Steps that
+    `splitter` replaces these rules by a function from a text to its steps. With `judge=…`, a judge lists the
+    steps, with one question about the answer and one about each chunk; `prompt` replaces its prompt. Steps that
     overlapping chunks share count once.
 
     `similarity` is 0.6 for all-MiniLM-L6-v2, which considers "Attach the wheel" and "Remove the wheel" (0.78)
-    the same step. The document specifies no number. Another `model` requires an explicit value. The document's
-    thresholds of 0.75 are below any count but 0, so nothing passes or fails until a threshold is set.
+    the same step. H2O's documentation specifies no number. Another `model` requires an explicit value. The thresholds of
+    0.75 in H2O's documentation are below any count but 0, so nothing passes or fails until a threshold is set.
     `sentence_level_metrics=False` omits the alignment, step by step, from the metadata.
     """
 

@@ -28,18 +28,20 @@ _CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not 
 def neutralize(text: str) -> str:
     """Return the text in a form that is safe to send.
 
-    A space breaks the tokens of chat templates. Control characters (null bytes, terminal escapes) become their
-    pictures (␀, ␛). An unpaired surrogate becomes U+FFFD.
+    A space is inserted into special tokens of chat templates, so that they are plain text. Control characters (null
+    bytes, terminal escapes) are replaced by their symbols (␀, ␛). An unpaired surrogate becomes U+FFFD.
     """
     try:
         text.encode()
-    except UnicodeEncodeError:  # it has surrogates
+    except UnicodeEncodeError:  # the text has unpaired surrogates
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return _SPECIAL_TOKENS.sub(lambda match: f"{match[0]} ", text.translate(_CONTROL_PICTURES))
 
 
 def compute_mark(texts: Iterable[str], digits: int = 16) -> str:
-    """Return hex digits derived from the texts that none of them contains, not even in look-alike characters."""
+    """Return hex digits that are derived from the texts. None of the texts contains these digits, not even in look-alike
+    characters.
+    """
     held = list(texts)
     said = hashlib.sha256()
     for text in held:
@@ -70,8 +72,8 @@ def compute_share(lengths: Iterable[int], bound: int) -> int:
 
 
 def truncate_middle(text: str, most: int) -> str:
-    """Return at most `most` characters of a text, its beginning and its end, with a line that states the number left
-    out.
+    """Return the beginning and the end of a text, together `most` characters, with a line between them that states the
+    number of characters left out.
     """
     if len(text) <= most:
         return text
@@ -121,7 +123,8 @@ def bound_values(values: Mapping[str, str], bound: int) -> BoundedValues:
         if isinstance(text, SectionedText) and len(text) > most:
             share = compute_share(map(len, text.sections), most)
             shown = "\n\n".join(truncate_middle(section, share) for section in text.sections)
-            kept[name] = truncate_middle(shown, 2 * most)  # bounds the separators of very many empty sections
+            # also bounds a text with very many empty sections, which consists of separators
+            kept[name] = truncate_middle(shown, 2 * most)
             missing = sum(max(0, len(section) - share) for section in text.sections) + max(0, len(shown) - 2 * most)
         else:
             kept[name], missing = truncate_middle(text, most), max(0, len(text) - most)

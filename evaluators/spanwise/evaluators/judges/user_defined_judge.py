@@ -25,7 +25,8 @@ from spanwise.evaluators.judges.untrusted_data import neutralize
 from spanwise.tracer.suggestions import did_you_mean
 
 _INVALID_SCHEMA_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]")
-_RESERVED_NAMES = frozenset({"self", "case", "trace", "run", "root_run", "example"})  # complete records
+# parameters that receive complete records, and `self`; they cannot be placeholders
+_RESERVED_NAMES = frozenset({"self", "case", "trace", "run", "root_run", "example"})
 _CASE_PARAMETER = inspect.Parameter("case", inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
@@ -87,7 +88,7 @@ class UserDefinedJudge(JudgeEvaluator):
 
     @property
     def named(self) -> str:
-        """Return the key of its feedback."""
+        """Return the feedback key."""
         return self.key
 
     @property
@@ -165,11 +166,12 @@ def judge(
 
 
 def make_signature(names: Sequence[str], mapped: Mapping[str, Any]) -> inspect.Signature:
-    """Return the signature for a prompt with these placeholders: the case, and its required fields. A case that lacks
-    one is skipped.
+    """Return the signature of a judge whose prompt has these placeholders: a parameter per required field, and the case.
+    A case that lacks a required field is skipped.
     """
     fields = dict.fromkeys("trace" if name == "trajectory" and name not in mapped else name for name in names)
-    optional = inspect.Parameter("history", _CASE_PARAMETER.kind, default=None)  # the inputs may contain it
+    # optional, because the inputs may contain the history
+    optional = inspect.Parameter("history", _CASE_PARAMETER.kind, default=None)
     asked = [
         optional if name == "history" and name not in mapped else inspect.Parameter(name, _CASE_PARAMETER.kind)
         for name in fields
@@ -177,7 +179,7 @@ def make_signature(names: Sequence[str], mapped: Mapping[str, Any]) -> inspect.S
     return inspect.Signature([*asked, _CASE_PARAMETER])
 
 
-REPLY_COLUMNS = ("rationale", "rating")  # columns of a good judge's reply
+REPLY_COLUMNS = ("rationale", "rating")  # columns of an example that form the reply of a good judge
 
 
 def make_shots(examples: Iterable[Any], asked: Sequence[str], scale: Scale) -> tuple[Shot, ...]:

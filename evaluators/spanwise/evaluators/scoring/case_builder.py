@@ -160,7 +160,7 @@ def _explicit_fields(fields: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-MAX_TURNS = 1_000  # the latest traces of a longer session
+MAX_TURNS = 1_000  # maximum traces of a session; of a longer session, the latest are used
 PAGE_TRACES = 100
 
 

@@ -63,7 +63,8 @@ class ScoreResult(list[Feedback]):
     def score(self) -> float | bool:
         """Return the score of the primary key, or of the only feedback.
 
-        Raises `ValueError` if there is no single score, and with the reason if it is an error, a skip or a label.
+        Raises `ValueError` if there is no such feedback, or if it is an error, a skip or a label. The message gives
+        the reason.
         """
         candidates = self if len(self) == 1 else [feedback for feedback in self if feedback.key == self._primary]
         if len(candidates) != 1:
@@ -140,8 +141,9 @@ def score(
     The result is a list of feedback. `result.score` is the score of the primary key or of the only feedback;
     `result["pii"]` is the feedback with a key.
 
-    Errors of the evaluator never raise. Raises `TypeError` if `evaluator` is not an evaluator, and for unknown
-    fields. Raises `ValueError` for lists of unequal length, and `NotFound` for a session without traces.
+    An exception of the evaluator is not raised: it becomes feedback with the outcome "error". Raises
+    `TypeError` if `evaluator` is not an evaluator, and for unknown fields. Raises `ValueError` for lists of
+    unequal length, and `NotFound` for a session without traces.
     """
     return run_coroutine(ascore(evaluator, on, example=example, session=session, store=store, **fields))
 
@@ -190,9 +192,10 @@ _FAILURE_FIELDS = frozenset(
 
 
 class CaseScorer:
-    """Evaluators of single cases, grouped by the thread or loop that runs them.
+    """Scorer that applies evaluators of single cases, grouped by the thread or event loop that runs them.
 
-    The argument `only` of its methods restricts a call to these evaluators.
+    Plain evaluators (`Evaluator.plain`) run on the caller's thread or loop, one after the other. All others run
+    concurrently. The argument `only` of the methods restricts a call to these evaluators.
     """
 
     def __init__(self, evaluators: Sequence[Evaluator], batch_size: int = 32) -> None:
@@ -207,7 +210,9 @@ class CaseScorer:
     def here(
         self, case: Case, target: Target, wait: AwaitFunction, only: Sequence[Evaluator] | None = None
     ) -> list[Feedback]:
-        """Score with the plain evaluators on this thread. `wait` blocks on their awaitables."""
+        """Score with the plain evaluators on this thread. If an evaluator returns an awaitable, `wait` blocks until its
+        result is there.
+        """
         feedback: list[Feedback] = []
         for evaluator in _select_evaluators(self._plain, only):
             left_out = self._left_out(evaluator, case, target)
@@ -224,7 +229,7 @@ class CaseScorer:
         return feedback
 
     async def later(self, case: Case, target: Target, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
-        """Score with all other evaluators concurrently."""
+        """Score with the evaluators that are not plain, concurrently."""
         evaluators = _select_evaluators(self._others, only)
         looking = (self._score_one(evaluator, case, target) for evaluator in evaluators)
         outcomes = await asyncio.gather(*looking, return_exceptions=True)
@@ -234,8 +239,8 @@ class CaseScorer:
         return feedback
 
     async def _try_on_thread(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
-        """Score on a thread the first time, on the loop later. An evaluator that hangs would block the event loop, and
-        Ctrl-C with it.
+        """Run an evaluator on a thread until it has returned once, then on the event loop. If it hung on the event loop,
+        it would block the loop and Ctrl-C.
         """
         if evaluator.key in self._returned:
             return await evaluator.evaluate(case, target)
@@ -337,7 +342,7 @@ class CaseBatcher:
             self._start()
 
     async def _settle(self, batch: Sequence[WaitingCase]) -> None:
-        """Set the outcome of every case of a batch, also when scoring fails: their callers would wait forever."""
+        """Set the outcome of every case of a batch, also if scoring fails. Otherwise the callers would wait forever."""
         cases, targets, outcomes = zip(*batch, strict=True)
         try:
             feedback = await self._evaluator.evaluate_batch(cases, targets)

@@ -41,8 +41,8 @@ _EXAMPLE_FIELDS = ("inputs", "outputs", "reference_outputs", "history")
 class Bias:
     """Mean difference between the judge's scores and people's, with its 95 % interval and the number of cases.
 
-    For two halves of the cases, it is the difference on the second half minus that on the first. Fewer than two cases
-    give None in place of a `Bias`.
+    If the cases are compared in two halves, such as shorter and longer answers, `difference` is the mean difference
+    of the second half minus that of the first. With fewer than two cases there is no `Bias`, only None.
     """
 
     what: str
@@ -173,7 +173,7 @@ def judge_feedback_key(judge: Any, evaluator: Evaluator | None) -> str:
 
 @contextmanager
 def open_optional_store(store: Store | str | None, *, needed: bool = True) -> Iterator[Store | None]:
-    """Yield the given store, or open one with `connect` and close it afterwards. Yield None if none is given or
+    """Yield the given store, or open one with `connect` and close it afterwards. Yield None if no store is given or
     needed.
     """
     if store is not None and not isinstance(store, str):
@@ -275,7 +275,9 @@ def _make_calibration(
 
 
 def _is_example(case: Mapping[str, Any] | None, examples: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether every input and output field that one of the examples shows equals the field of the case."""
+    """Return whether the case is one of the examples in the prompt: all input and output fields of the example equal
+    those of the case.
+    """
     if case is None:
         return False
     shown = (
@@ -320,7 +322,7 @@ def _measure_bias(what: str, gaps: Sequence[float]) -> Bias | None:
 
 
 def _length_bias(pairs: Sequence[LabelledCase], seen: Mapping[str, Mapping[str, Any]]) -> Bias | None:
-    """Return the difference between the longer and the shorter half of the answers."""
+    """Return the judge's bias on the longer half of the answers minus its bias on the shorter half."""
     measured = [
         (case["length"], gap)
         for pair in pairs
@@ -337,7 +339,7 @@ def _length_bias(pairs: Sequence[LabelledCase], seen: Mapping[str, Mapping[str, 
 
 def _position_bias(pairs: Sequence[LabelledCase]) -> Bias | None:
     """Return the position bias. For pairwise judges it is the preference for the answer shown first. For documents it is
-    the difference between later and earlier ranks.
+    the bias at later ranks minus that at earlier ranks.
     """
     turned = [pair.judge.metadata.get("pairwise") for pair in pairs]
     known = [one["turned"] for one in turned if isinstance(one, Mapping) and "turned" in one]

@@ -250,7 +250,8 @@ def _preference_fields(preference: Preference, other: Any, *, turned: bool) -> d
     return {
         "score": 1 - worth if turned else worth,
         "comment": preference.rationales[0],
-        "metadata": {**({} if turned else preference.metadata), "pairwise": pairwise},  # the cost counts once
+        # only one of the two rows has the metadata with the cost, so that the cost counts once
+        "metadata": {**({} if turned else preference.metadata), "pairwise": pairwise},
         "judge_trace_id": preference.judge_trace_id,
     }
 

@@ -31,13 +31,13 @@ class FittedThreshold:
     """Threshold fitted for one version of an evaluator, that is, for its model and its parameters.
 
     Pass it to `get_evaluator(…, threshold=fitted.threshold)`. `low` and `high` are the ends of its 95 % interval.
-    `agreement` compares passing with human labels that were left out of the fit. `threshold` is None if the
-    labels determine none, and `why` gives the reason: too few labels, all labels equal, or scores that are
-    inverted or uninformative.
+    `agreement` compares pass and fail under the threshold with human labels that were left out of the fit.
+    `threshold` is None if the labels determine none, and `why` gives the reason: too few labels, all labels equal, or
+    scores that are inverted or uninformative.
 
-    `n` labels count, of which `good` are positive. `apart` is the share of pairs in which the positive case has
-    the better score than the negative one. `undecided`, `failed`, `skipped` and `unjudged` count labelled cases
-    that are left out, as in a `Calibration`.
+    `n` labels count, of which `good` are positive. For pairs of a positive and a negative case, `apart` is the
+    share in which the positive case has the better score. `undecided`, `failed`, `skipped` and `unjudged` count
+    labelled cases that are left out, as in a `Calibration`.
     """
 
     key: str

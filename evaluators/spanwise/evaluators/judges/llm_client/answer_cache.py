@@ -42,8 +42,8 @@ class CacheStats(NamedTuple):
 
 
 def default_cache_path() -> Path | None:
-    """Return the path in SPANWISE_CACHE, else a file in the user's cache directory. None means no cache, as with
-    `off`.
+    """Return the path in SPANWISE_CACHE, else a file in the user's cache directory. Return None, for no cache, if
+    SPANWISE_CACHE is `off`.
     """
     return cache_path("SPANWISE_CACHE", "judges.db")
 
@@ -58,8 +58,8 @@ def get_cache_path(judge: JudgeSettings) -> Path | None:
 
 
 def compute_cache_key(judge: JudgeSettings, ask: Ask) -> bytes:
-    """Return a hash of all that determines an answer: endpoint, model, parameters, messages, schema, log-probabilities,
-    sample.
+    """Return a hash of everything that determines an answer: endpoint, model, parameters, messages, schema,
+    log-probabilities, sample.
     """
     asked = (ask.messages, ask.schema, ask.name, ask.logprobs, ask.sample)
     content = orjson.dumps([FORMAT, dict(judge.identity), *asked], default=repr, option=orjson.OPT_NON_STR_KEYS)
@@ -67,10 +67,10 @@ def compute_cache_key(judge: JudgeSettings, ask: Ask) -> bytes:
 
 
 class AnswerCache(CacheFile):
-    """Cached answers by key. Only `stats` and `clear` raise."""
+    """SQLite cache of answers by key. Errors of the file are raised only by `stats` and `clear`."""
 
-    APPLICATION = 0x53504A43  # "SPJC"
-    FORMER_APPLICATION = 0x41534A43  # "ASJC"
+    APPLICATION = 0x53504A43  # "SPJC" in ASCII
+    FORMER_APPLICATION = 0x41534A43  # "ASJC" in ASCII
     FORMAT = FORMAT
     TABLE = "answers"
     COLUMNS = "key BLOB PRIMARY KEY, made REAL NOT NULL, model TEXT NOT NULL, body BLOB NOT NULL"
@@ -100,7 +100,7 @@ class AnswerCache(CacheFile):
             logprobs = tuple(Token(token["text"], token["logprob"], token["top"]) for token in fields.pop("logprobs"))
             notes = tuple(fields.pop("notes"))
             return Completion(usage=Usage(**usage) if usage else None, logprobs=logprobs, notes=notes, **fields)
-        except (ValueError, TypeError, KeyError, AttributeError):  # written by another version
+        except (ValueError, TypeError, KeyError, AttributeError):  # another version wrote the body
             self.failures += 1
             return None
 
@@ -109,7 +109,9 @@ class AnswerCache(CacheFile):
         self.put_all([(key, completion)])
 
     def put_all(self, answers: list[tuple[bytes, Completion]]) -> list[None]:
-        """Store answers in one transaction. Return one None per answer."""
+        """Store answers in one transaction. Return one None per answer, because batched access expects one result per
+        item.
+        """
         now = time.time()
         rows = []
         for key, completion in answers:

@@ -20,8 +20,9 @@ class Ask:
     """Question to a judge: messages, and the JSON schema of the reply's object (None: plain text).
 
     `sample` distinguishes repetitions of a question that need independent answers (samples, repetitions).
-    `logprobs` is the number of alternatives per token of the reply, 0 for none. `values` are the judged texts
-    in the messages: a verdict that the reply quotes from them does not count.
+    `logprobs` is the number of alternatives with log-probabilities per token of the reply, 0 for none. `values`
+    are the judged texts in the messages. A verdict that the reply may have quoted from these texts does not
+    count.
     """
 
     messages: tuple[Message, ...]
@@ -43,7 +44,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """Unparsed reply of a backend to an `Ask`. `notes` list the parameters that were left out, and why."""
+    """Unparsed reply of a backend to an `Ask`. `notes` say which parameters the request omitted, and why."""
 
     text: str
     model: str | None = None
@@ -63,13 +64,13 @@ class Backend(Protocol):
 
     @property
     def where(self) -> str:
-        """Return the recipient of the text, for display."""
+        """Return a description of the endpoint or function that receives the prompts."""
 
     async def complete(self, ask: Ask) -> Completion:
         """Return the reply.
 
         Raises `Unjudged` for a permanent error, and `CutOff` if a second call with more tokens may succeed. Other
-        errors of the client are raised unchanged: `is_transient` decides about a retry.
+        errors of the client are raised unchanged, and `is_transient` determines whether the call is retried.
         """
 
 
@@ -80,16 +81,16 @@ class Answer:
     value: Any
     text: str
     model: str
-    usage: Usage | None = None  # of all its calls; zero for a cached answer
+    usage: Usage | None = None  # total of all calls for this answer; zero for a cached answer
     cost: float | None = None  # US dollars, None if the price is unknown
     logprobs: tuple[Token, ...] = ()
     notes: tuple[str, ...] = ()
     cached: bool = False
-    calls: int = 1  # of the backend, including failed ones; 0 for a cached answer
+    calls: int = 1  # calls of the backend, including failed ones; 0 for a cached answer
 
 
 class ParseFailure(Unjudged):
-    """Failure to parse a reply. `text` is the reply."""
+    """Error for a reply that cannot be parsed. `text` is the reply."""
 
     def __init__(self, why: str, text: str) -> None:
         super().__init__(f"parse failure: {why}", {"reply": text})
@@ -97,17 +98,19 @@ class ParseFailure(Unjudged):
 
 
 class Declined(Unjudged):
-    """Missing answer: a refusal, a content filter, or an empty reply. `text` is the reply up to that point."""
+    """Error for a reply without an answer: a refusal, a stop by the content filter, or an empty text. `text` is the part
+    of the reply that arrived.
+    """
 
     def __init__(self, message: str, text: str = "") -> None:
         super().__init__(message, {"reply": text[:MAX_REPLY_LENGTH]} if text else None)
 
 
 class CutOff(Unjudged):
-    """Answer that was truncated at its token limit.
+    """Error for a reply that was truncated at its token limit.
 
-    `again` means that a second call has a higher limit, because a reasoning model used up the first. `usage` is
-    that of the call.
+    `again` is True if a reasoning model used up the limit and the next call gets a higher limit. `usage` is the
+    token usage of the truncated call.
     """
 
     def __init__(self, message: str, text: str, *, usage: Usage | None = None, again: bool = False) -> None:
@@ -117,7 +120,7 @@ class CutOff(Unjudged):
 
 
 class NoJudge(Unjudged, ValueError):
-    """No judge is configured. Spanwise never guesses one."""
+    """Error for a missing judge: none is configured, and Spanwise never chooses a model by itself."""
 
 
 _USAGE_DETAILS = {  # fields of a usage object, and their names in OTel GenAI
@@ -130,7 +133,7 @@ MAX_LOGPROB_TOKENS = 100_000  # maximum tokens of a reply whose log-probabilitie
 
 
 def parse_completion(body: Mapping[str, Any]) -> Completion:
-    """Parse the body of a chat completion. Missing fields, or all fields of an invalid body, keep their empty values."""
+    """Parse the body of a chat completion. Missing or invalid fields get empty values."""
     choices = body.get("choices")
     if not isinstance(choices, Sequence) or isinstance(choices, str) or not choices:
         choices = [None]
@@ -148,7 +151,7 @@ def parse_completion(body: Mapping[str, Any]) -> Completion:
 
 
 def extract_text(content: Any) -> str:
-    """Return the text of a message, which is a text or a list of parts, some with a text."""
+    """Return the text of a message's content: a text, or a list of parts, whose texts are joined."""
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):
@@ -157,7 +160,9 @@ def extract_text(content: Any) -> str:
 
 
 def join_messages(messages: Iterable[Message]) -> str:
-    """Join messages to one text, for functions that take no list. Earlier replies of the judge are marked as such."""
+    """Join messages to one text, for functions that take no list. "Your reply was:" introduces earlier replies of the
+    judge.
+    """
     return "\n\n".join(
         f"Your reply was:\n{message['content']}" if message["role"] == "assistant" else message["content"]
         for message in messages
@@ -177,7 +182,8 @@ def add_schema_instruction(messages: Sequence[Message], schema: Mapping[str, JSO
 def _parse_usage(reported: Any) -> Usage | None:
     if not isinstance(reported, Mapping):
         return None
-    if not _as_count(reported.get("prompt_tokens")):  # a question always has tokens, so the usage is unknown
+    # every question has tokens, so a count of 0 means that the usage is unknown
+    if not _as_count(reported.get("prompt_tokens")):
         return None
     details = {
         name: _as_count(_as_mapping(reported.get(group)).get(count)) for (group, count), name in _USAGE_DETAILS.items()
@@ -190,7 +196,9 @@ def _parse_usage(reported: Any) -> Usage | None:
 
 
 def _parse_tokens(reported: Any) -> tuple[Token, ...]:
-    """Return the tokens of a reply, or none if one of them is invalid, since together they must form the reply."""
+    """Return the tokens of a reply with their log-probabilities. Return no tokens if one of them is invalid, because
+    together they must form the reply.
+    """
     if not isinstance(reported, Sequence) or isinstance(reported, str) or len(reported) > MAX_LOGPROB_TOKENS:
         return ()
     tokens = [_parse_token(_as_mapping(each)) for each in reported]
@@ -203,7 +211,7 @@ def _parse_token(reported: Mapping[str, Any]) -> Token | None:
         return None
     listed = top if isinstance(top, Sequence) and not isinstance(top, str) else ()
     known: dict[str, float] = {}
-    for each in map(_as_mapping, listed):  # the most likely comes first
+    for each in map(_as_mapping, listed):  # the most likely alternative comes first, and `setdefault` keeps it
         name, value = each.get("token"), each.get("logprob")
         if isinstance(name, str) and _is_number(value):
             known.setdefault(name, float(value))

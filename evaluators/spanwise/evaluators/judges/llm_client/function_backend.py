@@ -115,7 +115,7 @@ def has_messages_parameter(call: Callable[..., Any]) -> bool:
     """Return whether a function's first parameter is a list of messages, judged by its name or annotation."""
     try:
         first = next(iter(inspect.signature(call).parameters.values()), None)
-    except (TypeError, ValueError):  # a function without a Python signature
+    except (TypeError, ValueError):  # the function has no Python signature
         return False
     if first is None:
         return False
@@ -123,7 +123,7 @@ def has_messages_parameter(call: Callable[..., Any]) -> bool:
     if isinstance(hint, str):
         try:
             hint = get_type_hints(call).get(first.name)
-        except Exception:  # names imported only for type checkers
+        except Exception:  # the annotation uses names that are imported only for type checkers
             hint = list if hint.startswith(("list", "Sequence")) else None
     return first.name == "messages" or hint in _LIST_TYPES or getattr(hint, "__origin__", None) in _LIST_TYPES
 

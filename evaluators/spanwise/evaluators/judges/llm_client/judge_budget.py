@@ -36,7 +36,9 @@ class Ledger(Protocol):
     """Interface for booking calls: a judge's budget in this process, or a budget in a store that many workers share."""
 
     async def book(self, id: str, amount: Amount) -> None:
-        """Reserve an amount. The same id books only once. Raises `Skip` if the budget is exhausted."""
+        """Reserve an amount for the call `id`. A second booking with the same id has no effect. Raises `Skip` if the
+        budget is exhausted.
+        """
 
     async def settle(self, id: str, actual: Amount | None) -> None:
         """Replace the reserved amount by the actual one. None means that the outcome of the call is unknown: the
@@ -67,8 +69,8 @@ def get_ledgers(judge: JudgeSettings) -> list[Ledger]:
 class Budget:
     """Ledger within one process, for one judge or several. Only the judges' loop uses it.
 
-    A booking that fails only because of the reservations of other calls waits for their settlement, as calls mostly
-    cost less than reserved.
+    If an amount would fit without the reservations of other calls, the booking waits until these calls are settled,
+    because most calls cost less than reserved.
     """
 
     def __init__(self, *, max_usd: float | None = None, max_calls: int | None = None) -> None:
@@ -85,8 +87,8 @@ class Budget:
         return _add_amounts(Amount(), *self._booked.values())
 
     async def book(self, id: str, amount: Amount) -> None:
-        """Reserve an amount. The same id books only once. Raises `Skip` if settling all reservations cannot make
-        room.
+        """Reserve an amount for the call `id`. A second booking with the same id has no effect. Raises `Skip` if the
+        amount would not fit even without the reservations of other calls.
         """
         if self._process != os.getpid():  # after a fork, calls in progress belong to the parent
             self._process, self._booked, self._waiting = os.getpid(), {}, []
@@ -101,7 +103,8 @@ class Budget:
                 raise Skip(self._describe_refusal(amount))
 
     async def settle(self, id: str, actual: Amount | None) -> None:
-        """Replace the reserved amount by the actual one. None counts it as spent, because the outcome is unknown.
+        """Replace the reserved amount by the actual one. None means that the outcome of the call is unknown: the
+        reserved amount counts as spent.
 
         An id without a reservation is ignored.
         """
@@ -129,7 +132,11 @@ class Budget:
 
 
 def make_budget(max_usd: float | None, max_calls: int | None, given: Ledger | None) -> Ledger | None:
-    """Return the ledger of a judge with these limits: the given one, unless it is a budget with other limits."""
+    """Return the ledger for a judge with these limits, or None if it needs none.
+
+    The given ledger is used, unless it is a `Budget` with other limits: then a new `Budget` replaces it. Without
+    limits, a given `Budget` is not used.
+    """
     if max_usd is None and max_calls is None:
         return None if isinstance(given, Budget) else given
     if given is None or (isinstance(given, Budget) and (given.max_usd, given.max_calls) != (max_usd, max_calls)):
@@ -145,7 +152,7 @@ def compute_max_cost(judge: JudgeSettings, ask: Ask) -> Amount:
 
 def count_question_bytes(ask: Ask) -> int:
     """Return the number of bytes of messages and schema."""
-    # some endpoints also get the schema in the messages
+    # the schema counts twice, because some endpoints also get it in the messages
     schema = 2 * len(orjson.dumps(ask.schema)) if ask.schema is not None else 0
     return schema + sum(len(message["content"].encode(errors="replace")) for message in ask.messages)
 
@@ -183,7 +190,7 @@ def compute_cost(judge: JudgeSettings, usage: Usage) -> float | None:
         return (usage.input_tokens * judge.price[0] + usage.output_tokens * judge.price[1]) / MILLION
     if judge.prices is None:
         return None
-    # accounts for price tiers, cached tokens and time-dependent prices
+    # the collector's `compute_cost` accounts for price tiers, cached tokens and time-dependent prices
     from spanwise.collector.dialects import compute_cost, find_provider
 
     provider = find_provider(judge.base_url) if judge.base_url else None

@@ -61,12 +61,13 @@ class Judge(JudgeSettings):
       address from the environment. With another `base_url`, pass its `api_key`.
 
     `price` is US dollars per million tokens of input and of output; None looks it up in genai-prices.
-    `temperature` and `seed` are left out if a model refuses them. `max_tokens` limits a reply; a reasoning
-    model gets up to 16 times as many.
+    `temperature` and `seed` are left out if a model refuses them. `max_tokens` limits the tokens of a reply; a
+    reasoning model gets up to 16 times as many.
 
     `deadline` is in seconds, for one question with all its attempts. `concurrency` limits the concurrent
-    questions of all judges of this process with the same model and endpoint. `cache` None caches answers of
-    endpoints, but not of functions and scripts. A path sets the cache file. `max_age` is in seconds.
+    questions of all judges of this process with the same endpoint, model and key. `cache` None caches answers
+    of endpoints, but not of functions and scripts. A path sets the cache file. `max_age` is the maximum age of
+    a cached answer in seconds.
 
     `max_usd` and `max_calls` limit the spending of this judge and its copies made with `dataclasses.replace`.
     Before each call, its maximum cost is reserved in `budget`, which several judges may share. Raises
@@ -112,7 +113,7 @@ async def _ask_with_cache(judge: JudgeSettings, ask: Ask) -> Answer:
     key = compute_cache_key(judge, ask)
     if dry_run is not None:
         return dry_run.answer(judge, ask, await _read_cached(cache, key, judge, ask))
-    # the endpoint may accept one key and refuse another
+    # `api_key` is included because the endpoint may accept one key and refuse another
     flight_key = (path, key, judge.api_key, judge.deadline, judge.max_age)
     answer, is_shared = await get_loop_singleton(SingleFlight, SingleFlight).once(
         flight_key, lambda: _ask_and_cache(cache, key, judge, ask)
@@ -140,8 +141,9 @@ async def _read_cached(cache: AnswerCache, key: bytes, judge: JudgeSettings, ask
 class _BatchedCacheAccess(Generic[CacheItem, CacheResult]):
     """Batched access to a cache file, one thread at a time.
 
-    All items that arrive while a batch is running form the next batch. A wave of questions thus costs one thread and
-    one transaction, and a locked file blocks only one thread. `call` returns one result per item, in order.
+    All items that arrive while a batch is running form the next batch. Many concurrent questions thus need only one
+    thread and one transaction, and a locked file blocks only one thread. The function `call` returns one result per
+    item, in order.
     """
 
     def __init__(self, call: Callable[[list[CacheItem]], list[CacheResult]]) -> None:
@@ -174,7 +176,7 @@ class _BatchedCacheAccess(Generic[CacheItem, CacheResult]):
                     future.set_exception(error)
             return
         for (_, future), result in zip(batch, results, strict=True):
-            if not future.done():  # its question was cancelled
+            if not future.done():  # the future is done if the question was cancelled
                 future.set_result(result)
 
 
@@ -258,8 +260,8 @@ class JudgeCall:
         return reply, completion
 
     async def _complete(self, ask: Ask) -> Completion:
-        """Return the reply after all necessary attempts. A truncated reasoning model gets more tokens as long as the
-        limit allows.
+        """Call the backend until it replies, with retries. If the reply of a reasoning model was truncated, call again
+        with more tokens, as long as the limit allows.
         """
         self._failed = None
         while True:
@@ -287,7 +289,8 @@ class JudgeCall:
         bound, again, left = self._judge.concurrency, self._tries > 0, self._deadline.left
         within = self._deadline.seconds if left is None else left
         async with self._reserve_budget(ask) as booked, self._limiter.call(bound, again=again, within=within):
-            if compute_max_cost(self._judge, ask).usd > booked.amount.usd:  # another call detected a reasoning model
+            # another call detected a reasoning model and raised the token limit
+            if compute_max_cost(self._judge, ask).usd > booked.amount.usd:
                 raise _CostIncreased
             self._deadline.start()
             self._tries += 1
@@ -300,7 +303,9 @@ class JudgeCall:
 
     @asynccontextmanager
     async def _reserve_budget(self, ask: Ask) -> AsyncIterator[_BudgetReservation]:
-        """Reserve the maximum cost of one call in the budget, and settle the actual cost afterwards in all cases."""
+        """Reserve the maximum cost of one call for the duration of a block, then settle the actual cost, also after an
+        error.
+        """
         booking = _BudgetReservation(self._judge, compute_max_cost(self._judge, ask))
         ledgers, id = get_ledgers(self._judge), uuid4().hex
         if not ledgers:
@@ -368,7 +373,7 @@ class JudgeCall:
 
 
 class _CostIncreased(Exception):
-    """Increase of a call's maximum cost after it was booked."""
+    """Raised if the maximum cost of a call has increased since it was booked."""
 
 
 class _BudgetReservation:
@@ -392,8 +397,10 @@ class _BudgetReservation:
             self.amount = Amount(cost, 1)
 
     def fail(self, error: BaseException) -> None:
-        """Set the amount to zero for a call that was not made or was refused. The outcome of a broken-off call is
-        unknown.
+        """Set the amount for a failed call.
+
+        A truncated reply costs its usage. A call that was not made, or that the server refused, costs nothing. If a
+        call broke off and may have been billed, its outcome is unknown.
         """
         if isinstance(error, CutOff):
             self.settle(error.usage)
@@ -432,8 +439,8 @@ class SingleFlight:
     async def once(self, key: object, ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer, bool]:
         """Return the answer, and whether another caller's question supplied it. Raises the errors of `ask`.
 
-        Callers share an `Unjudged` error, which would affect all of them. After an exhausted budget or a
-        cancellation, the next caller asks instead.
+        All waiting callers get the answer, or a copy of an `Unjudged` error, which would affect all of them. If the
+        asking caller exhausted its budget or was cancelled, the next caller asks instead.
         """
         while key in self._pending:
             pending = self._pending[key]

@@ -1,7 +1,7 @@
 """Dry run of judges: counts and prices questions, and answers them with sample values of their schema.
 
-One dry run always picks the first label of an enumeration, another always the last, because the next question may
-depend on the answer.
+An estimate takes two dry runs, because further questions may depend on an answer: one always picks the first label of
+an enumeration, the other the last.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ current_dry_run: ContextVar[JudgeDryRun | None] = ContextVar("spanwise-rehearsin
 
 @contextmanager
 def use_dry_run(dry_run: JudgeDryRun) -> Iterator[None]:
-    """Replace all judge calls in a block by the dry run."""
+    """Replace all judge calls in a block by answers of the dry run."""
     token = current_dry_run.set(dry_run)
     try:
         yield

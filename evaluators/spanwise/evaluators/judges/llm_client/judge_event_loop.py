@@ -1,7 +1,7 @@
 """Event loop of the judges: one daemon thread per process, with its clients and fork handling.
 
-Clients, connections, limits and the cache belong to the process. A caller's loop may live only for one
-`score()`. Callers await the answer on any loop. Cancelling the caller cancels the question.
+Clients, connections, limits and the cache belong to the process, because a caller's event loop may end after one
+`score()`. A caller on any event loop can await an answer. If the caller is cancelled, its question is cancelled too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class _LoopThread:
         outcome.add_done_callback(lambda outcome: self._cancel(question) if outcome.cancelled() else None)
 
     def _deliver(self, question: asyncio.Task[CallResult[T]], outcome: Future[CallResult[T]]) -> None:
-        """Pass the result to the caller, except at the end of the process: then only daemon threads still wait."""
+        """Pass the result to the caller, unless the process is ending: then only daemon threads still wait for
+        results.
+        """
         if self._ends:
             return
         try:
@@ -61,7 +63,7 @@ class _LoopThread:
     def _cancel(self, question: asyncio.Task[Any]) -> None:
         try:
             self.loop.call_soon_threadsafe(question.cancel)
-        except RuntimeError:  # the process ends
+        except RuntimeError:  # the loop is closed, because the process ends
             pass
 
     def end(self) -> None:
@@ -147,8 +149,8 @@ def _stop_loop_thread() -> None:
 
 
 def _after_fork() -> None:
-    """Reset the loop in a forked child, which has none of its parent's threads. The parent keeps the resources of its
-    loop.
+    """Reset the loop in a forked child, in which the loop's thread does not run. The child keeps the parent's loop
+    object, so that it is not finalized.
     """
     global _loop_thread, _loop_thread_lock
     _loop_thread_lock = threading.Lock()

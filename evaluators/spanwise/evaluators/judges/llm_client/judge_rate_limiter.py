@@ -7,8 +7,8 @@ Calls start one interval apart. A refusal pauses all calls and multiplies the in
 it by 0.98. There is no interval before the first refusal. The first interval is derived from the rate of accepted
 calls.
 
-Refusals of calls that started before a refusal was known count as that same refusal. If no call was accepted between
-two refusals, the pause was too short, and the interval stays.
+If calls that started before a refusal are refused too, all these refusals count as one. If no call was accepted
+between two refusals, the pause was too short, so the interval does not change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings
 
 
-MAX_LIMITERS = 256  # maximum number of limiters; idle ones are dropped first
+MAX_LIMITERS = 256  # maximum number of limiters; above it, the idle limiter that was least recently used is dropped
 CONNECTION_PATIENCE = 10.0  # seconds in which an endpoint without a recent answer must become reachable
 REACHABLE_PERIOD = 600.0  # seconds for which an answer proves that the endpoint exists
 
@@ -63,11 +63,11 @@ class EndpointLimiter:
 
     @asynccontextmanager
     async def call(self, bound: int, *, again: bool = False, within: float) -> AsyncIterator[None]:
-        """Wait until fewer than `bound` calls are in progress and the pace allows another. `again` takes precedence over
-        first attempts.
+        """Wait until fewer than `bound` calls are in progress and the pace allows another. A retry (`again`) takes
+        precedence over first attempts.
 
-        Raises `TimeoutError` after `within` seconds. A first attempt times out only if no other call finished in that
-        time: the queue may be long while it moves.
+        Raises `TimeoutError` after `within` seconds. For a first attempt, the time starts anew whenever another call
+        finishes, because a long queue may still be moving.
         """
         if again:
             async with asyncio.timeout(within):
@@ -85,8 +85,8 @@ class EndpointLimiter:
             self._leave()
 
     def unreachable(self, deadline: float) -> float | None:
-        """Record that there is no connection. Return the number of seconds for which calls are retried, or None if that
-        was already recorded.
+        """Record that the endpoint cannot be reached. Return the number of seconds for which calls are retried, or None
+        if this was already recorded.
         """
         if self._unreachable_since is not None:
             return None
@@ -94,9 +94,10 @@ class EndpointLimiter:
         return deadline if self._is_known else min(CONNECTION_PATIENCE, deadline)
 
     def gives_up(self, error: BaseException, pause: float) -> bool:
-        """Return whether a call without a connection is not retried after the pause.
+        """Return whether a call that got no connection is not retried after `pause` seconds.
 
-        A server that has answered may be restarting. One that never has probably does not exist.
+        An endpoint that answered recently may be restarting, so its calls are retried. Any other endpoint probably
+        does not exist, so the limiter gives up after `CONNECTION_PATIENCE` seconds.
         """
         since = self._unreachable_since
         return (
@@ -133,7 +134,7 @@ class EndpointLimiter:
         try:
             return await admitted
         except asyncio.CancelledError:
-            if admitted.done() and not admitted.cancelled():  # admitted and cancelled at the same time
+            if admitted.done() and not admitted.cancelled():  # the call was admitted and cancelled at the same time
                 self._leave()
             raise
 
@@ -144,7 +145,7 @@ class EndpointLimiter:
             self._timer = None
         while self._waiting:
             first = self._waiting[0]
-            if first.admitted.done():  # its caller was cancelled
+            if first.admitted.done():  # the caller was cancelled
                 heapq.heappop(self._waiting)
                 continue
             if self.under_way >= first.bound:
@@ -183,7 +184,7 @@ def get_limiter(judge: JudgeSettings) -> EndpointLimiter:
         key_digest = hashlib.sha256((judge.api_key or "").encode()).hexdigest()
         key, backend = (judge.base_url, judge.model, key_digest), None
     limiter = limiters.pop(key, None) or EndpointLimiter(backend)
-    limiters[key] = limiter  # keeps the order of last use
+    limiters[key] = limiter  # inserted again, so that the dict is in order of last use
     if len(limiters) > MAX_LIMITERS:
         idle = next((old for old, other in limiters.items() if other.idle and other is not limiter), None)
         limiters.pop(idle, None)
@@ -192,8 +193,9 @@ def get_limiter(judge: JudgeSettings) -> EndpointLimiter:
 
 SLOWDOWN, SPEEDUP = 1.25, 0.98  # factors of the interval after a refusal and after a success
 MAX_PAUSE = 60.0  # maximum pause in seconds, even if an endpoint asks for more
-BACKOFF, MAX_BACKOFF = 0.25, 5.0  # seconds if the endpoint requests no pause; doubles with each consecutive refusal
-MAX_INTERVAL = 10.0  # seconds
+# pause in seconds if the endpoint requests none; doubles with each consecutive refusal
+BACKOFF, MAX_BACKOFF = 0.25, 5.0
+MAX_INTERVAL = 10.0  # maximum seconds between the starts of two calls
 MIN_MEASURED_PERIOD = 1.0  # seconds; the rate over a shorter period is not reliable
 
 
@@ -210,14 +212,15 @@ class AdaptiveRate:
         self._refused = 0
         self._refused_at = -1.0
         self._refusals = 0  # consecutive refusals without an accepted call
-        self._is_measuring = False  # during the first refusals: counts the accepted calls of the first burst
+        # True during the first refusals, which derive the interval from the calls accepted so far
+        self._is_measuring = False
 
     def delay(self, now: float) -> float:
         """Return the seconds until a call may start."""
         return max(0.0, self._next_start - now, self._paused_until - now)
 
     def start(self, now: float) -> None:
-        """Record that a call starts. A late start does not delay the next call."""
+        """Record that a call starts. If it starts late, by less than one interval, this does not delay the next call."""
         self._began = now if self._began is None else self._began
         self._started += 1
         self._next_start = max(self._next_start, now - self.interval) + self.interval
@@ -238,7 +241,7 @@ class AdaptiveRate:
             self._pause_for(max(back_off, self.interval) if asked is None else asked, now)
             self._refusals += 1
             self._refused_at = now
-        elif asked is not None and asked > 2 * self._pause:  # another limit, such as a daily one
+        elif asked is not None and asked > 2 * self._pause:  # the endpoint reports another limit, such as a daily one
             self._pause_for(asked, now)
         if self._is_measuring and self._began is not None:
             taken = max(1, self._started - self._refused)
@@ -255,7 +258,9 @@ _MIN_TIMESTAMP = 1e9  # larger numbers are Unix timestamps
 
 
 def parse_duration(text: str) -> float | None:
-    """Return the seconds of "6m0s", "20ms", "1.5", or until a Unix timestamp; None for any other text."""
+    """Parse a duration such as "6m0s", "20ms" or "1.5", or a Unix timestamp. Return the seconds from now, or None for
+    any other text.
+    """
     text = text.strip().lower()
     try:
         number = float(text)
@@ -270,8 +275,9 @@ def parse_duration(text: str) -> float | None:
 
 
 def get_requested_wait(error: BaseException, headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that a refusal asks to wait: `retry-after-ms`, `Retry-After`, else the reset of an exhausted
-    limit.
+    """Return the seconds that the headers of a refusal ask to wait, or None.
+
+    They are those of `retry-after-ms`, else of `Retry-After`, else until an exhausted limit is reset.
     """
     in_ms = parse_duration(headers.get("retry-after-ms", ""))
     if in_ms is not None:
@@ -281,7 +287,7 @@ def get_requested_wait(error: BaseException, headers: Mapping[str, str]) -> floa
 
 
 def _compute_reset_delay(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds until the last of the exhausted limits is reset."""
+    """Return the seconds until the last of the exhausted limits is reset, or None if the headers report none."""
     resets = []
     for suffix in ("-requests", "-tokens", ""):
         reset = parse_duration(headers.get(f"x-ratelimit-reset{suffix}", ""))

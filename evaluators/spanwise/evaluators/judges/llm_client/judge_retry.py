@@ -53,13 +53,13 @@ class Deadline:
 
     @property
     def of_attempt(self) -> float:
-        """Return the maximum seconds of the next attempt."""
+        """Return the timeout of the next attempt in seconds."""
         whole = self.seconds * ATTEMPT_SHARE
         return whole if self.left is None else min(whole, self.left)
 
 
 class ReplyTimeout(TimeoutError):
-    """Timeout of an attempt."""
+    """Error for an attempt that got no reply in time."""
 
 
 async def call_with_retries(
@@ -67,15 +67,16 @@ async def call_with_retries(
     deadline: Deadline,
     gives_up: Callable[[BaseException, float], bool] = lambda error, pause: False,
 ) -> T:
-    """Return the result of `call`, retried after transient errors.
+    """Call a function, and call it again after transient errors. Return its result.
 
-    Raises its last error if that is permanent, if the deadline leaves no time, or if `gives_up` returns True.
+    Raises the last error if it is permanent, if the deadline leaves no time, or if `gives_up` returns True.
     `gives_up` gets the error and the seconds until the next attempt.
     """
     from tenacity import AsyncRetrying, retry_if_exception
 
     def has_no_room(state: RetryCallState) -> bool:
-        if deadline.left is None or state.upcoming_sleep >= deadline.left:  # None: the call never left the queue
+        # `left` is None if the call never left the queue
+        if deadline.left is None or state.upcoming_sleep >= deadline.left:
             return True
         error = state.outcome.exception() if state.outcome is not None else None
         return error is not None and gives_up(error, state.upcoming_sleep)
@@ -107,7 +108,9 @@ def is_rate_limited(error: BaseException) -> bool:
 
 
 def is_possibly_billed(error: BaseException) -> bool:
-    """Return whether a failed call may have been answered and billed. A call that the server refused was not."""
+    """Return whether the server may have answered and billed a failed call. A call without a connection, or with an
+    error status, was not billed.
+    """
     return not (isinstance(error, Unjudged) or get_http_status(error) is not None or is_connection_failure(error))
 
 
@@ -165,7 +168,7 @@ _QUOTA_CODE = "insufficient_quota"
 
 
 class EndpointInfo(Protocol):
-    """Interface of an endpoint in error messages."""
+    """Interface with the properties of an endpoint that error messages need."""
 
     @property
     def model(self) -> str:
@@ -261,6 +264,6 @@ def _get_body_message(body: Any) -> str:
 
 
 def _shorten(text: str, asked: EndpointInfo) -> str:
-    """Return the text on one line, truncated, with the key masked, as some servers repeat it."""
+    """Return the text on one line, truncated. The key is masked, because some servers repeat it in their messages."""
     words = " ".join(text.replace(asked.api_key, "…").split() if asked.api_key else text.split())
     return words if len(words) <= MAX_ERROR_LENGTH else words[:MAX_ERROR_LENGTH] + "…"

@@ -23,7 +23,9 @@ _NO_JUDGE_MESSAGE = (
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeSettings:
-    """Settings of a `Judge`, which documents them. They are checked, and completed from the environment."""
+    """Settings of a `Judge`, whose docstring explains them. The constructor checks them and reads missing ones from the
+    environment.
+    """
 
     model: str = ""
     base_url: str | None = None
@@ -74,21 +76,25 @@ class JudgeSettings:
 
     @property
     def where(self) -> str:
-        """Return the recipient of the text, for display."""
+        """Return a description of the endpoint or function that receives the prompts."""
         if self.backend is not None:
             return self.backend.where
         return self._endpoint.where if self.model else "nobody (no judge is named)"
 
     @property
     def prices(self) -> tuple[float, float] | None:
-        """Return US dollars per million tokens of input and of output, as given, else from genai-prices."""
+        """Return US dollars per million tokens of input and of output: the setting `price`, else the price in
+        genai-prices. Return None if the price is unknown.
+        """
         if self.price is not None or self.backend is not None or not self.model:
             return self.price
         return look_up_price(self.model, self.base_url)
 
     @property
     def most_tokens(self) -> int:
-        """Return the maximum tokens of a reply: more than `max_tokens` after a model was observed to reason."""
+        """Return the maximum tokens of a reply. They exceed `max_tokens` if the model was found to spend tokens on
+        reasoning.
+        """
         return self.max_tokens if self.backend is not None else self._endpoint.most_tokens
 
     @property
@@ -100,9 +106,10 @@ class JudgeSettings:
         return {"model": self.model, "endpoint": self.base_url, **parameters}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for `make_judge`, without the key, which comes from the environment.
+        """Return plain values for `make_judge`, without the key, which is read from the environment.
 
-        Raises `ValueError` for a function, as data that names code to run cannot be trusted.
+        Raises `ValueError` for a judge with a backend, such as a function: stored data that names code to run cannot
+        be trusted.
         """
         if self.backend is not None:
             raise ValueError(f"the judge is {self.backend.where}, which is no plain value")
@@ -151,7 +158,8 @@ def _read_environment(judge: JudgeSettings) -> dict[str, Any]:
     judge_url = first_variable("SPANWISE_JUDGE_URL") or openai_url
     url = _check_base_url(judge.base_url or judge_url)
     api_key = check_key(judge.api_key)
-    # an address that the environment does not name gets no key, as its owner could collect it
+    # a key from the environment is only used with an address from the environment, because the owner of any other
+    # address could collect the key
     if not api_key and url == _check_base_url(judge_url):
         api_key = check_key(first_variable("SPANWISE_JUDGE_KEY", "OPENAI_API_KEY"))
     elif not api_key and url == _check_base_url(openai_url):
@@ -184,7 +192,9 @@ def check_text(name: str, value: Any, *, empty: bool = False) -> str:
 
 
 def check_number(name: str, value: Any, *, most: float = math.inf, positive: bool = False, none: bool = False) -> None:
-    """Raise `ValueError` unless the value is a finite number from 0 to `most`."""
+    """Raise `ValueError` unless the value is a finite number from 0 to `most`. With `positive`, 0 is not allowed. With
+    `none`, None is allowed.
+    """
     if value is None and none:
         return
     if not _is_number(value) or not 0 <= value <= most or (positive and value == 0):
@@ -193,7 +203,9 @@ def check_number(name: str, value: Any, *, most: float = math.inf, positive: boo
 
 
 def check_integer(name: str, value: Any, *, least: int | None = 1, none: bool = False) -> None:
-    """Raise `ValueError` unless the value is an integer of at least `least`."""
+    """Raise `ValueError` unless the value is an integer of at least `least` (None: any integer). With `none`, None is
+    allowed.
+    """
     if value is None and none:
         return
     if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):

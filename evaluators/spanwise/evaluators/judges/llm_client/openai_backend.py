@@ -57,7 +57,7 @@ class OpenAIEndpoint:
     seed: int | None = 0
     max_tokens: int = 2048
     timeout: float = 60.0
-    bounded: bool = False  # limited in dollars, so a reply without a token limit is not allowed
+    bounded: bool = False  # True if the judge has a limit in dollars: then every request needs a token limit
 
     @property
     def where(self) -> str:
@@ -78,7 +78,7 @@ class OpenAIEndpoint:
         return get_capabilities(self.base_url, self.model)
 
     async def _complete(self, ask: Ask) -> Completion:
-        """Call the endpoint, and repeat the call without each parameter that it refuses. A refused call costs
+        """Call the endpoint. If it refuses a parameter, call it again without that parameter. A refused call costs
         nothing.
         """
         import openai
@@ -122,8 +122,8 @@ class OpenAIEndpoint:
         return replace(completion, notes=form.notes(ask, completion))
 
     async def _content(self, raw: AsyncAPIResponse[Any]) -> bytes:
-        """Return the decompressed response. Raises `Unjudged` if it is too large, and the client's error if it breaks
-        off.
+        """Return the decompressed response. Raises `Unjudged` if it is too large, and `openai.APIConnectionError` if the
+        connection breaks off.
         """
         import openai
 
@@ -225,8 +225,8 @@ class _ClientPool:
 
 
 def _has_reasoning(completion: Completion) -> bool:
-    """Return whether tokens went into reasoning: the usage counts them, the reply contains them, or the reply is
-    empty.
+    """Return whether a model spent tokens on reasoning: the usage counts them, the reply contains unfinished reasoning,
+    or the reply is empty.
     """
     counted = completion.usage is not None and completion.usage.details.get(REASONING_TOKENS, 0) > 0
     text = completion.text.lstrip()
@@ -277,7 +277,9 @@ class RequestForm:
     schema: str | None = None  # digest of this question's schema
 
     def refused_by(self, error: APIStatusError, sent: Mapping[str, Any]) -> RequestForm | None:
-        """Return the form without the parameter that an error names, or None if it names none that can be omitted."""
+        """Return the form of the next request, which omits or replaces the parameter that an error names. Return None if
+        the error names no such parameter.
+        """
         name = _find_named_parameter(error, sent) if error.status_code in _REFUSAL_STATUSES else None
         if name is None:
             return None
@@ -327,7 +329,7 @@ class EndpointCapabilities:
         is_openai = host == "api.openai.com" or host.endswith((".openai.azure.com", ".azure.com"))
         self._form = RequestForm(
             limit=TOKEN_LIMIT_PARAMETERS[0] if is_openai else TOKEN_LIMIT_PARAMETERS[1]
-        )  # other servers may ignore the newer name
+        )  # other servers may ignore the newer name, `max_completion_tokens`
         self._most_room = MAX_TOKEN_FACTOR
 
     @property
@@ -360,7 +362,7 @@ class EndpointCapabilities:
         )
 
     def more_room(self, form: RequestForm) -> bool:
-        """Raise the token factor, and return whether the next call has more tokens than one in that form."""
+        """Raise the token factor. Return whether the next call gets more tokens than a call in that form."""
         room = min(max(self._form.room, form.room * TOKEN_FACTOR_STEP), self._most_room)
         self._form = replace(self._form, room=room)
         return room > form.room and form.limit is not None

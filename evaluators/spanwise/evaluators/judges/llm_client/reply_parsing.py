@@ -2,8 +2,8 @@
 
 Only objects at the top level of the reply count. Quoted JSON in a rationale is text, and text next to an object is
 ignored. If there are several objects, their ratings must agree, and the first supplies the rationale. An object
-surrounded by text may be quoted from the judged values. If these contain its verdict, the parser rejects the whole
-reply.
+surrounded by text may be quoted from the judged values. If the judged values contain the verdict of the object, the
+parser rejects the whole reply.
 
 Tolerated deviations are:
 
@@ -48,7 +48,8 @@ class ParsedReply:
 def parse_reply(ask: Ask, completion: Completion) -> ParsedReply:
     """Return the object that the schema describes, or the text if there is no schema.
 
-    Raises `ParseFailure` for a reply of another form, `CutOff`, and `Declined` for a missing answer.
+    Raises `ParseFailure` for a reply of another form, `CutOff` for a truncated one, and `Declined` for one without an
+    answer.
     """
     _check_answered(completion)
     text = _strip_reasoning(completion)
@@ -62,7 +63,7 @@ def parse_reply(ask: Ask, completion: Completion) -> ParsedReply:
 
 
 def _check_answered(completion: Completion) -> None:
-    """Raise `Declined` for a missing answer, and `CutOff`."""
+    """Raise `Declined` for a reply without an answer, and `CutOff` for an empty reply that was truncated."""
     if completion.refusal:
         raise Declined(f"the judge refused: {' '.join(completion.refusal.split()):.300}")
     if completion.finish == "content_filter":
@@ -82,7 +83,9 @@ def _make_cut_off_error(completion: Completion) -> CutOff:
 
 
 def _strip_reasoning(completion: Completion) -> str:
-    """Return the reply without the reasoning that some models write before it. Raises `CutOff`, `ParseFailure`."""
+    """Return the reply without the reasoning that some models write before it. Raises `CutOff` or `ParseFailure` if the
+    reasoning does not end.
+    """
     text = (
         _REASONING_BLOCK.sub("", completion.text, count=1)
         if _REASONING_BLOCK.match(completion.text)
@@ -118,7 +121,9 @@ def _validate(value: Any, schema: Mapping[str, JSON]) -> tuple[Any, tuple[str, .
 
 
 def _parse_leniently(text: str, schema: Mapping[str, JSON], values: Sequence[str]) -> ParsedReply:
-    """Return the only verdict in a text with prose, code fences or slightly invalid JSON. Raises `InvalidJSON`."""
+    """Find the verdict in a reply with prose, code fences or slightly invalid JSON. Raises `InvalidJSON` if there is
+    none, if several differ, or if the verdict may be a quotation.
+    """
     if len(text) > MAX_LENIENT_LENGTH:
         raise InvalidJSON(f"the reply is no JSON, and too long to look for some: {len(text):,} characters")
     found = _find_candidates(text, schema) or [_repair_json(text, schema)]
@@ -167,7 +172,8 @@ def _repair_json(text: str, schema: Mapping[str, JSON]) -> Any:
     if end < start:
         raise InvalidJSON("the JSON in the reply does not end")
     block = text[start : end + 1]
-    for name in sorted(_list_properties(schema) - {""}):  # choosing one of several occurrences would be a guess
+    # if a property occurs several times, choosing one occurrence would be a guess
+    for name in sorted(_list_properties(schema) - {""}):
         if len(re.findall(rf"(?<!\w){re.escape(name)}[\"'“”„‘’\\]*\s*[:=]", block, re.IGNORECASE)) > 1:
             raise InvalidJSON(f"{name!r} stands in the reply more than once, and its JSON cannot be read")
     import json_repair
@@ -216,7 +222,7 @@ def find_schema_violation(value: Any, schema: Mapping[str, JSON]) -> str | None:
 
 
 def _has_infinity(value: Any) -> bool:
-    """Return whether the value contains an infinite number, as which Python reads 1e999."""
+    """Return whether the value contains infinity, to which Python converts numbers such as 1e999."""
     if isinstance(value, Mapping):
         return any(map(_has_infinity, value.values()))
     if isinstance(value, list):
@@ -227,8 +233,9 @@ def _has_infinity(value: Any) -> bool:
 def _normalize_object(
     value: Mapping[str, Any], schema: Mapping[str, Any], notes: list[str], deep: int
 ) -> dict[str, Any]:
-    """Return an object with its properties in the order of the schema. Two names that differ only by case are kept, and
-    fail validation.
+    """Return an object with corrected property names, in the order of the schema.
+
+    If two names differ only by case and have different values, the object is returned unchanged and fails validation.
     """
     properties = schema["properties"]
     known = {name.casefold(): name for name in properties}
@@ -251,8 +258,8 @@ def _normalize_object(
 
 
 def _is_extra_number(name: Any, properties: Mapping[str, Any]) -> bool:
-    """Return whether this is an extra number among numbered properties. A judge that adds one may have counted
-    differently.
+    """Return whether this is an extra number among numbered properties. It is kept and fails validation, because the
+    judge may have counted differently.
     """
     return str(name).isdigit() and all(known.isdigit() for known in properties)
 
@@ -271,13 +278,15 @@ def _match_label(value: Any, labels: Sequence[Any], notes: list[str]) -> Any:
 
 
 def _strip_label(label: Any) -> str:
-    """Return a label in the form that is compared. A leading minus is kept, as it belongs to a number."""
+    """Return a label in lower case, without spaces, quotes and punctuation around it. A leading minus is kept, because
+    it belongs to a number.
+    """
     text = f"{label:g}" if isinstance(label, float) else str(label)
     return text.strip(_LABEL_PADDING).casefold()
 
 
 def _unquote(value: Any, kind: Any, notes: list[str]) -> Any:
-    """Convert a quoted number or boolean."""
+    """Convert a quoted number or boolean to the type in the schema. Return any other value unchanged."""
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -302,7 +311,7 @@ def _make_validator(schema: bytes) -> Any:
 def _describe_violation(error: Any) -> str:
     where = ".".join(map(str, error.absolute_path))
     subject = repr(where) if where else "the reply"
-    if labels := error.schema.get("enum"):  # the permitted values say more than the type
+    if labels := error.schema.get("enum"):  # `enum` is stricter than `type`, so the message lists the permitted values
         return (
             f"{subject} is {_to_short_json(error.instance)}, which is none of {', '.join(map(_to_short_json, labels))}"
         )

@@ -18,7 +18,7 @@ ScriptedReply: TypeAlias = str | Mapping[str, Any] | BaseException | type[BaseEx
 
 
 class ScriptBackend:
-    """Backend that gives replies in order, or those of a function of the question, and records the questions."""
+    """Backend with scripted replies: a sequence of replies, or a function of the question. It records the questions."""
 
     model = "scripted"
     where = "a script in this process"
@@ -32,7 +32,7 @@ class ScriptBackend:
         self.asked: list[Ask] = []
 
     async def complete(self, ask: Ask) -> Completion:
-        """Return the next reply. Raises it if it is an exception, and `Unjudged` if no reply is left."""
+        """Return the next reply, or raise it if it is an exception. Raises `Unjudged` if no reply is left."""
         with self._lock:
             self.asked.append(ask)
             reply = None if self._function else next(self._replies, None)
@@ -61,9 +61,10 @@ class ScriptedJudge(Judge):
 
 
 def scripted(*replies: ScriptedReply | Callable[[Ask], ScriptedReply]) -> ScriptedJudge:
-    """Return a judge that gives these replies in order, or those of one function of the `Ask`. An exception is raised.
+    """Return a judge that gives these replies in order. A single function is called with each `Ask` and returns the
+    reply.
 
-    A dict becomes a JSON object. A `Completion` is a complete reply with its metadata. `judge.asked` lists the
-    questions. Asking raises `Unjudged` if no reply is left.
+    A dict becomes a JSON object. A `Completion` is a complete reply with its metadata. An exception is raised.
+    `judge.asked` lists the questions. Asking raises `Unjudged` if no reply is left.
     """
     return ScriptedJudge(backend=ScriptBackend(*replies))
