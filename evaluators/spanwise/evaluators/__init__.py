@@ -59,7 +59,7 @@ __all__ = [
     "scripted",
 ]
 
-# Names imported on first access, because only users of judges and monitors need their modules.
+# Names that are imported on first access, because only users of judges and monitors need these modules.
 _LATER = {
     "Judge": "spanwise.evaluators.judges",
     "fit_threshold": "spanwise.evaluators.scoring.threshold_fitting",

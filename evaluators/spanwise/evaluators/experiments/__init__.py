@@ -2,29 +2,28 @@
 
 Modules, in the order in which data flows:
 
-- `experiment_runner`: Entry points `evaluate()`, `aevaluate()` and `dry_run()`, and the run of an experiment to its
-  end.
+- `experiment_runner`: Entry points `evaluate()`, `aevaluate()` and `dry_run()`; execution of a prepared experiment.
 - `experiment_settings`: Options of `evaluate()`: defaults, validation, and hints for option names of other products.
 - `experiment_preparation`: Preparation of an experiment: new, resumed, rescored, or attached to live traces.
 - `dataset_source`: Dataset source: stored datasets, files, lists and traces as examples, and lookup of stored
   examples.
-- `experiment_resume`: Resume of an experiment: stored runs and scores, recorded setup, and what must not have
-  changed.
+- `experiment_resume`: Resume of an experiment: stored runs and scores, recorded setup, and detection of changes that
+  invalidate them.
 - `experiment_plan`: Plan of an experiment: its planned and finished runs, and the conditions that stop it early.
 - `evaluation_pipeline`: Evaluation pipeline: worker threads or event-loop workers take planned runs, run and score
   them.
 - `task_call`: Task under test: signature, arguments with copied inputs, and timeouts.
 - `task_run`: Task run: attempts under a root span, retries, the resulting trace, and runs that exist already.
-- `result_writer`: Result writer: batches of finished runs to the store, and a spool file for what the store refuses.
+- `result_writer`: Result writer: stores finished runs in batches, and spools to a file the runs that the store refuses.
 - `experiment_totals`: Running totals of an experiment: runs, scores per key, repetitions, and judge cost.
 - `experiment_results`: Results of an experiment: rows, errors, rescoring, and set-level evaluators.
 - `experiment_report`: Report of an experiment: summary table for terminal, notebook and pandas, and the HTML page.
 - `experiment_comparison`: Comparison of experiments: means per key, significance of differences, changed examples.
-- `experiment_recorder`: Recorder: an experiment whose runs are opened around code of a caller such as the pytest
-  plugin.
+- `experiment_recorder`: Recorder: an experiment whose runs a caller such as the pytest plugin opens around its own
+  code.
 - `experiment_progress`: Progress bar of an experiment in terminal and notebook, and messages on stderr.
-- `experiment_liveness`: Liveness of an experiment: heartbeat in its record, and a watchdog that reports what it waits
-  for.
+- `experiment_liveness`: Liveness of an experiment: heartbeat in its record, and a watchdog that reports a stall and
+  its cause.
 """
 
 from spanwise.evaluators.experiments.experiment_comparison import Change, Comparison, compare

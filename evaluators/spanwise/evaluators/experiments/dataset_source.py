@@ -21,7 +21,7 @@ from spanwise.evaluators.interface import AwaitFunction
 SOURCE_PAGE = 500
 _END = object()
 MIN_ID_PREFIX = 6  # minimum length of an id prefix
-MAX_STORED_FILE = 64 * 2**20  # bytes; a larger file is streamed, and not kept as a dataset in the store
+MAX_STORED_FILE = 64 * 2**20  # bytes; larger files are streamed and not stored as datasets
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class ExampleSource:
     """Source of the examples of an experiment.
 
     `count` is None if the number of examples is unknown until the end. Each call of `examples` starts from the
-    first example. `listed` holds the examples if they are in memory. With `keep`, no stored dataset has the
-    examples, so the runs carry them.
+    first example. `listed` holds the examples if they are in memory. `keep` means that no stored dataset contains
+    the examples, so that each run must store its own example.
     """
 
     name: str
@@ -40,7 +40,7 @@ class ExampleSource:
     examples: Callable[[], Iterable[tuple[Example, Trace | None]]]
     listed: Sequence[Example] | None = None
     keep: bool = False
-    traces: bool = False  # the examples are made of existing traces
+    traces: bool = False  # the examples were made from existing traces
 
 
 def make_source(
@@ -59,8 +59,8 @@ def make_source(
 
     A dataset that fits into memory is stored as a version of a dataset, so that experiments over it can be compared
     and resumed. Nothing is stored if `keep` is false. Generators and files larger than `MAX_STORED_FILE` are
-    streamed. With `stored`, traces are read from the store again, and must be there. For `outputs_are_references` see
-    `datasets.read`. Raises `NotFound` or `BadRow`.
+    streamed. With `stored`, traces are read from the store again; a trace that is missing there is an error. For
+    `outputs_are_references` see `datasets.read`. Raises `NotFound` or `BadRow`.
     """
     if isinstance(given, Filter):
         return _make_trace_source(default_name, lambda: datasets.read_traces(store, filter=given, limit=10**9))
@@ -85,7 +85,9 @@ def make_source(
 
 
 def iterate_async_rows(rows: AsyncIterable[Any], wait: AwaitFunction) -> Iterator[Any]:
-    """Yield the rows of an async generator on a thread; `wait` lets the event loop fetch the next row."""
+    """Yield the rows of an async generator to a thread. The thread calls `wait`, which runs each fetch on the event
+    loop.
+    """
     ahead = aiter(rows)
     while (row := wait(_get_next_row(ahead))) is not _END:
         yield row
@@ -147,7 +149,7 @@ def _select_examples(
         wanted = set(range(limit))
     else:
         everything = random.Random(seed).sample(range(source.count), source.count)
-        wanted = set(everything[:limit])  # a larger limit with the same seed includes this sample
+        wanted = set(everything[:limit])  # with the same seed, the sample of a larger limit contains this one
     for position, pair in enumerate(source.examples()):
         if position in wanted:
             wanted.remove(position)
@@ -176,7 +178,7 @@ def _name_by_content(examples: Sequence[Example]) -> str:
 
 
 def _make_list_source(dataset: Dataset, examples: Sequence[Example], splits: Sequence[str] | None) -> ExampleSource:
-    """Return the source of a dataset whose examples are in memory and need not be read back."""
+    """Return the source of a dataset from its examples in memory, without reading them from the store."""
     chosen = [example for example in examples if datasets.in_split(example, splits)]
 
     def pairs() -> Iterator[tuple[Example, Trace | None]]:
@@ -216,7 +218,9 @@ def _make_trace_source(name: str, traces: Callable[[], Iterable[Trace]], count: 
 
 
 def _is_judgement(given: Trace | TraceSummary) -> bool:
-    """Return whether a trace is an evaluator's own trace (see `Filter`), which is never evaluated itself."""
+    """Return whether a trace was recorded by an evaluator (see `Filter`). Such traces are never evaluated
+    themselves.
+    """
     root = given.root if isinstance(given, Trace) else given
     return root.kind == EVALUATOR_KIND and root.experiment_id is None
 
@@ -249,7 +253,8 @@ def _parse_dataset_name(given: str) -> tuple[str, int | None]:
 
 
 EXAMPLE_PAGE = 500
-EXAMPLE_ATTRIBUTE = "spanwise.example"  # attribute of a root run: its example, if no stored dataset has it
+# attribute of a root run that stores its example, if no stored dataset contains it
+EXAMPLE_ATTRIBUTE = "spanwise.example"
 
 ExamplePages: TypeAlias = Callable[[], Iterator[Sequence[Example]]]
 
@@ -265,26 +270,26 @@ def iterate_example_pages(store: Store, record: Experiment) -> Iterator[Sequence
         while page := store.examples(record.dataset, record.dataset_version, limit=EXAMPLE_PAGE, offset=offset):
             yield page
             offset += len(page)
-    except NotFound:  # deleting a dataset keeps its experiments
+    except NotFound:  # experiments outlive their dataset: the user may have deleted it
         return
 
 
 class ExampleLookup:
-    """Lookup of examples by id, for queries in about the dataset's order.
+    """Lookup of examples by id, for callers that ask for them in roughly the dataset's order.
 
-    Pages are read on demand, and earlier examples are dropped from memory.
+    Pages are read on demand. `forget` drops earlier examples from memory.
     """
 
     def __init__(self, pages: ExamplePages) -> None:
         self._restart = pages
         self._pages = pages()
-        self._read: dict[str, Example] = {}  # in the dataset's order
+        self._read: dict[str, Example] = {}  # examples by id, in the dataset's order
         self._forgets = True
 
     def get(self, id: str) -> Example | None:
         """Return the example, or None if no example has this id."""
         example = self._find(id)
-        # it may have been dropped: read the pages again and keep everything from now on
+        # `forget` may have dropped the example: read the pages again, and keep everything from now on
         if example is None and self._forgets:
             self._forgets = False
             self._pages = self._restart()
@@ -292,7 +297,7 @@ class ExampleLookup:
         return example
 
     def forget(self, before: str) -> None:
-        """Drop all examples before this one from memory."""
+        """Drop from memory all examples that precede the example with the id `before`."""
         if self._forgets and before in self._read:
             while (first := next(iter(self._read))) != before:
                 del self._read[first]
@@ -307,10 +312,11 @@ class ExampleLookup:
 
 
 def make_example_attributes(example: Example, root: Run, inputs: JSON) -> Mapping[str, JSON]:
-    """Return the attributes in which a root run carries an example that no stored dataset has.
+    """Return the attributes that store an example in its root run, for examples that no stored dataset contains.
 
-    They hold all fields except given outputs and documents, and inputs only if they differ from the root's. `inputs`
-    are the example's as the tracer exports them: redacted, truncated, or None.
+    They hold all fields of the example except given outputs and documents. Inputs are included only if they differ
+    from the root run's. The argument `inputs` holds the example's inputs in the form that the tracer exports:
+    redacted, truncated, or None.
     """
     elsewhere = ("id", "inputs", "outputs", "documents")
     row = {name: value for name, value in to_row(example).items() if name not in elsewhere}
@@ -318,13 +324,15 @@ def make_example_attributes(example: Example, root: Run, inputs: JSON) -> Mappin
 
 
 def attach_example(runs: Sequence[Run], root: Run, example: Example, inputs: JSON) -> tuple[tuple[Run, ...], Run]:
-    """Return the runs of a trace, and its root with the example attached; `inputs` as in `make_example_attributes`."""
+    """Return the runs of a trace and its root, with the example stored in the root's attributes. For `inputs` see
+    `make_example_attributes`.
+    """
     carrying = replace(root, attributes={**root.attributes, **make_example_attributes(example, root, inputs)})
     return tuple(carrying if run is root else run for run in runs), carrying
 
 
 def read_attached_example(root: Run) -> Example | None:
-    """Return the example that a root run carries, or None."""
+    """Return the example stored in a root run's attributes, or None."""
     row = root.attributes.get(EXAMPLE_ATTRIBUTE)
     if not isinstance(row, Mapping) or root.example_id is None:
         return None

@@ -1,7 +1,7 @@
 """Evaluation pipeline: worker threads or event-loop workers take planned runs, run and score them.
 
-A trivial task must not pay for a thread switch per example. One thread therefore runs the task, reads its spans and
-calls the plain evaluators. Threads are added only while the existing ones use little CPU time.
+One thread runs the task, reads its spans and calls the plain evaluators, because a thread switch per example would
+cost more than a trivial task. Threads are added only while the existing ones use little CPU time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ YIELD_INTERVAL = 0.05  # seconds between two yields to the event loop
 async def run_pipeline(
     plan: ExperimentPlan, items: Iterator[PlannedRun], writer: ResultWriter, brake: StopConditions
 ) -> None:
-    """Process items until every one is with the writer, or until all started runs are after a stop condition was met.
+    """Run and score items, and pass them to the writer. Return when all items are done; after a stop condition, when
+    all started runs are.
 
     Raises the errors of the item source, and with `raise_errors` the error of a task.
     """
@@ -47,7 +48,7 @@ async def run_pipeline(
 async def _run_loop_workers(plan: ExperimentPlan, line: ItemPipeline, items: Iterator[PlannedRun]) -> None:
     """Run async tasks on the event loop.
 
-    A task group would wait forever for a task that ignores its cancellation.
+    It does not use `asyncio.TaskGroup`, which would wait forever for a task that ignores its cancellation.
     """
     ahead, breath = Prefetcher(items), _LoopYielder(line)
     workers = [asyncio.create_task(_pull_on_loop(line, ahead, breath)) for _ in range(plan.settings.concurrency)]
@@ -62,7 +63,7 @@ async def _run_loop_workers(plan: ExperimentPlan, line: ItemPipeline, items: Ite
         ]  # retrieved here, because asyncio logs exceptions that are never retrieved
     if errors:
         raise errors[0]
-    # user code cancelled it, and its example would be missing from the results
+    # user code cancelled the worker, so its example would be missing from the results
     if any(worker.cancelled() for worker in workers):
         raise RuntimeError("a task has cancelled the asyncio task that ran it: let it raise CancelledError instead")
 
@@ -76,7 +77,7 @@ async def _pull_on_loop(line: ItemPipeline, items: Prefetcher, breath: _LoopYiel
 class _LoopYielder:
     """Periodic yield to the event loop, for tasks that never await anything.
 
-    It does not yield after every run: each turn of the loop releases the GIL, which the writer thread then takes.
+    It does not yield after every run, because each yield releases the GIL, and the writer thread then takes the GIL.
     """
 
     def __init__(self, line: ItemPipeline) -> None:
@@ -84,7 +85,9 @@ class _LoopYielder:
         self._taken = time.perf_counter()
 
     async def take(self) -> None:
-        """Wait while the writer's queue is full; otherwise yield if the last yield is `YIELD_INTERVAL` ago."""
+        """Wait briefly if the writer's queue is full. Otherwise yield if the last yield was `YIELD_INTERVAL` ago or
+        longer.
+        """
         now = time.perf_counter()
         if self._line.is_full:
             await asyncio.sleep(0.01)
@@ -106,10 +109,11 @@ class ItemPipeline:
         self._scoring = CaseScorer(plan.evaluators, plan.settings.batch_size)
         self._loop = asyncio.get_running_loop()
         self._wait_on_loop = make_loop_waiter(self._loop)
-        # Bounds the runs from threads that wait for evaluators on the loop.
+        # Bounds the number of runs from worker threads whose evaluators still wait on the loop.
         self._room = threading.Semaphore(2 * max(plan.settings.concurrency, plan.settings.batch_size))
         self._later: set[asyncio.Task[None]] = set()
-        self._awaited: set[asyncio.Task[Any]] = set()  # awaitables that plain tasks and evaluators on threads returned
+        # awaitables that plain tasks and evaluators on worker threads returned, running on the loop
+        self._awaited: set[asyncio.Task[Any]] = set()
         self._stopped = False
         self._error: BaseException | None = None
 
@@ -120,7 +124,7 @@ class ItemPipeline:
 
     @property
     def is_over(self) -> bool:
-        """Return whether no new item may start."""
+        """Return whether no further item may start."""
         return self._stopped or bool(self._brake.why)
 
     def here(self, item: PlannedRun) -> None:
@@ -151,14 +155,14 @@ class ItemPipeline:
         await self._finish(done)
 
     async def wait(self) -> None:
-        """Wait until every started run is with the writer. Raises the first error of a scoring task."""
+        """Wait until every started run has been passed to the writer. Raises the first error of a scoring task."""
         while self._later:
             await asyncio.wait(self._later)
         if self._error is not None:
             raise self._error
 
     async def stop(self) -> None:
-        """Stop the start of new items and cancel running evaluators.
+        """Start no further items, and cancel running evaluators.
 
         Tasks that ignore their cancellation are abandoned.
         """
@@ -171,7 +175,8 @@ class ItemPipeline:
     async def _noted(self, awaitable: Awaitable[Any]) -> Any:
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("awaited outside of an asyncio task")  # unreachable: `make_loop_waiter` creates a task
+            # unreachable: `make_loop_waiter` always creates a task
+            raise RuntimeError("awaited outside of an asyncio task")
         self._awaited.add(task)
         task.add_done_callback(self._awaited.discard)
         return await awaitable
@@ -193,7 +198,9 @@ class ItemPipeline:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._later.discard(task)
         self._room.release()
-        if task.cancelled():  # after `stop` the error is ignored; otherwise the run would be missing from the results
+        # after `stop` a cancelled task is expected; otherwise it is an error, because its run would be missing from
+        # the results
+        if task.cancelled():
             self._error = self._error or RuntimeError(
                 "something has cancelled the asyncio task in which evaluators look at a run: it is not stored"
             )
@@ -201,16 +208,18 @@ class ItemPipeline:
             self._error = self._error or task.exception()
 
 
-FIRST_CHECK = 0.003  # seconds
+FIRST_CHECK = 0.003  # seconds until the first check for more threads
 BUSY_SHARE = 0.3  # share of CPU time below which more threads are added
-IDLE_SHARE = 0.05  # share of CPU time below which all threads are started at once
+IDLE_SHARE = 0.05  # share of CPU time below which all remaining threads are started at once
 SAMPLE_INTERVAL = 0.001  # seconds between two measurements of a thread's CPU time
 GROWTH_FACTOR = 8
 MAX_CHECK_INTERVAL = 0.05  # maximum seconds between two checks for more threads
 
 
 class WorkerThreads:
-    """Daemon threads that share one iterator: first one, then more while tasks wait, at most `concurrency`."""
+    """Daemon threads that take items from one iterator. At first there is one thread. While tasks wait, more are added,
+    to at most `concurrency` in total.
+    """
 
     def __init__(self, line: ItemPipeline, items: Iterator[PlannedRun], concurrency: int) -> None:
         self._line = line
@@ -218,7 +227,7 @@ class WorkerThreads:
         self._limit = concurrency
         self._context = contextvars.copy_context()
         self._taking = threading.Lock()
-        self._used: dict[int, float] = {}  # CPU seconds of each worker up to its latest run
+        self._used: dict[int, float] = {}  # CPU seconds that each worker thread has used, at its latest measurement
         self._stopped = False
         self._error: BaseException | None = None
 
@@ -240,13 +249,13 @@ class WorkerThreads:
         self._looked, self._used_before = time.perf_counter(), 0.0
         while not self._all_done.is_set():
             try:
-                async with asyncio.timeout(look):  # `wait_for` would create a task, which users' code may cancel
+                async with asyncio.timeout(look):  # `asyncio.wait_for` would create a task, which user code may cancel
                     await self._all_done.wait()
             except TimeoutError:
                 pass
             except asyncio.CancelledError:
                 if is_task_cancelled():
-                    raise  # otherwise only the inner wait was cancelled, not this task
+                    raise  # this task was cancelled; any other CancelledError concerns only the inner wait
             if self._started < self._limit and (share := self._computing()) < BUSY_SHARE:
                 more = self._limit if share < IDLE_SHARE else self._started * (GROWTH_FACTOR - 1)
                 self._start(min(more, self._limit - self._started))
@@ -254,9 +263,9 @@ class WorkerThreads:
                 look = min(look * 1.5, MAX_CHECK_INTERVAL)
 
     def _computing(self) -> float:
-        """Return the share of time since the last check in which the threads used the CPU.
+        """Return the share of CPU time that the threads used since the last check.
 
-        If it is low, more threads do not slow down the others.
+        If it is low, more threads do not slow down the existing ones.
         """
         now, used = time.perf_counter(), sum(list(self._used.values()))
         share = (used - self._used_before) / ((now - self._looked) * max(1, self._alive))
@@ -274,7 +283,7 @@ class WorkerThreads:
             noted = 0.0
             while not self._stopped and (item := self._next()) is not None:
                 self._context.copy().run(self._line.here, item)
-                # the system call is measurable for tiny tasks
+                # measure only every `SAMPLE_INTERVAL`: for tiny tasks the cost of the system call would be noticeable
                 if (now := time.perf_counter()) - noted > SAMPLE_INTERVAL:
                     noted, self._used[worker] = now, time.thread_time()
                 while self._line.is_full and not self._stopped:
@@ -292,7 +301,7 @@ class WorkerThreads:
     def _tell(self) -> None:
         try:
             self._loop.call_soon_threadsafe(self._ended)
-        except RuntimeError:  # interrupted: the loop is closed
+        except RuntimeError:  # the loop is closed already, after an interruption
             pass
 
     def _ended(self) -> None:
@@ -301,7 +310,7 @@ class WorkerThreads:
             self._all_done.set()
 
 
-PREFETCH_SIZE = 1000  # items
+PREFETCH_SIZE = 1000  # planned runs that are read ahead
 POLL_INTERVAL = 0.002  # seconds between two checks of an empty queue
 
 
@@ -326,7 +335,7 @@ class Prefetcher:
         except queue.Empty:
             return None
         if item is None or isinstance(item, BaseException):
-            self._queue.put(item)  # the other workers must also see the end
+            self._queue.put(item)  # put the end marker back: the other workers must see it too
         if isinstance(item, BaseException):
             raise item
         return item

@@ -43,7 +43,7 @@ class Change:
     key: str
     before: float
     after: float
-    better: bool  # in the direction that is better for this key
+    better: bool  # whether the score changed in the direction that is better for this key
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Comparison:
     def _failing(self) -> bool:
         """Return whether a task has failed in any experiment.
 
-        The other scores then describe only a part of the runs.
+        If so, the other scores cover only some of the runs.
         """
         return any(experiment.summary().failed for experiment in self.experiments)
 
@@ -216,7 +216,7 @@ CHANGE_COLUMNS = ("change [95 %]", "verdict")
 
 
 def _format_contrast(contrast: Contrast | None) -> tuple[str, str]:
-    """Return the columns of `CHANGE_COLUMNS` as two lines each, so that three experiments fit a terminal."""
+    """Return the cells of `CHANGE_COLUMNS`, each as two lines of text, so that three experiments fit a terminal."""
     if contrast is None or contrast.test is None:
         return "", ""
     interval = "" if contrast.interval is None else "\n[{:+.2g}, {:+.2g}]".format(*contrast.interval)
@@ -234,7 +234,7 @@ def _explain_intervals(family: int) -> str:
 
 
 def _color_cell(cell: str) -> Text:
-    """Return a cell whose first line, the conclusion, is coloured."""
+    """Return a cell with its first line, the conclusion, in colour."""
     word, *rest = cell.splitlines() or [""]
     return Text("\n").join([Text(word, COLOURS.get(word, "")), *map(Text, rest)])
 

@@ -1,6 +1,6 @@
-"""Liveness of an experiment: heartbeat in its record, and a watchdog that reports what it waits for.
+"""Liveness of an experiment: heartbeat in its record, and a watchdog that reports a stall and its cause.
 
-The watchdog inspects the stacks of threads and coroutines only after a stall, so normal runs pay nothing for it.
+The watchdog inspects the stacks of threads and coroutines only after a stall, so normal runs do not become slower.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from spanwise.evaluators.experiments.experiment_progress import HiddenBar, Progr
 from spanwise.evaluators.experiments.task_run import run_task_on_loop, run_task_on_thread
 from spanwise.evaluators.interface import Evaluator
 
-HEARTBEAT_INTERVAL = 5.0  # seconds
+HEARTBEAT_INTERVAL = 5.0  # seconds between two heartbeats
 
 
 class Heartbeat:
-    """Heartbeat thread that updates `seen_ns` of an experiment's record every few seconds.
+    """Heartbeat thread that updates `seen_ns` in an experiment's record every few seconds.
 
-    It also beats while tasks, the store or set-level evaluators take long. Errors of the store are ignored.
+    It continues while tasks, the store or set-level evaluators take long. Errors of the store are ignored.
     """
 
     def __init__(self, store: Store, experiment_id: str, every: float = HEARTBEAT_INTERVAL) -> None:
@@ -55,8 +55,8 @@ class Heartbeat:
                 self._store.change_experiment(self._id, seen_ns=time.time_ns())
 
 
-STALLED_AFTER = 10.0  # seconds without a finished run before the bar shows the reason
-REPORT_AFTER = 60.0  # seconds before one message is printed if there is no bar
+STALLED_AFTER = 10.0  # seconds without a finished run before the progress bar shows the reason
+REPORT_AFTER = 60.0  # seconds without a finished run before a message is printed, if there is no progress bar
 CHECK_INTERVAL = 1.0  # seconds between two checks
 _MAX_NAMED = 2
 _EVALUATOR_CODES = {Evaluator.evaluate.__code__, Evaluator.evaluate_here.__code__, Evaluator.evaluate_batch.__code__}

@@ -27,22 +27,26 @@ class ExperimentPlan:
     settings: ExperimentSettings
     kind: str = "kv"
     keep_examples: bool = False  # store examples with the runs, because no stored dataset has them
-    remarks: dict[str, None] = field(default_factory=dict)  # remarks below the summary table, each once
+    # remarks to be shown below the summary table, without repetitions
+    remarks: dict[str, None] = field(default_factory=dict)
 
-    strays: AbandonedTasks = field(default_factory=AbandonedTasks)  # tasks that did not stop at their timeout
+    strays: AbandonedTasks = field(default_factory=AbandonedTasks)  # tasks that continued to run after their timeout
 
     def remark(self, text: str) -> None:
-        """Add a remark below the summary table, once; at most `MAX_REMARKS` are kept."""
+        """Add a remark to be shown below the summary table. Repetitions are ignored; at most `MAX_REMARKS` are kept."""
         if len(self.remarks) < MAX_REMARKS:
             self.remarks[text] = None
 
     @property
     def copies(self) -> ValueCopier:
-        """Return the copier that gives every attempt its own inputs."""
+        """Return the copier that makes a separate copy of the inputs for each attempt."""
         return ValueCopier(self.remark)
 
     def seed_of(self, example: Example, repetition: int) -> int | None:
-        """Return the seed of one run, which is the same in every experiment with this seed; None without a seed."""
+        """Return the random seed for one run, derived from the experiment's seed; None if the experiment has none.
+
+        It depends only on that seed, the example and the repetition, so every experiment gets the same one.
+        """
         if self.settings.seed is None:
             return None
         digest = hashlib.sha256(f"{self.settings.seed}|{example.id}|{repetition}".encode()).digest()
@@ -53,9 +57,9 @@ class ExperimentPlan:
 class PlannedRun:
     """Planned run: one example in one repetition. `slot` is its position in the results.
 
-    With `trace` the run exists already, and `evaluators` are those that still have to score it. `stored` means that
-    the trace is in the store under this experiment. `replaces` holds the trace ids of failed runs that this one
-    replaces. `errors` holds the ids of error feedback from evaluators that run again.
+    With `trace` the task is not run, because the run exists already; `evaluators` still have to score it. `stored`
+    means that the trace is in the store under this experiment. `replaces` holds the trace ids of earlier failed runs
+    that this run replaces. `errors` holds the ids of error feedback from evaluators that run again.
     """
 
     slot: int
@@ -64,14 +68,14 @@ class PlannedRun:
     trace: Trace | None = None
     evaluators: tuple[Evaluator, ...] | None = None
     stored: bool = False
-    known: tuple[Feedback, ...] = ()  # earlier feedback on the trace, which is not stored again
+    known: tuple[Feedback, ...] = ()  # earlier feedback on the trace; it is not stored again
     replaces: Sequence[str] = ()
     errors: Sequence[str] = ()
 
 
 @dataclass(slots=True)
 class FinishedRun:
-    """Finished run before it is stored: its spans, the case that evaluators see, and their feedback."""
+    """Finished run before it is stored: its spans, the case that evaluators receive, and their feedback."""
 
     item: PlannedRun
     case: Case
@@ -79,7 +83,7 @@ class FinishedRun:
     runs: Sequence[Run]
     feedback: list[Feedback] = field(default_factory=list)
     open_spans: int = 0
-    raised: BaseException | None = None  # error of the task that `evaluate()` is to raise
+    raised: BaseException | None = None  # error of the task, for `evaluate()` to raise
 
     @property
     def root(self) -> Run:
@@ -97,13 +101,16 @@ class FinishedRun:
 class StopConditions:
     """Stop conditions, checked after every finished run.
 
-    Once `why` is set no new run starts, and running ones finish.
+    Once a condition is met, `why` names it and no new run starts. Running ones finish.
     """
 
     def __init__(self, settings: ExperimentSettings, total: int | None, remark: Callable[[str], None]) -> None:
-        """Set the conditions for `total` runs. Raises `ValueError` for a share of runs if their number is unknown."""
+        """Set the conditions for an experiment of `total` runs (None: unknown).
+
+        Raises `ValueError` if a condition is a share of the runs and `total` is None.
+        """
         self.why = ""
-        self.raised: BaseException | None = None  # error of a task that `evaluate()` is to raise
+        self.raised: BaseException | None = None  # error of a task, for `evaluate()` to raise
         self._settings = settings
         self._remark = remark
         self._most, self._bound = _compute_failure_limit(settings, total)
@@ -114,7 +121,8 @@ class StopConditions:
 
     def saw(self, done: FinishedRun) -> None:
         """Check the conditions after a finished run; may be called from any thread."""
-        if not self._watches or done.item.trace is not None:  # no task was run
+        # an existing run was scored: the conditions concern only runs of the task
+        if not self._watches or done.item.trace is not None:
             return
         with self._lock:
             self._done += 1

@@ -36,11 +36,11 @@ from spanwise.evaluators.experiments.task_call import TaskFunction
 from spanwise.evaluators.interface import Evaluator, check_keys, list_untracked_state
 from spanwise.tracer.process_runtime import get_runtime as tracing
 
-MAX_UNTRACKED = 5  # values that cannot be compared, listed in the message
+MAX_UNTRACKED = 5  # maximum number of values listed in the message on state that cannot be compared
 
 
 class CannotResume(SpanwiseError, ValueError):
-    """Raised for an experiment whose stored runs are no longer valid. The message lists the changes."""
+    """Raised on resume if a change has made the experiment's stored runs invalid. The message lists the changes."""
 
 
 @dataclass(slots=True)
@@ -56,12 +56,15 @@ class ExperimentJob:
     whole: tuple[Evaluator, ...]  # set-level evaluators
     surroundings: Future[dict[str, JSON]]
     examples: Sequence[Example] | None = None  # all examples, if they are in memory
-    kept: bool = True  # False: `record` is not saved
-    rescores: bool = False  # scores existing runs only, so the record keeps its status
+    kept: bool = True  # False: `record` is never saved
+    rescores: bool = False  # True: scores existing runs only, and the record keeps its status
     brake: StopConditions = field(init=False)
 
     def __post_init__(self) -> None:
-        """Create the stop conditions. Raises `ValueError` for a share of runs if their number is unknown."""
+        """Create the stop conditions.
+
+        Raises `ValueError` if a condition is a share of the runs and their number is unknown.
+        """
         self.brake = StopConditions(self.plan.settings, self.total, self.plan.remark)
 
 
@@ -126,7 +129,7 @@ def _begin_or_resume(
     tally = ExperimentTally((metric for evaluator in evaluators for metric in evaluator.metrics), settings.repetitions)
     earlier = _find_earlier(name, store, settings)
     if earlier is None:
-        # a partial experiment must not become the newest of its name, which resume and compare use
+        # `resume` and `compare` use the newest experiment of a name, which must not be a partial one
         if settings.only and not name.endswith("-only"):
             name += "-only"
         metadata = {**experiment_resume.to_stored_value(settings.metadata or {}), "setup": setup}
@@ -165,7 +168,8 @@ def _begin_or_resume(
         seen_ns=time.time_ns(),
     )
     recalled = read_stored_runs(store, record, tally, evaluators, retrying=task is not None)
-    SpoolBatch([], [], recalled.replaced).deliver(store)  # an earlier process was killed before it deleted these
+    # delete the replaced runs, in case an earlier process was killed before it deleted them
+    SpoolBatch([], [], recalled.replaced).deliver(store)
     if recalled.again and settings.progress is not False:
         print_message(f"spanwise: {sum(map(len, recalled.again.values()))} runs that failed are run again")
     return record, recalled, tally
@@ -178,7 +182,7 @@ def _prepare_rescoring(
     store: Store,
     settings: ExperimentSettings,
 ) -> ExperimentJob:
-    """Prepare more evaluators over the existing runs of an experiment."""
+    """Prepare the scoring of an experiment's existing runs by more evaluators."""
     deliver_pending_spools(experiment.id, store)
     record = store.experiment(experiment.id)  # another process may have added scores
     check_keys(evaluators, record.evaluators)
@@ -229,7 +233,9 @@ def _iterate_remaining_runs(
     tally: ExperimentTally,
     store: Store,
 ) -> Iterator[PlannedRun]:
-    """Yield the remaining work of an interrupted experiment: missing runs, and stored runs with missing scores."""
+    """Yield the work that an interrupted experiment has left: runs that are missing, and stored runs without some
+    scores.
+    """
     for item in items:
         run = item.example.id, item.repetition
         trace_id = recalled.traces.get(run)
@@ -257,9 +263,10 @@ def _check_first_run(
 
 
 def open_experiment_store(settings: ExperimentSettings) -> Store:
-    """Return the store of the settings. If none is given, open the default store and print where results go.
+    """Return the store of the settings. If none is given, open the default store and print where the results are
+    stored.
 
-    A store that is opened here is an `OnDemandStore`, which the caller releases.
+    The default store is opened as an `OnDemandStore`, which the caller must release.
     """
     where = settings.store
     if isinstance(where, OnDemandStore):
@@ -275,7 +282,9 @@ def open_experiment_store(settings: ExperimentSettings) -> Store:
 
 
 def _find_earlier(name: str, store: Store, settings: ExperimentSettings) -> Record | None:
-    """Return the experiment to resume, or None. `resume=True` starts a new experiment if none has that name."""
+    """Return the experiment to resume, or None to start a new one: without `resume`, or if `resume=True` finds no
+    experiment of this name. Raises `NotFound` for an unknown id.
+    """
     if not settings.resume:
         return None
     try:
@@ -323,7 +332,9 @@ def prepare_attach(
 
 
 def find_existing_feedback(trace: Trace, evaluators: Sequence[Evaluator]) -> list[Feedback]:
-    """Return the feedback of these evaluators on a trace at their current versions, without errors."""
+    """Return the feedback that these evaluators, at their current versions, have given on a trace. Errors are left
+    out.
+    """
     versions = {(evaluator.make.name, evaluator.version) for evaluator in evaluators}
     said = [one for one in select_latest(trace.feedback) if (one.evaluator, one.version) in versions]
     return [one for one in said if one.outcome != "error"]
@@ -343,7 +354,7 @@ def _check_attach_options(task: TaskFunction | None, whole: Sequence[Evaluator],
 
 
 def _select_missing_evaluators(item: PlannedRun, evaluators: tuple[Evaluator, ...]) -> PlannedRun:
-    """Return an item for the evaluators that still have to score its trace, with the existing feedback."""
+    """Return an item with only the evaluators that still have to score its trace, and with the existing feedback."""
     if item.trace is None:
         return item
     known = find_existing_feedback(item.trace, evaluators)
@@ -362,7 +373,7 @@ def _select_missing_evaluators(item: PlannedRun, evaluators: tuple[Evaluator, ..
 def _make_unsaved_record(
     name: str, source: ExampleSource, evaluators: tuple[Evaluator, ...], settings: ExperimentSettings
 ) -> Record:
-    """Return a record that is not saved: attached feedback has no runs of its own."""
+    """Return a record that is never saved. With `attach=True` there are no runs that it could describe."""
     setup = experiment_resume.make_setup(None, settings.parameters, dataset=source.name, dataset_version=None)
     return Record(
         id=secrets.token_hex(16),

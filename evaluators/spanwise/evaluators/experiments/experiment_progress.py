@@ -21,7 +21,7 @@ stderr_console = TerminalConsole(stderr=True, highlight=False, soft_wrap=True)
 
 # Command that resumes an interrupted experiment, set by callers such as the command line interface
 resume_command: ContextVar[str | None] = ContextVar("spanwise_go_on", default=None)
-# Start of the command that runs one example alone; `--only ID --pdb` is appended
+# Start of the command that runs one example alone; `--only ID --pdb` is appended to it
 rerun_command: ContextVar[str | None] = ContextVar("spanwise_run_again", default=None)
 
 
@@ -83,7 +83,7 @@ class TerminalBar:
 class NotebookBar:
     """Progress bar of plain HTML, redrawn by IPython.
 
-    The bar of rich needs ipywidgets, which not every notebook has.
+    It is used because the notebook bar of rich needs ipywidgets, which may be missing.
     """
 
     def __init__(self, title: str, total: int | None) -> None:

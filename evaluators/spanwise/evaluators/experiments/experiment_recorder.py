@@ -1,4 +1,4 @@
-"""Recorder: an experiment whose runs are opened around code of a caller such as the pytest plugin."""
+"""Recorder: an experiment whose runs a caller such as the pytest plugin opens around its own code."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class OpenRun:
         self._captured.run.set_outputs(outputs)
 
     def score(self, evaluator: Evaluator, outputs: JSON = None, **fields: Any) -> list[Feedback]:
-        """Score outputs with an evaluator. Documents default to those retrieved so far."""
+        """Score outputs with an evaluator. If no documents are given, those that the run has retrieved so far are
+        used.
+        """
         if outputs is not None:
             self.set_outputs(outputs)
         case = make_case(None, self.example, **{"documents": self._retrieved(), "outputs": outputs, **fields})
@@ -73,11 +75,11 @@ class OpenRun:
                 self.feedback += self._looked_back(evaluator, case, Target(trace_id=trace.trace_id))
 
     def judging(self) -> AbstractContextManager[None]:
-        """Return a context in which judges know the run that they score."""
+        """Return a context in which judge calls are recorded with this run as their target."""
         return use_judge_context(**self._known)
 
     def note(self, key: str, score: bool, comment: str | None) -> None:
-        """Add a score that no evaluator gave."""
+        """Add a score that comes from the caller, not from an evaluator."""
         self.feedback.append(Feedback(target=self._target, key=key, score=score, comment=comment))
 
     def _looked_back(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
@@ -110,7 +112,8 @@ class Recorder:
     ) -> None:
         """Save the record and start the heartbeat.
 
-        With `id` and `started_ns` several processes add to one experiment, which `finish_stored_experiment` finishes.
+        With `id` and `started_ns`, several processes can add runs to one experiment. The caller then ends it with
+        `finish_stored_experiment`.
         """
         check_keys(evaluators)
         known = {"repetitions": repetitions} if repetitions > 1 else {}
@@ -162,7 +165,7 @@ class Recorder:
                 self._keep(with_spans, opened, after, traced=is_traced(function))
 
     def finish(self, status: EndStatus = "finished") -> Experiment:
-        """Run the set-level evaluators over all runs, and save the end of the experiment."""
+        """Run the set-level evaluators over all runs, and record the end of the experiment."""
         self._heartbeat.stop()
         return _finish_experiment(
             self._record, self._store, self._tally, self._whole, self._surroundings.result(), status

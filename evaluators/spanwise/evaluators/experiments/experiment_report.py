@@ -38,9 +38,9 @@ _TEXT_COLUMNS = ("key", "verdict", AGREEMENT_COLUMN)  # text columns
 class KeySummary(FeedbackStats):
     """Summary of one feedback key over an experiment: aggregates of its scores and their variation over repetitions.
 
-    `passed` is the share of scores on the good side of the threshold, None without a threshold. With
-    repetitions, `variance` is the mean over examples of the variance between an example's repetitions. `flaky`
-    is the number of examples whose repetitions differ (for a threshold: are on different sides of it).
+    `passed` is the share of scores that pass the threshold, or None without a threshold. With repetitions, `variance`
+    is computed for each example over its repetitions, and averaged over the examples. `flaky` is the number of
+    examples whose repetitions have different scores or, with a threshold, of which only some pass.
 
     `task_failed` is the number of failed runs of the experiment. Means leave these runs out, unless the
     evaluator scores failed runs. `failed` counts the evaluator's own errors.
@@ -57,8 +57,8 @@ class Summary(Mapping[str, KeySummary]):
 
     `overall` holds the feedback of set-level evaluators. Durations are milliseconds.
 
-    `task_ok`, the share of runs whose task ended without an error, is listed among the keys if a task has
-    failed. It can always be read by name.
+    `task_ok` is the share of runs whose task ended without an error. Iteration includes it only if a task has failed,
+    but `summary["task_ok"]` always works.
     """
 
     title: str
@@ -74,16 +74,17 @@ class Summary(Mapping[str, KeySummary]):
     cost: float | None
     models: tuple[str, ...] = ()
     repeats: bool = False
-    why: Mapping[str, str] = field(default_factory=dict)  # one error per failed task or key
-    lacking: Mapping[str, str] = field(default_factory=dict)  # keys that skipped every run, and one reason
-    few: Mapping[str, int] = field(default_factory=dict)  # keys with too few scores, and the required number
+    why: Mapping[str, str] = field(default_factory=dict)  # an error of the task and of each key, if any
+    # keys under which every run was skipped, each with one of the reasons
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    few: Mapping[str, int] = field(default_factory=dict)  # keys with too few scores, each with the required number
     remarks: tuple[str, ...] = ()
     failed_on: str = ""  # the id of an example on which the task failed
-    judge_calls: int = 0  # judge calls for the counted feedback; not part of the tasks' tokens and cost
-    judge_cached: int = 0  # answers from the cache
+    judge_calls: int = 0  # judge calls for the counted feedback; `tokens` and `cost` of the tasks do not include them
+    judge_cached: int = 0  # judge replies that came from the cache
     judge_tokens: int = 0
     judge_cost: float | None = None
-    judge_unpriced: int = 0  # calls of unknown cost
+    judge_unpriced: int = 0  # judge calls of unknown cost
     judge_texts_cut: int = 0  # texts that were truncated for a judge
     arrows: Mapping[str, str] = field(default_factory=dict)  # ↑ or ↓ per key whose better direction is known
     # agreement of each judge with human feedback, read when the table is shown
@@ -130,7 +131,9 @@ class Summary(Mapping[str, KeySummary]):
         return head, rows
 
     def _with_arrow(self, key: str, shown: str = "") -> str:
-        """Return a key, or what is shown for it, with the arrow of its better direction if that is known."""
+        """Return a key, or the text `shown` instead of it, followed by the arrow of its better direction if that is
+        known.
+        """
         return f"{shown or key} {self.arrows.get(key, '')}".rstrip()
 
     def _row(self, row: KeySummary) -> list[str]:
@@ -202,16 +205,16 @@ def make_summary(
 ) -> Summary:
     """Return the summary of the runs and scores counted so far.
 
-    If `task` is given, it names a failed example to run again.
+    If `task` is given, the summary names a failed example and how to run it again.
 
-    `least` maps keys to the number of scores from which on a mean is meaningful.
+    `least` maps keys to the minimum number of scores for a meaningful mean.
     """
     p50, p95 = tally.percentiles_ms(50, 95)
     task_ok = _summarize_key(tally.task_ok, tally.ends.values(), tally, repeats)
     keys = {
         key: _summarize_key(of_key.tally.stats(key), of_key.spreads.values(), tally, repeats)
         for key, of_key in tally.in_order()
-        if key != TASK_OK  # reserved name: user feedback cannot replace it
+        if key != TASK_OK  # reserved name, which feedback from users must not replace
     }
     return Summary(
         title=title,
@@ -244,13 +247,16 @@ def make_summary(
 
 
 def get_min_cases(evaluators: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return per key the minimum number of scores (`min_test_cases`) of evaluators of single cases that declare one."""
+    """Return, by key, the minimum number of scores for a meaningful mean (`min_test_cases`).
+
+    Only evaluators of single cases that declare a minimum are included.
+    """
     said = [evaluator for evaluator in evaluators if evaluator.get("min_cases") and not evaluator.get("summary")]
     return {metric["key"]: evaluator["min_cases"] for evaluator in said for metric in evaluator["metrics"]}
 
 
 def _collect_errors(tally: ExperimentTally) -> dict[str, str]:
-    """Return one error of the task and one of each key; `Experiment.errors()` yields all."""
+    """Return one error of the task and one error of each key. `Experiment.errors()` yields all errors."""
     errors = {"the task": tally.why, **{key: of_key.why for key, of_key in tally.in_order()}}
     errors |= {key: feedback.error for key, feedback in tally.overall.items()}
     return {what: error for what, error in errors.items() if error}
@@ -274,7 +280,7 @@ def _summarize_key(
 
 
 def format_counts(stats: FeedbackStats) -> str:
-    """Return the number of scores, and of labels without a score: "3", "8 labels" or "3, 8 labels"."""
+    """Return the number of scores and the number of labels without a score: "3", "8 labels" or "3, 8 labels"."""
     told = f"{stats.labelled} label{'s' * (stats.labelled != 1)}"
     return str(stats.n) if not stats.labelled else told if not stats.n else f"{stats.n}, {told}"
 
@@ -317,7 +323,7 @@ def make_html_table(title: str, head: list[str], rows: list[list[str]]) -> str:
 
 def render_text(renderable: Any) -> str:
     """Return the plain text that rich would print."""
-    text = StringIO()  # in a notebook a plain rich console would display instead of writing to the file
+    text = StringIO()  # in a notebook, rich's own console would display the text instead of writing it to the file
     TerminalConsole(file=text, width=120, color_system=None, force_terminal=False, force_jupyter=False).print(
         renderable
     )
@@ -325,7 +331,7 @@ def render_text(renderable: Any) -> str:
 
 
 MAX_ROWS = 500
-MAX_TEXT_LENGTH = 2000  # characters of one text
+MAX_TEXT_LENGTH = 2000  # maximum characters of one text
 
 STYLE = """
 :root { color-scheme: light dark; --line: light-dark(#d8dbe0, #3a3f47); --soft: light-dark(#f5f6f8, #1f2329);
@@ -348,9 +354,9 @@ td small { display: block; color: var(--dim); overflow-wrap: anywhere; } td smal
 
 
 def render_experiment_html(experiment: Experiment) -> str:
-    """Return the HTML page: summary, then at most `MAX_ROWS` rows, failures first.
+    """Return the HTML page: the summary, then the runs, failures first.
 
-    A line states how many rows were cut.
+    At most `MAX_ROWS` runs are shown; a line states how many were left out.
     """
     title = escape(experiment.name)
     count, rows = _select_rows(experiment.rows())
@@ -369,12 +375,16 @@ def render_row_html(row: Row) -> str:
 
 
 def _scope_style(style: str) -> str:
-    """Return only the CSS rules of table cells, scoped so that they do not affect the rest of a notebook."""
+    """Return the CSS rules of table cells, scoped so that they do not affect the rest of a notebook. Other rules are
+    left out.
+    """
     return ".spanwise-row " + "\n.spanwise-row ".join(line for line in style.splitlines() if line.startswith("td "))
 
 
 def _select_rows(rows: Iterable[Row]) -> tuple[int, list[Row]]:
-    """Return the number of rows and those to show: failed tasks, then failed evaluators, then the others in order."""
+    """Return the number of all rows, and the rows to show: failed tasks first, then failed evaluators, then the
+    others.
+    """
     count = 0
 
     def ranked() -> Iterable[tuple[int, int, Any]]:
@@ -454,7 +464,7 @@ def _render_value(value: Any) -> str:
 
 
 def _escape_text(text: str) -> str:
-    """Escape a text. Longer ones are cut at `MAX_TEXT_LENGTH`, and the full length is stated."""
+    """Escape a text for HTML. A text longer than `MAX_TEXT_LENGTH` is truncated, and its full length is stated."""
     if len(text) <= MAX_TEXT_LENGTH:
         return escape(text)
     return f"{escape(text[:MAX_TEXT_LENGTH])}… ({len(text):,} characters)"

@@ -1,6 +1,7 @@
 """Results of an experiment: rows, errors, rescoring, and set-level evaluators.
 
-Runs are read page by page. For set-level evaluators only the requested fields are held in memory, not the cases.
+Runs are read page by page. For set-level evaluators, only the fields that they request are held in memory, not whole
+cases.
 """
 
 from __future__ import annotations
@@ -51,29 +52,31 @@ ROW_PAGE = 200
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Row:
-    """One run of an experiment: its trace with all feedback, and its example if that is stored."""
+    """One run of an experiment: its trace with all feedback, and its example if the example is stored."""
 
     example: Example | None
     trace: Trace
 
     @property
     def example_id(self) -> str:
-        """Return the id of the example, or the trace id if there is none."""
+        """Return the id of the example, or the trace id if the run has no example."""
         return self.trace.root.example_id or self.trace.trace_id
 
     @property
     def repetition(self) -> int:
-        """Return the number of the repetition, from 0."""
+        """Return the number of the repetition, starting at 0."""
         return self.trace.root.repetition
 
     @property
     def known_example(self) -> Example:
-        """Return the example, or one made of the run if it is not stored."""
+        """Return the stored example; if there is none, an example built from the run."""
         return self.example or Example(id=self.example_id, inputs=self.inputs)
 
     @property
     def inputs(self) -> JSON:
-        """Return the example's inputs, or those recorded by the root run, which may have other names."""
+        """Return the example's inputs. Without an example, return the inputs recorded by the root run, whose names may
+        differ.
+        """
         return self.example.inputs if self.example is not None else self.trace.root.inputs
 
     @property
@@ -93,9 +96,9 @@ class Row:
 
     @property
     def feedback(self) -> Mapping[str, Feedback]:
-        """Return the newest feedback per key on the run or one of its spans.
+        """Return the newest feedback for each key, given on the run or one of its spans.
 
-        A judge's score takes precedence over a label on it.
+        For one key, a judge's score takes precedence over a person's label on that score.
         """
         said = [outcome for outcome in self.trace.feedback if outcome.target.document is None]
         judged = {outcome.key for outcome in said if outcome.source == "model"}
@@ -173,7 +176,9 @@ _rescore: RescoreFunction
 
 
 def register_rescore(rescore: RescoreFunction) -> RescoreFunction:
-    """Set the function that `Experiment.evaluate` calls. Importing it here would be an import cycle."""
+    """Set the function that `Experiment.evaluate` calls. It is registered because importing it would be an import
+    cycle.
+    """
     global _rescore
     _rescore = rescore
     return rescore
@@ -182,7 +187,7 @@ def register_rescore(rescore: RescoreFunction) -> RescoreFunction:
 class Experiment:
     """One execution of a task over a dataset.
 
-    It prints as its summary, and reads rows from the store on demand.
+    `print` shows its summary. Rows are read from the store on demand.
     """
 
     def __init__(
@@ -196,7 +201,7 @@ class Experiment:
     ) -> None:
         self.record = record
         self.unstored = unstored
-        self._examples = examples  # if they are in memory, they are not read from the store
+        self._examples = examples  # None if they must be read from the store
         self._store = store
         self._tally = tally
 
@@ -227,7 +232,10 @@ class Experiment:
         return self._store
 
     def summary(self) -> Summary:
-        """Return per key n, mean, passing share, failed and skipped. Print it, or read `summary()["exact"].mean`."""
+        """Return for each key the number of scores, the mean, the share that passes, failures and skips.
+
+        Print the summary, or read single values, such as `summary()["exact"].mean`.
+        """
         record = self.record
         status = "" if record.status == "finished" else f", {standing(record)}"
         title = f"{record.name} on {record.dataset}{status}"
@@ -276,7 +284,9 @@ class Experiment:
                 yield Failure("", "", outcome.key, outcome.error, _get_feedback_traceback(outcome))
 
     def spread(self, key: str) -> Mapping[str, tuple[int, float, float | None, bool]]:
-        """Return per example id (n, mean, variance, is flaky) of one key's scores; {} without repetitions."""
+        """Return for each example id (number of scores, mean, variance, whether it is flaky) under one key; {} without
+        repetitions.
+        """
         tally = self._tally.keys.get(key)
         spreads = tally.spreads if tally else {}
         return {
@@ -284,11 +294,13 @@ class Experiment:
         }
 
     def higher_is_better(self, key: str) -> bool:
-        """Return whether higher scores are better under a key."""
+        """Return whether a higher score is the better one under this key."""
         return self._tally.metric(key).higher_is_better
 
     def rates(self, key: str) -> BooleanRates:
-        """Return H2O's rates of a boolean family: passes, failures, retrieval, generation and parse failures."""
+        """Return the rates that H2O reports for a group of boolean metrics: passes, failures, retrieval, generation and
+        parse failures.
+        """
         return compute_boolean_rates((outcome for row in self.rows() for outcome in row.feedback.values()), key)
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -340,7 +352,9 @@ def _get_repetitions(record: Record) -> int:
 
 
 def _order_traces(recalled: StoredRuns, examples: Iterable[str]) -> list[str]:
-    """Return trace ids in the dataset's order, then those without an example in the dataset by start time."""
+    """Return trace ids in the dataset's order. Traces whose example is not in the dataset follow, ordered by start
+    time.
+    """
     position = {id: place for place, id in enumerate(examples)}
     last = len(position)
     keys = sorted(enumerate(recalled.traces), key=lambda pair: (position.get(pair[1][0], last), pair[1][1], pair[0]))

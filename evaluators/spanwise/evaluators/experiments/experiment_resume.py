@@ -1,4 +1,4 @@
-"""Resume of an experiment: stored runs and scores, recorded setup, and what must not have changed."""
+"""Resume of an experiment: stored runs and scores, recorded setup, and detection of changes that invalidate them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from spanwise.evaluators.interface import Evaluator, Metric, digest_code, encode
 from spanwise.tracer.otel.live_span import SCOPE
 
 RUN_PAGE = 2_000  # runs per page
-FEEDBACK_PAGE = 20_000  # large, because the store sorts all of an experiment's feedback for each page
+# feedback per page; large, because the store sorts all of an experiment's feedback for each page
+FEEDBACK_PAGE = 20_000
 
 # Per (evaluator, key): the counted version, and the time from which on it counts (nanoseconds)
 CurrentVersions: TypeAlias = Mapping[tuple[str | None, str], tuple[str | None, int]]
@@ -40,7 +41,8 @@ class StoredRuns:
     traces: dict[tuple[str, int], str] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)  # trace ids by start time
     examples: dict[str, str] = field(default_factory=dict)  # trace id → example id
-    again: dict[tuple[str, int], list[str]] = field(default_factory=dict)  # failed runs to run again
+    # trace ids of failed runs that will be run again, by (example id, repetition)
+    again: dict[tuple[str, int], list[str]] = field(default_factory=dict)
     replaced: list[str] = field(default_factory=list)  # trace ids of failed runs that were run again later
     seen: EvaluatedTraces = field(default_factory=lambda: EvaluatedTraces((), frozenset()))
 
@@ -74,7 +76,7 @@ class EvaluatedTraces:
         self._errors: dict[str, list[str]] = {}
 
     def note(self, feedback: Feedback) -> None:
-        """Record a feedback of one of the evaluators."""
+        """Record that an evaluator has given this feedback."""
         trace_id, bits = feedback.target.trace_id or "", self._of(feedback)
         if not bits:
             return
@@ -89,15 +91,17 @@ class EvaluatedTraces:
         return tuple(evaluator for place, evaluator in enumerate(evaluators) if not done >> place & 1)
 
     def is_said_again(self, feedback: Feedback) -> bool:
-        """Return whether the evaluator failed on this trace under any key, and so scores it again."""
+        """Return whether the evaluator of this feedback will score the trace again, because it failed under one of its
+        keys.
+        """
         return bool(self._of(feedback) & self._failed.get(feedback.target.trace_id or "", 0))
 
     def errors(self, trace_id: str) -> Sequence[str]:
-        """Return the ids of the errors on a trace from evaluators that score it again."""
+        """Return the ids of error feedback on a trace, from evaluators that will score it again."""
         return self._errors.get(trace_id, ())
 
     def _of(self, feedback: Feedback) -> int:
-        """Return the bit of the evaluator that gave the feedback, or 0 if it is not one of these."""
+        """Return the bit of the evaluator that gave the feedback, or 0 for an evaluator that is not indexed."""
         bits = self._bits.get((feedback.evaluator, feedback.version, feedback.key), 0)
         if bits or feedback.key in self._declared:
             return bits
@@ -114,9 +118,9 @@ def read_stored_runs(
 ) -> StoredRuns:
     """Read a stored experiment, and add its runs and their newest feedback to the tally (without slots).
 
-    Feedback of other versions of `evaluators`, from before they changed, or on traces where they failed is not
-    counted, because they will score these traces again. With `retrying`, runs whose task failed are not counted
-    either.
+    The following feedback of `evaluators` is not counted, because they will score these traces again: feedback of
+    another version, from before they changed, or on a trace where they failed. With `retrying`, runs whose task
+    failed are not counted either.
     """
     recalled = StoredRuns(
         seen=EvaluatedTraces(evaluators, frozenset(metric.key for metric in read_metrics(experiment)))
@@ -144,9 +148,10 @@ def read_stored_runs(
 def _iterate_counted(
     summaries: Sequence[TraceSummary], experiment: Experiment, recalled: StoredRuns
 ) -> Iterator[TraceSummary]:
-    """Yield the counted runs by start. A failed run that was run again, but not deleted then, is not counted.
+    """Yield the runs that count, by start time. A failed run does not count if a later run has replaced it.
 
-    This applies only where example ids are known to be unique: elsewhere two runs of one id may belong to two rows.
+    Such a run is still stored if the process that replaced it was killed before it deleted it. This applies only to
+    stored datasets, whose example ids are unique. Elsewhere, two runs of one id may belong to two rows.
     """
     if experiment.dataset_version is None:
         yield from reversed(summaries)
@@ -193,9 +198,9 @@ def _select_current_versions(experiment: Experiment, evaluators: Sequence[Evalua
 
 
 def _get_counted_since(evaluator: Evaluator, recorded: Mapping[str, int]) -> int:
-    """Return the time in nanoseconds from which on an evaluator's feedback counts.
+    """Return the time in nanoseconds from which on feedback of an evaluator counts.
 
-    Human feedback is always read again, because there may be more.
+    Human feedback is always read again, because people may have added more.
     """
     if evaluator.spec is not None and evaluator.spec.kind == "human":
         return time.time_ns()
@@ -217,9 +222,9 @@ def _add_feedback(
 ) -> None:
     """Add the newest feedback per slot (see `statistics.get_feedback_slot`) to the tally.
 
-    The feedback comes newest first.
+    The feedback must come newest first.
 
-    A label on a judge's score checks the judge, and is not counted in addition to it.
+    A person's label on a judge's score is a check of the judge. It is not counted in addition to the score.
     """
     counted: set[Hashable] = set()
     judged: set[Hashable] = set()
@@ -244,11 +249,11 @@ def _add_feedback(
 
 
 _CONTENT_NAME = re.compile(r"examples-[0-9a-f]{8}")  # dataset name derived from its examples
-_MAX_LISTED = 3  # examples listed by id
+_MAX_LISTED = 3  # maximum number of changed examples listed by id
 
 
 def list_reductions(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return descriptions of those of `repetitions`, `limit` and `only` that now select fewer runs."""
+    """Describe each of the options `repetitions`, `limit` and `only` that now selects fewer runs than before."""
     repetitions = then.get("repetitions") or 1, now.get("repetitions") or 1
     limits = then.get("limit"), now.get("limit")
     less = limits[1] is not None and (limits[0] is None or limits[1] < limits[0])
@@ -264,7 +269,7 @@ def _to_id_set(only: str | Sequence[str] | None) -> set[str] | None:
 
 
 def list_example_changes(store: Store, earlier: Experiment, source: ExampleSource, now: Mapping[str, Any]) -> list[str]:
-    """Return descriptions of example changes other than additions; [] if there are none.
+    """Describe the changes of examples that make stored runs invalid; [] if examples were only added.
 
     Reads both dataset versions.
     """
@@ -297,7 +302,7 @@ def _count_more(count: int, what: str) -> list[str]:
 
 
 def _list_limit_changes(old: Sequence[Example], new: Sequence[Example], now: Mapping[str, Any]) -> list[str]:
-    """Return why a limit selects other examples, although all earlier ones still exist."""
+    """Describe why `limit` now selects other examples, although all earlier examples still exist."""
     if now.get("seed") is not None:
         return ["the dataset has grown, of which a random sample (seed, limit) is another one"]
     if [example.id for example in old] != [example.id for example in new[: len(old)]]:
@@ -309,11 +314,11 @@ def _format_dataset(name: str, version: int | None) -> str:
     return repr(name if version is None else f"{name}@{version}")
 
 
-# Fields that must be unchanged for a run to stay valid, besides the task's code and the caller's metadata.
-# `list_reductions` checks the options that may only grow. Everything else may change before `resume`: concurrency,
-# timeout, retries, the commit, installed packages.
+# Fields that must be unchanged for stored runs to stay valid. The task's code and the caller's metadata must be
+# unchanged too. `list_reductions` checks the options that may only grow. Everything else may change before `resume`:
+# concurrency, timeout, retries, the commit, installed packages.
 _FIXED_FIELDS = ("task", "seed", "split")
-_MAX_NAMED = 5  # changes listed by name
+_MAX_NAMED = 5  # maximum number of changes listed by name
 
 
 def make_setup(
@@ -321,7 +326,7 @@ def make_setup(
 ) -> dict[str, JSON]:
     """Return plain values that describe the setup of an experiment.
 
-    Slow facts come from `collect_environment`.
+    Facts that take long to find out are added by `collect_environment`.
     """
     return {
         "dataset": dataset,
@@ -333,7 +338,7 @@ def make_setup(
 
 
 def describe_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]:
-    """Return evaluators as they are recorded with an experiment."""
+    """Return descriptions of evaluators in the form in which an experiment records them."""
     return tuple(
         {
             "key": evaluator.key,
@@ -353,7 +358,7 @@ def describe_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, J
 def _describe_origin(evaluator: Evaluator) -> Mapping[str, Any]:
     """Return the origin of an evaluator, with judges replaced by their identities.
 
-    These are the same in every process and contain no API keys.
+    Identities are the same in every process and contain no API keys.
     """
     parameters = evaluator.origin.get("init_parameters") or {}
     judges = getattr(evaluator.asking, "judges", ())
@@ -364,7 +369,10 @@ def _describe_origin(evaluator: Evaluator) -> Mapping[str, Any]:
 
 
 def list_setup_changes(record: Experiment, setup: Mapping[str, JSON], metadata: Mapping[str, JSON]) -> list[str]:
-    """Return descriptions of the changes since the experiment began, except examples; [] if its runs are valid."""
+    """Describe the changes of the setup since the experiment began, except changes of examples.
+
+    Return [] if the stored runs are still valid.
+    """
     then: Mapping[str, Any] = record.metadata.get("setup") or {}
     differences = [
         _format_change(name, then.get(name), setup.get(name))
@@ -388,8 +396,8 @@ def merge_evaluators(
 ) -> tuple[Mapping[str, JSON], ...]:
     """Return the recorded evaluators together with new ones.
 
-    An evaluator whose version, parameters or code have changed gets a `since_ns`: its earlier scores are no longer
-    counted.
+    An evaluator whose version, parameters or code have changed gets the present time as `since_ns`: its earlier
+    scores are no longer counted.
     """
     known = {record["key"]: record for record in before}
     added = {record["key"]: _add_since(known.get(record["key"]), record) for record in now}
@@ -418,12 +426,14 @@ def _format_change(name: str, then: JSON, now: JSON) -> str:
 
 
 def to_stored_value(value: Any) -> Any:
-    """Return a value as a store returns it; values that JSON lacks become text."""
+    """Return a value in the form in which a store returns it. Values of types that JSON lacks become text."""
     return orjson.loads(orjson.dumps(value, default=_json_default, option=orjson.OPT_NON_STR_KEYS))
 
 
 def _json_default(value: Any) -> Any:
-    """Return numbers and lists for scalars and arrays of numpy and similar libraries, else a text."""
+    """Convert a value that JSON lacks: scalars and arrays of numpy and similar libraries to numbers and lists, others
+    to text.
+    """
     if callable(tolist := getattr(value, "tolist", None)):
         return tolist()
     return str(value)

@@ -1,4 +1,4 @@
-"""Entry points `evaluate()`, `aevaluate()` and `dry_run()`, and the run of an experiment to its end."""
+"""Entry points `evaluate()`, `aevaluate()` and `dry_run()`; execution of a prepared experiment."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def rescore(experiment: Experiment, evaluators: Iterable[Any], **options: Unpack
 async def run_experiment(
     dataset: Any, task: Any, evaluators: Iterable[Any], settings: ExperimentSettings
 ) -> Experiment:
-    """Prepare an experiment, run it to its end, and return it."""
+    """Prepare an experiment, run it until it is finished, and return it."""
     judges = [as_evaluator(given) for given in ([evaluators] if isinstance(evaluators, str) else evaluators)]
     whole = (*(judge for judge in judges if judge.summary), *map(as_evaluator, settings.summary_evaluators))
     single = tuple(judge for judge in judges if not judge.summary)
@@ -137,8 +137,8 @@ async def run_experiment(
             await asyncio.to_thread(store.release)
 
 
-# Number of objects. From Python 3.12 on the interpreter itself freezes some hundreds (375 in 3.12.1). An
-# application's `gc.freeze()` freezes many thousands, possibly before it imports this package.
+# Number of frozen objects. From Python 3.12 on, the interpreter itself freezes some hundreds (375 in 3.12.1). An
+# application that calls `gc.freeze()` freezes many thousands, possibly before it imports this package.
 _MAX_INTERPRETER_FROZEN = 1_000
 
 
@@ -146,9 +146,10 @@ _MAX_INTERPRETER_FROZEN = 1_000
 def _freeze_objects() -> Iterator[None]:
     """Exclude existing objects from garbage collection during an experiment.
 
-    With a model's libraries loaded, one collection takes longer than many runs.
+    Once the libraries of a model are loaded, one collection takes longer than many runs.
 
-    Nothing is frozen if the application has frozen objects itself, because `gc.unfreeze()` would release those too.
+    Nothing is frozen if the application has called `gc.freeze()`, because `gc.unfreeze()` would release its objects
+    too.
     """
     ours = gc.get_freeze_count() <= _MAX_INTERPRETER_FROZEN
     if ours:
@@ -193,7 +194,7 @@ async def _run_job(job: ExperimentJob) -> Experiment:
             await run_set_evaluators(experiment, job.whole, job.store, job.tally)
         status = "interrupted" if unstored or brake.why else "finished"
         experiment.record = await asyncio.to_thread(_close_record, job, status)
-    # the runs are stored: return their results even if the record could not be updated
+    # return the results even if the record could not be updated: the runs are stored
     except (StoreError, OSError) as problem:
         print_message(f"spanwise: the store could not note the end of the experiment: {problem}")
     if progress is not False and stderr_console.is_terminal and not stderr_console.is_jupyter:
@@ -202,7 +203,7 @@ async def _run_job(job: ExperimentJob) -> Experiment:
 
 
 def _add_end_remarks(job: ExperimentJob, brake: StopConditions) -> None:
-    """Add remarks on why the experiment stopped, and on tasks that are still running; print the reason at once."""
+    """Add remarks on why the experiment stopped and on tasks that still run. Print at once why it stopped."""
     if brake.why:
         job.plan.remarks[f"stopped: {brake.why}"] = None
         print_message(f"spanwise: stopped, as {brake.why}; go on with {_format_resume_hint(job)}")
@@ -227,7 +228,7 @@ def _count_batch(
 
 
 def _get_attached_runs(done: FinishedRun) -> Sequence[Run]:
-    """Return the runs of a trace to which feedback is attached; none of them is stored again."""
+    """Return the runs of a trace to which feedback was attached. They are already in the store."""
     return done.case.trace.runs if done.case.trace is not None else ()
 
 
@@ -236,7 +237,7 @@ def _format_resume_hint(job: ExperimentJob) -> str:
 
 
 async def _handle_interruption(job: ExperimentJob, writer: ResultWriter, error: BaseException, waiting: str) -> None:
-    """Store the finished runs, and print how to resume."""
+    """Store the finished runs, and print the command that resumes the experiment."""
     unstored = await asyncio.to_thread(writer.close)
     if unstored is not None:
         print_message(_describe_unstored(unstored, job))
@@ -253,7 +254,7 @@ async def _handle_interruption(job: ExperimentJob, writer: ResultWriter, error: 
 
 def _close_record(job: ExperimentJob, status: Any) -> Record:
     setup, now = {**(job.record.metadata.get("setup") or {}), **job.surroundings.result()}, time.time_ns()
-    before = job.record  # rescoring keeps the recorded end of the runs
+    before = job.record  # rescoring keeps the recorded end time and status
     ended_ns = before.ended_ns or now
     totals = {**job.tally.totals(), "seconds": round((ended_ns - job.record.started_ns) / 1e9, 3)}
     record = replace(
@@ -286,10 +287,10 @@ def _unwrap_group(error: BaseException) -> BaseException:
 
 
 def dry_run(dataset: Any, evaluators: Iterable[Any], **options: Unpack[EvaluateOptions]) -> Estimate:
-    """Return the estimate of what `evaluate(dataset, task, evaluators, …)` would do, with the same options.
+    """Estimate the judge calls and cost of `evaluate(dataset, task, evaluators, …)` with the same options.
 
-    Reference outputs are used in place of the task's answers. Raises as `evaluate()` does for a dataset that cannot
-    be read, and for an evaluator without a judge.
+    Reference outputs are used in place of the task's answers. Raises the same errors as `evaluate()` for a dataset
+    that cannot be read, and for an evaluator without a judge.
     """
     settings = make_settings(options, "dry_run")
     store = open_experiment_store(settings)

@@ -137,7 +137,9 @@ def _is_number(value: object) -> bool:
 
 
 def _check_name_filter(option: str, given: NameFilter) -> str | list[str] | None:
-    """Return one name, or a list of names, which can be iterated repeatedly. Raises `ValueError`."""
+    """Return one name, or a list of names made from any iterable, so that it can be iterated repeatedly. Raises
+    `ValueError`.
+    """
     if given is None or isinstance(given, str):
         return given
     listed = list(given) if isinstance(given, Iterable) else []
@@ -147,7 +149,7 @@ def _check_name_filter(option: str, given: NameFilter) -> str | list[str] | None
 
 
 OPTION_NAMES = tuple(field.name for field in fields(ExperimentSettings))
-POSITIONAL_NAMES = ("dataset", "task", "evaluators")  # also accepted by position
+POSITIONAL_NAMES = ("dataset", "task", "evaluators")  # parameters that are also accepted by position
 _ACCEPTED_NAMES = frozenset((*POSITIONAL_NAMES, *OPTION_NAMES))
 # Option names of LangSmith, Langfuse, MLflow, Phoenix, Braintrust and DeepEval → the Spanwise spelling
 _FOREIGN_NAMES: Mapping[str, str] = {
@@ -178,7 +180,7 @@ def make_settings(options: Mapping[str, Any], caller: str) -> ExperimentSettings
 def accept_options(function: F) -> F:
     """Show every option with its default in the function's signature, for `help`, `inspect.signature` and notebooks.
 
-    A call with another product's option names gets an error that gives the Spanwise names, even if required arguments
+    If a call uses option names of another product, the error gives the names in Spanwise, even if required arguments
     are missing.
     """
     called: Any = _wrap_async(function) if inspect.iscoroutinefunction(function) else _wrap_sync(function)
@@ -211,9 +213,12 @@ def _wrap_async(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_foreign_names(options: Mapping[str, Any], caller: str, args: Sequence[Any]) -> None:
-    """Raise `TypeError` that lists all options of other products, before Python reports the first missing argument."""
+    """Raise `TypeError` that lists all options with names of other products.
+
+    It is called before Python itself complains about the first missing argument.
+    """
     elsewhere = [name for name in options if name in _FOREIGN_NAMES and name not in _ACCEPTED_NAMES]
-    target_first = bool(args) and callable(args[0])  # as in LangSmith's evaluate(target, data=…)
+    target_first = bool(args) and callable(args[0])  # the task comes first, as in LangSmith's evaluate(target, data=…)
     if len(elsewhere) == 1 and not target_first:
         raise make_unknown_option_error(f"{caller}()", elsewhere[0], (*POSITIONAL_NAMES, *OPTION_NAMES), _FOREIGN_NAMES)
     if elsewhere:

@@ -51,10 +51,10 @@ class RepetitionStats:
 
 @dataclass(slots=True)
 class JudgeCost:
-    """Judge calls, answers from the cache, tokens and cost in US dollars (None until a cost is known).
+    """Judge calls, replies from the cache, tokens, and cost in US dollars (None until a cost is known).
 
-    `unpriced` counts calls of unknown cost, which `cost` leaves out. `texts_cut` counts texts that were
-    truncated for a judge.
+    `unpriced` is the number of calls of unknown cost, which `cost` leaves out. `texts_cut` is the number of texts that
+    were truncated for a judge.
     """
 
     calls: int = 0
@@ -72,14 +72,20 @@ class JudgeCost:
 
     @property
     def known_cost(self) -> float | None:
-        """Return US dollars; None if calls have unknown cost and only cached answers have a known cost of 0."""
+        """Return the cost in US dollars.
+
+        Return None if no paid call has a known cost: a total of 0 from cached replies would hide the calls of unknown
+        cost.
+        """
         return None if self.unpriced and not self.cost else self.cost
 
     def __bool__(self) -> bool:
         return bool(self.calls or self.cached)
 
     def add(self, feedback: Feedback, counted: set[Hashable]) -> None:
-        """Add the judgement of a feedback, unless it is in `counted`: one judgement may give several keys."""
+        """Add the judgement behind a feedback, unless it is already in `counted`: one judgement may give feedback on
+        several keys.
+        """
         judge = feedback.metadata.get("judge")
         if feedback.source != "model" or not isinstance(judge, Mapping):
             return
@@ -130,14 +136,14 @@ class RunTotals:
         self.failed = 0  # runs whose task failed
         self.why: str | None = None  # error of the failed run with the lowest example id
         self.failed_on = ""  # id of the example of `why`
-        self.open = 0  # runs with spans that were still open after `span_wait`
+        self.open = 0  # number of runs with spans that were still open after `span_wait`
         self.durations_ns = array("q")
         self.input_tokens = 0
         self.output_tokens = 0
         self.cost: float | None = None
         self.models: Counter[str] = Counter()
         self.spent = JudgeCost()
-        self.remarks: Mapping[str, None] = {}  # lines below the summary table
+        self.remarks: Mapping[str, None] = {}  # remarks shown below the summary table
 
     def add_run(
         self, slot: int, trace_id: str, duration_ns: int, error: str | None, open_spans: int = 0, example: str = ""
@@ -148,12 +154,12 @@ class RunTotals:
         self.count_run(duration_ns, error, example)
 
     def count_run(self, duration_ns: int, error: str | None, example: str = "") -> None:
-        """Count a finished run of an example; `error` is that of its task."""
+        """Count a finished run of an example. `error` is the task's error, or None."""
         self.runs += 1
         self.durations_ns.append(duration_ns)
         if error is not None:
             self.failed += 1
-            # independent of the order in which runs end, also when they are read from the store
+            # choose by example id, so that the result does not depend on the order in which runs end or are read
             if self.why is None or example < self.failed_on:
                 self.why, self.failed_on = error, example
 
@@ -168,12 +174,14 @@ class RunTotals:
             self.add_cost(run.cost)
 
     def add_cost(self, cost: float | None) -> None:
-        """Add US dollars; the cost stays None until one is known."""
+        """Add a cost in US dollars. The total stays None until the first known cost."""
         if cost is not None:
             self.cost = (self.cost or 0.0) + cost
 
     def add_judgements(self, said: Iterable[Feedback], counted: set[Hashable] | None = None) -> None:
-        """Add the judge calls of feedback; `counted` holds counted judgements between calls."""
+        """Add the judge calls behind feedback. Pass the same set `counted` to several calls to count each judgement
+        once.
+        """
         counted = set() if counted is None else counted
         for feedback in said:
             if feedback.metadata:
@@ -216,7 +224,8 @@ class KeyTally:
     why: str | None = None  # one of the errors
     lacking: str | None = None  # reason of one of the skips
     judge: str | None = None  # version of the judge that gave the scores; None for code and human feedback
-    spreads: dict[str, RepetitionStats] = field(default_factory=dict)  # by example, only with repetitions
+    # per example; filled only if there are repetitions
+    spreads: dict[str, RepetitionStats] = field(default_factory=dict)
 
     def repeat(self, example: str, score: float, passes: bool | None) -> None:
         """Add a score as one more repetition of its example."""
@@ -240,7 +249,7 @@ class ExperimentTally(RunTotals):
         ] = {}  # by example, only with repetitions: whether its tasks ended without an error
 
     def metric(self, key: str) -> Metric:
-        """Return the metric of a key; a default one if no evaluator declares it."""
+        """Return the metric of a key, or a default metric if no evaluator declares the key."""
         return self._metrics.get(key) or Metric(key)
 
     @property
@@ -254,9 +263,9 @@ class ExperimentTally(RunTotals):
         return sorted(self.keys.items(), key=lambda pair: (declared.get(pair[0], len(declared)), pair[0]))
 
     def add_feedback(self, feedback: Feedback, example: str) -> None:
-        """Count one feedback on a run of an example, on one of its spans or documents.
+        """Count one feedback, given on a run of an example or on one of the run's spans or documents.
 
-        Every feedback counts: apply `select_latest` first where a later one may replace an earlier one.
+        Every feedback counts. If a later one may replace an earlier one, apply `select_latest` first.
         """
         of_key = self.keys.get(feedback.key) or self._new(feedback)
         passes = of_key.tally.add(feedback)
@@ -270,7 +279,7 @@ class ExperimentTally(RunTotals):
             of_key.lacking = of_key.lacking or feedback.comment
 
     def count_run(self, duration_ns: int, error: str | None, example: str = "") -> None:
-        """Count a finished run as `RunTotals` does; with repetitions also per example."""
+        """Count a finished run as `RunTotals.count_run` does. With repetitions, count it for its example too."""
         super().count_run(duration_ns, error, example)
         if self._repeats:
             ok = error is None
@@ -278,7 +287,7 @@ class ExperimentTally(RunTotals):
 
     @property
     def task_ok(self) -> FeedbackStats:
-        """Return the share of all runs whose task ended without an error, as the scores of a key."""
+        """Return the statistics of the key `task_ok`: the share of all runs whose task ended without an error."""
         if not self.runs:
             return FeedbackStats(key=TASK_OK)
         share = (self.runs - self.failed) / self.runs
@@ -287,7 +296,7 @@ class ExperimentTally(RunTotals):
 
     @property
     def judge_versions(self) -> dict[str, str]:
-        """Return the keys of judges, with their versions."""
+        """Return the keys that judges score, each with the judge's version."""
         return {key: of_key.judge for key, of_key in self.keys.items() if of_key.judge is not None}
 
     def _new(self, feedback: Feedback) -> KeyTally:

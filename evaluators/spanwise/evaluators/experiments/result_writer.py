@@ -1,12 +1,14 @@
-"""Result writer: batches of finished runs to the store, and a spool file for what the store refuses.
+"""Result writer: stores finished runs in batches, and spools to a file the runs that the store refuses.
 
-Runs that the store refuses or cannot accept are written to a spool file and offered again; their tasks are not run a
-second time.
+Runs that the store refuses or cannot accept are written to a spool file and offered to the store again. Their tasks
+are not run a second time.
 
-The spool file is created in the folder of the store's file. If there is none or it is not writable, the tracer's
-spill folder is used, and finally the folder for temporary files. Each process writes its own files and locks them, so
-that no other process delivers and deletes a file that is still being written. If no folder is writable, the runs stay
+The spool file is created in the folder of the store's file. If the store has no file, or the folder is not writable,
+the tracer's spill folder is used, and finally the folder for temporary files. If no folder is writable, the runs stay
 in memory.
+
+Each process writes its own files and locks them. The lock keeps other processes from delivering and deleting a file
+that is still being written.
 """
 
 from __future__ import annotations
@@ -39,18 +41,19 @@ from spanwise.tracer.process_runtime import get_runtime as tracing
 
 BATCH_SIZE = 500  # runs per batch
 BATCH_DELAY = 0.06  # seconds that a batch waits for more runs
-QUIET_PERIOD = 0.005  # seconds without a finished run that end the wait
-MAX_QUIET_PERIODS = 8  # maximum number of such waits; together they bound the results lost to a kill
-MAX_QUEUED = 5_000  # queued runs above which new ones are held back
+QUIET_PERIOD = 0.005  # seconds; the wait ends if no run finishes for this long
+# maximum number of waits of `QUIET_PERIOD`; bounds the results that are lost if the process is killed
+MAX_QUIET_PERIODS = 8
+MAX_QUEUED = 5_000  # number of queued runs above which no new runs start
 STORE_ATTEMPTS = 3
-MAX_PAUSE = 2.0  # seconds
+MAX_PAUSE = 2.0  # maximum seconds between two attempts to store a batch
 
 
 @dataclass(frozen=True, slots=True)
 class UnstoredRuns:
-    """Runs that a store did not accept: their number, the files that hold them, and the reason.
+    """Runs that a store did not accept: their number, the spool files that hold them, and the reason.
 
-    Without a file they are in memory only.
+    If there is no file, the runs are only in memory.
     """
 
     runs: int
@@ -59,15 +62,15 @@ class UnstoredRuns:
 
     @property
     def path(self) -> Path | None:
-        """Return the first of the files, or None."""
+        """Return the first spool file, or None."""
         return self.paths[0] if self.paths else None
 
 
 class ResultWriter:
     """Writer thread that stores finished runs in batches, and calls `on_stored` for each batch in order.
 
-    Each batch includes the `judgements` that have ended by then: all that its feedback refers to, and possibly
-    others.
+    Each batch also stores the `judgements` that have ended by then. These include all judgements that its feedback
+    refers to.
     """
 
     def __init__(
@@ -95,11 +98,13 @@ class ResultWriter:
 
     @property
     def is_full(self) -> bool:
-        """Return whether new runs should wait, to bound memory."""
+        """Return whether no new runs should be started for now, because too many wait in the queue."""
         return self._queue.qsize() > MAX_QUEUED and self._error is None
 
     def close(self) -> UnstoredRuns | None:
-        """Store the queued runs, offer the spooled ones once more, and return those that the store did not accept."""
+        """Store the queued runs, offer the spooled ones to the store once more, and return those that it did not
+        accept.
+        """
         self._closing.set()
         self._queue.put(None)
         self._thread.join()
@@ -120,7 +125,7 @@ class ResultWriter:
             self._error = error
 
     def _batch(self) -> list[FinishedRun]:
-        """Return the next runs in the order of their arrival; [] at the end."""
+        """Return the next runs in the order in which they were queued; [] when the writer is closed."""
         first = self._queue.get()
         if first is None:
             return []
@@ -138,10 +143,11 @@ class ResultWriter:
         return batch
 
     def _linger(self) -> None:
-        """Wait for more runs, then for a pause: tasks that wait for a model at the same time also end at the same time.
+        """Wait until more runs have been queued and then no further ones arrive for a moment.
 
-        It sleeps instead of being notified of each run, because a notification costs the task threads more than the
-        run.
+        Tasks that wait for a model at the same time end at the same time, so their runs fit into one batch. The
+        thread sleeps instead of being notified of each run, because a notification costs the task threads more than
+        the run.
         """
         self._closing.wait(BATCH_DELAY)
         for _ in range(MAX_QUIET_PERIODS):
@@ -157,22 +163,22 @@ class ResultWriter:
         self._spooled += len(batch)
 
     def _keep_rest(self) -> None:
-        """Store the judgements of evaluators that were abandoned."""
+        """Store the judgements that are left, which come from abandoned evaluators."""
         rest = self._judgements.take()
         if rest and not self._offer(lambda store: store.append(rest)):
             self._spool.add(SpoolBatch(rest, []))
             self._spooled += 1
 
     def _offer(self, give: Callable[[TraceStore], Any]) -> bool:
-        """Return whether the store accepted the data.
+        """Offer data to the store by calling `give`, and return whether the store accepted it.
 
-        Makes several attempts, unless the queue is full or the store has failed before.
+        Several attempts are made, unless the queue is full or the store has failed before.
         """
         for attempt in range(1 if self._spooled else STORE_ATTEMPTS):
             try:
                 give(self._store)
                 return True
-            except Exception as error:  # keep the runs whatever the store raises
+            except Exception as error:  # spool the runs, whatever the store raises
                 self._why = f"{type(error).__name__}: {error}"
                 if not isinstance(error, Unavailable) or self.is_full:
                     return False
@@ -180,24 +186,25 @@ class ResultWriter:
         return False
 
 
-DELETE_BATCH_SIZE = 100  # traces per deletion; bounded by the length of a URL
+DELETE_BATCH_SIZE = 100  # traces per deletion, because their ids must fit into a URL
 
 
 class SpoolBatch(msgspec.Struct):
     """Batch that is stored together or written as one line of a spool file.
 
-    It contains runs, feedback, and the ids that they replace.
+    It contains new runs and feedback, and the ids of the stored runs and feedback that they replace.
     """
 
     runs: list[Run]
     feedback: list[Feedback]
-    replaced: list[str] = []  # trace ids
-    outdated: list[str] = []  # feedback ids
+    replaced: list[str] = []  # ids of traces to delete
+    outdated: list[str] = []  # ids of feedback to delete
 
     def deliver(self, store: TraceStore) -> None:
-        """Store the batch. New data is added before old data is deleted, so that nothing is missing at any moment.
+        """Store the batch. Old data is deleted only after the new data is stored, so that nothing is missing at any
+        moment.
 
-        Repeating it is harmless.
+        A batch may be delivered repeatedly.
         """
         if self.runs or self.feedback:
             store.append(self.runs, self.feedback)
@@ -219,7 +226,7 @@ def make_spool_batch(batch: Sequence[FinishedRun], judgements: Sequence[Run] = (
 
 
 class ResultSpool:
-    """Spool of one process for the results of an experiment that a store did not accept."""
+    """Spool of one process: the results of an experiment that a store did not accept."""
 
     def __init__(self, experiment_id: str, folders: Iterable[Path]) -> None:
         self._name = f"spanwise-spool-{experiment_id[:12]}-{secrets.token_hex(4)}.jsonl"
@@ -229,10 +236,10 @@ class ResultSpool:
         self.held: list[SpoolBatch] = []  # batches that could not be written to any file
 
     def add(self, parcel: SpoolBatch) -> None:
-        """Append a batch to the file, or to a file in the next folder if writing fails."""
+        """Append a batch to the file. If writing fails, use a new file in the next folder."""
         try:
             line = msgspec.json.encode(parcel, enc_hook=str) + b"\n"
-        # not encodable as JSON; stores sanitize such values
+        # the batch is not encodable as JSON, although stores accept it because they sanitize such values
         except (TypeError, ValueError, OverflowError, RecursionError):
             self.held.append(parcel)
             return
@@ -244,7 +251,7 @@ class ResultSpool:
             self._begin(folder)
 
     def deliver(self, store: TraceStore) -> int:
-        """Deliver everything to a store, delete the files, and return the number of spans.
+        """Deliver all batches to a store, delete the files, and return the number of spans.
 
         Raises the errors of the store.
         """
@@ -264,7 +271,7 @@ class ResultSpool:
 
     @property
     def size(self) -> int:
-        """Return the bytes of the existing files."""
+        """Return the size of the existing files in bytes."""
         return sum(path.stat().st_size for path in self.paths if path.exists())
 
     def close(self) -> None:
@@ -284,7 +291,7 @@ class ResultSpool:
             self.paths.append(path)
 
     def _written(self, line: bytes) -> bool:
-        """Return whether the whole line was written to the file; a partial line is truncated."""
+        """Write a line to the file, and return whether that succeeded. A line that was written in part is removed."""
         if self._file is None:
             return False
         before = os.fstat(self._file.fileno()).st_size
@@ -302,7 +309,7 @@ def make_spool(experiment_id: str, store: Store) -> ResultSpool:
 
 
 def deliver_pending_spools(experiment_id: str, store: Store) -> None:
-    """Store the spooled results of other processes for an experiment, from all spool folders.
+    """Store the results of an experiment that other processes have spooled, from all spool folders.
 
     Raises the errors of the store.
     """
@@ -338,7 +345,7 @@ def _iterate_spool_folders(store: Store) -> Iterator[Path]:
 
 
 def _is_private_folder(folder: Path) -> bool:
-    """Return whether only this user can write to a folder, because other users share the temporary folder."""
+    """Return whether only this user can write to a folder. The folder for temporary files is shared by all users."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
@@ -352,15 +359,17 @@ def _deliver_file(path: Path, store: TraceStore) -> int:
     for parcel in _read_batches(path):
         parcel.deliver(store)
         count += len(parcel.runs)
-    with contextlib.suppress(OSError):  # already stored; delivering it again is harmless
+    # the results are stored; if the file remains, delivering it again changes nothing
+    with contextlib.suppress(OSError):
         path.unlink()
     return count
 
 
 def _read_batches(path: Path) -> Iterator[SpoolBatch]:
-    """Yield the batches of a file.
+    """Yield the batches of a spool file.
 
-    Raises `ValueError` for an invalid line, except an incomplete last one after a kill.
+    Raises `ValueError` for an invalid line. An incomplete last line is ignored: a process was killed while it wrote
+    it.
     """
     decoder = msgspec.json.Decoder(SpoolBatch)
     try:
@@ -405,15 +414,15 @@ MAX_SPOOL_BYTES = 64 * 2**20  # maximum bytes of spool files that are read into 
 
 
 def make_spooled_store(store: Store, spool: ResultSpool, largest: int = MAX_SPOOL_BYTES) -> Store:
-    """Return a store that also reads the spooled results until they are delivered.
+    """Return a store that also reads spooled results, until they are delivered.
 
-    Spools larger than `largest` bytes are refused.
+    Raises an error on reading if the spool files are larger than `largest` bytes.
     """
     return cast(Store, _SpooledStore(store, spool, largest))
 
 
 class _SpooledStore:
-    """Store that adds spooled results to the reading of runs and examples; all other operations are the store's."""
+    """Store that adds spooled results when runs and examples are read. All other operations are passed to the store."""
 
     def __init__(self, store: Store, spool: ResultSpool, largest: int) -> None:
         self._store, self._spool, self._largest = store, spool, largest
@@ -425,7 +434,10 @@ class _SpooledStore:
         return getattr(self._store, name)
 
     def many(self, trace_ids: Sequence[str]) -> list[Trace]:
-        """Return several traces in the order asked. Raises `Unavailable` if some are only in an unavailable store."""
+        """Return several traces in the order of their ids.
+
+        Raises `Unavailable` if the store is unavailable and some traces are not spooled.
+        """
         self._look()
         elsewhere = [trace_id for trace_id in trace_ids if trace_id not in self._runs]
         stored = {trace.trace_id: trace for trace in self._stored(elsewhere)}
@@ -459,7 +471,7 @@ class _SpooledStore:
         return Trace(root, runs, feedback=tuple(self._feedback.get(trace_id, ())))
 
     def _look(self) -> None:
-        """Read the files if their size has changed; another process may have delivered them."""
+        """Read the spool files if their size has changed, for example because another process has delivered them."""
         size = self._spool.size
         if size == self._read:
             return

@@ -1,7 +1,7 @@
 """Task under test: signature, arguments with copied inputs, and timeouts.
 
-A thread cannot be terminated, and a coroutine may ignore its cancellation. Such a task is abandoned after its
-timeout: its run counts as failed, and neither the next example nor the end of the loop waits for it.
+A thread cannot be terminated, and a coroutine may ignore its cancellation. A task that continues after its timeout is
+therefore abandoned: its run counts as failed, and neither the next example nor the end of the loop waits for it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ class TaskError(SpanwiseError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TaskFunction:
-    """Function under test. `takes` holds the names of its parameters, `needs` those without a default."""
+    """Function under test. `takes` holds the names of its parameters, `needs` the names of those without a default."""
 
     function: Callable[..., Any]
     name: str
     takes: frozenset[str]
     needs: frozenset[str]
-    takes_all: bool  # **kwargs
-    wants: frozenset[str]  # filled even if the inputs lack them: example, seed, history
-    first: str | None  # first positional parameter
+    takes_all: bool  # whether it has `**kwargs`
+    # parameters with a special meaning: example, seed, history; they are filled even if the inputs lack them
+    wants: frozenset[str]
+    first: str | None  # name of the first positional parameter
     is_async: bool
     is_traced: bool  # each call opens its own span
     is_wrapped: bool  # the traced function is below another decorator
@@ -49,7 +50,7 @@ class TaskFunction:
     def arguments(
         self, example: Example, kind: str = "kv", seed: int | None = None, copies: ValueCopier | None = None
     ) -> tuple[tuple[Any, ...], JSON]:
-        """Return (positional, named) arguments for an example; with `copies`, of copied values.
+        """Return (positional, named) arguments for an example. With `copies`, the values are copied.
 
         Raises `TaskError` that names the missing inputs.
         """
@@ -85,7 +86,7 @@ class TaskFunction:
 
 
 def make_task(function: Any) -> TaskFunction:
-    """Return the task for a callable, after reading its signature. Raises `TaskError` if it is not callable."""
+    """Read the signature of a callable, and return it as a task. Raises `TaskError` if it is not callable."""
     if not callable(function):
         raise TaskError(f"a task is a function, or None to score what is there, not {function!r}")
     parameters = _read_parameters(function)
@@ -108,7 +109,7 @@ def make_task(function: Any) -> TaskFunction:
 
 
 def join_chunks(pieces: Iterable[Any]) -> Any:
-    """Return what an iterator yields: one text if all pieces are texts, else a list."""
+    """Join the items that an iterator yields: to one text if all items are texts, else to a list."""
     listed = list(pieces)
     return "".join(listed) if listed and all(isinstance(piece, str) for piece in listed) else listed
 
@@ -121,7 +122,7 @@ def _read_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _get_function_name(function: Any) -> str:
-    inner = getattr(function, "func", function)  # functools.partial
+    inner = getattr(function, "func", function)  # `functools.partial` holds the function as `func`
     return str(getattr(inner, "__name__", None) or type(inner).__name__)
 
 
@@ -135,20 +136,20 @@ _COPIED_FIELDS = (
     *("inputs", "reference_outputs", "outputs", "conditions", "guidelines", "history", "metadata"),
     *("documents", "expected_documents"),
 )
-_IMMUTABLE_TYPES = frozenset({str, int, float, bool, type(None), bytes})  # never copied
+_IMMUTABLE_TYPES = frozenset({str, int, float, bool, type(None), bytes})  # immutable types, whose values need no copies
 
 
 class ValueCopier:
     """Copier of inputs.
 
-    It adds one remark about values that cannot be copied: generators, locks, too deep nesting.
+    It adds one remark if some values cannot be copied: generators, locks, or deeply nested values.
     """
 
     def __init__(self, remark: Callable[[str], None]) -> None:
         self._remark = remark
 
     def of(self, value: JSON) -> JSON:
-        """Return a deep copy of a value. References of a value to itself are preserved."""
+        """Return a deep copy of a value. A value that contains itself is supported."""
         if type(value) in _IMMUTABLE_TYPES:
             return value
         try:
@@ -177,7 +178,7 @@ class ValueCopier:
             return listed
         try:
             return deepcopy(value, made)
-        except Exception as error:  # any error of a `__deepcopy__` or `__reduce__` method
+        except Exception as error:  # a `__deepcopy__` or `__reduce__` method may raise anything
             return self._shared(value, str(error))
 
     def _shared(self, value: Any, why: str) -> Any:
@@ -187,8 +188,8 @@ class ValueCopier:
 
 T = TypeVar("T")
 CANCEL_GRACE = 0.1  # seconds for the cleanup of a cancelled coroutine before it is abandoned
-STOP_GRACE = 1.0  # seconds of grace when the whole experiment is stopped
-_MAX_TRACKED = 64  # abandoned tasks above which ended ones are removed
+STOP_GRACE = 1.0  # seconds for the cleanup of cancelled tasks when the whole experiment is stopped
+_MAX_TRACKED = 64  # number of abandoned tasks above which the ended ones are removed
 
 
 class AbandonedTasks:
@@ -200,7 +201,7 @@ class AbandonedTasks:
 
     @property
     def alive(self) -> int:
-        """Return the number of those that are still running."""
+        """Return the number of abandoned threads and tasks that still run."""
         with self._lock:
             return sum(map(_is_alive, self._left))
 
@@ -233,7 +234,7 @@ async def await_with_timeout(
 ) -> Any:
     """Return the result of an awaitable. Raises its error, or `TimeoutError` after `seconds`.
 
-    The error message states `told`, or else `seconds`, as the limit.
+    The message of the timeout error states the limit `told` if it is given, else `seconds`.
     """
     if seconds is None:
         return await awaitable
@@ -262,9 +263,10 @@ async def cancel_tasks(
 
 
 async def run_and_cancel_others(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine.
+    """Await a coroutine, and then cancel the tasks that were started on the loop meanwhile, so that they do not delay
+    its end.
 
-    Other tasks on the loop are cancelled, so that they do not delay its end.
+    Returns the result of the coroutine.
     """
     around = asyncio.all_tasks()
     try:
@@ -274,7 +276,7 @@ async def run_and_cancel_others(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def compute_remaining(seconds: float | None, began: float) -> float | None:
-    """Return the seconds left of a limit since `began` (`time.monotonic`), at least 0; None without a limit."""
+    """Return the seconds that remain of a limit since `began` (`time.monotonic`), at least 0; None without a limit."""
     return None if seconds is None else max(0.0, seconds - (time.monotonic() - began))
 
 
@@ -284,9 +286,10 @@ def make_timeout_error(seconds: float) -> TimeoutError:
 
 
 def _abandon_task(task: asyncio.Task[Any]) -> None:
-    """Unregister a task, so that `asyncio.run` does not wait for it at its end or warn that it is still pending.
+    """Unregister a task from asyncio.
 
-    The documentation of asyncio provides for this in third-party event loops ("Extending").
+    `asyncio.run` then neither waits for the task at its end nor warns that it is pending. The documentation of asyncio
+    describes this for third-party event loops ("Extending").
     """
     asyncio.tasks._unregister_task(task)
     task._log_destroy_pending = False  # type: ignore[attr-defined]

@@ -38,15 +38,15 @@ from spanwise.evaluators.scoring import make_case
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer.trace_capture import Captured, FeedbackEvent, capture
 
-PAUSE_SLICE = 0.1  # seconds
+PAUSE_SLICE = 0.1  # maximum seconds between two checks for a stop during a pause
 
 
 class TaskAttempt(NamedTuple):
-    """Finished call of the task: its spans and its result."""
+    """Finished call of the task: the spans that it opened, and its result."""
 
     captured: Captured
     outputs: Any = None
-    as_returned: bool = True  # False: `outputs` was assembled from the returned value, such as a stream
+    as_returned: bool = True  # False: `outputs` was assembled from the returned value, which was a stream for example
     error: BaseException | None = None
 
 
@@ -80,7 +80,7 @@ async def run_task_on_loop(
             break
         failed.append(attempt)
         attempt = await _attempt_on_loop(plan, task, item)
-    await asyncio.sleep(0)  # lets background tasks of the run open their spans
+    await asyncio.sleep(0)  # let background tasks that the run started open their spans
     spans, still_open = await attempt.captured.aspans(_get_span_wait(plan, attempt))
     return _make_finished_run(plan, task, item, attempt, failed, spans, still_open)
 
@@ -99,7 +99,7 @@ def _compute_pause(plan: ExperimentPlan, attempt: TaskAttempt, failed: int) -> f
 
 
 def _slice_pause(seconds: float) -> Iterator[float]:
-    """Yield a pause in slices, so that the caller can check for a stop between them."""
+    """Yield the parts of a pause, so that the caller can check between them whether the experiment was stopped."""
     whole, rest = divmod(seconds, PAUSE_SLICE)
     yield from (*repeat(PAUSE_SLICE, int(whole)), rest)
 
@@ -132,7 +132,7 @@ async def _attempt_on_loop(plan: ExperimentPlan, task: TaskFunction, item: Plann
         if is_interruption(error):
             raise
         return TaskAttempt(captured, error=error)
-    if is_task_cancelled():  # the task suppressed its cancellation
+    if is_task_cancelled():  # the task has suppressed its cancellation
         raise asyncio.CancelledError
     return TaskAttempt(captured, outputs, as_returned)
 
@@ -151,14 +151,16 @@ def _capture_root(plan: ExperimentPlan, task: TaskFunction, item: PlannedRun) ->
     return capture(task.name, kind="chain", inputs=item.example.inputs, attributes=attributes)
 
 
-# results of these types need no further inspection
+# a returned value of these types needs no further inspection
 _PLAIN_TYPES = frozenset((str, dict, list, int, float, bool, type(None)))
 
 
 def _call_task(
     plan: ExperimentPlan, task: TaskFunction, args: tuple[Any, ...], named: JSON, wait: AwaitFunction
 ) -> tuple[Any, bool]:
-    """Return (outputs, whether they are the returned value itself)."""
+    """Call the task. Return its outputs, and whether they are the returned value itself (not assembled from a
+    stream).
+    """
     timeout, began = plan.settings.timeout, time.monotonic()
 
     def call() -> tuple[Any, bool]:
@@ -176,12 +178,15 @@ def _call_task(
 
 
 async def _await_outputs(returned: Any) -> tuple[Any, bool]:
-    """Return (outputs, whether they are the returned value itself)."""
+    """Resolve a returned value. Return the outputs, and whether they are that value itself (not assembled from a
+    stream).
+    """
     if inspect.isawaitable(returned):
         returned = await returned
     if isinstance(returned, AsyncIterable):
         return join_chunks([piece async for piece in returned]), False
-    if isinstance(returned, Iterator):  # it may block for each chunk; a thread keeps the loop free
+    # the iterator may block for each chunk, so read it on a thread and keep the loop free
+    if isinstance(returned, Iterator):
         return await asyncio.to_thread(join_chunks, returned), False
     return returned, True
 
@@ -217,7 +222,7 @@ def _make_finished_run(
 def _find_root(
     task: TaskFunction, attempt: TaskAttempt, spans: Sequence[ReadableSpan], also: list[SideRecord]
 ) -> tuple[Run, tuple[Run, ...], Run]:
-    """Return the run around a call of the task, all its runs, and their root."""
+    """Return the run that was opened around the task, all runs of the trace, and their root."""
     runs, around = _read_spans(spans, also)
     if not task.is_traced:
         return around, runs, around
@@ -225,7 +230,9 @@ def _find_root(
 
 
 def _read_spans(spans: Sequence[ReadableSpan], also: list[SideRecord]) -> tuple[tuple[Run, ...], Run]:
-    """Return the runs of spans by start, and their root. Side records of the spans are appended to `also`."""
+    """Convert spans to runs. Return the runs by start time, and their root. Side records of the spans are appended to
+    `also`.
+    """
     runs = tuple([read_sdk_span(span, also) for span in spans])
     if len(runs) == 1:
         return runs, runs[0]
@@ -234,7 +241,11 @@ def _read_spans(spans: Sequence[ReadableSpan], also: list[SideRecord]) -> tuple[
 
 
 def _select_outputs(attempt: TaskAttempt, around: Run, root: Run) -> JSON:
-    """Return the outputs that evaluators see: plain values, as read back from a trace later, but never truncated."""
+    """Return the outputs that evaluators see.
+
+    They are plain values, with the types that reading the trace from the store would give, but they are never
+    truncated.
+    """
     if root.outputs is not around.outputs and root.outputs != around.outputs:
         return root.outputs  # the task recorded other outputs on its own span
     return to_plain(attempt.outputs)
@@ -250,11 +261,11 @@ _COUNT_ATTRIBUTES = (names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED,
 def promote_task_span(
     runs: Sequence[Run], around: Run, *, as_returned: bool = True, wrapped: bool = False
 ) -> tuple[tuple[Run, ...], Run]:
-    """Return the runs of a traced task and their root: its own span in place of the span that was opened `around` it.
+    """Make the task's own span the root, in place of the span that was opened `around` the task.
 
-    The span around stays the root if no finished span of the task represents the run: the task opened none or several
-    (a retrying wrapper), did not end in time, or had another status than the run. With `wrapped`, it also stays if a
-    wrapper returned other outputs.
+    Returns the runs of a traced task, and their root. The span around stays the root if no finished span of the task
+    represents the run: the task opened none or several (a retrying wrapper), did not end in time, or had another
+    status than the run. With `wrapped`, it also stays if a wrapper returned other outputs.
 
     The root's outputs are those recorded by the task's span. They are taken from the span around if the task's span
     has none, or if `as_returned` is False because a stream was joined.
@@ -283,7 +294,7 @@ def promote_task_span(
 def mark_null_output(runs: tuple[Run, ...], root: Run) -> tuple[tuple[Run, ...], Run]:
     """Return the runs of a task that returned None, and their root with an explicit null output.
 
-    The output is set even if contents are not recorded.
+    The attribute is set even if the settings exclude inputs and outputs from recording.
     """
     if names.OUTPUT_VALUE in root.attributes:
         return runs, root
@@ -298,7 +309,7 @@ def _is_task_root(own: Run, around: Run, wrapped: bool) -> bool:
 
 
 def _move_span_counts(around: Run, run: Run, root_id: str) -> Run:
-    """Return a run whose span counts refer to the new root and exclude the span around it."""
+    """Return a run whose span counts refer to the new root, without the removed span `around`."""
     attributes = run.attributes
     if attributes.get(names.LOCAL_ROOT) != around.span_id:
         return run
@@ -310,16 +321,16 @@ def _move_span_counts(around: Run, run: Run, root_id: str) -> Run:
 
 
 def mark_attempt(runs: Sequence[Run], root: Run, number: int) -> tuple[tuple[Run, ...], Run]:
-    """Return the runs of an attempt and their root, marked with the attempt's number, from 1."""
+    """Return the runs of an attempt and their root. The root is marked with the attempt's number, starting at 1."""
     root_ = replace(root, attributes={**root.attributes, names.ATTEMPT: number})
     return tuple(root_ if run is root else run for run in runs), root_
 
 
 def move_below_root(runs: Sequence[Run], root: Run, number: int, below: Run) -> Iterator[Run]:
-    """Yield the runs of a failed attempt, moved into the trace of the final one and `below` its root.
+    """Yield the runs of a failed attempt, moved into the trace of the final attempt, `below` its root.
 
-    They do not belong to the experiment's example: only the final run counts, and evaluators do not see them
-    (`make_case`).
+    They do not belong to the experiment's example. Only the final run counts, and evaluators do not see the others (see
+    `make_case`).
     """
     marked_runs, own = mark_attempt(runs, root, number)
     for run in marked_runs:
@@ -328,9 +339,10 @@ def move_below_root(runs: Sequence[Run], root: Run, number: int, below: Run) -> 
 
 
 def read_task_feedback(captured: Captured, around: Run, root: Run) -> list[Feedback]:
-    """Return the feedback that the task gave with `current_run().feedback(…)`, as if it had been sent through OTLP.
+    """Return the feedback that the task gave with `current_run().feedback(…)`, in the form that OTLP export would give
+    it.
 
-    Feedback on the span `around` the task is moved to the root that replaced it. Invalid feedback, such as one
+    Feedback on the span `around` the task is moved to the root that replaced it. Invalid feedback, such as feedback
     without a score, is ignored: telemetry must not break the task.
     """
     events = captured.feedback
@@ -365,10 +377,14 @@ def _parse_feedback_event(event: FeedbackEvent, moved: dict[str, str]) -> Feedba
 
 
 def make_existing_run(plan: ExperimentPlan, item: PlannedRun) -> FinishedRun:
-    """Return a finished run without running a task.
+    """Return a finished run that exists without running a task.
 
-    It is a trace of this experiment, a trace to which feedback is attached in place, a copy of another trace, or a
-    trace around given outputs.
+    Its trace is one of:
+
+    - a trace of this experiment
+    - a trace to which feedback is attached in place
+    - a copy of another trace
+    - a new trace that holds given outputs
     """
     if item.trace is None:
         trace = _wrap_outputs(plan, item)
@@ -380,7 +396,7 @@ def make_existing_run(plan: ExperimentPlan, item: PlannedRun) -> FinishedRun:
 
 
 def _wrap_outputs(plan: ExperimentPlan, item: PlannedRun) -> Trace:
-    """Return a trace around the given outputs of an example, as a target for feedback."""
+    """Return a new trace that holds the given outputs of an example, as a target for feedback."""
     now = time.time_ns()
     trace_id = _derive_trace_id(plan, item)
     run = Run(
@@ -403,7 +419,7 @@ def _wrap_outputs(plan: ExperimentPlan, item: PlannedRun) -> Trace:
 
 
 def _copy_trace(plan: ExperimentPlan, item: PlannedRun, trace: Trace) -> Trace:
-    """Return a copy of a stored trace that belongs to the experiment; its root links to the original."""
+    """Copy a stored trace into the experiment. The root of the copy links to the original."""
     trace_id = _derive_trace_id(plan, item)
     runs = {run.span_id: replace(run, trace_id=trace_id, experiment_id=None) for run in trace.runs}
     root = replace(
@@ -418,6 +434,8 @@ def _copy_trace(plan: ExperimentPlan, item: PlannedRun, trace: Trace) -> Trace:
 
 
 def _derive_trace_id(plan: ExperimentPlan, item: PlannedRun) -> str:
-    """Return a trace id that is the same for the same run of an experiment, so that storing it twice is idempotent."""
+    """Return a trace id derived from the experiment, the example and the repetition, so that storing the same run twice
+    is idempotent.
+    """
     text = f"{plan.experiment_id}|{item.example.id}|{item.repetition}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -7,21 +7,23 @@ Modules, in the order in which data flows:
 - `evaluator_registry`: Registry of evaluators by id: built-in modules, plugins, library metrics, and their serialized
   form.
 - `evaluator_plugins`: Evaluators that installed packages provide through entry points.
-- `evaluator_spec`: Declared facts of an evaluator: metrics with thresholds, needs, sources and compliance standards.
+- `evaluator_spec`: Declared facts of an evaluator: metrics with thresholds, required and optional arguments, sources
+  and compliance standards.
 - `argument_binding`: Argument binding: which fields of a case a callable receives, and type checks of parameters.
 - `case_views`: Copy-on-access views of cases, traces and runs, so that evaluators cannot change shared data.
-- `value_conversion`: Conversion of values to what evaluators see: plain JSON, documents, chat messages, infinite
-  numbers.
+- `value_conversion`: Conversion of values to the form that evaluators see: plain JSON, documents, chat messages,
+  infinite numbers.
 - `tool_calls`: Tool calls of a trace, read from tool spans and from the messages of model runs.
 - `evaluator_execution`: Evaluator: execution on a case, a batch or a set, with timeout, retries and bisection of
   failed batches.
 - `sync_bridge`: Bridge between synchronous and asynchronous code: threads, event loops, Ctrl-C and captured results.
 - `retry_policy`: Retry policy: which errors are transient, and how long to wait before the next attempt.
-- `judge_context`: Context of a judgement: target, evaluator, repetition, and where the judge's traces are collected.
+- `judge_context`: Context of a judgement: target, evaluator, repetition, and the buffer for the judge's traces.
 - `return_values`: Return values of evaluators in all accepted forms, normalized: LangSmith results, pairs, enums,
   objects.
 - `outcomes`: Outcomes of an evaluator as feedback: a score, a skip or an error.
-- `fingerprint`: Fingerprints of code: digests of what a function reaches, and evaluator versions made of them.
+- `fingerprint`: Fingerprints of code: digests of the code that a function reaches, and evaluator versions derived from
+  them.
 - `progress_display`: Progress display in the terminal while a model loads or reads many texts.
 - `store_location`: Store arguments: an open store, or the path or URL of one.
 """

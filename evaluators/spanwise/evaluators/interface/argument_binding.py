@@ -1,11 +1,11 @@
 """Argument binding: which fields of a case a callable receives, and type checks of parameters.
 
 A field whose value is None is missing. For a missing field the parameter's default is used. Without a default the
-case is skipped, and the skip names the field. That includes `outputs` of a failed run. None that a task has returned
-is a value (see `has_null_output`), and so is a None to which a map's path in outputs leads.
+case is skipped, and the skip names the field. The `outputs` of a failed run are missing, too. Two kinds of None are
+values and not missing: None that a task has returned (see `has_null_output`), and None in the outputs to which a path
+in `map` leads.
 
-Users' callables may change the values that they get (see `case_views`): they get copies of values and views of
-records.
+Callables of users may change their arguments, so they get copies of values and views of records (see `case_views`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ FIELDS: Mapping[str, Getter] = {
     "metadata": lambda case: case.metadata or (case.example.metadata if case.example else case.metadata),
     "case": lambda case: case,
 }
-_RECORD_FIELDS = frozenset({"run", "root_run", "trace", "example", "case"})  # fields that are passed as views
+# fields that hold records; they are passed as views
+_RECORD_FIELDS = frozenset({"run", "root_run", "trace", "example", "case"})
 # Other products' names of the fields of a case
 SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("input", "question", "query", "request"), "inputs"),
@@ -76,7 +77,7 @@ SYNONYMS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("context", "contexts", "retrieval_context", "retrieved_contexts"), "documents"),
 }
-_SIMILARITY_CUTOFF = 0.85  # difflib ratio from which on a name counts as a misspelling
+_SIMILARITY_CUTOFF = 0.85  # minimum difflib ratio of two names that counts as a misspelling
 PLURALS: Mapping[str, str] = {"cases": "case", "runs": "run", "examples": "example"}
 
 
@@ -94,18 +95,20 @@ class BindingError(SpanwiseError, TypeError):
 class Binding:
     """Compiled call of one callable for a case.
 
-    Values of `required` must exist; those of `optional` are passed if they exist.
+    `required` arguments must have a value in the case; `optional` ones are passed if they have one.
     """
 
     required: tuple[tuple[str, Getter], ...]
     optional: tuple[tuple[str, Getter], ...] = ()
     positional: tuple[str, ...] = ()
     prepare: Callable[[Case], Mapping[str, Any]] | None = None
-    paths: tuple[tuple[str, Getter], ...] = ()  # arguments with the getters of a map
-    theirs: Callable[[Any], Any] = copy_value  # copies a value for the callable
-    views: bool = False  # the callable gets views: it asks for records, or its map contains functions of the case
-    shares: bool = False  # gets the original values: built-in evaluators change nothing
-    misspelt: tuple[tuple[str, str], ...] = ()  # arguments that always get their defaults, and the fields they resemble
+    paths: tuple[tuple[str, Getter], ...] = ()  # arguments in `map`, each with the function that reads its value
+    theirs: Callable[[Any], Any] = copy_value  # function that copies a value for the callable
+    # True: the callable gets views, because it requests records, or `map` contains functions of the case
+    views: bool = False
+    shares: bool = False  # True: the callable gets the original values, because built-in evaluators change nothing
+    # parameters that no field fills, each with the field whose name is similar
+    misspelt: tuple[tuple[str, str], ...] = ()
 
     def arguments(self, case: Case) -> tuple[Arguments, list[str]]:
         """Return the arguments, and the names of required ones that are missing."""
@@ -128,13 +131,15 @@ class Binding:
         return arguments, missing
 
     def taken(self, arguments: Arguments) -> Sequence[Any]:
-        """Remove the positional arguments from `arguments`, and return them."""
+        """Remove the arguments of positional-only parameters from `arguments`, and return them in order."""
         if not self.positional:
             return ()
         return [arguments.pop(name) for name in self.positional if name in arguments]
 
     def mapped(self, case: Case) -> Case:
-        """Return the case with the fields of a map applied, for callables that receive whole cases."""
+        """Return the case with fields replaced as `map` and `prepare_data` specify, for callables that receive whole
+        cases.
+        """
         case = case if self.shares else make_case_view(case)
         prepared = self.prepare(case) if self.prepare else {}
         given = {**{name: get(case) for name, get in self.paths}, **prepared}
@@ -142,10 +147,10 @@ class Binding:
         return replace(case, **fields) if fields else case
 
     def columns(self, cases: Iterable[Case]) -> tuple[Arguments, int, int, list[str]]:
-        """Return the arguments of a set-level callable: lists over the complete cases.
+        """Return the arguments of a set-level callable: for each argument a list with the values of all complete cases.
 
         The other results are the number of complete cases, the number of incomplete ones, and the names of the fields
-        that these lack. Cases are read one by one and not kept.
+        that the incomplete ones lack. Cases are read one by one and not kept.
         """
         columns: Arguments = {name: [] for name, _ in (*self.required, *self.optional)}
         taken = left_out = 0
@@ -171,9 +176,9 @@ def bind(
     name: str = "",
     shares: bool = False,
 ) -> Binding:
-    """Compile a binding. `where` gives a path ("outputs.answer") or a function of the case per argument.
+    """Compile a binding. `where` maps an argument to a path ("outputs.answer") or to a function of the case.
 
-    With `shares`, neither the callable nor a function in `where` changes its arguments.
+    With `shares`, the arguments are not copied, because neither the callable nor a function in `where` changes them.
 
     Raises `BindingError` if a parameter without a default is not a field of a case and is not mapped.
     """
@@ -222,7 +227,9 @@ def bind(
 
 
 def closest_field(name: str) -> str | None:
-    """Return the field of a case that a name probably means: another product's name for it, or a misspelling."""
+    """Return the field of a case that the user probably means by a name: another product's name, or a misspelling. None
+    if no field is close.
+    """
     if name in SYNONYMS:
         return SYNONYMS[name]
     from difflib import get_close_matches  # imported here because it takes 6 ms
@@ -245,7 +252,9 @@ def _check_map(function: Callable[..., Any], paths: Mapping[str, Getter]) -> Non
 
 
 def get_case_field(case: Case, name: str) -> Any:
-    """Return the value of a field of a case; None if the case lacks it or the field does not exist."""
+    """Return the value of a field of a case. Return None if the case lacks it, or if no case has a field of this
+    name.
+    """
     return FIELDS[name](case) if name in FIELDS else None
 
 
@@ -255,7 +264,9 @@ def is_set_level(function: Callable[..., Any]) -> bool:
 
 
 def read_call_fields(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the fields of a case that instances of a class require when they are called, and the optional ones."""
+    """Read the parameters of a class's `__call__`. Return the fields of a case that it requires, and the optional
+    ones.
+    """
     call = list(inspect.signature(kind.__call__).parameters.values())[1:]  # without self
     asked = [parameter for parameter in call if parameter.name in FIELDS and parameter.name != "case"]
     needs = tuple(parameter.name for parameter in asked if parameter.default is parameter.empty)
@@ -270,7 +281,9 @@ def _signature_parameters(function: Callable[..., Any]) -> list[inspect.Paramete
 
 
 def _use_langsmith_example(required: list[tuple[str, Getter]]) -> tuple[tuple[str, Getter], ...]:
-    """Replace `example` by LangSmith's form if `run` is requested too: the reference is then in `example.outputs`."""
+    """Pass `example` in LangSmith's form, with the reference in `example.outputs`, if the callable requests `run`
+    too.
+    """
     asked = {PLURALS.get(name, name) for name, _ in required}
     both = "example" in asked and not asked.isdisjoint({"run", "root_run"})
     return tuple((name, make_langsmith_example if both and get is FIELDS["example"] else get) for name, get in required)
@@ -328,7 +341,9 @@ def _make_field_path(field: Getter, steps: list[str]) -> Getter:
 
 @dataclass(frozen=True, slots=True)
 class _OutputsPath:
-    """Path into outputs. A None at its end that exists there is the task's answer."""
+    """Path into outputs. If the path exists and ends at None, that None is the task's answer and not a missing
+    value.
+    """
 
     steps: list[str]
 
@@ -336,7 +351,7 @@ class _OutputsPath:
         return _resolve_path(case.outputs, self.steps)
 
     def is_none(self, case: Case) -> bool:
-        """Return whether the path leads to an existing None."""
+        """Return whether the path exists in the outputs and ends at None."""
         if case.outputs is None:
             return has_null_output(case)
         *way, last = self.steps
@@ -373,7 +388,7 @@ def _make_unknown_parameter_error(name: str, parameter: str) -> BindingError:
 
 
 def check_parameter_types(id: str, kind: type, parameters: Mapping[str, Any]) -> None:
-    """Check parameters against their annotations. Raises `ValueError`."""
+    """Check that parameters match the annotations of the class. Raises `ValueError`."""
     hints = _get_type_hints(kind)
     for name, value in parameters.items():
         if not is_of_type(value, hints[name]):
@@ -381,7 +396,9 @@ def check_parameter_types(id: str, kind: type, parameters: Mapping[str, Any]) ->
 
 
 def decode_infinite_parameters(kind: type, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters with the texts "Infinity" and "-Infinity" as numbers, where a number is expected."""
+    """Return the parameters with the texts "Infinity" and "-Infinity" converted to numbers, where the class expects a
+    number.
+    """
     hints = _get_type_hints(kind)
     return {name: _decode_number(value, hints.get(name, Any)) for name, value in parameters.items()}
 
@@ -392,7 +409,9 @@ def _decode_number(value: Any, hint: Any) -> Any:
 
 
 def is_of_type(value: Any, hint: Any) -> bool:
-    """Return whether a value matches an annotation; a string is not a sequence of strings, a bool not a number."""
+    """Return whether a value matches an annotation. A string is not accepted as a sequence of strings, nor a bool as a
+    number.
+    """
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return any(is_of_type(value, choice) for choice in inner)

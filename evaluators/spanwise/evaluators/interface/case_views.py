@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from spanwise.collector.records import Case, Document, Example, Run, Trace
 
-IMMUTABLE_TYPES = frozenset({str, int, float, bool, type(None), bytes})  # immutable, so never copied
+IMMUTABLE_TYPES = frozenset({str, int, float, bool, type(None), bytes})  # immutable types, whose values need no copies
 _RUN_TYPES = frozenset({"chain", "llm", "retriever", "tool", "embedding", "prompt", "parser"})  # LangSmith's run types
 
 
@@ -25,7 +25,7 @@ def copy_value(value: Any) -> Any:
     """
     try:
         return _copy_container(value)
-    except RecursionError:  # nested hundreds of levels deep, or circular
+    except RecursionError:  # the value is nested hundreds of levels deep, or circular
         return value
 
 
@@ -52,12 +52,12 @@ def _deep_copy(value: Any) -> Any:
         return copy.deepcopy(value)
     except RecursionError:
         raise
-    except Exception:  # cannot be copied: an open file, a lock, a read-only mapping
+    except Exception:  # the value cannot be copied, such as an open file, a lock or a read-only mapping
         return value
 
 
 class RecordView:
-    """View of a record that copies its fields on access. Subclasses also derive from the record's class."""
+    """View of a record that copies its fields on access. Each subclass also derives from the class of its record."""
 
     __slots__ = ()
     _record: ClassVar[type]
@@ -124,7 +124,7 @@ class CaseView(RecordView, Case):
 class RunView(RecordView, Run):
     """Copy-on-access view of a run that also has LangSmith's attributes: `child_runs`, `run_type`, `start_time`, …
 
-    As in LangSmith, the id of a root run is its trace id; the id of any other run is its span id.
+    As in LangSmith, a root run has its trace id as its id. Any other run has its span id.
     """
 
     __slots__ = ("_of", "_tree")
@@ -132,7 +132,7 @@ class RunView(RecordView, Run):
 
     @property
     def id(self) -> str:
-        """Return the id that `target_run_id` accepts."""
+        """Return the run's id in the form that `target_run_id` accepts."""
         return self._tree.id_of(self._of)
 
     @property
@@ -152,7 +152,7 @@ class RunView(RecordView, Run):
 
     @property
     def run_type(self) -> str:
-        """Return LangSmith's name of the kind; "chain" for kinds that LangSmith lacks."""
+        """Return the run's kind under LangSmith's name; "chain" for kinds that LangSmith lacks."""
         return self.kind if self.kind in _RUN_TYPES else "chain"
 
     @property
@@ -172,7 +172,7 @@ class RunView(RecordView, Run):
 
     @property
     def reference_example_id(self) -> str | None:
-        """Return the id of its example."""
+        """Return the id of the run's example."""
         return self.example_id
 
     @property
@@ -228,7 +228,7 @@ def make_case_view(case: Case) -> Case:
 
 
 def make_langsmith_example(case: Case) -> Example | None:
-    """Return the example of a case with the reference under `outputs`, as in LangSmith."""
+    """Return the example of a case in LangSmith's form, with the reference under `outputs`."""
     if case.example is None:
         return None
     example: Example = _make_view(ExampleView, case.example)

@@ -25,7 +25,7 @@ from spanwise.evaluators.interface.retry_policy import compute_retry_delay, is_i
 from spanwise.evaluators.interface.sync_bridge import AwaitFunction, is_interruption, run_in_thread
 from spanwise.evaluators.interface.value_conversion import encode_infinities
 
-SLOW_SECONDS = 0.01  # seconds; a slower plain function runs on a thread from then on
+SLOW_SECONDS = 0.01  # seconds; a plain function that takes longer runs on a thread from then on
 
 
 class JudgeBackedFunction(Protocol):
@@ -33,7 +33,7 @@ class JudgeBackedFunction(Protocol):
 
     @property
     def where(self) -> Sequence[str]:
-        """Return the destinations of the judged text, for display."""
+        """Return where the judged text is sent, as texts for display."""
 
     def ready(self) -> None:
         """Check that every judge is configured. Raises `ValueError` if one is not."""
@@ -46,11 +46,11 @@ class Batch(Protocol):
     def batch(self, cases: Sequence[Case]) -> Any:
         """Return one value per case in order, or a coroutine of that list.
 
-        An exception in the list is the error of that case.
+        An exception in the list is the error of the case at its position.
 
-        If it raises, it is called again with each half, down to single cases. That takes fewer than twice as many
-        calls as there are cases. It stops after three calls if all errors are transient or a rejected API key,
-        because these do not depend on the input.
+        If the method raises, it is called again with each half of the cases, down to single cases. That takes fewer
+        than twice as many calls as there are cases. Splitting stops after three calls if all errors are independent
+        of the input, that is transient errors and a rejected API key.
         """
 
 
@@ -63,7 +63,7 @@ def _run_awaitable(awaitable: Awaitable[Any]) -> Any:
 
 @dataclass(slots=True)
 class _SpeedRecord:
-    """Mutable record of whether a function was slow. It is the only mutable state of an evaluator."""
+    """Record of whether a function was slow. It is the only mutable state of an evaluator."""
 
     slow: bool = False
 
@@ -74,7 +74,8 @@ class Evaluator:
 
     Created by `as_evaluator`, `@evaluator` or `get_evaluator`.
 
-    Calling it calls the function. `evaluate` does not raise: errors become feedback.
+    Calling the evaluator calls the function. `evaluate` turns the function's errors into feedback instead of raising
+    them.
     """
 
     key: str
@@ -82,21 +83,22 @@ class Evaluator:
     binding: Binding
     make: FeedbackFactory
     version: str = "1"
-    revision: str = "1"  # replaces the source text in a rule's version: a number, or the evaluator's own version
+    # in a rule's version, replaces the hash of the source text: a number, or the evaluator's own version
+    revision: str = "1"
     metrics: tuple[Metric, ...] = ()
-    summary: bool = False  # scores all cases of an experiment at once
-    max_cases: int | None = None  # maximum number of cases of a set (`max_dataset_rows`)
-    min_cases: int = 0  # minimum number of cases for a meaningful set value or mean (`min_test_cases`)
+    summary: bool = False  # True: scores all cases of an experiment together
+    max_cases: int | None = None  # maximum number of cases that a set-level evaluator receives (`max_dataset_rows`)
+    min_cases: int = 0  # minimum number of cases for a meaningful set-level score or mean (`min_test_cases`)
     timeout: float | None = None  # seconds per attempt
     retries: int = 0
-    retry_on: Callable[[BaseException], bool] = is_transient  # errors that are retried
+    retry_on: Callable[[BaseException], bool] = is_transient  # whether an error is retried
     origin: Mapping[str, Any] = field(default_factory=dict)  # result of `to_dict`
     spec: EvaluatorSpec | None = None  # registry entry; None for users' functions
     _pace: _SpeedRecord = field(default_factory=_SpeedRecord, repr=False, compare=False)
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Return the names of the arguments without which a case is skipped."""
+        """Return the names of the required arguments. A case that lacks one of them is skipped."""
         return tuple(name for name, _ in self.binding.required)
 
     @property
@@ -107,7 +109,10 @@ class Evaluator:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Return warnings about probably misspelt arguments: they have defaults, and no case has such a field."""
+        """Return warnings about arguments whose names are probably misspelt.
+
+        No case has a field of such a name, so the argument always has its default.
+        """
         return tuple(
             f"{self.key!r} never got the argument {name!r}, which has a default; did you mean {field!r}?"
             for name, field in self.binding.misspelt
@@ -115,7 +120,9 @@ class Evaluator:
 
     @property
     def standards(self) -> tuple[str, ...]:
-        """Return the compliance standards (NIST AI RMF, SR 11-7) that it addresses, as mapped by Spanwise."""
+        """Return the compliance standards (NIST AI RMF, SR 11-7) that the evaluator addresses, in Spanwise's
+        assignment.
+        """
         return self.spec.standards if self.spec else ()
 
     @property
@@ -134,8 +141,8 @@ class Evaluator:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values from which `from_dict` restores the evaluator.
 
-        Raises `ValueError` for a function that cannot be imported by name, and for parameters that are functions:
-        data that names code to run cannot be trusted.
+        Raises `ValueError` for a function that cannot be imported by name, and for parameters that are functions.
+        Restoring such parameters would run any code that the data names.
         """
         if not self.origin:
             raise ValueError(f"evaluator {self.key!r} wraps {self.function!r}, which cannot be found again by name")
@@ -198,7 +205,9 @@ class Evaluator:
         return await self._evaluate_batch(cases, targets)
 
     def settled(self, outcome: list[Feedback] | BaseException, target: Target) -> list[Feedback]:
-        """Return feedback for a result of `asyncio.gather`: an exception if an evaluator cancelled its own task."""
+        """Return feedback for a result of `asyncio.gather`. The result is an exception if an evaluator cancelled its
+        own task.
+        """
         if not isinstance(outcome, BaseException):
             return outcome
         if is_interruption(outcome):
@@ -217,7 +226,7 @@ class Evaluator:
     async def evaluate_set(self, cases: Iterable[Case], target: Target) -> list[Feedback]:
         """Return the feedback on all cases together. Incomplete cases are left out and counted.
 
-        Cases are read one by one on a thread, so that a million of them need not fit into memory. Raises only
+        Cases are read one by one on a thread, so that even a million cases need little memory. Raises only
         interruptions, as `evaluate` does.
         """
         try:
@@ -237,17 +246,19 @@ class Evaluator:
             return self.make.failure(target, error)
 
     def _hint(self, error: BaseException, case: Case) -> str:
-        """Return the reason for an error of a function that expects a dict where the task returned a text."""
+        """Explain an error caused by a function that expects a dict as outputs, although the task returned a text. ""
+        for others.
+        """
         if not isinstance(case.outputs, str) or self.binding.prepare is not None:
             return ""
-        if type(error) not in (TypeError, AttributeError):  # `str()` of other exception classes may raise
+        if type(error) not in (TypeError, AttributeError):  # `str()` of exceptions of other classes may raise
             return ""
         if not str(error).startswith(("string indices must be integers", "'str' object has no attribute")):
             return ""
         return "; outputs is a text: use outputs itself, or let the task return a dict such as {'output': …}"
 
     def _ready(self, case: Case, target: Target) -> Case | list[Feedback]:
-        """Return the case as `batch` receives it, or the skip or error of a case that it cannot receive."""
+        """Return the case in the form that `batch` receives, or a skip or error if `batch` cannot receive it."""
         try:
             lacking = self._lacking(case)
             return (
@@ -262,7 +273,7 @@ class Evaluator:
         try:
             return self.binding.arguments(case)[1]
         except Exception:
-            return []  # `batch` fails in the same way and reports the error
+            return []  # `batch` will fail in the same way and report the error
 
     def _wrapped(self, value: Any, target: Target) -> list[Feedback]:
         try:
@@ -275,11 +286,13 @@ class Evaluator:
             return self.make.failure(target, error)
 
     async def _batch(self, cases: list[Case]) -> list[Any]:
-        """Return a value or an exception per case."""
+        """Return the value or the exception of each case."""
         return await self._narrowed(cases, await self._at_once(cases)) if cases else []
 
     async def _narrowed(self, cases: list[Case], came: list[Any] | BaseException) -> list[Any]:
-        """Return the results of a batch. A failed batch is split in halves until only the failing cases fail."""
+        """Return the results of a batch that gave `came`. A failed batch is split in halves until only the failing
+        cases fail.
+        """
         if not isinstance(came, BaseException):
             return came
         if len(cases) == 1 or isinstance(came, InvalidResult):
@@ -316,7 +329,7 @@ class Evaluator:
         return await self._call(function, arguments)
 
     async def _call(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        arguments = dict(arguments)  # `taken` removes entries, which a retry needs again
+        arguments = dict(arguments)  # copy: `taken` removes entries that a retry needs again
         args = self.binding.taken(arguments)
         if self.timeout is None:
             return await self._unbounded(function, args, arguments)
@@ -325,7 +338,7 @@ class Evaluator:
                 return await self._unbounded(function, args, arguments)
         except TimeoutError as error:
             if not limit.expired():
-                raise  # raised by the function itself, such as a judge's timeout
+                raise  # the function itself raised this error, for example for a judge's timeout
             raise TimeoutError(f"the evaluator took more than {self.timeout} s") from error
 
     async def _unbounded(self, function: Callable[..., Any], args: Sequence[Any], arguments: dict[str, Any]) -> Any:
@@ -340,7 +353,7 @@ class Evaluator:
 
 
 def _read_batch_results(returned: Any, count: int) -> list[Any]:
-    """Return the result of `batch` as a list of `count` values.
+    """Check that `batch` returned `count` values, and return them as a list.
 
     Raises `InvalidResult`, and the errors of an iterator.
     """

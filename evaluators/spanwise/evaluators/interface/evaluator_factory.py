@@ -21,7 +21,7 @@ from spanwise.tracer.suggestions import did_you_mean
 
 
 class EvaluatorOptions(TypedDict, total=False):
-    """Options of `@evaluator`. Omitted ones have the defaults of `Evaluator`, or are derived from the function."""
+    """Options of `@evaluator`. An omitted option has the default of `Evaluator`, or is derived from the function."""
 
     key: str | None
     threshold: float | None
@@ -56,14 +56,16 @@ OPTION_RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 class RegistryOptions(EvaluatorOptions, total=False):
-    """Options that the registry adds: the name under which the evaluator is found, and further facts about it."""
+    """Options of `@evaluator`, and those that only the registry sets: the evaluator's name and further facts about
+    it.
+    """
 
     name: str
     origin: Mapping[str, Any]
     spec: EvaluatorSpec
-    shares: bool  # does not change its arguments, and so needs no copies
-    revision: str  # replaces the source text in a rule's version: a number, or the evaluator's own version
-    parameters: Mapping[str, Any]  # given parameters that affect its scores
+    shares: bool  # True: the function does not change its arguments, so they need not be copied
+    revision: str  # in a rule's version, replaces the hash of the source text: a number, or the evaluator's own version
+    parameters: Mapping[str, Any]  # parameters set by the user that affect the scores
 
 
 def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptions]) -> Evaluator:
@@ -153,26 +155,30 @@ def _check_options(options: RegistryOptions) -> None:
 
 
 def _compute_function_version(function: Callable[..., Any], name: str, options: RegistryOptions) -> str:
-    """Return the version of a function: of its name, its source text, and what decides on its arguments."""
+    """Return the version of a function: a hash of its name, its source text, and the options that determine its
+    arguments.
+    """
     return compute_version(
         name, function=function, parameters={**options.get("parameters", {}), **_select_argument_options(options)}
     )
 
 
 def _select_argument_options(options: RegistryOptions) -> dict[str, Any]:
-    """Return the options that decide on what a function is called with."""
+    """Return the options that determine the arguments of a function."""
     return {name: value for name in ("map", "prepare_data") if (value := options.get(name)) is not None}
 
 
 def _select_shown_parameters(options: RegistryOptions) -> dict[str, Any]:
-    """Return the parameters that feedback carries."""
+    """Return the parameters that are stored with each feedback."""
     threshold = options.get("threshold")
     given = {**options.get("parameters", {}), **_select_argument_options(options)}
     return given if threshold is None else {**given, "threshold": threshold}
 
 
 def _declare_metrics(key: str, renamed: Mapping[str, str], options: RegistryOptions) -> tuple[Metric, ...]:
-    """Return the metrics under their final keys, with a threshold of the whole evaluator applied."""
+    """Return the metrics under their final keys. An evaluator's `threshold` is set on its primary metric, or on all if
+    none is primary.
+    """
     threshold = options.get("threshold")
     declared = tuple(replace(metric, key=renamed.get(metric.key, metric.key)) for metric in options.get("metrics", ()))
     if not declared:
@@ -188,7 +194,7 @@ def _declare_metrics(key: str, renamed: Mapping[str, str], options: RegistryOpti
 def _set_threshold(threshold: float, metric: Metric) -> Metric:
     """Return the metric with a threshold.
 
-    Raises `ValueError` if the threshold is outside of the range of scores.
+    Raises `ValueError` if the threshold is outside the range of scores.
     """
     low, high = metric.range or (-math.inf, math.inf)
     if isinstance(threshold, bool) or not low <= threshold <= high:
@@ -198,14 +204,16 @@ def _set_threshold(threshold: float, metric: Metric) -> Metric:
 
 
 def _is_threshold_metric(metric: Metric, metrics: Sequence[Metric]) -> bool:
-    """Return whether an evaluator's threshold applies to a metric: the primary one, or all if none is primary."""
+    """Return whether an evaluator's threshold applies to a metric: to the primary metric, or to all if none is
+    primary.
+    """
     return metric.primary or not any(other.primary for other in metrics)
 
 
 def _rename_keys(own: str, key: str, metrics: Sequence[Metric]) -> dict[str, str]:
-    """Return the new keys of further metrics if the evaluator has another key.
+    """Return the new keys of the evaluator's metrics if the user has chosen another key for the evaluator.
 
-    For example, `pii_fail` of `pii` becomes `mine_fail` under "mine".
+    For example, the metric `pii_fail` of `pii` becomes `mine_fail` with `key="mine"`.
     """
     if key == own:
         return {}
@@ -218,7 +226,7 @@ def _rename_keys(own: str, key: str, metrics: Sequence[Metric]) -> dict[str, str
 def _get_function_name(function: Callable[..., Any]) -> str:
     name = getattr(function, "key", None) or getattr(function, "__name__", None)
     if not isinstance(name, str):
-        inner = getattr(function, "func", function)  # functools.partial
+        inner = getattr(function, "func", function)  # `functools.partial` holds the function as `func`
         name = getattr(inner, "__name__", None) or type(inner).__name__
     return str(name)
 
@@ -231,11 +239,11 @@ def _make_import_origin(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 PARAMETERS_KEY = "evaluator_parameters"  # key in the metadata of feedback
-MAX_VALUE_LENGTH = 500  # characters of one value; longer ones are truncated
+MAX_VALUE_LENGTH = 500  # maximum characters of one value; longer values are truncated
 
 
 def format_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata that all feedback of an evaluator has: {} for one without parameters."""
+    """Return an evaluator's parameters as metadata for its feedback; {} without parameters."""
     shown = {name: _format_value(value) for name, value in parameters.items() if not is_secret(name)}
     return {PARAMETERS_KEY: shown} if shown else {}
 
@@ -256,14 +264,15 @@ def _format_value(value: Any) -> Any:
         made = to_plain(value)
     else:
         made = getattr(value, "__qualname__", None) or type(value).__qualname__
-    text = made if isinstance(made, str) else json.dumps(made)  # orjson rejects lone surrogates
+    text = made if isinstance(made, str) else json.dumps(made)  # not orjson, which rejects lone surrogates
     return made if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}… ({len(text)} characters)"
 
 
 def check_keys(evaluators: Sequence[Evaluator], recorded: Iterable[Mapping[str, Any]] = ()) -> None:
     """Raise `ValueError` if two evaluators declare the same metric key.
 
-    `recorded` holds the evaluators already recorded in the experiment. One with the same key is replaced.
+    `recorded` holds the evaluators that the experiment has recorded already. A recorded evaluator is replaced by a new
+    one with the same key.
     """
     owners: dict[str, str] = {}
     for evaluator in evaluators:
@@ -283,7 +292,7 @@ def check_keys(evaluators: Sequence[Evaluator], recorded: Iterable[Mapping[str, 
 def claim_keys(
     owners: MutableMapping[str, str], evaluator: Evaluator, feedback: list[Feedback], target: Target
 ) -> list[Feedback]:
-    """Return the feedback of an evaluator, or an error in its place if one of its keys belongs to another evaluator.
+    """Return the feedback of an evaluator. If one of its keys belongs to another evaluator, return an error instead.
 
     `owners` maps keys to the evaluators that declare them or returned them first. New keys are added.
     """

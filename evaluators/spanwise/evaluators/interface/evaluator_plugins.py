@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-ENTRY_POINT_GROUP = "spanwise.evaluators"  # id = "package.module:name" of a callable, a class or an Evaluator
+# entries have the form id = "package.module:name", where `name` is a callable, a class or an Evaluator
+ENTRY_POINT_GROUP = "spanwise.evaluators"
 
 
 def list_entry_points() -> dict[str, EntryPoint]:
     """Return the evaluators of installed packages, by id."""
-    # imported here because it takes a tenth of the import time of this package
+    # imported here, because it takes a tenth of the time to import this package
     from importlib.metadata import entry_points
 
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
@@ -41,7 +42,9 @@ def get_distribution_name(point: EntryPoint) -> str:
 
 
 def make_plugin_evaluator(point: EntryPoint, own: dict[str, Any], options: dict[str, Any]) -> Evaluator:
-    """Return an evaluator with its own parameters and the options of `make_evaluator`. Raises `ValueError`."""
+    """Return a plugin's evaluator. `own` holds the plugin's own parameters, `options` those of `make_evaluator`. Raises
+    `ValueError`.
+    """
     offered = load_entry_point(point)
     if isinstance(offered, Evaluator):
         if given := ", ".join(name for name in (*own, *options) if name != "origin"):
@@ -57,9 +60,9 @@ def make_plugin_evaluator(point: EntryPoint, own: dict[str, Any], options: dict[
 
 
 def describe_plugin(point: EntryPoint) -> EvaluatorSpec:
-    """Return the facts of a plugin that are known without parameters.
+    """Return the facts about a plugin's evaluator that are known before it gets parameters.
 
-    Raises `ValueError` if it cannot be loaded.
+    Raises `ValueError` if the plugin cannot be loaded.
     """
     offered = load_entry_point(point)
     if isinstance(offered, type):

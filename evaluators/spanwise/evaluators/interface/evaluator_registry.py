@@ -1,7 +1,7 @@
 """Registry of evaluators by id: built-in modules, plugins, library metrics, and their serialized form.
 
 Metric objects of other libraries are recognised by the module and name of their class, so that no library is imported
-without need. Their required arguments are read from the library itself, which is loaded if such an object exists.
+unnecessarily. Their required arguments are read from the library, which is already imported if such an object exists.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-_IDS_BY_MODULE = {  # module in `spanwise.evaluators` → ids
+_IDS_BY_MODULE = {  # module in `spanwise.evaluators` → ids that it registers
     "builtin.agents": "agent_sanity has_span step_limit tool_calls trajectory_match",
     "builtin.classification": "classification",
     "builtin.human": "human_feedback",
@@ -72,13 +72,13 @@ C = TypeVar("C", bound=type)
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """Registered class and its facts."""
+    """Class registered as an evaluator, and its facts."""
 
     spec: EvaluatorSpec
     factory: type
 
 
-_registrations: dict[str, Registration] = {}  # of the modules imported so far
+_registrations: dict[str, Registration] = {}  # registrations by id, of the modules imported so far
 
 
 def register_builtin(id: str, *, metrics: tuple[Metric, ...], **facts: Any) -> Callable[[C], C]:
@@ -144,7 +144,7 @@ HAYSTACK_ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 def as_evaluator(judge: Any) -> Evaluator:
-    """Return an `Evaluator` for any accepted form of one.
+    """Return an `Evaluator` for any of the accepted forms:
 
     - an evaluator, a callable, or the id of a registered evaluator
     - the dict of `to_dict`, or the `Path` of a JSON or YAML file with it
@@ -187,7 +187,7 @@ def list_specs() -> list[EvaluatorSpec]:
 
 
 def get_factory(id: str) -> Any:
-    """Return the class of an id: its docstring defines the evaluator, its fields are the parameters.
+    """Return the class registered under an id. Its docstring defines the evaluator, and its fields are the parameters.
 
     For a plugin, return the object of its entry point: a class, a function, or an evaluator's function. Raises
     `ValueError` that lists the closest ids.
@@ -201,8 +201,9 @@ def get_factory(id: str) -> Any:
 def get_evaluator(id: str, **parameters: Any) -> Evaluator:
     r"""Return a registered evaluator with its parameters: `get_evaluator("regex", pattern=r"\d+", key="has_number")`.
 
-    All accept `key`, `threshold` (or `metric_threshold`), `timeout`, `retries`, `retry_on`, `map`, `prepare_data`,
-    `max_dataset_rows`, `min_test_cases` and `save_llm_result`. Raises `ValueError` for an unknown id or parameter.
+    Every evaluator accepts `key`, `threshold` (or `metric_threshold`), `timeout`, `retries`, `retry_on`, `map`,
+    `prepare_data`, `max_dataset_rows`, `min_test_cases` and `save_llm_result`. Raises `ValueError` for an unknown id or
+    parameter.
     """
     id, defaults = HAYSTACK_ALIASES.get(id, (id, {}))
     parameters = {**defaults, **parameters}
@@ -269,17 +270,17 @@ def _wrap_library_metric(metric: AdaptedMetric, given: object) -> Evaluator:
 
 
 def _read_constructor_values(given: object) -> dict[str, Any]:
-    """Return the plain attributes of an object that are named like parameters of its class."""
+    """Return the attributes of an object that have plain values and the names of its constructor's parameters."""
     values = {name: getattr(given, name, None) for name in inspect.signature(type(given)).parameters}
     return {name: value for name, value in values.items() if value is not None and to_stable_text(value) is not None}
 
 
 def read_definition(file: Path) -> Mapping[str, Any]:
-    """Read the definition of an evaluator from a JSON or YAML file, for `from_dict`.
+    """Read the definition of an evaluator from a JSON or YAML file. `from_dict` accepts the result.
 
     Raises `ValueError` or `OSError`.
     """
-    import yaml  # YAML includes JSON
+    import yaml  # JSON is a subset of YAML
 
     try:
         told = yaml.safe_load(file.read_bytes())
@@ -305,8 +306,10 @@ def _make_registered(
 ) -> Evaluator:
     spec = registered.spec
     parameters = _list_changed_parameters(instance)
-    instance = getattr(instance, "chosen", instance)  # some classes choose between implementations
-    if exported := getattr(instance, "exported", None):  # serializable form of parameters that are not plain values
+    # some classes choose an implementation that depends on their parameters
+    instance = getattr(instance, "chosen", instance)
+    # function that makes parameters serializable, if some are not plain values
+    if exported := getattr(instance, "exported", None):
         origin = {**origin, "init_parameters": exported(origin["init_parameters"])}
         parameters = exported(parameters)
     own_version = getattr(instance, "version", None)
@@ -316,7 +319,7 @@ def _make_registered(
         version=_compute_builtin_version(spec, own_version, parameters, options),
         revision=own_version or spec.version,
         parameters={name: value for name, value in parameters.items() if name not in ("judge", *COMMON_PARAMETERS)},
-        metrics=getattr(instance, "metrics", None) or spec.metrics,  # some depend on the parameters
+        metrics=getattr(instance, "metrics", None) or spec.metrics,  # some metrics depend on the parameters
         source=getattr(instance, "said_by", spec.kind),
         summary=spec.summary,
         origin=origin,
@@ -331,8 +334,8 @@ def _compute_builtin_version(
 ) -> str:
     """Return the version of a built-in evaluator.
 
-    Evaluators with a judge or a model compute the version `own` from their parameters. It is used unchanged, so that
-    stored scores and labels stay valid, unless the evaluator's number or its arguments changed.
+    Evaluators with a judge or a model compute their own version (`own`) from their parameters. This version is kept
+    unchanged, so that stored scores and labels stay valid, unless the number in `spec` or the arguments have changed.
     """
     preparing = {
         name: options[name] for name in ("map", "prepare_data") if options.get(name) and name not in parameters
@@ -400,7 +403,8 @@ _ADAPTERS: Mapping[str, Callable[[Any], AdaptedMetric | None]] = {
 
 
 def adapt_library_metric(metric: Any) -> AdaptedMetric | None:
-    """Return the adapter of a metric object of a supported library or a derived class; None for anything else.
+    """Return the adapter of a metric object whose class belongs to, or derives from, a supported library; None for
+    others.
 
     Raises `ValueError` for a metric that does not score single cases.
     """

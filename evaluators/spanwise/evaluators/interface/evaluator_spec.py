@@ -1,4 +1,6 @@
-"""Declared facts of an evaluator: metrics with thresholds, needs, sources and compliance standards."""
+"""Declared facts of an evaluator: metrics with thresholds, required and optional arguments, sources and compliance
+standards.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from spanwise.evaluators.interface.value_conversion import decode_infinity, enco
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One key of an evaluator: the range of its scores, the better direction, and the threshold for passing.
+    """Description of one feedback key: range of its scores, better direction, and the threshold for passing.
 
-    `range` is (lowest, highest), each of which may be infinite; None means unknown. Without a threshold passing
-    is undefined, except for booleans, which pass if they are on the good side.
+    `range` is (lowest, highest), each of which may be infinite; None means unknown. Without a threshold, only boolean
+    scores pass or fail: True passes if higher is better, else False.
     """
 
     key: str
@@ -29,14 +31,18 @@ class Metric:
     def arrow(self) -> str:
         """Return "↑" if higher scores are better and "↓" if lower ones are.
 
-        Return "" if the direction is only the default, which it is if no range is declared either.
+        Return "" for a metric without a range whose higher scores are better: that is the default, not a declared
+        direction.
         """
         if not self.higher_is_better:
             return "↓"
         return "" if self.range is None else "↑"
 
     def passes(self, score: float | bool) -> bool | None:
-        """Return whether a score (or a mean of scores) is on the good side of the threshold, or equal to it."""
+        """Return whether a score (or a mean of scores) is on the better side of the threshold or equal to it.
+
+        Without a threshold return None for a number; for a boolean 0.5 is used.
+        """
         threshold = 0.5 if self.threshold is None and isinstance(score, bool) else self.threshold
         if threshold is None:
             return None
@@ -92,23 +98,24 @@ class EvaluatorSpec:
     metrics: tuple[Metric, ...]
     needs: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
-    version: str = FIRST_VERSION  # number that is raised whenever results change; part of the version in every feedback
+    # number that is raised whenever the evaluator's results change; part of the version in every feedback
+    version: str = FIRST_VERSION
     standards: tuple[str, ...] = ()
-    source: str = ""  # document that defines the evaluator
+    source: str = ""  # name of the document that defines the evaluator
     canonical: str = ""  # reference implementation with the same results
-    llm: bool = True  # applicable to a model without retrieval
-    rag: bool = True  # applicable to retrieval-augmented generation
+    llm: bool = True  # whether it can evaluate a model without retrieval
+    rag: bool = True  # whether it can evaluate retrieval-augmented generation
     judge: bool = False
     agent: bool = False
     model: bool = False
     gpu: bool = False
     summary: bool = False
     kind: Source = "code"
-    example: str = ""  # arguments of `score(…)`, as code
+    example: str = ""  # arguments of `score(…)` in an example, as code
 
     @property
     def needed(self) -> dict[str, Need]:
-        """Return the table of requirements: columns of a test case, and judge, agent, model or GPU."""
+        """Return what the evaluator requires: each column of a test case, and a judge, an agent, a model and a GPU."""
         columns = {name: self._need(fields) for name, fields in TEST_CASE_COLUMNS.items()}
         machinery = {"judge": self.judge, "agent": self.agent, "model": self.model, "gpu": self.gpu}
         return columns | {name: "yes" if needed else "no" for name, needed in machinery.items()}

@@ -1,9 +1,9 @@
-"""Fingerprints of code: digests of what a function reaches, and evaluator versions made of them.
+"""Fingerprints of code: digests of the code that a function reaches, and evaluator versions derived from them.
 
-A walk starts at the function and follows the names that it uses, within the project. It covers functions and classes,
-also of other modules, module constants and containers (such as prompts), and plain attributes of the project's
-objects. Values that the code changes while it runs (counters, caches) are left out, see `MutatedNames`. Installed
-packages are not followed.
+A walk starts at the function and follows the names that it uses, as far as they belong to the project. It covers
+functions and classes, also of other modules, module constants and containers (such as prompts), and plain attributes
+of the project's objects. Values that the code changes while it runs (counters, caches) are left out, see
+`MutatedNames`. Installed packages are not followed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from uuid import UUID
 
 from spanwise.collector.former_names import former_identifiers, former_source
 
-MAX_ENTRIES = 2_000  # functions and constants
-MAX_DEPTH = 4  # nesting of containers
-MAX_CONTAINER_VALUES = 10_000  # values of one container
+MAX_ENTRIES = 2_000  # maximum number of functions and constants
+MAX_DEPTH = 4  # maximum nesting of containers
+MAX_CONTAINER_VALUES = 10_000  # maximum number of values in one container
 PLAIN_TYPES = (str, bytes, int, float, complex, bool, type(None))
 _REPR_TYPES = (PurePath, date, time, timedelta, Decimal, UUID, re.Pattern)
-# secrets are rotated without affecting results
+# secrets are left out, because rotating them does not affect results
 _SECRET_NAME = re.compile(r"(?i)key$|token$|secret|password|credential")
 _CONSTRUCTOR_NAMES = ("__init__", "__post_init__", "__new__", "__setstate__", "model_post_init")
 _MUTATOR_NAMES = (
@@ -44,7 +44,7 @@ _OWN_PACKAGES = ("spanwise.tracer", "spanwise.collector", "spanwise.evaluators",
 
 
 def digest_code(function: Any) -> dict[str, str]:
-    """Return the digests of everything that a callable reaches in its project, by name."""
+    """Return the digests of all functions, classes and values that a callable reaches in its project, by name."""
     walk = _walk_code(function)
     known = {name: digest for name, digest in walk.digests.items() if name not in walk.stored}
     return dict(sorted({**known, **digest_unmutated_state(walk.state, walk.moving)}.items()))
@@ -55,13 +55,14 @@ class SourceUnavailable(ValueError):
 
 
 def digest_source(function: Any) -> dict[str, str]:
-    """Return digests as `digest_code` does, from source texts, which are the same for every Python version.
+    """Return digests as `digest_code` does, but of source texts, which are the same in every Python version.
 
     Raises `SourceUnavailable`.
     """
     whole = inspect.unwrap(function)
     walk = _walk_code(whole, _read_source)
-    if not walk.digests:  # installed function: the code that it calls changes with its package
+    # an installed function is digested alone: the code that it calls changes only with its package
+    if not walk.digests:
         walk.digests[_qualified_name(whole)] = _digest(_read_source(whole if inspect.isroutine(whole) else type(whole)))
     known = {name: digest for name, digest in walk.digests.items() if name not in walk.stored}
     return dict(sorted({**known, **digest_unmutated_state(walk.state, walk.moving)}.items()))
@@ -70,10 +71,11 @@ def digest_source(function: Any) -> dict[str, str]:
 def compute_version(
     name: str, *, number: str | None = None, function: Any = None, parameters: Mapping[str, Any] | None = None
 ) -> str:
-    """Return the version of an evaluator: 8 hex digits over its name, its parameters, and its number or source text.
+    """Return the version of an evaluator: 8 hex digits, a hash of its name, its parameters, and its number or source
+    text.
 
-    Built-in evaluators have a number that changes with their results. For all others the source text of `function` is
-    used, or its bytecode if the source text is not available.
+    A built-in evaluator has a `number`, which is raised when its results change. For all others the source text of
+    `function` is used, or its bytecode if the source text is not available.
     """
     code: Any = number if number is not None else _digest_function(function)
     texts = {name: compute_fingerprint(value) for name, value in (parameters or {}).items()}
@@ -81,7 +83,9 @@ def compute_version(
 
 
 def compute_fingerprint(value: Any) -> str:
-    """Return a text that is the same for the same parameter in every process; of a function its source text."""
+    """Return a text that identifies a parameter's value in every process. For a function it contains digests of its
+    source text.
+    """
     if (text := to_stable_text(value)) is not None:
         return text
     if isinstance(value, Mapping):
@@ -92,11 +96,11 @@ def compute_fingerprint(value: Any) -> str:
 
 
 def _digest_function(function: Any) -> list[tuple[str, str]]:
-    """Return the digests of a function's source text, by name without the module, which may be `__main__`."""
+    """Return the digests of a function's source text by name. Names omit the module, which may be `__main__`."""
     try:
         found = digest_source(function)
     except SourceUnavailable:
-        code = getattr(function, "__code__", None)  # `digest_code` finds nothing in code made by `exec`
+        code = getattr(function, "__code__", None)  # code made by `exec`, in which `digest_code` finds nothing
         found = digest_code(function) or {
             _qualified_name(function): _digest(_code_to_text(code)) if isinstance(code, CodeType) else ""
         }
@@ -130,7 +134,9 @@ def _read_source(function: Any) -> str:
 
 @functools.lru_cache(4096)
 def _read_code_source(code: CodeType) -> str:
-    """Return the source text of a function; of a lambda only its body, because its lines may contain other lambdas."""
+    """Return the source text of a function. For a lambda return only its body, because its lines may contain other
+    lambdas.
+    """
     lines, first = inspect.findsource(code)
     if code.co_name == "<lambda>" and (spans := _instruction_positions(code)):
         (start, from_column), (end, to_column) = min(start for start, _ in spans), max(end for _, end in spans)
@@ -159,12 +165,13 @@ def _walk_code(function: Any, text: Callable[[FunctionType], str] = _read_byteco
 
 
 class _CodeWalk:
-    """State of the walk over a callable's code: digests so far, and functions and classes still to visit."""
+    """State of the walk over a callable's code: the digests so far, and the functions and classes still to visit."""
 
     def __init__(self, text: Callable[[FunctionType], str]) -> None:
         self._text = text
         self.digests: dict[str, str] = {}
-        self.stored: set[str] = set()  # variables that the code itself assigns: counters and caches, not settings
+        # variables that the code itself assigns: they are counters and caches, not settings
+        self.stored: set[str] = set()
         self.ahead: list[Any] = []
         # state of objects by path: name, digest, whether it is a container
         self.state: dict[str, tuple[str, str, bool]] = {}
@@ -200,7 +207,7 @@ class _CodeWalk:
             self._held(f"{path}.{name}", name, inner)
 
     def _held(self, path: str, name: str, value: Any) -> None:
-        """Add the value that an object or a closure holds under a name."""
+        """Add the value that an object or a closure holds as `name`."""
         text = to_stable_text(value)
         if text is not None:
             self.state[path] = name, _digest(text), is_container(value)
@@ -270,7 +277,7 @@ class _CodeWalk:
 def _is_project(module: str | None) -> bool:
     """Return whether a module belongs to the project: not installed, not built in, not Spanwise.
 
-    Modules without a file were typed in.
+    A module without a file belongs to the project if its code was typed in: it is `__main__` or not imported.
     """
     if not module or module in sys.builtin_module_names or module.startswith(_OWN_PACKAGES):
         return False
@@ -336,7 +343,7 @@ def _is_user_member(name: str, member: Any) -> bool:
 
 
 def _unwrap_member(value: Any) -> Any:
-    """Return the function of a static or class method or a property."""
+    """Return the function behind a static method, a class method or a property; other values unchanged."""
     return getattr(value, "__func__", None) or getattr(value, "fget", None) or value
 
 
@@ -362,17 +369,19 @@ def read_attributes(value: Any) -> dict[str, Any]:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether an attribute or parameter of that name holds a secret."""
+    """Return whether the name of an attribute or parameter indicates that it holds a secret."""
     return _SECRET_NAME.search(name) is not None
 
 
 def is_container(value: Any) -> bool:
-    """Return whether the value can change without an assignment."""
+    """Return whether a value is a list, a set or a dict, which code can change without an assignment."""
     return isinstance(value, list | set | dict)
 
 
 def to_stable_text(value: Any) -> str | None:
-    """Return a text that is the same for the same plain value in every process; None for other or too large values."""
+    """Return a text that is the same for equal plain values in every process; None for other values and for large
+    ones.
+    """
     try:
         return _bounded_text(value, MAX_DEPTH, itertools.count())
     except ValueError:
@@ -398,14 +407,15 @@ def _bounded_text(value: Any, depth: int, counted: Iterator[int]) -> str:
 
 
 class MutatedNames:
-    """Names of attributes and variables that code changes while it runs: counters and caches, not settings."""
+    """Names of attributes and variables that code changes while it runs. They are counters and caches, not settings."""
 
     def __init__(self) -> None:
         self._assigned: set[str] = set()
-        self._mutated: set[str] = set()  # possibly mutated: used in code that mutates some container
+        # names used in functions that change some container: any of them may be that container
+        self._mutated: set[str] = set()
 
     def note(self, name: str, code: CodeType) -> None:
-        """Read a code object of a function of that name."""
+        """Add the names that the code of a function changes. `name` is the function's name."""
         if name in _CONSTRUCTOR_NAMES:
             return
         steps = list(dis.get_instructions(code))

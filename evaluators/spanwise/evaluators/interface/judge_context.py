@@ -1,4 +1,4 @@
-"""Context of a judgement: target, evaluator, repetition, and where the judge's traces are collected."""
+"""Context of a judgement: target, evaluator, repetition, and the buffer for the judge's traces."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _INVALID_TRACE_ID = "0" * 32  # OpenTelemetry's invalid trace id
 class JudgementBuffer:
     """Buffer of the runs of finished judgements until they are stored with the feedback that refers to them.
 
-    An evaluator returns after its judgement has ended. Taking the buffer whenever feedback is stored therefore
-    includes every judgement that the feedback refers to. Any thread may add and take.
+    An evaluator returns only after its judgement has ended. The buffer therefore contains every judgement that an
+    evaluator's feedback refers to when that feedback is stored. Any thread may add and take.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class JudgementBuffer:
         while self._ended:
             try:
                 taken += self._ended.popleft()
-            except IndexError:  # another thread took it
+            except IndexError:  # another thread has taken the last runs
                 break
         return taken
 
@@ -44,7 +44,7 @@ class DiscardedJudgements(JudgementBuffer):
 
 
 def make_untraced_target() -> Target:
-    """Return the target of feedback on values without a trace."""
+    """Return the target for feedback on values that belong to no trace."""
     return Target(trace_id=_INVALID_TRACE_ID)
 
 
@@ -52,9 +52,9 @@ def make_untraced_target() -> Target:
 class JudgeContext:
     """Context of a judge call.
 
-    With `judgements` None, judge spans are sent to the collector like every span of this process. `evaluator` and
-    `version` are those of the feedback, `target` its target. `repetition` is that of an experiment's run, None if the
-    case provides it. `inside` is the trace of the enclosing judgement.
+    `evaluator` and `version` are those of the feedback, and `target` is its target. `repetition` is the repetition of
+    an experiment's run; None if the case provides it. `inside` is the trace of the enclosing judgement. Judge traces
+    are added to `judgements`; if it is None, judge spans are sent to the collector like all spans of this process.
     """
 
     judgements: JudgementBuffer | None = None
@@ -73,7 +73,7 @@ get_judge_context = _context_variable.get
 def use_judge_context(**known: Any) -> Iterator[None]:
     """Set fields of the `JudgeContext` by name for the block.
 
-    A target without a trace does not replace one with a trace.
+    A target without a trace is ignored, so that it does not replace the target of an enclosing context.
     """
     target = known.get("target")
     if target is not None and target.trace_id == _INVALID_TRACE_ID:
@@ -82,5 +82,5 @@ def use_judge_context(**known: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(ValueError):  # a discarded coroutine may be closed in another context
+        with suppress(ValueError):  # the block may end in another context, if Python closes a discarded coroutine
             _context_variable.reset(token)

@@ -51,7 +51,9 @@ class InvalidResult(SpanwiseError, TypeError):
 
 
 class Skip(Exception):
-    """Raised inside an evaluator: this case cannot be scored. The message gives the reason. Counted as a skip."""
+    """Raised inside an evaluator: this case cannot be scored. The message gives the reason. The case counts as
+    skipped.
+    """
 
 
 class Unjudged(SpanwiseError):
@@ -69,7 +71,9 @@ class Unjudged(SpanwiseError):
 
 @dataclass(frozen=True, slots=True)
 class FeedbackFactory:
-    """Factory of one evaluator's feedback; `renamed` maps the keys that it returns to the keys that it was given."""
+    """Factory of one evaluator's feedback. `renamed` maps the keys that the evaluator returns to the keys that the user
+    chose.
+    """
 
     key: str
     keys: tuple[str, ...]
@@ -89,7 +93,7 @@ class FeedbackFactory:
         return [self._as_it_is(target, key, outcome="skip", comment=why) for key in self.keys]
 
     def failure(self, target: Target, error: BaseException, hint: str = "") -> list[Feedback]:
-        """Return an error with its traceback under every key of the evaluator; for a `Skip` a skip.
+        """Return an error with its traceback under every key of the evaluator. For a `Skip`, return a skip.
 
         `hint` is appended to the message.
         """
@@ -124,7 +128,7 @@ class FeedbackFactory:
                     metadata=self.parameters or None,
                 )
             ]
-        if kind in SCALAR_TYPES or isinstance(returned, float):  # includes numpy's float64
+        if kind in SCALAR_TYPES or isinstance(returned, float):  # `isinstance` includes numpy's float64
             return [self._from_value(returned, target)]
         if kind is dict and "results" not in returned:
             if _is_score_mapping(returned):
@@ -163,10 +167,11 @@ class FeedbackFactory:
         metadata: Mapping[str, Any] | None = None,
         label: str | None = None,
     ) -> Feedback:
-        """Return the feedback for a score or a label; `label` is an additional label of a score."""
+        """Return the feedback for a score or a label. `label` is a label in addition to a score."""
         key = self._key(key)
         if isinstance(value, str):
-            score, label = None, str.__str__(value)  # also for strings of numpy and enums
+            # `str.__str__` also converts strings of numpy and members of string enums
+            score, label = None, str.__str__(value)
         else:
             score = to_number(value)
             if type(score) is float and not math.isfinite(score):
@@ -264,12 +269,12 @@ def _read_message(error: BaseException) -> str:
         return str(error)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # a custom exception whose `__str__` fails
+    except BaseException:  # `__str__` of a custom exception may fail
         return ""
 
 
 def _check_mapping(value: Mapping[str, Any]) -> None:
-    """Raise `InvalidResult` for a dict that would break readers of the feedback later."""
+    """Raise `InvalidResult` for a dict with unknown fields, or with field values of a wrong type."""
     if not value.keys() <= _ALLOWED_FIELDS:
         raise InvalidResult(
             f"the evaluator returned a dict with {', '.join(repr(name) for name in value if name not in _ALLOWED_FIELDS)}; "
@@ -291,7 +296,7 @@ def _is_score_mapping(value: Mapping[Any, Any]) -> bool:
     if not value or not _ALLOWED_FIELDS.isdisjoint(value):
         return False
     named = all(isinstance(key, str) and isinstance(score, Real) for key, score in value.items())
-    likeness = 0.8 if len(value) == 1 else 0.85  # a single score is more likely to be a misspelt field
+    likeness = 0.8 if len(value) == 1 else 0.85  # a dict with a single score is more likely to have a misspelt field
     return named and not any(_is_misspelt(key, likeness) for key in value)
 
 
@@ -303,7 +308,10 @@ def _is_misspelt(key: str, likeness: float) -> bool:
 
 
 def _trim_traceback(error: BaseException) -> TracebackType | None:
-    """Return the traceback from the evaluator on; all of it if the error is in the code that called the evaluator."""
+    """Return the traceback without the frames before the evaluator.
+
+    If the error was raised before the evaluator was called, return the whole traceback.
+    """
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in _INTERNAL_FILES:
         frames = frames.tb_next

@@ -21,7 +21,7 @@ _listeners: list[ProgressCallback] = []  # active callbacks that draw in the ter
 
 @contextmanager
 def redirect_progress(say: ProgressCallback) -> Iterator[None]:
-    """Send progress messages to a callback in the block; "" means that there is nothing to show."""
+    """Send progress messages to a callback during the block. The message "" means that there is nothing to show."""
     _listeners.append(say)
     try:
         yield
@@ -70,7 +70,7 @@ def _status_line(text: str) -> Iterator[None]:
         return
     from rich.text import Text
 
-    with console.status(Text(text)):  # a name may contain markup
+    with console.status(Text(text)):  # `Text` is not parsed as markup, which a model's name may contain
         yield
 
 
@@ -92,7 +92,7 @@ def _progress_counter(total: int, what: str) -> Iterator[Callable[[int], object]
     task = progress.add_task(what, total=total)
 
     def show(done: int) -> None:
-        progress.start()  # further calls have no effect
+        progress.start()  # only the first call has an effect
         progress.update(task, completed=done)
 
     try:

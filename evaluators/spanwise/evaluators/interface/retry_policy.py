@@ -17,14 +17,16 @@ from spanwise.tracer.backoff import compute_backoff, parse_retry_after
 RetryOn: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
 
 MAX_RETRY_DELAY = 60.0  # maximum seconds between two attempts, also if a server asks for more
-_TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})  # and every status from 500 on
-_AUTHENTICATION_STATUSES = frozenset({401, 402, 403, 407})  # caused by the API key, not by the input
+# transient client errors; every status from 500 on is transient, too
+_TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
+_AUTHENTICATION_STATUSES = frozenset({401, 402, 403, 407})  # HTTP statuses that the API key causes, not the input
 _NETWORK_ERRNOS = frozenset(
     getattr(errno, name)
     for name in ("EAGAIN", "ENETDOWN", "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH", "ENOBUFS", "ETIMEDOUT")
     if hasattr(errno, name)
 )
-_TRANSIENT_CLASSES = frozenset(  # client exceptions that are not an OSError, by the name of the class or a base class
+# names of transient exception classes of clients (or of their base classes) that do not derive from OSError
+_TRANSIENT_CLASSES = frozenset(
     {
         "TransportError",  # httpx: connections, time-outs, broken protocol
         "APIConnectionError",  # openai, anthropic, litellm
@@ -32,7 +34,7 @@ _TRANSIENT_CLASSES = frozenset(  # client exceptions that are not an OSError, by
         "ConnectionError",  # requests, botocore, redis
         "Timeout",  # requests, litellm
         "HTTPClientError",  # botocore
-        "gaierror",  # failed name resolution
+        "gaierror",  # name resolution failed
         "IncompleteRead",  # http.client, urllib3
         "RateLimitError",
         "ServiceUnavailable",  # google
@@ -40,11 +42,11 @@ _TRANSIENT_CLASSES = frozenset(  # client exceptions that are not an OSError, by
         "DeadlineExceeded",
     }
 )
-_PERMANENT_CLASSES = frozenset(  # although a base class is in `_TRANSIENT_CLASSES`
+_PERMANENT_CLASSES = frozenset(  # exceptions that are not transient, although a base class is in `_TRANSIENT_CLASSES`
     {"UnsupportedProtocol", "LocalProtocolError", "SSLCertVerificationError", "InvalidURL", "MissingSchema"}
 )
 _TRANSIENT_GRPC_CODES = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "ABORTED"})
-_QUOTA_CODE = "insufficient_quota"  # OpenAI's code of a 429 for exhausted credit
+_QUOTA_CODE = "insufficient_quota"  # error code of OpenAI for a 429 that means exhausted credit, not a rate limit
 _PROGRAMMING_ERRORS = (TypeError, ValueError, LookupError, AttributeError, NameError, AssertionError, ArithmeticError)
 _MAX_CAUSES = 5  # maximum length of the chain of causes
 _random = random.Random()  # separate generator, so that an application that seeds `random` keeps its sequence
@@ -53,10 +55,10 @@ _random = random.Random()  # separate generator, so that an application that see
 def is_transient(error: BaseException) -> bool:
     """Return whether a retry may succeed after this error: network failures, timeouts, busy servers.
 
-    - `ConnectionError`, `TimeoutError` and the network's other `OSError`
+    - `ConnectionError`, `TimeoutError` and other `OSError` of the network
     - connection errors of httpx, requests, aiohttp, openai and similar libraries
-    - errors with an HTTP status 408, 409, 425, 429 or 5xx (in `status_code`, `status`, `code`, or of its
-      `response`)
+    - errors with an HTTP status 408, 409, 425, 429 or 5xx (in `status_code`, `status`, `code`, or in the same
+      attributes of `response`)
     - errors with `retry_after` or a `Retry-After` header
 
     An exception raised `from` a transient one is transient too, unless it is a programming error such as `TypeError`.
@@ -72,7 +74,7 @@ def is_independent_of_input(error: BaseException) -> bool:
 
 
 def compile_retry_on(given: RetryOn | None) -> Callable[[BaseException], bool]:
-    """Return the option `retry_on=` as a function of the error: an exception type, a tuple of types, or a function.
+    """Return a function of the error for the option `retry_on=`: an exception type, a tuple of types, or a function.
 
     None means `is_transient`. Exceptions that are not an `Exception` (Ctrl-C, `SystemExit`) are never retried. Raises
     `ValueError`.
@@ -89,9 +91,9 @@ def compile_retry_on(given: RetryOn | None) -> Callable[[BaseException], bool]:
 def compute_retry_delay(attempt: int, error: BaseException) -> float:
     """Return the seconds to wait after failed attempt number `attempt`, counted from 0.
 
-    The delay is the one that the server requested, else exponential backoff, and at most `MAX_RETRY_DELAY`. Up to
-    half of the backoff is random, so that clients that failed together do not retry together. A server's request is
-    never shortened; up to a quarter is added.
+    The delay is the one that the server requested, or else exponential backoff; it is at most `MAX_RETRY_DELAY`. A
+    random part keeps clients that failed together from retrying together. Up to half of the backoff is random. A
+    delay that the server requested is never shortened, but extended by up to a quarter.
     """
     asked = get_retry_after(error)
     if asked is not None:
@@ -100,7 +102,9 @@ def compute_retry_delay(attempt: int, error: BaseException) -> float:
 
 
 def get_retry_after(error: BaseException) -> float | None:
-    """Return the seconds that a server asked to wait, from `retry_after` or `Retry-After`; None without them."""
+    """Return the seconds that a server asked to wait, from `retry_after` or `Retry-After`; None if the error has
+    neither.
+    """
     for cause in _iterate_causes(error):
         given = _read_attribute(cause, "retry_after")
         seconds = _parse_seconds(_read_retry_after_header(cause) if given is None else given)
@@ -127,7 +131,7 @@ def get_response_headers(error: BaseException) -> Mapping[str, str]:
 def _normalize_headers(headers: Any) -> dict[str, str]:
     try:
         return {str(name).lower(): str(value) for name, value in headers.items()}
-    except Exception:  # unrelated attribute of that name
+    except Exception:  # an unrelated attribute has this name
         return {}
 
 
@@ -137,13 +141,13 @@ def _is_exception_type(given: object) -> bool:
 
 
 def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes. The chain ends at a programming error or an HTTP status."""
+    """Yield the error and its causes, up to the first programming error or error with an HTTP status."""
     cause: BaseException | None = error
     for _ in range(_MAX_CAUSES):
         if cause is None:
             return
         yield cause
-        reason = _read_attribute(cause, "reason")  # urllib's URLError
+        reason = _read_attribute(cause, "reason")  # `URLError` of urllib keeps its cause in `reason`
         behind = reason if isinstance(reason, BaseException) else cause.__cause__
         cause = None if isinstance(cause, _PROGRAMMING_ERRORS) or _read_http_status(cause) is not None else behind
 
@@ -184,11 +188,11 @@ def _read_botocore_status(response: object) -> object:
 
 
 def _read_grpc_code(error: BaseException) -> str | None:
-    """Return the name of the gRPC status from `code()`, or None."""
+    """Return the name of the gRPC status that the method `code()` of an error returns, or None."""
     code = _read_attribute(error, "code")
     try:
         return str(getattr(code(), "name", None)) if callable(code) else None
-    except Exception:  # unrelated method of that name
+    except Exception:  # an unrelated method has this name
         return None
 
 
@@ -204,7 +208,7 @@ def _read_retry_after_header(error: BaseException) -> object:
 
 
 def _parse_seconds(given: Any) -> float | None:
-    """Return the seconds of a number, its text, or an HTTP date."""
+    """Parse a `Retry-After` value: a number of seconds, the same as text, or an HTTP date. Return seconds, or None."""
     if isinstance(given, bool) or not isinstance(given, int | float | str):
         return None
     return parse_retry_after(str(given))

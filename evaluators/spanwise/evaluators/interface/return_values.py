@@ -1,7 +1,7 @@
 """Return values of evaluators in all accepted forms, normalized: LangSmith results, pairs, enums, objects.
 
-Accepted besides Spanwise's own forms: LangSmith's `EvaluationResult` and `{"results": […]}`, objects with a score, or
-with a value and a reason, (score, comment) pairs, enums, and the missing values of pandas.
+Besides Spanwise's own forms, these are accepted: LangSmith's `EvaluationResult` and `{"results": […]}`, objects with
+a score, objects with a value and a reason, (score, comment) pairs, enums, and the missing values of pandas.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import orjson
 from spanwise.collector.records import Target
 from spanwise.evaluators.interface.value_conversion import to_plain
 
-# Additional fields of LangSmith's result dicts. Ids of runs are interpreted, all others are kept as metadata.
+# Additional fields of LangSmith's result dicts. `target_run_id` selects the target; all others are kept as metadata.
 LANGSMITH_FIELDS = ("correction", "evaluator_info", "feedback_config", "extra", "source_run_id", "target_run_id")
 _COMMENT_FIELDS = ("comment", "reasoning", "reason", "rationale", "explanation")
 _RESULT_MARKERS = (
     "key",
     "name",
     *_COMMENT_FIELDS,
-)  # markers that distinguish a result with a `value` from other objects with one
+)  # an object with a `value` is an evaluator's result if it also has one of these fields
 _COPIED_FIELDS = ("score", "value", "label", "metadata", "error", *LANGSMITH_FIELDS)
-_SPAN_ID = 16  # hex digits
+_SPAN_ID = 16  # hex digits of a span id
 
 
 def unwrap_results(returned: Any) -> list[Any] | tuple[Any, ...] | None:
-    """Return the values of a list or a dict of `results`; None for a single value."""
+    """Return the separate results, if the value is a list or a dict with `results`; None for a single value."""
     if isinstance(returned, list | tuple):
         if type(returned) is not list and (hasattr(returned, "_fields") or _is_score_comment_pair(returned)):
             return None
@@ -56,7 +56,9 @@ def normalize_value(value: Any) -> Any:
 
 
 def normalize_score(value: Any) -> Any:
-    """Return the value of `score`: numbers in texts, as models write them, become numbers; other texts are labels."""
+    """Return the content of a result's field `score`. Numbers in texts, as models write them, become numbers; other
+    texts are labels.
+    """
     value = normalize_value(value)
     try:
         return float(value) if isinstance(value, str) else value
@@ -65,12 +67,14 @@ def normalize_score(value: Any) -> Any:
 
 
 def normalize_label(value: Any) -> Any:
-    """Return the value of `value` as a label. A dict, which LangSmith allows, becomes JSON text."""
+    """Return the content of a result's field `value` as a label. A dict, which LangSmith allows, becomes JSON text."""
     return orjson.dumps(to_plain(value)).decode() if isinstance(value, Mapping) else normalize_value(value)
 
 
 def read_langsmith_fields(value: Mapping[str, Any], target: Target) -> tuple[Target, dict[str, Any]]:
-    """Return the target of LangSmith's run ids within the trace, and the LangSmith fields to keep as metadata."""
+    """Return the target that LangSmith's `target_run_id` names within the trace, and the LangSmith fields to keep as
+    metadata.
+    """
     kept = {name: to_plain(value[name]) for name in LANGSMITH_FIELDS if _is_set(value.get(name))}
     run_id = str(kept.get("target_run_id") or "").replace("-", "")
     if target.trace_id is None or (run_id != target.trace_id and len(run_id) != _SPAN_ID):
@@ -121,5 +125,5 @@ def _has_field(value: Any, name: str) -> bool:
 
 
 def _is_set(value: Any) -> bool:
-    """Return whether a field is set: unset fields of LangSmith are None or an empty dict."""
+    """Return whether a LangSmith field has a value. LangSmith leaves unset fields at None or an empty dict."""
     return value is not None and not callable(value) and not (isinstance(value, Mapping) and not value)

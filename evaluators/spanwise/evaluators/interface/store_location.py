@@ -15,7 +15,7 @@ StoreLocation: TypeAlias = "Store | str | PathLike[str]"
 
 @contextmanager
 def open_store_location(store: StoreLocation) -> Iterator[Store]:
-    """Yield the store that is given, or the one at a path or URL, which is closed afterwards."""
+    """Yield the given open store, or open the store at a path or URL and close it after the block."""
     if not isinstance(store, str | PathLike):
         yield store
         return
@@ -24,5 +24,5 @@ def open_store_location(store: StoreLocation) -> Iterator[Store]:
 
 
 def resolve_store(store: StoreLocation) -> Store:
-    """Return an open store unchanged, or open the one at a path or URL. It stays open for later reads."""
+    """Return an open store unchanged, or open the store at a path or URL. That store stays open for later reads."""
     return connect(store) if isinstance(store, str | PathLike) else store

@@ -21,7 +21,8 @@ _INTERNAL_MODULES = ("spanwise.", "asyncio.", "concurrent.", "threading", "opent
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end. On Ctrl-C it is cancelled, may clean up, and `KeyboardInterrupt` is raised.
+    """Run a coroutine until it ends, and return its result. On Ctrl-C, cancel it, let it clean up, and raise
+    `KeyboardInterrupt`.
 
     Errors that callers can fix are raised without the frames of event loops and threads.
     """
@@ -34,9 +35,9 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def _capture_interrupt(coroutine: Coroutine[Any, Any, T]) -> CallResult[T]:
-    """Return the result of a coroutine, with Ctrl-C as a value.
+    """Return the result of a coroutine, or Ctrl-C or `SystemExit` as a value.
 
-    Asyncio loses exceptions of a task while its loop closes.
+    If a task raised them, asyncio would lose them while its loop closes.
     """
     try:
         return CallResult(await coroutine)
@@ -53,7 +54,9 @@ def _has_running_loop() -> bool:
 
 
 def _filter_user_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Return the frames that are neither Spanwise's nor the runtime's, such as those of a dataset's generator."""
+    """Return the traceback frames of the user's code, such as a dataset's generator, without those of Spanwise and
+    Python.
+    """
     if frames is None:
         return None
     rest = _filter_user_frames(frames.tb_next)
@@ -102,13 +105,14 @@ class _LoopThread(Generic[T]):
         return await self._task
 
 
-AwaitFunction: TypeAlias = Callable[[Awaitable[Any]], Any]  # called on a thread: returns the result of an awaitable
+# function that waits on a thread for an awaitable, and returns its result
+AwaitFunction: TypeAlias = Callable[[Awaitable[Any]], Any]
 
 
 async def run_in_thread(call: Callable[[], Any]) -> Any:
     """Run a call on a new daemon thread in the caller's context, and return its result.
 
-    On cancellation the thread is abandoned.
+    If the calling task is cancelled, the thread is abandoned.
 
     Raises the errors of the call.
     """
@@ -124,7 +128,10 @@ async def run_in_thread(call: Callable[[], Any]) -> Any:
 
 
 def make_loop_waiter(loop: asyncio.AbstractEventLoop) -> AwaitFunction:
-    """Return a function for threads that waits until the loop has finished an awaitable, and raises its error."""
+    """Return a function that threads call to wait until the loop has finished an awaitable.
+
+    The function returns the awaitable's result or raises its error.
+    """
 
     def wait(awaitable: Awaitable[Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(capture_awaitable(awaitable), loop).result().get()
@@ -133,7 +140,10 @@ def make_loop_waiter(loop: asyncio.AbstractEventLoop) -> AwaitFunction:
 
 
 async def capture_awaitable(awaitable: Awaitable[Any]) -> CallResult[Any]:
-    """Return the result or error of an awaitable as a value: a `SystemExit` that leaves a task would end the loop."""
+    """Return the result or the error of an awaitable as a value.
+
+    A `SystemExit` that leaves a task would end the event loop.
+    """
     try:
         return CallResult(await awaitable)
     except BaseException as error:
@@ -158,7 +168,7 @@ def _set_result(future: asyncio.Future[CallResult[Any]], ended: CallResult[Any])
 
 @dataclass(frozen=True, slots=True)
 class CallResult(Generic[T]):
-    """Result or error of a call, because a future or a queue can carry any value, but not any exception."""
+    """Result or error of a call as one value. Futures and queues can carry any value, but not any exception."""
 
     result: T | None = None
     error: BaseException | None = None
@@ -181,7 +191,7 @@ def capture_call(call: Callable[[], T]) -> CallResult[T]:
 def is_task_cancelled() -> bool:
     """Return whether this asyncio task is being cancelled.
 
-    If not, the user's code raised `CancelledError` itself.
+    If it is not, a `CancelledError` comes from the user's code itself.
     """
     task = _get_current_task()
     return task is not None and task.cancelling() > 0
@@ -190,12 +200,12 @@ def is_task_cancelled() -> bool:
 def is_interruption(error: BaseException) -> bool:
     """Return whether an exception ends the coroutine from outside: Ctrl-C, cancellation of its task, or its disposal.
 
-    Any other exception is an outcome, including `pytest.fail`, `SystemExit`, or a `CancelledError` raised by the
-    coroutine itself.
+    Any other exception is the coroutine's own outcome, including `pytest.fail`, `SystemExit`, or a `CancelledError`
+    that the coroutine raised itself.
     """
     if isinstance(error, asyncio.CancelledError):
         return is_task_cancelled()
-    if isinstance(error, GeneratorExit):  # raised in a coroutine that is being discarded
+    if isinstance(error, GeneratorExit):  # Python raises it in a coroutine that is discarded; no task runs then
         return _get_current_task() is None
     return isinstance(error, KeyboardInterrupt)
 

@@ -11,7 +11,7 @@ import orjson
 
 from spanwise.collector.records import Run, Trace
 
-# Attributes with a tool's name: OTel GenAI, OpenInference, the AI SDK, Haystack, Traceloop
+# Span attributes that hold a tool's name: OTel GenAI, OpenInference, the AI SDK, Haystack, Traceloop
 TOOL_NAME_ATTRIBUTES = (
     "gen_ai.tool.name",
     "tool.name",
@@ -20,9 +20,10 @@ TOOL_NAME_ATTRIBUTES = (
     "traceloop.entity.name",
 )
 CALL_ID_ATTRIBUTES = ("gen_ai.tool.call.id", "tool_call.id", "tool.id", "ai.toolCall.id", "tool_call_id")
-SPAN_NAME_PREFIXES = ("execute_tool ", "tools/call ", "running tool: ", "Function: ")  # prefixes of span names
+# prefixes of the span names of tools; the tool's name follows
+SPAN_NAME_PREFIXES = ("execute_tool ", "tools/call ", "running tool: ", "Function: ")
 LOGFIRE_SPAN_NAME = "Function: {name}"  # Logfire's span name for tools of OpenAI Agents
-# Keys of a model's reply that contain messages, parts of messages or calls
+# Keys of a model's reply whose values contain messages, parts of messages or calls
 CONTAINER_KEYS = (
     "choices message messages delta generations generation kwargs data content contents parts blocks output outputs "
     "response candidates replies tool_calls toolCalls raw additional_kwargs"
@@ -41,14 +42,16 @@ CALL_TYPES = frozenset(  # values of `type` that mark a call
     "tool_call tool-call tool_use server_tool_use mcp_tool_use server_tool_call function_call custom_tool_call "
     "mcp_call toolCall".split()
 )
-WRAPPER_KEYS = ("function_call", "functionCall", "toolUse", "tool_call")  # keys whose object is a call
-HOSTED_CALL_SUFFIX = "_call"  # suffix of call types of hosted tools in OpenAI's Responses: "web_search_call"
-MAX_DEPTH = 16  # nesting levels of a reply
+# keys whose value is an object that represents a call
+WRAPPER_KEYS = ("function_call", "functionCall", "toolUse", "tool_call")
+# end of the types of calls to hosted tools in OpenAI's Responses API, such as "web_search_call"
+HOSTED_CALL_SUFFIX = "_call"
+MAX_DEPTH = 16  # maximum nesting of a reply
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """Tool call: its name, the possible values of its arguments, its id, and the run that contains it."""
+    """Tool call: its name, the possible values of its arguments, its id, and the run from which it was read."""
 
     name: str
     arguments: list[Any]
@@ -61,9 +64,9 @@ class ToolCall:
 def extract_tool_calls(trace: Trace) -> list[ToolCall] | None:
     """Return the tool calls of an agent by start time; None if the trace has neither tool spans nor model messages.
 
-    A call that a model requested and the span of the tool that ran are one call. They are matched by the call's id.
-    Without an id they are matched by name, and if several calls have that name, by arguments. The time of a call
-    without a span is the end of the model run. Runs below evaluators are left out.
+    A call that a model requested and the span of the tool that ran are the same call. They are matched by the call's
+    id. Without an id they are matched by name, and if several calls have the same name, by arguments. A call without
+    a tool span gets the end time of its model run. Runs below evaluators are left out.
     """
     runs = _select_agent_runs(trace)
     spans = [run for run in runs if run.kind == "tool"]
@@ -83,7 +86,7 @@ def get_tool_name(run: Run) -> str:
 
 
 def parse_arguments(arguments: Any) -> Any:
-    """Parse arguments that models give as JSON text."""
+    """Parse a tool call's arguments, which models give as JSON text."""
     if not isinstance(arguments, str) or not arguments.lstrip().startswith("{"):
         return arguments
     try:
@@ -107,7 +110,8 @@ class _RequestedCalls:
         found = {run.span_id: list(_iterate_calls(run.outputs)) for run in self.models}
         for run in sorted(self.models, key=lambda run: max(run.start_ns, run.end_ns)):
             if any(found.get(above.span_id) for above in _iterate_ancestors(run, parents)):
-                continue  # LangChain's model run around OpenAI's client run repeats the reply
+                # a run above has calls: LangChain's model run repeats the reply of OpenAI's client run inside it
+                continue
             ids: set[str] = set()
             for name, arguments, id in found[run.span_id]:
                 if id not in ids and not _is_output_tool(name, run):
@@ -118,13 +122,17 @@ class _RequestedCalls:
         exact = _make_exact_key(call.name, call.arguments[0])
         known = self._by.get(("id", call.id), ()) if call.id else ()
         if any(exact == _make_exact_key(other.name, other.arguments[0]) for other in known):
-            return  # some servers restart ids in each reply: the same id with other arguments is another call
+            # a repeated call; other arguments under the same id are another call, because some servers restart ids in
+            # each reply
+            return
         self.all.append(call)
         for key in (*([("id", call.id)] if call.id else ()), exact, ("name", call.name)):
             self._by.setdefault(key, []).append(call)
 
     def executed(self, run: Run) -> ToolCall | None:
-        """Return the call of a tool span; None if it is already known, such as for a second attempt."""
+        """Return the call that a tool span executed. Return None if the call is already known, as for a second
+        attempt.
+        """
         name, arguments, id = get_tool_name(run), _read_arguments(run), _read_call_id(run)
         keys: list[tuple[str, ...]] = [("id", id)] if id else []
         exact = [_make_exact_key(name, each) for each in arguments]
@@ -142,7 +150,7 @@ class _RequestedCalls:
         return ToolCall(named, [*arguments, *request.arguments], id or request.id, run.start_ns, run)
 
     def _first(self, key: tuple[str, ...], run: Run) -> ToolCall | None:
-        """Return the first call under a key that has no span yet and was requested before the span started."""
+        """Return the first call under a key that has no tool span yet and was requested before this span started."""
         waiting = self._by.get(key, [])
         while waiting and waiting[0].executed:
             waiting.pop(0)
@@ -165,7 +173,7 @@ def _select_agent_runs(trace: Trace) -> list[Run]:
 
 
 def _map_parents(runs: list[Run]) -> Mapping[str, Run]:
-    """Map span ids to parent runs, for all runs with a known parent."""
+    """Return the parent run by span id, for all runs whose parent is among them."""
     known = {run.span_id: run for run in runs}
     return {run.span_id: known[run.parent_id] for run in runs if run.parent_id in known}
 
@@ -180,7 +188,10 @@ def _iterate_ancestors(run: Run, parents: Mapping[str, Run]) -> Iterator[Run]:
 
 
 def _filter_outermost(spans: list[Run], runs: list[Run]) -> Iterator[Run]:
-    """Yield tool spans that are not inside another span of the same tool, such as an MCP client's inside an agent's."""
+    """Yield tool spans that are not inside another span of the same tool.
+
+    For example, an MCP client opens a span inside the agent's span for the same call.
+    """
     parents = _map_parents(runs)
     for run in spans:
         name, id = get_tool_name(run), _read_call_id(run)
@@ -192,12 +203,12 @@ def _filter_outermost(spans: list[Run], runs: list[Run]) -> Iterator[Run]:
 
 
 def _has_messages(run: Run) -> bool:
-    """Return whether the reply of a model run was recorded, or the run failed without one."""
+    """Return whether the messages of a model run are known: its reply was recorded, or it failed without a reply."""
     return run.outputs is not None or (run.status == "error" and run.inputs is not None)
 
 
 def _is_output_tool(name: str, run: Run) -> bool:
-    """Return whether a call is pydantic-ai's request for structured output."""
+    """Return whether a tool call only serves pydantic-ai to request structured output."""
     return name.startswith("final_result") and run.attributes.get("otel.scope.name") == "pydantic-ai"
 
 
@@ -214,7 +225,9 @@ def _strip_prefix(name: str) -> str:
 
 
 def _read_call_id(run: Run) -> str | None:
-    """Return the id of a tool span's call. LangChain records it in the message that the tool returned."""
+    """Return the id of the call that a tool span executed. LangChain records it in the message that the tool
+    returned.
+    """
     if id := _read_attribute(run, CALL_ID_ATTRIBUTES):
         return id
     result = run.outputs if isinstance(run.outputs, Mapping) else {}
@@ -224,7 +237,9 @@ def _read_call_id(run: Run) -> str | None:
 
 
 def _read_arguments(run: Run) -> list[Any]:
-    """Return the possible arguments of a tool span: for a tool with one dict argument, also that dict."""
+    """Return the possible arguments of a tool span. If the only argument is a dict, that dict is a second
+    possibility.
+    """
     given = parse_arguments(run.inputs)
     alone = isinstance(given, Mapping) and len(given) == 1
     inner = parse_arguments(next(iter(given.values()))) if alone else None
@@ -234,7 +249,7 @@ def _read_arguments(run: Run) -> list[Any]:
 def _make_exact_key(name: str, arguments: Any) -> tuple[str, ...]:
     try:
         return ("exact", name, orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS, default=str).decode())
-    except TypeError:  # values that JSON cannot represent
+    except TypeError:  # the arguments contain values that JSON cannot represent
         return ("exact", name, repr(arguments))
 
 
@@ -253,7 +268,7 @@ def _iterate_calls(reply: Any, depth: int = 0) -> Iterator[tuple[str, Any, str |
 
 
 def _iterate_nested_calls(reply: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any, str | None]]:
-    """Yield the calls inside an object. `DUPLICATE_KEYS` are read only if the other keys contain none."""
+    """Yield the calls inside an object. `DUPLICATE_KEYS` are read only if the keys before them contain no calls."""
     found = False
     for key in CONTAINER_KEYS:
         if key not in reply or (found and key in DUPLICATE_KEYS):
@@ -270,7 +285,7 @@ def _iterate_nested_calls(reply: Mapping[str, Any], depth: int) -> Iterator[tupl
 
 
 def _is_other_message(reply: Mapping[str, Any]) -> bool:
-    """Return whether an object is a message that is not the model's, or a result of a tool."""
+    """Return whether an object is a message of another role than the model's, or a result of a tool."""
     role, kind = reply.get("role"), reply.get("type")
     return role in OTHER_ROLES or (isinstance(kind, str) and kind.endswith(("_result", "_output", "_response")))
 
@@ -293,7 +308,7 @@ def _read_call(value: Mapping[str, Any]) -> tuple[str, Any, str | None] | None:
 
 
 def _read_list_element(value: Any) -> tuple[str, Any, str | None] | None:
-    """Return the call of an element of `tool_calls`, which needs no type."""
+    """Return the call that an element of `tool_calls` represents. There the element needs no `type`."""
     if not isinstance(value, Mapping):
         return None
     function = value.get("function")

@@ -1,4 +1,4 @@
-"""Conversion of values to what evaluators see: plain JSON, documents, chat messages, infinite numbers."""
+"""Conversion of values to the form that evaluators see: plain JSON, documents, chat messages, infinite numbers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import orjson
 from spanwise.collector.records import JSON, Document
 from spanwise.tracer.content.serialization import to_json
 
-MAX_BYTES = 2**26  # maximum bytes of a value for evaluators; stored values have the tracer's limit
-MAX_MEMBERS = 2**22  # maximum values in containers of all levels
-MIN_INTEGER = -(2**63)  # lowest integer that JSON represents exactly
+MAX_BYTES = 2**26  # maximum bytes of a value for evaluators; the tracer's limit for stored values is separate
+MAX_MEMBERS = 2**22  # maximum number of values in containers, over all levels
+MIN_INTEGER = -(2**63)  # lowest integer of 64 bits; integers outside this range become text
 _JSON_SCALARS = frozenset({str, bool, type(None)})
 
 
 def to_plain(value: Any) -> JSON:
-    """Return a value with JSON's types only, as it is read back from a trace later, but never truncated.
+    """Return a value with only the types of JSON. A trace that is read later has the same types, but may be truncated.
 
-    - Scalars and arrays of numpy, tensors and columns of pandas become numbers and lists, a DataFrame a dict per
-      row.
-    - Models, dataclasses and named tuples become dicts, enums their values, sets and tuples lists, dates and
-      decimals texts.
-    - Missing values (`pandas.NA`, NaN) become None, integers above 64 bits texts. Anything else becomes its
+    - Scalars of numpy become numbers; arrays of numpy, tensors and columns of pandas become lists; a DataFrame becomes
+      a list with one dict per row.
+    - Models, dataclasses and named tuples become dicts. Enums become their values. Sets and tuples become lists. Dates
+      and decimals become text.
+    - Missing values (`pandas.NA`, NaN) become None. Integers above 64 bits become text. Anything else becomes its
       `repr`.
     """
     kind = type(value)
@@ -42,10 +42,10 @@ def to_plain(value: Any) -> JSON:
 
 
 def _array_to_list(value: Any) -> Any:
-    """Convert arrays and numpy scalars to Python types, which is many times faster than converting item by item."""
+    """Convert arrays and numpy scalars to Python types as a whole, which is many times faster than item by item."""
     try:
         return value.tolist()
-    except Exception:  # unrelated method of that name; `to_json` handles the value
+    except Exception:  # an unrelated method has this name; `to_json` handles the value
         return value
 
 
@@ -63,7 +63,7 @@ def to_documents(value: Iterable[Any]) -> tuple[Document, ...]:
         raise TypeError(f"documents are a list, not {value!r:.200}")
     if type(value) is not tuple:
         return tuple(map(to_document, value))
-    for member in value:  # fast path for cases: retrieval evaluators call this often
+    for member in value:  # fast path, because retrieval evaluators call this often with the documents of cases
         if type(member) is not Document:
             return tuple(map(to_document, value))
     return value
@@ -72,7 +72,7 @@ def to_documents(value: Iterable[Any]) -> tuple[Document, ...]:
 def to_document(value: Any) -> Document:
     """Return one document. Unknown fields of a dict become metadata.
 
-    Content of None or "" makes an empty document.
+    If the content is None or "", the document is empty.
 
     Raises `TypeError` for other types, `ValueError` for a dict with neither a content nor an id field.
     """
@@ -113,7 +113,9 @@ _ROLES = {"human": "user", "ai": "assistant"}  # LangChain's names of message ro
 
 
 def to_messages(value: JSON) -> list[dict[str, Any]]:
-    """Return messages in OpenAI's format, from that or from LangChain's serialized format; [] for other values."""
+    """Return messages in OpenAI's format. Accepts that format and LangChain's serialized one; returns [] for other
+    values.
+    """
     if isinstance(value, Mapping):
         value = value.get("messages", [value])
     if not isinstance(value, list | tuple) or not value:
@@ -123,7 +125,7 @@ def to_messages(value: JSON) -> list[dict[str, Any]]:
 
 
 def unwrap_single_value(value: JSON) -> JSON:
-    """Return the value of a dict with one key; other values unchanged."""
+    """Return the only value of a dict with one key; other values unchanged."""
     return next(iter(value.values())) if isinstance(value, Mapping) and len(value) == 1 else value
 
 
@@ -147,7 +149,7 @@ _WORD_BY_NUMBER = {number: word for word, number in _NUMBER_BY_WORD.items()}
 
 
 def encode_infinities(value: Any) -> Any:
-    """Return the value with infinite numbers replaced by texts, at any depth of dicts and lists."""
+    """Return the value with infinite numbers replaced by texts, in dicts and lists at any depth."""
     if isinstance(value, float):
         return _WORD_BY_NUMBER.get(value, value)
     if isinstance(value, Mapping):
@@ -159,5 +161,5 @@ def encode_infinities(value: Any) -> Any:
 
 
 def decode_infinity(value: Any) -> Any:
-    """Return the infinite number of "Infinity" or "-Infinity"; other values unchanged."""
+    """Convert the text "Infinity" or "-Infinity" to a number; return other values unchanged."""
     return _NUMBER_BY_WORD.get(value, value) if isinstance(value, str) else value

@@ -1,7 +1,7 @@
 """Base classes of evaluators that query a model for a batch of cases and isolate failing cases.
 
-Each evaluator implements a generator. It yields the model's inputs for a case, receives the replies, and returns the
-result.
+Each evaluator implements a generator for one case. The generator yields the model's inputs, receives the model's
+replies, and returns the result.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class BatchedEvaluator(ABC, Generic[Asked, Reply]):
     """Base class of frozen dataclasses that score a batch of cases with one model.
 
     The class variable `PRESET` names the default model, and `DEFAULT_MODEL` describes it with its limits. `DOCUMENT`
-    names the model that the thresholds of the source document were chosen for. With any other model, the metrics have
-    no threshold until one is given (`threshold=`) or fitted.
+    names the model for which the source document chose its thresholds. With any other model, the metrics have no
+    threshold until the user gives one (`threshold=`) or fits one.
     """
 
     DOCUMENT: ClassVar[str | None] = None
@@ -66,8 +66,9 @@ class BatchedEvaluator(ABC, Generic[Asked, Reply]):
         """Return the model's properties that the scores depend on. The key `model` holds its name."""
 
     def batch(self, cases: Sequence[Case]) -> list[Any]:
-        """Return the result of each case, or the exception that it raised. One model call serves the same step of all
-        cases.
+        """Return for each case its result, or the exception that it raised.
+
+        The cases advance together: one model call serves the same step of all cases.
         """
         results: list[Any] = [None] * len(cases)
         try:
@@ -99,7 +100,7 @@ class BatchedEvaluator(ABC, Generic[Asked, Reply]):
         return hashlib.sha256(orjson.dumps([dict(self._model), own], default=repr)).hexdigest()[:8]
 
     def _one(self, **known: Any) -> Any:
-        """Score one case that has these fields, and return the result. Raises the case's exception."""
+        """Score one case whose fields are the keyword arguments, and return the result. Raises the case's exception."""
         [result] = self.batch([cast(Case, SimpleNamespace(**known))])
         if isinstance(result, BaseException):
             raise result
@@ -115,7 +116,7 @@ def _advance_case(
 ) -> None:
     """Advance one case by one step, and record its next inputs, its result or its exception.
 
-    A reply that is an exception is raised inside the case's generator.
+    If one of its replies is an exception, it is raised inside the case's generator.
     """
     going.pop(place, None)
     try:
@@ -134,11 +135,10 @@ EmbeddingSteps: TypeAlias = "Generator[Sequence[str], Mapping[str, Vector], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingEvaluator(BatchedEvaluator[str, "Vector"]):
-    """Base class of frozen dataclasses that score with an embedder. `model` is any argument of `embedder` (None:
-    all-MiniLM-L6-v2).
+    """Base class of frozen dataclasses that score with an embedder.
 
-    A subclass implements `_steps(case)`. If it defines `__post_init__`, it calls
-    `EmbeddingEvaluator.__post_init__(self)`.
+    `model` is any argument that `embedder` accepts (None: all-MiniLM-L6-v2). A subclass implements `_steps(case)`. If
+    it defines `__post_init__`, it calls `EmbeddingEvaluator.__post_init__(self)`.
     """
 
     model: Any = None
@@ -151,25 +151,26 @@ class EmbeddingEvaluator(BatchedEvaluator[str, "Vector"]):
         return self._embedder.by_text(asked)
 
     def _load(self) -> None:
-        """Do nothing. The first text loads the model, so cases without texts need no model."""
+        """Do nothing: the embedder loads the model with the first text, so cases without texts need no model."""
 
     @property
     def _model(self) -> Mapping[str, Any]:
         return self._embedder.identity
 
 
-PairScores: TypeAlias = tuple[float, ...]  # one score, or entailment, neutral and contradiction
+# the model's only score, or the probabilities of entailment, neutral and contradiction
+PairScores: TypeAlias = tuple[float, ...]
 SupportSteps: TypeAlias = Generator[Sequence[TextPair], Mapping[TextPair, PairScores], list[float]]
-MAX_PAIRS = 100_000  # pairs per case; scoring this many takes hours on a CPU
-_PAIRS_PER_STEP = 4096  # pairs of a case whose texts are in memory at the same time
+MAX_PAIRS = 100_000  # maximum pairs per case; scoring this many takes hours on a CPU
+_PAIRS_PER_STEP = 4096  # maximum pairs of one case that are in memory as texts at the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairEvaluator(BatchedEvaluator[TextPair, PairScores]):
-    """Base class of frozen dataclasses that score with a pair scorer. `model` is any argument of `pair_scorer` (None:
-    the class's `PRESET`).
+    """Base class of frozen dataclasses that score with a pair scorer.
 
-    If a subclass defines `__post_init__`, it calls `PairEvaluator.__post_init__(self)`.
+    `model` is any argument that `pair_scorer` accepts (None: the class's `PRESET`). If a subclass defines
+    `__post_init__`, it calls `PairEvaluator.__post_init__(self)`.
     """
 
     model: Any = None
@@ -189,9 +190,9 @@ class PairEvaluator(BatchedEvaluator[TextPair, PairScores]):
         return self._scorer.identity
 
     def _supports(self, context: Sequence[str], texts: Sequence[str]) -> SupportSteps:
-        """Return for each text the highest support by any window of the context.
+        """Return, for each text, how strongly the context supports it: the maximum over all windows of the context.
 
-        A text that is longer than the model's input is cut into windows, and its least supported window counts.
+        If a text is longer than the model's input, it is cut into windows, and its least supported window counts.
         Raises `ValueError` if there are more than `MAX_PAIRS` pairs.
         """
         firsts, seconds = self._scorer.parts(context, texts)
@@ -208,7 +209,10 @@ class PairEvaluator(BatchedEvaluator[TextPair, PairScores]):
 
 
 def support_probability(row: PairScores, name: str) -> float:
-    """Return the probability of entailment, or the single score. Raises `ValueError` if the score is no probability."""
+    """Return a pair's probability of entailment, or its only score if the model is no NLI model.
+
+    Raises `ValueError` if that score is not a probability.
+    """
     if not 0 <= row[0] <= 1:
         raise ValueError(f"{name!r} gave {row[0]!r} for a pair: a model of support gives a probability, from 0 to 1")
     return row[0]

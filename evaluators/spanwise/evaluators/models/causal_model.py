@@ -1,8 +1,8 @@
 """Causal language models: log-probabilities of given tokens, in strided windows.
 
-A window is the number of tokens that the model reads at once. Each window starts one stride after the previous one,
-and counts only tokens that no earlier window has counted. Hugging Face's page "Perplexity of fixed-length models"
-describes this strided window.
+A window holds the tokens that the model reads at once. Each window starts one stride after the previous one, and only
+those of its tokens are counted that no earlier window has counted. Hugging Face's page "Perplexity of fixed-length
+models" describes this strided window.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ if TYPE_CHECKING:
 PrefixedText: TypeAlias = tuple[str, str]
 """A prefix, which may be empty, and the text after it."""
 
-GROUP_CHARACTERS = 1 << 20  # characters of texts that are tokenized together, unless a single text is longer
-DEFAULT_WINDOW = 2048  # tokens per window, at most, by default
-MAX_LOGITS = 1 << 24  # elements of a (tokens, vocabulary) array computed at once: 64 MB as float32
+# maximum characters of the texts that are tokenized together, unless a single text is longer
+GROUP_CHARACTERS = 1 << 20
+DEFAULT_WINDOW = 2048  # default maximum of tokens per window
+MAX_LOGITS = 1 << 24  # maximum elements of a (tokens, vocabulary) array that is computed at once: 64 MB as float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class ReadingSettings:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPair:
-    """Tokens of a prefix and its text. Tokens from index `first` on are counted."""
+    """Tokens of a prefix followed by those of a text. Tokens from index `first` on are counted."""
 
     ids: list[int]
     first: int
@@ -69,7 +70,9 @@ class TokenizedPair:
 
 @dataclass(frozen=True, slots=True)
 class _TokenWindow:
-    """Window of one text. `whose` is the index of the text; tokens from index `first` on are counted."""
+    """Window of one text. `whose` is the index of the text. Of the window's tokens, those from index `first` on are
+    counted.
+    """
 
     whose: int
     ids: list[int]
@@ -77,7 +80,10 @@ class _TokenWindow:
 
 
 class CausalModel:
-    """Causal language model of transformers with its tokenizer, in memory. It is not thread-safe. Raises `NoModel`."""
+    """Causal language model of transformers with its tokenizer, in memory. It is not thread-safe.
+
+    Raises `NoModel` if the model is not supported.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
         self.model, self.name = model, name
@@ -103,7 +109,7 @@ class CausalModel:
         rows = [row for whose, one in enumerate(given) for row in _token_windows(whose, one, width, stride)]
         parts: list[list[tuple[int, Vector]]] = [[] for _ in pairs]
         batch_tokens = how.batch_tokens
-        if self._head is None:  # the model computes all logits at once
+        if self._head is None:  # the logits cannot be computed in slices
             batch_tokens = min(batch_tokens, max(MAX_LOGITS // _vocabulary_size(self.model.config), 1))
         batches = list(_batch_windows(rows, batch_tokens))
         for batch in track_progress(batches, "windows of texts read"):
@@ -112,7 +118,9 @@ class CausalModel:
         return [self._joined(found) for found in parts]
 
     def window_size(self, how: ReadingSettings) -> tuple[int, int]:
-        """Return the window and its stride in tokens. Raises `NoModel` for settings that do not fit the model."""
+        """Return the lengths of the window and the stride in tokens. Raises `NoModel` for settings that do not fit the
+        model.
+        """
         width = how.max_length or min(self._context or DEFAULT_WINDOW, DEFAULT_WINDOW)
         if self._context is not None and width > self._context:
             raise NoModel(f"{self.name!r} reads {self._context} tokens at once, not max_length={width}")
@@ -124,8 +132,8 @@ class CausalModel:
     def tokens(self, prefix: str, text: str, bos: bool | None) -> TokenizedPair:
         """Tokenize prefix and text as one string.
 
-        A token with characters of both, such as the space before a word, belongs to the text. `bos` decides which
-        tokens precede the prefix. The very first token has no preceding token, so it is never counted.
+        A token with characters of both, such as the space before a word, belongs to the text. `bos` determines the
+        tokens before the prefix (see `_start`). The very first token has no preceding token, so it is never counted.
         """
         start, (ids, of_prefix) = self._start(bos), self._split(prefix, text)
         return TokenizedPair([*start, *ids], max(len(start) + of_prefix, 1))
@@ -141,9 +149,10 @@ class CausalModel:
         return ids, sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(before, ids, strict=False)))
 
     def _start(self, bos: bool | None) -> list[int]:
-        """Return the tokens before a text.
+        """Return the tokens to put before a text.
 
-        None: those that the tokenizer adds. True: BOS, or EOS if there is no BOS. False: none.
+        With `bos` None, these are the tokens that the tokenizer adds; with True, BOS, or EOS if the model has no BOS;
+        with False, none.
         """
         if bos is None:
             whole, plain = (self._tokenizer("a", add_special_tokens=added)["input_ids"] for added in (True, False))
@@ -169,7 +178,7 @@ class CausalModel:
             ends = [(place, row.first, len(row.ids)) for place, row in enumerate(rows)]
             before: Any = torch.cat([states[place, first - 1 : end - 1] for place, first, end in ends])
             tokens: Any = torch.cat([ids[place, first:end] for place, first, end in ends])
-            # slices of at most `MAX_LOGITS` numbers
+            # compute the logits in slices of at most `MAX_LOGITS` numbers
             many = max(MAX_LOGITS // _vocabulary_size(self.model.config), 1)
             slices = zip(before.split(many), tokens.split(many), strict=True)
             found: Any = torch.cat([self._log_probability(*each) for each in slices]).cpu()
@@ -183,7 +192,7 @@ class CausalModel:
         return (chosen - logits.logsumexp(-1)).clamp(max=0.0)
 
     def _joined(self, parts: list[tuple[int, Vector]]) -> Vector:
-        """Concatenate the windows of one text in their order."""
+        """Concatenate the log-probabilities of a text's windows, in the order of the windows."""
         import numpy
 
         found = [part for _, part in sorted(parts, key=lambda part: part[0])]
@@ -191,7 +200,7 @@ class CausalModel:
 
 
 def _group_pairs(pairs: Sequence[PrefixedText]) -> Iterator[list[PrefixedText]]:
-    """Group consecutive pairs by total length. The pairs of one group are tokenized together."""
+    """Group consecutive pairs, limited by total length. The pairs of one group are tokenized together."""
     group: list[PrefixedText] = []
     characters = 0
     for pair in pairs:
@@ -205,7 +214,7 @@ def _group_pairs(pairs: Sequence[PrefixedText]) -> Iterator[list[PrefixedText]]:
 
 
 def _token_windows(whose: int, given: TokenizedPair, width: int, stride: int) -> Iterator[_TokenWindow]:
-    """Yield the windows that contain a token which no earlier window has counted."""
+    """Yield the windows of a text, without those whose tokens have all been counted in earlier windows."""
     counted = given.first
     for begin in range(0, len(given.ids), stride):
         end = min(begin + width, len(given.ids))
@@ -217,8 +226,9 @@ def _token_windows(whose: int, given: TokenizedPair, width: int, stride: int) ->
 
 
 def _batch_windows(rows: Sequence[_TokenWindow], tokens: int) -> Iterator[list[int]]:
-    """Yield batches of window indices. Windows of similar length share a batch of at most `tokens` tokens, or of one
-    window.
+    """Yield batches as lists of window indices. Windows of similar length share a batch.
+
+    A batch has at most `tokens` tokens, unless a single window is longer.
     """
     batch: list[int] = []
     longest = 0
@@ -250,11 +260,11 @@ def _pad_windows(rows: Sequence[_TokenWindow], device: Any) -> tuple[Any, Any]:
 
 
 def _find_output_head(model: Any, name: str) -> Any:
-    """Return the layer that computes logits from the last hidden states, or None if the model changes logits after that
-    layer.
+    """Return the layer that computes logits from the last hidden states.
 
-    Some models scale or cap their logits (Gemma 2, Cohere, Granite), so both paths are compared on a few tokens.
-    Raises `NoModel` if a later token changes the logits of earlier ones, as in BERT.
+    Return None if the model changes the logits after that layer. Some models scale or cap them (Gemma 2, Cohere,
+    Granite), so this function computes the logits of a few tokens in both ways and compares them. Raises `NoModel` if
+    a later token changes the logits of earlier ones, as in BERT.
     """
     import torch
 
@@ -278,7 +288,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 EXPECTED_LIKELIHOOD = (
     "a function of a list of (prefix, text) that gives a list of log-probabilities, one per token, for each"
 )
-_API_MODEL_NAME = re.compile(  # models that only their providers' servers offer
+_API_MODEL_NAME = re.compile(  # names of models that run only on their providers' servers
     r"(chatgpt|gpt-(3\.5|4|5)|o[1345](-|$)|claude-|gemini-|grok-|command-(r|a)(-|$)|deepseek-(chat|reasoner)$)"
 )
 _API_PROVIDERS = (
@@ -423,14 +433,14 @@ class LikelihoodModel(LocalModel):
 
 
 def likelihood_model(given: Any = None, **options: Any) -> LikelihoodModel:
-    """Return a likelihood model for a `LikelihoodModel`, a function, a folder, a name, a dict of arguments, or None (the
-    default).
+    """Return a likelihood model for a `LikelihoodModel`, a function, a folder, a name, a dict of arguments, or None
+    (the default).
 
     Raises `NoModel` for anything else, and for chat endpoints.
     """
     if (made := make_model(LikelihoodModel, given, options)) is not None:
         return made
-    if hasattr(given, "base_url") or hasattr(given, "backend"):  # a `Judge`, or an API client
+    if hasattr(given, "base_url") or hasattr(given, "backend"):  # `given` is a `Judge`, or an API client
         raise _chat_endpoint_error(type(given).__name__)
     if callable(given):
         return LikelihoodModel(given, **options)
@@ -438,7 +448,7 @@ def likelihood_model(given: Any = None, **options: Any) -> LikelihoodModel:
 
 
 def _check_local_name(given: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Return the name of a model that may run on this machine. Raises `NoModel` for the name of a hosted model."""
+    """Return the name of a model, unless only a provider hosts that model. Raises `NoModel` for a hosted model."""
     name = os.fspath(given)
     first, *rest = re.split("[/:]", name)
     of_an_api = _API_MODEL_NAME.match(rest[-1] if rest and first in _API_PROVIDERS else name)

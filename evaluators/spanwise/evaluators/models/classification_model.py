@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 
 def normalize_label(label: str, also: Mapping[str, str] | None = None) -> str:
-    """Return a label in lower case with single spaces, or its synonym in `also`: "Severe_Toxic" becomes "severe
-    toxic".
+    """Return a label in lower case with single spaces, so that "Severe_Toxic" becomes "severe toxic".
+
+    If `also` has a synonym for that label, return the synonym.
     """
     name = " ".join(str(label).lower().replace("_", " ").replace("-", " ").split())
     return (also or {}).get(name, name)
@@ -46,12 +47,12 @@ class TextClassifier(LocalModel):
     first text loads the model.
 
     The argument `model` is a folder, a model of the hub, a preset's name, or a function of a list of texts. A
-    function returns one dict per text, or one dict of lists as Detoxify does, or a list of labels with scores per
-    text as a pipeline of transformers does with `top_k=None`.
+    function returns one of three forms: one dict per text; one dict of lists, as Detoxify does; or a list of labels
+    with scores per text, as a pipeline of transformers does with `top_k=None`.
 
     Logits become probabilities by a sigmoid per label if the model's configuration says `multi_label_classification`
-    or has one label, otherwise by a softmax over all labels. `activation` overrides a missing or wrong configuration.
-    `device` is "cuda", "mps" or "cpu" (None: the first one available), and `batch_size` is a number of texts.
+    or has one label, otherwise by a softmax over all labels. `activation` replaces a configuration that is missing or
+    wrong. `device` is "cuda", "mps" or "cpu" (None: the first one available), and `batch_size` is a number of texts.
 
     Weights that run code on loading (`remote_code`) or that are pickles (`pickle`) are loaded only if the argument is
     true. Raises `NoModel` if the model or a package that it needs is missing.
@@ -80,8 +81,8 @@ class TextClassifier(LocalModel):
         self._activation = activation
 
     def classify(self, texts: Sequence[str]) -> list[dict[str, float]]:
-        """Return the probability of each label for each text, in order. Raises the model's exception if it fails for one
-        text.
+        """Return the probability of each label for each text, in order. Raises the model's exception if it fails for
+        one text.
 
         A text longer than the model's input is truncated. Use `windows` to split it first.
         """
@@ -102,7 +103,9 @@ class TextClassifier(LocalModel):
         return run_each(self.classify, texts)
 
     def windows(self, text: str) -> list[str]:
-        """Split a text into overlapping windows that fit the model's input. A function receives the text unsplit."""
+        """Split a text into overlapping windows that fit the model's input. If the model is a function, return the text
+        unsplit.
+        """
         if self._function is not None:
             return [text]
         loaded = self._loaded()
@@ -169,14 +172,14 @@ def text_classifier(given: Any = None, **options: Any) -> TextClassifier:
         given, options = {**options, **given}, {}
     if (made := make_model(TextClassifier, given, options)) is not None:
         return made
-    predict = getattr(given, "predict", given)  # Detoxify's models are not callable
+    predict = getattr(given, "predict", given)  # an object of Detoxify has `predict` and is not callable
     if callable(predict):
         return TextClassifier(predict, name=None if predict is given else type(given).__name__, **options)
     raise NoModel(f"a text classifier is a model's name, a folder, or {EXPECTED_CLASSIFIER}, not {given!r:.200}")
 
 
 def _check_probabilities(given: Any, number: int, name: str) -> list[dict[str, float]]:
-    """Return a function's result as one dict of finite numbers per text. Raises `ValueError`."""
+    """Convert a function's result to one dict of finite numbers per text. Raises `ValueError`."""
     if isinstance(given, Mapping):  # lists by label, as Detoxify returns them
         columns = {label: list(values) for label, values in given.items() if hasattr(values, "__len__")}
         if len(columns) != len(given) or any(len(values) != number for values in columns.values()):

@@ -20,19 +20,21 @@ from spanwise.evaluators.models.model_resolution import NoModel
 
 _DETOXIFY_LABELS = ("toxicity", "severe_toxicity", "obscene", "threat", "insult", "identity_attack")
 _DETOXIFY_SYNONYMS = {"toxic": "toxicity", "severe toxic": "severe toxicity", "identity hate": "identity attack"}
-_PART_CHARACTERS = 200  # characters per part of a sentence; among more words, a profane one no longer raises the score
+# maximum characters per part of a sentence; in a longer part, one profane word would no longer raise the score
+_PART_CHARACTERS = 200
 _PROFANITY_MODULE = "profanity_check"  # import name of alt-profanity-check
 
 
 def _toxicity_key(name: str) -> str:
-    """Return the metric key of a Detoxify label. The prefix leaves the plain names to other evaluators."""
+    """Return the metric key of a Detoxify label. It has a prefix, so that other evaluators can use the plain names."""
     return name if name == "toxicity" else f"toxicity_{name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AnswerClassifier(BatchedEvaluator[str, Mapping[str, float]]):
-    """Base class of evaluators that classify the answer. `model` is any argument of `text_classifier` (None: the class's
-    default).
+    """Base class of evaluators that classify the answer.
+
+    `model` is any argument that `text_classifier` accepts (None: the class's default).
     """
 
     ACTIVATION: ClassVar[Activation | None] = None
@@ -131,12 +133,13 @@ class Toxicity(_AnswerClassifier):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairnessBias(_AnswerClassifier):
-    """The probability that the answer is biased by gender, race or politics, which is that of `label`. Lower is better.
+    """The probability of the classifier's `label`: that the answer is biased by gender, race or politics. Lower is
+    better.
 
-    The source document leaves its method blank. The model that fits its description, d4data/bias-detection-model, has
-    weights for TensorFlow only, which transformers no longer reads. `model` must therefore be given: a copy of that
-    model for torch, another classifier with its `label`, or a function. Of a long answer, the most biased window
-    counts. An empty answer is skipped.
+    The source document does not name a method. The model that fits its description, d4data/bias-detection-model, has
+    weights for TensorFlow only, which transformers no longer reads. The user must therefore give `model`: a copy of
+    that model for torch, another classifier with its `label`, or a function. A long answer is classified in windows,
+    and the most biased window counts. An empty answer is skipped.
     """
 
     DOCUMENT: ClassVar[str] = "bias"

@@ -4,8 +4,8 @@ A cross-encoder returns either one score (relevance, similarity, consistency), o
 language inference (NLI): the second text follows from the first, contradicts it, or does neither.
 
 The weights of HHEM are a token classifier on FLAN-T5, and this module loads them as such. It does not run the code
-that is published with them on the hub. The prompt, and the use of the first token's logits and of the second of its
-two classes, follow the model's documentation. The tokenizer and the network's configuration come from
+that is published with them on the hub. As in the model's documentation, it uses the published prompt, and of the
+first token's two classes the logit of the second. The tokenizer and the network's configuration come from
 google/flan-t5-base, or from the model or folder that `foundation` in the model's config.json names.
 """
 
@@ -53,7 +53,7 @@ TextPair: TypeAlias = tuple[str, str]
 
 NLI_LABELS = ("entailment", "neutral", "contradiction")
 EXPECTED_PAIR_SCORER = "a function of a list of pairs that gives one finite number, or probabilities by label, for each"
-_NLI_SYNONYMS = {  # label names of fact-checking models (FEVER, VitaminC)
+_NLI_SYNONYMS = {  # label names that fact-checking models (FEVER, VitaminC) use for NLI labels
     "supports": "entailment",
     "supported": "entailment",
     "refutes": "contradiction",
@@ -63,7 +63,7 @@ _NLI_SYNONYMS = {  # label names of fact-checking models (FEVER, VitaminC)
 }
 _PRESET_LABEL_ORDERS = {
     "vitaminc": ("entailment", "contradiction", "neutral")
-}  # order of a preset's labels, as in SummaC's code
+}  # order of the model's outputs by preset, as in SummaC's code
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class PairScorer(LocalModel):
         return [make_inference(rows, self.name) for rows in self._rows(pairs)]
 
     def each(self, pairs: Sequence[TextPair]) -> dict[TextPair, tuple[float, ...] | Exception]:
-        """Return for each pair one score or the three probabilities of `NLI_LABELS`, or the exception if the model fails
-        for it.
+        """Return for each pair one score or the three probabilities of `NLI_LABELS`. If the model fails for a pair,
+        return the exception instead.
 
         Raises `NoModel` if the model cannot be loaded.
         """
@@ -140,11 +140,11 @@ class PairScorer(LocalModel):
         return type(getattr(self._loaded().model, "activation_fn", None)).__name__ == "Identity"
 
     def parts(self, firsts: Sequence[str], seconds: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-        """Return windows of all first texts, and the windows of each second text. Every pair of windows fits the model's
-        input.
+        """Split texts into windows so that every pair of a first and a second window fits the model's input.
 
-        A second text is cut if it has more tokens than half of the model's input. The first texts get the tokens that
-        the longest second window leaves free. A function receives unsplit texts.
+        Returns the windows of all first texts in one list, and for each second text the list of its windows. A second
+        text is cut if it has more tokens than half of the model's input. The first texts get the tokens that the
+        longest second window leaves free. If the model is a function, the texts are returned unsplit.
         """
         if self._function is not None:
             return list(firsts), [[second] for second in seconds]
@@ -193,8 +193,8 @@ class PairScorer(LocalModel):
             self._place.where, device=device, trust_remote_code=self._remote_code, model_kwargs=weights, **asked
         )
         saved_as = described.get("architectures")
-        # to a model without a layer that scores pairs, such as an embedding model, sentence-transformers adds one with
-        # random weights
+        # a model without a layer that scores pairs, such as an embedding model, must be refused:
+        # sentence-transformers would add such a layer with random weights
         made = len(model) == 1 and getattr(model[0], "transformer_task", None) == "sequence-classification"
         if made and saved_as and not any(one.endswith("ForSequenceClassification") for one in saved_as):
             raise NoModel(
@@ -216,8 +216,9 @@ class PairScorer(LocalModel):
         return _check_finite(rows, self.name)
 
     def _order(self, model: Any) -> list[int] | None:
-        """Return the positions of the three NLI labels; None for a model with one score. Raises `NoModel` for any other
-        model.
+        """Return the positions of the three NLI labels; None for a model with one score.
+
+        Raises `NoModel` for a model that is neither.
         """
         if model.num_labels == 1:
             return None
@@ -231,7 +232,7 @@ class PairScorer(LocalModel):
         return _check_finite(self._checked(self._function(list(pairs)), len(pairs)), self.name)
 
     def _checked(self, given: Any, number: int) -> Vectors:
-        """Return a function's result as rows of one or three numbers. Raises `ValueError` and `NoModel`."""
+        """Convert a function's result to rows of one or three numbers. Raises `ValueError` and `NoModel`."""
         import numpy
 
         if isinstance(given, list | tuple) and given and isinstance(given[0], Mapping):
@@ -256,7 +257,7 @@ class PairScorer(LocalModel):
 
 
 def make_inference(row: Sequence[float], name: str) -> Inference:
-    """Return the three probabilities of a pair. Raises `NoModel` if the model gives one score instead."""
+    """Return the NLI probabilities of a pair from its row. Raises `NoModel` if the row has only one score."""
     if len(row) != len(NLI_LABELS):
         raise NoModel(
             f"{name!r} gives one score for a pair: what is asked for are {', '.join(NLI_LABELS)}, of an NLI model"
@@ -279,7 +280,8 @@ def label_order(labels: Sequence[str], name: str) -> list[int]:
 
 
 def pair_scorer(given: Any = None, **options: Any) -> PairScorer:
-    """Return a pair scorer for a `PairScorer`, a function, a folder, a name, a dict of arguments, or None (the default).
+    """Return a pair scorer for a `PairScorer`, a function, a folder, a name, a dict of arguments, or None (the
+    default).
 
     Raises `NoModel` for anything else.
     """
@@ -287,7 +289,7 @@ def pair_scorer(given: Any = None, **options: Any) -> PairScorer:
         return made
     if hasattr(given, "activation_fn") and hasattr(given, "predict"):
         return _wrap_cross_encoder(given, **options)
-    predict = getattr(given, "predict", given)  # Vectara's model is not callable with pairs
+    predict = getattr(given, "predict", given)  # Vectara's model has `predict` and is not callable with pairs
     if callable(predict):
         named = {} if predict is given else {"name": type(given).__name__}
         return PairScorer(predict, **{**named, **options})
@@ -295,8 +297,9 @@ def pair_scorer(given: Any = None, **options: Any) -> PairScorer:
 
 
 def _wrap_cross_encoder(model: Any, *, batch_size: int = 32, **options: Any) -> PairScorer:
-    """Wrap a `CrossEncoder` that is in memory. Its `predict` is no plain function of pairs: an NLI model returns logits,
-    in its own order of labels.
+    """Wrap a `CrossEncoder` that is in memory.
+
+    Its method `predict` cannot serve as a function of pairs: an NLI model returns logits, in its own order of labels.
     """
     name = type(model).__name__
     labels = options.pop("labels", None) or [model.config.id2label[place] for place in range(model.num_labels)]
@@ -319,8 +322,8 @@ def _predict_pairs(model: Any, pairs: list[TextPair], batch_size: int, order: li
 
 
 def _token_budget(model: Any) -> tuple[int, int]:
-    """Return the number of tokens that a model reads at once, and the number of those that the texts of a pair cannot
-    use.
+    """Return the number of tokens that a model reads at once, and how many of them are not available for the texts of a
+    pair.
     """
     if isinstance(model, ConsistencyModel):
         return HHEM_WINDOW, len(model.tokenizer(model.prompt.format(text1="", text2=""))["input_ids"])
@@ -348,15 +351,15 @@ if TYPE_CHECKING:
 
     Column = numpy.ndarray[tuple[int], numpy.dtype[numpy.float32]]
 
-HHEM_MODEL_TYPE = "HHEMv2"  # `model_type` in its config.json
+HHEM_MODEL_TYPE = "HHEMv2"  # `model_type` in the config.json of HHEM
 HHEM_FOUNDATION = "google/flan-t5-base"
 HHEM_PROMPT = "<pad> Determine if the hypothesis is true given the premise?\n\nPremise: {text1}\n\nHypothesis: {text2}"
-HHEM_WINDOW = 2048  # tokens; the model has no limit itself, and its documentation mentions inputs of 2k tokens
-_MAX_SQUARED_TOKENS = 1 << 22  # squared tokens per batch; this bounds the memory of attention
+HHEM_WINDOW = 2048  # tokens; the model itself has no limit, but its documentation mentions inputs of 2k tokens
+_MAX_SQUARED_TOKENS = 1 << 22  # maximum of the squared tokens per batch; this bounds the memory of attention
 
 
 class ConsistencyModel:
-    """Vectara's HHEM with its tokenizer, with the method `predict` of a cross-encoder."""
+    """Vectara's HHEM with its tokenizer. Like a cross-encoder, it has a method `predict`."""
 
     num_labels = 1
 
@@ -404,7 +407,7 @@ class ConsistencyModel:
 
 
 def _load_foundation(foundation: str, options: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the configuration of the network, and its tokenizer. Raises `NoModel` if they are not on this machine."""
+    """Return the network's configuration and its tokenizer. Raises `NoModel` if they are not on this machine."""
     from transformers import AutoConfig, AutoTokenizer
 
     options = {name: value for name, value in options.items() if name != "use_safetensors"}

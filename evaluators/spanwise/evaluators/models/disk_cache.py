@@ -32,7 +32,7 @@ log = logging.getLogger("spanwise.evaluators")
 
 MAX_CACHE_BYTES = 512 << 20  # maximum size of a file; the oldest rows are deleted first
 LOCK_TIMEOUT_S = 2.0  # seconds to wait for a file that another process is writing
-FAILURE_PAUSE_S = 30.0  # seconds until a file that has failed is used again
+FAILURE_PAUSE_S = 30.0  # seconds for which a file is not used after it has failed
 _OFF_VALUES = ("", "0", "off", "none", "false", "no")
 
 
@@ -43,9 +43,10 @@ class ForeignDatabase(sqlite3.DatabaseError):
 class CacheFile:
     """SQLite cache file, opened on first use. Any thread of one process may use it.
 
-    A subclass defines `TABLE`, whose column `made` is in seconds since the epoch, the SQLite `APPLICATION` id and the
-    `FORMAT` of its files. For warnings it also defines the contents (`OF`) and the consequence of an unusable file
-    (`WITHOUT`). A file with the `FORMER_APPLICATION` id, from before the product was renamed, gets the present id.
+    A subclass defines `TABLE`, the SQLite `APPLICATION` id and the `FORMAT` of its files. The table's column `made`
+    is in seconds since the epoch. For warnings the subclass also defines the contents (`OF`) and the consequence of
+    an unusable file (`WITHOUT`). A file with the `FORMER_APPLICATION` id was written before the product was renamed;
+    it gets the present id.
     """
 
     APPLICATION: ClassVar[int]
@@ -73,7 +74,7 @@ class CacheFile:
                 self._connection = None
 
     def _tried(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
-        """Run `work` with the connection, and return its result. After an error of the file, return None.
+        """Run `work` with the connection, and return its result. If the file causes an error, return None.
 
         The error is counted and logged once per path. For `FAILURE_PAUSE_S` seconds the file is not used again.
         """
@@ -104,7 +105,9 @@ class CacheFile:
             )
 
     def _cleared(self, where: str, values: dict[str, object]) -> int:
-        """Delete rows, and return the space to the file system. Raises `sqlite3.Error` and `OSError`."""
+        """Delete the rows that match a condition, and shrink the file. Return their number. Raises `sqlite3.Error` and
+        `OSError`.
+        """
         with self._lock, self._opened() as connection:
             cleared = connection.execute(f"DELETE FROM {self.TABLE} WHERE {where}", values).rowcount
         with self._lock:
@@ -122,7 +125,8 @@ class CacheFile:
 
     def _connected(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite would apply the umask
+        # create the file with these permissions: SQLite would apply the umask
+        os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
         connection = sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S, check_same_thread=False)
         try:
             self._set_up(connection)
@@ -133,7 +137,7 @@ class CacheFile:
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
         """Create the tables if there are none. Raises `ForeignDatabase` before it changes another program's file."""
-        # read the three values from one snapshot, as another process may be creating the tables
+        # read the three values in one transaction, because another process may be creating the tables
         connection.execute("BEGIN")
         (application,), (version,), (tables,) = (
             connection.execute(sql).fetchone()
@@ -160,7 +164,7 @@ class CacheFile:
             )
 
     def _bounded(self, connection: sqlite3.Connection) -> None:
-        """Delete the oldest tenth of the rows if the pages in use exceed the maximum size."""
+        """Delete the oldest tenth of the rows if the file's used pages exceed its maximum size."""
         pages, free, page = (
             connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
         )
@@ -172,7 +176,9 @@ class CacheFile:
 
 
 def _enable_wal(connection: sqlite3.Connection) -> None:
-    """Enable the write-ahead log. SQLite does not wait here while another process writes, so this function retries."""
+    """Enable the write-ahead log. SQLite does not wait here for another process that writes, so this function
+    retries.
+    """
     until = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
@@ -188,7 +194,9 @@ _warned_paths: set[Path] = set()
 
 
 def cache_path(variable: str, name: str) -> Path | None:
-    """Return the path in an environment variable (None for `off`), else a file in the user's cache directory."""
+    """Return the path that an environment variable names (None for `off`), or else a file in the user's cache
+    directory.
+    """
     given = os.environ.get(variable)
     if given is not None:
         return None if given.strip().lower() in _OFF_VALUES else Path(given).expanduser()
@@ -205,7 +213,7 @@ _KEYS_PER_QUERY = 500  # keys per query: SQLite limits the number of parameters
 
 
 class VectorStats(NamedTuple):
-    """Contents of the file: vectors per model, size in bytes, creation times of the oldest and newest vector (seconds
+    """Statistics of the file: vectors per model, size in bytes, creation times of the oldest and newest vector (seconds
     since the epoch).
     """
 
@@ -219,8 +227,8 @@ class VectorStats(NamedTuple):
 class VectorFile(CacheFile):
     """Cache file of vectors. Only `stats` and `clear` raise."""
 
-    APPLICATION = 0x53505643  # "SPVC"
-    FORMER_APPLICATION = 0x41535643  # "ASVC"
+    APPLICATION = 0x53505643  # "SPVC" in ASCII
+    FORMER_APPLICATION = 0x41535643  # "ASVC" in ASCII
     FORMAT = 1
     TABLE = "vectors"
     COLUMNS = "key BLOB PRIMARY KEY, made REAL NOT NULL, model TEXT NOT NULL, body BLOB NOT NULL"
@@ -229,7 +237,7 @@ class VectorFile(CacheFile):
     VARIABLE = "SPANWISE_VECTORS"
 
     def rows(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the stored bodies by key, without those that are too old."""
+        """Return the stored vectors by key as bytes, without expired ones."""
         since = time.time() - MAX_AGE_S
         slices = (keys[start : start + _KEYS_PER_QUERY] for start in range(0, len(keys), _KEYS_PER_QUERY))
         return {key: body for some in slices for key, body in self._select(some, since)}
@@ -239,7 +247,7 @@ class VectorFile(CacheFile):
         return self._tried(lambda file: file.execute(question, (since, *keys)).fetchall()) or []
 
     def keep(self, bodies: Mapping[bytes, bytes], model: str) -> None:
-        """Add rows in one transaction, and delete old ones."""
+        """Store vectors in one transaction, and delete expired ones."""
         now = time.time()
 
         def write(file: sqlite3.Connection) -> None:
@@ -252,7 +260,7 @@ class VectorFile(CacheFile):
         self._tried(write)
 
     def stats(self) -> VectorStats:
-        """Return the contents of the file. Raises `sqlite3.Error` and `OSError`."""
+        """Return statistics of the file. Raises `sqlite3.Error` and `OSError`."""
         with self._lock:
             counted = self._opened().execute("SELECT model, count(*) FROM vectors GROUP BY model ORDER BY 2 DESC, 1")
             models = dict(counted.fetchall())
@@ -260,8 +268,8 @@ class VectorFile(CacheFile):
         return VectorStats(sum(models.values()), models, self._bytes(), oldest, newest)
 
     def clear(self, *, older_than: float | None = None, model: str | None = None) -> int:
-        """Delete all vectors, those older than `older_than` seconds, or those of one model. Return the number of deleted
-        vectors.
+        """Delete all vectors, those older than `older_than` seconds, or those of one model. Return the number of
+        deleted vectors.
 
         Raises `sqlite3.Error` and `OSError`.
         """
@@ -271,8 +279,8 @@ class VectorFile(CacheFile):
 
 
 class VectorCache:
-    """Cached vectors of one model. `name` is shown to people; `digest` identifies everything that the vectors depend
-    on.
+    """Cached vectors of one model. `name` is the model's name for display, and `digest` identifies everything that the
+    vectors depend on.
     """
 
     def __init__(self, path: Path, name: str, digest: str) -> None:
@@ -304,8 +312,8 @@ def default_vector_path() -> Path | None:
 def vector_path(cache: bool | str | os.PathLike[str] | None, paid: bool) -> Path | None:
     """Return the path of the vector cache; None for no cache.
 
-    If `cache` is None, the path comes from the environment. Without SPANWISE_VECTORS, only vectors that cost money
-    (`paid`) are cached.
+    If `cache` is None, the path comes from the environment variable SPANWISE_VECTORS. Without this variable, only
+    vectors that cost money (`paid`) are cached.
     """
     if cache is None:
         return default_vector_path() if paid or "SPANWISE_VECTORS" in os.environ else None
@@ -315,8 +323,10 @@ def vector_path(cache: bool | str | os.PathLike[str] | None, paid: bool) -> Path
 
 
 def folder_digest(folder: str | os.PathLike[str]) -> str:
-    """Return a digest of a model's files. Small files are read in full, and large ones by samples across the file, which
-    training changes.
+    """Return a digest of a model's files.
+
+    Small files are read in full. Of large files, samples across the file are read: training changes weights
+    everywhere.
     """
     digest = hashlib.sha256()
     for file in sorted(Path(folder).rglob("*")):
@@ -345,7 +355,7 @@ def _encode_vector(vector: Vector) -> bytes:
 
 
 def _decode_vector(body: object) -> Vector | None:
-    """Return the vector of a row, or None if the row is not in the format of `_encode_vector`."""
+    """Return the vector stored in a row, or None if the row is not in the format of `_encode_vector`."""
     import numpy
 
     if not isinstance(body, bytes) or len(body) < 8 or len(body) % 4 or zlib.crc32(body[4:]).to_bytes(4) != body[:4]:
@@ -363,6 +373,6 @@ def _get_vector_file(path: Path) -> VectorFile:
 
 
 def forget_files_after_fork() -> None:
-    """Forget the parent's open files in a forked child, without closing them."""
+    """Drop references to the parent's open files in a forked child, without closing the files."""
     _parent_files.extend(_vector_files.values())
     _vector_files.clear()

@@ -1,7 +1,7 @@
 """Embedding evaluators: semantic similarity, groundedness, context relevancy.
 
-S(a, b) is the cosine of two vectors (the documents' "1 − cosine distance"), in [-1, 1]. Texts are split into
-sentences by rules, or by `splitter`, a function from a text to a list of sentences.
+S(a, b) is the cosine of the embeddings of two texts, in [-1, 1]. The source documents write it as "1 − cosine
+distance". Texts are split into sentences by rules, or by `splitter`, a function from a text to a list of sentences.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 COSINE_RANGE = (-1.0, 1.0)
-_EXAMPLE_MODEL = "model=lambda texts: [[len(text), 1] for text in texts]"  # model of the examples in the documentation
+_EXAMPLE_MODEL = "model=lambda texts: [[len(text), 1] for text in texts]"  # model in the examples of the documentation
 
 
 @register_builtin(
@@ -64,11 +64,12 @@ class SemanticSimilarity(EmbeddingEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSemanticSimilarity(ComparisonEvaluator):
-    """S of answer and reference, each embedded as a whole; with a cross-encoder, its score of the two, in [0, 1].
+    """The cosine S of the embeddings of answer and reference, each embedded as a whole; with a cross-encoder, its score
+    of the pair, in [0, 1].
 
-    The configuration of a named model decides whether it is an embedder or a cross-encoder. A function maps texts to
-    vectors, and `PairScorer(function)` maps pairs to similarities. Unbounded scores of a cross-encoder go through a
-    sigmoid.
+    For a named model, its configuration decides whether it is an embedder or a cross-encoder. A function maps texts
+    to vectors, and `PairScorer(function)` maps pairs to similarities. Unbounded scores of a cross-encoder go through
+    a sigmoid.
     """
 
     DOCUMENT: ClassVar[str] = "bge-small-en-v1.5"
@@ -87,7 +88,8 @@ class AnswerSemanticSimilarity(ComparisonEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SemanticAnswerSimilarity(ComparisonEvaluator):
-    """Haystack's semantic answer similarity: S of answer and reference, or a cross-encoder's score of them (0 to 1).
+    """Haystack's semantic answer similarity: the cosine S of the embeddings of answer and reference, or a
+    cross-encoder's score of the pair (0 to 1).
 
     The model's configuration decides which of the two it is. Haystack applies a sigmoid to the scores of a
     cross-encoder if any score in its list is above 1. Here the sigmoid depends on the model and not on other cases:
@@ -117,7 +119,7 @@ class _ChunkEvaluator(_SentenceEvaluator):
         return self._one(inputs=inputs, documents=tuple(documents))
 
     def _relevances(self, case: Case) -> Generator[Sequence[str], Mapping[str, Vector], list[float | None]]:
-        """Return for each chunk the maximum S of its sentences with the question; None for a chunk without a
+        """Return the relevance of each chunk: the maximum S of its sentences with the question, or None if it has no
         sentence.
         """
         question, chunks = (
@@ -146,7 +148,7 @@ class _ChunkEvaluator(_SentenceEvaluator):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSentenceSimilarity(_SentenceEvaluator):
     """For each sentence of the answer, the maximum S with a sentence of the reference: mean and minimum of these
-    maxima.
+    maxima. S is the cosine of the embeddings of two sentences.
     """
 
     DOCUMENT: ClassVar[str] = "bge-small-en-v1.5"
@@ -183,7 +185,9 @@ class AnswerSentenceSimilarity(_SentenceEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRelevancySentences(_SentenceEvaluator):
-    """The maximum S of the question with a sentence of the answer. An answer without a sentence is skipped."""
+    """The maximum S of the question with a sentence of the answer. S is the cosine of their embeddings. An answer
+    without a sentence is skipped.
+    """
 
     DOCUMENT: ClassVar[str] = "bge-small-en"
 
@@ -216,10 +220,10 @@ class AnswerRelevancySentences(_SentenceEvaluator):
 class Groundedness(_SentenceEvaluator):
     """The minimum, over the sentences of the answer, of the maximum S with a sentence of the retrieved context.
 
-    A single unsupported sentence, even "Hope this helps!", determines the score, and the comment names it. An answer
-    without a sentence is an error (the source document calls it a problem), as is a sentence of the answer whose
-    vector is zero. If nothing was retrieved, the score is 0. Databricks' `groundedness` uses a judge; here that
-    evaluator is `groundedness_judge`.
+    S is the cosine of the embeddings of two sentences. A single unsupported sentence, even "Hope this helps!",
+    determines the score, and the comment names it. An answer without a sentence is an error (the source document calls
+    it a problem). A sentence of the answer whose vector is zero is an error, too. If nothing was retrieved, the score
+    is 0. Databricks' `groundedness` uses a judge; here that evaluator is `groundedness_judge`.
     """
 
     DOCUMENT: ClassVar[str] = "bge-small-en"
@@ -258,9 +262,10 @@ class Groundedness(_SentenceEvaluator):
 class ContextMRR(_ChunkEvaluator):
     """1 / rank of the first chunk with a sentence whose S with the question reaches the threshold.
 
-    The score is 0 if no chunk reaches it, if the first such chunk is at a rank above `mrr_relevant_chunk_oor_idx` (10
-    still counts), or if nothing was retrieved. The document's threshold of 0.7 was chosen for its model,
-    bge-small-en; for another model, give one or fit one.
+    S is the cosine of the embeddings of the sentence and the question. The score is 0 if no chunk reaches the
+    threshold, if the first such chunk is at a rank above `mrr_relevant_chunk_oor_idx` (10 still counts), or if
+    nothing was retrieved. The document's threshold of 0.7 was chosen for its model, bge-small-en; for another model,
+    give one or fit one.
     """
 
     DOCUMENT: ClassVar[str] = "bge-small-en"
@@ -304,7 +309,8 @@ class ContextRelevancySoft(_ChunkEvaluator):
     """For each chunk, the maximum S of a sentence with the question: the maximum of these (recall), and their mean
     (precision).
 
-    Chunks without a sentence are left out. If no chunk has a sentence, the case is skipped.
+    S is the cosine of the embeddings of the sentence and the question. Chunks without a sentence are left out. If no
+    chunk has a sentence, the case is skipped.
     """
 
     DOCUMENT: ClassVar[str] = "bge-small-en"

@@ -67,11 +67,12 @@ class EmbeddingSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the name for thresholds, versions and pages."""
+        """Return the name that thresholds, versions and the user interface use."""
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """Return the key of the shared encoder. Sources with equal keys give the same vectors in this process.
+        """Return the key under which sources share an encoder. Sources with equal keys give the same vectors in this
+        process.
 
         The key changes when the model's files are overwritten.
         """
@@ -82,14 +83,16 @@ class EmbeddingSource(Protocol):
 
     @property
     def paid(self) -> bool:
-        """Return whether its vectors cost money."""
+        """Return whether vectors of this source cost money."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Return the properties that the vectors depend on, for versions."""
+        """Return the properties that the vectors depend on. Evaluator versions are derived from them."""
 
     def digest(self) -> str | None:
-        """Return a digest of everything that the vectors depend on, in any process; None if unknown."""
+        """Return a digest of everything that the vectors depend on, the same in every process; None if that is
+        unknown.
+        """
 
     def check(self) -> None:
         """Check for missing packages, files and keys without loading anything. Raises `NoModel`."""
@@ -110,12 +113,13 @@ class FunctionSource:
     def __init__(self, function: Callable[[list[str]], Any], name: str | None) -> None:
         self._function, self._named = function, name
         self.name = name or str(getattr(function, "__qualname__", type(function).__qualname__))
-        bound = getattr(function, "__self__", None)  # each access to a bound method creates a new object
+        # the object of a bound method, because each access to the method creates a new method object
+        bound = getattr(function, "__self__", None)
         self.key = "function", id(function if bound is None else bound), id(getattr(function, "__func__", None))
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Return the function's name. Its vectors may depend on anything."""
+        """Return the function's name. Other properties are unknown, because its vectors may depend on anything."""
         return {"model": self.name, "function": True}
 
     def digest(self) -> str | None:
@@ -134,7 +138,9 @@ class FunctionSource:
 
 
 def check_vectors(given: Any, count: int, who: str, wanted: str) -> Vectors:
-    """Return an array of shape (count, dimensions) with finite numbers. Raises `ValueError` for anything else."""
+    """Convert given vectors to an array of shape (count, dimensions) with finite numbers. Raises `ValueError` for other
+    values.
+    """
     import numpy
 
     try:
@@ -152,7 +158,7 @@ TRANSFORMER_BATCH = 32  # texts per batch by default
 
 
 class SentenceTransformerSource:
-    """Model of sentence-transformers, loaded once per process, location and device."""
+    """Model of sentence-transformers. It is loaded once per process, for each location and device."""
 
     portion = None
     paid = False
@@ -187,8 +193,10 @@ class SentenceTransformerSource:
         return folder_digest(folder) if folder else None
 
     def check(self) -> None:
-        """Check that sentence-transformers is installed, and offline that the model is on this machine. Raises
-        `NoModel`.
+        """Check that sentence-transformers is installed and, if the hub must not be used, that the model is on this
+        machine.
+
+        Raises `NoModel`.
         """
         with explain_loading_errors(self._place, f"embedding with {self.name}"):
             require_modules("sentence_transformers")
@@ -226,11 +234,11 @@ class SentenceTransformerSource:
 
 ENDPOINT_EXTRA = "pip install '.[server]' in a checkout of Spanwise"
 DEADLINE_S = 120.0  # seconds for one request with all its attempts
-ENDPOINT_BATCH = 32  # texts per request: some servers accept no more
-REQUEST_CHARACTERS = 200_000  # characters per request: OpenAI accepts 300,000 tokens
-MAX_RESPONSE_BYTES = 256 << 20  # bytes
-MAX_ERROR_CHARACTERS = 300  # characters of a server's error that are shown
-_PLACEHOLDER_KEY = "none"  # the client requires a key; local servers ignore it
+ENDPOINT_BATCH = 32  # texts per request, because some servers accept no more
+REQUEST_CHARACTERS = 200_000  # characters per request, within OpenAI's limit of 300,000 tokens
+MAX_RESPONSE_BYTES = 256 << 20  # maximum bytes of a response
+MAX_ERROR_CHARACTERS = 300  # maximum characters of a server's error that are shown
+_PLACEHOLDER_KEY = "none"  # used if there is no key: the client requires one, and local servers ignore it
 _EXPECTED_EMBEDDINGS = "a list of one vector of finite numbers for each text"
 
 
@@ -266,11 +274,11 @@ class EmbeddingEndpoint:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Return model and address, never the key."""
+        """Return the model and the address, but not the API key."""
         return {"model": self.model, "function": False, "endpoint": self.base_url}
 
     def digest(self) -> str | None:
-        """Return model and address."""
+        """Return the model and the address as one text."""
         return f"endpoint {self.model} {self.base_url}"
 
     def check(self) -> None:
@@ -330,7 +338,7 @@ class EmbeddingEndpoint:
 
     def _once(self, texts: list[str], until: float) -> Vectors:
         left = until - time.monotonic()
-        timeout = max(0.01, min(left, self._deadline / 2))  # leave time for another attempt after a hang
+        timeout = max(0.01, min(left, self._deadline / 2))  # a request that hangs must leave time for another attempt
         asking = self._connected().embeddings.with_streaming_response
         inputs = [text or " " for text in texts]  # OpenAI rejects empty texts
         with suppress_instrumentation():
@@ -347,7 +355,7 @@ class EmbeddingEndpoint:
             ) from None
 
     def _connected(self) -> OpenAI:
-        """Return the client of this process. Its connections close with this object."""
+        """Return the client of this process. Its connections are closed when this object is deleted."""
         from openai import DefaultHttpxClient, OpenAI
 
         if self._client is None or self._client[0] != os.getpid():
@@ -362,7 +370,7 @@ class EmbeddingEndpoint:
         return self._client[1]
 
     def _content(self, raw: Any, until: float) -> bytes:
-        """Return the response body.
+        """Read the response body, at most until the time `until`.
 
         Raises the client's connection error if the transfer breaks off or takes too long, and `Unjudged` if the body
         is too large.
@@ -403,14 +411,14 @@ class EmbeddingEndpoint:
         return self._hidden(" ".join(words.split()))[:MAX_ERROR_CHARACTERS]
 
     def _hidden(self, message: str) -> str:
-        """Remove the API key from a text: some servers repeat it in their errors."""
+        """Remove the API key from a text, because some servers repeat the key in their errors."""
         return message.replace(self._api_key, "…") if self._api_key else message
 
 
 def _environment_key(url: str) -> str | None:
-    """Return the environment's key for an address that the environment itself names; None for any other address.
+    """Return the API key in the environment if the environment also names this address; None for any other address.
 
-    Otherwise anyone who may name an address would receive the key.
+    Without this check, anyone who may choose an address would receive the key.
     """
     configured = first_variable("SPANWISE_EMBEDDINGS_URL")
     if configured is not None and url == check_address(configured, "SPANWISE_EMBEDDINGS_URL"):
@@ -433,8 +441,9 @@ def _split_requests(texts: list[str]) -> list[list[str]]:
 
 
 def _parse_embeddings(body: Any, count: int) -> Vectors:
-    """Return the vectors in the order of `index`, whatever their order in the response. Raises `ValueError` unless there
-    are `count`.
+    """Return the vectors sorted by `index`, because the response may list them in any order.
+
+    Raises `ValueError` unless there are `count` vectors.
     """
     data = body.get("data") if isinstance(body, Mapping) else None
     if not isinstance(data, list) or not all(isinstance(one, Mapping) for one in data):
@@ -455,7 +464,7 @@ def _parse_embedding(given: Any) -> Any:
     return numpy.frombuffer(base64.b64decode(given, validate=True), dtype="<f4")
 
 
-# encoders of local models, which stay in memory as long as the models
+# encoders of local models; they stay in memory as long as the models
 _model_encoders: dict[ModelKey, CoalescingEncoder] = {}
 _user_encoders: weakref.WeakValueDictionary[ModelKey, CoalescingEncoder] = weakref.WeakValueDictionary()
 
@@ -468,13 +477,13 @@ class Embedder:
     or "cpu" (None: the first one available), and `batch_size` is a number of texts (None: a default that suits the
     model).
 
-    With `base_url`, `model` names a model at an OpenAI-compatible endpoint. `api_key` is sent only to that endpoint
-    (None: SPANWISE_EMBEDDINGS_KEY if the address is SPANWISE_EMBEDDINGS_URL, OPENAI_API_KEY if it is OPENAI_BASE_URL
-    or OpenAI's). `deadline` is in seconds, for one request with all its attempts.
+    With `base_url`, `model` names a model at an OpenAI-compatible endpoint. `api_key` is sent only to that endpoint.
+    If it is None, SPANWISE_EMBEDDINGS_KEY is used for the address in SPANWISE_EMBEDDINGS_URL, and OPENAI_API_KEY for
+    the address in OPENAI_BASE_URL or OpenAI's own. `deadline` is in seconds, for one request with all its attempts.
 
-    The argument `cache` stores vectors in a file: True in the user's cache directory, a path at that path. None
-    stores those of endpoints, and those of models if SPANWISE_VECTORS names a file. Vectors of a function are stored
-    only if `cache` is set and the function has a `name`.
+    The argument `cache` stores vectors in a file: True in the user's cache directory, a path at that path. With None,
+    vectors of endpoints are stored, and vectors of models if SPANWISE_VECTORS names a file. Vectors of a function are
+    stored only if `cache` is set and the function has a `name`.
 
     Weights that run code on loading (`remote_code`) or that are pickles (`pickle`) are loaded only if the argument is
     true. The first text raises `NoModel` if the model or a package that it needs is missing. The constructor raises
@@ -520,7 +529,7 @@ class Embedder:
 
     @property
     def name(self) -> str:
-        """Return the name for thresholds, versions and pages."""
+        """Return the name that thresholds, versions and the user interface use."""
         return self._name if self._name is not None else self._source.name
 
     @property
@@ -529,8 +538,8 @@ class Embedder:
         return {**self._source.identity, "model": self.name}
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """Return an array of shape (number of texts, dimensions), in the order of the texts, as the model returns
-        them.
+        """Return an array of shape (number of texts, dimensions), in the order of the texts. The model's vectors are
+        returned unchanged.
         """
         import numpy
 
@@ -597,7 +606,8 @@ def embedder(given: Any = None, **options: Any) -> Embedder:
     """
     if (made := make_model(Embedder, given, options)) is not None:
         return made
-    encode = getattr(given, "encode", given)  # a SentenceTransformer is not callable with a list of texts
+    # an object of sentence-transformers has `encode` and is not callable with texts
+    encode = getattr(given, "encode", given)
     if callable(encode):
         made = Embedder(encode, **options)
         if encode is not given and made._name is None:

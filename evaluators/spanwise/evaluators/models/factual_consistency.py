@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
     Numbers = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
 
-# Edges of the authors' "percentile" bins. Their alternative is 50 bins of equal width.
+# Edges of the histogram bins that the authors call "percentile". Their alternative is 50 bins of equal width.
 _LOW_PERCENTILES = (0.0, 0.01, 0.02, 0.03, 0.04, 0.07, 0.13, 0.37)
 _HIGH_PERCENTILES = (0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.955, 0.96, 0.965, 0.97, 0.975, 0.98, 0.985, 0.99, 0.995, 1.0)
 PERCENTILES = (*_LOW_PERCENTILES, *_HIGH_PERCENTILES)
 CONV_SENTENCES = 10  # sentences of the summary that Conv reads
-MAX_WEIGHT_BYTES = 1 << 20  # bytes of a file with weights; the authors' file has 2 kB
+MAX_WEIGHT_BYTES = 1 << 20  # maximum bytes of a file with weights; the authors' file has 2 kB
 _WEIGHT_SHAPES = {"mlp.weight": (1, None), "mlp.bias": (1,), "layer_final.weight": (2, 3), "layer_final.bias": (2,)}
 
 
@@ -60,14 +60,17 @@ def zero_shot_score(entailment: Numbers, contradiction: Numbers) -> float:
 
 
 def support_difference(entailment: Numbers, contradiction: Numbers) -> Numbers:
-    """Return for each sentence of the summary the maximum entailment minus the maximum contradiction."""
+    """Return for each sentence of the summary the maximum entailment by a sentence of the text minus the maximum
+    contradiction.
+    """
     return cast("Numbers", entailment.max(axis=0) - contradiction.max(axis=0))
 
 
 @dataclass(frozen=True, slots=True)
 class ConvWeights:
-    """Learned weights of SummaC-Conv, from a safetensors file, or with `pickle=True` from the authors' `.bin`, a pickle.
+    """Learned weights of SummaC-Conv.
 
+    They are read from a safetensors file or, with `pickle=True`, from the authors' `.bin` file, which is a pickle.
     Raises `NoModel` if the file is missing or does not hold these weights.
     """
 
@@ -106,8 +109,9 @@ class ConvWeights:
 
 @lru_cache(maxsize=8)
 def _load_weights(file: str, digest: str) -> dict[str, Numbers]:
-    """Load the weights. `digest` makes the cache key depend on the file's content. Raises `NoModel` if the weights are
-    missing.
+    """Load the weights. The argument `digest` only makes the cached result depend on the file's content.
+
+    Raises `NoModel` if the weights are missing.
     """
     path = Path(file).expanduser()
     try:
@@ -142,7 +146,7 @@ def _load_weights(file: str, digest: str) -> dict[str, Numbers]:
     return found
 
 
-# model of the examples in the documentation
+# model in the examples of the documentation
 _EXAMPLE_MODEL = "model=lambda pairs: [float(answer in context) for context, answer in pairs]"
 
 
@@ -369,7 +373,7 @@ class Summarization(BatchedEvaluator[TextPair, PairScores]):
         entailment, _, contradiction = image
         faithful = support_difference(entailment, contradiction) > 0
         windows = iter(faithful.tolist())
-        # a sentence is faithful if all of its windows are
+        # a sentence is faithful if all of its windows are faithful
         whole = [all(list(islice(windows, len(parts)))) for parts in seconds]
         kept = [sentence for sentence, holds in zip(summary, whole, strict=True) if holds]
         return [
@@ -385,10 +389,11 @@ class Summarization(BatchedEvaluator[TextPair, PairScores]):
         return _long_sentences(sentences, self.min_characters) if what == "summary" else sentences
 
     def _image(self, firsts: list[str], seconds: list[str]) -> Asks:
-        """Return the NLI probabilities of each pair as an array of shape (3 labels, sentences of the text, of the
-        summary).
+        """Return the NLI probabilities of all pairs as an array of shape (labels, sentences of the text, sentences of
+        the summary).
 
-        It processes one sentence of the summary at a time, which bounds the number of pairs in memory.
+        There are three labels. The model is queried for one sentence of the summary at a time, which bounds the
+        number of pairs in memory.
         """
         import numpy
 

@@ -1,7 +1,7 @@
 """Inference batching: request coalescing, isolation of failing inputs, windows over long texts.
 
-Callers that arrive while the model runs enqueue their texts, and the next caller encodes all waiting texts. A text
-that makes the model fail raises for its own caller only.
+Callers that arrive while the model runs enqueue their texts, and the next caller encodes all waiting texts. If a text
+makes the model fail, only the caller of that text gets the exception.
 
 A window is an unchanged part of the text, so that it can be shown with its score. Windows are cut between words if a
 word boundary is near, else between tokens.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Vector = numpy.ndarray[tuple[int], numpy.dtype[numpy.float32]]
     Vectors = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float32]]
 
-MEMORY_BYTES = 64 << 20  # bytes of vectors in memory
+MEMORY_BYTES = 64 << 20  # maximum bytes of the vectors in memory
 _all_encoders: weakref.WeakSet[CoalescingEncoder] = weakref.WeakSet()
 
 
@@ -42,7 +42,7 @@ class CoalescingEncoder:
     """Encoder of one model that caches vectors and coalesces concurrent requests.
 
     One thread at a time calls `encode`, with distinct texts and with at most `portion` of them (None: all). If one
-    portion fails, the vectors of the others are kept. All vectors have the same length, unless `ragged`.
+    portion fails, the vectors of the others are kept. All vectors must have the same length, unless `ragged` is true.
     """
 
     def __init__(
@@ -61,12 +61,14 @@ class CoalescingEncoder:
         _all_encoders.add(self)
 
     def _reset_callers(self) -> None:
-        """Reset locks and waiting texts, at the start and in a forked child, where the threads that held the locks do
-        not exist.
+        """Reset locks and waiting texts, at the start and in a forked child. The threads that held the locks do not
+        exist in the child.
         """
         self._guard = threading.Lock()
-        self._running = threading.RLock()  # reentrant: a function may encode other texts through the same encoder
-        self._waiting: dict[str, list[dict[str, Vector]]] = {}  # by text, the dicts that receive its vector
+        # reentrant, because a function may encode other texts through the same encoder
+        self._running = threading.RLock()
+        # waiting texts, each with the dicts that its vector is written to
+        self._waiting: dict[str, list[dict[str, Vector]]] = {}
 
     def __call__(self, texts: Iterable[str]) -> dict[str, Vector]:
         """Return the vectors by text. Raises the model's exception for one of these texts."""
@@ -80,7 +82,8 @@ class CoalescingEncoder:
         found |= self._encode_missing(missing) if missing else {}
         if self._ragged or len({len(vector) for vector in found.values()}) < 2:
             return found
-        # discard cached vectors of another length, from another model of the same name, and encode the texts again
+        # cached vectors of another length are from another model of the same name: discard them, and encode the texts
+        # again
         with self._guard:
             self._known.clear()
             self._bytes = 0
@@ -120,12 +123,15 @@ class CoalescingEncoder:
         return own
 
     def _run(self, own: dict[str, Vector]) -> None:
-        """Encode all waiting texts. If that fails, each caller encodes its own texts; the exception is raised if there
-        is one caller.
+        """Encode all waiting texts.
+
+        If that fails and all texts are from one caller, raise the exception. With several callers, ignore it: each of
+        them then encodes its own texts.
         """
         with self._guard:
             claimed, self._waiting = self._waiting, {}
-        self._hand_out(known := self._remembered(claimed), claimed)  # encoded while they waited
+        # texts that another caller has encoded since they were queued
+        self._hand_out(known := self._remembered(claimed), claimed)
         try:
             for vectors in self._vectors([text for text in claimed if text not in known]):
                 self._deliver(vectors, claimed)
@@ -168,7 +174,9 @@ def reset_encoders_after_fork() -> None:
 
 
 def _read_only_copy(vector: Vector) -> Vector:
-    """Return a read-only copy. A view would keep the array of its whole portion alive, and callers share the vectors."""
+    """Return a read-only copy, because callers share the vectors. A view would keep the array of its whole portion in
+    memory.
+    """
     own = vector.copy()
     own.setflags(write=False)
     return own
@@ -183,10 +191,9 @@ Given = TypeVar("Given")
 
 
 def run_each(ask: Callable[[list[Asked]], Sequence[Given]], given: Sequence[Asked]) -> dict[Asked, Given | Exception]:
-    """Return the result of `ask` for each input, or the exception if it fails for that input. A failing batch is split
-    in halves.
+    """Return the result of `ask` for each input, or the exception if `ask` fails for that input.
 
-    Raises `NoModel`, which no single input causes.
+    A failing batch is split in halves. Raises `NoModel`, because no single input causes it.
     """
     found: dict[Asked, Given | Exception] = {}
     waiting = [list(dict.fromkeys(given))]
@@ -218,22 +225,24 @@ def split_pair(text: str) -> tuple[str, str]:
 TokenSpans: TypeAlias = Sequence[tuple[int, int]]
 """Of each token of a text the first character and the one behind its last."""
 
-WINDOW_OVERLAP = 0.2  # share of a window that it has in common with the previous one
-SPARE_TOKENS = 2  # tokens left free: a part tokenized alone may have one or two more tokens than within the text
-PIECE_CHARACTERS = 200_000  # characters that are tokenized together
+WINDOW_OVERLAP = 0.2  # share of a window that overlaps the previous window
+# tokens left free in a window: tokenized alone, a part of a text may have one or two tokens more than within it
+SPARE_TOKENS = 2
+PIECE_CHARACTERS = 200_000  # maximum characters that are tokenized together
 _MIN_WINDOW = 8  # minimum number of tokens per window
 
 
 def split_windows(
     text: str, spans_of: Callable[[str], TokenSpans], size: int, *, characters: int = PIECE_CHARACTERS
 ) -> list[str]:
-    """Return the text itself if it has at most `size` tokens, else its windows of at most that many tokens, in order.
+    """Split a text into windows of at most `size` tokens, in order. A text that has no more tokens is returned unsplit.
 
     The windows cover the whole text except for whitespace between them. A `size` below 8 counts as 8. The text is
     tokenized in pieces of at most `characters` characters.
     """
     size = max(size, _MIN_WINDOW)
-    # a text with fewer bytes fits: each token has at least one byte, and one special token marks the start
+    # a text with fewer bytes than `size` fits: each token has at least one byte, and one special token marks the
+    # start
     if len(text) < size and len(text.encode(errors="replace")) < size:
         return [text]
     found: list[str] = []
@@ -272,16 +281,19 @@ def make_span_finder(tokenizer: Any) -> Callable[[str], TokenSpans]:
 
 
 def token_limit(tokenizer: Any, config: Any) -> int:
-    """Return the number of tokens that a model reads at once: its tokenizer's limit, else its positions, else 512."""
+    """Return the number of tokens that a model reads at once: the lower one of its tokenizer's limit and its number of
+    positions, by default 512.
+    """
     positions = getattr(config, "max_position_embeddings", None) or 512
     if getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert"):
-        positions -= 2  # their positions start after the padding index
+        positions -= 2  # positions of these models start after the padding index
     limit = getattr(tokenizer, "model_max_length", None) or positions
     return int(min(limit, positions))
 
 
 def _cut_piece(piece: str, spans: TokenSpans, size: int, ends: bool) -> tuple[list[str], int]:
-    """Return the windows of a piece of a text, and the first token of the next piece; 0 if there is no progress.
+    """Return the windows of a piece of a text, and the index of the token with which the next piece starts; 0 if there
+    is no progress.
 
     If the text continues after the piece, the last window is left to the next piece.
     """
@@ -303,7 +315,10 @@ def _cut_piece(piece: str, spans: TokenSpans, size: int, ends: bool) -> tuple[li
 
 
 def _word_start(spans: TokenSpans, token: int, least: int) -> int:
-    """Return the last token at or before `token` that starts a word; `token` itself if there is none from `least` on."""
+    """Return the index of the last token at or before `token` that starts a word.
+
+    If there is none from `least` on, return `token` itself.
+    """
     for before in range(token, least - 1, -1):
         if spans[before][0] > spans[before - 1][1]:
             return before

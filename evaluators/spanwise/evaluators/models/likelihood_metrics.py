@@ -1,8 +1,9 @@
 """Likelihood evaluators: perplexity and GPTScore.
 
-GPTScore is the average negative log-likelihood of a text after an instruction, in nats per token. Lower is better,
-whereas the paper (Fu et al., 2023) gives the mean log-likelihood, of which higher is better. The instructions are the
-document's, verbatim. A chat endpoint returns no log-probabilities of a given text, so `model` runs locally.
+GPTScore is the average negative log-likelihood of a text after an instruction, in nats per token. Lower is better.
+The paper (Fu et al., 2023) uses the mean log-likelihood instead, of which higher is better. The instructions are
+verbatim those of the source document. A chat endpoint returns no log-probabilities of a given text, so `model` runs
+locally.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ if TYPE_CHECKING:
 PairsByKey: TypeAlias = dict[str, list[PrefixedText]]
 """By key the pairs of prefix and text whose averages are averaged."""
 
-# model of the examples in the documentation
+# model in the examples of the documentation
 _EXAMPLE_MODEL = "model=lambda pairs: [[-1.5] * len(text.split()) for _, text in pairs]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LikelihoodEvaluator(BatchedEvaluator[PrefixedText, Any]):
-    """Base class of frozen dataclasses that score by likelihood. `model` is any argument of `likelihood_model` (None:
-    distilgpt2).
+    """Base class of frozen dataclasses that score by likelihood.
+
+    `model` is any argument that `likelihood_model` accepts (None: distilgpt2).
     """
 
     DOCUMENT: ClassVar[str | None] = "distilgpt2"
@@ -51,10 +53,10 @@ class _LikelihoodEvaluator(BatchedEvaluator[PrefixedText, Any]):
 
     @abstractmethod
     def _pairs(self, case: Case) -> PairsByKey:
-        """Return the prefixes and texts of a case by metric key."""
+        """Return, by metric key, the pairs of a prefix and a text whose likelihood is measured."""
 
     def _score(self, loss: float) -> float:
-        """Return the score for a loss in nats per token."""
+        """Convert a loss in nats per token to the score."""
         return loss
 
     def _steps(self, case: Case) -> ModelSteps[PrefixedText, Any]:
@@ -108,8 +110,9 @@ class Perplexity(_LikelihoodEvaluator):
 
 
 def _gptscore_metrics(id: str, aspects: Sequence[str]) -> tuple[Metric, ...]:
-    """Return the metrics of the aspects; the first is the primary one. The document's threshold is infinite, so
-    everything passes.
+    """Return one metric for each aspect; the first is the primary one.
+
+    The document's threshold is infinite, so every score passes.
     """
     return tuple(
         Metric(f"{id}_{aspect}", (0.0, inf), higher_is_better=False, threshold=inf, primary=aspect == aspects[0])
@@ -306,7 +309,7 @@ def _question_prompt(aspect: str, history: str) -> str:
 
 
 def _mean_loss(found: Vector) -> float:
-    """Return the loss in nats per token. Raises `Skip` for a text without a counted token."""
+    """Return the mean loss in nats per token. Raises `Skip` for a text without a counted token."""
     if not len(found):
         raise Skip("it is undefined: the text has no token with another one before it")
     return 0.0 - fsum(map(float, found)) / len(found)

@@ -1,4 +1,4 @@
-"""Models in memory: one instance per process, register of all processes, base class of local models."""
+"""Models in memory: one instance per process, a register of the models of all processes, base class of local models."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from spanwise.evaluators.models.inference_batching import Vectors
 
 
-_COMMAND_CHARACTERS = 200  # characters of the command line that are stored
+_COMMAND_CHARACTERS = 200  # maximum characters of the command line that are stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredModel:
-    """Entry of the register: a model in the memory of a process."""
+    """Entry of the register: a model that a process has in memory."""
 
     pid: int
     command: str
@@ -40,12 +40,14 @@ class RegisteredModel:
     where: str
     device: str
     parameters_bytes: int
-    seconds: float  # duration of loading
-    since: float  # seconds since the epoch
+    seconds: float  # seconds that loading took
+    since: float  # time of loading, in seconds since the epoch
 
 
 class ModelRegister:
-    """Register file of this process. If the process cannot write the file, it works without one."""
+    """File that lists the models of this process for other processes. If the file cannot be written, nothing is
+    listed.
+    """
 
     def __init__(self) -> None:
         self._file: int | None = None
@@ -60,7 +62,7 @@ class ModelRegister:
             os.pwrite(self._file, text, 0)
 
     def forget(self) -> None:
-        """Close the parent's file in a forked child."""
+        """Close the parent's register file in a forked child."""
         if self._file is not None:
             with suppress(OSError):
                 os.close(self._file)
@@ -79,13 +81,15 @@ def registered_models() -> list[RegisteredModel]:
 
 
 def describe_own_model(**model: object) -> RegisteredModel:
-    """Return the register entry of a model in this process."""
+    """Return the register entry of a model that this process has loaded."""
     command = " ".join(sys.argv)[:_COMMAND_CHARACTERS]
     return RegisteredModel(pid=os.getpid(), command=command, **{"since": time.time(), **model})  # type: ignore[arg-type]
 
 
 def _create_register_file() -> int:
-    """Create the file under a temporary name, lock it and rename it. Readers remove unlocked files as left over."""
+    """Create the register file under a temporary name, lock it and rename it. The lock comes first, because readers
+    remove unlocked files: they belong to dead processes.
+    """
     register_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
     name = register_folder() / f"{os.getpid()}.json"
     temporary = name.with_suffix(".new")
@@ -113,9 +117,9 @@ def _is_locked(file: int) -> bool:
 
 @dataclass(slots=True)
 class LoadedModel:
-    """Model in memory, as `spanwise models` lists it.
+    """Model in memory, in the form that `spanwise models` lists.
 
-    One caller at a time runs it, because it uses all threads of the machine.
+    Callers run it one at a time, because it uses all threads of the machine.
     """
 
     model: Any
@@ -124,13 +128,13 @@ class LoadedModel:
     where: str
     device: str
     parameters_bytes: int
-    seconds: float  # duration of loading
+    seconds: float  # seconds that loading took
     running: threading.RLock = field(default_factory=threading.RLock)
     texts: int = 0  # number of texts that it has processed
-    since: float = field(default_factory=time.time)  # seconds since the epoch
+    since: float = field(default_factory=time.time)  # time of loading, in seconds since the epoch
 
 
-ModelKey: TypeAlias = tuple[Any, ...]  # use, `ModelLocation.key`, and settings
+ModelKey: TypeAlias = tuple[Any, ...]  # (use, `ModelLocation.key`, settings …)
 Known = TypeVar("Known")
 
 _loaded: dict[ModelKey, LoadedModel] = {}
@@ -140,7 +144,7 @@ _register = ModelRegister()
 
 
 def load_shared(key: ModelKey, load: Callable[[], LoadedModel]) -> LoadedModel:
-    """Return the model under a key. If it is not loaded, call `load`, once for all concurrent callers."""
+    """Return the model under a key. If it is not loaded yet, call `load`. Concurrent callers share one call."""
     with _guard:
         lock = _locks.setdefault(key, threading.Lock())
     with lock:
@@ -156,9 +160,9 @@ def load_shared(key: ModelKey, load: Callable[[], LoadedModel]) -> LoadedModel:
 
 
 def put_current(known: dict[ModelKey, Known], key: ModelKey, one: Known) -> Known:
-    """Store a value under a key unless one is stored, and return the stored value.
+    """Store a value under a key unless one is stored already, and return the stored value.
 
-    Entries for earlier versions of the same files are dropped.
+    Entries whose key names an earlier version of the same files are dropped.
     """
     use, place, *_ = key
     for other in list(known):
@@ -173,7 +177,7 @@ def loaded_models() -> list[LoadedModel]:
 
 
 def unload_models() -> None:
-    """Drop all models. Callers that hold a reference to one keep it."""
+    """Drop all models. A caller that holds a reference to a model can continue to use it."""
     with _guard:
         _loaded.clear()
         _locks.clear()
@@ -214,9 +218,9 @@ def parameter_bytes(module: Any) -> int:
 
 
 def _reset_after_fork() -> None:
-    """Reset the package's locks, and drop models and open files in a forked child.
+    """Reset the package's locks, and drop models and open files, in a forked child.
 
-    The parent's threads do not exist there, including the models' own.
+    The parent's threads do not exist in the child, including those of the models.
     """
     global _guard
     forget_files_after_fork()
@@ -237,7 +241,7 @@ _encodings: dict[ModelKey, CoalescingEncoder] = {}
 
 
 class LocalModel(ABC):
-    """Base class of models in a folder, of the hub or of a preset, loaded on first use. A function can replace the
+    """Base class of models from a folder, the hub or a preset, loaded on first use. A function can replace the
     model.
     """
 
@@ -259,7 +263,7 @@ class LocalModel(ABC):
 
     @property
     def name(self) -> str:
-        """Return the name for thresholds, versions and pages."""
+        """Return the name that thresholds, versions and the user interface use."""
         if self._name is not None:
             return self._name
         if self._function is not None:
@@ -279,7 +283,7 @@ class LocalModel(ABC):
 
     @abstractmethod
     def _how(self) -> Mapping[str, Any]:
-        """Return further properties that the results depend on, by argument name."""
+        """Return further properties that the results depend on, by the names of the arguments."""
 
     @abstractmethod
     def _load(self) -> LoadedModel:

@@ -24,15 +24,19 @@ ModelUse = Literal["embedding", "pairs", "likelihood", "classes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """Named model of the hub: its use, and the Python package that contains its weights, if there is one."""
+    """Model with a short name: its name on the hub, its use, and the Python package that contains its weights, if
+    any.
+    """
 
     name: str
-    hub: str  # "" if it is not on the hub
+    hub: str  # name on the hub; "" if the model is not there
     use: ModelUse
-    package: str | None = None  # module with `get_model_path()`, or with `model_path()`, which returns a file
-    # for ONNX weights without other files: the preset whose tokenizer, pooling and length apply
+    # module with `get_model_path()`, which returns the folder of the weights, or `model_path()`, which returns a file
+    # in it
+    package: str | None = None
+    # for ONNX weights without configuration files: the preset whose tokenizer, pooling and length apply
     like: str | None = None
-    source: str = ""  # the document that names it
+    source: str = ""  # document that names the model
 
 
 _ALL_PRESETS = (
@@ -85,7 +89,7 @@ def find_preset(name: str) -> Preset | None:
 
 
 def suggest_preset(name: str) -> str:
-    """Return a question that names the closest preset; "" if none is close."""
+    """Return a hint "did you mean …?" with the preset whose name is closest; "" if none is close."""
     known = {preset.name.casefold(): preset.name for preset in _ALL_PRESETS}
     close = find_nearest(name.casefold(), known)
     return f" (did you mean {known[close[0]]!r}?)" if close else ""
@@ -105,14 +109,14 @@ _TORCH_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
 class NoModel(Unjudged, ValueError):
-    """Error for a model, or a package that it needs, that is missing on this machine or is of another kind than
-    required.
+    """Error for a model that is missing on this machine or is of the wrong kind, or for a missing package that it
+    needs.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """Location of a model, as loaders take it, with its display name."""
+    """Location of a model in the form that loaders accept, with the model's display name."""
 
     name: str
     where: str  # folder, or name on the hub
@@ -125,15 +129,18 @@ class ModelLocation:
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, int, int], ...]]:
-        """Return a key that changes when the files do: path, size and modification time of each. For hub models it is
-        the name alone.
+        """Return a key that changes when the model's files do: path, size and modification time of each file.
+
+        For a hub model the key is the name alone.
         """
         return self.where, tuple(sorted(_file_versions(self.where)))
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """Return a digest of the weights in a folder, which tells folders of the same name apart. Other models are
-        identified by name.
+        """Return a digest of the weights for a model in a folder, because folders of the same name may hold different
+        models.
+
+        Other models are identified by name.
         """
         _, files = self.key
         return {} if self.preset is not None or not files else {"weights": _content_digest(files)}
@@ -167,13 +174,13 @@ def _content_digest(files: tuple[tuple[str, int, int], ...]) -> str:
     digest = hashlib.sha256()
     for path, size, _ in files:
         digest.update(f"{os.path.basename(path)}\0{size}\0".encode(errors="surrogateescape"))
-        with suppress(OSError):  # the loader reports the error
+        with suppress(OSError):  # the loader will report the error
             digest.update(b"".join(file_samples(Path(path))))
     return digest.hexdigest()[:16]
 
 
 def find_onnx_weights(folder: Path) -> Path | None:
-    """Return the ONNX file of a folder, in the layout of optimum and the hub."""
+    """Return the ONNX file of a folder that has the layout of optimum and the hub."""
     return next((path for name in ("model.onnx", "onnx/model.onnx") if (path := folder / name).is_file()), None)
 
 
@@ -184,7 +191,8 @@ def locate_model(name: str | os.PathLike[str]) -> ModelLocation:
     """
     given = os.fspath(name)
     if Path(given).expanduser().is_dir():
-        # absolute, because it is the key of the loaded model even if the process changes its directory
+        # absolute, because the path is part of the loaded model's key, which must not change with the working
+        # directory
         folder = Path(given).expanduser().absolute()
         return ModelLocation(folder.name, str(folder))
     if given.endswith(".onnx") and Path(given).expanduser().is_file():
@@ -214,8 +222,9 @@ def local_folder(place: ModelLocation) -> str | None:
 
 
 def is_offline() -> bool:
-    """Return whether HF_HUB_OFFLINE forbids access to the hub, even if it was set after the hub's client was
-    imported.
+    """Return whether HF_HUB_OFFLINE forbids access to the hub.
+
+    It is read from the environment, because it may have been set after the hub's client was imported.
     """
     return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
@@ -244,7 +253,7 @@ def check_complete(loading_info: Mapping[str, Any], name: str, what: str) -> Non
 
 @contextmanager
 def explain_loading_errors(place: ModelLocation, what: str, extra: str = MODELS_EXTRA) -> Iterator[None]:
-    """Convert loading errors into a `NoModel` that names the missing package or model in one line."""
+    """Convert errors of loading in the block into a `NoModel` that names the missing package or model in one line."""
     try:
         with show_status(f"loading {place.name}"):
             yield
@@ -288,9 +297,9 @@ _PACKAGED_FILES = {  # by preset: a module, and the file with 4-bit weights in t
 
 
 def locate_gguf(given: str | os.PathLike[str]) -> tuple[ModelLocation, str | None]:
-    """Return the location of a model, and the name of its GGUF file if it is one. Raises `NoModel` for a missing file.
+    """Return the location of a model, and the name of its GGUF file if it has one. Raises `NoModel` for a missing file.
 
-    In a folder without config.json, the only GGUF file is used. In a hub repository, the named one is:
+    In a folder without config.json, the only GGUF file is used. In a hub repository, the file must be named:
     "owner/repository/file.gguf".
     """
     name = os.fspath(given)
@@ -316,7 +325,7 @@ def check_gguf_support() -> None:
 
 
 def _find_in_package(place: ModelLocation) -> tuple[ModelLocation, str] | None:
-    """Find a preset's GGUF file in a package without importing it: the package would require a server."""
+    """Find a preset's GGUF file in a Python package. The package is not imported, because it would require a server."""
     module, file = _PACKAGED_FILES.get(place.name, ("", ""))
     found = importlib.util.find_spec(module) if module else None
     if found is None or found.origin is None:
@@ -336,8 +345,8 @@ def _find_in_folder(place: ModelLocation) -> str | None:
 
 @contextmanager
 def explain_trust_errors(place: ModelLocation, maker: str) -> Iterator[None]:
-    """Convert a refusal to run a model's code into a `NoModel` that shows how to allow it. `maker` is the class to
-    call.
+    """Convert a refusal to run a model's code into a `NoModel` that shows how to allow it. `maker` is the class that
+    the message shows.
     """
     try:
         yield
@@ -352,7 +361,7 @@ def explain_trust_errors(place: ModelLocation, maker: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetStatus:
-    """Preset with its folder on this machine and the size of that folder; None and 0 if the model is missing."""
+    """Preset, its folder on this machine, and the folder's size. If the model is missing, these are None and 0."""
 
     preset: Preset
     folder: str | None
@@ -384,7 +393,7 @@ _SECRET_PARAMETERS = {
 def check_address(url: Any, given: str = "base_url") -> str:
     """Return the address of an endpoint without trailing slash. `given` is the argument's name in errors.
 
-    Raises `ValueError`, which does not show a password in the address.
+    Raises `ValueError`; its message does not contain a password in the address.
     """
     parts = _split_url(url, given)
     if parts.username or parts.password:
@@ -398,8 +407,9 @@ def check_address(url: Any, given: str = "base_url") -> str:
 
 
 def check_key(key: Any) -> str | None:
-    """Return a key that is valid in a header, without surrounding whitespace. Raises `ValueError`, which does not show
-    the key.
+    """Return a key without surrounding whitespace, if it is valid in an HTTP header.
+
+    Raises `ValueError`; its message does not contain the key.
     """
     if key is None:
         return None
@@ -411,8 +421,9 @@ def check_key(key: Any) -> str | None:
 
 
 def check_no_secrets(given: Mapping[str, Any], maker: str) -> None:
-    """Raise `ValueError` for a secret among a model's arguments in a dict, because experiments and files store the
-    dict.
+    """Raise `ValueError` if a model's arguments, given as a dict, contain a secret.
+
+    Experiments and files store the dict.
     """
     for name, way in _SECRET_PARAMETERS.items():
         if given.get(name) is not None:
@@ -423,12 +434,12 @@ def check_no_secrets(given: Mapping[str, Any], maker: str) -> None:
 
 
 def first_variable(*names: str) -> str | None:
-    """Return the first of these environment variables that is not empty; None if all are."""
+    """Return the value of the first of these environment variables that is not empty; None if all are empty."""
     return next((value for name in names if (value := os.environ.get(name, "").strip())), None)
 
 
 def redact_url(url: Any) -> str:
-    """Return an address for errors: without user name, password, query and fragment."""
+    """Return an address as shown in errors: without user name, password, query and fragment."""
     shown = url.rpartition("@")[2].partition("?")[0].partition("#")[0] if isinstance(url, str) else url
     return repr(shown)[:200]
 

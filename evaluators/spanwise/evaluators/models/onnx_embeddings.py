@@ -1,7 +1,8 @@
 """Embeddings by ONNX Runtime: tokenization, batching, pooling and normalization without torch.
 
-This module replaces sentence-transformers: it truncates tokens to the model's length, pools and normalizes as the
-configuration files next to the weights specify. Without these files it takes the mean over the tokens, normalized.
+This module takes the place of sentence-transformers. It truncates tokens to the model's length, pools and normalizes
+as the configuration files next to the weights specify. Without these files it takes the normalized mean over the
+tokens.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     Mask = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.int64]]
 
 ONNX_EXTRA = "pip install '.[onnx]' in a checkout of Spanwise"
-ONNX_BATCH = {"cpu": 8, "cuda": 32}  # default texts per batch
+ONNX_BATCH = {"cpu": 8, "cuda": 32}  # default number of texts per batch, by device
 MAX_THREADS = 16
-DEFAULT_LENGTH = 512  # tokens, if no file specifies the length
+DEFAULT_LENGTH = 512  # maximum tokens of a text, if no configuration file specifies it
 _MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _DYNAMIC_QUANTIZATION = (b"DynamicQuantizeLinear", b"DynamicQuantizeMatMul", b"QAttention")
 _CONFIG_FILES = ("tokenizer.json", "*config.json", "modules.json", "1_Pooling/config.json")
@@ -48,10 +49,10 @@ _BATCHES_PER_UPDATE = 64  # batches between two updates of the progress display
 
 
 class OnnxSource:
-    """ONNX weights with their configuration files, loaded once per process, location and device.
+    """ONNX weights with their configuration files. They are loaded once per process, for each location and device.
 
-    With 8-bit weights and dynamically quantized activations, the vector of a text depends on the other texts in its
-    batch. Such a model gets batches of one text, several in parallel.
+    If weights have 8 bits and activations are quantized dynamically, the vector of a text depends on the other texts
+    in its batch. Such a model gets batches of one text, several in parallel.
     """
 
     portion = None
@@ -111,7 +112,7 @@ class OnnxSource:
             device = _choose_onnx_device(self._device, onnxruntime.get_available_providers())
             try:
                 options = onnxruntime.SessionOptions()
-                # several batches run in parallel instead, which share no work
+                # one thread per batch: several batches run in parallel, which share no work
                 options.intra_op_num_threads = 1
                 providers = ["CUDAExecutionProvider"] if device == "cuda" else []
                 session = onnxruntime.InferenceSession(
@@ -134,14 +135,14 @@ class OnnxSource:
                 )
             except (OSError, ValueError, NoModel):
                 raise
-            except Exception as error:  # errors of onnxruntime and tokenizers have no common base class
+            except Exception as error:  # the errors of onnxruntime and tokenizers have no common base class
                 raise ValueError(f"{type(error).__name__}: {error}") from error
         return LoadedModel(model, self.name, "embedding", str(file), device, file.stat().st_size, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _EncodingConfig:
-    """Processing of texts before the model, and of token vectors after it."""
+    """Configuration of the steps before the model (tokenization) and after it (pooling, normalization)."""
 
     length: int
     pooling: str
@@ -202,7 +203,8 @@ class _OnnxModel:
 
         fed, mask = _pad_tokens(read)
         given = self._session.run(None, {name: fed[name] for name in self._fed})
-        whole = next((one for one in given if one.ndim == 2), None)  # the model pools by itself
+        # a two-dimensional output holds one vector per text: the model itself pools the tokens
+        whole = next((one for one in given if one.ndim == 2), None)
         vectors = whole if whole is not None else _POOLING_FUNCTIONS[self._habits.pooling](given[0], mask)
         if self._habits.normalized:
             vectors = vectors / numpy.maximum(numpy.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -211,8 +213,9 @@ class _OnnxModel:
 
 
 def _pad_tokens(read: Sequence[Any]) -> tuple[dict[str, Mask], Mask]:
-    """Return token ids, attention mask and type ids as arrays padded with zeros on the right, and the attention mask
-    again.
+    """Return token ids, attention mask and type ids as arrays, padded with zeros on the right.
+
+    The second result is the attention mask alone.
     """
     import numpy
 
@@ -252,8 +255,8 @@ _POOLING_FUNCTIONS: Mapping[str, Callable[[Hidden, Mask], Any]] = {
 
 
 def _pooling_mode(config: Mapping[str, Any]) -> str:
-    """Return the pooling mode in `1_Pooling/config.json`, in its old or new format. Raises `NoModel` for unsupported
-    modes.
+    """Return the pooling mode that `1_Pooling/config.json` specifies, in its old or new format. Raises `NoModel` for
+    unsupported modes.
     """
     old = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
     flags = [
@@ -275,7 +278,7 @@ def _find_onnx_file(place: ModelLocation) -> Path:
 
 
 def _config_folders(file: Path, place: ModelLocation) -> list[Path]:
-    """Return the folders to search for configuration files, in this order."""
+    """Return the folders that may hold the configuration files, in the order in which they are searched."""
     folders = [file.parent, *([file.parent.parent] if file.parent.name == "onnx" else [])]
     if place.preset is None or place.preset.like is None:
         return folders
@@ -292,7 +295,7 @@ def _config_folders(file: Path, place: ModelLocation) -> list[Path]:
 
 
 def _read_json(folders: Sequence[Path], name: str, empty: Any = None) -> Any:
-    """Return the content of the first file of that name, or `empty`."""
+    """Return the content of the first file of that name in the folders, or `empty`."""
     file = next((folder / name for folder in folders if (folder / name).is_file()), None)
     return json.loads(file.read_text("utf-8")) if file is not None else {} if empty is None else empty
 
@@ -307,6 +310,6 @@ def _choose_onnx_device(given: str | None, providers: Sequence[str]) -> str:
 
 
 def _choose_batch_size(file: Path, device: str) -> int:
-    """Return the number of texts per batch: one if the texts of a batch would change each other's vectors."""
+    """Return the number of texts per batch. It is one if the texts of a batch would change each other's vectors."""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return 1 if any(content.find(name) >= 0 for name in _DYNAMIC_QUANTIZATION) else ONNX_BATCH[device]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def cosine(one: Vector, other: Vector) -> float:
-    """Return the cosine of two vectors, in [-1, 1] and double precision.
+    """Return the cosine of two vectors, in [-1, 1], computed in double precision.
 
     Raises `Skip` for a vector of zeros, whose direction is undefined.
     """
@@ -64,7 +64,8 @@ def _unit_vectors(vectors: Sequence[Vector]) -> Matrix:
 
 
 CLASSIFIER_SUFFIX = "ForSequenceClassification"
-_PAIR_SCORER_PARAMETERS = frozenset(inspect.signature(PairScorer).parameters)  # other arguments belong to an embedder
+# parameters of a pair scorer; a dict with any other argument describes an embedder
+_PAIR_SCORER_PARAMETERS = frozenset(inspect.signature(PairScorer).parameters)
 
 
 class TextComparer:
@@ -85,7 +86,7 @@ class TextComparer:
         return pair_scorer(self._given, **self._options) if cross else self._as_embedder()
 
     def each(self, pairs: Sequence[TextPair]) -> dict[TextPair, float | Exception]:
-        """Return the similarity of each pair, or an exception: `Skip` if the vector of a text is zero.
+        """Return the similarity of each pair, or its exception: `Skip` if the vector of one of its texts is zero.
 
         A cosine is in [-1, 1], a cross-encoder's similarity in [0, 1]. Logits go through a sigmoid.
         """
@@ -107,7 +108,7 @@ class TextComparer:
 class ComparisonEvaluator(BatchedEvaluator[TextPair, float]):
     """Base class of frozen dataclasses that compare the whole answer with the whole reference.
 
-    The argument `model` is any argument of `embedder` or `pair_scorer` (None: all-MiniLM-L6-v2).
+    `model` is any argument that `embedder` or `pair_scorer` accepts (None: all-MiniLM-L6-v2).
     """
 
     model: Any = None
@@ -148,14 +149,15 @@ def _is_cross_encoder(given: Any, token: str | None = None) -> bool:
         return given.keys() <= _PAIR_SCORER_PARAMETERS and _is_cross_encoder(given.get("model"), token)
     if isinstance(given, str | os.PathLike):
         return _is_classifier(locate_model(given), token)
-    return hasattr(given, "predict") and not hasattr(given, "encode")  # a plain function maps texts to vectors
+    # an object with `predict` is a cross-encoder; a plain function maps texts to vectors
+    return hasattr(given, "predict") and not hasattr(given, "encode")
 
 
 def _is_classifier(place: ModelLocation, token: str | None) -> bool:
     if place.preset is not None:
         return place.preset.use == "pairs"
     if place.local and not (Path(place.where) / "config.json").is_file():
-        return False  # a folder of sentence-transformers whose modules are in subfolders
+        return False  # no config.json: a folder of sentence-transformers whose modules are in subfolders
     with explain_loading_errors(place, f"comparing texts with {place.name}"):
         from transformers import PretrainedConfig
 
@@ -166,7 +168,7 @@ def _is_classifier(place: ModelLocation, token: str | None) -> bool:
 def _cosine_or_error(one: Any, other: Any) -> float | Exception:
     try:
         return cosine(one, other)
-    except Exception as error:  # a `Skip` concerns this pair only
+    except Exception as error:  # the exception, also a `Skip`, concerns this pair only
         return error
 
 
@@ -179,15 +181,19 @@ def _bounded_similarity(score: float, is_logit: bool) -> float | Exception:
 
 
 Edit: TypeAlias = Literal["same", "mismatch", "insertion", "deletion"]
-_Cost: TypeAlias = tuple[int, int, float]  # edits, steps that are not the same, sum of 1 - S over aligned steps
+# number of edits, number of steps that are not the same, sum of 1 − S over aligned steps
+_Cost: TypeAlias = tuple[int, int, float]
 
-MAX_STEPS = 500  # steps per side; time and memory grow with the square
-DETAIL_LIMITS = 100, 300  # entries of an alignment in metadata, characters of a step
+MAX_STEPS = 500  # maximum steps per side, because time and memory grow with the square
+DETAIL_LIMITS = 100, 300  # maximum entries of an alignment in metadata, maximum characters of a step
 
 
 @dataclass(frozen=True, slots=True)
 class AlignedStep:
-    """Step of the context aligned with a step of the answer. Either may be missing. `similarity` is their cosine."""
+    """Step of the context and the step of the answer that it is aligned with.
+
+    One of the two may be missing. `similarity` is the cosine of their embeddings.
+    """
 
     edit: Edit
     context: str | None
@@ -196,7 +202,7 @@ class AlignedStep:
 
     @property
     def as_metadata(self) -> dict[str, Any]:
-        """Return the step in the form that metadata stores."""
+        """Return the step as a dict for the metadata of feedback."""
         known = {"edit": self.edit, "context": _shorten_step(self.context), "answer": _shorten_step(self.answer)}
         return known if self.similarity is None else {**known, "similarity": round(self.similarity, 4)}
 
@@ -204,12 +210,11 @@ class AlignedStep:
 def align_steps(
     context: Sequence[str], answer: Sequence[str], vectors: Mapping[str, Vector], same: float
 ) -> list[AlignedStep]:
-    """Return the alignment with the fewest edits (Levenshtein). Steps with a cosine of at least `same` count as the same
-    step.
+    """Align the steps of the context and of the answer with the fewest edits (Levenshtein distance).
 
-    Of several such alignments, it returns one with the most identical steps, and then the highest similarity of
-    aligned steps. The counts are therefore unique. Raises `ValueError` for more than `MAX_STEPS` steps, and `Skip`
-    for vectors of zeros.
+    Two steps with a cosine of at least `same` count as the same step. Of several alignments with the fewest edits,
+    the function prefers the most identical steps, and then the highest similarity of aligned steps. The counts are
+    therefore unique. Raises `ValueError` for more than `MAX_STEPS` steps, and `Skip` for vectors of zeros.
     """
     if max(len(context), len(answer)) > MAX_STEPS:
         raise ValueError(
@@ -226,7 +231,7 @@ def align_steps(
 def alignment_rows(
     id: str, context: Sequence[str], answer: Sequence[str], found: Sequence[AlignedStep], details: bool
 ) -> list[Any]:
-    """Return the six metrics in the format of an evaluator's result. Raises `Skip` if neither side has a step."""
+    """Return the six metrics of an alignment as results of an evaluator. Raises `Skip` if neither side has a step."""
     if not context and not answer:
         raise Skip("neither the retrieved context nor the answer has steps")
     edits = [one.edit for one in found]
@@ -277,7 +282,7 @@ def _trace_back(
     answer: Sequence[str],
     same: float,
 ) -> list[AlignedStep]:
-    """Return the alignment by following the table backwards from its end."""
+    """Return the alignment by following the cost table backwards from its end."""
     found: list[AlignedStep] = []
     left, right = len(context), len(answer)
     while left or right:

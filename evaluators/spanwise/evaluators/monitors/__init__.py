@@ -10,12 +10,12 @@ Modules, in the order in which data flows:
 - `feed_follower`: Change feed of a rule: lease, slices, decisions, and their delivery to the store.
 - `rule_jobs`: Jobs of a rule: claimed targets, evaluator threads and event loop, concurrency, raised exceptions.
 - `circuit_breaker`: Circuit breaker: pauses after repeated failures, refusals by a judge, or a used-up budget.
-- `job_outcome`: Outcome of a job: feedback, retries, and failures caused by a full worker process.
+- `job_outcome`: Outcome of a job: feedback, retries, and failures because the worker process ran out of memory.
 - `job_executor`: Executor of jobs: claims due targets, loads their cases, watches timeouts, reports to the store.
 - `monitor_runtime`: Monitor: threads that follow the feed, execute jobs, renew claims and send reports.
-- `worker`: Worker process entry point: loads rules, sends heartbeats, restarts on changed API rules.
+- `worker`: Worker process entry point: loads rules, sends heartbeats, restarts the monitor when API rules change.
 - `process_limits`: Limits of a worker process: memory limit and use, parent-death signal, crash reports.
-- `worker_process`: Worker process seen from the supervisor: start, pipe messages, deadlines, cause of death.
+- `worker_process`: Worker process as the supervisor handles it: start, pipe messages, deadlines, cause of death.
 - `supervisor`: Supervisor: starts, restarts and stops worker processes; quarantines rules that crash them.
 - `rule_analysis`: Analysis of rules: preview on stored traffic, comparison with a shadow rule, estimated means.
 """

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 FAILURE_THRESHOLD = 20  # consecutive failures until an evaluator is paused
-MIN_PAUSE_S, MAX_PAUSE_S = 30.0, 600.0  # seconds of a pause, doubled after each failed probe
-PROBE_TIMEOUT_S = 700.0  # seconds after which the run that probes an evaluator counts as lost
+# seconds of the first pause and of the longest one; doubled after each failed probe
+MIN_PAUSE_S, MAX_PAUSE_S = 30.0, 600.0
+PROBE_TIMEOUT_S = 700.0  # seconds after which a probing run counts as lost
 FIRST_BUDGET_PROBE_S, MAX_BUDGET_PROBE_S = (
     2.0,
     300.0,
-)  # seconds between two probes of an empty budget, doubled while nothing is settled
+)  # seconds between two probes of a used-up budget, at first and at most; doubled while no call is settled
 
 
 @dataclass(slots=True)
@@ -23,7 +24,7 @@ class _FailureStreak:
     reason: str = ""
     until: float = 0.0
     pauses: int = 0
-    probed: float | None = None  # start time of the run that probes the evaluator
+    probed: float | None = None  # start time of the run that probes the evaluator; None if there is none
 
 
 class CircuitBreaker:
@@ -33,7 +34,7 @@ class CircuitBreaker:
         self._lock = threading.Lock()
         self._failures: dict[str, _FailureStreak] = {}
         self.refused_until = 0.0  # end of the pause that a judge's rate limit caused
-        self.refusals = 0  # consecutive refusals
+        self.refusals = 0  # number of consecutive refusals
         self.money = BudgetBreaker()
 
     def failed(self, key: str, reason: str, now: float) -> None:
@@ -46,19 +47,22 @@ class CircuitBreaker:
                 run.pauses += 1
 
     def succeeded(self, key: str) -> None:
-        """Reset an evaluator's failures after an outcome."""
+        """Reset the failure count of an evaluator that has given an outcome."""
         with self._lock:
             self._failures.pop(key, None)
             self.refusals = 0
 
     def release_probe(self, key: str) -> None:
-        """Let another run probe an evaluator, because this one ended without an outcome."""
+        """Let another run probe an evaluator, because the run that probed it ended without an outcome."""
         with self._lock:
             if key in self._failures:
                 self._failures[key].probed = None
 
     def begin(self, key: str, now: float) -> bool:
-        """Return whether an evaluator may run now. After a pause, one run probes it until that run has an outcome."""
+        """Return whether an evaluator may run now.
+
+        After a pause, only one run may start, as a probe, until that run has an outcome.
+        """
         with self._lock:
             run = self._failures.get(key)
             if run is None or run.count < FAILURE_THRESHOLD:
@@ -69,12 +73,12 @@ class CircuitBreaker:
             return True
 
     def is_probing(self, now: float) -> bool:
-        """Return whether an evaluator's pause is over, so that one run at a time may probe it."""
+        """Return whether an evaluator's pause is over and not yet confirmed, so that one run at a time may probe it."""
         with self._lock:
             return any(run.count >= FAILURE_THRESHOLD and now >= run.until for run in self._failures.values())
 
     def refuse(self, seconds: float, now: float) -> None:
-        """Send no judge calls for some seconds."""
+        """Record that a judge's rate limit was reached. No judge call is sent for `seconds`."""
         self.refusals += 1
         self.refused_until = max(self.refused_until, now + seconds)
 
@@ -91,20 +95,22 @@ class CircuitBreaker:
         return run.until if run is not None else 0.0
 
     def all(self, now: float) -> dict[str, str]:
-        """Return the paused evaluators with the reasons."""
+        """Return the paused evaluators, each with the reason."""
         return {key: why for key in self._failures.copy() if (why := self.paused(key, now)) is not None}
 
 
 class BudgetBreaker:
-    """Circuit breaker for a rule's budget: when it is used up, single runs probe it.
+    """Circuit breaker for a rule's budget. When the budget is used up, it lets single runs probe whether there is room
+    again.
 
-    The wait doubles while no other call is settled. It ends with the budget's period, by the store's clock.
+    The wait between two probes doubles while no other call is settled. At the latest it ends with the budget's
+    period, measured by the store's clock.
     """
 
     def __init__(self) -> None:
         self.reason = ""
         self.until = 0.0
-        self._budget: Mapping[str, float] | None = None  # the budget that was used up; None if calls are possible
+        self._budget: Mapping[str, float] | None = None  # the used-up budget; None if calls are possible
         self._period_end_ns = 0
         self._wait = FIRST_BUDGET_PROBE_S
         self._settled = 0.0
@@ -112,9 +118,11 @@ class BudgetBreaker:
     def refused(
         self, reason: str, *, settled: float, left: float, end_ns: int, budget: Mapping[str, float], now: float
     ) -> float:
-        """Record that a call exceeded the budget, `left` seconds before the period's end. Return the seconds to wait."""
+        """Record that the budget had no room for a call, `left` seconds before the end of its period. Return the
+        seconds to wait.
+        """
         if self._budget == budget and now < self.until:
-            return self.until - now  # a run that had started before the refusal
+            return self.until - now  # the refused call is from a run that started before the first refusal
         same = self._budget == budget and settled == self._settled
         self._wait = min(2 * self._wait, MAX_BUDGET_PROBE_S) if same else FIRST_BUDGET_PROBE_S
         self.reason, self.until, self._settled = reason, now + min(self._wait, left), settled
@@ -126,5 +134,5 @@ class BudgetBreaker:
         self._budget, self._wait = None, FIRST_BUDGET_PROBE_S
 
     def is_used_up(self, budget: Mapping[str, float], store_ns: int) -> bool:
-        """Return whether the last call exceeded this budget, and its period has not ended."""
+        """Return whether the last call did not fit into this budget, and its period has not ended yet."""
         return self._budget == budget and store_ns < self._period_end_ns

@@ -1,8 +1,8 @@
 """Change feed of a rule: lease, slices, decisions, and their delivery to the store.
 
 A step reads a slice of changes, queues targets that must wait, and sends decisions to the store. After an
-interruption the same changes are decided again: rows and cursors are idempotent. Rules whose filters use the
-full-text index are read separately, because they wait for the index.
+interruption the same changes may be decided again, because writing rows and cursors is idempotent. Rules whose
+filters use the full-text index are read separately, because they wait for the index.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from spanwise.evaluators.monitors.rule_decision import (
 )
 from spanwise.evaluators.monitors.rule_spending import BudgetPacing
 
-SLICE_HEADS = 1_000  # heads per slice
-LEASE_S = 9.0  # seconds of the lease on decisions
+SLICE_HEADS = 1_000  # trace heads per slice
+LEASE_S = 9.0  # duration of a rule's decision lease, in seconds
 MAX_TRACE_SIZES = 20_000  # number of traces whose sizes are remembered
 SECOND_NS = 1_000_000_000
 
@@ -65,10 +65,10 @@ class FeedFollower:
         self._following: dict[RuleKey, RuleFeed] = {}
         self._builder, self._pacing = DecisionBuilder(store), BudgetPacing(store)
         self._renew_at = 0.0
-        self.now_ns = 0  # time of the store
+        self.now_ns = 0  # current time by the store's clock
         self.behind = False  # True if more changes can be read at once
         self.decided = 0  # number of decided changes
-        self.sizes: OrderedDict[str, int] = OrderedDict()  # bytes of admitted traces
+        self.sizes: OrderedDict[str, int] = OrderedDict()  # size in bytes of admitted traces, by trace id
 
     @property
     def waiting(self) -> int:
@@ -86,11 +86,15 @@ class FeedFollower:
         return min((at for one in self._following.values() if (at := one.waits.next) is not None), default=None)
 
     def step(self) -> int:
-        """Read one slice for each position of the rules, and decide. Return the number of changes and rows."""
+        """Read one slice of changes for each feed position of the rules, and decide on them.
+
+        Returns the number of changes and decision rows.
+        """
         if self._now() >= self._renew_at:
             self._lease()
         self.behind = False
-        # one read serves the rules at the same position that either all use the full-text index or all do not
+        # one read serves all rules at the same feed position; rules with and without full-text filters are read
+        # separately
         groups: dict[tuple[bool, str], list[RuleFeed]] = {}
         for one in self._following.values():
             groups.setdefault((one.asks_text, one.position), []).append(one)
@@ -100,7 +104,7 @@ class FeedFollower:
         return done
 
     def take_over(self, dead: Sequence[str]) -> None:
-        """Release the leases of dead holders, and acquire free leases at the next step."""
+        """Release the leases of dead workers. The next step acquires the free leases."""
         names = {decision_lease_name(*active_rule.name) for active_rule in self._rules}
         for lease in self._store.leases():
             if lease.name in names and lease.holder in dead:
@@ -134,7 +138,7 @@ class FeedFollower:
         self._renew_at = self._now() + LEASE_S / 3
 
     def _leave(self, name: RuleKey) -> None:
-        """Release the lease of a rule, so that another worker can decide."""
+        """Stop deciding for a rule and release its lease, so that another worker can decide."""
         if self._following.pop(name, None) is not None:
             self._store.release(decision_lease_name(*name), self._holder)
 
@@ -153,7 +157,7 @@ class FeedFollower:
             self.behind = True
             return 0
         heads = _decidable_heads(asked, changes)
-        # stop at the position of other rules: from there on, one slice serves all of them
+        # stop at a position that other rules have reached: from there on, one slice serves all of them
         text = group[0].asks_text
         others = {one.position for one in self._following.values() if one.asks_text == text} - {group[0].position}
         last = max((place for place, head in enumerate(heads) if head.cursor in others), default=len(heads) - 1)
@@ -165,9 +169,9 @@ class FeedFollower:
         return len(heads)
 
     def _still_holds(self, group: Sequence[RuleFeed]) -> bool:
-        """Return whether the rules and settings of the query are still in force.
+        """Return whether the rules and settings with which the changes were read are still in force.
 
-        Settings saved later apply only to changes after those that were read.
+        If they are, settings saved later apply only to later changes.
         """
         refresh_rules(self._store, self._rules)
         same = True
@@ -197,7 +201,7 @@ class FeedFollower:
         for (one, decided), accepted in zip(pairs, answers, strict=True):
             if accepted:
                 one.accepted(decided)
-            else:  # another worker decides, or the version is not in force: start again
+            else:  # another worker decides now, or the version is no longer in force: acquire the lease again
                 self._following.pop(rule_key(one.rule), None)
                 self._renew_at = self._now()
         return sum(len(decided.rows) for _, decided in pairs)
@@ -209,7 +213,7 @@ def decision_lease_name(project: str, rule: str) -> str:
 
 
 def _decidable_heads(asked: Sequence[tuple[RuleFeed, list[EffectiveRule]]], changes: ChangePage) -> Sequence[TraceHead]:
-    """Return the heads before the first trace whose full-text answer is not yet known.
+    """Return the trace heads before the first one whose full-text answer is not yet known.
 
     A trace that the index does not reach within `max_wait_s` counts as not matching.
     """
@@ -222,13 +226,13 @@ def _decidable_heads(asked: Sequence[tuple[RuleFeed, list[EffectiveRule]]], chan
     return changes.heads
 
 
-DECISIONS_PER_PASS = 1_000  # targets admitted per pass
-MAX_SETTINGS = 1_000  # number of settings considered; the oldest one also applies to earlier changes
+DECISIONS_PER_PASS = 1_000  # maximum targets admitted per pass
+MAX_SETTINGS = 1_000  # maximum number of settings considered; earlier changes get the oldest of these
 
 
 class RuleFeed:
-    """State of one rule's feed. `rule` is the stored record, with `active_from`. `now` is in seconds of any one
-    clock.
+    """State of one rule's feed. `rule` is the stored record, which includes `active_from`. `now` is the time in
+    seconds; any clock will do, but always the same one.
     """
 
     def __init__(
@@ -241,19 +245,22 @@ class RuleFeed:
         self.let_in: list[AdmittedTarget] = []
         self.left_out: list[
             tuple[TraceHead, SamplingDraw]
-        ] = []  # excluded traces of span and document rules, whose rows must be queried
+        ] = []  # excluded traces of span and document rules; the store must be queried for their rows
         self.rows: list[Decision] = []
-        self.outcomes: dict[str, tuple[int, str]] = {}  # outcomes of decided traces, for the store's counters
+        # decided traces, each with the outcome that the store's counters add
+        self.outcomes: dict[str, tuple[int, str]] = {}
 
     @property
     def asks_text(self) -> bool:
-        """Return whether the rule uses the full-text index, which may delay it."""
+        """Return whether the rule uses the full-text index. The index may be behind, so such a rule may have to
+        wait.
+        """
         return any(
             filter.text for setting in self.history[:1] for filter in build_rule_filters(self.rule, setting.settings)
         )
 
     def asks(self, questions: FilterQueries) -> list[EffectiveRule]:
-        """Return the rule's settings, newest first, with the indices of their filters."""
+        """Return the rule with each of its settings, newest first, and with the indices of their filters."""
         return [apply_setting(self.rule, setting, questions) for setting in self.history]
 
     def meet(
@@ -273,12 +280,12 @@ class RuleFeed:
         self.waits.read(self.position)
 
     def take_due(self, now: float) -> None:
-        """Admit the waiting targets that are ready."""
+        """Admit the waiting targets that have become ready."""
         for waiting in islice(self.waits.due(now), DECISIONS_PER_PASS):
             self._let_in(AdmittedTarget(waiting.head, waiting.drawn, waiting.ready.incomplete), waiting.key)
 
     def decided(self) -> DecisionBatch | None:
-        """Return the decisions for the store; None if there are none."""
+        """Return the decisions to send to the store; None if there are none."""
         upto = self.waits.low_water
         if not self.rows and not self.outcomes and upto == self._accepted_cursor:
             return None
@@ -294,7 +301,7 @@ class RuleFeed:
         )
 
     def accepted(self, decided: DecisionBatch) -> None:
-        """Record that the store has the decisions."""
+        """Record that the store has accepted the decisions."""
         self.cursor = self._accepted_cursor = decided.upto
         self.rows, self.outcomes = [], {}
         self.waits.decided()
@@ -308,7 +315,7 @@ class RuleFeed:
         first = min(changed, earlier.first if earlier is not None else changed)
         if self.rule.target == "session":
             due = Readiness(changed + current.settings.session_quiet_s, not head.whole)
-            # a session is sampled as soon as one of its turns is
+            # a session is sampled if any of its turns is
             earlier_draw = earlier.drawn if earlier is not None else drawn
             if (earlier_draw.rate or 0) > (drawn.rate or 0) and drawn.probability is not None:
                 drawn = earlier_draw
@@ -324,7 +331,7 @@ class RuleFeed:
             self.waits.put(WaitingTarget(key, head, drawn, first, due, FeedMark(before)))
 
     def _leave(self, current: EffectiveRule, head: TraceHead, drawn: SamplingDraw, now: float) -> None:
-        """Exclude a trace: cancel its wait, and update a decision that it may have."""
+        """Exclude a trace: it waits no longer, and if it has a decision already, that decision is updated."""
         key = get_sampling_unit(self.rule, head)
         if drawn.verdict != "outside":
             self.outcomes[head.trace_id] = head.number, drawn.verdict
@@ -354,13 +361,14 @@ class DecisionBuilder:
         self._store = store
 
     def rows(self, one: RuleFeed) -> None:
-        """Convert admitted and excluded targets of a rule into rows."""
+        """Convert the admitted and excluded targets of a rule into decision rows."""
         if one.rule.target in ("trace", "session"):
             one.rows += [make_decision(one.rule, trace_target(one.rule, let.head), let) for let in one.let_in]
         else:
             lets = {let.head.trace_id: let for let in one.let_in}
             lots = batch_by_size([(id, let.head.size) for id, let in lets.items()])
-            # one assignment: if the store fails in between, the next step repeats all lots
+            # a single assignment: if the store fails in between, no rows are added, and the next step repeats all
+            # batches
             one.rows += [row for lot in lots for row in self._rows_of_batch(one.rule, {id: lets[id] for id in lot})]
         one.let_in = []
         while one.left_out:

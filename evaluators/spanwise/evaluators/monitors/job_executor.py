@@ -1,6 +1,6 @@
 """Executor of jobs: claims due targets, loads their cases, watches timeouts, reports to the store.
 
-The executor's thread runs no user code: evaluators run on the threads of their rule.
+The executor's own thread runs no user code. Each rule has threads for its evaluators.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ from spanwise.evaluators.monitors.rule_jobs import (
 from spanwise.evaluators.scoring import load_turns, make_case
 from spanwise.tracer import attribute_names as names
 
-ROWS_PER_REQUEST = 200  # rows claimed per step, and finished per request
-TIMEOUT_CHECK_S = 0.1  # seconds between two checks for evaluators that take too long
-# seconds after the timeout until the thread of an async evaluator, which the loop should have cancelled, is given up
+ROWS_PER_REQUEST = 200  # maximum rows that a step claims, and results that a request stores
+TIMEOUT_CHECK_S = 0.1  # seconds between two checks for evaluators that exceed their timeout
+# seconds after the timeout until the thread of an async evaluator is abandoned; the event loop should have cancelled
+# the evaluator by then
 TIMEOUT_GRACE_S = 5.0
 
 
 class Stuck(SpanwiseError, RuntimeError):
-    """Error when evaluators that hang occupy all slots of a rule. Only another process can continue the rule."""
+    """Error for a rule all of whose slots are occupied by evaluators that hang. Only a new process can continue the
+    rule.
+    """
 
 
 class JobExecutor:
@@ -69,12 +72,12 @@ class JobExecutor:
         self._loading = JobLoader(store, sizes)
         self._finishes: list[tuple[RuleExecution, ClaimResult]] = []
         self._request_thread = ThreadPoolExecutor(1, "spanwise-monitor-tell")
-        # request that stores the first results while further cases are loaded
+        # running request: it stores results while further cases are loaded
         self._request: Future[list[str]] | None = None
-        self._keeping = 0  # number of judge runs that this request stores
-        self._leaving: frozenset[str] = frozenset()  # orphans that this request deletes
-        self._orphans: set[str] = set()  # judge traces without feedback, which may be stored already
-        self._runs: list[Run] = []  # judge runs, which are stored before the feedback that refers to them
+        self._keeping = 0  # number of judge runs that the running request stores
+        self._leaving: frozenset[str] = frozenset()  # ids of judge traces that the running request deletes
+        self._orphans: set[str] = set()  # ids of judge traces to which no feedback refers; some may be stored already
+        self._runs: list[Run] = []  # judge runs to store before the feedback that refers to them
         self._unread: dict[RuleKey, dict[Target, Decision]] = {}  # claimed rows whose cases are not loaded yet
         self.working = [
             RuleExecution(
@@ -90,12 +93,12 @@ class JobExecutor:
 
     @property
     def claims(self) -> list[Claim]:
-        """Return the claims that are held. It is thread-safe."""
+        """Return the claims that this executor holds. It is thread-safe."""
         return [row_claim(row) for one in self.working for row in one.claimed.copy().values()]
 
     @property
     def in_flight(self) -> int:
-        """Return the number of targets that are claimed and not finished."""
+        """Return the number of claimed targets that are not finished yet."""
         return sum(len(one.claimed) for one in self.working)
 
     @property
@@ -105,13 +108,13 @@ class JobExecutor:
 
     @property
     def next(self) -> float:
-        """Return the time when targets may be due."""
+        """Return the time at which to look for due targets again."""
         return min((one.look_at for one in self.working), default=0.0)
 
     def step(self) -> int:
-        """Claim due targets, and send finished results to the store. Return the number of both.
+        """Claim due targets, and send finished results to the store. Return how many targets and results there were.
 
-        Raises `Stuck` once no other rule's job is in progress.
+        Raises `Stuck` if a rule is stuck and no job of another rule is in progress.
         """
         done = self._collect()
         if time.monotonic() >= self._watch_at:
@@ -121,7 +124,7 @@ class JobExecutor:
         return done + claimed + self._send_results()
 
     def stop(self, seconds: float) -> None:
-        """Let running jobs finish for up to `seconds`, and release the rest."""
+        """Wait up to `seconds` for running jobs, and release the remaining claims."""
         until = self._now() + seconds
         while self.in_flight and self._now() < until:
             try:
@@ -170,9 +173,9 @@ class JobExecutor:
             self._forget(orphans)
 
     def _forget(self, judgements: set[str]) -> None:
-        """Delete judge traces without feedback, such as those of an attempt that is repeated.
+        """Delete judge traces to which no feedback refers, such as those of an attempt that is repeated.
 
-        They would be unreachable, also for a user who deletes the trace that they quote.
+        They would be unreachable otherwise, also for a user who deletes the trace that they quote.
         """
         self._runs += mark_monitor_runs(self._judgements.take())
         kept = self._runs[: self._keeping]
@@ -180,7 +183,7 @@ class JobExecutor:
         self._orphans |= judgements
 
     def _watch(self) -> None:
-        """Give up evaluators that exceed their timeout. Their threads keep their slots."""
+        """Give up jobs whose evaluator exceeds its timeout. Their threads still occupy slots."""
         now = time.monotonic()
         self._watch_at = now + TIMEOUT_CHECK_S
         for one in self.working:
@@ -222,7 +225,7 @@ class JobExecutor:
 
     @property
     def _suspects(self) -> bool:
-        """Return whether a claim is held whose previous worker died. Such a job runs alone."""
+        """Return whether a claim is held on a target whose previous worker died. Such a target is evaluated alone."""
         return any(row.deaths for one in self.working for row in one.claimed.values())
 
     def _claim_of(self, one: RuleExecution, limit: int, now: float) -> int:
@@ -237,7 +240,7 @@ class JobExecutor:
                 limit=limit,
                 over_budget=one.over_budget(now),
             )
-        except Refused as refused:  # another version is in force by now
+        except Refused as refused:  # another version of the rule is in force by now
             one.active_rule.idle = str(refused)
             return 0
         one.took(len(rows), limit, now)
@@ -248,7 +251,10 @@ class JobExecutor:
         return len(rows)
 
     def _start(self) -> None:
-        """Load the claimed cases, and queue their jobs. Raises `Unavailable`; unread rows are read next time."""
+        """Load the claimed cases, and queue their jobs.
+
+        Raises `Unavailable`. Rows that could not be read are read by the next call.
+        """
         for name, rows in self._unread.items():
             one = self._by_name[name]
             due = [row for row in rows.values() if not row.deaths or self.in_flight == 1]
@@ -260,7 +266,7 @@ class JobExecutor:
                     self._finishes.append((one, made))
 
     def _send_results(self) -> int:
-        """Send results to the store in the background, and process the answers to the previous request.
+        """Process the answers to the previous request, and send the next results to the store in the background.
 
         Raises the store's errors; results that were not stored are sent again.
         """
@@ -289,7 +295,9 @@ class JobExecutor:
     def _store_results(
         self, runs: Sequence[Run], finishes: Sequence[ClaimResult], orphans: tuple[str, ...]
     ) -> list[str]:
-        """Store judge traces first, then the feedback that refers to them."""
+        """Store judge traces first, then the results whose feedback refers to them. `orphans` are judge traces to
+        delete.
+        """
         if runs:
             self._store.append(runs)
         answers = self._finish(finishes) if finishes else []
@@ -364,13 +372,13 @@ JobOrFinish = EvaluationJob | ClaimResult
 
 
 class JobLoader:
-    """Loader of the cases of claimed targets. `sizes` are bytes by trace, as far as they are known."""
+    """Loader of the cases of claimed targets. `sizes` maps trace ids to bytes, for the traces whose size is known."""
 
     def __init__(self, store: Store, sizes: Mapping[str, int]) -> None:
         self._store, self._sizes = store, sizes
 
     def jobs(self, working: RuleExecution, rows: Sequence[Decision], now: float) -> Iterator[JobOrFinish]:
-        """Yield the jobs to run, and the results of claims for which nothing has to run."""
+        """Yield a job for each claim with evaluators to run, and a finished result for each other claim."""
         wanted = []
         for row in rows:
             if working.to_run(row.states, now) or row.inputs_hash is not None:
@@ -411,7 +419,7 @@ def _load_target_case(row: Decision, trace: Trace | None) -> Case | str:
         return "the trace is not there any more"
     try:
         return make_target_case(row.target, trace) or "its span is not there any more"
-    except Exception as error:  # unexpected values must fail this target only
+    except Exception as error:  # an unexpected value must fail only its own target
         return f"it cannot be shown to evaluators: {type(error).__name__}: {error}"
 
 
@@ -435,7 +443,10 @@ _VALUE_FIELDS = frozenset((*_HASHED_FIELDS, "expected_documents", "conditions", 
 
 
 def hash_case(case: Case, evaluators: Sequence[Evaluator]) -> str:
-    """Return 32 hex digits, a hash of the case's values, or of all its runs if evaluators use more than the values."""
+    """Return 32 hex digits, a hash of the case.
+
+    The hash covers the case's values. If an evaluator uses more than the values, it covers all runs of the case.
+    """
     asked = {name for evaluator in evaluators for name in (*evaluator.needs, *evaluator.uses)}
     seen: dict[str, Any] = {name: getattr(case, name) for name in _HASHED_FIELDS}
     seen["root"] = None if case.run is None else (case.run.status, case.run.error)
@@ -450,5 +461,7 @@ def _run_fields(run: Run) -> dict[str, Any]:
 
 
 def mark_monitor_runs(runs: Iterable[Run]) -> list[Run]:
-    """Mark the runs of judges as the monitor's. Judges start outside any tracing context that could carry the mark."""
+    """Mark the runs of judges as the monitor's. Judges start outside any tracing context from which they could get the
+    mark.
+    """
     return [replace(run, resource={**run.resource, names.MONITOR: True}) for run in runs]

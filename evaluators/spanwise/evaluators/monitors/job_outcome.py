@@ -1,4 +1,4 @@
-"""Outcome of a job: feedback, retries, and failures caused by a full worker process."""
+"""Outcome of a job: feedback, retries, and failures because the worker process ran out of memory."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from spanwise.evaluators.monitors.rule_jobs import EvaluationJob, EvaluatorResul
 from spanwise.evaluators.monitors.rule_spending import BudgetExceeded
 
 OUTCOME_ORDER: tuple[Verdict, ...] = ("failed", "skipped", "scored")
-# prefix of the feedback keys of shadow rules, which keeps them out of the means of the rule's own keys
+# prefix of the feedback keys of shadow rules, so that their scores do not enter the means of the compared rule
 SHADOW_PREFIX = "shadow:"
-WAITING_RETRY_S = 1.0  # seconds until an evaluator is tried that was not started
-MAX_FULL_TRIES = 10  # memory failures in full workers that do not count as attempts
-MAX_FULL_DELAY_S = 300.0  # seconds between two of these attempts
+WAITING_RETRY_S = 1.0  # seconds until a retry of an evaluator that could not be started
+MAX_FULL_TRIES = 10  # maximum failures by lack of memory in a full worker that do not count as attempts
+MAX_FULL_DELAY_S = 300.0  # maximum seconds until the retry after such a failure
 
 
 class _Retry(NamedTuple):
-    """Retry of an evaluator: the row's outcome until then, the delay in seconds, and the reason."""
+    """Retry of an evaluator: the outcome that the row has until then, the delay in seconds, and the reason."""
 
     verdict: Verdict
     seconds: float
@@ -39,7 +39,7 @@ class _Retry(NamedTuple):
 
 
 class JobOutcome:
-    """Outcome of a claim. `now` is in seconds of the circuit breaker's clock."""
+    """Outcome of a claimed target. `now` is the time by the circuit breaker's clock, in seconds."""
 
     def __init__(self, job: EvaluationJob, pauses: CircuitBreaker, memory: WorkerMemory, now: float) -> None:
         self._job, self._pauses, self._memory, self._now = job, pauses, memory, now
@@ -122,7 +122,7 @@ class JobOutcome:
             self._pauses.succeeded(key)
 
     def _plan_retry(self, key: str, result: EvaluatorResult, attempts: int) -> _Retry | None:
-        """Return the delay and reason of a retry, or None if the result is final."""
+        """Return when and why an evaluator is to be retried, or None if its result is final."""
         error = result.error
         if isinstance(error, BudgetExceeded):
             seconds = self._pauses.money.refused(
@@ -169,7 +169,7 @@ class JobOutcome:
 
 
 def finish_unchanged(job: EvaluationJob) -> ClaimResult:
-    """Return the result of a claim whose evaluated values have not changed."""
+    """Return the result of a claim if the values to evaluate have not changed since the last evaluation."""
     states = {key: evaluator_state(job.states, key) for key in job.states}
     done = [state.get("state") for state in states.values()]
     verdict: Verdict = next((word for word in OUTCOME_ORDER if word in done), "skipped")
@@ -184,8 +184,9 @@ def finish_unchanged(job: EvaluationJob) -> ClaimResult:
 
 
 def is_rate_limited(error: BaseException) -> bool:
-    """Return whether a server reports that it receives too many requests. The target is not at fault, so this is no
-    attempt.
+    """Return whether a server has answered that it receives too many requests.
+
+    The target is not the cause, so the failure does not count as an attempt.
     """
     return is_transient(error) and (get_http_status(error) in (429, 503, 529) or get_retry_after(error) is not None)
 

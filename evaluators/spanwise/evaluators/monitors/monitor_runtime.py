@@ -1,7 +1,7 @@
 """Monitor: threads that follow the feed, execute jobs, renew claims and send reports.
 
-Evaluators run on other threads. Several workers, in several processes, may share a store: one of them decides for
-each rule, and all execute jobs.
+Evaluators run on other threads. Several workers, in several processes, may share a store. For each rule, one of them
+makes the decisions, and all execute jobs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from spanwise.evaluators.monitors.monitored_rule import API_OWNER, ActiveRule, M
 from spanwise.evaluators.monitors.process_limits import WorkerMemory
 from spanwise.evaluators.monitors.rule_spending import StoreLedger, find_unpriced_judge
 
-MIN_FEED_POLL_S, MAX_FEED_POLL_S = 0.02, 2.0  # seconds between two polls of the feed
-CLAIM_S = 30.0  # seconds that a claim lasts unless it is renewed
+MIN_FEED_POLL_S, MAX_FEED_POLL_S = 0.02, 2.0  # seconds between two polls of the feed, at least and at most
+CLAIM_S = 30.0  # seconds after which a claim expires unless it is renewed
 REPORT_INTERVAL_S = 5.0  # seconds between two reports
-STORE_RETRY_S = 1.0  # seconds until a retry after the store did not answer
-SHUTDOWN_GRACE_S = 10.0  # seconds that evaluators have to finish at the end
+STORE_RETRY_S = 1.0  # seconds until a retry if the store did not answer
+SHUTDOWN_GRACE_S = 10.0  # seconds that running evaluators have to finish when the monitor stops
 _log = logging.getLogger("spanwise.monitor")
 
 
@@ -36,8 +36,8 @@ class Monitor:
     """Monitor that executes rules on the traces of a store until it is stopped.
 
     The name `holder` identifies the process for people; a random part distinguishes restarts. The rules of a file
-    replace all rules that the file owned before. `activate` puts superseded versions in force again; without it, the
-    worker idles for them. Nothing is saved or read before the first step.
+    replace all rules that the file owned before. With `activate`, superseded versions are put in force again; without
+    it, the worker does not execute such rules. Nothing is saved or read before the first step.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Monitor:
         self._look_at_feed.set()
 
     def step(self) -> int:
-        """Decide and execute all that is due, to its end, and return the number of processed items; 0 if nothing is due.
+        """Process all due changes and targets, and wait until they are finished.
 
-        Raises the store's errors, and `Stuck`.
+        Returns the number of processed items; 0 if nothing was due. Raises the store's errors, and `Stuck`.
         """
         self._start()
         done, self._follower.behind = 0, True
@@ -107,13 +107,15 @@ class Monitor:
         return done
 
     def run(self) -> None:
-        """Run until `stop()`. An unavailable store is retried. Raises `Stuck` if another process must continue."""
+        """Run until `stop()` is called. While the store is unavailable, retry. Raises `Stuck` if a new process must
+        continue.
+        """
         threads = [
             threading.Thread(target=self._follow_feed, name="spanwise-monitor-feed", daemon=True),
             threading.Thread(target=self._keep_alive, name="spanwise-monitor-keep", daemon=True),
         ]
         try:
-            # put the rules in force as soon as the store answers
+            # save the rules as soon as the store answers
             while not self._saved and not self._over.is_set():
                 try:
                     self._start()
@@ -125,7 +127,8 @@ class Monitor:
             while not self._over.is_set():
                 self._wake.clear()
                 if not self._persist(self._runner.step):
-                    # rows may be due at `next`; while evaluators run, the pause is short, for their timeouts
+                    # pause until rows may be due (`next`); the pause is short while evaluators run, because their
+                    # timeouts must be checked
                     longest = TIMEOUT_CHECK_S if self._runner.in_flight else MAX_FEED_POLL_S
                     self._wake.wait(min(longest, max(0.001, self._runner.next - self._now())))
         finally:
@@ -136,8 +139,9 @@ class Monitor:
             self.close()
 
     def stop(self, seconds: float | None = None) -> None:
-        """End `run`, from any thread or signal handler. Running jobs have some seconds to finish, the rest is
-        released.
+        """End `run`, from any thread or signal handler.
+
+        Running jobs have `seconds` to finish (None: `SHUTDOWN_GRACE_S`). Unfinished ones are released.
         """
         self._last = self._last if seconds is None else seconds
         self._over.set()
@@ -145,7 +149,7 @@ class Monitor:
         self._look_at_feed.set()
 
     def close(self) -> None:
-        """Release claims and leases. Callers that use `step` call it at the end."""
+        """Release claims and leases. Callers that use `step` instead of `run` call it at the end."""
         ends: tuple[Callable[[], None], ...] = (lambda: self._runner.stop(self._last), self._follower.stop)
         for end in ends:
             try:
@@ -182,7 +186,7 @@ class Monitor:
         ]
 
     def _by_rule(self, names: Collection[RuleKey], now: float) -> dict[str, JSON]:
-        """Return the parts of a project's report that are keyed by rule name."""
+        """Return those entries of a project's report that list values by rule name."""
         working = [one for one in self._runner.working if one.active_rule.name in names]
         return {
             "deciding": sorted(rule for project, rule in self._follower.deciding if (project, rule) in names),
@@ -225,8 +229,10 @@ class Monitor:
             self._dead = []
 
     def _keep_alive(self) -> None:
-        """Renew claims and send reports, independently of slow work on other threads."""
-        self._persist(self._report)  # so that a new worker appears in the reports at once
+        """Renew claims and send reports. A separate thread does this, so that slow work on other threads does not delay
+        it.
+        """
+        self._persist(self._report)  # report at once, so that a new worker is visible
         report_at = self._now() + REPORT_INTERVAL_S
         while not self._over.wait(min(REPORT_INTERVAL_S, self._claim_s / 4)):
             self._persist(self._renew)
@@ -243,14 +249,15 @@ class Monitor:
             self._store.renew(claims, self.holder, self._claim_s)
 
     def _persist(self, do: Callable[[], Any]) -> Any:
-        """Call a function that uses the store. After an error, log it, wait, and return None."""
+        """Call a function that uses the store. If it raises, log the error, wait, and return None."""
         try:
             return do()
         except Stuck:
             raise
-        except Exception as error:  # a worker that ends on an unforeseen error would evaluate nothing more
+        # continue after an unexpected error: a worker that has ended would evaluate nothing more
+        except Exception as error:
             message = f"{type(error).__name__}: {error}"
-            # log a message once, not each second while it lasts
+            # log a message once, not again at each retry
             if message != self._logged:
                 self._logged = message
                 _log.warning("spanwise monitor: %s", message)

@@ -34,16 +34,16 @@ def assign_version(rule: Rule) -> Rule:
 
 
 def make_evaluator_entry(rule: str, evaluator: Evaluator, version: str | None) -> Mapping[str, JSON]:
-    """Return the stored form of an evaluator: registry id and parameters, or name and hash of the source.
+    """Return the stored form of an evaluator: registry id and parameters, or name and hash of the source text.
 
-    Raises `ValueError` for code without available source, unless `version` replaces the hash.
+    Raises `ValueError` for code whose source text is not available, unless `version` is given instead of the hash.
     """
     entry: dict[str, Any] = {"key": evaluator.key, "version": evaluator.revision}
     code: Any
     if _is_registered(evaluator):
         try:
             return {**entry, **evaluator.to_dict()}
-        except ValueError:  # a parameter is a function, which has no stored form
+        except ValueError:  # a parameter is a function, which cannot be stored
             entry["type"], code = evaluator.origin["type"], dict(evaluator.origin["init_parameters"])
     elif identity := vars(type(evaluator.function)).get("RULE_IDENTITY"):
         entry["function"], digest = identity
@@ -66,7 +66,9 @@ def _qualified_name(function: Callable[..., Any]) -> str:
 
 
 def _source_digest(code: Any) -> str:
-    """Return a digest of a function's source, or of parameters that include functions. Raises `SourceUnavailable`."""
+    """Return a digest of a function's source text, or of parameters that include functions. Raises
+    `SourceUnavailable`.
+    """
     if isinstance(code, Mapping):
         return _digest(
             {name: _source_digest(value) if callable(value) else repr(value) for name, value in code.items()}
@@ -82,7 +84,7 @@ FilterLike: TypeAlias = "Filter | Mapping[str, Any] | str | None"
 BUDGETS = ("usd_per_day", "usd_per_minute", "calls_per_day", "calls_per_minute")
 rules_being_loaded: ContextVar[list[MonitoredRule] | None] = ContextVar(
     "collecting", default=None
-)  # rules of the file that is being loaded
+)  # collects the rules of the file that is being loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +124,15 @@ def monitor(
 ) -> MonitoredRule:
     """Define a rule: these evaluators run on the traces that pass `filter`, sampled at `sample_rate`.
 
-    The filters, also those of `strata` (`(filter, rate)`), use the store's grammar: `{"name": "answer"}`, or as on
-    the command line `"name=answer latency_ms>200"`. The first stratum that a trace passes determines its rate.
-    `target` selects traces, their spans (of one `kind`), their documents, or sessions once they are quiet. `scope`
-    selects traces of live traffic, of experiments, or both.
+    Filters use the store's grammar: `{"name": "answer"}`, or as on the command line `"name=answer latency_ms>200"`.
+    `strata` are pairs `(filter, rate)`; the first stratum whose filter a trace passes determines its rate. `target`
+    selects the objects to score: traces, their spans (of one `kind`), their documents, or sessions once they are quiet.
+    `scope` selects traces of live traffic, of experiments, or both.
 
     A `budget` has the keys usd_per_day, usd_per_minute, calls_per_day and calls_per_minute. Dollars per day are paced
-    over the day unless `pace=False`. `timeout`, `quiet`, `max_wait` and `session_quiet` are in seconds. `quiet`
-    counts from the last span of a trace that does not report its completion. A target larger than `max_bytes` is
-    skipped.
+    over the day unless `pace=False`. `timeout`, `quiet`, `max_wait` and `session_quiet` are in seconds. If a trace
+    does not report its completion, it is ready `quiet` seconds after its last span. A target larger than `max_bytes`
+    is skipped.
 
     The default `project` is SPANWISE_PROJECT, else "default". `since` includes traces that started at or after that
     time (`"7d"`, an ISO date). By default, filter, target, scope and the evaluators' source and parameters determine
@@ -204,7 +206,7 @@ def _check_definition(
 
 
 def _normalize_filter(name: str, given: FilterLike) -> Mapping[str, JSON]:
-    """Return the normal form of a filter. Filters with a time range are rejected."""
+    """Return the normal form of a filter. Raises `ValueError` for a filter with a time range."""
     try:
         made = validate_filter(given if isinstance(given, Filter) else _parse_filter(given))
     except (ValueError, TypeError, Refused) as error:
@@ -241,14 +243,15 @@ def _check_budget(name: str, budget: Mapping[str, float]) -> Mapping[str, float]
     return dict(budget)
 
 
-API_OWNER = "api"  # owner of rules created through the API, which the store already has
+API_OWNER = "api"  # owner of rules that were created through the API; the store already has them
 REASON_UNSAVED, REASON_PAUSED = "it is not saved yet", "the rule is paused"
-RuleKey: TypeAlias = tuple[str, str]  # project and name
+RuleKey: TypeAlias = tuple[str, str]  # (project, name)
 
 
 class ActiveRule:
-    """Rule executed by this worker. `in_force` is the store's record of it; `idle` is the reason why it is not executed,
-    or None.
+    """Rule that this worker has loaded. `in_force` is the store's record of the rule.
+
+    `idle` is the reason why the worker does not execute the rule, or None.
     """
 
     def __init__(self, rule: MonitoredRule) -> None:
@@ -256,8 +259,8 @@ class ActiveRule:
         self.evaluators: tuple[Evaluator, ...] = rule.evaluators
         self.in_force = rule.record
         self.idle: str | None = REASON_UNSAVED
-        self.barred: str | None = None  # why it cannot be executed in its present form
-        self.suspended: str | None = None  # why this process does not execute it, independently of the store
+        self.barred: str | None = None  # reason why the rule cannot be executed as it is defined
+        self.suspended: str | None = None  # reason why this process does not execute the rule, whatever the store says
 
     @property
     def name(self) -> RuleKey:
@@ -266,11 +269,16 @@ class ActiveRule:
 
     @property
     def reported_idle(self) -> str | None:
-        """Return the idle reason for reports. A pause is left out: the store knows it, and a report may be outdated."""
+        """Return the reason for idling, for reports.
+
+        A pause is left out: the store knows of it, and a report could be outdated.
+        """
         return None if self.idle == REASON_PAUSED else self.idle
 
     def see(self, current: Rule | None) -> None:
-        """Update the state from the rule that the store has in force under this name; None if it was removed."""
+        """Update the state from the rule that the store has in force under this name. None means that the rule was
+        removed.
+        """
         if current is None:
             self.idle = "the rule was removed"
         elif current.version != self.record.version:
@@ -294,13 +302,13 @@ def rules_by_key(rules: Sequence[Rule]) -> Mapping[RuleKey, Rule]:
 
 
 def save_rules(store: Store, active_rules: Sequence[ActiveRule], owner: str | None, *, activate: bool) -> None:
-    """Put rules in force. A version that was superseded is put in force again only with `activate`; otherwise the worker
-    idles for it.
+    """Put rules in force.
 
-    Raises `Refused` for a rule that belongs to another owner.
+    A version that was superseded is put in force again only with `activate`. Without it, the worker keeps the rule
+    but does not execute it. Raises `Refused` for a rule that belongs to another owner.
     """
     old: Mapping[RuleKey, Rule] = {}
-    if not activate:  # the rules in force that have superseded the given versions
+    if not activate:  # find rules in force that have superseded the given versions
         current = rules_by_key(store.rules())
         before = {(*rule_key(rule), rule.version) for rule in store.rules(all_versions=True)}
         old = {
@@ -312,14 +320,14 @@ def save_rules(store: Store, active_rules: Sequence[ActiveRule], owner: str | No
         }
     own = [
         one for one in active_rules if owner is None or one.record.owner != API_OWNER
-    ]  # the store already has the API's rules
+    ]  # rules of the API are already in the store
     if own:
         store.save_rule(*(old.get(one.name, one.record) for one in own), owner=owner, activate=activate)
     refresh_rules(store, active_rules)
 
 
 def refresh_rules(store: Store, active_rules: Sequence[ActiveRule]) -> None:
-    """Update all rules from the store."""
+    """Update the state of all rules from the store."""
     current = rules_by_key(store.rules())
     for one in active_rules:
         one.see(current.get(one.name))

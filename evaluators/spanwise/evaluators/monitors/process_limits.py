@@ -13,16 +13,16 @@ import signal
 import sys
 from contextlib import suppress
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
 def protect_process(report: int, memory: int | None) -> None:
-    """Configure the process to end with its parent, to be the first victim of the OOM killer, and to write no core file.
+    """Configure this process: it ends with its parent, is the first victim of the OOM killer, and writes no core file.
 
-    The file descriptor `report` receives the traceback of a crash. `memory` limits the process's memory in bytes:
-    allocations beyond it fail in this process only.
+    The file descriptor `report` receives the traceback of a crash. `memory` limits the process's memory in bytes, so
+    that allocations beyond the limit fail in this process only.
     """
-    import resource  # available on Unix only, like much of this module
+    import resource  # imported here, because Python has it on Unix only
 
     faulthandler.enable(file=report, all_threads=True)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -41,15 +41,17 @@ def protect_process(report: int, memory: int | None) -> None:
 
 
 def default_memory_limit(workers: int) -> int:
-    """Return the memory limit of each worker in bytes: together half of the machine's memory, but at least 2 GiB
-    each.
+    """Return the memory limit of each worker in bytes.
+
+    Together the workers get half of the machine's memory, and each one at least 2 GiB.
     """
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(has // 2 // workers, 2 << 30)
 
 
 OWN_GROWTH_SHARE = (
-    # share of the memory that was free after loading; with less growth than this, the error is the evaluator's own
+    # share of the memory that was free after loading; if use has grown by less, the evaluator itself caused the
+    # memory error
     0.25
 )
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -57,9 +59,9 @@ _MEMORY_ERRORS = ("can't start new thread", "can't allocate memory", "cannot all
 
 
 class WorkerMemory:
-    """Use of the process's data limit (`RLIMIT_DATA`), in bytes.
+    """Memory use of the process, in bytes, measured against its data limit (`RLIMIT_DATA`).
 
-    The counter `deferred` counts evaluator failures that were attributed to the full process.
+    The counter `deferred` counts evaluator failures that were blamed on the full process.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -67,12 +69,16 @@ class WorkerMemory:
         self.deferred = 0
 
     def rules_are_loaded(self) -> None:
-        """Record the present use as the baseline, before any evaluator has run."""
+        """Record the present memory use as the baseline, after the rules are loaded and before any evaluator has
+        run.
+        """
         self._loaded = memory_in_use() or 0
 
     @property
     def has_grown(self) -> bool:
-        """Return whether memory use has grown so much that an evaluator may fail because of the others."""
+        """Return whether memory use has grown so much that an evaluator may fail because of what other evaluators
+        keep.
+        """
         now = memory_in_use()
         return (
             self._limit is not None
@@ -81,7 +87,9 @@ class WorkerMemory:
         )
 
     def is_to_blame(self, error: BaseException | None) -> bool:
-        """Return whether an evaluator failed because the process was full, and not because of its own needs."""
+        """Return whether an evaluator failed because the process was full, and not because it needed too much memory
+        itself.
+        """
         if error is None or not is_memory_error(error) or not self.has_grown:
             return False
         self.deferred += 1
@@ -89,7 +97,7 @@ class WorkerMemory:
 
     @property
     def is_short(self) -> bool:
-        """Return whether evaluators have failed because the process was full, and it still is."""
+        """Return whether evaluators have failed because the process was full, and it is still full."""
         return self.deferred > 0 and self.has_grown
 
     def __str__(self) -> str:
@@ -104,7 +112,7 @@ def memory_in_use() -> int | None:
 
 
 def is_memory_error(error: BaseException) -> bool:
-    """Return whether an exception, or one in its chain of causes, reports that memory ran out."""
+    """Return whether an exception, or one of its causes, reports that memory ran out."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:

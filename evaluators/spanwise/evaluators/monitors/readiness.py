@@ -15,13 +15,13 @@ from typing import NamedTuple
 from spanwise.collector.records import RuleSettings, TraceHead
 from spanwise.evaluators.monitors.rule_decision import SamplingDraw
 
-MAX_WAITING_TARGETS = 10_000  # targets of one rule that wait in memory
-MAX_INCOMPLETE_KEYS = 20_000  # remembered ids of targets that were admitted while incomplete
+MAX_WAITING_TARGETS = 10_000  # maximum targets of one rule that wait in memory
+MAX_INCOMPLETE_KEYS = 20_000  # maximum number of remembered ids of targets that were admitted while incomplete
 
 
 class Readiness(NamedTuple):
-    """Time when a target is ready. `at` is in seconds of the caller's clock; `incomplete` means that spans are missing
-    then.
+    """Time when a target is ready. `at` is in seconds of the caller's clock. `incomplete` means that spans are still
+    missing at that time.
     """
 
     at: float
@@ -31,8 +31,8 @@ class Readiness(NamedTuple):
 def trace_readiness(head: TraceHead, settings: RuleSettings, first: float, changed: float, *, again: bool) -> Readiness:
     """Return the readiness of a trace whose first known change was at `first` and whose last was at `changed`.
 
-    The flag `again` means that the trace was evaluated before, while incomplete. Then only a complete trace or a long
-    silence justifies another evaluation.
+    The flag `again` means that the trace was evaluated before, while it was incomplete. It is evaluated again only
+    when it is complete, or after a long time without changes.
     """
     if head.settled:
         return Readiness(changed, not head.whole)
@@ -44,7 +44,9 @@ def trace_readiness(head: TraceHead, settings: RuleSettings, first: float, chang
 
 @dataclass(slots=True)
 class WaitingTarget:
-    """Target that waits. `head` is that of its last change; `mark` is the position before that change."""
+    """Target that waits until it is ready. `head` is the trace head at its last change; `mark` is the feed position
+    before that change.
+    """
 
     key: str
     head: TraceHead
@@ -56,16 +58,16 @@ class WaitingTarget:
 
 @dataclass(slots=True)
 class FeedMark:
-    """Section of the feed that starts with a waiting change."""
+    """Section of the feed that starts with a change of a waiting target."""
 
-    before: str  # the position before it
+    before: str  # feed position before the section
     waits: bool = True
 
 
 class WaitingTargets:
-    """Waiting targets of one rule, and the position up to which everything is decided.
+    """Waiting targets of one rule, and the feed position up to which everything is decided.
 
-    It also remembers targets that were admitted while incomplete.
+    It also remembers which targets were admitted while they were incomplete.
     """
 
     def __init__(self, cursor: str, most: int = MAX_WAITING_TARGETS) -> None:
@@ -75,7 +77,7 @@ class WaitingTargets:
         self._numbers = 0
         self._marks: list[FeedMark] = [FeedMark(cursor, waits=False)]
         self._position = cursor
-        self._incomplete: OrderedDict[str, None] = OrderedDict()  # admitted while incomplete
+        self._incomplete: OrderedDict[str, None] = OrderedDict()  # keys of targets that were admitted while incomplete
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -97,30 +99,30 @@ class WaitingTargets:
         return self._by_key.get(key)
 
     def took(self, key: str, *, incomplete: bool) -> None:
-        """Record that a target was admitted, and whether it was incomplete."""
+        """Record that a target was admitted, and whether it was incomplete then."""
         if incomplete:
             self._incomplete[key] = None
             if len(self._incomplete) > MAX_INCOMPLETE_KEYS:
                 self._incomplete.popitem(last=False)
 
     def was_incomplete(self, key: str) -> bool:
-        """Return whether the target was admitted before while incomplete."""
+        """Return whether the target was admitted earlier, while it was incomplete."""
         return key in self._incomplete
 
     def put(self, waiting: WaitingTarget) -> None:
-        """Add a waiting target, in place of an earlier change of the same target."""
+        """Add a waiting target. It replaces an earlier change of the same target."""
         self.drop(waiting.key)
         self._marks.append(waiting.mark)
         self._push(waiting)
 
     def postpone(self, key: str, at: float) -> None:
-        """Postpone a waiting session, because a turn of it that is not sampled has changed."""
+        """Postpone a waiting session, because one of its turns has changed that is not sampled."""
         waiting = self._by_key.get(key)
         if waiting is not None and at > waiting.ready.at:
             self._push(replace(waiting, ready=waiting.ready._replace(at=at)))
 
     def drop(self, key: str) -> WaitingTarget | None:
-        """Remove a waiting target that has changed again or is decided."""
+        """Remove a waiting target, because it has changed again or is decided."""
         waiting = self._by_key.pop(key, None)
         if waiting is not None:
             waiting.mark.waits = False
@@ -139,18 +141,18 @@ class WaitingTargets:
 
     @property
     def low_water(self) -> str:
-        """Return the position before the oldest waiting change."""
+        """Return the feed position before the oldest change that waits."""
         return next((mark.before for mark in self._marks if mark.waits), self._position)
 
     def decided(self) -> None:
-        """Drop the marks before the low-water mark, after the store has saved it."""
+        """Drop the marks before the low-water mark. Call it after the store has saved the low-water mark."""
         first = next((place for place, mark in enumerate(self._marks) if mark.waits), None)
         if first is None:
             self._marks = [FeedMark(self._position, waits=False)]
         elif first > 0:
             self._marks = self._marks[first:]
         elif len(self._marks) >= 2 * sum(mark.waits for mark in self._marks) + 100:
-            # remove marks that no longer wait: a trace that changes for hours adds a mark each time
+            # remove marks that no longer wait, because a trace that changes for hours adds a mark at each change
             self._marks = [self._marks[0], *(mark for mark in self._marks[1:] if mark.waits)]
 
     def _push(self, waiting: WaitingTarget) -> None:
@@ -164,11 +166,12 @@ CLOCK_MARGIN_NS = 60_000_000_000  # maximum assumed difference between the clock
 
 
 class DecidedTargets:
-    """Targets that may have a decision in the store, which needs an update when they are no longer sampled.
+    """Filter for targets that may have a decision in the store. Such a decision must be updated if its target is no
+    longer sampled.
 
-    Targets admitted by this process are remembered, up to a limit. Targets that started before it began to decide
-    (`before_ns`, 0 if no process decided before) are assumed to have one. For most traffic the answer is no, which
-    saves a write for each trace that is not sampled.
+    The targets that this process has admitted are remembered, up to a limit. Of targets that started before this
+    process began to decide (`before_ns`, 0 if no process decided before), a decision is assumed. For most traffic the
+    answer is no, which saves a write for each trace that is not sampled.
     """
 
     def __init__(self, before_ns: int) -> None:
@@ -184,5 +187,5 @@ class DecidedTargets:
             self._before_ns = max(self._before_ns, head.start_ns)
 
     def may_have_row(self, key: str, head: TraceHead) -> bool:
-        """Return whether the target may have a decision. False is certain."""
+        """Return whether the target may have a decision. False means that it certainly has none."""
         return key in self._ids or head.start_ns <= self._before_ns or head.change != head.runs_change

@@ -40,14 +40,16 @@ from spanwise.evaluators.monitors.rule_decision import batch_by_size, choose_tar
 from spanwise.evaluators.scoring import CaseScorer, Estimate, estimate, load_turns, make_case
 from spanwise.evaluators.scoring.judge_calibration import open_optional_store
 
-MAX_COUNTED_TRACES = 20_000  # newest traces that are checked one by one; their share is extrapolated to older ones
+# maximum number of traces, the newest, that are checked one by one; their share is extrapolated to older ones
+MAX_COUNTED_TRACES = 20_000
 IDS_PER_FILTER = 500  # ids per query
-MAX_PRICED_TARGETS = 50  # traces that are read for their targets, and targets whose judge cost is estimated
+# maximum traces that are read to count their targets, and maximum targets whose judge cost is estimated
+MAX_PRICED_TARGETS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialScore:
-    """Scores of one target by a rule's evaluators in a preview. Nothing is stored."""
+    """Scores that a rule's evaluators gave to one target in a preview. They are not stored."""
 
     target: Target
     feedback: tuple[Feedback, ...]
@@ -55,13 +57,13 @@ class TrialScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulePreview:
-    """Preview of a rule over a period with `traces` traces: `matched` pass its filter and `sampled` are sampled.
+    """Preview of a rule on the `traces` traces of a period: `matched` pass its filter, and `sampled` would be sampled.
 
-    The number `targets` counts the objects to score: the traces (sessions) themselves, or spans or documents in them,
-    by the mean over the newest traces that are read. If `exact` is false, more traces match than are checked one by
-    one, and the figures are extrapolated. `estimate` covers the `priced` newest targets, and `usd` covers all (None:
-    the price of a judge is unknown). `paced` is the factor on the sample rates that a daily budget in US dollars
-    requires.
+    The number `targets` counts the objects to score: the traces or sessions themselves, or the spans or documents in
+    them. Spans and documents are estimated from the newest traces. If `exact` is false, not every matching trace was
+    checked, and the figures are extrapolated. `estimate` covers the `priced` newest targets, and `usd` covers all
+    (None: the price of a judge is unknown). `paced` is the factor by which a daily budget in US dollars reduces the
+    sample rates.
     """
 
     rule: Rule
@@ -80,9 +82,9 @@ class RulePreview:
 
 
 def check(rule: MonitoredRule, store: Store, *, seconds: float = 86_400.0, tries: int = 0) -> RulePreview:
-    """Preview a rule over the last `seconds` on stored traffic; `tries` of the newest sampled targets are scored.
+    """Preview a rule on the stored traffic of the last `seconds`, and score the `tries` newest sampled targets.
 
-    Nothing is stored, and no judge is called except for `tries`. Raises `NoJudge` for an unnamed judge.
+    Nothing is stored, and no judge is called except for `tries`. Raises `NoJudge` if a judge is not configured.
     """
     since_ns = time.time_ns() - int(seconds * 1e9)
     wanted = replace(extend_filter(None, rule.record.filter), project=rule.record.project, since_ns=since_ns)
@@ -121,8 +123,8 @@ def _count_traces(store: Store, filter: Filter) -> int:
 
 
 def _sample_traces(rule: Rule, store: Store, wanted: Filter) -> list[tuple[TraceSummary, bool]]:
-    """Return the newest matching traces, and whether each would be sampled. The newest trace of a session represents
-    it.
+    """Return the newest matching traces, and whether each would be sampled. A session is represented by its newest
+    trace.
     """
     matching = list(islice(_filter_scope(rule, _summaries(store, wanted)), MAX_COUNTED_TRACES))
     strata = [_matching_ids(store, matching, stratum.filter) for stratum in rule.settings.strata]
@@ -146,7 +148,7 @@ def _filter_scope(rule: Rule, summaries: Iterator[TraceSummary]) -> Iterator[Tra
 
 
 def _matching_ids(store: Store, summaries: Sequence[TraceSummary], filter: Mapping[str, object]) -> set[str]:
-    """Return the ids of those traces that also pass a second filter, which may use the same fields as the first."""
+    """Return the ids of those traces that pass a second filter. It may use the same fields as the first one."""
     ids = [summary.trace_id for summary in summaries]
     lots = (tuple(ids[start : start + IDS_PER_FILTER]) for start in range(0, len(ids), IDS_PER_FILTER))
     passing = (_summaries(store, extend_filter(None, {**filter, "trace_ids": lot})) for lot in lots)
@@ -166,9 +168,7 @@ def _pacing_factor(rule: Rule, usd: float | None, seconds: float) -> float | Non
 
 
 def _trial_targets(rule: Rule, store: Store, taken: Sequence[TraceSummary]) -> Iterator[tuple[Target, Case]]:
-    """Yield the targets that a worker would score, in traces or in the sessions that they represent, each with its
-    case.
-    """
+    """Yield the targets that a worker would score, each with its case. The traces may represent sessions."""
     if rule.target == "session":
         for session in (summary.session_id or "" for summary in taken):
             yield Target(session_id=session), make_case(load_turns(session, store, rule.project))
@@ -192,14 +192,14 @@ async def _score_target(scoring: CaseScorer, case: Case, target: Target) -> tupl
     return (*await scoring.on_loop(case, target), *await scoring.later(case, target))
 
 
-MAX_COMPARED_SCORES = 50_000  # newest scores of each rule
+MAX_COMPARED_SCORES = 50_000  # maximum number of scores of each rule, the newest
 _ScoreKey = tuple[str | None, str | None, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyDifference:
-    """Comparison of one key on the traces (sessions) that both rules have scored: both means, and the mean of new minus
-    old.
+    """Comparison of one key on the traces or sessions that both rules have scored: both means, and the mean difference
+    (new minus old).
     """
 
     key: str
@@ -209,7 +209,7 @@ class KeyDifference:
 
     @property
     def beyond_chance(self) -> bool:
-        """Return whether the 95 % interval of the change excludes 0."""
+        """Return whether the 95 % interval of the mean difference excludes 0."""
         low, high = self.change.low, self.change.high
         return low is not None and high is not None and not low <= 0 <= high
 
@@ -218,8 +218,8 @@ class KeyDifference:
 class RuleComparison:
     """Comparison of two rules on the same targets. Costs are US dollars per target, None if unknown.
 
-    The counts `only_old` and `only_new` are of traces (sessions) that only one of the rules has scored, or has tried
-    to score.
+    The counts `only_old` and `only_new` are of traces or sessions that only one of the rules has scored or tried to
+    score.
     """
 
     old: Rule
@@ -233,10 +233,11 @@ class RuleComparison:
 
 
 def diff(store: StoreLocation, rule: str, shadow: str | None = None, *, project: str = "default") -> RuleComparison:
-    """Compare the scores of a rule and its shadow on the same targets. `shadow` selects one if the rule has several.
+    """Compare the scores of a rule and its shadow on the same targets. If the rule has several shadows, `shadow`
+    selects one.
 
     The argument `store` may be a path or URL. Raises `NotFound` for an unknown rule, and `Refused` if the rule has no
-    shadow, or several.
+    shadow, or several and none is selected.
     """
     with open_store_location(store) as found:
         return _compare_rules(found, *_find_rule_pair(found, rule, shadow, project))
@@ -320,9 +321,9 @@ def summary(
 ) -> list[SampledMean]:
     """Return per key the estimated mean over all eligible targets, with its 95 % interval, for the version in force.
 
-    Scores are weighted by the inverse of the sampling probability of their target. `since` and `until` (`"7d"`, an
-    ISO date) bound the start of the traces, not the time of scoring. `project` is SPANWISE_PROJECT, else "default".
-    Raises `NotFound`.
+    Each score is weighted by the inverse of its target's sampling probability. `since` and `until` (`"7d"`, an ISO
+    date) bound the start time of the traces, not the time of scoring. The default `project` is SPANWISE_PROJECT, else
+    "default". Raises `NotFound`.
     """
     place = project or os.environ.get("SPANWISE_PROJECT") or "default"
     with open_optional_store(store) as at:

@@ -35,28 +35,34 @@ SamplingOutcome: TypeAlias = Literal["outside", "filtered", "sampled_out", "take
 
 
 class SamplingDraw(NamedTuple):
-    """Sampling result for a trace. `outside` means outside the rule's scope; such traces are not counted."""
+    """Sampling result for a trace. The outcome `outside` means outside the rule's scope; such traces are not
+    counted.
+    """
 
     verdict: SamplingOutcome
     u: float | None = None
     rate: float | None = None
     stratum: int | None = None
-    probability: float | None = None  # inclusion probability: head × rate; None if the head's is unknown
+    # inclusion probability: probability of head sampling × rate; None if the former is unknown
+    probability: float | None = None
 
 
 _DRAW_OUTSIDE, _DRAW_FILTERED = SamplingDraw("outside"), SamplingDraw("filtered")
 
 
 class FilterQueries:
-    """Distinct filters of all rules and strata of a process. The store evaluates each normal form once per slice."""
+    """Distinct filters of all rules and strata of a process. The store evaluates each distinct filter once per
+    slice.
+    """
 
     def __init__(self) -> None:
         self.filters: list[Filter] = []
         self._places: dict[bytes, int] = {}
 
     def place(self, filter: Filter) -> int | None:
-        """Return the index of a filter's answer in `TraceHead.passes`; None for a filter without conditions, which every
-        trace passes.
+        """Return the index of a filter's answer in `TraceHead.passes`.
+
+        Return None for a filter without conditions, because every trace passes it.
         """
         form = filter_to_dict(filter)
         if not form:
@@ -73,18 +79,20 @@ class EffectiveRule(NamedTuple):
     rule: Rule
     settings: RuleSettings
     from_change: int
-    places: tuple[int | None, ...]  # indices of its own filter, then of its strata
+    places: tuple[int | None, ...]  # filter indices: of the rule's own filter, then of its strata
 
 
 def apply_setting(rule: Rule, setting: SettingsVersion, questions: FilterQueries) -> EffectiveRule:
-    """Return the rule with a setting and its filter indices. Raises `Refused` for a filter that rules may not have."""
+    """Return the rule with one of its settings and its filter indices. Raises `Refused` for a filter that rules must
+    not have.
+    """
     places = tuple(map(questions.place, build_rule_filters(rule, setting.settings)))
     return EffectiveRule(rule, setting.settings, setting.from_change, places)
 
 
 def decide_trace(of: EffectiveRule, head: TraceHead) -> SamplingDraw:
-    """Return the sampling result of a rule for a trace head. An answer that is not yet known (`awaits_text_index`)
-    counts as no.
+    """Return the sampling result of a rule for a trace head. A filter whose answer is not yet known
+    (`awaits_text_index`) counts as not passed.
     """
     if find_exclusion_reason(of.rule, head) is not None:
         return _DRAW_OUTSIDE
@@ -106,8 +114,8 @@ def awaits_text_index(of: EffectiveRule, head: TraceHead) -> bool:
 def inclusion_probability(rule: Rule, head: TraceHead, rate: float) -> float | None:
     """Return the probability that a target was sampled; None for a session whose turns were sampled one by one.
 
-    Returns 0 for a trace that the head kept for its error only: the errors that it sampled already represent this
-    one.
+    Return 0 for a trace that head sampling excluded but kept because of its error: the sampled traces with errors
+    already represent it.
     """
     if head.partial:
         return 0.0
@@ -121,10 +129,11 @@ def _filter_answers(of: EffectiveRule, head: TraceHead) -> Sequence[bool | None]
     return [True if place is None else passes[place] for place in of.places]
 
 
-sampling_position = lru_cache(maxsize=4096)(get_sampling_position)  # several rules draw for the same trace in turn
+# cached, because several rules draw for the same trace in turn
+sampling_position = lru_cache(maxsize=4096)(get_sampling_position)
 
 
-MAX_TARGETS = 100  # spans or documents of one trace
+MAX_TARGETS = 100  # maximum number of target spans or documents of one trace
 
 
 def trace_target(rule: Rule, head: TraceHead) -> Target:
@@ -137,7 +146,8 @@ def trace_target(rule: Rule, head: TraceHead) -> Target:
 def choose_targets(rule: Rule, trace: Trace, most: int = MAX_TARGETS) -> tuple[list[Target], float]:
     """Return the target spans or documents of a trace, and the probability with which each was chosen.
 
-    If there are more than `most`, those with the lowest hashes are chosen, which makes the choice repeatable.
+    If there are more than `most`, those with the lowest hashes are chosen, so that the same ones are chosen each
+    time.
     """
     targets = list(_candidates(rule, trace))
     if len(targets) <= most:
@@ -146,9 +156,9 @@ def choose_targets(rule: Rule, trace: Trace, most: int = MAX_TARGETS) -> tuple[l
 
 
 def make_target_case(target: Target, trace: Trace) -> Case | None:
-    """Return the evaluators' view of a target: for a span its subtree, for a document its request and that document
-    alone.
+    """Return the case that evaluators receive for a target.
 
+    For a span it contains the span's subtree, for a document the document alone and the request that retrieved it.
     Returns None if the target no longer exists.
     """
     if target.span_id is None:
@@ -180,7 +190,7 @@ def _target_position(target: Target) -> float:
 
 
 def _subtree_runs(span: Run, runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Return a span and its descendants, in their order."""
+    """Return a span and its descendants, in the order of `runs`."""
     of: dict[str | None, list[Run]] = {}
     for run in runs:
         of.setdefault(run.parent_id, []).append(run)
@@ -192,9 +202,9 @@ def _subtree_runs(span: Run, runs: Sequence[Run]) -> tuple[Run, ...]:
     return tuple(run for run in runs if run.span_id in found)
 
 
-BATCH_BYTES = 32_000_000  # bytes that are read at once
-ASSUMED_TRACE_BYTES = 2_000_000  # assumed size of a trace if it is unknown here
-MAX_BATCH_TRACES = 500  # traces
+BATCH_BYTES = 32_000_000  # maximum bytes that are read at once
+ASSUMED_TRACE_BYTES = 2_000_000  # assumed bytes of a trace whose size is unknown here
+MAX_BATCH_TRACES = 500  # maximum traces that are read at once
 
 
 def batch_by_size(sizes: Iterable[tuple[str, int | None]]) -> Iterator[list[str]]:
@@ -213,17 +223,20 @@ def batch_by_size(sizes: Iterable[tuple[str, int | None]]) -> Iterator[list[str]
 
 
 class AdmittedTarget(NamedTuple):
-    """Target that a rule has sampled. `head` is that of its trace; for a session, that of the turn that changed last."""
+    """Target that a rule has sampled. `head` is the head of its trace; for a session, the head of the turn that changed
+    last.
+    """
 
     head: TraceHead
     drawn: SamplingDraw
     incomplete: bool
-    next_ns: int | None = None  # time until which it waits in the store, because the memory limit is reached
+    # time until which the target waits in the store, because the limit for targets in memory is reached
+    next_ns: int | None = None
 
 
 def make_decision(rule: Rule, target: Target, let: AdmittedTarget, share: float = 1.0) -> Decision:
-    """Return the decision that a worker can claim. `share` is the probability with which a span was chosen among its
-    trace's spans.
+    """Return the decision record that workers can claim. `share` is the probability with which the target was chosen
+    among those of its trace.
     """
     head, drawn = let.head, let.drawn
     probability = None if drawn.probability is None else drawn.probability * share
@@ -247,7 +260,7 @@ def make_decision(rule: Rule, target: Target, let: AdmittedTarget, share: float 
 
 
 def make_exclusion(rule: Rule, target: Target, head: TraceHead, drawn: SamplingDraw) -> Decision:
-    """Return the decision that marks an existing row's target as no longer sampled."""
+    """Return the decision record that marks an already decided target as no longer sampled."""
     verdict: Verdict = "sampled_out" if drawn.verdict == "sampled_out" else "filtered"
     return Decision(
         project=rule.project,
@@ -265,7 +278,7 @@ def make_exclusion(rule: Rule, target: Target, head: TraceHead, drawn: SamplingD
 
 
 def make_empty_decision(rule: Rule, let: AdmittedTarget) -> Decision:
-    """Return the decision for a trace without a span that qualifies as a target."""
+    """Return the decision record for a trace that contains no target."""
     of_kind = f" of kind {rule.kind!r}" if rule.kind is not None else ""
     nothing = f"no span{of_kind}" if rule.target == "span" else f"no document in a span{of_kind}"
     made = make_decision(rule, Target(trace_id=let.head.trace_id), let)

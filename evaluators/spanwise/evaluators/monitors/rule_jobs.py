@@ -1,7 +1,7 @@
 """Jobs of a rule: claimed targets, evaluator threads and event loop, concurrency, raised exceptions.
 
-The monitor's own threads do not wait for evaluators. An evaluator that hangs occupies its slot, or blocks its rule's
-event loop, and nothing else.
+The monitor's own threads do not wait for evaluators. An evaluator that hangs blocks only its slot or its rule's event
+loop.
 """
 
 from __future__ import annotations
@@ -49,18 +49,20 @@ class EvaluatorResult:
 
 @dataclass(slots=True, eq=False)
 class EvaluationJob:
-    """Claimed row with its evaluators. Its thread writes `results` and `current`, other threads read them."""
+    """Claimed row with its evaluators. The thread that runs the job writes `results` and `current`; other threads read
+    them.
+    """
 
     active_rule: ActiveRule
     row: Decision
     case: Case
     inputs_hash: str
-    evaluators: Sequence[Evaluator]  # evaluators that are to run
-    states: Mapping[str, JSON]  # states of evaluators that have run before
+    evaluators: Sequence[Evaluator]  # evaluators to run
+    states: Mapping[str, JSON]  # states of evaluators on this target, from earlier runs
     unpaid: frozenset[str] = frozenset()  # judges that do not run because the budget is used up
     results: dict[str, EvaluatorResult] = field(default_factory=dict)
-    current: tuple[str, float] | None = None  # running evaluator and its start time
-    over: bool = False  # given up: further results are discarded
+    current: tuple[str, float] | None = None  # key of the running evaluator, and its start time
+    over: bool = False  # True: the job is abandoned, and further results are discarded
 
     @property
     def target(self) -> Target:
@@ -69,7 +71,7 @@ class EvaluationJob:
 
     @property
     def claim(self) -> Claim:
-        """Return the claim that allows the worker to finish the target."""
+        """Return the claim under which the worker may finish the target."""
         return row_claim(self.row)
 
     def begin(self, key: str) -> None:
@@ -99,11 +101,11 @@ def is_final(state: Mapping[str, Any]) -> bool:
     return state.get("state") in FINAL_STATES
 
 
-MAX_EXCEPTIONS = 10_000  # exceptions of abandoned evaluators are never taken
+MAX_EXCEPTIONS = 10_000  # maximum number of kept exceptions, because those of abandoned evaluators are never taken
 
 
 class RaisedExceptions:
-    """Exceptions by evaluator and target, until they are taken. It is thread-safe."""
+    """Exceptions by evaluator and target, kept until `take` is called. It is thread-safe."""
 
     def __init__(self) -> None:
         self._raised: OrderedDict[tuple[str, Target], BaseException] = OrderedDict()
@@ -135,7 +137,7 @@ class RecordingMaker(FeedbackFactory):
 
 
 def record_exceptions(evaluator: Evaluator, notes: RaisedExceptions) -> Evaluator:
-    """Return the evaluator with a factory that records its exceptions."""
+    """Return a copy of the evaluator whose feedback factory also records exceptions in `notes`."""
     made = {field.name: getattr(evaluator.make, field.name) for field in fields(FeedbackFactory)}
     return replace(evaluator, make=RecordingMaker(notes=notes, **{**made, "key": evaluator.key}))
 
@@ -150,7 +152,7 @@ class EventLoopThread:
         self._thread.start()
 
     def stop(self, seconds: float = 1.0) -> None:
-        """Stop the loop. A loop that an evaluator blocks is abandoned."""
+        """Stop the loop. If an evaluator blocks the loop, abandon it."""
         self._over = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(seconds)
@@ -172,7 +174,7 @@ async def _cancel_tasks() -> None:
 
 
 class EvaluatorThreads:
-    """Evaluator threads of one rule. The thread that finishes a job passes it to `done`."""
+    """Evaluator threads of one rule. A thread that has finished a job calls `done` with it."""
 
     def __init__(
         self,
@@ -192,7 +194,7 @@ class EvaluatorThreads:
         self._idle = 0
         self._lock = threading.Lock()
         self.running: set[EvaluationJob] = set()
-        self.overdue: set[EvaluationJob] = set()  # past their timeout and still on a thread
+        self.overdue: set[EvaluationJob] = set()  # jobs that exceed their timeout and still occupy a thread
 
     def put(self, job: EvaluationJob) -> None:
         """Queue a job for the next free thread."""
@@ -290,9 +292,7 @@ class EvaluatorThreads:
         job.end(evaluator.key, feedback, self._notes.take(evaluator.key, job.target))
 
 
-JUDGE_QUEUE_S = (
-    600.0  # additional seconds for a judge: no call runs while it is queued, and each call has its own deadline
-)
+JUDGE_QUEUE_S = 600.0  # additional seconds for a judge: its calls may be queued, and each call has its own deadline
 
 
 def evaluator_timeout(evaluator: Evaluator, timeout: float) -> float:
@@ -300,17 +300,17 @@ def evaluator_timeout(evaluator: Evaluator, timeout: float) -> float:
     return timeout + JUDGE_QUEUE_S if evaluator.asking is not None else timeout
 
 
-MAX_CLAIMED_ROWS = 200  # rows of a rule that are held, at most
+MAX_CLAIMED_ROWS = 200  # maximum claimed rows of a rule
 BATCH_SIZE = 32  # cases that a model scores at once
-CLAIM_BATCHES = 4  # number of requests in which the maximum number of rows is claimed
-CLAIM_AHEAD_S = 0.3  # seconds of work claimed ahead; jobs that a crash leaves run one by one
-MIN_DURATION_S = 0.001  # seconds; avoids a division by zero
-FIRST_POLL_S, MAX_POLL_S = 0.05, 5.0  # seconds between two claims while nothing is due
+CLAIM_BATCHES = 4  # claiming the maximum number of rows takes about this many requests
+CLAIM_AHEAD_S = 0.3  # seconds of work that are claimed ahead; few, because the jobs left by a crash run one by one
+MIN_DURATION_S = 0.001  # minimum seconds of a target's duration, to avoid a division by zero
+FIRST_POLL_S, MAX_POLL_S = 0.05, 5.0  # seconds between two claims while nothing is due, at first and at most
 RECENT_DURATIONS = 500  # number of durations kept per evaluator
 
 
 class RuleExecution:
-    """Execution of one rule. `money` is the budget ledger of its judges, if it has one. Times are seconds of one
+    """Execution of one rule. `money` is the budget ledger of its judges, or None. All times are seconds of the same
     clock.
     """
 
@@ -332,7 +332,7 @@ class RuleExecution:
         self.outcomes: Counter[str] = Counter()
         self.money, self._judgements = money, judgements
         self._patience = FIRST_POLL_S
-        self._mean = CLAIM_AHEAD_S  # moving average of a target's duration
+        self._mean = CLAIM_AHEAD_S  # moving average of the duration of a target, in seconds
         self._durations: dict[str, deque[float]] = {}
         self._failed: Counter[str] = Counter()
         self._runs: Counter[str] = Counter()
@@ -349,8 +349,9 @@ class RuleExecution:
         return max(concurrency, BATCH_SIZE) if self._is_batched else concurrency
 
     def room(self, now: float) -> int:
-        """Return the number of rows to claim now. It is 0 until a batch of them fits, because each claim is a
-        request.
+        """Return the number of rows to claim now.
+
+        Return 0 until a batch of rows fits, because each claim is a request to the store.
         """
         if self.active_rule.idle is not None or now < max(self.look_at, self.pauses.refused_until):
             return 0
@@ -365,7 +366,9 @@ class RuleExecution:
         return free if free >= most // CLAIM_BATCHES else 0
 
     def took(self, rows: int, asked: int, now: float) -> None:
-        """Record the number of rows that the store returned. If it returned fewer than requested, poll later."""
+        """Record how many rows the store returned. If there were fewer than requested, no more are due, and the next
+        poll is later.
+        """
         if rows:
             self._patience = FIRST_POLL_S
         if rows < asked:
@@ -373,12 +376,12 @@ class RuleExecution:
             self._patience = min(2 * self._patience, MAX_POLL_S)
 
     def look_soon(self, at: float) -> None:
-        """Record that rows will be due at a time."""
+        """Record that rows will be due at the time `at`."""
         self.look_at = min(self.look_at, at)
         self._patience = FIRST_POLL_S
 
     def to_run(self, states: Mapping[str, JSON], now: float) -> list[Evaluator]:
-        """Return the evaluators without a final state that may run now."""
+        """Return the evaluators that have no final state on a target and may run now."""
         return [
             evaluator
             for evaluator in self.evaluators
@@ -388,14 +391,16 @@ class RuleExecution:
         ]
 
     def unpaid(self, states: Mapping[str, JSON], now: float) -> frozenset[str]:
-        """Return the keys of judges without a final state that the used-up budget prevents from running."""
+        """Return the keys of judges that have no final state and cannot run, because the budget is used up."""
         if not self._has_no_money(now):
             return frozenset()
         waiting = (one for one in self.evaluators if not is_final(evaluator_state(states, one.key)))
         return frozenset(one.key for one in waiting if one.asking is not None)
 
     def over_budget(self, now: float) -> int | None:
-        """Return how many over-budget rows may be claimed now: all (None), one that probes the budget, or none."""
+        """Return how many rows that wait for the budget may be claimed now: all (None), one that probes the budget, or
+        none.
+        """
         if not self.pauses.money.is_used_up(self.active_rule.in_force.settings.budget, self.store_ns):
             return None
         return int(now >= self.pauses.money.until)
@@ -420,7 +425,7 @@ class RuleExecution:
         return statistics
 
     def _may_begin(self, job: EvaluationJob, key: str) -> bool:
-        """Return whether an evaluator may run on a target that has waited in the queue."""
+        """Return whether an evaluator may still run on a target that has waited in the queue."""
         return self.pauses.begin(key, self._now())
 
     def _around(self, job: EvaluationJob, evaluator: Evaluator | None) -> ExitStack:

@@ -24,16 +24,17 @@ from spanwise.tracer.suggestions import did_you_mean
 
 
 class BrokenRules(SpanwiseError, ValueError):
-    """Error for an unusable rule file: it does not run, has no rule, two rules of one name, or a rule with an
-    unenforceable budget.
+    """Error for a rule file that cannot be used.
+
+    The file fails when executed, has no rule or two rules of one name, or a rule whose budget cannot be enforced.
     """
 
 
 def load(file: str | os.PathLike[str]) -> list[MonitoredRule]:
     """Return the rules of a file. Raises `BrokenRules`, with the file's own exception as the cause.
 
-    The file is executed as a module, with its folder importable as for `python FILE`. Its path, as given, is the
-    owner of its rules.
+    The file is executed as a module. As with `python FILE`, modules in its folder can be imported. Its path, as
+    given, is the owner of its rules.
     """
     path = Path(file)
     rules: list[MonitoredRule] = []
@@ -42,7 +43,7 @@ def load(file: str | os.PathLike[str]) -> list[MonitoredRule]:
         _execute_file(path)
     except (BrokenRules, KeyboardInterrupt):
         raise
-    except BaseException as error:  # includes `SystemExit`
+    except BaseException as error:  # `BaseException` includes `SystemExit`
         raise BrokenRules(f"{str(path)!r} does not run: {type(error).__name__}: {error}") from error
     finally:
         rules_being_loaded.reset(token)
@@ -77,15 +78,16 @@ def _check_rules(path: Path, rules: list[MonitoredRule]) -> None:
 
 _ENTRY_FIELDS = ("type", "init_parameters", "parameters", "key", "version", "source")
 _MODEL_PARAMETERS = ("model", "embed", "embedding")  # parameters that name a model to load
-_JUDGE_PARAMETERS = ("judge", "agent")  # parameters whose model is a name at an address
+_JUDGE_PARAMETERS = ("judge", "agent")  # parameters of judges: their `model` is a name at an endpoint and is not loaded
 _COMPARISON_PARAMETERS = ("json_schema", "attributes", "inputs", "expected", "expectations", "tools", "examples", "map")
 _CODE_PARAMETERS, _PATH_PARAMETERS = ("pickle", "remote_code"), ("directory", "conv")
 _FILE_HINT = "write such a rule in a file"
 
 
 def rule_from_data(rule: Rule) -> MonitoredRule:
-    """Build a rule's evaluators from its stored data. Raises `ValueError`, with the remedy, for definitions not allowed
-    in data.
+    """Build a rule with its evaluators from stored data.
+
+    Raises `ValueError` for definitions that are not allowed in data; the message contains the remedy.
     """
     made = tuple(_evaluator_from_data(entry) for entry in rule.evaluators)
     if not made:
@@ -104,7 +106,7 @@ def _evaluator_from_data(entry: Mapping[str, JSON]) -> Evaluator:
     if unknown := next((name for name in entry if name not in _ENTRY_FIELDS), None):
         raise ValueError(f"an evaluator in data has type and init_parameters, not {unknown!r}")
     if not isinstance(id, str) or id not in list_evaluators():
-        # A dotted name would import a module, so data may name registered evaluators only
+        # data may name only registered evaluators, because a dotted name would import a module
         hint = did_you_mean(str(id), list_evaluators(), 3) or "; `spanwise evaluators list` shows all"
         raise ValueError(f"{id!r} is no registered evaluator{hint}")
     if not isinstance(parameters, Mapping):
@@ -112,7 +114,7 @@ def _evaluator_from_data(entry: Mapping[str, JSON]) -> Evaluator:
     _check_parameters(id, parameters)
     try:
         return from_dict({"type": id, "init_parameters": dict(parameters)})
-    except Exception as error:  # evaluators of other packages may raise anything
+    except Exception as error:  # an evaluator of another package may raise anything
         raise ValueError(f"evaluator {id!r}: {error}") from error
 
 
@@ -151,10 +153,10 @@ def _check_parameters(id: str, parameters: Mapping[str, Any]) -> None:
 
 
 def _machine_parameters(id: str, parameters: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the parameters, nested ones included, that control the machine.
+    """Yield the parameters, including nested ones, that must be checked because they control what the machine does.
 
     Parameters that only describe expected answers and spans are not searched. For evaluators of other packages, model
-    parameters are left out, as their meaning is unknown.
+    parameters are left out, because their meaning is unknown.
     """
     if get_registration(id) is None:
         yield from ((name, value) for name, value in _nested_items(parameters) if name not in _MODEL_PARAMETERS)
@@ -179,12 +181,12 @@ def _nested_items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 _FileStamps: TypeAlias = dict[str, tuple[int, int, int]]
-MAX_WATCHED_FILES = 500  # files that are watched
-_COARSE_CLOCK_NS = 2 * 10**9  # nanoseconds; file systems may have clocks this coarse
+MAX_WATCHED_FILES = 500  # maximum number of watched files
+_COARSE_CLOCK_NS = 2 * 10**9  # nanoseconds; the resolution of modification times may be this coarse
 
 
 def source_files(file: Path) -> list[str]:
-    """Return the paths of the file and of the loaded modules from its folder."""
+    """Return the paths of the rule file and of the modules that it has loaded from its folder."""
     folder, own = file.parent.resolve(), str(file.resolve())
     named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     found = {path for path in named if path and Path(path).is_relative_to(folder) and "site-packages" not in path}
@@ -201,10 +203,10 @@ def content_digest(files: Iterable[str]) -> str:
 
 
 class FileWatch:
-    """Watch on the rule file and its modules, polled by `changed`.
+    """Watch on the rule file and its modules. Call `changed` to poll it.
 
-    A change counts once two consecutive polls see the same state, because editors write in several steps or replace
-    the file. While the file is missing, no change is reported.
+    A change counts only after two consecutive polls have seen the same state, because editors write in several steps
+    or replace the file. While the rule file is missing, no change is reported.
     """
 
     def __init__(self, file: Path) -> None:
@@ -213,24 +215,24 @@ class FileWatch:
 
     @property
     def away(self) -> bool:
-        """Return whether the file is missing."""
+        """Return whether the rule file is missing."""
         return not os.path.exists(self._file)
 
     def follow(self, files: Iterable[str], known: str) -> None:
-        """Watch these files from now on. `known` is the digest of their loaded content."""
+        """Watch these files from now on. `known` is the digest of the content that is loaded."""
         self._files = sorted({self._file, *files})
-        self._stamp: _FileStamps = {}  # state at the last poll
-        self._digested: _FileStamps = {}  # state whose content was digested
+        self._stamp: _FileStamps = {}  # files' state at the last poll
+        self._digested: _FileStamps = {}  # files' state when their content was last digested
         self.known = known
 
     def follow_folder(self) -> None:
-        """Watch all Python files in the folder too: one of them may supply a missing import."""
+        """Watch all Python files in the folder too, because one of them may later supply a missing import."""
         modules = sorted(map(str, Path(self._file).parent.glob("*.py")))
         files = [*self._files, *modules][:MAX_WATCHED_FILES]
         self.follow(files, content_digest(files))
 
     def changed(self) -> bool:
-        """Return whether the content differs from the known one, and remember it as known."""
+        """Return whether the content has changed since the last known content. The new content then counts as known."""
         stamp = {file: found for file in self._files if (found := _file_stamp(file))}
         before, self._stamp = self._stamp, stamp
         if self._file not in stamp or stamp != before:

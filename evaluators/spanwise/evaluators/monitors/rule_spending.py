@@ -1,7 +1,7 @@
 """Spending of a rule: budget ledger in the store, and pacing of the sample rate over the day.
 
-Each call is booked in the store before it is made, at its maximum cost, and settled after it. Concurrent bookings
-share one request. If a worker dies in between, its bookings remain.
+Before each call, its maximum cost is booked in the store. After the call, the booking is settled with the actual
+cost. Concurrent bookings share one request. If a worker dies in between, its bookings remain.
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ from spanwise.evaluators.interface import Evaluator, Skip
 from spanwise.evaluators.judges import Amount, Judge
 from spanwise.evaluators.monitors.monitored_rule import ActiveRule, RuleKey, rule_key
 
-BATCH_DELAY_S = 0.005  # seconds in which bookings and settlements are collected
+BATCH_DELAY_S = 0.005  # seconds for which bookings and settlements are collected before they are sent
 PERIOD_LENGTH_S: Mapping[str, int] = {"minute": 60, "day": 86_400}
-STORE_RETRY_S = 2.0  # seconds until the next request after the store did not answer
-OWN_CALLS_WAIT_S = 30.0  # seconds to wait for the worker's own calls, which usually cost less than their reservations
+STORE_RETRY_S = 2.0  # seconds until the next request if the store did not answer
+# seconds that a call waits for other calls of this worker to be settled, which usually cost less than they reserved
+OWN_CALLS_WAIT_S = 30.0
 SECOND_NS = 1_000_000_000
-MAX_NESTING = 4  # levels of nested objects that are searched for judges
+MAX_NESTING = 4  # maximum nesting of objects that are searched for judges
 
 
 class BudgetExceeded(Skip):
-    """Error for a call that does not fit in a budget of which `settled` is spent. Its period ends in `left` seconds."""
+    """Error for a call that does not fit into a budget.
+
+    `settled` is the part of the budget that is spent. The budget's period ends in `left` seconds.
+    """
 
     def __init__(self, why: str, *, settled: float, left: float, end_ns: int) -> None:
         super().__init__(why)
@@ -39,7 +43,7 @@ class BudgetExceeded(Skip):
 class BudgetLimit(NamedTuple):
     """Limit of a budget: US dollars or calls, per day or per minute."""
 
-    key: str  # key in the settings: "usd_per_day"
+    key: str  # key in the rule's budget, such as "usd_per_day"
     limit: float
 
     @property
@@ -53,13 +57,14 @@ class BudgetLimit(NamedTuple):
 
 
 def budget_name(project: str, rule: str, key: str) -> str:
-    """Return the name under which the store records a rule's spending against a limit."""
+    """Return the name under which the store records how much of a limit a rule has spent."""
     return f"{project}/{rule}/{key}"
 
 
 def find_unpriced_judge(budget: Mapping[str, float], evaluators: Sequence[Evaluator]) -> str | None:
-    """Return why a rule's budget in dollars cannot be enforced: the price of one of its judges is unknown. None if it
-    can.
+    """Return the reason why a rule's budget in dollars cannot be enforced; None if it can be.
+
+    It cannot be enforced if the price of one of its judges is unknown.
     """
     if not any(key.startswith("usd") for key in budget):
         return None
@@ -90,7 +95,7 @@ class _BookingRequest(NamedTuple):
 
 
 class StoreLedger:
-    """Budget ledger of one rule, with the limits in force. It runs on the judges' event loop."""
+    """Budget ledger of one rule, with the limits that are in force. It runs on the event loop of the judges."""
 
     def __init__(self, store: Store, active_rule: ActiveRule) -> None:
         self._store, self._active_rule = store, active_rule
@@ -102,7 +107,9 @@ class StoreLedger:
         self._settling: list[asyncio.Future[None]] = []
 
     async def book(self, id: str, amount: Amount) -> None:
-        """Reserve an amount. The same id books once. Raises `BudgetExceeded` if the budget has no room."""
+        """Reserve an amount. Repeating the call with the same id has no effect. Raises `BudgetExceeded` if the budget
+        has no room.
+        """
         limits = [BudgetLimit(key, limit) for key, limit in self._active_rule.in_force.settings.budget.items()]
         until = time.monotonic() + OWN_CALLS_WAIT_S
         while limits and id not in self._booked:
@@ -124,21 +131,21 @@ class StoreLedger:
                 self._booked[id] = limits
                 return
             for limit, is_booked in zip(limits, booked, strict=True):
-                if is_booked:  # give it back
+                if is_booked:  # release the part that was booked
                     self._settled[f"{id}:{limit.key}"] = 0.0
             self._send()
             full = limits[booked.index(False)]
             if not self._booked or time.monotonic() > until:
                 raise await self._refusal(full, amount)
-            # a settlement of the worker's own calls may make room
+            # wait: settling the worker's own calls may make room
             settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._settling.append(settled)
             await asyncio.wait([settled], timeout=OWN_CALLS_WAIT_S)
 
     async def settle(self, id: str, actual: Amount | None) -> None:
-        """Replace the reserved amount by the actual one. None keeps the reservation as unknown cost.
+        """Replace the reserved amount by the actual one. With None the cost is unknown, and the reservation remains.
 
-        An id that is not booked changes nothing.
+        An unknown id is ignored.
         """
         for limit in self._booked.pop(id, ()):
             if actual is not None:
@@ -154,7 +161,7 @@ class StoreLedger:
             self._sending = asyncio.get_running_loop().create_task(self._send_batches())
 
     async def _send_batches(self) -> None:
-        """Settle, then book, until nothing is pending."""
+        """Send settlements and then bookings to the store, until none is pending."""
         await asyncio.sleep(BATCH_DELAY_S)
         while self._requests or self._settled:
             settled, self._settled = self._settled, {}
@@ -168,7 +175,7 @@ class StoreLedger:
             bookings = [booking for one in requests for booking in one.bookings]
             booked = await asyncio.to_thread(self._store.book, *bookings) if bookings else []
         except BaseException as error:
-            self._settled = {**settled, **self._settled}  # repeating a settlement changes nothing
+            self._settled = {**settled, **self._settled}  # send it again: repeating a settlement has no effect
             for one in requests:
                 if not one.answer.done():
                     one.answer.set_exception(error)
@@ -182,7 +189,7 @@ class StoreLedger:
                 one.answer.set_result(answers)
 
     async def _refusal(self, full: BudgetLimit, amount: Amount) -> BudgetExceeded:
-        """Return the error with the state of the budget and the end of its period."""
+        """Return the error for a call that does not fit, with the state of the budget and the end of its period."""
         now_ns, booked = await asyncio.to_thread(self._seen, full)
         length = PERIOD_LENGTH_S[full.period] * SECOND_NS
         start_ns = now_ns // length * length
@@ -203,33 +210,33 @@ class StoreLedger:
 
 
 PACING_INTERVAL_S = 2.0  # seconds between two measurements of spending
-MIN_CHANGE_INTERVAL_S = 60.0  # seconds between two changes of the rate
+MIN_CHANGE_INTERVAL_S = 60.0  # minimum seconds between two changes of the rate
 SPEND_WINDOW_S = 600.0  # seconds over which the rate of spending is measured
-MIN_CHANGE = 0.1  # smaller relative changes are not recorded in the history
+MIN_CHANGE = 0.1  # smaller relative changes are not made, to keep the history short
 MAX_INCREASE = 2.0  # maximum increase of a rate in one change, because spending follows with a delay
 DAY_S = 86_400.0
 
 
 class Pacer:
-    """Pacer of one rule. `factor` multiplies its sample rates.
+    """Pacer of one rule. The rule's sample rates are multiplied by `factor`.
 
-    The factor is at least `MIN_PACING_FACTOR`: a burst must not end the scoring of a day. If spending is still too
-    high, it stops when the budget is used up.
+    The factor is at least `MIN_PACING_FACTOR`, so that a burst of traffic does not end the scoring for the day. If
+    spending is still too high, the rule stops when the budget is used up.
     """
 
     def __init__(self, factor: float | None) -> None:
         self.factor = 1.0 if factor is None else factor
-        self._seen: deque[tuple[float, float]] = deque()  # times, and the amounts spent by then
+        self._seen: deque[tuple[float, float]] = deque()  # (time, amount spent by then)
         self._changed_at: float | None = None
 
     def is_due(self, now: float) -> bool:
-        """Return whether the next measurement is due."""
+        """Return whether spending is to be measured again."""
         return not self._seen or now >= self._seen[-1][0] + PACING_INTERVAL_S
 
     def look(self, now: float, spent: float, limit: float) -> float | None:
-        """Record the spending, and return the new factor if it changes.
+        """Record the spending. Return the new factor if it changes, else None.
 
-        The argument `now` is in seconds since 1970, UTC; `spent` is the amount of this day.
+        The argument `now` is in seconds since 1970, UTC; `spent` is the amount spent on this day.
         """
         if self._seen and spent < self._seen[-1][1] - 1e-9 and now // DAY_S != self._seen[-1][0] // DAY_S:
             self._seen.clear()  # a new day
@@ -265,7 +272,9 @@ class BudgetPacing:
         self._pacers: dict[RuleKey, Pacer] = {}
 
     def look(self, rules: Iterable[Rule], now: float) -> None:
-        """Change the sample rates that no longer fit. `now` is the store's time, in seconds since 1970."""
+        """Change the sample rates of those rules that spend too fast or too slowly. `now` is the store's time, in
+        seconds since 1970.
+        """
         paced = {rule_key(rule): rule for rule in rules if rule.settings.pace and PACED_BUDGET in rule.settings.budget}
         self._pacers = {name: pacer for name, pacer in self._pacers.items() if name in paced}
         for name, rule in paced.items():

@@ -1,6 +1,6 @@
 """Supervisor: starts, restarts and stops worker processes; quarantines rules that crash them.
 
-The supervisor's process loads no user code, so rules and evaluators can only affect worker processes.
+The supervisor's process loads no user code, so rules and evaluators can crash only worker processes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from spanwise.evaluators.monitors.rule_loading import FileWatch
 from spanwise.evaluators.monitors.worker_process import LoadedRules, WorkerPlan, WorkerProcess
 from spanwise.tracer.backoff import compute_backoff
 
-MAX_DEATHS = 3  # deaths of workers that ran only this rule
-FIRST_QUARANTINE_S, MAX_QUARANTINE_S = 60.0, 3600.0  # seconds of quarantine, doubled each time
+MAX_DEATHS = 3  # deaths of workers with claims of only this rule after which the rule is quarantined
+# seconds of the first quarantine and of the longest one; doubled each time
+FIRST_QUARANTINE_S, MAX_QUARANTINE_S = 60.0, 3600.0
 RESET_AFTER_S = 3600.0  # seconds without a death after which a rule's record is reset
 
 
@@ -30,7 +31,7 @@ class _CrashRecord:
 
 
 class RuleQuarantine:
-    """Quarantine of rules that crash workers. The caller reports elapsed time through `passed`."""
+    """Quarantine of rules that crash workers. It has no clock: the caller reports elapsed time through `passed`."""
 
     def __init__(self, tell: Callable[[str], Any]) -> None:
         self._tell = tell
@@ -41,8 +42,9 @@ class RuleQuarantine:
         return [rule for rule, record in self._rules.items() if record.left > 0]
 
     def blame(self, claims: Iterable[Sequence[str]]) -> None:
-        """Record that a worker died with these claims, (project, rule, target). It counts only if all claims are of one
-        rule.
+        """Record that a worker died while it held these claims: (project, rule, target).
+
+        The death counts only if all claims are of one rule.
         """
         rules = {(claim[0], claim[1]) for claim in claims}
         if len(rules) != 1:
@@ -66,21 +68,21 @@ class RuleQuarantine:
         return len(self.names()) < before
 
 
-TICK_S = 0.2  # seconds
+TICK_S = 0.2  # seconds between two checks of the workers
 FILE_CHECK_INTERVAL_S = 1.0  # seconds between two polls of the files
-MAX_RESTART_DELAY_S = 30.0  # seconds between a death and the restart, at most
-STEADY_RUN_S = 600.0  # seconds of running after which a full worker counts as the first in a row
-MAX_DEAD_HOLDERS = 20  # dead workers whose names are passed on to the others
-HEALTHY_RUN_S = 10.0  # seconds of running after which a death counts as the first in a row
-RELOAD_RETRY_S = 30.0  # seconds until a file that could not be loaded is tried again, if nothing runs
+MAX_RESTART_DELAY_S = 30.0  # maximum seconds between a death and the restart
+STEADY_RUN_S = 600.0  # if a worker has run this many seconds before it was full, earlier full workers no longer count
+MAX_DEAD_HOLDERS = 20  # maximum number of dead workers whose names are passed on to the other workers
+HEALTHY_RUN_S = 10.0  # if a worker has run this many seconds before it died, earlier deaths no longer count
+RELOAD_RETRY_S = 30.0  # if no worker runs, seconds until a file that could not be loaded is tried again
 
 LineLogger: TypeAlias = Callable[[str], Any]
 
 
 class Supervisor:
-    """Supervisor of a plan's workers. `tell` receives log lines, one at a time.
+    """Supervisor of the workers of a plan. `tell` is called with each log line.
 
-    The callback `shown` receives the loaded rules at first and after each change.
+    The callback `shown` receives the loaded rules, at first and after each change.
     """
 
     def __init__(
@@ -92,34 +94,35 @@ class Supervisor:
         self._watch = FileWatch(plan.file)
         self._quarantine = RuleQuarantine(tell)
         self._accepted: LoadedRules | None = None
-        self._former: LoadedRules | None = None  # rules accepted before the present ones
-        self._ever_in_force = False  # True once rules were in force
+        self._former: LoadedRules | None = None  # the rules that ran before `_accepted`
+        self._ever_in_force = False  # True once any rules have been in force
         self._shown_content: str | None = None
-        self._broken: str | None = None  # digest of the content that could not be loaded
-        self._logged: set[str] = set()  # messages logged for this content
-        self._deaths = 0  # consecutive deaths
+        self._broken: str | None = None  # digest of the latest content that could not be loaded
+        self._logged: set[str] = set()  # messages already logged for the present content
+        self._deaths = 0  # number of consecutive deaths
         self._begun = 0
-        self._dead: list[str] = []  # names of dead workers, whose leases the others release
-        self._full = 0  # consecutive replacements of full workers
+        self._dead: list[str] = []  # names of dead workers; the other workers release their leases
+        self._full = 0  # number of consecutive replacements of full workers
         self._not_before = 0.0
         self._checked_at = 0.0
 
     def run(self, stop: threading.Event, *, patient: bool = False) -> bool:
-        """Run until `stop` is set. Return False at once if the file cannot be loaded initially, unless `patient`.
+        """Run until `stop` is set.
 
-        Call it in the thread that ends last: on Linux, workers die with the thread that started them.
+        If the file cannot be loaded initially, return False at once, unless `patient` is true. Call the method in the
+        thread that ends last: on Linux, workers die with the thread that started them.
         """
         last = time.monotonic()
         try:
             while not stop.is_set():
-                # start a missing worker; at most one runs while it is unknown whether the file can be loaded
+                # start a missing worker; until it is known whether the file can be loaded, only one worker runs
                 active = [worker for worker in self._workers if worker.phase != "ending"]
                 wanted = self._plan.workers if self._is_known_good else 1
                 if len(active) < wanted and time.monotonic() >= self._not_before:
                     self._start_worker()
                 self._listen(TICK_S)
                 now = time.monotonic()
-                # a longer gap means that this process and its workers were suspended
+                # count only a part of a longer gap: this process and its workers were suspended then
                 elapsed = min(now - last, 5 * TICK_S)
                 for worker in self._workers:
                     worker.passed(elapsed)
@@ -137,7 +140,7 @@ class Supervisor:
 
     @property
     def _is_known_good(self) -> bool:
-        """Return whether the files' present content has been loaded before."""
+        """Return whether the present content of the files has been loaded successfully before."""
         return self._accepted is not None and self._accepted.content == self._watch.known
 
     def _start_worker(self) -> None:
@@ -149,7 +152,7 @@ class Supervisor:
     def _listen(self, seconds: float) -> None:
         self._selector.select(seconds)
         for worker in list(self._workers):
-            # checked first, so that the pipe then holds all messages sent before the exit
+            # check for the exit first: if the worker has exited, the pipe now holds all messages that it sent before
             ended = worker.process.poll() is not None
             for message in worker.receive():
                 self._handle_message(worker, message)
@@ -159,7 +162,7 @@ class Supervisor:
                 if worker.phase != "ending" or worker.overdue:
                     self._record_death(worker)
                 worker.clean_up()
-        time.sleep(0.005)  # a pipe whose other end is closed is always readable
+        time.sleep(0.005)  # a pipe whose other end is closed always counts as readable, so `select` returns at once
 
     def _handle_message(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         match message["kind"]:
@@ -188,7 +191,7 @@ class Supervisor:
                 self._log_once(message["text"])
 
     def _accept(self, worker: WorkerProcess, loaded: LoadedRules) -> None:
-        """Start a worker's rules. New content replaces the rules that ran before."""
+        """Start the rules that a worker has loaded. New content replaces the rules that ran before."""
         before, self._broken = self._accepted, None
         new = before is None or before.content != loaded.content
         self._watch.follow(loaded.files, loaded.content)
@@ -196,14 +199,14 @@ class Supervisor:
             self._logged.clear()
             self._former, self._accepted = before, loaded
         elif sum(other.phase == "running" for other in self._workers) >= self._plan.workers:
-            worker.end(0.0)  # the file has its previous content again
+            worker.end(0.0)  # the file has its previous content again, and enough workers run it
             return
         worker.enter("running")
         activate = self._plan.activate or (new and before is not None)
         worker.tell(resting=self._quarantine.names(), activate=activate, dead=self._dead)
 
     def _refuse(self, error: str, files: list[str]) -> None:
-        """Report that the file cannot be loaded. The rules that ran before continue."""
+        """Report that the file cannot be loaded. The rules that ran before continue to run."""
         self._watch.follow(files, self._watch.known)
         self._watch.follow_folder()
         self._not_before = time.monotonic() + RELOAD_RETRY_S
@@ -233,7 +236,7 @@ class Supervisor:
         self._send_quarantine()
 
     def _replace_full(self, worker: WorkerProcess) -> None:
-        """Replace a worker whose memory stays full."""
+        """Replace a worker whose memory has stayed full."""
         self._full = 0 if worker.spent > STEADY_RUN_S else self._full + 1
         if "full" not in self._logged:
             self._logged.add("full")
@@ -250,7 +253,7 @@ class Supervisor:
                 worker.tell(resting=self._quarantine.names(), dead=self._dead)
 
     def _check_files(self) -> None:
-        """Poll the files, and start a worker with changed content in parallel to those that run."""
+        """Poll the files. If their content has changed, start a worker with it, in parallel to the running workers."""
         if time.monotonic() < self._checked_at + FILE_CHECK_INTERVAL_S:
             return
         self._checked_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Worker process entry point: loads rules, sends heartbeats, restarts on changed API rules.
+"""Worker process entry point: loads rules, sends heartbeats, restarts the monitor when API rules change.
 
 The process loads the rule file, reports its rules, and waits for the supervisor's start message. It then runs until
 the supervisor sends an end message or exits.
@@ -42,10 +42,10 @@ from spanwise.evaluators.monitors.worker_process import ExitCode, MessageSender
 
 
 def make_reporting_store(store: Store, sender: MessageSender, idle: Mapping[str, str]) -> Store:
-    """Return a store that also reports claims to the supervisor.
+    """Return a store that tells the supervisor about each claim.
 
-    The mapping `idle` holds rules that this worker does not execute, with the reasons. They are added to the worker's
-    reports.
+    The mapping `idle` holds rules that this worker does not execute, with the reasons. The store adds them to the
+    worker's reports.
     """
     return cast(Store, _ReportingStore(store, sender, idle))
 
@@ -108,14 +108,14 @@ class WorkerController:
         memory: WorkerMemory | None = None,
     ) -> None:
         self._file_rules, self._inbox, self._sender, self._memory = file_rules, inbox, sender, memory
-        self._logged: dict[str, str] = {}  # idle rules and their reasons, as last logged
-        self._idle: dict[str, str] = {}  # invalid rules of the API, and the reasons
+        self._logged: dict[str, str] = {}  # idle rules and their reasons, as they were last logged
+        self._idle: dict[str, str] = {}  # invalid rules of the API, with the reasons
         self._store = make_reporting_store(store, sender, self._idle)
         self._dead: list[str] = []  # holder names of dead workers
         self._resting: set[tuple[str, str]] = set()
         self._known: dict[
             tuple[str, str, bytes], MonitoredRule | None
-        ] = {}  # rules of the API by project, name and content; None for an invalid rule
+        ] = {}  # rules built from the API's data, by project, name and content; None for an invalid rule
 
     def run(self, first: Mapping[str, Any]) -> int:
         """Run until the supervisor sends an end message, and return the exit status of the process."""
@@ -136,7 +136,9 @@ class WorkerController:
         return running.status
 
     def _log_idle(self, idle: Mapping[str, str]) -> None:
-        """Log each idle rule and its reason once. The supervisor itself logs rules in quarantine."""
+        """Log each idle rule and its reason once. Rules in quarantine are left out, because the supervisor logs
+        them.
+        """
         resting = {name for _, name in self._resting}
         now = {name: why for name, why in idle.items() if why != REASON_UNSAVED and name not in resting}
         for name in sorted(name for name, why in now.items() if self._logged.get(name) != why):
@@ -150,7 +152,7 @@ class WorkerController:
             return {}
 
     def _apply_message(self, message: Mapping[str, Any]) -> bool:
-        """Apply a message of the supervisor, and return whether further workers have died."""
+        """Apply a message of the supervisor, and return whether it reports further dead workers."""
         if "resting" in message:
             self._resting = {(project, name) for project, name in message["resting"]}
         before, self._dead = self._dead, message.get("dead", self._dead)
@@ -167,7 +169,7 @@ class WorkerController:
         return _MonitorThread(monitor, self._sender)
 
     def _load_api_rules(self, before: list[MonitoredRule]) -> list[MonitoredRule]:
-        """Return the current rules of the API, or the previous ones while the store is unavailable."""
+        """Return the current rules of the API. While the store is unavailable, return the previous ones."""
         try:
             rules = [rule for rule in self._store.rules() if rule.owner == API_OWNER]
         except StoreError:
@@ -194,12 +196,14 @@ class WorkerController:
 
 
 def _rule_identity(rule: Rule) -> bytes:
-    """Return the properties that require a new monitor when they change. The monitor reads all others from the store."""
+    """Return those properties of a rule whose change requires a new monitor. The monitor reads all others from the
+    store.
+    """
     return canonical_json([rule.version, rule.target, rule.kind, rule.scope, dict(rule.filter), list(rule.evaluators)])
 
 
 class _MonitorThread:
-    """Thread that runs a monitor, so that the main thread can handle signals and the supervisor's messages."""
+    """Thread that runs a monitor. The main thread stays free for signals and the supervisor's messages."""
 
     def __init__(self, monitor: Monitor, sender: MessageSender) -> None:
         self.monitor, self._sender = monitor, sender
@@ -213,7 +217,9 @@ class _MonitorThread:
         return self._thread.is_alive()
 
     def end(self, seconds: float | None = None) -> None:
-        """Stop the monitor and wait for its thread. Jobs get `seconds` to finish; the rest is released."""
+        """Stop the monitor and wait for its thread. Running jobs have `seconds` to finish; unfinished ones are
+        released.
+        """
         self.monitor.stop(seconds)
         self._thread.join()
 
@@ -231,13 +237,13 @@ class _MonitorThread:
             self._sender.tell("say", text=f"a worker failed: {''.join(traceback.format_exception(error, limit=-3))}")
 
 
-HEARTBEAT_INTERVAL_S = 1.0  # seconds
+HEARTBEAT_INTERVAL_S = 1.0  # seconds between two heartbeats
 
 _END_MESSAGE: Mapping[str, Any] = {"end": None}  # None: the monitor's default grace period
 
 
 def main() -> None:
-    """Run until the supervisor or SIGTERM ends the worker. The process exits even if threads are left."""
+    """Run until the supervisor or SIGTERM ends the worker. The process exits even if some threads still run."""
     given = _parse_arguments()
     sender = MessageSender(given.report)
     os.set_inheritable(given.report, False)
@@ -259,7 +265,7 @@ def main() -> None:
     flush(1.0)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(status)  # threads of evaluators that hang would otherwise keep the process alive
+    os._exit(status)  # do not wait for threads: those of evaluators that hang would keep the process alive
 
 
 def _run_rules(
@@ -293,19 +299,19 @@ def _load_rules(file: Path, url: str, sender: MessageSender) -> list[MonitoredRu
 
 
 def _report_file(url: str, file: Path, broken: str | None) -> None:
-    """Report to the store whether the file loads, so that a rule without a worker shows the reason."""
+    """Report to the store whether the file could be loaded. If no worker runs a rule, users then see the reason."""
     data = {"file": file.as_posix(), "broken": broken}
     with suppress(StoreError), closing(connect(url)) as store:
         store.report(WorkerReport(holder=f"{socket.gethostname()} {file}", project="default", rules={}, data=data))
 
 
 def _error_line(error: BrokenRules, file: Path) -> str:
-    """Return the error in one line, with the line of the user's file that raised it."""
+    """Return the error as one line of text, with the line number in the user's file that raised it."""
     cause = error.__cause__
     message = str(error).splitlines()[0]
     if cause is None:
         return message
-    if isinstance(cause, SyntaxError):  # its message contains the line
+    if isinstance(cause, SyntaxError):  # the message of a SyntaxError already contains the line
         return message
     folder = file.parent.resolve()
     stack = traceback.extract_tb(cause.__traceback__)
@@ -325,7 +331,7 @@ def _send_heartbeats(sender: MessageSender, memory: WorkerMemory) -> None:
 
 
 def _receive_messages(line: int, inbox: queue.SimpleQueue[Mapping[str, Any]], ending: float) -> None:
-    """Queue the supervisor's messages. When the supervisor is gone, end this process."""
+    """Queue the supervisor's messages. When the supervisor has ended, end this process."""
     with open(line, "rb", closefd=False) as lines:
         for each in lines:
             inbox.put(orjson.loads(each))

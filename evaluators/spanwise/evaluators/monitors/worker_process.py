@@ -1,6 +1,6 @@
-"""Worker process seen from the supervisor: start, pipe messages, deadlines, cause of death.
+"""Worker process as the supervisor handles it: start, pipe messages, deadlines, cause of death.
 
-Any line on a worker's pipe that is no message belongs to a crash traceback of `faulthandler`.
+Each line on a worker's pipe is either a message or a line of a crash traceback of `faulthandler`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _CHUNK_BYTES = 1 << 16
 
 
 class MessageSender:
-    """Worker's end of the pipe. It writes whole lines and is thread-safe.
+    """Worker's end of the pipe to the supervisor. It writes whole lines and is thread-safe.
 
-    A closed pipe is no error, because the process ends with the supervisor.
+    A closed pipe is not an error: the supervisor has ended, and so does the worker.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -41,7 +41,7 @@ class MessageSender:
 
 
 class MessageReceiver:
-    """Supervisor's end of the pipe. It parses messages, and collects the lines of a crash in `crash`."""
+    """Supervisor's end of the pipe. It parses messages, and collects the lines of a crash traceback in `crash`."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -54,7 +54,7 @@ class MessageReceiver:
         while True:
             try:
                 chunk = os.read(self.descriptor, _CHUNK_BYTES)
-            except OSError:  # includes BlockingIOError: the pipe is empty
+            except OSError:  # an `OSError` may be BlockingIOError: the pipe is empty
                 return
             if not chunk:
                 return
@@ -101,7 +101,7 @@ _EXIT_HINTS: Mapping[int, str] = {
 
 
 def describe_exit(code: int) -> str:
-    """Describe an exit status: `killed by SIGSEGV (…)`, `exit code 3`."""
+    """Return a text for an exit status: `killed by SIGSEGV (…)`, `exit code 3`."""
     if code >= 0:
         return f"exit code {code}" + (f" ({_EXIT_HINTS[code]})" if code in _EXIT_HINTS else "")
     try:
@@ -112,10 +112,10 @@ def describe_exit(code: int) -> str:
 
 
 def find_crash_location(crash: Iterable[str]) -> str | None:
-    """Return the location of a crash from the traceback of `faulthandler`: the innermost frame of user or third-party
+    """Return where a process crashed, from the traceback of `faulthandler`: the innermost frame of user or third-party
     code.
 
-    Frames of the crashed thread come before those of other threads.
+    Frames of the crashed thread are searched before those of other threads.
     """
     lines = list(crash)
     current = next((place for place, line in enumerate(lines) if line.startswith("Current thread")), 0)
@@ -129,15 +129,15 @@ def _is_internal_frame(file: str) -> bool:
 
 
 def describe_claims(claims: Sequence[Sequence[str]], most: int = 3) -> str:
-    """Describe claims by rule and target."""
+    """Return a text that lists claims by rule and target, at most `most` of them."""
     described = [f"rule {rule!r} on {target}" for _, rule, target in claims[:most]]
     more = [f"{len(claims) - most} more"] if len(claims) > most else []
     return " and ".join([*described, *more])
 
 
 Phase: TypeAlias = Literal["loading", "loaded", "running", "ending"]
-EXIT_GRACE_S = 4.0  # seconds for releasing claims and for remaining threads when a worker ends
-NEAR_MEMORY_LIMIT = 0.9  # share of the memory limit
+EXIT_GRACE_S = 4.0  # seconds that an ending worker has to release claims and end its threads
+NEAR_MEMORY_LIMIT = 0.9  # share of the memory limit from which on a worker counts as near the limit
 WORKER_MODULE = "spanwise.evaluators.monitors.worker"
 
 
@@ -146,10 +146,10 @@ class WorkerPlan:
     """Configuration of the worker processes: the rule file, the collector, the number of processes and the memory limit
     in bytes.
 
-    The environment variable SPANWISE_API_KEY passes the collector's `key` to workers. The times are in seconds:
+    Workers receive the collector's `key` in the environment variable SPANWISE_API_KEY. The times are in seconds:
 
     - `loading`: maximum time to execute the file.
-    - `grace`: time beyond the longest timeout of the rules until a worker without heartbeat is replaced.
+    - `grace`: a worker without heartbeat is replaced after the longest timeout of the rules plus this time.
     - `ending`: time for running jobs at shutdown.
     - `draining`: time for running jobs when rules have changed or a worker is full.
     - `full`: time near the memory limit after which a worker is replaced.
@@ -166,12 +166,14 @@ class WorkerPlan:
     ending: float = 2.0
     draining: float = 20.0
     full: float = 10.0
-    claim: float | None = None  # seconds that a claim lasts; None: the monitor's default
+    claim: float | None = None  # seconds after which a claim expires unless renewed; None: the monitor's default
 
 
 @dataclass(slots=True)
 class LoadedRules:
-    """Rules that a worker has loaded from the file: their descriptions, the source files, and a digest of these."""
+    """Rules that a worker has loaded from the file: their descriptions, the source files, and a digest of these
+    files.
+    """
 
     rules: list[Mapping[str, Any]]
     files: list[str]
@@ -180,8 +182,10 @@ class LoadedRules:
 
 
 class WorkerProcess:
-    """Worker process. The supervisor advances `silent` and `spent` through `passed`, so they stop while the supervisor
-    is suspended.
+    """Worker process of a supervisor.
+
+    The supervisor advances the times `silent` and `spent` through `passed`, so they do not advance while the
+    supervisor itself is suspended.
     """
 
     def __init__(self, plan: WorkerPlan, number: int) -> None:
@@ -190,12 +194,12 @@ class WorkerProcess:
         self.loaded: LoadedRules | None = None
         self._ending = 0.0
         self.silent = self.spent = 0.0  # seconds since the last heartbeat or message, and in this phase
-        self.overdue: str | None = None  # reason for killing it
-        self.holders: list[str] = []  # holder names of its leases
+        self.overdue: str | None = None  # reason for killing the worker, once it was killed
+        self.holders: list[str] = []  # names under which the worker holds leases
         self.claims: dict[tuple[str, ...], None] = {}
-        self.used: int | None = None  # bytes, as last reported
-        self.near = 0.0  # seconds for which it has been near its memory limit
-        self._deferred = 0  # evaluator failures attributed to its full memory
+        self.used: int | None = None  # memory use in bytes, as last reported
+        self.near = 0.0  # seconds for which the worker has been near its memory limit
+        self._deferred = 0  # evaluator failures blamed on the worker's full memory
         report, worker_report = os.pipe()
         worker_line, self._line = os.pipe()
         try:
@@ -215,21 +219,23 @@ class WorkerProcess:
         self.phase, self.spent, self.silent, self.near = phase, 0.0, 0.0, 0.0
 
     def end(self, seconds: float) -> None:
-        """Ask the worker to end. Running jobs have `seconds` to finish; the rest is released."""
+        """Ask the worker to end. Running jobs have `seconds` to finish; unfinished ones are released."""
         if self.phase != "ending":
             self.enter("ending")
             self._ending = seconds
             self.tell(end=seconds)
 
     def kill(self, why: str | None = None) -> None:
-        """Kill the worker and its child processes now. With `why`, it first writes the tracebacks of its threads."""
+        """Kill the worker and its child processes now. If a reason `why` is given, the worker first writes the
+        tracebacks of its threads.
+        """
         self.overdue = self.overdue or why
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGCONT)
             os.killpg(self.process.pid, signal.SIGABRT if why else signal.SIGKILL)
 
     def passed(self, seconds: float) -> None:
-        """Advance the time, and kill the worker if it exceeds a deadline."""
+        """Advance the worker's times by `seconds`, and kill the worker if it exceeds a deadline."""
         self.silent, self.spent = self.silent + seconds, self.spent + seconds
         is_near = self.plan.memory is not None and (self.used or 0) > NEAR_MEMORY_LIMIT * self.plan.memory
         self.near = self.near + seconds if is_near else 0.0
@@ -251,16 +257,17 @@ class WorkerProcess:
         return None
 
     def is_full(self, patience: float) -> bool:
-        """Return whether the worker must be replaced.
+        """Return whether the worker must be replaced because of its memory use.
 
-        That is the case if evaluators fail because of its memory, or it stays near the limit for `patience` seconds.
+        That is the case if evaluators fail because its memory is full, or if it stays near the limit for `patience`
+        seconds.
         """
         return self.phase == "running" and (
             self.near > patience or (self._deferred > 0 and self.spent > self.plan.full)
         )
 
     def receive(self) -> list[Mapping[str, Any]]:
-        """Return the worker's messages. Heartbeats and claims are recorded here and left out."""
+        """Return the worker's messages. Heartbeats and claims are recorded in this object and not returned."""
         messages = list(self.listener.messages())
         if messages:
             self.silent = 0.0
@@ -277,7 +284,7 @@ class WorkerProcess:
         return [message for message in messages if message["kind"] not in ("beat", "holder", "claimed", "finished")]
 
     def describe_death(self) -> str:
-        """Return the cause of the worker's end, its location, and the claims that it held."""
+        """Return a text with the cause of the worker's end, the location, and the claims that it held."""
         how = self.overdue or describe_exit(self.process.returncode or 0)
         where = find_crash_location(self.listener.crash)
         claims = describe_claims(list(self.claims))
@@ -293,7 +300,10 @@ class WorkerProcess:
 
 
 def _start_process(plan: WorkerPlan, report: int, line: int) -> subprocess.Popen[bytes]:
-    """Start a fresh interpreter, not a fork, in its own session, so that signals to its process group stay inside."""
+    """Start a new interpreter in its own session, so that signals to its process group do not reach this process.
+
+    It is not a fork of this process.
+    """
     return subprocess.Popen(
         [sys.executable, "-P", "-B", "-m", WORKER_MODULE, *_command_arguments(plan, report, line)],
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Base of the adapters: a metric object as an evaluator function, and case values as text."""
+"""Base of the adapters: calls a metric object as an evaluator function, and converts case values to text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CaseValues = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptedMetric:
-    """Metric object as an evaluator's function: the fields of a case that it needs and uses, and the call."""
+    """Metric object wrapped as an evaluator function: the fields of a case that it needs and uses, and the call."""
 
     # Replaces module path and source text in the versions of rules, which stay the same if either changes. Changes
     # that affect results are part of the evaluator's own version.
@@ -32,7 +32,7 @@ class AdaptedMetric:
     higher_is_better: bool = True
     source: Literal["code", "model"] = "code"
     version: str = "1"
-    versioned: bool = False  # `version` is set by the metric's author, not taken from the library
+    versioned: bool = False  # True: the metric's author set `version`; False: it is the library's version
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -51,7 +51,9 @@ def is_derived_from(metric: Any, library: str, *names: str) -> bool:
 
 
 def get_library_version(library: str) -> str:
-    """Return the library's name with its installed version, because results may differ between versions."""
+    """Return the library's name with its installed version, for the evaluator's version: results may differ between
+    releases.
+    """
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -61,7 +63,9 @@ def get_library_version(library: str) -> str:
 
 
 def to_text(value: Any) -> str | None:
-    """Return a value as text: the value of a dict with one, the last of several messages, else JSON."""
+    """Return a value as text: the only value of a dict, or the content of the last message. Other values become
+    JSON.
+    """
     value = unwrap_single_value(value)
     if value is None or isinstance(value, str):
         return value

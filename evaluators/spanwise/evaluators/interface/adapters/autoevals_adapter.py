@@ -18,7 +18,7 @@ from spanwise.evaluators.interface.adapters.adapted_metric import (
 from spanwise.evaluators.interface.sync_bridge import run_in_thread
 
 _FIELD_BY_ARGUMENT = {"output": "outputs", "expected": "reference_outputs", "input": "inputs", "context": "documents"}
-_NEEDS = {  # arguments besides the output that only the scorer's code reveals
+_NEEDS = {  # required arguments besides the output, by scorer; only the scorers' code reveals them
     "AnswerCorrectness": ("input", "expected"),
     "AnswerRelevancy": ("input", "context"),
     "AnswerSimilarity": ("expected",),
@@ -35,13 +35,14 @@ _NEEDS = {  # arguments besides the output that only the scorer's code reveals
     "NumericDiff": ("expected",),
 }
 _VARIABLE = re.compile(r"\{\{[{&#^]?\s*(\w+)")
-_UNCONVERTED = frozenset({"ExactMatch", "JSONDiff", "ListContains", "NumericDiff", "ValidJSON"})  # take any value
+# scorers that accept any value, so that values are not converted to text
+_UNCONVERTED = frozenset({"ExactMatch", "JSONDiff", "ListContains", "NumericDiff", "ValidJSON"})
 
 
 def adapt_autoevals_scorer(scorer: Any) -> AdaptedMetric | None:
     """Return the adapter of a scorer, or None for other objects.
 
-    A score of None is a skip; the rationale is the comment.
+    A score of None becomes a skip, and the rationale becomes the comment.
     """
     if not is_derived_from(scorer, "autoevals", "Scorer"):
         return None
@@ -64,7 +65,7 @@ def adapt_autoevals_scorer(scorer: Any) -> AdaptedMetric | None:
 
 
 def _read_fixed_arguments(scorer: Any) -> Mapping[str, Any]:
-    """Return the arguments fixed by `Scorer.partial(…)` and by a prompt."""
+    """Return the arguments that `Scorer.partial(…)` or a prompt has fixed."""
     partial = getattr(type(scorer), "_partial_args", dict)
     return {**partial(), **(getattr(scorer, "render_args", None) or {})}
 
@@ -88,7 +89,9 @@ def _arguments(scorer: Any, values: CaseValues) -> dict[str, Any]:
 
 
 async def _call_scorer(scorer: Any, arguments: dict[str, Any]) -> Any:
-    """Call the scorer on a thread, because most are synchronous; await it if its client is asynchronous."""
+    """Call the scorer on a thread, because most scorers are synchronous. Await it instead if its client is
+    asynchronous.
+    """
     output = arguments.pop("output", None)
     if _get_client_class(scorer).startswith("Async"):
         return await scorer.eval_async(output, **arguments)
@@ -96,7 +99,7 @@ async def _call_scorer(scorer: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _get_client_class(scorer: Any) -> str:
-    """Return the class name of the scorer's client: its own, or the one of `autoevals.init`."""
+    """Return the class name of the client that the scorer uses: its own client, or the one set by `autoevals.init`."""
     of_all = getattr(sys.modules.get("autoevals.oai"), "_client_var", None)
     client = getattr(scorer, "client", None) or (of_all.get(None) if of_all is not None else None)
     return type(getattr(client, "openai", client)).__name__

@@ -35,7 +35,8 @@ _USES = ("inputs", "outputs", "reference_outputs", "documents", "expected_docume
 def adapt_deepeval_metric(metric: Any) -> AdaptedMetric | None:
     """Return the adapter of a metric of single turns or conversations, or None for other objects.
 
-    A skipped metric is a skip. Raises `ValueError` for an arena metric, and for one that reads deepeval's own traces.
+    If the metric skips a case, the result is a skip. Raises `ValueError` for an arena metric, and for one that reads
+    deepeval's own traces.
     """
     if is_derived_from(metric, "deepeval", "BaseArenaMetric"):
         raise ValueError(f"{type(metric).__name__} compares several answers, and is no evaluator of single ones")
@@ -76,7 +77,7 @@ def _has_model(metric: Any) -> bool:
 
 
 def _higher_is_better(metric: Any) -> bool:
-    """Return whether higher scores are better: probe whether a score of 1 passes, or only a score of 0."""
+    """Return whether higher scores are better for the metric. False if it accepts a score of 0 and not a score of 1."""
     probe = copy.copy(metric)
     try:
         probe.error = None
@@ -84,7 +85,7 @@ def _higher_is_better(metric: Any) -> bool:
         least = probe.is_successful()
         probe.score = 1.0
         return bool(probe.is_successful()) or not least
-    except Exception:  # a custom metric whose `is_successful` needs more than a score
+    except Exception:  # `is_successful` of a custom metric may need more than a score
         return True
 
 
@@ -104,7 +105,7 @@ def _make_test_case(values: CaseValues) -> Any:
 
 
 def _make_tool_calls(trace: Trace, kind: Callable[..., Any]) -> list[Any] | None:
-    """Return the tool calls of a trace; None where they are unknown."""
+    """Return the tool calls of a trace in deepeval's form; None if they are unknown."""
     calls = extract_tool_calls(trace)
     return None if calls is None else [_make_tool_call(call, kind) for call in calls]
 
@@ -123,7 +124,8 @@ def _make_conversation(values: CaseValues) -> Any:
     spoken = [message for message in to_messages(values.get("history")) if message["role"] in ("user", "assistant")]
     ends = (("user", to_text(values.get("inputs"))), ("assistant", to_text(values.get("outputs"))))
     last = [{"role": role, "content": content} for role, content in ends if content is not None]
-    while last and spoken[-len(last) :] == last:  # the history of a session already ends with these messages
+    # do not add these messages if a session's history already ends with them
+    while last and spoken[-len(last) :] == last:
         last = []
     turns = [kinds.Turn(role=turn["role"], content=to_text(turn.get("content")) or "") for turn in (*spoken, *last)]
     if not turns:
@@ -132,7 +134,7 @@ def _make_conversation(values: CaseValues) -> Any:
 
 
 async def _call_metric(metric: Any, case: Any) -> dict[str, Any]:
-    """Call a copy of the metric, because a metric stores its result in itself and cases are scored concurrently."""
+    """Call a copy of the metric. A metric stores its result in itself, and cases are scored concurrently."""
     own = copy.copy(metric)
     try:
         if getattr(own, "async_mode", True):

@@ -20,7 +20,7 @@ _TRACE_EVALUATORS = frozenset({"MaxDuration"})
 def adapt_pydantic_evaluator(evaluator: Any) -> AdaptedMetric | None:
     """Return the adapter of an evaluator, or None for other objects.
 
-    Each result of a mapping is feedback under its own key.
+    If the evaluator returns a mapping, each of its results becomes feedback under its own key.
     """
     if not is_derived_from(evaluator, "pydantic_evals", "Evaluator"):
         return None
@@ -69,7 +69,7 @@ def _read_output(output: Any) -> Any:
 
 
 def _read_value(output: Any) -> dict[str, Any]:
-    """Return a result dict for a value, or a value with its reason. A text is a label."""
+    """Return a result dict for a value, with or without a reason. A text becomes a label."""
     if hasattr(output, "reason") and hasattr(output, "value"):
         return {**_read_value(output.value), "comment": output.reason}
     return {"value": output}

@@ -1,4 +1,4 @@
-"""Adapter for ragas metrics, with samples or with arguments."""
+"""Adapter for ragas metrics, for those that take a sample and those that take arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from spanwise.evaluators.interface.adapters.adapted_metric import (
 from spanwise.evaluators.interface.outcomes import Skip
 from spanwise.evaluators.interface.value_conversion import to_messages
 
-_COLUMNS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {  # ragas column → field of a case, and its conversion
+# ragas column → field of a case, and the function that converts it
+_COLUMNS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "user_input": ("inputs", to_text),
     "response": ("outputs", to_text),
     "reference": ("reference_outputs", to_text),
@@ -127,7 +128,7 @@ def _make_turns(values: CaseValues) -> list[Any]:
 
 
 def _read_result(result: Any) -> dict[str, Any]:
-    """Return a result dict for a `MetricResult`. If its value is None, the reason is the error message."""
+    """Return a result dict for a `MetricResult`. If its value is None, its reason is an error message."""
     if result.value is None:
         return {"error": result.reason or "ragas gave no value"}
     return {"score": result.value, "comment": result.reason}
