@@ -5,7 +5,7 @@
     python benchmarks/readable.py --static    without the two figures that run the product
 
 Lines of code exclude blank lines, comments and docstrings. An import goes past a package's face if it names a module
-(not a package) from outside that module's package. The way of a span is the sequence of product files whose functions
+(not a package) from outside that module's package, and `__all__` of the package does not list the module. The way of a span is the sequence of product files whose functions
 are called between `flush()` and the commit of the full-text index, after one span for warming up; a return is a call
 into a file that the same thread had called into before and left.
 """
@@ -198,14 +198,43 @@ def targets(statement: ast.Import | ast.ImportFrom, known: dict[str, Module]) ->
     return {name if name in known else str(statement.module) for name in names} & set(known)
 
 
+def exporters(modules: list[Module]) -> dict[str, str]:
+    """Return the module that a package's face takes each name from, by the name's path."""
+    return {
+        f"{module.name}.{alias.asname or alias.name}": f"{statement.module}.{alias.name}"
+        for module in modules
+        if module.is_package
+        for statement, _ in imports(module)
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+
+
+def defining_modules(
+    statement: ast.Import | ast.ImportFrom, known: dict[str, Module], exported: dict[str, str]
+) -> set[str]:
+    """Return the modules that define what a statement imports, also where it imports through a package's face."""
+    if isinstance(statement, ast.Import):
+        return targets(statement, known)
+    found = set()
+    for alias in statement.names:
+        name, seen = f"{statement.module}.{alias.name}", set[str]()
+        while name in exported and name not in seen:
+            seen.add(name)
+            name = exported[name]
+        found.add(name if name in known else name.rpartition(".")[0])
+    return found & set(known)
+
+
 def cycles(modules: list[Module], *, typing: bool) -> list[list[str]]:
     """Return groups of modules that import each other, with or without imports for type checkers."""
     known = {module.name: module for module in modules}
+    exported = exporters(modules)
     graph: dict[str, set[str]] = {name: set() for name in known}
     for module in modules:
         for statement, for_types in imports(module):
             if typing or not for_types:
-                graph[module.name] |= targets(statement, known) - {module.name}
+                graph[module.name] |= defining_modules(statement, known, exported) - {module.name}
     if typing:  # a face names its modules for type checkers only
         for module in modules:
             if module.is_package:
@@ -225,14 +254,27 @@ def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
 
 
 def past_faces(modules: list[Module], importers: list[Module]) -> list[tuple[Module, str]]:
-    """Return imports of a module (not a package) from outside its package."""
+    """Return imports of a module (not a package) from outside its package, unless the package lists the module."""
     known = {module.name: module for module in modules}
+    public = {f"{module.name}.{name}" for module in modules if module.is_package for name in listed_names(module)}
     return [
         (importer, target)
         for importer in importers
         for statement, _ in imports(importer)
         for target in targets(statement, known)
-        if not known[target].is_package and not f"{importer.package}.".startswith(f"{known[target].package}.")
+        if not known[target].is_package
+        and target not in public
+        and not f"{importer.package}.".startswith(f"{known[target].package}.")
+    ]
+
+
+def listed_names(module: Module) -> list[str]:
+    """Return the names in `__all__`."""
+    return [
+        name
+        for node in module.tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        for name in ast.literal_eval(node.value)
     ]
 
 
