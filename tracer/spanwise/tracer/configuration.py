@@ -147,7 +147,7 @@ def _read_number(name: str) -> float | None:
     try:
         return float(text) if text else None
     except ValueError:
-        raise ValueError(f"{name} is a number, not {text!r}") from None
+        raise ValueError(f"{name} must be a number, got {text!r}") from None
 
 
 def _read_flag(name: str) -> bool | None:
@@ -157,7 +157,7 @@ def _read_flag(name: str) -> bool | None:
 
 def _normalize_url(value: str) -> str:
     if problem := find_url_problem(value):
-        raise ValueError(f"url is the collector's address such as {DEFAULT_URL!r}, not {value!r}: {problem}")
+        raise ValueError(f"url must be a collector's address such as {DEFAULT_URL!r}, got {value!r}: {problem}")
     return value.rstrip("/").removesuffix("/v1/traces")
 
 
@@ -169,24 +169,26 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
 
 def _validate(settings: Settings) -> None:
     if settings.capture not in get_args(Capture):
-        raise ValueError(f"capture is one of {get_args(Capture)}, not {settings.capture!r}")
+        raise ValueError(f"capture must be one of {', '.join(get_args(Capture))}, got {settings.capture!r}")
     if not 0.0 <= settings.sample_rate <= 1.0:
-        raise ValueError(f"sample_rate is between 0 and 1, not {settings.sample_rate!r}")
+        raise ValueError(f"sample_rate must be between 0 and 1, got {settings.sample_rate!r}")
     if settings.compression not in (None, *get_args(Compression)):
-        raise ValueError(f"compression is one of {get_args(Compression)}, not {settings.compression!r}")
+        raise ValueError(f"compression must be one of {', '.join(get_args(Compression))}, got {settings.compression!r}")
     if not 0 < settings.timeout <= 600:
-        raise ValueError(f"timeout is in seconds, up to 600, not {settings.timeout!r}")
+        raise ValueError(f"timeout must be a number of seconds > 0 and <= 600, got {settings.timeout!r}")
     for name, value in settings.headers.items():
         if not is_valid_header(name, value):
-            raise ValueError(f"no HTTP header can be {name!r}, or hold what is given for it")
+            raise ValueError(
+                f"invalid HTTP header {name!r}: its name or value has characters that headers cannot contain"
+            )
     if settings.api_key and not _API_KEY_PATTERN.fullmatch(
         settings.api_key
     ):  # for example, an editor has added typographic quotes
         odd = _API_KEY_PATTERN.sub("", settings.api_key)
-        raise ValueError(f"api_key goes into an HTTP header, which cannot hold {odd!r}: copy the key alone")
+        raise ValueError(f"api_key contains {odd!r}, which an HTTP header cannot contain; copy the key alone")
     for redactor in settings.redact:
         if not (isinstance(redactor, (str, re.Pattern)) or callable(redactor)):
-            raise ValueError(f"redact takes keys, compiled patterns and functions (key, value), not {redactor!r}")
+            raise ValueError(f"redact takes keys, compiled patterns and functions (key, value), got {redactor!r}")
 
 
 _TRACES_PATH = "/v1/traces"
@@ -225,7 +227,9 @@ def read_otlp_environment() -> OtlpEnvironment:
     else:
         url, traces_url = common or own, own
     if url is not None and _read_variable("PROTOCOL") == "grpc":
-        return _ignore_variable("PROTOCOL", "grpc", "we speak http/protobuf: spans do not go there")
+        return _ignore_variable(
+            "PROTOCOL", "grpc", "only http/protobuf is supported, so no spans are sent to the endpoint"
+        )
     for address in filter(None, (url, traces_url)):
         if problem := find_url_problem(address):
             return _ignore_variable("ENDPOINT", address, f"it is not a usable address: {problem}")
@@ -235,16 +239,16 @@ def read_otlp_environment() -> OtlpEnvironment:
     if len(headers) < len(given):
         # the message omits the values, because most of them are keys
         names = ", ".join(name for name in given if name not in headers)
-        internal_errors.warn_once("otlp:HEADERS", f"OTEL_EXPORTER_OTLP_HEADERS has what is no HTTP header: {names!r}")
+        internal_errors.warn_once("otlp:HEADERS", f"OTEL_EXPORTER_OTLP_HEADERS: ignored invalid HTTP headers {names!r}")
     compression = _read_variable("COMPRESSION")
     if compression not in (None, "gzip", "none"):
-        _ignore_variable("COMPRESSION", str(compression), "we know gzip and none")
+        _ignore_variable("COMPRESSION", str(compression), "only gzip and none are supported")
         compression = None
     text = _read_variable("TIMEOUT")
     try:
         timeout = float(text or "nan")
     except ValueError:
-        _ignore_variable("TIMEOUT", str(text), "it is no number")
+        _ignore_variable("TIMEOUT", str(text), "it is not a number")
         timeout = float("nan")
     timeout = timeout / 1000 if timeout >= _FIRST_MILLISECONDS else timeout
     return OtlpEnvironment(
@@ -257,7 +261,7 @@ def read_otlp_environment() -> OtlpEnvironment:
 
 
 def _ignore_variable(name: str, value: str, why: str) -> OtlpEnvironment:
-    internal_errors.warn_once(f"otlp:{name}", f"OTEL_EXPORTER_OTLP_{name} is {value!r}: {why}")
+    internal_errors.warn_once(f"otlp:{name}", f"OTEL_EXPORTER_OTLP_{name}={value!r} is ignored: {why}")
     return OtlpEnvironment()
 
 

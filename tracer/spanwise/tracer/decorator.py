@@ -100,8 +100,8 @@ def _decorate(
     reduce: Callable[[list[Any]], Any] | None = None,
 ) -> Any:
     if not callable(function) or inspect.isclass(function):
-        hint = f"; a kind is named: @trace(kind={function!r})" if isinstance(function, str) else ""
-        raise TypeError(f"@trace takes a function, a method or an object with __call__, not {function!r}{hint}")
+        hint = f"; to set the kind, write @trace(kind={function!r})" if isinstance(function, str) else ""
+        raise TypeError(f"@trace takes a function, a method or an object with __call__, got {function!r}{hint}")
     target = function  # the innermost function of partials
     while isinstance(target, functools.partial):
         target = target.func

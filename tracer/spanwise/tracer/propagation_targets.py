@@ -58,12 +58,12 @@ def get_destination(attributes: Mapping[str, object]) -> str | None:
 def normalize_patterns(given: Iterable[str]) -> tuple[str, ...]:
     """Return the patterns of `propagate_to` in lower case. Raises `ValueError` for an invalid host."""
     if isinstance(given, str):
-        raise ValueError(f"propagate_to is a list of hosts, not the text {given!r}; write [{given!r}]")
+        raise ValueError(f"propagate_to must be a list of hosts, got the string {given!r}; write [{given!r}]")
     found: list[str] = []
     for target in given:
         host = urlsplit(target).netloc if isinstance(target, str) and "://" in target else target
         if not isinstance(host, str) or not _PATTERN.fullmatch(host.strip().lower()):
-            raise ValueError(f"propagate_to takes hosts such as 'api.internal' or '*.internal:8000', not {target!r}")
+            raise ValueError(f"propagate_to takes hosts such as 'api.internal' or '*.internal:8000', got {target!r}")
         found.append(host.strip().lower())
     return tuple(found)
 

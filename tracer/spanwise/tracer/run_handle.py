@@ -54,7 +54,7 @@ class Run:
     def _id(self, name: str, digits: int) -> str:
         id: int = getattr(self._span.get_span_context(), name)
         if not id and not self._runtime.off:
-            warn_once("no_run", f"current_run().{name} was asked for outside of any run: it is empty")
+            warn_once("no_run", f"current_run().{name} is empty, because it was read outside of any run")
         return f"{id:0{digits}x}" if id else ""
 
     def set_name(self, name: str) -> None:
@@ -254,7 +254,7 @@ def build_initial_attributes(
     Raises `ValueError` for an unknown kind.
     """
     if kind not in names.KINDS:
-        raise ValueError(f"kind is one of {', '.join(names.KINDS)}, not {kind!r}{suggest_kind(kind)}")
+        raise ValueError(f"kind must be one of {', '.join(names.KINDS)}, got {kind!r}{suggest_kind(kind)}")
     fixed: dict[str, Any] = {**(attributes or {}), names.KIND: kind.upper()}
     if tags:
         fixed[names.TAGS] = (tags,) if isinstance(tags, str) else tuple(map(str, tags))
@@ -316,6 +316,6 @@ def build_feedback_attributes(
 def _parse_id(name: str, given: object, digits: int) -> int:
     text = str(given).replace("-", "").lower()  # an id may be written as a UUID
     if len(text) != digits or not _HEX_ID.fullmatch(text):
-        out = f"take current_run().{name} inside of the run, or .{name} of a streamed answer"
-        raise ValueError(f"{name} is {digits} hex digits that are not all zeros, not {given!r}: {out}")
+        remedy = f"use current_run().{name} inside the run, or .{name} of a streamed result"
+        raise ValueError(f"{name} must be {digits} hex digits that are not all zeros, got {given!r}; {remedy}")
     return int(text, 16)

@@ -352,8 +352,8 @@ class Exporter:
         url, reason = self.settings.shown_url, self._failure.reason
         where = "on disk" if self.spool.works else "in memory"
         if reason in ("http_401", "http_403"):
-            refused = f"the collector at {url} refuses our key ({reason})"
-            internal_errors.warn_once(reason, f"{refused}: spans wait {where} until SPANWISE_API_KEY is right")
+            refused = f"the collector at {url} refuses the API key ({reason})"
+            internal_errors.warn_once(reason, f"{refused}: spans wait {where} until SPANWISE_API_KEY is corrected")
         else:
             failure = self._failure.explanation or "no connection"
             text = f"no collector answers at {url} ({failure}): spans wait {where} until one does"

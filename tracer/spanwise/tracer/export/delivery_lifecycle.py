@@ -194,7 +194,7 @@ class Delivery:
         if self.settings.by_otel:
             where = self.settings.shown_url
             internal_errors.warn_once(
-                "otlp", f"spans go to {where}, as OTEL_EXPORTER_OTLP_* say; SPANWISE_URL says otherwise"
+                "otlp", f"spans are sent to {where}, as set by OTEL_EXPORTER_OTLP_*; SPANWISE_URL overrides it"
             )
         return None
 

@@ -384,7 +384,9 @@ def is_cancellation(error: BaseException) -> bool:
 
 def _report_limit_exceeded(what: str, most: int) -> None:
     internal_errors.counts[f"dropped_{what}"] += 1
-    internal_errors.warn_once(what, f"a span has more than {most:,} {what}: the others are left out, and counted on it")
+    internal_errors.warn_once(
+        what, f"a span has more than {most:,} {what}; further ones are dropped and counted on the span"
+    )
 
 
 def _close_local_trace(local: LocalTrace) -> dict[str, Any]:
