@@ -4,10 +4,7 @@ Modules, in the order in which data flows:
 
 - `decorator`: `@trace` decorator: options, and wrappers for functions, coroutines and generator functions.
 - `call_recording`: Recording of one call: argument binding, inputs, outputs or error, start and end of its span.
-- `generator_tracing`: Tracing of generators, async generators and coroutines: the span stays open until iteration
-  ends.
-- `iterator_tracing`: Tracing of other iterators and streaming responses, such as OpenAI's `Stream` and Starlette
-  bodies.
+- `streaming`: Tracing of streamed results: generators, coroutines, other iterators and streaming responses.
 - `run_handle`: `Run` handle, `span(…)` blocks, `current_run()` and feedback on a run.
 - `propagation`: Propagation of session, user and tags to child spans, and of traces to other processes (W3C headers).
 - `propagation_targets`: Propagation targets: the destination hosts that receive session, user and tags as baggage.

@@ -17,8 +17,8 @@ from spanwise.tracer.call_recording import (
     make_argument_binder,
     start_call,
 )
-from spanwise.tracer.generator_tracing import wrap_stream
 from spanwise.tracer.run_handle import build_initial_attributes
+from spanwise.tracer.streaming import wrap_stream
 from spanwise.tracer.suggestions import OPTION_EQUIVALENTS, make_unknown_option_error
 
 # Attribute that `trace` sets on the wrapper that it returns. Its value is this wrapper. `functools.wraps` copies the
