@@ -1,5 +1,7 @@
 """Settings: arguments of `configure`, then `SPANWISE_*` and `OTEL_*` environment variables, then defaults.
 
+The module also locates the user's cache directory.
+
 Source: opentelemetry-specification, "OpenTelemetry Protocol Exporter" and "SDK environment variables". A variable for
 traces takes precedence over the variable for all signals.
 """
@@ -9,13 +11,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import unquote, urlsplit
 
-from spanwise.tracer import internal_errors, propagation_targets
-from spanwise.tracer.cache_folder import cache_folder
+from spanwise.tracer import internal_errors
 from spanwise.tracer.http_connections import find_trusted_authorities, find_url_problem
 
 Capture: TypeAlias = Literal["none", "metadata", "full"]
@@ -24,6 +26,8 @@ Redactor: TypeAlias = "str | re.Pattern[str] | Callable[[str, Any], Any]"
 
 MIB = 1 << 20
 DEFAULT_URL = "http://127.0.0.1:4318"
+# entries of the cache directory that show that a directory of the former name `assay` belongs to Spanwise
+_FORMER_CONTENT = ("spill", "judges.db", "vectors.db")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,7 @@ class Settings:
 
 
 _API_KEY_PATTERN = re.compile(r"[\x21-\x7e]+")
+_HOST_PATTERN = re.compile(r"[a-z0-9_.:/\[\]*-]{1,255}")
 _UNSET_VALUES: tuple[Any, ...] = (None, "", (), {})
 
 
@@ -74,7 +79,7 @@ def resolve_settings(**given: Any) -> Settings:
         values["headers"] = given.get("headers") or {}
     values["url"] = _normalize_url(values.get("url", DEFAULT_URL))
     values["redact"] = tuple(values.get("redact", ()))
-    values["propagate_to"] = propagation_targets.normalize_patterns(values.get("propagate_to", ()))
+    values["propagate_to"] = _normalize_hosts(values.get("propagate_to", ()))
     if isinstance(values["spill_dir"], str):
         values["spill_dir"] = _resolve_spill_dir(values["spill_dir"])
     settings = Settings(**values)
@@ -135,6 +140,19 @@ def _resolve_spill_dir(value: str | None) -> Path | None:
     return None if value.strip().lower() in ("", "0", "off", "none") else Path(value)
 
 
+def cache_folder() -> Path:
+    """Return `$XDG_CACHE_HOME/spanwise` or `~/.cache/spanwise`. The directory may not exist.
+
+    If only the directory of the product's former name exists, it is renamed.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder, former = Path(base, "spanwise"), Path(base, "assay")
+    with suppress(OSError):
+        if not folder.exists() and any((former / name).exists() for name in _FORMER_CONTENT):
+            former.rename(folder)
+    return folder
+
+
 def _parse_redactors(text: str) -> Iterable[Redactor]:
     """Parse comma-separated keys. A key between slashes is a regular expression."""
     for part in filter(None, (p.strip() for p in text.split(","))):
@@ -161,9 +179,22 @@ def _normalize_url(value: str) -> str:
     return value.rstrip("/").removesuffix("/v1/traces")
 
 
+def _normalize_hosts(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Return the patterns of `propagate_to` in lower case. Raises `ValueError` for an invalid host."""
+    if isinstance(patterns, str):
+        raise ValueError(f"propagate_to must be a list of hosts, got the string {patterns!r}; write [{patterns!r}]")
+    hosts: list[str] = []
+    for target in patterns:
+        host = urlsplit(target).netloc if isinstance(target, str) and "://" in target else target
+        if not isinstance(host, str) or not _HOST_PATTERN.fullmatch(host.strip().lower()):
+            raise ValueError(f"propagate_to takes hosts such as 'api.internal' or '*.internal:8000', got {target!r}")
+        hosts.append(host.strip().lower())
+    return tuple(hosts)
+
+
 _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "url": _normalize_url,
-    "propagate_to": propagation_targets.normalize_patterns,
+    "propagate_to": _normalize_hosts,
 }
 
 

@@ -227,7 +227,7 @@ def _create_runtime(settings: Settings) -> None:
     made = Runtime(settings, resource=_make_resource_without_detectors(settings))
     if _current is None and _making is None:
         _making = made
-        propagation_targets.use_settings(settings)
+        propagation_targets.use_settings(settings.url, settings.project, settings.propagate_to)
         with internal_errors.error_boundary("settings"):
             made.complete()
         _current, _making = _current or made, None
@@ -239,7 +239,8 @@ def replace_runtime(runtime: Runtime | None) -> Runtime | None:
     with _lock:
         previous, _current, _ready = _current, runtime, None
     if runtime is not None:
-        propagation_targets.use_settings(runtime.settings)
+        settings = runtime.settings
+        propagation_targets.use_settings(settings.url, settings.project, settings.propagate_to)
     return previous
 
 

@@ -122,7 +122,7 @@ class OtlpHttpClient:
         if response.ok or names.COLLECTOR_HEADER in response.headers:
             self.is_spanwise = response.headers.get(names.COLLECTOR_HEADER) == "1"
         if (named := response.headers.get(names.DESTINATIONS_HEADER)) is not None:
-            propagation_targets.update_from_header(self._settings, named)
+            propagation_targets.update_from_header(self._settings.url, self._settings.project, named)
         return _classify_response(response)
 
 
