@@ -144,14 +144,10 @@ class Run:
         metadata: Mapping[str, object] | None = None,
     ) -> None:
         """Attach feedback to this run. A number or bool is a score, a string is a label."""
-        self._feedback(key, value, comment, label, source, author, metadata)
-
-    @error_boundary("feedback")
-    def _feedback(
-        self, key: str, value: Any, comment: Any, label: Any, source: str, author: Any, metadata: Any
-    ) -> None:
-        context = self._span.get_span_context()
-        if context.is_valid:
+        with error_boundary("feedback"):
+            context = self._span.get_span_context()
+            if not context.is_valid:
+                return
             attributes = build_feedback_attributes(
                 key, value, comment, label, source, author, metadata, limit=self._runtime.limit
             )

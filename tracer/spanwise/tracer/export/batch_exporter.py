@@ -128,7 +128,13 @@ class Exporter:
             self._run_guarded(self._replay_all)
         if self._may_send():
             # Only Spanwise's collectors get reports. Reports that cannot be sent are not stored
-            self._run_guarded(self._reporter.send_reports, self._send_report, self.pending, self.queue.dropped, urgent)
+            self._run_guarded(
+                self._reporter.send_reports,
+                lambda path, body: self._answer(path, body)[0],
+                self.pending,
+                self.queue.dropped,
+                urgent,
+            )
 
     def export_last(self) -> None:
         """Export the remaining items. Those that can be neither sent nor spooled are dropped."""
@@ -217,8 +223,12 @@ class Exporter:
             return
         answer, copy = self._answer(batch.path, body, len(batch.items))
         if answer.verdict == "later":
-            self._back_off(answer)
-            self._keep(batch, body, copy)
+            if copy is None:
+                self._spool_batch(batch, body)
+            else:
+                copy.leave()
+                self._count(batch, len(batch.items), spilled=len(batch.items))
+            self._log_failure()
             return
         if copy is not None:
             copy.remove()
@@ -256,18 +266,20 @@ class Exporter:
         return None
 
     def _answer(self, path: str, body: bytes, count: int = 0) -> tuple[RequestOutcome, RequestCopy | None]:
-        """Send a request and wait for its response.
+        """Send a request and wait for its response. If it can be retried, start a backoff.
 
         If the response is slow, write a copy of the request to the spool, and also return the copy. Items that wait
         for this request to end are then spooled, too, so that little is lost if the process is killed.
         """
         timeout = min(self.settings.timeout, self.deadline - time.monotonic())
         request, copy = self._requests.send(path, body, timeout), None
+        outcome = RequestOutcome("later", "no_answer", explanation="no answer in time")
         longest = self.settings.timeout + _TIMEOUT_GRACE
         while request is not None and time.monotonic() < self.deadline and request.age < longest:
             answer = request.wait(max(0.0, min(_ANSWER_POLL_INTERVAL, self.deadline - time.monotonic())))
             if answer is not None:
-                return answer, copy
+                outcome = answer
+                break
             if (
                 request.age >= (SLOW_ANSWER if self.deadline == float("inf") else _SLOW_ANSWER_AT_END)
                 and self.spool.works
@@ -278,22 +290,14 @@ class Exporter:
                 self._batches.extend(split_into_batches(self.queue.take()))
                 while self._batches and not request.is_done:
                     self._settle(self._spool_batch, self._batches.popleft())
-        return RequestOutcome("later", "no_answer", explanation="no answer in time"), copy
+        if outcome.verdict == "later":
+            self._back_off(outcome)
+        return outcome, copy
 
-    def _keep(self, batch: Batch, body: bytes, copy: RequestCopy | None) -> None:
-        """Spool a batch after a failed attempt to send it."""
-        if copy is not None:
-            copy.leave()
-            self._count(batch, len(batch.items), spilled=len(batch.items))
-        elif self._may_spool():
-            self._write(batch, body)
-        else:
-            self._requeue(batch)
-        self._log_failure()
-
-    def _spool_batch(self, batch: Batch) -> None:
+    def _spool_batch(self, batch: Batch, body: bytes | None = None) -> None:
+        """Write a batch to the spool, or return it to the queue. `body` is the encoded batch, if it is known."""
         if self._may_spool():
-            self._write(batch)
+            self._write(batch, body)
         else:
             self._requeue(batch)
 
@@ -395,17 +399,9 @@ class Exporter:
             if refused:
                 self.drop("rejected", refused, path, why)
             self._reset_backoff()
-        elif answer.verdict == "later":
-            self._back_off(answer)
-        else:
+        elif answer.verdict != "later":
             self.drop(answer.reason, count, path)
         return answer.verdict
-
-    def _send_report(self, path: str, body: bytes) -> RequestOutcome:
-        answer, _ = self._answer(path, body)
-        if answer.verdict == "later":
-            self._back_off(answer)
-        return answer
 
     def _drop_items(self, batch: Batch, count: int, reason: str, detail: str = "") -> None:
         if count and not self._is_abandoned:

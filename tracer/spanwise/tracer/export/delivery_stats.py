@@ -107,18 +107,19 @@ class SpanAccount:
         self.young.difference_update(spans)
 
     def report(self, pending: int, dropped: Counter[str]) -> dict[str, Any]:
-        """Return the number of started spans, and how many are open, delivered, spilled, pending and dropped.
+        """Return the attributes of a process report: counts of started, open, delivered, … spans.
 
         The given `dropped` is added to the account's own count.
         """
         sync_open_traces(self)
         return {
-            "started": self.started,
-            "open": self.open,
-            "delivered": self.delivered,
-            "spilled": sum(map(count_spooled, self.folders)),
-            "pending": pending,
-            "dropped": dict(self.dropped + dropped),
+            names.REPORT_STARTED: self.started,
+            names.REPORT_OPEN: self.open,
+            names.REPORT_DELIVERED: self.delivered,
+            names.REPORT_SPILLED: sum(map(count_spooled, self.folders)),
+            names.REPORT_PENDING: pending,
+            names.REPORT_DROPPED: orjson.dumps(self.dropped + dropped).decode(),
+            names.REPORT_PID: os.getpid(),
         }
 
 
@@ -190,11 +191,9 @@ class ProcessReporter:
         if not urgent and time.monotonic() < self._next_report:
             return
         report, resource = self._account.report(pending, dropped), self._account.resource
-        if not report["started"] or report == self._reported or resource is None:
+        if not report[names.REPORT_STARTED] or report == self._reported or resource is None:
             return
-        event = FeedbackEvent(
-            0, 0, Clock.now(), _make_report_attributes(report), resource.attributes, names.REPORT_EVENT
-        )
+        event = FeedbackEvent(0, 0, Clock.now(), report, resource.attributes, names.REPORT_EVENT)
         self._next_report = time.monotonic() + PERIOD
         if send(LOGS_PATH, encode_events([event])).verdict == "ok":
             self._reported = report
@@ -203,15 +202,3 @@ class ProcessReporter:
 def _get_local_trace_of(span: Any) -> LocalTrace:
     local: LocalTrace = span.local if isinstance(span, LiveSpan) else span._spanwise_local
     return local
-
-
-def _make_report_attributes(report: dict[str, Any]) -> dict[str, Any]:
-    return {
-        names.REPORT_STARTED: report["started"],
-        names.REPORT_OPEN: report["open"],
-        names.REPORT_DELIVERED: report["delivered"],
-        names.REPORT_SPILLED: report["spilled"],
-        names.REPORT_PENDING: report["pending"],
-        names.REPORT_DROPPED: orjson.dumps(report["dropped"]).decode(),
-        names.REPORT_PID: os.getpid(),
-    }
