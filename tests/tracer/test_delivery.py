@@ -600,8 +600,8 @@ def test_what_earlier_processes_left_is_sent_without_anything_traced(sink: Sink,
     folder = disk_spool.get_spool_folder(settings)
     for count, pick_up in enumerate((lambda: configure(url=sink.url, spill_dir=str(tmp_path)), lambda: flush(60)), 1):
         earlier = Spool(folder)
-        earlier.keep("/v1/traces", b"", 1)
-        earlier.rest()
+        earlier.append("/v1/traces", b"", 1)
+        earlier.close_segment()
         pick_up()
         until(lambda wanted=count: len(sink.requests) == wanted)
 

@@ -63,11 +63,11 @@ class Run:
 
     def set_inputs(self, inputs: object) -> None:
         """Record or replace the inputs, which can be any value."""
-        self._content(names.INPUT_VALUE, names.INPUT_MIME, inputs)
+        self._set_content(names.INPUT_VALUE, names.INPUT_MIME, inputs)
 
     def set_outputs(self, outputs: object) -> None:
         """Record or replace the outputs, which can be any value. They take precedence over the return value."""
-        self._content(names.OUTPUT_VALUE, names.OUTPUT_MIME, outputs)
+        self._set_content(names.OUTPUT_VALUE, names.OUTPUT_MIME, outputs)
 
     def set_documents(self, documents: Sequence[object]) -> None:
         """Record the retrieved documents of a run whose outputs are something else.
@@ -75,30 +75,31 @@ class Run:
         Documents are strings, dicts or document objects.
         """
         if self._runtime.content and self._span.is_recording():
-            self._guarded(
+            self._set_guarded(
                 names.DOCUMENTS_JSON, lambda: to_json(convert_documents(list(documents)), self._runtime.limit)
             )
 
     def set_tags(self, *tags: str | Iterable[str]) -> None:
         """Add tags. A list, tuple or set adds each of its items."""
-        known = self._known(names.TAGS) or ()
+        known = self._get_attribute(names.TAGS) or ()
         groups = (tag if isinstance(tag, (list, tuple, set, frozenset)) else (tag,) for tag in tags)
-        self._guarded(
+        self._set_guarded(
             names.TAGS, lambda: tuple(dict.fromkeys((*known, *(str(tag) for group in groups for tag in group))))
         )
 
     def set_metadata(self, metadata: Mapping[str, object] | None = None, /, **more: object) -> None:
         """Add metadata. A new value replaces an earlier value of the same key."""
-        self._guarded(
+        self._set_guarded(
             names.METADATA,
             lambda: to_json(
-                {**orjson.loads(self._known(names.METADATA) or "{}"), **(metadata or {}), **more}, self._runtime.limit
+                {**orjson.loads(self._get_attribute(names.METADATA) or "{}"), **(metadata or {}), **more},
+                self._runtime.limit,
             ),
         )
 
     def set_model(self, model: str) -> None:
         """Record the name of the model that produced the response."""
-        self._guarded(names.REQUEST_MODEL, lambda: str(model))
+        self._set_guarded(names.REQUEST_MODEL, lambda: str(model))
 
     def set_usage(
         self,
@@ -160,18 +161,18 @@ class Run:
             else:
                 (self._runtime.delivery if undecided is None else undecided).put(event)
 
-    def _content(self, key: str, mime: str, value: object) -> None:
+    def _set_content(self, key: str, mime: str, value: object) -> None:
         if self._runtime.content and self._span.is_recording():
             is_text = type(value) is str
             limit = self._runtime.limit
-            self._guarded(key, lambda: truncate_text(value, limit) if is_text else to_json(value, limit))  # type: ignore[arg-type]
+            self._set_guarded(key, lambda: truncate_text(value, limit) if is_text else to_json(value, limit))  # type: ignore[arg-type]
             self._span.set_attribute(mime, TEXT_MIME if is_text else JSON_MIME)
 
-    def _known(self, key: str) -> Any:
+    def _get_attribute(self, key: str) -> Any:
         return (getattr(self._span, "attributes", None) or {}).get(key)
 
     @error_boundary("attribute")
-    def _guarded(self, key: str, make: Any) -> None:
+    def _set_guarded(self, key: str, make: Any) -> None:
         self._span.set_attribute(key, make())
 
 

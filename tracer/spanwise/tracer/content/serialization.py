@@ -136,14 +136,14 @@ def _rewrite_value(value: object, limit: int, nodes: int, seconds: float) -> str
 class _Rewriter:
     """Rewriter that converts a value to plain types, within budgets of bytes, nodes and CPU time."""
 
-    __slots__ = ("deadline", "nodes", "path", "patience", "size")
+    __slots__ = ("deadline", "nodes", "path", "repr_seconds", "size")
 
     def __init__(self, size: int, nodes: int, seconds: float) -> None:
         self.size = size
         self.nodes = nodes
         self.path: set[int] = set()
         self.deadline = time.thread_time() + seconds
-        self.patience = MAX_WALL_SECONDS
+        self.repr_seconds = MAX_WALL_SECONDS
 
     def rewrite(self, value: Any, depth: int) -> Any:
         self.nodes -= 1
@@ -155,9 +155,9 @@ class _Rewriter:
             return self.number(value)
         if depth > _MAX_DEPTH:
             return "…[cut: nested too deeply]"
-        return "…[cycle]" if id(value) in self.path else self.guarded(value, depth)
+        return "…[cycle]" if id(value) in self.path else self.convert_guarded(value, depth)
 
-    def guarded(self, value: Any, depth: int) -> Any:
+    def convert_guarded(self, value: Any, depth: int) -> Any:
         self.path.add(id(value))
         if not self.nodes & 63 and time.thread_time() > self.deadline:
             self.nodes = 0
@@ -250,8 +250,8 @@ class _Rewriter:
         text = _describe_value(value)
         waited = time.perf_counter() - began
         if waited > _SLOW_REPR_SECONDS:
-            self.patience -= waited
-            if self.patience <= 0:
+            self.repr_seconds -= waited
+            if self.repr_seconds <= 0:
                 self.nodes = 0
         return text
 

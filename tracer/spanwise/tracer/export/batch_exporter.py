@@ -56,13 +56,13 @@ class Batch:
     path: str
     items: list[Any]
     # the batch that this batch is a part of, and whose `unsettled` counts the items of all parts
-    whole: Batch | None = None
+    parent: Batch | None = None
     unsettled: int = 0
 
     def split(self, size: int) -> Iterator[Batch]:
         """Yield parts of at most `size` items each."""
         for start in range(0, len(self.items), size):
-            yield Batch(self.path, self.items[start : start + size], self.whole or self)
+            yield Batch(self.path, self.items[start : start + size], self.parent or self)
 
 
 def split_into_batches(items: Sequence[ExportItem]) -> list[Batch]:
@@ -92,7 +92,7 @@ class Exporter:
     def __init__(self, settings: Settings, finisher: SpanSanitizer, queue: SpanQueue) -> None:
         self.settings, self.queue = settings, queue
         self.tally = DeliveryCounts()
-        self.spool = Spool(disk_spool.get_spool_folder(settings), about=disk_spool.describe_owner(settings))
+        self.spool = Spool(disk_spool.get_spool_folder(settings), owner=disk_spool.describe_owner(settings))
         self.account = get_account(settings.url)
         self.account.folders.add(self.spool.folder)
         self.deadline = float("inf")  # time at which sending ends, on the monotonic clock
@@ -101,7 +101,7 @@ class Exporter:
         self._requests = RequestThread(post)
         self._reporter = ProcessReporter(self.account, finisher, post)
         self._batches: deque[Batch] = deque()  # batches of items that were taken from the queue
-        self._patience, self._longest = 0.0, float("inf")
+        self._grace_period, self._latest_deadline = 0.0, float("inf")
         self._failures, self._not_before = 0, 0.0  # consecutive failures, and the time of the next attempt
         self._failure = RequestOutcome("later")  # outcome of the last failed request
         self._is_last = self._is_abandoned = False
@@ -109,7 +109,7 @@ class Exporter:
     @property
     def pending(self) -> int:
         """Return the number of items in memory."""
-        return len(self.queue) + self.queue.in_hand
+        return len(self.queue) + self.queue.in_flight
 
     def export(self, urgent: bool = False) -> None:
         """Export the queued items, send the requests of the spool, and report.
@@ -140,7 +140,7 @@ class Exporter:
         """Export the remaining items. Those that can be neither sent nor spooled are dropped."""
         self._is_last = True
         self.export()
-        self.spool.rest()
+        self.spool.close_segment()
         self._requests.end()
 
     def limit(self, timeout: float) -> None:
@@ -148,18 +148,20 @@ class Exporter:
         most.
         """
         now = time.monotonic()
-        self._patience, self._longest = timeout, now + max(timeout, MAX_FINAL_SEND)
+        self._grace_period, self._latest_deadline = timeout, now + max(timeout, MAX_FINAL_SEND)
         self.deadline = now + timeout
-        self.queue.keep_less(True)
+        self.queue.use_reduced_limit(True)
 
     def extend(self, share: float = 1.0) -> None:
         """Extend the deadline, so that at least the given share of the `timeout` of `limit` remains from now on."""
         if self.deadline != float("inf"):
-            self.deadline = max(self.deadline, min(time.monotonic() + share * self._patience, self._longest))
+            self.deadline = max(
+                self.deadline, min(time.monotonic() + share * self._grace_period, self._latest_deadline)
+            )
 
     def spool_some(self) -> None:
         """Write a part of the queue to the spool, because the queue grows faster than it can be sent."""
-        if self.spool.works:  # without a working spool, the queue grows to its limit
+        if self.spool.is_writable:  # without a working spool, the queue grows to its limit
             for batch in split_into_batches(self.queue.take_some(BATCH_ITEMS)):
                 self._settle(self._spool_batch, batch)
 
@@ -176,7 +178,7 @@ class Exporter:
         self.discard("delivery_stuck")
         self._is_abandoned = True
         self._batches.clear()
-        taken = self.queue.in_hand
+        taken = self.queue.in_flight
         if taken > 0:
             self.queue.settle(taken)
             self.drop("delivery_stuck", taken)
@@ -226,7 +228,7 @@ class Exporter:
             if copy is None:
                 self._spool_batch(batch, body)
             else:
-                copy.leave()
+                copy.keep()
                 self._count(batch, len(batch.items), spilled=len(batch.items))
             self._log_failure()
             return
@@ -282,11 +284,11 @@ class Exporter:
                 break
             if (
                 request.age >= (SLOW_ANSWER if self.deadline == float("inf") else _SLOW_ANSWER_AT_END)
-                and self.spool.works
+                and self.spool.is_writable
             ):
                 if copy is None and count:
-                    copy = self.spool.copy(path, body, count)
-                self.queue.keep_less(True)
+                    copy = self.spool.write_copy(path, body, count)
+                self.queue.use_reduced_limit(True)
                 self._batches.extend(split_into_batches(self.queue.take()))
                 while self._batches and not request.is_done:
                     self._settle(self._spool_batch, self._batches.popleft())
@@ -310,7 +312,7 @@ class Exporter:
         body = self._encode(batch, self._write) if body is None else body
         if body is None:
             return True
-        kept, lost = self.spool.keep(batch.path, body, len(batch.items))
+        kept, lost = self.spool.append(batch.path, body, len(batch.items))
         if kept:
             self._count(batch, kept, spilled=kept)
             for reason, count in lost.items():
@@ -331,7 +333,7 @@ class Exporter:
             away = self._failure.reason if self._failure.reason.startswith("http_") else "collector_away"
             self._drop_items(batch, len(batch.items), away if self.spool.folder is None else "disk")
         elif not self._is_abandoned:
-            (batch.whole or batch).unsettled -= len(batch.items)
+            (batch.parent or batch).unsettled -= len(batch.items)
             self.queue.put_back(batch.items)
 
     def _may_send(self) -> bool:
@@ -343,18 +345,18 @@ class Exporter:
         return now >= self._not_before and self.deadline - now >= _SLOW_ANSWER_AT_END
 
     def _may_spool(self) -> bool:
-        return self.spool.works or (self._is_last and self.spool.folder is not None)
+        return self.spool.is_writable or (self._is_last and self.spool.folder is not None)
 
     def _back_off(self, answer: RequestOutcome) -> None:
         longest = compute_backoff(self._failures, _FIRST_BACKOFF, _MAX_BACKOFF)
         self._failures += 1
-        self.queue.keep_less(True)
+        self.queue.use_reduced_limit(True)
         self._failure = answer
         self._not_before = time.monotonic() + max(answer.after, longest * _random.uniform(0.7, 1.0))
 
     def _log_failure(self) -> None:
         url, reason = self.settings.shown_url, self._failure.reason
-        where = "on disk" if self.spool.works else "in memory"
+        where = "on disk" if self.spool.is_writable else "in memory"
         if reason in ("http_401", "http_403"):
             refused = f"the collector at {url} refuses the API key ({reason})"
             internal_errors.warn_once(reason, f"{refused}: spans wait {where} until SPANWISE_API_KEY is corrected")
@@ -375,7 +377,7 @@ class Exporter:
 
     def _reset_backoff(self) -> None:
         self._failures = 0
-        self.queue.keep_less(self.deadline != float("inf"))
+        self.queue.use_reduced_limit(self.deadline != float("inf"))
         self.extend()
 
     def _replay_all(self) -> None:
@@ -412,6 +414,6 @@ class Exporter:
         """Count items of a batch as settled, unless `abandon` has counted them."""
         if self._is_abandoned:
             return
-        (batch.whole or batch).unsettled -= count
+        (batch.parent or batch).unsettled -= count
         self.queue.settle(count)
         self.tally.add(delivered=delivered, spilled=spilled)

@@ -73,9 +73,9 @@ class DeliveryCounts:
         self._lock = ExitLock(self._lock)
 
 
-LONG_NS = 1_000_000_000  # age in nanoseconds at which an open run is reported
+REPORT_AGE_NS = 1_000_000_000  # age in nanoseconds at which an open run is reported
 _MAX_PER_REPORT = 1_000
-_MAX_YOUNG = 50_000  # with more open spans, some probably never end: the set is cleared
+_MAX_UNREPORTED = 50_000  # with more open spans, some probably never end: the set is cleared
 
 
 class SpanAccount:
@@ -90,21 +90,21 @@ class SpanAccount:
         self.dropped: Counter[str] = Counter()  # by reason
         self.folders: set[Path | None] = set()  # spool directories
         self.resource: Resource | None = None
-        self.young: set[Any] = set()  # open spans that have not been reported yet
+        self.unreported: set[Any] = set()  # open spans that have not been reported yet
 
-    def due(self) -> list[Any]:
-        """Return the spans that have been open for longer than `LONG_NS`, oldest first, up to the limit of one
+    def find_unreported(self) -> list[Any]:
+        """Return the spans that have been open for longer than `REPORT_AGE_NS`, oldest first, up to the limit of one
         request.
         """
-        young, latest = tuple(self.young), Clock.now() - LONG_NS
-        if len(young) > _MAX_YOUNG:
-            self.young.clear()
-        due = [span for span in young if span.end_time is None and (span.start_time or 0) <= latest]
+        unreported, latest = tuple(self.unreported), Clock.now() - REPORT_AGE_NS
+        if len(unreported) > _MAX_UNREPORTED:
+            self.unreported.clear()
+        due = [span for span in unreported if span.end_time is None and (span.start_time or 0) <= latest]
         return sorted(due, key=lambda span: span.start_time or 0)[:_MAX_PER_REPORT]
 
     def mark_reported(self, spans: list[Any]) -> None:
         """Mark open spans as reported, so that they are not reported again."""
-        self.young.difference_update(spans)
+        self.unreported.difference_update(spans)
 
     def report(self, pending: int, dropped: Counter[str]) -> dict[str, Any]:
         """Return the attributes of a process report: counts of started, open, delivered, … spans.
@@ -157,7 +157,7 @@ class ProcessReporter:
         The number of spans in memory is `pending`, and `dropped` counts those that the queue dropped. An urgent
         report may be the last one.
         """
-        due = self._account.due()
+        due = self._account.find_unreported()
         if due and self._post.is_spanwise is None:
             # Send an empty request, which every collector accepts. The response shows whether the collector is
             # Spanwise's
@@ -169,14 +169,14 @@ class ProcessReporter:
             for key, resource in resources.items():
                 spans = [span for span in due if id(_get_local_trace_of(span).resource) == key]
                 attributes = self._finisher.resource(resource).attributes
-                body = encode_events([self._started(span, attributes) for span in spans])
+                body = encode_events([self._make_started_event(span, attributes) for span in spans])
                 if send(LOGS_PATH, body).verdict != "later":
                     self._account.mark_reported(spans)
             self._report(send, pending, dropped, urgent)
         elif self._post.is_spanwise is False:
             self._account.mark_reported(due)
 
-    def _started(self, span: Any, resource: Any) -> FeedbackEvent:
+    def _make_started_event(self, span: Any, resource: Any) -> FeedbackEvent:
         context, parent = span.get_span_context(), span.parent
         attributes = {
             names.STARTED_NAME: self._finisher.name(span.name),

@@ -65,7 +65,7 @@ class SpanCounts(Protocol):
 
     started: int
     open: int
-    young: set[Any]  # open spans that have not been reported yet
+    unreported: set[Any]  # open spans that have not been reported yet
 
 
 class SpanBuffer(Protocol):
@@ -81,8 +81,8 @@ class LocalTrace:
     __slots__ = (
         *(
             "account",
-            "booked_open",
-            "booked_started",
+            "synced_open",
+            "synced_started",
             "closed",
             "dropped",
             "epoch",
@@ -110,7 +110,7 @@ class LocalTrace:
         self.sampled, self.ot = sampled, ot
         self.root_id = self.started = self.open = self.dropped = self.sent = 0
         self.account: SpanCounts | None = None  # counts for the address to which the spans are delivered
-        self.booked_started = self.booked_open = 0  # counts that the account already includes
+        self.synced_started = self.synced_open = 0  # counts that the account already includes
         self.closed = False  # True after the local root has ended
         self.epoch = Clock.epoch
 
@@ -147,9 +147,9 @@ def sync_account(local: LocalTrace) -> None:
 def _sync_account_locked(local: LocalTrace) -> None:
     account, started, open = local.account, local.started, local.open
     if account is not None:
-        account.started += started - local.booked_started
-        account.open += open - local.booked_open
-        local.booked_started, local.booked_open = started, open
+        account.started += started - local.synced_started
+        account.open += open - local.synced_open
+        local.synced_started, local.synced_open = started, open
 
 
 def move_to_account(source: SpanCounts, target: SpanCounts) -> None:
@@ -215,7 +215,7 @@ class LiveSpan(ReadableSpan, otel.Span):
                 local.root_id = self.span_id
         account = local.account
         if account is not None:
-            account.young.add(self)
+            account.unreported.add(self)
 
     @property
     def marked(self) -> bool:
@@ -333,7 +333,7 @@ class LiveSpan(ReadableSpan, otel.Span):
                 self._attributes.update(_close_local_trace(local))
         account = local.account
         if account is not None:
-            account.young.discard(self)
+            account.unreported.discard(self)
         # in a forked child, do not deliver the parent process's span, which the parent ends itself
         if local.epoch == Clock.epoch:
             local.sink(self)

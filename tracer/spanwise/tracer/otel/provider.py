@@ -323,14 +323,14 @@ class ExternalProviderProcessor(SpanProcessor):
                 self._outlet.begin()
             span._spanwise_local = local  # type: ignore[attr-defined]
             count_started(local, context.span_id)
-            self._outlet.account.young.add(span)
+            self._outlet.account.unreported.add(span)
 
     @error_boundary("joined")
     def _on_ending(self, span: Span) -> None:
         """Pass a copy of the ending span to delivery. The span itself can no longer be changed."""
         local = getattr(span, "_spanwise_local", None)
         if local is not None:
-            self._outlet.account.young.discard(span)
+            self._outlet.account.unreported.discard(span)
             ended = span._readable_span()
             extra = count_ended(local, ended.context.span_id)
             local.sink(_copy_span(ended, extra, self._identified(ended.resource)))
