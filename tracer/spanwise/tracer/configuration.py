@@ -66,17 +66,17 @@ _HOST_PATTERN = re.compile(r"[a-z0-9_.:/\[\]*-]{1,255}")
 _UNSET_VALUES: tuple[Any, ...] = (None, "", (), {})
 
 
-def resolve_settings(**given: Any) -> Settings:
+def resolve_settings(**arguments: Any) -> Settings:
     """Return the settings: arguments that are not None first, then the environment, then defaults.
 
     Raises `ValueError` for an invalid value.
     """
     values = {key: read() for key, read in _environment_readers().items()}
     values = {key: value for key, value in values.items() if value not in _UNSET_VALUES or key == "spill_dir"}
-    values |= {key: value for key, value in given.items() if value is not None}
-    if given.get("url") is not None:  # the environment's values are meant for another address
+    values |= {key: value for key, value in arguments.items() if value is not None}
+    if arguments.get("url") is not None:  # the environment's values are meant for another address
         values |= {"traces_url": None, "by_otel": False}
-        values["headers"] = given.get("headers") or {}
+        values["headers"] = arguments.get("headers") or {}
     values["url"] = _normalize_url(values.get("url", DEFAULT_URL))
     values["redact"] = tuple(values.get("redact", ()))
     values["propagate_to"] = _normalize_hosts(values.get("propagate_to", ()))
@@ -93,20 +93,20 @@ def resolve_valid_settings() -> Settings:
     If a variable for capture or redaction is invalid, no content is captured: `capture` is `metadata`, or `none` if
     that is set.
     """
-    kept: dict[str, Any] = {}
-    withheld = False
+    values: dict[str, Any] = {}
+    is_content_limited = False
     for key, read in _environment_readers().items():
         try:
             value = read()
             if value not in _UNSET_VALUES:
-                kept[key] = _CONVERTERS[key](value) if key in _CONVERTERS else value
-                _validate(Settings(**{key: kept[key]}))
+                values[key] = _CONVERTERS[key](value) if key in _CONVERTERS else value
+                _validate(Settings(**{key: values[key]}))
         except (ValueError, re.error):
-            kept.pop(key, None)
-            withheld = withheld or key in ("capture", "redact")
-    if withheld and kept.get("capture") != "none":
-        kept["capture"] = "metadata"
-    return Settings(**kept)
+            values.pop(key, None)
+            is_content_limited = is_content_limited or key in ("capture", "redact")
+    if is_content_limited and values.get("capture") != "none":
+        values["capture"] = "metadata"
+    return Settings(**values)
 
 
 def _environment_readers() -> dict[str, Callable[[], Any]]:
@@ -215,8 +215,8 @@ def _validate(settings: Settings) -> None:
     if settings.api_key and not _API_KEY_PATTERN.fullmatch(
         settings.api_key
     ):  # for example, an editor has added typographic quotes
-        odd = _API_KEY_PATTERN.sub("", settings.api_key)
-        raise ValueError(f"api_key contains {odd!r}, which an HTTP header cannot contain; copy the key alone")
+        invalid = _API_KEY_PATTERN.sub("", settings.api_key)
+        raise ValueError(f"api_key contains {invalid!r}, which an HTTP header cannot contain; copy the key alone")
     for redactor in settings.redact:
         if not (isinstance(redactor, (str, re.Pattern)) or callable(redactor)):
             raise ValueError(f"redact takes keys, compiled patterns and functions (key, value), got {redactor!r}")
@@ -247,16 +247,16 @@ def read_otlp_environment() -> OtlpEnvironment:
 
     Other SDKs use these variables as well. A value that Spanwise does not support is ignored, with one warning.
     """
-    own = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "").strip()
-    common = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip()
+    traces_endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "").strip()
+    endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip()
     url: str | None
     traces_url: str | None
-    if not own:
-        url, traces_url = common or None, None
-    elif own.rstrip("/").endswith(_TRACES_PATH):
-        url, traces_url = own.rstrip("/").removesuffix(_TRACES_PATH), None
+    if not traces_endpoint:
+        url, traces_url = endpoint or None, None
+    elif traces_endpoint.rstrip("/").endswith(_TRACES_PATH):
+        url, traces_url = traces_endpoint.rstrip("/").removesuffix(_TRACES_PATH), None
     else:
-        url, traces_url = common or own, own
+        url, traces_url = endpoint or traces_endpoint, traces_endpoint
     if url is not None and _read_variable("PROTOCOL") == "grpc":
         return _ignore_variable(
             "PROTOCOL", "grpc", "only http/protobuf is supported, so no spans are sent to the endpoint"
@@ -265,11 +265,11 @@ def read_otlp_environment() -> OtlpEnvironment:
         if problem := find_url_problem(address):
             return _ignore_variable("ENDPOINT", address, f"it is not a usable address: {problem}")
     # the variable's headers are meant for the variable's address
-    given = _parse_pairs(_read_variable("HEADERS") or "") if url else {}
-    headers = {name: value for name, value in given.items() if is_valid_header(name, value)}
-    if len(headers) < len(given):
+    pairs = _parse_pairs(_read_variable("HEADERS") or "") if url else {}
+    headers = {name: value for name, value in pairs.items() if is_valid_header(name, value)}
+    if len(headers) < len(pairs):
         # the message omits the values, because most of them are keys
-        names = ", ".join(name for name in given if name not in headers)
+        names = ", ".join(name for name in pairs if name not in headers)
         internal_errors.warn_once("otlp:HEADERS", f"OTEL_EXPORTER_OTLP_HEADERS: ignored invalid HTTP headers {names!r}")
     compression = _read_variable("COMPRESSION")
     if compression not in (None, "gzip", "none"):

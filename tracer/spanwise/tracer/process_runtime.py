@@ -127,11 +127,11 @@ class Runtime:
         self, tracer: otel.Tracer, name: str, attributes: dict[str, Any], ctx: Context
     ) -> tuple[otel.Span, Context]:
         ctx = trace_context.get_live_context()
-        given = ctx.get(trace_context.AMBIENT_KEY)
+        inherited = ctx.get(trace_context.AMBIENT_KEY)
         origin = ctx.get(trace_context.ORIGIN_KEY) if trace_context.OTEL_KEY not in ctx else None
         links = [Link(origin)] if isinstance(origin, SpanContext) else None
         span = tracer.start_span(
-            name, ctx, attributes=merge_attributes(given, attributes) if given else attributes, links=links
+            name, ctx, attributes=merge_attributes(inherited, attributes) if inherited else attributes, links=links
         )
         return span, otel.set_span_in_context(span, ctx)
 
@@ -351,7 +351,7 @@ def stats() -> Stats:
     tally = delivery.exporter.tally
     return Stats(
         tally.delivered,
-        delivery.exporter.pending,
+        delivery.queue.pending,
         tally.spilled,
         dict(delivery.dropped()),
         dict(internal_errors.counts),

@@ -280,7 +280,7 @@ def _wrap_generator(inner: Generator[Any, Any, Any], stream: StreamRecorder) -> 
     send, items, inside, remaining = inner.send, stream.items, stream.inside, stream.remaining_bytes
     action, argument = send, None
     try:
-        for seen in count():
+        for index in count():
             token = attach(inside)
             try:
                 item = action(argument)
@@ -290,7 +290,7 @@ def _wrap_generator(inner: Generator[Any, Any, Any], stream: StreamRecorder) -> 
                     reset(token)
                 except ValueError:
                     detach(token)
-            if type(item) is str and remaining > 0 and seen < MAX_RECORDED_ITEMS:
+            if type(item) is str and remaining > 0 and index < MAX_RECORDED_ITEMS:
                 items.append(item)
                 remaining -= len(item)
             else:

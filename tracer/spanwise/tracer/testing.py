@@ -98,7 +98,7 @@ def capture_spans(**settings: Any) -> Iterator[Spans]:
     if runtime.settings.threads:
         set_thread_context_inheritance()
     runtime.delivery = kept
-    runtime.spans.set_outlet(kept)
+    runtime.spans.set_delivery(kept)
     previous, strict = process_runtime.replace_runtime(runtime), internal_errors.strict
     internal_errors.strict = True
     try:

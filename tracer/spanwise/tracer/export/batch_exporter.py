@@ -89,27 +89,22 @@ class Exporter:
     Other threads may also call `spool_some`, `discard` and `abandon`.
     """
 
-    def __init__(self, settings: Settings, finisher: SpanSanitizer, queue: SpanQueue) -> None:
+    def __init__(self, settings: Settings, sanitizer: SpanSanitizer, queue: SpanQueue) -> None:
         self.settings, self.queue = settings, queue
         self.tally = DeliveryCounts()
         self.spool = Spool(disk_spool.get_spool_folder(settings), owner=disk_spool.describe_owner(settings))
         self.account = get_account(settings.url)
         self.account.folders.add(self.spool.folder)
         self.deadline = float("inf")  # time at which sending ends, on the monotonic clock
-        self._finisher = finisher
+        self._sanitizer = sanitizer
         post = OtlpHttpClient(settings)
         self._requests = RequestThread(post)
-        self._reporter = ProcessReporter(self.account, finisher, post)
+        self._reporter = ProcessReporter(self.account, queue, sanitizer, post)
         self._batches: deque[Batch] = deque()  # batches of items that were taken from the queue
         self._grace_period, self._latest_deadline = 0.0, float("inf")
         self._failures, self._not_before = 0, 0.0  # consecutive failures, and the time of the next attempt
         self._failure = RequestOutcome("later")  # outcome of the last failed request
         self._is_last = self._is_abandoned = False
-
-    @property
-    def pending(self) -> int:
-        """Return the number of items in memory."""
-        return len(self.queue) + self.queue.in_flight
 
     def export(self, urgent: bool = False) -> None:
         """Export the queued items, send the requests of the spool, and report.
@@ -128,13 +123,7 @@ class Exporter:
             self._run_guarded(self._replay_all)
         if self._may_send():
             # Only Spanwise's collectors get reports. Reports that cannot be sent are not stored
-            self._run_guarded(
-                self._reporter.send_reports,
-                lambda path, body: self._answer(path, body)[0],
-                self.pending,
-                self.queue.dropped,
-                urgent,
-            )
+            self._run_guarded(self._reporter.send_reports, lambda path, body: self._answer(path, body)[0], urgent)
 
     def export_last(self) -> None:
         """Export the remaining items. Those that can be neither sent nor spooled are dropped."""
@@ -252,8 +241,8 @@ class Exporter:
         a batch for each item, and the result is None.
         """
         if batch.path == LOGS_PATH:
-            return encode_events(map(self._finisher.feedback, batch.items))
-        finished = [(item, span) for item in batch.items if (span := self._finisher.span(item)) is not None]
+            return encode_events(map(self._sanitizer.feedback, batch.items))
+        finished = [(item, span) for item in batch.items if (span := self._sanitizer.span(item)) is not None]
         self._drop_items(batch, len(batch.items) - len(finished), "not_finished")
         batch.items = [item for item, _ in finished]
         try:

@@ -115,7 +115,7 @@ class Delivery:
 
     def idle(self) -> bool:
         """Return whether no items are pending."""
-        return not self.exporter.pending
+        return not self.queue.pending
 
     def hurry(self) -> None:
         """Export more often: the process is about to end, possibly without calling `close`. Takes no lock."""
@@ -137,7 +137,7 @@ class Delivery:
             tally.delivered - before[0],
             disk_spool.count_spooled(self.exporter.spool.folder),
             self.dropped().total() - before[1],
-            self.exporter.pending,
+            self.queue.pending,
         )
 
     def close(self, timeout: float = EXIT_TIMEOUT) -> None:

@@ -57,6 +57,11 @@ class SpanQueue:
         return self._added - self._removed
 
     @property
+    def pending(self) -> int:
+        """Return the number of items that are queued, or taken and not yet settled."""
+        return len(self) + self.in_flight
+
+    @property
     def bytes(self) -> int:
         """Return the approximate number of queued bytes."""
         return self._added_bytes - self._removed_bytes

@@ -187,7 +187,8 @@ class LiveSpan(ReadableSpan, otel.Span):
     has_children = False
     ambient: dict[str, Any] | None = None  # attributes for all spans below, received from a remote parent
     finished = False
-    notes = True, True  # what to do for an exception that leaves the span: record an event, set the status
+    # what to do for an exception that leaves the span
+    records_exceptions = sets_error_status = True
     dropped_attributes = dropped_events = 0  # number dropped because of the limits  # type: ignore[assignment]
     weight = 1000  # approximate size in bytes; set by the queue
     _attributes: dict[str, Any]
@@ -347,15 +348,14 @@ class LiveSpan(ReadableSpan, otel.Span):
     def fail(self, error: BaseException) -> None:
         """Record an exception that leaves the span, once per trace, and set the status.
 
-        The flags in `notes` can disable the event or the status. A cancellation is marked as such and is not an
-        error.
+        `records_exceptions` and `sets_error_status` can disable the event and the status. A cancellation is marked as
+        such and is not an error.
         """
         if is_cancellation(error):
             return self.set_attribute(names.CANCELLED, True)
-        event, status = self.notes
-        if event:
+        if self.records_exceptions:
             self.record_exception(error, escaped=True)
-        if status:
+        if self.sets_error_status:
             self.set_status(Status(StatusCode.ERROR, internal_errors.describe_error(error)))
         return None
 
