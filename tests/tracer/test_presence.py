@@ -37,7 +37,7 @@ def spanwise(sink: Sink) -> Sink:
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run goes on for long after a twentieth of a second, and is looked for as often."""
     monkeypatch.setattr(delivery_stats, "REPORT_AGE_NS", 50_000_000)
-    monkeypatch.setattr(delivery_lifecycle, "_INTERVAL", 0.05)
+    monkeypatch.setattr(delivery_lifecycle, "EXPORT_INTERVAL", 0.05)
 
 
 def events(sink: Sink, name: str) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:

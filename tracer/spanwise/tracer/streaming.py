@@ -576,22 +576,26 @@ def _wrap_anext(original: Any) -> Any:
     return functools.wraps(original)(__anext__)
 
 
-def _wrap_iter(original: Any, iterate: Callable[..., Any]) -> Any:
-    """Wrap `__iter__` or `__aiter__`, which may return another iterator than the object itself."""
+def _wrap_iter(original: Any) -> Any:
+    """Wrap `__iter__`, which may return another iterator than the object itself."""
 
     def __iter__(self: Any) -> Any:
         stream, inner = self.__dict__.get(_OBSERVER), original(self)
-        return inner if stream is None or inner is self else iterate(self, inner, stream)
+        if stream is None or inner is self:
+            return inner
+        return _iterate(inner, functools.partial(_step_or_release, self, stream.step))
 
     return functools.wraps(original)(__iter__)
 
 
-def _iterate_observed(owner: Any, inner: Any, stream: _Observer) -> Any:
-    return _iterate(inner, functools.partial(_step_or_release, owner, stream.step))
+def _wrap_aiter(original: Any) -> Any:
+    def __aiter__(self: Any) -> Any:
+        stream, inner = self.__dict__.get(_OBSERVER), original(self)
+        if stream is None or inner is self:
+            return inner
+        return _iterate_async(inner, functools.partial(_astep_or_release, self, stream.astep))
 
-
-def _aiterate_observed(owner: Any, inner: Any, stream: _Observer) -> Any:
-    return _iterate_async(inner, functools.partial(_astep_or_release, owner, stream.astep))
+    return functools.wraps(original)(__aiter__)
 
 
 def _wrap_close(original: Any) -> Any:
@@ -631,9 +635,9 @@ def _restore_class(value: Any) -> None:
 
 _METHOD_WRAPPERS: dict[str, Callable[[Any], Any]] = {
     "__next__": _wrap_next,
-    "__iter__": functools.partial(_wrap_iter, iterate=_iterate_observed),
+    "__iter__": _wrap_iter,
     "__anext__": _wrap_anext,
-    "__aiter__": functools.partial(_wrap_iter, iterate=_aiterate_observed),
+    "__aiter__": _wrap_aiter,
     "close": _wrap_close,
     "aclose": _wrap_close,
     "__exit__": _wrap_close,

@@ -48,11 +48,9 @@ EXIT_TIMEOUT = 0.8  # seconds that the process waits for a response of the colle
 _MAX_STALL = 5.0  # seconds without progress after which the delivery thread is abandoned
 _MAX_CLOSE_TIME = 15.0  # most seconds that closing takes, even if the delivery thread makes progress
 _POLL_INTERVAL = 0.1  # seconds between two checks that the delivery thread still exists
-_INTERVAL = 0.5  # seconds between two exports
-_HURRIED_INTERVAL, _HURRIED_DURATION = (
-    0.02,
-    30.0,
-)  # seconds between two exports after SIGTERM, and the most seconds for which this interval applies
+EXPORT_INTERVAL = 0.5  # seconds between two exports
+# seconds between two exports after SIGTERM, and the most seconds for which this interval applies
+_HURRIED_INTERVAL, _HURRIED_DURATION = 0.02, 30.0
 _Waiter: TypeAlias = "queue.SimpleQueue[None]"
 exit_callbacks: list[Callable[[], None]] = []  # called at the end of the process, before the last delivery
 _live: dict[int, weakref.ref[Delivery]] = {}  # deliveries by `id()`
@@ -224,7 +222,7 @@ class Delivery:
         waiting = []
         with suppress(queue.Empty):
             waiting.append(
-                self._wake.get(timeout=_HURRIED_INTERVAL if time.monotonic() < self._hurried_until else _INTERVAL)
+                self._wake.get(timeout=_HURRIED_INTERVAL if time.monotonic() < self._hurried_until else EXPORT_INTERVAL)
             )
             while True:
                 waiting.append(self._wake.get_nowait())

@@ -79,19 +79,22 @@ class LocalTrace:
     """This process's part of a trace: counts of started, open and dropped spans, and of outgoing calls."""
 
     __slots__ = (
-        *(
-            "account",
-            "synced_open",
-            "synced_started",
-            "closed",
-            "dropped",
-            "epoch",
-            "open",
-            "ot",
-            "resource",
-            "root_id",
-        ),
-        *("sampled", "sent", "sink", "started", "trace_id", "undecided"),
+        "account",
+        "closed",
+        "dropped",
+        "epoch",
+        "open",
+        "ot",
+        "resource",
+        "root_id",
+        "sampled",
+        "sent",
+        "sink",
+        "started",
+        "synced_open",
+        "synced_started",
+        "trace_id",
+        "undecided",
     )
 
     def __init__(

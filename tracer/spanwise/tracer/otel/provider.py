@@ -292,15 +292,12 @@ class Provider(sdk.TracerProvider):
         self.spans.extra.append(span_processor)
 
 
-SpanCallback = Callable[[ReadableSpan], None]
-
-
 class ExternalProviderProcessor(SpanProcessor):
     """Span processor that passes a copy of every span of a joined provider to delivery. Local roots get their trace's
     counts.
     """
 
-    def __init__(self, put: SpanCallback, delivery: DeliveryTarget, resource: Resource, active: bool = True) -> None:
+    def __init__(self, put: SpanSink, delivery: DeliveryTarget, resource: Resource, active: bool = True) -> None:
         self._put, self._delivery = put, delivery
         self.identify(resource)
         self.active = active  # a provider cannot remove a processor, so `configure` deactivates the old one
