@@ -10,8 +10,8 @@ Modules, in the order in which data flows:
 - `propagation_targets`: Propagation targets: the destination hosts that receive session, user and tags as baggage.
 - `integrations`: Integrations: activation of OpenInference, OpenTelemetry, Pydantic AI and MCP instrumentations.
 - `process_runtime`: Process-wide tracer runtime: `configure`, `flush`, `shutdown`, `stats` and resource detection.
-- `configuration`: Settings: arguments of `configure`, then `SPANWISE_*` and `OTEL_*` environment variables, then
-  defaults.
+- `configuration`: Settings from `configure`, `SPANWISE_*` and `OTEL_*` environment variables and defaults; user cache
+  directory.
 - `trace_capture`: In-memory capture of one trace, for experiments and judges.
 - `testing`: Test kit: spans in memory, deterministic ids and clock, and a pytest fixture.
 - `spool_management`: Management of the spool directory: listing, sending and deleting unsent requests.

@@ -1,6 +1,6 @@
-"""Settings: arguments of `configure`, then `SPANWISE_*` and `OTEL_*` environment variables, then defaults.
+"""Settings from `configure`, `SPANWISE_*` and `OTEL_*` environment variables and defaults; user cache directory.
 
-The module also locates the user's cache directory.
+Arguments of `configure` take precedence over environment variables.
 
 Source: opentelemetry-specification, "OpenTelemetry Protocol Exporter" and "SDK environment variables". A variable for
 traces takes precedence over the variable for all signals.
