@@ -58,7 +58,7 @@ MODULES = {
     "collector/spanwise/collector/ingest/request_body.py": "collector: receiver_body receiver receiver_intake",
     "tracer/spanwise/tracer/otel/live_span.py": "tracer: spans finish values context privacy",
     "tracer/spanwise/tracer/export/disk_spool.py": "tracer: spool delivery",
-    "tracer/spanwise/tracer/generator_tracing.py": "tracer: streams streams_as_before callables",
+    "tracer/spanwise/tracer/streaming.py": "tracer: streams streams_as_before callables",
 }
 EQUIVALENT: dict[str, str] = {
     "span_writer.py Appender.__init__: 0 is 1 #1": "`forget()`, called at the end of it, sets the same number to 0",

@@ -93,9 +93,9 @@ def left_on_disk(instance: str, spans: int) -> None:
     group.resource.attributes.append(attribute("service.instance.id", instance))
     group.scope_spans.add().spans.extend(span() for _ in range(spans))
     settings = Settings(url="http://away:1", spill_dir=spool_management.get_spool_directory())
-    left = Spool(disk_spool.get_spool_folder(settings), about=disk_spool.describe_owner(settings))
-    left.keep(TRACES_PATH, request.SerializeToString(), spans)
-    left.rest()
+    left = Spool(disk_spool.get_spool_folder(settings), owner=disk_spool.describe_owner(settings))
+    left.append(TRACES_PATH, request.SerializeToString(), spans)
+    left.close_segment()
 
 
 def test_nothing_is_missing(server: Server) -> None:

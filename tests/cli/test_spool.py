@@ -39,9 +39,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def left_for(url: str, project: str = "p") -> None:
     """A process has left two spans for this address."""
     settings = Settings(url=url, project=project, spill_dir=spool_management.get_spool_directory())
-    left = Spool(disk_spool.get_spool_folder(settings), about=disk_spool.describe_owner(settings))
-    left.keep(TRACES_PATH, request(span(), span()), 2)
-    left.rest()
+    left = Spool(disk_spool.get_spool_folder(settings), owner=disk_spool.describe_owner(settings))
+    left.append(TRACES_PATH, request(span(), span()), 2)
+    left.close_segment()
 
 
 def spanwise(*arguments: str, **options: str) -> Result:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spanwise.tracer.cache_folder import cache_folder
+from spanwise.tracer.configuration import cache_folder
 
 
 @pytest.fixture

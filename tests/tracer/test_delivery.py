@@ -99,7 +99,7 @@ def test_what_a_wrong_key_keeps_out_waits_for_the_right_one(
     configure(url=sink.url, api_key="wrong")
     work()
     assert flush(60).spilled == 1
-    assert "refuses our key" in caplog.text
+    assert "refuses the API key" in caplog.text
     sink.answer = lambda path, body: (200, {}, b"")
     configure(url=sink.url, api_key="right")
     work()
@@ -357,7 +357,7 @@ def test_drops_are_said_once(sink: Sink, caplog: pytest.LogCaptureFixture) -> No
         work()
         flush(60)
     assert [r.message for r in caplog.records if "http_400" in r.message] == [
-        f"spanwise: spans or feedback are dropped: http_400 ({sink.url}) (said once; see spanwise.tracer.stats())"
+        f"spanwise: spans or feedback are dropped: http_400 ({sink.url}) (logged once; see spanwise.tracer.stats())"
     ]
 
 
@@ -600,8 +600,8 @@ def test_what_earlier_processes_left_is_sent_without_anything_traced(sink: Sink,
     folder = disk_spool.get_spool_folder(settings)
     for count, pick_up in enumerate((lambda: configure(url=sink.url, spill_dir=str(tmp_path)), lambda: flush(60)), 1):
         earlier = Spool(folder)
-        earlier.keep("/v1/traces", b"", 1)
-        earlier.rest()
+        earlier.append("/v1/traces", b"", 1)
+        earlier.close_segment()
         pick_up()
         until(lambda wanted=count: len(sink.requests) == wanted)
 

@@ -32,15 +32,15 @@ def test_other_options_are_met_too(name: str, ours: str) -> None:
 
 
 def test_a_kind_in_the_place_of_the_function_is_told_its_name() -> None:
-    with pytest.raises(TypeError, match=r"not 'retriever'; a kind is named: @trace\(kind='retriever'\)$"):
+    with pytest.raises(TypeError, match=r"got 'retriever'; to set the kind, write @trace\(kind='retriever'\)$"):
         trace("retriever")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(("kind", "ours"), [("generation", "llm"), ("RETRIEVER", "retriever"), ("span", "chain")])
 def test_kinds_of_others_are_told_as_ours(kind: str, ours: str) -> None:
-    with pytest.raises(ValueError, match=rf"not '{kind}'; here it is '{ours}'$"):
+    with pytest.raises(ValueError, match=rf"got '{kind}'; here it is '{ours}'$"):
         trace(kind=kind)(test_kinds_of_others_are_told_as_ours)
-    with pytest.raises(ValueError, match=r"not .banana.$"):
+    with pytest.raises(ValueError, match=r"got .banana.$"):
         span("x", kind="banana")
 
 

@@ -21,7 +21,7 @@ def test_an_error_of_ours_ends_with_its_block(caplog: pytest.LogCaptureFixture) 
             raise ValueError("no")
     assert internal_errors.counts == {"place": 2}
     assert [r.message for r in caplog.records] == [
-        "spanwise: place failed: ValueError: no (said once; see spanwise.tracer.stats())"
+        "spanwise: place failed: ValueError: no (logged once; see spanwise.tracer.stats())"
     ]
 
 

@@ -52,13 +52,13 @@ def test_a_span_s_feedback_names_it(sink: Sink) -> None:
 @pytest.mark.parametrize("id", ["", "0" * 32, "abc", TRACE[:-1] + "g", TRACE + "0", None, 7])
 def test_an_id_that_can_be_none_is_refused(id: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"32 hex digits that are not all zeros, not .*: take current_run\(\).trace_id inside"
+        ValueError, match=r"32 hex digits that are not all zeros, got .*; use current_run\(\).trace_id inside"
     ):
         feedback(id, "k", 1)
 
 
 def test_a_span_s_id_is_looked_at_as_well() -> None:
-    with pytest.raises(ValueError, match="span_id is 16 hex digits"):
+    with pytest.raises(ValueError, match="span_id must be 16 hex digits"):
         feedback(TRACE, "k", 1, span_id=TRACE)
 
 

@@ -84,7 +84,7 @@ def test_the_backoff_is_kept_while_spans_wait_in_memory(sink: Sink, monkeypatch:
     work()
     until(lambda: asked)
     exporter = process_runtime.get_runtime().delivery.exporter
-    until(lambda: exporter.queue.in_hand == 0)
+    until(lambda: exporter.queue.in_flight == 0)
     for _ in range(3):
         exporter.export()
     assert (asked, stats().queued) == (1, 1)
@@ -152,4 +152,4 @@ def test_an_exporter_takes_nothing_from_the_queue_that_it_can_neither_send_nor_s
     exporter._not_before = float("inf")
     work()
     exporter.export()
-    assert (stats().queued, exporter.queue.in_hand, sink.requests) == (1, 0, [])
+    assert (stats().queued, exporter.queue.in_flight, sink.requests) == (1, 0, [])

@@ -36,8 +36,8 @@ def spanwise(sink: Sink) -> Sink:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run goes on for long after a twentieth of a second, and is looked for as often."""
-    monkeypatch.setattr(delivery_stats, "LONG_NS", 50_000_000)
-    monkeypatch.setattr(delivery_lifecycle, "_INTERVAL", 0.05)
+    monkeypatch.setattr(delivery_stats, "REPORT_AGE_NS", 50_000_000)
+    monkeypatch.setattr(delivery_lifecycle, "EXPORT_INTERVAL", 0.05)
 
 
 def events(sink: Sink, name: str) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:
@@ -101,7 +101,7 @@ def test_other_collectors_hear_nothing_of_it(sink: Sink) -> None:
     configure(url=sink.url)
     with span("root"):
         until(lambda: sink.requests)  # an empty request, which shows whose collector it is
-        until(lambda: not get_runtime().delivery.account.young)
+        until(lambda: not get_runtime().delivery.account.unreported)
     assert flush(60)
     assert [(path, bool(body)) for path, _, body in sink.requests] == [("/v1/traces", False), ("/v1/traces", True)]
 
@@ -135,7 +135,7 @@ def test_captured_and_unsampled_traces_are_not_told_of(spanwise: Sink) -> None:
         time.sleep(0.06)
         get_runtime().delivery.begin()
         flush(60)
-    assert not get_runtime().delivery.account.young
+    assert not get_runtime().delivery.account.unreported
     assert spanwise.requests == []
 
 
@@ -145,7 +145,7 @@ def test_spans_that_nobody_ends_are_told_of_and_let_go(spanwise: Sink) -> None:
     for _ in range(5):
         tracer.start_span("never ended")
     until(lambda: len(started(spanwise)) == 5)
-    until(lambda: not get_runtime().delivery.account.young)
+    until(lambda: not get_runtime().delivery.account.unreported)
 
 
 def test_a_joined_provider_s_runs_are_told_of_too(spanwise: Sink) -> None:

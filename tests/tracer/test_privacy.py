@@ -202,12 +202,23 @@ def test_redaction_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
         assert traced.inputs("s") == {"password": "[redacted]", "card": "[redacted]"}
 
 
+def test_keys_that_are_redacted_to_the_same_text_keep_their_values() -> None:
+    numbers = [f"4000-{n:04}-5678" for n in range(5_000)]
+    with capture_spans(redact=[re.compile(r"\d{4}-\d{4}-\d{4}")]) as traced:
+        with span("s", inputs={"paid": {"4000-1234-5678": 1, "[redacted]~2": 2, "4000-1234-5679": 3}}):
+            pass
+        with span("many", inputs=dict.fromkeys(numbers, 1)):
+            pass
+        assert traced.inputs("s") == {"paid": {"[redacted]": 1, "[redacted]~2": 2, "[redacted]~3": 3}}
+        assert len(traced.inputs("many")) == len(numbers)
+
+
 def test_settings_that_cannot_be_say_so() -> None:
-    with pytest.raises(ValueError, match=r"capture is one of .*, not 'all'"):
+    with pytest.raises(ValueError, match=r"capture must be one of none, metadata, full, got 'all'"):
         configure(capture="all")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="sample_rate is between 0 and 1, not 3"):
+    with pytest.raises(ValueError, match="sample_rate must be between 0 and 1, got 3"):
         configure(sample_rate=3)
-    with pytest.raises(ValueError, match="not 'localhost'"):
+    with pytest.raises(ValueError, match="got 'localhost'"):
         configure(url="localhost")
 
 

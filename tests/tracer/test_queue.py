@@ -121,7 +121,7 @@ def test_where_less_is_to_be_kept_the_queue_is_high_at_four_mebibytes() -> None:
     queue.put(made("a", "leaf", "x" * (5 << 20)))
     highs = [queue.is_high]
     for less in (True, False):
-        queue.keep_less(less)
+        queue.use_reduced_limit(less)
         highs.append(queue.is_high)
     assert highs == [False, True, False]
 
@@ -132,10 +132,10 @@ def test_what_is_put_back_comes_before_the_rest_of_its_rank_and_is_in_hand_no_mo
         queue.put(made(name, "leaf"))
     taken = queue.take()
     queue.put(made("d", "leaf"))
-    assert (queue.in_hand, len(queue)) == (3, 1)
+    assert (queue.in_flight, len(queue)) == (3, 1)
     queue.put_back(taken[1:])
     queue.settle(1)
-    assert (queue.in_hand, names(queue)) == (0, ["b", "c", "d"])
+    assert (queue.in_flight, names(queue)) == (0, ["b", "c", "d"])
 
 
 def test_what_is_put_back_beyond_the_bound_is_dropped_and_counted() -> None:
@@ -191,4 +191,4 @@ def test_whatever_a_signal_handler_does_in_between_each_item_is_taken_once(work:
         interrupted(lambda: do(work, queue, account), line, lambda: do(handler, queue, account))  # noqa: B023
         left = len(queue.take()) + queue.dropped["queue_full"]
         queue.settle(left - queue.dropped["queue_full"])
-        assert (account["taken"] + left, len(queue), queue.bytes, queue.in_hand) == (account["put"], 0, 0, 0), line
+        assert (account["taken"] + left, len(queue), queue.bytes, queue.in_flight) == (account["put"], 0, 0, 0), line

@@ -84,7 +84,7 @@ class Spools(RuleBasedStateMachine):
     def keep(self, who: int, path: str, size: int, n: int) -> None:
         self.made += 1
         body = Body(path, b"%010d" % self.made + b"x" * (size - 10), n)
-        kept, lost = self.spools[who].keep(*body)
+        kept, lost = self.spools[who].append(*body)
         gone = (self.waiting | {body}) - on_disk(self.folder)
         assert (kept, sum(lost.values())) == (n, sum(body.count for body in gone))
         self.waiting = (self.waiting | {body}) - gone
@@ -140,7 +140,7 @@ class Spools(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "folder"):
             for spool in self.spools:
-                spool.rest()
+                spool.close_segment()
             assert set(self._replay(Spool(self.folder, MAX_BYTES), iter(()))) == self.waiting
             assert [file.name for file in self.folder.iterdir() if file.name != OWNER_FILE] == []
             shutil.rmtree(self.folder)
@@ -172,15 +172,15 @@ def left_by_another(folder: Path, *bodies: bytes) -> Path:
     """A segment that a process has written which is no more."""
     spool = Spool(folder)
     for body in bodies:
-        spool.keep(TRACES_PATH, body, 1)
-    spool.rest()
+        spool.append(TRACES_PATH, body, 1)
+    spool.close_segment()
     return list_segments(folder)[-1]
 
 
 def test_many_bodies_make_few_files(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     for number in range(2_000):
-        spool.keep(TRACES_PATH, b"%d" % number, 1)
+        spool.append(TRACES_PATH, b"%d" % number, 1)
     assert len(list_segments(tmp_path)) == 1
     assert sent_by(spool) == [b"%d" % number for number in range(2_000)]
 
@@ -194,7 +194,7 @@ def test_what_was_sent_before_a_break_is_not_sent_again(tmp_path: Path) -> None:
 
 def test_what_another_process_still_writes_is_left_to_it(tmp_path: Path) -> None:
     other = Spool(tmp_path)
-    other.keep(TRACES_PATH, b"theirs", 1)
+    other.append(TRACES_PATH, b"theirs", 1)
     assert sent_by(Spool(tmp_path)) == []
     assert sent_by(other) == [b"theirs"]
 
@@ -202,7 +202,7 @@ def test_what_another_process_still_writes_is_left_to_it(tmp_path: Path) -> None
 def test_what_a_killed_process_holds_is_taken_over(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys; from pathlib import Path; from spanwise.tracer.export.disk_spool import Spool; "
-        "Spool(Path(sys.argv[1])).keep('/v1/traces', b'last', 1); os.kill(os.getpid(), signal.SIGKILL)"
+        "Spool(Path(sys.argv[1])).append('/v1/traces', b'last', 1); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
     assert sent_by(Spool(tmp_path)) == [b"last"]
@@ -230,7 +230,7 @@ def test_what_is_older_than_a_week_is_given_up_and_counted(tmp_path: Path, age_s
 
 def test_beyond_the_bound_the_oldest_segments_go(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_bytes=MAX_BYTES)
-    lost = [spool.keep(TRACES_PATH, b"%03d" % number + b"x" * 197, 2)[1] for number in range(20)]
+    lost = [spool.append(TRACES_PATH, b"%03d" % number + b"x" * 197, 2)[1] for number in range(20)]
     assert 5 <= len(kept := sent_by(spool)) <= 9
     assert [body[:3] for body in kept] == [b"%03d" % number for number in range(20 - len(kept), 20)]
     assert sum(sum(it.values()) for it in lost) == 2 * (20 - len(kept))
@@ -240,7 +240,7 @@ def test_beyond_the_bound_the_oldest_segments_go(tmp_path: Path) -> None:
 def test_files_that_are_nobodys_are_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"x")
     spool = Spool(tmp_path)
-    spool.keep(LOGS_PATH, b"ours", 1)
+    spool.append(LOGS_PATH, b"ours", 1)
     assert sent_by(spool) == [b"ours"]
     assert {file.name for file in tmp_path.iterdir()} == {name, OWNER_FILE}
 
@@ -259,7 +259,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 def test_nobody_else_may_read_what_waits(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir(mode=0o777)
-    Spool(tmp_path / "a").keep(TRACES_PATH, b"secret", 1)
+    Spool(tmp_path / "a").append(TRACES_PATH, b"secret", 1)
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "a").iterdir()} == {0o600}
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
 
@@ -267,12 +267,12 @@ def test_nobody_else_may_read_what_waits(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_costs_the_items_and_is_counted(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     internal_errors.strict = False
-    assert Spool(tmp_path / "file" / "below").keep(TRACES_PATH, b"x", 3) == (0, {"disk": 3})
+    assert Spool(tmp_path / "file" / "below").append(TRACES_PATH, b"x", 3) == (0, {"disk": 3})
     assert internal_errors.counts == {"spill": 1}
 
 
 def test_without_a_folder_nothing_is_kept_and_nothing_sent() -> None:
-    assert Spool(None).keep(TRACES_PATH, b"x", 3) == (0, {"collector_away": 3})
+    assert Spool(None).append(TRACES_PATH, b"x", 3) == (0, {"collector_away": 3})
     assert sent_by(Spool(None)) == []
 
 
@@ -283,8 +283,8 @@ def test_a_folder_that_is_not_there_yet_holds_nothing(tmp_path: Path) -> None:
 
 def test_what_this_process_has_on_disk_is_known(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    spool.keep(TRACES_PATH, b"a", 2)
-    spool.keep(TRACES_PATH, b"b", 3)
+    spool.append(TRACES_PATH, b"a", 2)
+    spool.append(TRACES_PATH, b"b", 3)
     assert count_spooled(tmp_path) == 5
     answers = iter(["ok", "later"])
     spool.replay(lambda path, body, count: next(answers))
@@ -309,7 +309,7 @@ def test_each_address_project_and_key_has_a_folder_of_its_own(tmp_path: Path, ot
 
 def test_a_folder_says_whose_it_is_without_a_key(tmp_path: Path) -> None:
     whose = Settings(url="http://ann:secret@a:1", project="p", api_key="k", spill_dir=tmp_path)
-    Spool(tmp_path, about=describe_owner(whose)).keep(TRACES_PATH, b"x", 1)
+    Spool(tmp_path, owner=describe_owner(whose)).append(TRACES_PATH, b"x", 1)
     assert orjson.loads((tmp_path / OWNER_FILE).read_bytes()) == {"url": "http://a:1", "project": "p"}
 
 
@@ -358,8 +358,8 @@ def test_what_is_begun_while_another_process_looks_is_not_taken_for_done(tmp_pat
     bodies = [b"%d" % n for n in range(500)]
     for body in bodies:
         mine = Spool(tmp_path)
-        mine.keep(TRACES_PATH, body, 1)
-        mine.rest()
+        mine.append(TRACES_PATH, body, 1)
+        mine.close_segment()
     done.set()
     thread.join()
     Spool(tmp_path).replay(lambda path, body, count: sent.append(body) or "ok")  # type: ignore[func-returns-value]

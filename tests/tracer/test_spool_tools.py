@@ -19,11 +19,11 @@ from .conftest import Sink
 def left_by(url: str, *bodies: tuple[str, bytes, int], project: str = "p", rests: bool = True) -> Spool:
     """What a process has left for an address; one that does not rest is still at it."""
     settings = Settings(url=url, project=project, spill_dir=spool_management.get_spool_directory())
-    made = Spool(get_spool_folder(settings), about=describe_owner(settings))
+    made = Spool(get_spool_folder(settings), owner=describe_owner(settings))
     for body in bodies:
-        made.keep(*body)
+        made.append(*body)
     if rests:
-        made.rest()
+        made.close_segment()
     return made
 
 
@@ -109,7 +109,7 @@ def test_what_a_process_is_at_is_neither_sent_nor_removed(sink: Sink) -> None:
     [waiting] = spool_management.list_spool_folders()
     assert spool_management.send_spool_folder(waiting) == spool_management.SendResult(kept=0, lost={}, left=3)
     assert (spool_management.clear_spool_folder(waiting), len(spool_management.list_spool_folders())) == (0, 1)
-    mine.rest()
+    mine.close_segment()
     assert (spool_management.clear_spool_folder(waiting), spool_management.list_spool_folders()) == (3, [])
 
 

@@ -86,6 +86,19 @@ def test_values_become_what_one_expects(value: Any, expected: Any) -> None:
     assert orjson.loads(to_json(value, MIB)) == expected
 
 
+def test_keys_with_the_same_text_keep_their_values() -> None:
+    value = {1: "int", "1": "str", "1~2": "taken", (1,): "tuple", "…": "dots"}
+    assert orjson.loads(to_json(value, 1000)) == {
+        "1": "int",
+        "1~2": "str",
+        "1~2~2": "taken",
+        "(1,)": "tuple",
+        "…": "dots",
+    }
+    cut = orjson.loads(to_json(value, 1000, nodes=4))
+    assert cut == {"1": "int", "1~2": "str", "1~2~2": "taken", "…": "[cut: 2 more keys]"}
+
+
 def test_cycles_depth_and_hostile_objects() -> None:
     cycle: dict[str, Any] = {}
     cycle["me"] = cycle

@@ -4,17 +4,14 @@ Modules, in the order in which data flows:
 
 - `decorator`: `@trace` decorator: options, and wrappers for functions, coroutines and generator functions.
 - `call_recording`: Recording of one call: argument binding, inputs, outputs or error, start and end of its span.
-- `generator_tracing`: Tracing of generators, async generators and coroutines: the span stays open until iteration
-  ends.
-- `iterator_tracing`: Tracing of other iterators and streaming responses, such as OpenAI's `Stream` and Starlette
-  bodies.
+- `streaming`: Tracing of streamed results: generators, coroutines, other iterators and streaming responses.
 - `run_handle`: `Run` handle, `span(…)` blocks, `current_run()` and feedback on a run.
 - `propagation`: Propagation of session, user and tags to child spans, and of traces to other processes (W3C headers).
 - `propagation_targets`: Propagation targets: the destination hosts that receive session, user and tags as baggage.
 - `integrations`: Integrations: activation of OpenInference, OpenTelemetry, Pydantic AI and MCP instrumentations.
 - `process_runtime`: Process-wide tracer runtime: `configure`, `flush`, `shutdown`, `stats` and resource detection.
-- `configuration`: Settings: arguments of `configure`, then `SPANWISE_*` and `OTEL_*` environment variables, then
-  defaults.
+- `configuration`: Settings from `configure`, `SPANWISE_*` and `OTEL_*` environment variables and defaults; user cache
+  directory.
 - `trace_capture`: In-memory capture of one trace, for experiments and judges.
 - `testing`: Test kit: spans in memory, deterministic ids and clock, and a pytest fixture.
 - `spool_management`: Management of the spool directory: listing, sending and deleting unsent requests.

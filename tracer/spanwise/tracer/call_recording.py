@@ -152,27 +152,27 @@ def _bind_unmatched(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[st
 
 
 def _make_signature_binder(parameters: list[Parameter], skip: int) -> ArgumentBinder:
-    names = tuple(p.name for p in parameters if p.kind in _POSITIONAL)
-    rest = next((p.name for p in parameters if p.kind is Parameter.VAR_POSITIONAL), None)
-    extra = next((p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD), None)
+    positional = tuple(p.name for p in parameters if p.kind in _POSITIONAL)
+    var_positional = next((p.name for p in parameters if p.kind is Parameter.VAR_POSITIONAL), None)
+    var_keyword = next((p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD), None)
     defaults = {p.name: p.default for p in parameters if p.default is not Parameter.empty}
-    known = {p.name for p in parameters if p.kind is not Parameter.POSITIONAL_ONLY} - {rest, extra}
+    keywords = {p.name for p in parameters if p.kind is not Parameter.POSITIONAL_ONLY} - {var_positional, var_keyword}
     order = [p.name for p in parameters]
-    exact = len(names) + skip if len(order) == len(names) else -1
+    exact_count = len(positional) + skip if len(order) == len(positional) else -1
 
     def bind(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        if len(args) == exact and not kwargs:
-            return dict(zip(names, args[skip:] if skip else args, strict=True))
-        given = args[skip:]
-        values = {**defaults, **dict(zip(names, given, strict=False))}
-        if rest is not None:
-            values[rest] = given[len(names) :]
-        unknown = {k: v for k, v in kwargs.items() if k not in known}
-        values.update((k, v) for k, v in kwargs.items() if k in known)
-        if extra is not None:
-            values[extra] = unknown
-        elif unknown or (rest is None and len(given) > len(names)):
-            return _bind_unmatched(given, kwargs)
+        if len(args) == exact_count and not kwargs:
+            return dict(zip(positional, args[skip:] if skip else args, strict=True))
+        positional_args = args[skip:]
+        values = {**defaults, **dict(zip(positional, positional_args, strict=False))}
+        if var_positional is not None:
+            values[var_positional] = positional_args[len(positional) :]
+        unknown = {k: v for k, v in kwargs.items() if k not in keywords}
+        values.update((k, v) for k, v in kwargs.items() if k in keywords)
+        if var_keyword is not None:
+            values[var_keyword] = unknown
+        elif unknown or (var_positional is None and len(positional_args) > len(positional)):
+            return _bind_unmatched(positional_args, kwargs)
         return {name: values[name] for name in order if name in values}
 
     return bind

@@ -1,4 +1,6 @@
-"""Settings: arguments of `configure`, then `SPANWISE_*` and `OTEL_*` environment variables, then defaults.
+"""Settings from `configure`, `SPANWISE_*` and `OTEL_*` environment variables and defaults; user cache directory.
+
+Arguments of `configure` take precedence over environment variables.
 
 Source: opentelemetry-specification, "OpenTelemetry Protocol Exporter" and "SDK environment variables". A variable for
 traces takes precedence over the variable for all signals.
@@ -9,13 +11,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import unquote, urlsplit
 
-from spanwise.tracer import internal_errors, propagation_targets
-from spanwise.tracer.cache_folder import cache_folder
+from spanwise.tracer import internal_errors
 from spanwise.tracer.http_connections import find_trusted_authorities, find_url_problem
 
 Capture: TypeAlias = Literal["none", "metadata", "full"]
@@ -24,6 +26,8 @@ Redactor: TypeAlias = "str | re.Pattern[str] | Callable[[str, Any], Any]"
 
 MIB = 1 << 20
 DEFAULT_URL = "http://127.0.0.1:4318"
+# entries of the cache directory that show that a directory of the former name `assay` belongs to Spanwise
+_FORMER_CONTENT = ("spill", "judges.db", "vectors.db")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,23 +62,24 @@ class Settings:
 
 
 _API_KEY_PATTERN = re.compile(r"[\x21-\x7e]+")
+_HOST_PATTERN = re.compile(r"[a-z0-9_.:/\[\]*-]{1,255}")
 _UNSET_VALUES: tuple[Any, ...] = (None, "", (), {})
 
 
-def resolve_settings(**given: Any) -> Settings:
+def resolve_settings(**arguments: Any) -> Settings:
     """Return the settings: arguments that are not None first, then the environment, then defaults.
 
     Raises `ValueError` for an invalid value.
     """
     values = {key: read() for key, read in _environment_readers().items()}
     values = {key: value for key, value in values.items() if value not in _UNSET_VALUES or key == "spill_dir"}
-    values |= {key: value for key, value in given.items() if value is not None}
-    if given.get("url") is not None:  # the environment's values are meant for another address
+    values |= {key: value for key, value in arguments.items() if value is not None}
+    if arguments.get("url") is not None:  # the environment's values are meant for another address
         values |= {"traces_url": None, "by_otel": False}
-        values["headers"] = given.get("headers") or {}
+        values["headers"] = arguments.get("headers") or {}
     values["url"] = _normalize_url(values.get("url", DEFAULT_URL))
     values["redact"] = tuple(values.get("redact", ()))
-    values["propagate_to"] = propagation_targets.normalize_patterns(values.get("propagate_to", ()))
+    values["propagate_to"] = _normalize_hosts(values.get("propagate_to", ()))
     if isinstance(values["spill_dir"], str):
         values["spill_dir"] = _resolve_spill_dir(values["spill_dir"])
     settings = Settings(**values)
@@ -88,20 +93,20 @@ def resolve_valid_settings() -> Settings:
     If a variable for capture or redaction is invalid, no content is captured: `capture` is `metadata`, or `none` if
     that is set.
     """
-    kept: dict[str, Any] = {}
-    withheld = False
+    values: dict[str, Any] = {}
+    is_content_limited = False
     for key, read in _environment_readers().items():
         try:
             value = read()
             if value not in _UNSET_VALUES:
-                kept[key] = _CONVERTERS[key](value) if key in _CONVERTERS else value
-                _validate(Settings(**{key: kept[key]}))
+                values[key] = _CONVERTERS[key](value) if key in _CONVERTERS else value
+                _validate(Settings(**{key: values[key]}))
         except (ValueError, re.error):
-            kept.pop(key, None)
-            withheld = withheld or key in ("capture", "redact")
-    if withheld and kept.get("capture") != "none":
-        kept["capture"] = "metadata"
-    return Settings(**kept)
+            values.pop(key, None)
+            is_content_limited = is_content_limited or key in ("capture", "redact")
+    if is_content_limited and values.get("capture") != "none":
+        values["capture"] = "metadata"
+    return Settings(**values)
 
 
 def _environment_readers() -> dict[str, Callable[[], Any]]:
@@ -135,6 +140,19 @@ def _resolve_spill_dir(value: str | None) -> Path | None:
     return None if value.strip().lower() in ("", "0", "off", "none") else Path(value)
 
 
+def cache_folder() -> Path:
+    """Return `$XDG_CACHE_HOME/spanwise` or `~/.cache/spanwise`. The directory may not exist.
+
+    If only the directory of the product's former name exists, it is renamed.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder, former = Path(base, "spanwise"), Path(base, "assay")
+    with suppress(OSError):
+        if not folder.exists() and any((former / name).exists() for name in _FORMER_CONTENT):
+            former.rename(folder)
+    return folder
+
+
 def _parse_redactors(text: str) -> Iterable[Redactor]:
     """Parse comma-separated keys. A key between slashes is a regular expression."""
     for part in filter(None, (p.strip() for p in text.split(","))):
@@ -147,7 +165,7 @@ def _read_number(name: str) -> float | None:
     try:
         return float(text) if text else None
     except ValueError:
-        raise ValueError(f"{name} is a number, not {text!r}") from None
+        raise ValueError(f"{name} must be a number, got {text!r}") from None
 
 
 def _read_flag(name: str) -> bool | None:
@@ -157,36 +175,51 @@ def _read_flag(name: str) -> bool | None:
 
 def _normalize_url(value: str) -> str:
     if problem := find_url_problem(value):
-        raise ValueError(f"url is the collector's address such as {DEFAULT_URL!r}, not {value!r}: {problem}")
+        raise ValueError(f"url must be a collector's address such as {DEFAULT_URL!r}, got {value!r}: {problem}")
     return value.rstrip("/").removesuffix("/v1/traces")
+
+
+def _normalize_hosts(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Return the patterns of `propagate_to` in lower case. Raises `ValueError` for an invalid host."""
+    if isinstance(patterns, str):
+        raise ValueError(f"propagate_to must be a list of hosts, got the string {patterns!r}; write [{patterns!r}]")
+    hosts: list[str] = []
+    for target in patterns:
+        host = urlsplit(target).netloc if isinstance(target, str) and "://" in target else target
+        if not isinstance(host, str) or not _HOST_PATTERN.fullmatch(host.strip().lower()):
+            raise ValueError(f"propagate_to takes hosts such as 'api.internal' or '*.internal:8000', got {target!r}")
+        hosts.append(host.strip().lower())
+    return tuple(hosts)
 
 
 _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "url": _normalize_url,
-    "propagate_to": propagation_targets.normalize_patterns,
+    "propagate_to": _normalize_hosts,
 }
 
 
 def _validate(settings: Settings) -> None:
     if settings.capture not in get_args(Capture):
-        raise ValueError(f"capture is one of {get_args(Capture)}, not {settings.capture!r}")
+        raise ValueError(f"capture must be one of {', '.join(get_args(Capture))}, got {settings.capture!r}")
     if not 0.0 <= settings.sample_rate <= 1.0:
-        raise ValueError(f"sample_rate is between 0 and 1, not {settings.sample_rate!r}")
+        raise ValueError(f"sample_rate must be between 0 and 1, got {settings.sample_rate!r}")
     if settings.compression not in (None, *get_args(Compression)):
-        raise ValueError(f"compression is one of {get_args(Compression)}, not {settings.compression!r}")
+        raise ValueError(f"compression must be one of {', '.join(get_args(Compression))}, got {settings.compression!r}")
     if not 0 < settings.timeout <= 600:
-        raise ValueError(f"timeout is in seconds, up to 600, not {settings.timeout!r}")
+        raise ValueError(f"timeout must be a number of seconds > 0 and <= 600, got {settings.timeout!r}")
     for name, value in settings.headers.items():
         if not is_valid_header(name, value):
-            raise ValueError(f"no HTTP header can be {name!r}, or hold what is given for it")
+            raise ValueError(
+                f"invalid HTTP header {name!r}: its name or value has characters that headers cannot contain"
+            )
     if settings.api_key and not _API_KEY_PATTERN.fullmatch(
         settings.api_key
     ):  # for example, an editor has added typographic quotes
-        odd = _API_KEY_PATTERN.sub("", settings.api_key)
-        raise ValueError(f"api_key goes into an HTTP header, which cannot hold {odd!r}: copy the key alone")
+        invalid = _API_KEY_PATTERN.sub("", settings.api_key)
+        raise ValueError(f"api_key contains {invalid!r}, which an HTTP header cannot contain; copy the key alone")
     for redactor in settings.redact:
         if not (isinstance(redactor, (str, re.Pattern)) or callable(redactor)):
-            raise ValueError(f"redact takes keys, compiled patterns and functions (key, value), not {redactor!r}")
+            raise ValueError(f"redact takes keys, compiled patterns and functions (key, value), got {redactor!r}")
 
 
 _TRACES_PATH = "/v1/traces"
@@ -214,37 +247,39 @@ def read_otlp_environment() -> OtlpEnvironment:
 
     Other SDKs use these variables as well. A value that Spanwise does not support is ignored, with one warning.
     """
-    own = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "").strip()
-    common = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip()
+    traces_endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "").strip()
+    endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip()
     url: str | None
     traces_url: str | None
-    if not own:
-        url, traces_url = common or None, None
-    elif own.rstrip("/").endswith(_TRACES_PATH):
-        url, traces_url = own.rstrip("/").removesuffix(_TRACES_PATH), None
+    if not traces_endpoint:
+        url, traces_url = endpoint or None, None
+    elif traces_endpoint.rstrip("/").endswith(_TRACES_PATH):
+        url, traces_url = traces_endpoint.rstrip("/").removesuffix(_TRACES_PATH), None
     else:
-        url, traces_url = common or own, own
+        url, traces_url = endpoint or traces_endpoint, traces_endpoint
     if url is not None and _read_variable("PROTOCOL") == "grpc":
-        return _ignore_variable("PROTOCOL", "grpc", "we speak http/protobuf: spans do not go there")
+        return _ignore_variable(
+            "PROTOCOL", "grpc", "only http/protobuf is supported, so no spans are sent to the endpoint"
+        )
     for address in filter(None, (url, traces_url)):
         if problem := find_url_problem(address):
             return _ignore_variable("ENDPOINT", address, f"it is not a usable address: {problem}")
     # the variable's headers are meant for the variable's address
-    given = _parse_pairs(_read_variable("HEADERS") or "") if url else {}
-    headers = {name: value for name, value in given.items() if is_valid_header(name, value)}
-    if len(headers) < len(given):
+    pairs = _parse_pairs(_read_variable("HEADERS") or "") if url else {}
+    headers = {name: value for name, value in pairs.items() if is_valid_header(name, value)}
+    if len(headers) < len(pairs):
         # the message omits the values, because most of them are keys
-        names = ", ".join(name for name in given if name not in headers)
-        internal_errors.warn_once("otlp:HEADERS", f"OTEL_EXPORTER_OTLP_HEADERS has what is no HTTP header: {names!r}")
+        names = ", ".join(name for name in pairs if name not in headers)
+        internal_errors.warn_once("otlp:HEADERS", f"OTEL_EXPORTER_OTLP_HEADERS: ignored invalid HTTP headers {names!r}")
     compression = _read_variable("COMPRESSION")
     if compression not in (None, "gzip", "none"):
-        _ignore_variable("COMPRESSION", str(compression), "we know gzip and none")
+        _ignore_variable("COMPRESSION", str(compression), "only gzip and none are supported")
         compression = None
     text = _read_variable("TIMEOUT")
     try:
         timeout = float(text or "nan")
     except ValueError:
-        _ignore_variable("TIMEOUT", str(text), "it is no number")
+        _ignore_variable("TIMEOUT", str(text), "it is not a number")
         timeout = float("nan")
     timeout = timeout / 1000 if timeout >= _FIRST_MILLISECONDS else timeout
     return OtlpEnvironment(
@@ -257,7 +292,7 @@ def read_otlp_environment() -> OtlpEnvironment:
 
 
 def _ignore_variable(name: str, value: str, why: str) -> OtlpEnvironment:
-    internal_errors.warn_once(f"otlp:{name}", f"OTEL_EXPORTER_OTLP_{name} is {value!r}: {why}")
+    internal_errors.warn_once(f"otlp:{name}", f"OTEL_EXPORTER_OTLP_{name}={value!r} is ignored: {why}")
     return OtlpEnvironment()
 
 

@@ -17,8 +17,8 @@ from spanwise.tracer.call_recording import (
     make_argument_binder,
     start_call,
 )
-from spanwise.tracer.generator_tracing import wrap_stream
 from spanwise.tracer.run_handle import build_initial_attributes
+from spanwise.tracer.streaming import wrap_stream
 from spanwise.tracer.suggestions import OPTION_EQUIVALENTS, make_unknown_option_error
 
 # Attribute that `trace` sets on the wrapper that it returns. Its value is this wrapper. `functools.wraps` copies the
@@ -100,8 +100,8 @@ def _decorate(
     reduce: Callable[[list[Any]], Any] | None = None,
 ) -> Any:
     if not callable(function) or inspect.isclass(function):
-        hint = f"; a kind is named: @trace(kind={function!r})" if isinstance(function, str) else ""
-        raise TypeError(f"@trace takes a function, a method or an object with __call__, not {function!r}{hint}")
+        hint = f"; to set the kind, write @trace(kind={function!r})" if isinstance(function, str) else ""
+        raise TypeError(f"@trace takes a function, a method or an object with __call__, got {function!r}{hint}")
     target = function  # the innermost function of partials
     while isinstance(target, functools.partial):
         target = target.func

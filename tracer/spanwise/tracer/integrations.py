@@ -172,4 +172,4 @@ def _unknown_instrumentation_error(name: str) -> ValueError:
     else:
         hint = did_you_mean(name, sorted({_normalize_name(each) for _, each in known}))
         remedy = f"no instrumentation package of that name is known{hint}"
-    return ValueError(f"no instrumentation named {name!r} is installed (there are: {', '.join(installed)}); {remedy}")
+    return ValueError(f"no instrumentation named {name!r} is installed (installed: {', '.join(installed)}); {remedy}")

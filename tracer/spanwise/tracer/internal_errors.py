@@ -81,7 +81,7 @@ def warn_once(kind: str, text: str) -> None:
     """
     if kind not in _logged_kinds and not sys.is_finalizing():
         _logged_kinds.add(kind)
-        logger.warning("spanwise: %s (said once; see spanwise.tracer.stats())", text)
+        logger.warning("spanwise: %s (logged once; see spanwise.tracer.stats())", text)
 
 
 def record_user_error(where: str, error: BaseException) -> None:

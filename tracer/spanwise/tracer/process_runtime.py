@@ -127,11 +127,11 @@ class Runtime:
         self, tracer: otel.Tracer, name: str, attributes: dict[str, Any], ctx: Context
     ) -> tuple[otel.Span, Context]:
         ctx = trace_context.get_live_context()
-        given = ctx.get(trace_context.AMBIENT_KEY)
+        inherited = ctx.get(trace_context.AMBIENT_KEY)
         origin = ctx.get(trace_context.ORIGIN_KEY) if trace_context.OTEL_KEY not in ctx else None
         links = [Link(origin)] if isinstance(origin, SpanContext) else None
         span = tracer.start_span(
-            name, ctx, attributes=merge_attributes(given, attributes) if given else attributes, links=links
+            name, ctx, attributes=merge_attributes(inherited, attributes) if inherited else attributes, links=links
         )
         return span, otel.set_span_in_context(span, ctx)
 
@@ -227,7 +227,7 @@ def _create_runtime(settings: Settings) -> None:
     made = Runtime(settings, resource=_make_resource_without_detectors(settings))
     if _current is None and _making is None:
         _making = made
-        propagation_targets.use_settings(settings)
+        propagation_targets.use_settings(settings.url, settings.project, settings.propagate_to)
         with internal_errors.error_boundary("settings"):
             made.complete()
         _current, _making = _current or made, None
@@ -239,7 +239,8 @@ def replace_runtime(runtime: Runtime | None) -> Runtime | None:
     with _lock:
         previous, _current, _ready = _current, runtime, None
     if runtime is not None:
-        propagation_targets.use_settings(runtime.settings)
+        settings = runtime.settings
+        propagation_targets.use_settings(settings.url, settings.project, settings.propagate_to)
     return previous
 
 
@@ -350,7 +351,7 @@ def stats() -> Stats:
     tally = delivery.exporter.tally
     return Stats(
         tally.delivered,
-        delivery.exporter.pending,
+        delivery.queue.pending,
         tally.spilled,
         dict(delivery.dropped()),
         dict(internal_errors.counts),

@@ -8,20 +8,14 @@ project.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-if TYPE_CHECKING:
-    from spanwise.tracer.configuration import Settings
-
 
 __all__ = ["MAX_DESTINATIONS", "get_destination"]
 
 MAX_DESTINATIONS = 200  # destinations per project that a collector may name
 _NAME = re.compile(r"[a-z0-9_.:/\[\]-]{1,255}")
-_PATTERN = re.compile(r"[a-z0-9_.:/\[\]*-]{1,255}")
 _PORTS = {"http": 80, "https": 443}
 
 # destinations that collectors have named, by collector address and project
@@ -55,29 +49,16 @@ def get_destination(attributes: Mapping[str, object]) -> str | None:
     return name if _NAME.fullmatch(name) else None
 
 
-def normalize_patterns(given: Iterable[str]) -> tuple[str, ...]:
-    """Return the patterns of `propagate_to` in lower case. Raises `ValueError` for an invalid host."""
-    if isinstance(given, str):
-        raise ValueError(f"propagate_to is a list of hosts, not the text {given!r}; write [{given!r}]")
-    found: list[str] = []
-    for target in given:
-        host = urlsplit(target).netloc if isinstance(target, str) and "://" in target else target
-        if not isinstance(host, str) or not _PATTERN.fullmatch(host.strip().lower()):
-            raise ValueError(f"propagate_to takes hosts such as 'api.internal' or '*.internal:8000', not {target!r}")
-        found.append(host.strip().lower())
-    return tuple(found)
-
-
-def use_settings(settings: Settings) -> None:
-    """Set the settings that `is_propagation_target` uses from now on."""
+def use_settings(url: str, project: str, patterns: tuple[str, ...]) -> None:
+    """Set the collector address, the project and the patterns of `propagate_to` that apply from now on."""
     global _active_settings
-    _active_settings = (settings.url, settings.project), settings.propagate_to
+    _active_settings = (url, project), patterns
 
 
-def update_from_header(settings: Settings, header: str) -> None:
-    """Replace the destinations that the collector of these settings has named."""
+def update_from_header(url: str, project: str, header: str) -> None:
+    """Replace the destinations that a collector has named for a project."""
     names = [name.strip() for name in header.split(",")[:MAX_DESTINATIONS]]
-    _collector_targets[settings.url, settings.project] = frozenset(name for name in names if _NAME.fullmatch(name))
+    _collector_targets[url, project] = frozenset(name for name in names if _NAME.fullmatch(name))
 
 
 def is_propagation_target(attributes: Mapping[str, object]) -> bool:

@@ -54,7 +54,7 @@ class Run:
     def _id(self, name: str, digits: int) -> str:
         id: int = getattr(self._span.get_span_context(), name)
         if not id and not self._runtime.off:
-            warn_once("no_run", f"current_run().{name} was asked for outside of any run: it is empty")
+            warn_once("no_run", f"current_run().{name} is empty, because it was read outside of any run")
         return f"{id:0{digits}x}" if id else ""
 
     def set_name(self, name: str) -> None:
@@ -63,11 +63,11 @@ class Run:
 
     def set_inputs(self, inputs: object) -> None:
         """Record or replace the inputs, which can be any value."""
-        self._content(names.INPUT_VALUE, names.INPUT_MIME, inputs)
+        self._set_content(names.INPUT_VALUE, names.INPUT_MIME, inputs)
 
     def set_outputs(self, outputs: object) -> None:
         """Record or replace the outputs, which can be any value. They take precedence over the return value."""
-        self._content(names.OUTPUT_VALUE, names.OUTPUT_MIME, outputs)
+        self._set_content(names.OUTPUT_VALUE, names.OUTPUT_MIME, outputs)
 
     def set_documents(self, documents: Sequence[object]) -> None:
         """Record the retrieved documents of a run whose outputs are something else.
@@ -75,30 +75,31 @@ class Run:
         Documents are strings, dicts or document objects.
         """
         if self._runtime.content and self._span.is_recording():
-            self._guarded(
+            self._set_guarded(
                 names.DOCUMENTS_JSON, lambda: to_json(convert_documents(list(documents)), self._runtime.limit)
             )
 
     def set_tags(self, *tags: str | Iterable[str]) -> None:
         """Add tags. A list, tuple or set adds each of its items."""
-        known = self._known(names.TAGS) or ()
+        known = self._get_attribute(names.TAGS) or ()
         groups = (tag if isinstance(tag, (list, tuple, set, frozenset)) else (tag,) for tag in tags)
-        self._guarded(
+        self._set_guarded(
             names.TAGS, lambda: tuple(dict.fromkeys((*known, *(str(tag) for group in groups for tag in group))))
         )
 
     def set_metadata(self, metadata: Mapping[str, object] | None = None, /, **more: object) -> None:
         """Add metadata. A new value replaces an earlier value of the same key."""
-        self._guarded(
+        self._set_guarded(
             names.METADATA,
             lambda: to_json(
-                {**orjson.loads(self._known(names.METADATA) or "{}"), **(metadata or {}), **more}, self._runtime.limit
+                {**orjson.loads(self._get_attribute(names.METADATA) or "{}"), **(metadata or {}), **more},
+                self._runtime.limit,
             ),
         )
 
     def set_model(self, model: str) -> None:
         """Record the name of the model that produced the response."""
-        self._guarded(names.REQUEST_MODEL, lambda: str(model))
+        self._set_guarded(names.REQUEST_MODEL, lambda: str(model))
 
     def set_usage(
         self,
@@ -144,14 +145,10 @@ class Run:
         metadata: Mapping[str, object] | None = None,
     ) -> None:
         """Attach feedback to this run. A number or bool is a score, a string is a label."""
-        self._feedback(key, value, comment, label, source, author, metadata)
-
-    @error_boundary("feedback")
-    def _feedback(
-        self, key: str, value: Any, comment: Any, label: Any, source: str, author: Any, metadata: Any
-    ) -> None:
-        context = self._span.get_span_context()
-        if context.is_valid:
+        with error_boundary("feedback"):
+            context = self._span.get_span_context()
+            if not context.is_valid:
+                return
             attributes = build_feedback_attributes(
                 key, value, comment, label, source, author, metadata, limit=self._runtime.limit
             )
@@ -164,18 +161,18 @@ class Run:
             else:
                 (self._runtime.delivery if undecided is None else undecided).put(event)
 
-    def _content(self, key: str, mime: str, value: object) -> None:
+    def _set_content(self, key: str, mime: str, value: object) -> None:
         if self._runtime.content and self._span.is_recording():
             is_text = type(value) is str
             limit = self._runtime.limit
-            self._guarded(key, lambda: truncate_text(value, limit) if is_text else to_json(value, limit))  # type: ignore[arg-type]
+            self._set_guarded(key, lambda: truncate_text(value, limit) if is_text else to_json(value, limit))  # type: ignore[arg-type]
             self._span.set_attribute(mime, TEXT_MIME if is_text else JSON_MIME)
 
-    def _known(self, key: str) -> Any:
+    def _get_attribute(self, key: str) -> Any:
         return (getattr(self._span, "attributes", None) or {}).get(key)
 
     @error_boundary("attribute")
-    def _guarded(self, key: str, make: Any) -> None:
+    def _set_guarded(self, key: str, make: Any) -> None:
         self._span.set_attribute(key, make())
 
 
@@ -254,7 +251,7 @@ def build_initial_attributes(
     Raises `ValueError` for an unknown kind.
     """
     if kind not in names.KINDS:
-        raise ValueError(f"kind is one of {', '.join(names.KINDS)}, not {kind!r}{suggest_kind(kind)}")
+        raise ValueError(f"kind must be one of {', '.join(names.KINDS)}, got {kind!r}{suggest_kind(kind)}")
     fixed: dict[str, Any] = {**(attributes or {}), names.KIND: kind.upper()}
     if tags:
         fixed[names.TAGS] = (tags,) if isinstance(tags, str) else tuple(map(str, tags))
@@ -316,6 +313,6 @@ def build_feedback_attributes(
 def _parse_id(name: str, given: object, digits: int) -> int:
     text = str(given).replace("-", "").lower()  # an id may be written as a UUID
     if len(text) != digits or not _HEX_ID.fullmatch(text):
-        out = f"take current_run().{name} inside of the run, or .{name} of a streamed answer"
-        raise ValueError(f"{name} is {digits} hex digits that are not all zeros, not {given!r}: {out}")
+        remedy = f"use current_run().{name} inside the run, or .{name} of a streamed result"
+        raise ValueError(f"{name} must be {digits} hex digits that are not all zeros, got {given!r}; {remedy}")
     return int(text, 16)

@@ -63,7 +63,7 @@ class Spans(Delivery):
     def one(self, name: str) -> ReadableSpan:
         """Return the only span of that name. Raises `AssertionError` if there is none or more than one."""
         named = [span for span in self.spans if span.name == name]
-        assert len(named) == 1, f"{len(named)} spans are named {name!r}, there are {self.names()!r}"
+        assert len(named) == 1, f"expected one span named {name!r}, found {len(named)}; all spans: {self.names()!r}"
         return named[0]
 
     def inputs(self, name: str) -> Any:
@@ -98,7 +98,7 @@ def capture_spans(**settings: Any) -> Iterator[Spans]:
     if runtime.settings.threads:
         set_thread_context_inheritance()
     runtime.delivery = kept
-    runtime.spans.set_outlet(kept)
+    runtime.spans.set_delivery(kept)
     previous, strict = process_runtime.replace_runtime(runtime), internal_errors.strict
     internal_errors.strict = True
     try:

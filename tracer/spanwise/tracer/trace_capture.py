@@ -57,18 +57,18 @@ class Captured:
 
     def spans(self, timeout: float = 1.0) -> tuple[list[ReadableSpan], int]:
         """Return the ended spans, and the number of spans that are still open after at most `timeout` seconds."""
-        if self._open():
+        if self._count_open():
             with _condition_lock:
                 change = self._change = self._change or threading.Condition()
             with change:
-                change.wait_for(lambda: self._open() == 0, timeout)
-        return self._finished()
+                change.wait_for(lambda: self._count_open() == 0, timeout)
+        return self._get_spans()
 
     async def aspans(self, timeout: float = 1.0) -> tuple[list[ReadableSpan], int]:  # noqa: ASYNC109
         """Return the same as `spans`, without blocking the event loop."""
-        if self._open():
+        if self._count_open():
             return await asyncio.to_thread(self.spans, timeout)
-        return self._finished()
+        return self._get_spans()
 
     def deliver(self) -> None:
         """Deliver all spans and feedback of the trace like other spans of this process. This includes spans that end
@@ -95,12 +95,12 @@ class Captured:
         """Store a feedback event (called by the tracer)."""
         self._feedback.append(event)
 
-    def _open(self) -> int:
+    def _count_open(self) -> int:
         return self._root.local.open if self._root is not None else 0
 
-    def _finished(self) -> tuple[list[ReadableSpan], int]:
+    def _get_spans(self) -> tuple[list[ReadableSpan], int]:
         finish = self._runtime.delivery.finisher.span
-        return [f for f in map(finish, tuple(self._ended)) if f is not None], self._open()
+        return [f for f in map(finish, tuple(self._ended)) if f is not None], self._count_open()
 
 
 def has_collector() -> bool:

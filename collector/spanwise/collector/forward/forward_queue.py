@@ -65,7 +65,7 @@ class ForwardQueue:
 
     def put(self, letter: Envelope) -> None:
         """Write a request to the spool on disk, or count it as dropped. Callable from any thread."""
-        self._drop(self._spool.keep(TRACES_PATH, letter.packed(), 1)[1])
+        self._drop(self._spool.append(TRACES_PATH, letter.packed(), 1)[1])
         self._wake.set()
 
     def start(self) -> None:
@@ -82,7 +82,7 @@ class ForwardQueue:
         """Wait up to `seconds` for the request in progress. The next queue on this folder sends the remaining ones."""
         if self._thread is not None:
             self._thread.join(seconds)
-        self._spool.rest()
+        self._spool.close_segment()
 
     def _run(self) -> None:
         while not self._end.is_set():
@@ -100,7 +100,7 @@ class ForwardQueue:
     def _send_all(self) -> DeliveryResult | None:
         """Send until nothing is left or the queue ends. If the target asks to retry later, return its result."""
         try:
-            self._spool.rest()
+            self._spool.close_segment()
             for segment in self._segments():
                 if is_expired(segment):
                     self._drop({"too_old": remove_segment(segment)})

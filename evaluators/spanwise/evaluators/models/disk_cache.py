@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
-from spanwise.tracer.cache_folder import cache_folder
+from spanwise.tracer.configuration import cache_folder
 
 if TYPE_CHECKING:
     from spanwise.evaluators.models.inference_batching import Vector

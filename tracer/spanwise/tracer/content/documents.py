@@ -26,20 +26,14 @@ def convert_documents(value: Any) -> Any:
     Plain values are returned unchanged.
     """
     try:
-        return _convert_value(value)
+        if isinstance(value, Mapping):
+            key = next((k for k in _DOCUMENT_LIST_FIELDS if isinstance(value.get(k), (list, tuple))), None)
+            return value if key is None else {**value, key: convert_documents(value[key])}
+        if not isinstance(value, (list, tuple)) or all(type(v) in (str, dict) for v in value[:_MAX_DOCUMENTS]):
+            return value
+        return [*map(_convert_item, value[:_MAX_DOCUMENTS]), *value[_MAX_DOCUMENTS:]]
     except Exception:  # the class of the value raises on every attribute access
         return value
-
-
-def _convert_value(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        key = next((k for k in _DOCUMENT_LIST_FIELDS if isinstance(value.get(k), (list, tuple))), None)
-        return value if key is None else {**value, key: convert_documents(value[key])}
-    if not isinstance(value, (list, tuple)):
-        return value
-    if all(type(v) in (str, dict) for v in value[:_MAX_DOCUMENTS]):
-        return value
-    return [*map(_convert_item, value[:_MAX_DOCUMENTS]), *value[_MAX_DOCUMENTS:]]
 
 
 def _convert_item(value: Any) -> Any:

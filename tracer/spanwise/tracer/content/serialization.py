@@ -80,6 +80,22 @@ def truncate_text(text: str, limit: int) -> str:
     return f"{kept}…[cut {len(text) - len(kept):,} of {len(text):,} characters]"
 
 
+def build_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs as a dict. A repeated key gets a number, so that no value is lost: `key`, `key~2`, `key~3`."""
+    merged = dict(pairs)
+    if len(merged) == len(pairs):
+        return merged
+    merged.clear()
+    last_numbers: dict[str, int] = {}
+    for key, value in pairs:
+        unique = key
+        while unique in merged:
+            last_numbers[key] = last_numbers.get(key, 1) + 1
+            unique = f"{key}~{last_numbers[key]}"
+        merged[unique] = value
+    return merged
+
+
 def _is_plain_value(value: object, limit: int, most: int) -> bool:
     """Return whether a value contains only plain types and is within both limits. Stops at the first violation."""
     nodes = [value]
@@ -120,14 +136,14 @@ def _rewrite_value(value: object, limit: int, nodes: int, seconds: float) -> str
 class _Rewriter:
     """Rewriter that converts a value to plain types, within budgets of bytes, nodes and CPU time."""
 
-    __slots__ = ("deadline", "nodes", "path", "patience", "size")
+    __slots__ = ("deadline", "nodes", "path", "repr_seconds", "size")
 
     def __init__(self, size: int, nodes: int, seconds: float) -> None:
         self.size = size
         self.nodes = nodes
         self.path: set[int] = set()
         self.deadline = time.thread_time() + seconds
-        self.patience = MAX_WALL_SECONDS
+        self.repr_seconds = MAX_WALL_SECONDS
 
     def rewrite(self, value: Any, depth: int) -> Any:
         self.nodes -= 1
@@ -139,9 +155,9 @@ class _Rewriter:
             return self.number(value)
         if depth > _MAX_DEPTH:
             return "…[cut: nested too deeply]"
-        return "…[cycle]" if id(value) in self.path else self.guarded(value, depth)
+        return "…[cycle]" if id(value) in self.path else self.convert_guarded(value, depth)
 
-    def guarded(self, value: Any, depth: int) -> Any:
+    def convert_guarded(self, value: Any, depth: int) -> Any:
         self.path.add(id(value))
         if not self.nodes & 63 and time.thread_time() > self.deadline:
             self.nodes = 0
@@ -186,7 +202,7 @@ class _Rewriter:
             return self.table(value, depth)
         if hasattr(type(value), "tolist"):
             return self.array(value, depth)
-        return float(value) if isinstance(value, numbers.Rational) else self.text(self.words(value))
+        return float(value) if isinstance(value, numbers.Rational) else self.text(self.describe(value))
 
     def array(self, value: Any, depth: int) -> Any:
         """Rewrite numpy arrays and scalars, and similar types such as tensors. Large ones are truncated."""
@@ -210,14 +226,15 @@ class _Rewriter:
         return [*rows, f"…[cut: {left:,} more rows]"] if left else rows
 
     def mapping(self, pairs: Iterable[tuple[Any, Any]], total: int, depth: int) -> dict[str, Any]:
-        rewritten: dict[str, Any] = {}
+        rewritten: list[tuple[str, Any]] = []
         for key, value in islice(pairs, total):
             if self.nodes <= 0 or self.size <= 0:
-                rewritten["…"] = f"[cut: {total - len(rewritten):,} more keys]"
+                rewritten.append(("…", f"[cut: {total - len(rewritten):,} more keys]"))
                 break
-            name = self.text(key if type(key) is str else self.words(key))
-            rewritten[name] = self.rewrite(value, depth + 1)
-        return rewritten
+            rewritten.append(
+                (self.text(key if type(key) is str else self.describe(key)), self.rewrite(value, depth + 1))
+            )
+        return build_dict(rewritten)
 
     def items(self, values: Iterable[Any], total: int, depth: int) -> list[Any]:
         rewritten: list[Any] = []
@@ -228,13 +245,13 @@ class _Rewriter:
             rewritten.append(self.rewrite(value, depth + 1))
         return rewritten
 
-    def words(self, value: Any) -> str:
+    def describe(self, value: Any) -> str:
         began = time.perf_counter()
         text = _describe_value(value)
         waited = time.perf_counter() - began
         if waited > _SLOW_REPR_SECONDS:
-            self.patience -= waited
-            if self.patience <= 0:
+            self.repr_seconds -= waited
+            if self.repr_seconds <= 0:
                 self.nodes = 0
         return text
 

@@ -50,35 +50,35 @@ def build_usage_attributes(
     Input tokens include tokens read from and written to the cache, and output tokens include reasoning. Anthropic's
     `input_tokens` and Gemini's `candidates_token_count` do not include these tokens, which are therefore added.
     """
-    made: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, value in more.items():
         if isinstance(value, int) and name not in TOTAL_FIELDS:
             if (full_name := VENDOR_FIELDS.get(name)) is None:
                 full_name = f"{USAGE_PREFIX}{name}.input_tokens" if name.startswith("cache") else USAGE_PREFIX + name
-            made[full_name] = value
+            counts[full_name] = value
         elif isinstance(value, Mapping) and name in DETAIL_OBJECTS:
-            made |= {
+            counts |= {
                 full: value[part] for part, full in DETAIL_OBJECTS[name].items() if isinstance(value.get(part), int)
             }
-    openai = (made.pop(f"{USAGE_PREFIX}prompt_tokens", None), made.pop(f"{USAGE_PREFIX}completion_tokens", None))
+    openai = (counts.pop(f"{USAGE_PREFIX}prompt_tokens", None), counts.pop(f"{USAGE_PREFIX}completion_tokens", None))
     gemini = (
-        made.pop(f"{USAGE_PREFIX}prompt_token_count", None),
-        made.pop(f"{USAGE_PREFIX}candidates_token_count", None),
+        counts.pop(f"{USAGE_PREFIX}prompt_token_count", None),
+        counts.pop(f"{USAGE_PREFIX}candidates_token_count", None),
     )
     if (
         isinstance(input_tokens, int)
         and "cache_read_input_tokens" in more
         and not any(name in more for name in TOTAL_FIELDS)
     ):
-        input_tokens += made.get(CACHE_READ, 0) + made.get(CACHE_WRITE, 0)
+        input_tokens += counts.get(CACHE_READ, 0) + counts.get(CACHE_WRITE, 0)
     if gemini != (None, None):
-        gemini = (gemini[0], (gemini[1] or 0) + made.get(REASONING, 0))
-    for name, given in ((names.INPUT_TOKENS, input_tokens), (names.OUTPUT_TOKENS, output_tokens)):
-        place = name == names.OUTPUT_TOKENS
-        tokens = next((each for each in (given, openai[place], gemini[place]) if each is not None), None)
+        gemini = (gemini[0], (gemini[1] or 0) + counts.get(REASONING, 0))
+    for name, own in ((names.INPUT_TOKENS, input_tokens), (names.OUTPUT_TOKENS, output_tokens)):
+        side = name == names.OUTPUT_TOKENS
+        tokens = next((each for each in (own, openai[side], gemini[side]) if each is not None), None)
         if tokens is not None:
-            made[name] = tokens
-    return made
+            counts[name] = tokens
+    return counts
 
 
 ESTIMATED_LIBRARIES = frozenset(("openai", "dspy", "litellm"))  # model calls of these libraries may lack token counts

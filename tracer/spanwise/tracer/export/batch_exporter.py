@@ -56,13 +56,13 @@ class Batch:
     path: str
     items: list[Any]
     # the batch that this batch is a part of, and whose `unsettled` counts the items of all parts
-    whole: Batch | None = None
+    parent: Batch | None = None
     unsettled: int = 0
 
     def split(self, size: int) -> Iterator[Batch]:
         """Yield parts of at most `size` items each."""
         for start in range(0, len(self.items), size):
-            yield Batch(self.path, self.items[start : start + size], self.whole or self)
+            yield Batch(self.path, self.items[start : start + size], self.parent or self)
 
 
 def split_into_batches(items: Sequence[ExportItem]) -> list[Batch]:
@@ -89,27 +89,22 @@ class Exporter:
     Other threads may also call `spool_some`, `discard` and `abandon`.
     """
 
-    def __init__(self, settings: Settings, finisher: SpanSanitizer, queue: SpanQueue) -> None:
+    def __init__(self, settings: Settings, sanitizer: SpanSanitizer, queue: SpanQueue) -> None:
         self.settings, self.queue = settings, queue
         self.tally = DeliveryCounts()
-        self.spool = Spool(disk_spool.get_spool_folder(settings), about=disk_spool.describe_owner(settings))
+        self.spool = Spool(disk_spool.get_spool_folder(settings), owner=disk_spool.describe_owner(settings))
         self.account = get_account(settings.url)
         self.account.folders.add(self.spool.folder)
         self.deadline = float("inf")  # time at which sending ends, on the monotonic clock
-        self._finisher = finisher
+        self._sanitizer = sanitizer
         post = OtlpHttpClient(settings)
         self._requests = RequestThread(post)
-        self._reporter = ProcessReporter(self.account, finisher, post)
+        self._reporter = ProcessReporter(self.account, queue, sanitizer, post)
         self._batches: deque[Batch] = deque()  # batches of items that were taken from the queue
-        self._patience, self._longest = 0.0, float("inf")
+        self._grace_period, self._latest_deadline = 0.0, float("inf")
         self._failures, self._not_before = 0, 0.0  # consecutive failures, and the time of the next attempt
         self._failure = RequestOutcome("later")  # outcome of the last failed request
         self._is_last = self._is_abandoned = False
-
-    @property
-    def pending(self) -> int:
-        """Return the number of items in memory."""
-        return len(self.queue) + self.queue.in_hand
 
     def export(self, urgent: bool = False) -> None:
         """Export the queued items, send the requests of the spool, and report.
@@ -128,13 +123,13 @@ class Exporter:
             self._run_guarded(self._replay_all)
         if self._may_send():
             # Only Spanwise's collectors get reports. Reports that cannot be sent are not stored
-            self._run_guarded(self._reporter.send_reports, self._send_report, self.pending, self.queue.dropped, urgent)
+            self._run_guarded(self._reporter.send_reports, lambda path, body: self._answer(path, body)[0], urgent)
 
     def export_last(self) -> None:
         """Export the remaining items. Those that can be neither sent nor spooled are dropped."""
         self._is_last = True
         self.export()
-        self.spool.rest()
+        self.spool.close_segment()
         self._requests.end()
 
     def limit(self, timeout: float) -> None:
@@ -142,18 +137,20 @@ class Exporter:
         most.
         """
         now = time.monotonic()
-        self._patience, self._longest = timeout, now + max(timeout, MAX_FINAL_SEND)
+        self._grace_period, self._latest_deadline = timeout, now + max(timeout, MAX_FINAL_SEND)
         self.deadline = now + timeout
-        self.queue.keep_less(True)
+        self.queue.use_reduced_limit(True)
 
     def extend(self, share: float = 1.0) -> None:
         """Extend the deadline, so that at least the given share of the `timeout` of `limit` remains from now on."""
         if self.deadline != float("inf"):
-            self.deadline = max(self.deadline, min(time.monotonic() + share * self._patience, self._longest))
+            self.deadline = max(
+                self.deadline, min(time.monotonic() + share * self._grace_period, self._latest_deadline)
+            )
 
     def spool_some(self) -> None:
         """Write a part of the queue to the spool, because the queue grows faster than it can be sent."""
-        if self.spool.works:  # without a working spool, the queue grows to its limit
+        if self.spool.is_writable:  # without a working spool, the queue grows to its limit
             for batch in split_into_batches(self.queue.take_some(BATCH_ITEMS)):
                 self._settle(self._spool_batch, batch)
 
@@ -170,7 +167,7 @@ class Exporter:
         self.discard("delivery_stuck")
         self._is_abandoned = True
         self._batches.clear()
-        taken = self.queue.in_hand
+        taken = self.queue.in_flight
         if taken > 0:
             self.queue.settle(taken)
             self.drop("delivery_stuck", taken)
@@ -217,8 +214,12 @@ class Exporter:
             return
         answer, copy = self._answer(batch.path, body, len(batch.items))
         if answer.verdict == "later":
-            self._back_off(answer)
-            self._keep(batch, body, copy)
+            if copy is None:
+                self._spool_batch(batch, body)
+            else:
+                copy.keep()
+                self._count(batch, len(batch.items), spilled=len(batch.items))
+            self._log_failure()
             return
         if copy is not None:
             copy.remove()
@@ -240,8 +241,8 @@ class Exporter:
         a batch for each item, and the result is None.
         """
         if batch.path == LOGS_PATH:
-            return encode_events(map(self._finisher.feedback, batch.items))
-        finished = [(item, span) for item in batch.items if (span := self._finisher.span(item)) is not None]
+            return encode_events(map(self._sanitizer.feedback, batch.items))
+        finished = [(item, span) for item in batch.items if (span := self._sanitizer.span(item)) is not None]
         self._drop_items(batch, len(batch.items) - len(finished), "not_finished")
         batch.items = [item for item, _ in finished]
         try:
@@ -256,44 +257,38 @@ class Exporter:
         return None
 
     def _answer(self, path: str, body: bytes, count: int = 0) -> tuple[RequestOutcome, RequestCopy | None]:
-        """Send a request and wait for its response.
+        """Send a request and wait for its response. If it can be retried, start a backoff.
 
         If the response is slow, write a copy of the request to the spool, and also return the copy. Items that wait
         for this request to end are then spooled, too, so that little is lost if the process is killed.
         """
         timeout = min(self.settings.timeout, self.deadline - time.monotonic())
         request, copy = self._requests.send(path, body, timeout), None
+        outcome = RequestOutcome("later", "no_answer", explanation="no answer in time")
         longest = self.settings.timeout + _TIMEOUT_GRACE
         while request is not None and time.monotonic() < self.deadline and request.age < longest:
             answer = request.wait(max(0.0, min(_ANSWER_POLL_INTERVAL, self.deadline - time.monotonic())))
             if answer is not None:
-                return answer, copy
+                outcome = answer
+                break
             if (
                 request.age >= (SLOW_ANSWER if self.deadline == float("inf") else _SLOW_ANSWER_AT_END)
-                and self.spool.works
+                and self.spool.is_writable
             ):
                 if copy is None and count:
-                    copy = self.spool.copy(path, body, count)
-                self.queue.keep_less(True)
+                    copy = self.spool.write_copy(path, body, count)
+                self.queue.use_reduced_limit(True)
                 self._batches.extend(split_into_batches(self.queue.take()))
                 while self._batches and not request.is_done:
                     self._settle(self._spool_batch, self._batches.popleft())
-        return RequestOutcome("later", "no_answer", explanation="no answer in time"), copy
+        if outcome.verdict == "later":
+            self._back_off(outcome)
+        return outcome, copy
 
-    def _keep(self, batch: Batch, body: bytes, copy: RequestCopy | None) -> None:
-        """Spool a batch after a failed attempt to send it."""
-        if copy is not None:
-            copy.leave()
-            self._count(batch, len(batch.items), spilled=len(batch.items))
-        elif self._may_spool():
-            self._write(batch, body)
-        else:
-            self._requeue(batch)
-        self._log_failure()
-
-    def _spool_batch(self, batch: Batch) -> None:
+    def _spool_batch(self, batch: Batch, body: bytes | None = None) -> None:
+        """Write a batch to the spool, or return it to the queue. `body` is the encoded batch, if it is known."""
         if self._may_spool():
-            self._write(batch)
+            self._write(batch, body)
         else:
             self._requeue(batch)
 
@@ -306,7 +301,7 @@ class Exporter:
         body = self._encode(batch, self._write) if body is None else body
         if body is None:
             return True
-        kept, lost = self.spool.keep(batch.path, body, len(batch.items))
+        kept, lost = self.spool.append(batch.path, body, len(batch.items))
         if kept:
             self._count(batch, kept, spilled=kept)
             for reason, count in lost.items():
@@ -327,7 +322,7 @@ class Exporter:
             away = self._failure.reason if self._failure.reason.startswith("http_") else "collector_away"
             self._drop_items(batch, len(batch.items), away if self.spool.folder is None else "disk")
         elif not self._is_abandoned:
-            (batch.whole or batch).unsettled -= len(batch.items)
+            (batch.parent or batch).unsettled -= len(batch.items)
             self.queue.put_back(batch.items)
 
     def _may_send(self) -> bool:
@@ -339,21 +334,21 @@ class Exporter:
         return now >= self._not_before and self.deadline - now >= _SLOW_ANSWER_AT_END
 
     def _may_spool(self) -> bool:
-        return self.spool.works or (self._is_last and self.spool.folder is not None)
+        return self.spool.is_writable or (self._is_last and self.spool.folder is not None)
 
     def _back_off(self, answer: RequestOutcome) -> None:
         longest = compute_backoff(self._failures, _FIRST_BACKOFF, _MAX_BACKOFF)
         self._failures += 1
-        self.queue.keep_less(True)
+        self.queue.use_reduced_limit(True)
         self._failure = answer
         self._not_before = time.monotonic() + max(answer.after, longest * _random.uniform(0.7, 1.0))
 
     def _log_failure(self) -> None:
         url, reason = self.settings.shown_url, self._failure.reason
-        where = "on disk" if self.spool.works else "in memory"
+        where = "on disk" if self.spool.is_writable else "in memory"
         if reason in ("http_401", "http_403"):
-            refused = f"the collector at {url} refuses our key ({reason})"
-            internal_errors.warn_once(reason, f"{refused}: spans wait {where} until SPANWISE_API_KEY is right")
+            refused = f"the collector at {url} refuses the API key ({reason})"
+            internal_errors.warn_once(reason, f"{refused}: spans wait {where} until SPANWISE_API_KEY is corrected")
         else:
             failure = self._failure.explanation or "no connection"
             text = f"no collector answers at {url} ({failure}): spans wait {where} until one does"
@@ -371,7 +366,7 @@ class Exporter:
 
     def _reset_backoff(self) -> None:
         self._failures = 0
-        self.queue.keep_less(self.deadline != float("inf"))
+        self.queue.use_reduced_limit(self.deadline != float("inf"))
         self.extend()
 
     def _replay_all(self) -> None:
@@ -395,17 +390,9 @@ class Exporter:
             if refused:
                 self.drop("rejected", refused, path, why)
             self._reset_backoff()
-        elif answer.verdict == "later":
-            self._back_off(answer)
-        else:
+        elif answer.verdict != "later":
             self.drop(answer.reason, count, path)
         return answer.verdict
-
-    def _send_report(self, path: str, body: bytes) -> RequestOutcome:
-        answer, _ = self._answer(path, body)
-        if answer.verdict == "later":
-            self._back_off(answer)
-        return answer
 
     def _drop_items(self, batch: Batch, count: int, reason: str, detail: str = "") -> None:
         if count and not self._is_abandoned:
@@ -416,6 +403,6 @@ class Exporter:
         """Count items of a batch as settled, unless `abandon` has counted them."""
         if self._is_abandoned:
             return
-        (batch.whole or batch).unsettled -= count
+        (batch.parent or batch).unsettled -= count
         self.queue.settle(count)
         self.tally.add(delivered=delivered, spilled=spilled)

@@ -48,11 +48,9 @@ EXIT_TIMEOUT = 0.8  # seconds that the process waits for a response of the colle
 _MAX_STALL = 5.0  # seconds without progress after which the delivery thread is abandoned
 _MAX_CLOSE_TIME = 15.0  # most seconds that closing takes, even if the delivery thread makes progress
 _POLL_INTERVAL = 0.1  # seconds between two checks that the delivery thread still exists
-_INTERVAL = 0.5  # seconds between two exports
-_HURRIED_INTERVAL, _HURRIED_DURATION = (
-    0.02,
-    30.0,
-)  # seconds between two exports after SIGTERM, and the most seconds for which this interval applies
+EXPORT_INTERVAL = 0.5  # seconds between two exports
+# seconds between two exports after SIGTERM, and the most seconds for which this interval applies
+_HURRIED_INTERVAL, _HURRIED_DURATION = 0.02, 30.0
 _Waiter: TypeAlias = "queue.SimpleQueue[None]"
 exit_callbacks: list[Callable[[], None]] = []  # called at the end of the process, before the last delivery
 _live: dict[int, weakref.ref[Delivery]] = {}  # deliveries by `id()`
@@ -69,10 +67,10 @@ class Delivery:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.finisher = SpanSanitizer(settings)
-        self._begin()
+        self._reset()
         _live[id(self)] = weakref.ref(self, partial(_live.pop, id(self)))
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         """Enter the state `running`: in a new delivery, and after a fork."""
         self.queue = SpanQueue()
         self.exporter = Exporter(self.settings, self.finisher, self.queue)
@@ -91,7 +89,7 @@ class Delivery:
         """Queue an ended span or a feedback event. Never raises, and never blocks on the network."""
         try:  # runs for every span, and `error_boundary` would take more time
             if self.queue.put(item):
-                self._awake()  # another batch is full
+                self._wake_thread()  # another batch is full
                 if self.queue.is_high and not self._is_closed:
                     self.exporter.spool_some()
             if self._thread is None:
@@ -115,16 +113,16 @@ class Delivery:
 
     def idle(self) -> bool:
         """Return whether no items are pending."""
-        return not self.exporter.pending
+        return not self.queue.pending
 
     def hurry(self) -> None:
         """Export more often: the process is about to end, possibly without calling `close`. Takes no lock."""
         self._hurried_until = time.monotonic() + _HURRIED_DURATION
-        self._awake()
+        self._wake_thread()
 
     def pick_up(self) -> None:
         """Start the delivery thread if items are pending in the queue, or in the spool from an earlier process."""
-        if self._thread is None and (len(self.queue) or self.exporter.spool.waits()):
+        if self._thread is None and (len(self.queue) or self.exporter.spool.has_requests()):
             self._start()
 
     def flush(self, timeout: float) -> FlushResult:
@@ -137,7 +135,7 @@ class Delivery:
             tally.delivered - before[0],
             disk_spool.count_spooled(self.exporter.spool.folder),
             self.dropped().total() - before[1],
-            self.exporter.pending,
+            self.queue.pending,
         )
 
     def close(self, timeout: float = EXIT_TIMEOUT) -> None:
@@ -158,14 +156,14 @@ class Delivery:
                     self._start()
             self.exporter.limit(timeout)
             self._is_draining = True
-        self._awake()
+        self._wake_thread()
 
     # -- the delivery thread --
 
     def _start(self) -> None:
         """Start the delivery thread, unless it exists or the state forbids it."""
         if self._is_closed:
-            return self._settle_late()
+            return self._settle_late_items()
         if sys.is_finalizing():
             self.exporter.limit(0.0)
             self._is_draining = True
@@ -194,7 +192,7 @@ class Delivery:
         if self.settings.by_otel:
             where = self.settings.shown_url
             internal_errors.warn_once(
-                "otlp", f"spans go to {where}, as OTEL_EXPORTER_OTLP_* say; SPANWISE_URL says otherwise"
+                "otlp", f"spans are sent to {where}, as set by OTEL_EXPORTER_OTLP_*; SPANWISE_URL overrides it"
             )
         return None
 
@@ -224,13 +222,13 @@ class Delivery:
         waiting = []
         with suppress(queue.Empty):
             waiting.append(
-                self._wake.get(timeout=_HURRIED_INTERVAL if time.monotonic() < self._hurried_until else _INTERVAL)
+                self._wake.get(timeout=_HURRIED_INTERVAL if time.monotonic() < self._hurried_until else EXPORT_INTERVAL)
             )
             while True:
                 waiting.append(self._wake.get_nowait())
         return [waiter for waiter in waiting if waiter is not None]
 
-    def _awake(self) -> None:
+    def _wake_thread(self) -> None:
         if self._wake.empty():
             self._wake.put(None)
 
@@ -260,7 +258,7 @@ class Delivery:
         while self._thread is not threading.current_thread():
             until = min(max(self.exporter.deadline, time.monotonic()) + _MAX_STALL, longest)
             if self._slot.acquire(timeout=max(0.0, until - time.monotonic())):
-                return self._settle_rest()
+                return self._settle_remaining()
             before, progress = progress, self._progress()
             if progress == before or time.monotonic() >= longest:
                 self._is_closed, self._thread = True, None
@@ -270,7 +268,7 @@ class Delivery:
     def _progress(self) -> tuple[int, float]:
         return self.exporter.tally.settled, self.exporter.deadline
 
-    def _settle_rest(self) -> None:
+    def _settle_remaining(self) -> None:
         """Export, pass on or drop the items that are still queued when the delivery thread has ended. Release the slot.
 
         The caller holds the slot.
@@ -282,15 +280,15 @@ class Delivery:
                 self.exporter.export_last()
         finally:
             self._slot.release()
-        self._settle_late()
+        self._settle_late_items()
         end = time.monotonic() + _MAX_STALL
-        while self.queue.in_hand > 0:  # threads of the application are still writing items to the spool
+        while self.queue.in_flight > 0:  # threads of the application are still writing items to the spool
             if time.monotonic() >= end:
                 return self.exporter.abandon()
             time.sleep(0.001)
         return None
 
-    def _settle_late(self) -> None:
+    def _settle_late_items(self) -> None:
         """Pass items that arrived after the close to the delivery that has replaced this one. If there is none, drop
         them.
         """
@@ -321,11 +319,11 @@ def list_deliveries() -> list[Delivery]:
 def flush_all(first: Delivery, timeout: float) -> FlushResult:
     """Flush a delivery, and every other delivery of this process that has pending items."""
     end = time.monotonic() + timeout
-    all_ = [first, *(delivery for delivery in list_deliveries() if delivery is not first and not delivery.idle())]
-    flushed = [delivery.flush(max(0.0, end - time.monotonic())) for delivery in all_]
+    deliveries = [first, *(delivery for delivery in list_deliveries() if delivery is not first and not delivery.idle())]
+    flushed = [delivery.flush(max(0.0, end - time.monotonic())) for delivery in deliveries]
     total = FlushResult(*(sum(counts) for counts in zip(*map(astuple, flushed), strict=True)))
     return replace(
-        total, spilled=sum(map(disk_spool.count_spooled, {delivery.exporter.spool.folder for delivery in all_}))
+        total, spilled=sum(map(disk_spool.count_spooled, {delivery.exporter.spool.folder for delivery in deliveries}))
     )
 
 
@@ -374,8 +372,8 @@ def _after_fork_in_child() -> None:
     disk_spool.forget_after_fork()
     delivery_stats.forget_accounts()
     for delivery in list_deliveries():
-        delivery.exporter.spool.abandon()
-        delivery._begin()
+        delivery.exporter.spool.reset_after_fork()
+        delivery._reset()
 
 
 # The fork handlers of all modules of the package. `process_runtime` registers its own handlers later and `live_span`
@@ -398,10 +396,10 @@ _SIGTERM_TIMEOUT = 20.0  # seconds after which SIGTERM ends the process even if 
 _sigterm_done = False
 
 
-def set_thread_context_inheritance(carried: bool = True) -> None:
+def set_thread_context_inheritance(enabled: bool = True) -> None:
     """Enable or disable the inheritance of the current context by threads and thread pools."""
     with error_boundary("threads"):
-        if not carried:
+        if not enabled:
             thread_context.restore_thread_methods()
         elif threading.main_thread().is_alive():  # after the end of the main thread, threads are not prepared
             thread_context.patch_thread_methods()
@@ -418,23 +416,23 @@ def close_on_sigterm(close: Callable[[], object], hurry: Callable[[], object]) -
     if _sigterm_done or threading.current_thread() is not threading.main_thread():
         return
     with error_boundary("sigterm"):  # some interpreters have no signals
-        own = signal.getsignal(signal.SIGTERM)
-        if own is signal.SIG_DFL:
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _make_closing_handler(close))
             _sigterm_done = True
-        elif callable(own):
-            signal.signal(signal.SIGTERM, _make_chained_handler(own, hurry))
+        elif callable(handler):
+            signal.signal(signal.SIGTERM, _make_chained_handler(handler, hurry))
             _sigterm_done = True
 
 
 def _make_chained_handler(
-    own: Callable[[int, FrameType | None], Any], hurry: Callable[[], object]
+    handler: Callable[[int, FrameType | None], Any], hurry: Callable[[], object]
 ) -> Callable[[int, FrameType | None], None]:
-    @functools.wraps(own)
+    @functools.wraps(handler)
     def handle(signum: int, frame: FrameType | None) -> None:
         with error_boundary("sigterm"):
             hurry()
-        own(signum, frame)
+        handler(signum, frame)
 
     return handle
 

@@ -23,6 +23,7 @@ from spanwise.tracer import attribute_names as names
 from spanwise.tracer.export.disk_spool import count_spooled
 from spanwise.tracer.export.otlp_encoding import LOGS_PATH, TRACES_PATH, FeedbackEvent, encode_events
 from spanwise.tracer.export.otlp_http_client import OtlpHttpClient, RequestOutcome
+from spanwise.tracer.export.span_queue import SpanQueue
 from spanwise.tracer.export.span_sanitizer import SpanSanitizer
 from spanwise.tracer.otel.exit_lock import ExitLock
 from spanwise.tracer.otel.live_span import Clock, LiveSpan, LocalTrace, sync_open_traces
@@ -73,9 +74,9 @@ class DeliveryCounts:
         self._lock = ExitLock(self._lock)
 
 
-LONG_NS = 1_000_000_000  # age in nanoseconds at which an open run is reported
+REPORT_AGE_NS = 1_000_000_000  # age in nanoseconds at which an open run is reported
 _MAX_PER_REPORT = 1_000
-_MAX_YOUNG = 50_000  # with more open spans, some probably never end: the set is cleared
+_MAX_UNREPORTED = 50_000  # with more open spans, some probably never end: the set is cleared
 
 
 class SpanAccount:
@@ -90,35 +91,36 @@ class SpanAccount:
         self.dropped: Counter[str] = Counter()  # by reason
         self.folders: set[Path | None] = set()  # spool directories
         self.resource: Resource | None = None
-        self.young: set[Any] = set()  # open spans that have not been reported yet
+        self.unreported: set[Any] = set()  # open spans that have not been reported yet
 
-    def due(self) -> list[Any]:
-        """Return the spans that have been open for longer than `LONG_NS`, oldest first, up to the limit of one
+    def find_unreported(self) -> list[Any]:
+        """Return the spans that have been open for longer than `REPORT_AGE_NS`, oldest first, up to the limit of one
         request.
         """
-        young, latest = tuple(self.young), Clock.now() - LONG_NS
-        if len(young) > _MAX_YOUNG:
-            self.young.clear()
-        due = [span for span in young if span.end_time is None and (span.start_time or 0) <= latest]
+        unreported, latest = tuple(self.unreported), Clock.now() - REPORT_AGE_NS
+        if len(unreported) > _MAX_UNREPORTED:
+            self.unreported.clear()
+        due = [span for span in unreported if span.end_time is None and (span.start_time or 0) <= latest]
         return sorted(due, key=lambda span: span.start_time or 0)[:_MAX_PER_REPORT]
 
     def mark_reported(self, spans: list[Any]) -> None:
         """Mark open spans as reported, so that they are not reported again."""
-        self.young.difference_update(spans)
+        self.unreported.difference_update(spans)
 
     def report(self, pending: int, dropped: Counter[str]) -> dict[str, Any]:
-        """Return the number of started spans, and how many are open, delivered, spilled, pending and dropped.
+        """Return the attributes of a process report: counts of started, open, delivered, … spans.
 
         The given `dropped` is added to the account's own count.
         """
         sync_open_traces(self)
         return {
-            "started": self.started,
-            "open": self.open,
-            "delivered": self.delivered,
-            "spilled": sum(map(count_spooled, self.folders)),
-            "pending": pending,
-            "dropped": dict(self.dropped + dropped),
+            names.REPORT_STARTED: self.started,
+            names.REPORT_OPEN: self.open,
+            names.REPORT_DELIVERED: self.delivered,
+            names.REPORT_SPILLED: sum(map(count_spooled, self.folders)),
+            names.REPORT_PENDING: pending,
+            names.REPORT_DROPPED: orjson.dumps(self.dropped + dropped).decode(),
+            names.REPORT_PID: os.getpid(),
         }
 
 
@@ -145,40 +147,41 @@ SendRequest = Callable[[str, bytes], RequestOutcome]
 class ProcessReporter:
     """Reporter that sends counts and open spans to the collector. It runs on the delivery thread."""
 
-    def __init__(self, account: SpanAccount, finisher: SpanSanitizer, post: OtlpHttpClient) -> None:
-        self._account, self._finisher, self._post = account, finisher, post
+    def __init__(
+        self, account: SpanAccount, queue: SpanQueue, sanitizer: SpanSanitizer, client: OtlpHttpClient
+    ) -> None:
+        self._account, self._queue, self._sanitizer, self._client = account, queue, sanitizer, client
         self._reported: dict[str, Any] = {}
         self._next_report = 0.0
 
-    def send_reports(self, send: SendRequest, pending: int, dropped: Counter[str], urgent: bool) -> None:
+    def send_reports(self, send: SendRequest, urgent: bool) -> None:
         """Send the spans that have been open for long, and the counts if they have changed since the last report.
 
-        The number of spans in memory is `pending`, and `dropped` counts those that the queue dropped. An urgent
-        report may be the last one.
+        An urgent report is sent even if the last one was sent a moment ago, because it may be the last one.
         """
-        due = self._account.due()
-        if due and self._post.is_spanwise is None:
+        due = self._account.find_unreported()
+        if due and self._client.is_spanwise is None:
             # Send an empty request, which every collector accepts. The response shows whether the collector is
             # Spanwise's
             verdict = send(TRACES_PATH, b"").verdict
-            if self._post.is_spanwise is None and verdict != "later":
-                self._post.is_spanwise = False
-        if self._post.is_spanwise:
+            if self._client.is_spanwise is None and verdict != "later":
+                self._client.is_spanwise = False
+        if self._client.is_spanwise:
             resources = {id(resource): resource for resource in (_get_local_trace_of(span).resource for span in due)}
             for key, resource in resources.items():
                 spans = [span for span in due if id(_get_local_trace_of(span).resource) == key]
-                attributes = self._finisher.resource(resource).attributes
-                body = encode_events([self._started(span, attributes) for span in spans])
+                attributes = self._sanitizer.resource(resource).attributes
+                body = encode_events([self._make_started_event(span, attributes) for span in spans])
                 if send(LOGS_PATH, body).verdict != "later":
                     self._account.mark_reported(spans)
-            self._report(send, pending, dropped, urgent)
-        elif self._post.is_spanwise is False:
+            self._send_counts(send, urgent)
+        elif self._client.is_spanwise is False:
             self._account.mark_reported(due)
 
-    def _started(self, span: Any, resource: Any) -> FeedbackEvent:
+    def _make_started_event(self, span: Any, resource: Any) -> FeedbackEvent:
         context, parent = span.get_span_context(), span.parent
         attributes = {
-            names.STARTED_NAME: self._finisher.name(span.name),
+            names.STARTED_NAME: self._sanitizer.name(span.name),
             names.KIND: (span.attributes or {}).get(names.KIND),
             names.STARTED_PARENT: f"{parent.span_id:016x}" if parent else None,
             names.LOCAL_ROOT: f"{_get_local_trace_of(span).root_id:016x}",
@@ -186,15 +189,13 @@ class ProcessReporter:
         start = span.start_time or 0
         return FeedbackEvent(context.trace_id, context.span_id, start, attributes, resource, names.STARTED_EVENT)
 
-    def _report(self, send: SendRequest, pending: int, dropped: Counter[str], urgent: bool) -> None:
+    def _send_counts(self, send: SendRequest, urgent: bool) -> None:
         if not urgent and time.monotonic() < self._next_report:
             return
-        report, resource = self._account.report(pending, dropped), self._account.resource
-        if not report["started"] or report == self._reported or resource is None:
+        report, resource = self._account.report(self._queue.pending, self._queue.dropped), self._account.resource
+        if not report[names.REPORT_STARTED] or report == self._reported or resource is None:
             return
-        event = FeedbackEvent(
-            0, 0, Clock.now(), _make_report_attributes(report), resource.attributes, names.REPORT_EVENT
-        )
+        event = FeedbackEvent(0, 0, Clock.now(), report, resource.attributes, names.REPORT_EVENT)
         self._next_report = time.monotonic() + PERIOD
         if send(LOGS_PATH, encode_events([event])).verdict == "ok":
             self._reported = report
@@ -203,15 +204,3 @@ class ProcessReporter:
 def _get_local_trace_of(span: Any) -> LocalTrace:
     local: LocalTrace = span.local if isinstance(span, LiveSpan) else span._spanwise_local
     return local
-
-
-def _make_report_attributes(report: dict[str, Any]) -> dict[str, Any]:
-    return {
-        names.REPORT_STARTED: report["started"],
-        names.REPORT_OPEN: report["open"],
-        names.REPORT_DELIVERED: report["delivered"],
-        names.REPORT_SPILLED: report["spilled"],
-        names.REPORT_PENDING: report["pending"],
-        names.REPORT_DROPPED: orjson.dumps(report["dropped"]).decode(),
-        names.REPORT_PID: os.getpid(),
-    }

@@ -47,10 +47,10 @@ _MAX_SEGMENT_BYTES = 8 * MIB
 _DISK_RETRY_S = 10.0  # seconds without further writes after a failed write, as long as the memory is sufficient
 # seconds after which nothing is appended to a segment, because the age of a segment is that of its first record
 _MAX_SEGMENT_AGE_S = 3_600.0
-_HEAD = Struct("<4sBBxxIII")  # magic, state, signal, items, length of the body, CRC of the body
-_MARK = b"spw1"
-_FORMER_MARK = b"asy1"  # segments written under the product's former name
-_STATE_AT = 4
+_HEADER = Struct("<4sBBxxIII")  # magic, state, signal, items, length of the body, CRC of the body
+_MAGIC = b"spw1"
+_FORMER_MAGIC = b"asy1"  # segments written under the product's former name
+_STATE_OFFSET = 4
 _SIGNALS = (TRACES_PATH, LOGS_PATH)
 _SETTLED = b"\x01"
 _segment_numbers = itertools.count()
@@ -63,8 +63,8 @@ def get_spool_folder(settings: Settings) -> Path | None:
     if settings.spill_dir is None:
         return None
     headers = (f"{name}={value}" for name, value in sorted(settings.headers.items()))
-    whose = "\n".join((settings.url, settings.project, settings.api_key or "", *headers))
-    return Path(settings.spill_dir, sha256(whose.encode()).hexdigest()[:16])
+    identity = "\n".join((settings.url, settings.project, settings.api_key or "", *headers))
+    return Path(settings.spill_dir, sha256(identity.encode()).hexdigest()[:16])
 
 
 def describe_owner(settings: Settings) -> dict[str, str]:
@@ -74,10 +74,10 @@ def describe_owner(settings: Settings) -> dict[str, str]:
 
 def count_spooled(folder: Path | None) -> int:
     """Return the number of items that this process has written to a spool directory and that have not been sent yet."""
-    mine = [path for path in tuple(_own_segments) if path.parent == folder]
-    for path in [path for path in mine if not path.exists()]:
+    segments = [path for path in tuple(_own_segments) if path.parent == folder]
+    for path in [path for path in segments if not path.exists()]:
         _own_segments.pop(path, None)  # another process has sent it
-    return sum(_own_segments.get(path, 0) for path in mine)
+    return sum(_own_segments.get(path, 0) for path in segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,36 +96,36 @@ class Spool:
     """Spool of one process in a directory."""
 
     def __init__(
-        self, folder: Path | None, max_bytes: int = MAX_FOLDER_BYTES, about: Mapping[str, str] | None = None
+        self, folder: Path | None, max_bytes: int = MAX_FOLDER_BYTES, owner: Mapping[str, str] | None = None
     ) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
-        self._about = about or {}
-        self._adding: Any = threading.RLock()  # application threads also write to the spool if the queue is high
-        self._own: tuple[Path, int] | None = None  # segment to which this process appends, and its descriptor
-        self._began = 0.0
-        self._size = 0
+        self._owner = owner or {}
+        self._lock: Any = threading.RLock()  # application threads also write to the spool if the queue is high
+        self._segment: tuple[Path, int] | None = None  # segment to which this process appends, and its descriptor
+        self._segment_began = 0.0
+        self._segment_size = 0
         self._broken_until = 0.0
         self.is_full = False  # True if the last write failed for lack of space
-        self._unchecked = max_bytes  # bytes written since the size of the directory was last measured
+        self._unmeasured_bytes = max_bytes  # bytes written since the size of the directory was last measured
 
-    def keep(self, path: str, body: bytes, count: int) -> tuple[int, Mapping[str, int]]:
+    def append(self, path: str, body: bytes, count: int) -> tuple[int, Mapping[str, int]]:
         """Write the body of a request to the spool. Return the number of items written, and the number of items lost by
         reason.
         """
         if self._folder is None:
             return 0, {"collector_away": count}
-        with self._adding:
+        with self._lock:
             try:
-                self._add(self._folder, path, body, count)
+                self._append_locked(self._folder, path, body, count)
             except OSError as error:
-                self._fails(error)
+                self._record_failure(error)
                 return 0, {"disk": count}
             with suppress(OSError):  # the item is stored, even if making space for the next one fails
                 return count, self._trim(self._folder)
             return count, {}
 
-    def copy(self, path: str, body: bytes, count: int) -> RequestCopy | None:
+    def write_copy(self, path: str, body: bytes, count: int) -> RequestCopy | None:
         """Write the body of a request that is being sent, in case this process ends before the response.
 
         The copy has a segment of its own, which is locked until the response. Return None if it cannot be written.
@@ -133,21 +133,21 @@ class Spool:
         if self._folder is None:
             return None
         try:
-            made = RequestCopy(*self._new(self._folder), count)
-            made.write(_pack_record(path, body, count))
+            copy = RequestCopy(*self._create_segment(self._folder), count)
+            copy.write(_pack_record(path, body, count))
         except OSError as error:
-            self._fails(error)
+            self._record_failure(error)
             return None
-        self._unchecked += len(body)
-        return made
+        self._unmeasured_bytes += len(body)
+        return copy
 
-    def _fails(self, error: OSError) -> None:
+    def _record_failure(self, error: OSError) -> None:
         self._broken_until = time.monotonic() + _DISK_RETRY_S
         self.is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         internal_errors.record_error("spill", error)
 
     @property
-    def works(self) -> bool:
+    def is_writable(self) -> bool:
         """Return whether writing is expected to succeed. A failed write disables the spool for some seconds."""
         return self._folder is not None and time.monotonic() >= self._broken_until
 
@@ -160,11 +160,11 @@ class Spool:
         lost: Counter[str] = Counter()
         if self._folder is None or not self._folder.is_dir():
             return lost
-        self.rest()
+        self.close_segment()
         for path in list_segments(self._folder):
             if is_expired(path):
                 lost["too_old"] += remove_segment(path)
-            elif not self._send(path, send, lost):
+            elif not self._replay_segment(path, send, lost):
                 break
         return lost
 
@@ -173,35 +173,39 @@ class Spool:
         """Return the directory, or None if spooling is off."""
         return self._folder
 
-    def waits(self) -> bool:
+    def has_requests(self) -> bool:
         """Return whether the directory contains requests."""
         return self._folder is not None and self._folder.is_dir() and bool(list_segments(self._folder))
 
-    def rest(self) -> None:
+    def close_segment(self) -> None:
         """Close the segment to which this process appends, so that any process may send it."""
-        with self._adding:
-            self._rest()
+        with self._lock:
+            self._close_own_segment()
 
     def bound_waits(self) -> None:
         """Limit the time that a thread waits for the lock; see `ExitLock`."""
-        self._adding = ExitLock(self._adding)
+        self._lock = ExitLock(self._lock)
 
-    def abandon(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the spool in a forked child, where no thread holds the lock. The segment belongs to the parent."""
-        self._adding = threading.RLock()
-        self._rest(forked=True)
+        self._lock = threading.RLock()
+        self._close_own_segment(forked=True)
 
-    def _rest(self, forked: bool = False) -> None:
-        own, self._own = self._own, None
-        if own is not None:
-            _close_segment(own[1], keep=forked)
+    def _close_own_segment(self, forked: bool = False) -> None:
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            _close_segment(segment[1], keep=forked)
 
-    def _add(self, folder: Path, path: str, body: bytes, count: int) -> None:
-        if self._own is None or self._size >= self._largest or time.monotonic() - self._began > _MAX_SEGMENT_AGE_S:
-            self._rest()
-            self._own, self._began, self._size = self._new(folder), time.monotonic(), 0
-        assert self._own is not None
-        file, descriptor = self._own
+    def _append_locked(self, folder: Path, path: str, body: bytes, count: int) -> None:
+        if (
+            self._segment is None
+            or self._segment_size >= self._max_segment_bytes
+            or time.monotonic() - self._segment_began > _MAX_SEGMENT_AGE_S
+        ):
+            self._close_own_segment()
+            self._segment, self._segment_began, self._segment_size = self._create_segment(folder), time.monotonic(), 0
+        assert self._segment is not None
+        file, descriptor = self._segment
         record = _pack_record(path, body, count)
         before = os.fstat(descriptor).st_size
         try:
@@ -209,18 +213,18 @@ class Spool:
         except OSError:
             os.ftruncate(descriptor, before)
             raise
-        self._size = before + len(record)
-        self._unchecked += len(record)
+        self._segment_size = before + len(record)
+        self._unmeasured_bytes += len(record)
         _own_segments[file] = _own_segments.get(file, 0) + count
 
     @property
-    def _largest(self) -> int:
+    def _max_segment_bytes(self) -> int:
         return min(_MAX_SEGMENT_BYTES, self._max_bytes // 8)
 
-    def _new(self, folder: Path) -> tuple[Path, int]:
+    def _create_segment(self, folder: Path) -> tuple[Path, int]:
         """Create an empty segment and lock it."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._describe(folder)
+        self._write_owner(folder)
         while True:
             file = folder / f"{time.time_ns():020d}-{os.getpid()}-{next(_segment_numbers)}.spool"
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | _NOFOLLOW, 0o600)
@@ -228,12 +232,12 @@ class Spool:
                 return file, descriptor
             os.close(descriptor)  # another process opened the file before it was locked, found it empty, and removes it
 
-    def _describe(self, folder: Path) -> None:
+    def _write_owner(self, folder: Path) -> None:
         if folder.stat().st_mode & 0o077:
             folder.chmod(0o700)
         try:
             with suppress(FileExistsError), os.fdopen(os.open(folder / OWNER_FILE, _CREATE_FLAGS, 0o600), "wb") as file:
-                file.write(orjson.dumps(dict(self._about)))
+                file.write(orjson.dumps(dict(self._owner)))
         except OSError:  # do not leave an empty file behind
             (folder / OWNER_FILE).unlink(missing_ok=True)
             raise
@@ -241,21 +245,21 @@ class Spool:
     def _trim(self, folder: Path) -> Mapping[str, int]:
         """Remove the oldest segments until the directory is within its limit. Return the items lost, by reason."""
         lost: Counter[str] = Counter()
-        if self._unchecked < self._largest // 2:
+        if self._unmeasured_bytes < self._max_segment_bytes // 2:
             return lost
-        self._unchecked = 0
+        self._unmeasured_bytes = 0
         sizes = {path: _get_file_size(path) for path in list_segments(folder)}
         excess = sum(sizes.values()) - self._max_bytes
         for path, size in sizes.items():
             if excess <= 0:
                 break
-            if self._own is not None and path == self._own[0]:
-                self._rest()
+            if self._segment is not None and path == self._segment[0]:
+                self._close_own_segment()
             lost["disk_full"] += remove_segment(path)
             excess -= 0 if path.exists() else size
         return +lost
 
-    def _send(self, path: Path, send: Callable[[str, bytes, int], str], lost: Counter[str]) -> bool:
+    def _replay_segment(self, path: Path, send: Callable[[str, bytes, int], str], lost: Counter[str]) -> bool:
         """Send a segment. Return False if a send returned `later`. Segments that another process holds are skipped."""
         with open_segment(path) as descriptor:
             if descriptor is None:
@@ -292,7 +296,7 @@ class RequestCopy:
         self._file.unlink(missing_ok=True)
         self._close()
 
-    def leave(self) -> None:
+    def keep(self) -> None:
         """Keep the segment for a later attempt, because the body was not accepted."""
         _own_segments[self._file] = self._count
         self._close()
@@ -348,33 +352,33 @@ def open_segment(path: Path) -> Iterator[int | None]:
 def read_records(descriptor: int) -> Iterator[SpoolRecord]:
     """Yield the unsettled records of an open segment, in order."""
     size = os.fstat(descriptor).st_size
-    for place, signal, count, length, crc in _read_heads(descriptor, size):
+    for offset, signal, count, length, crc in _read_headers(descriptor, size):
         # limited, because the length in the header may be torn as well
-        body = os.pread(descriptor, min(length, size - place), place + _HEAD.size)
-        whole = len(body) == length and zlib.crc32(body) == crc
-        yield SpoolRecord(place, _SIGNALS[signal], body if whole else None, count)
+        body = os.pread(descriptor, min(length, size - offset), offset + _HEADER.size)
+        is_complete = len(body) == length and zlib.crc32(body) == crc
+        yield SpoolRecord(offset, _SIGNALS[signal], body if is_complete else None, count)
 
 
 def count_items(descriptor: int) -> int:
     """Return the number of unsettled items in an open segment, according to the headers."""
-    return sum(count for _, _, count, _, _ in _read_heads(descriptor, os.fstat(descriptor).st_size))
+    return sum(count for _, _, count, _, _ in _read_headers(descriptor, os.fstat(descriptor).st_size))
 
 
-def _read_heads(descriptor: int, size: int) -> Iterator[tuple[int, int, int, int, int]]:
+def _read_headers(descriptor: int, size: int) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield the offset, signal, number of items, body length and CRC of each unsettled record."""
-    place = 0
-    while place + _HEAD.size <= size:
-        mark, state, signal, count, length, crc = _HEAD.unpack(os.pread(descriptor, _HEAD.size, place))
-        if mark not in (_MARK, _FORMER_MARK) or signal >= len(_SIGNALS):
+    offset = 0
+    while offset + _HEADER.size <= size:
+        magic, state, signal, count, length, crc = _HEADER.unpack(os.pread(descriptor, _HEADER.size, offset))
+        if magic not in (_MAGIC, _FORMER_MAGIC) or signal >= len(_SIGNALS):
             return  # not written by Spanwise: the next record cannot be located
         if not state:
-            yield place, signal, count, length, crc
-        place += _HEAD.size + length
+            yield offset, signal, count, length, crc
+        offset += _HEADER.size + length
 
 
 def mark_settled(descriptor: int, record: SpoolRecord) -> None:
     """Mark a record as settled, so that it is not sent again."""
-    os.pwrite(descriptor, _SETTLED, record.offset + _STATE_AT)
+    os.pwrite(descriptor, _SETTLED, record.offset + _STATE_OFFSET)
 
 
 def remove_segment(path: Path) -> int:
@@ -413,7 +417,7 @@ def _close_segment(descriptor: int, keep: bool = False) -> None:
 
 
 def _pack_record(path: str, body: bytes, count: int) -> bytes:
-    return _HEAD.pack(_MARK, 0, _SIGNALS.index(path), count, len(body), zlib.crc32(body)) + body
+    return _HEADER.pack(_MAGIC, 0, _SIGNALS.index(path), count, len(body), zlib.crc32(body)) + body
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -218,7 +218,8 @@ def encode_spans(spans: Iterable[ReadableSpan]) -> bytes:
     """Return an ExportTraceServiceRequest, grouped by resource and scope."""
     groups: dict[int, tuple[Resource, dict[int, tuple[InstrumentationScope | None, list[bytes]]]]] = {}
     for span in spans:
-        _, scopes = groups.setdefault(id(span.resource), (span.resource, {}))
+        resource = span.resource
+        _, scopes = groups.setdefault(id(resource), (resource, {}))
         scope = span.instrumentation_scope
         scopes.setdefault(id(scope), (scope, []))[1].append(_encode_field(b"\x12", _encode_span(span)))
     return b"".join(_encode_field(b"\x0a", _encode_resource_spans(*group)) for group in groups.values())

@@ -112,7 +112,7 @@ class OtlpHttpClient:
                     address,
                     data=body,
                     headers=headers,
-                    auth=auth if any(auth) else _keep_request,
+                    auth=auth if any(auth) else _keep_authorization,
                     timeout=max(timeout, 0.05),
                     verify=self._settings.certificate or True,
                     allow_redirects=False,
@@ -122,11 +122,11 @@ class OtlpHttpClient:
         if response.ok or names.COLLECTOR_HEADER in response.headers:
             self.is_spanwise = response.headers.get(names.COLLECTOR_HEADER) == "1"
         if (named := response.headers.get(names.DESTINATIONS_HEADER)) is not None:
-            propagation_targets.update_from_header(self._settings, named)
+            propagation_targets.update_from_header(self._settings.url, self._settings.project, named)
         return _classify_response(response)
 
 
-def _keep_request(request: requests.PreparedRequest) -> requests.PreparedRequest:
+def _keep_authorization(request: requests.PreparedRequest) -> requests.PreparedRequest:
     """Return the request unchanged.
 
     Without this hook, requests would replace the API key by credentials from `~/.netrc`.
@@ -157,7 +157,7 @@ class PendingRequest:
     timeout: float  # seconds
     began: float = field(default_factory=time.monotonic)
     is_done: bool = False
-    _answers: queue.SimpleQueue[RequestOutcome] = field(default_factory=queue.SimpleQueue)
+    _outcomes: queue.SimpleQueue[RequestOutcome] = field(default_factory=queue.SimpleQueue)
 
     @property
     def age(self) -> float:
@@ -167,7 +167,7 @@ class PendingRequest:
     def wait(self, seconds: float) -> RequestOutcome | None:
         """Wait for the outcome, and return it, or None if there is none within that many seconds."""
         try:
-            return self._answers.get(timeout=seconds)
+            return self._outcomes.get(timeout=seconds)
         except queue.Empty:
             return None
 
@@ -181,7 +181,7 @@ class PendingRequest:
             internal_errors.record_error("delivery", error)
         finally:
             self.is_done = True
-            self._answers.put(answer)
+            self._outcomes.put(answer)
 
 
 class RequestThread:

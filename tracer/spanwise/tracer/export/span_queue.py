@@ -45,7 +45,7 @@ class SpanQueue:
     def __init__(self, high_bytes: int = HIGH_BYTES, max_bytes: int = MAX_BYTES) -> None:
         self.dropped: Counter[str] = Counter()
         self._high_bytes = self._high = high_bytes
-        self.in_hand = 0  # items that were taken and are not yet sent, spooled or dropped
+        self.in_flight = 0  # items that were taken and are not yet sent, spooled or dropped
         self._max = max_bytes
         self._ranks: tuple[deque[WeightedItem], ...] = (deque(), deque(), deque())
         self._put_lock: Any = threading.RLock()
@@ -55,6 +55,11 @@ class SpanQueue:
 
     def __len__(self) -> int:
         return self._added - self._removed
+
+    @property
+    def pending(self) -> int:
+        """Return the number of items that are queued, or taken and not yet settled."""
+        return len(self) + self.in_flight
 
     @property
     def bytes(self) -> int:
@@ -103,11 +108,11 @@ class SpanQueue:
     def settle(self, count: int) -> None:
         """Record that `count` taken items were sent, spooled or dropped."""
         with self._take_lock:
-            self.in_hand -= count
+            self.in_flight -= count
 
-    def keep_less(self, less: bool) -> None:
+    def use_reduced_limit(self, reduced: bool) -> None:
         """Lower the size from which on the queue is high, or restore it."""
-        self._high = min(REDUCED_BYTES, self._high_bytes) if less else self._high_bytes
+        self._high = min(REDUCED_BYTES, self._high_bytes) if reduced else self._high_bytes
 
     def bound_waits(self) -> None:
         """Limit the time that a thread waits for the locks; see `ExitLock`."""
@@ -119,7 +124,7 @@ class SpanQueue:
             for rank in ranks:
                 while len(taken) < most and (entry := _try_pop(rank.popleft)):
                     taken.append(entry[0])
-                    self.in_hand += 1
+                    self.in_flight += 1
                     self._removed += 1
                     self._removed_bytes += entry[1]
         return taken

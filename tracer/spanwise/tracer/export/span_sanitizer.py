@@ -18,7 +18,7 @@ from spanwise.tracer import internal_errors
 from spanwise.tracer.configuration import Redactor, Settings
 from spanwise.tracer.content import token_usage
 from spanwise.tracer.content.documents import flatten_documents
-from spanwise.tracer.content.serialization import to_json, truncate_text
+from spanwise.tracer.content.serialization import build_dict, to_json, truncate_text
 from spanwise.tracer.export.otlp_encoding import FeedbackEvent
 from spanwise.tracer.otel.live_span import SCOPE, LiveSpan
 
@@ -231,14 +231,7 @@ class Redaction:
 
     def attributes(self, attributes: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the attributes with every secret replaced. JSON texts are redacted inside and remain JSON."""
-        clean: dict[str, Any] = {}
-        for key, value in (attributes or {}).items():
-            redacted, number = self.key(key), 2
-            unique = redacted
-            while unique in clean:  # another key has the same redacted form
-                unique, number = f"{redacted}~{number}", number + 1
-            clean[unique] = self.attribute(key, value)
-        return clean
+        return build_dict([(self.key(key), self.attribute(key, value)) for key, value in (attributes or {}).items()])
 
     def key(self, key: str) -> str:
         """Return a key, redacted by the patterns.
@@ -299,12 +292,13 @@ class Redaction:
                 else value
             )
         if isinstance(value, Mapping):
-            return {
-                self._apply_patterns(str(k)): REDACTED_TEXT
-                if _normalize_key(str(k)) in self._keys
-                else self._node(str(k), v)
-                for k, v in value.items()
-            }
+            pairs = [(str(k), v) for k, v in value.items()]
+            return build_dict(
+                [
+                    (self._apply_patterns(k), REDACTED_TEXT if _normalize_key(k) in self._keys else self._node(k, v))
+                    for k, v in pairs
+                ]
+            )
         if isinstance(value, (list, tuple)):
             return [self._node(key, v) for v in value]
         # Patterns apply to integers inside a value, for example to a card number. They do not apply to attributes

@@ -68,26 +68,26 @@ class DeliveryTarget(Protocol):
 class PendingTrace:
     """Buffer for the spans and feedback of this process's part of one unsampled trace."""
 
-    __slots__ = ("_buffer", "_dropped", "_kept", "_outlet")
+    __slots__ = ("_buffer", "_delivery", "_dropped", "_is_kept")
 
-    def __init__(self, outlet: DeliveryTarget) -> None:
-        self._outlet = outlet
+    def __init__(self, delivery: DeliveryTarget) -> None:
+        self._delivery = delivery
         self._buffer: _PendingItems | None = None  # None until an item waits
         self._dropped = 0
-        self._kept: bool | None = None  # None while the local root is open: not decided yet
+        self._is_kept: bool | None = None  # None while the local root is open: not decided yet
 
     def put(self, item: Any) -> None:
         """Store an ended span or a feedback event until the decision. Afterwards, deliver or discard it."""
-        if self._kept is None and type(item) is LiveSpan and item.span_id == item.local.root_id:
+        if self._is_kept is None and type(item) is LiveSpan and item.span_id == item.local.root_id:
             self._decide(item)
-        elif not self._store(item) and self._kept:
-            self._outlet.put(item)
+        elif not self._store(item) and self._is_kept:
+            self._delivery.put(item)
 
     def _store(self, item: Any) -> bool:
         global _bytes
         failed, weight = _has_failed(item), estimate_bytes(item)
         with _lock:
-            if self._kept is not None:
+            if self._is_kept is not None:
                 return False
             buffer = self._buffer = self._buffer or _PendingItems()
             (buffer.failed if failed else buffer.others).append((item, weight))
@@ -112,29 +112,29 @@ class PendingTrace:
 
     def _decide(self, root: LiveSpan) -> None:
         items = self._take_items(_has_failed(root))
-        if not self._kept:
+        if not self._is_kept:
             return
         local = root.local
-        local.ot, local.account = head_sampling.make_kept_member(local.ot), self._outlet.account
+        local.ot, local.account = head_sampling.make_kept_member(local.ot), self._delivery.account
         sync_account(local)
         root._attributes[names.PARTIAL] = True
         if self._dropped:
             local.dropped += self._dropped
-            self._outlet.lose("unsampled_full", self._dropped)
+            self._delivery.lose("unsampled_full", self._dropped)
         for item in (*items, root):
-            self._outlet.put(item)
+            self._delivery.put(item)
 
     def _take_items(self, failed: bool) -> list[Any]:
         global _bytes
         with _lock:
             buffer, self._buffer = self._buffer, None
             if buffer is None:
-                self._kept = failed
+                self._is_kept = failed
                 return []
             _pending_traces.pop(self, None)
             _bytes -= buffer.bytes
-            self._kept = buffer.has_failed or failed
-        return [item for item, _ in (*buffer.others, *buffer.failed)] if self._kept else []
+            self._is_kept = buffer.has_failed or failed
+        return [item for item, _ in (*buffer.others, *buffer.failed)] if self._is_kept else []
 
 
 class _PendingItems:

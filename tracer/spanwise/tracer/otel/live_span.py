@@ -65,7 +65,7 @@ class SpanCounts(Protocol):
 
     started: int
     open: int
-    young: set[Any]  # open spans that have not been reported yet
+    unreported: set[Any]  # open spans that have not been reported yet
 
 
 class SpanBuffer(Protocol):
@@ -79,19 +79,22 @@ class LocalTrace:
     """This process's part of a trace: counts of started, open and dropped spans, and of outgoing calls."""
 
     __slots__ = (
-        *(
-            "account",
-            "booked_open",
-            "booked_started",
-            "closed",
-            "dropped",
-            "epoch",
-            "open",
-            "ot",
-            "resource",
-            "root_id",
-        ),
-        *("sampled", "sent", "sink", "started", "trace_id", "undecided"),
+        "account",
+        "closed",
+        "dropped",
+        "epoch",
+        "open",
+        "ot",
+        "resource",
+        "root_id",
+        "sampled",
+        "sent",
+        "sink",
+        "started",
+        "synced_open",
+        "synced_started",
+        "trace_id",
+        "undecided",
     )
 
     def __init__(
@@ -110,7 +113,7 @@ class LocalTrace:
         self.sampled, self.ot = sampled, ot
         self.root_id = self.started = self.open = self.dropped = self.sent = 0
         self.account: SpanCounts | None = None  # counts for the address to which the spans are delivered
-        self.booked_started = self.booked_open = 0  # counts that the account already includes
+        self.synced_started = self.synced_open = 0  # counts that the account already includes
         self.closed = False  # True after the local root has ended
         self.epoch = Clock.epoch
 
@@ -147,9 +150,9 @@ def sync_account(local: LocalTrace) -> None:
 def _sync_account_locked(local: LocalTrace) -> None:
     account, started, open = local.account, local.started, local.open
     if account is not None:
-        account.started += started - local.booked_started
-        account.open += open - local.booked_open
-        local.booked_started, local.booked_open = started, open
+        account.started += started - local.synced_started
+        account.open += open - local.synced_open
+        local.synced_started, local.synced_open = started, open
 
 
 def move_to_account(source: SpanCounts, target: SpanCounts) -> None:
@@ -187,7 +190,8 @@ class LiveSpan(ReadableSpan, otel.Span):
     has_children = False
     ambient: dict[str, Any] | None = None  # attributes for all spans below, received from a remote parent
     finished = False
-    notes = True, True  # what to do for an exception that leaves the span: record an event, set the status
+    # what to do for an exception that leaves the span
+    records_exceptions = sets_error_status = True
     dropped_attributes = dropped_events = 0  # number dropped because of the limits  # type: ignore[assignment]
     weight = 1000  # approximate size in bytes; set by the queue
     _attributes: dict[str, Any]
@@ -215,7 +219,7 @@ class LiveSpan(ReadableSpan, otel.Span):
                 local.root_id = self.span_id
         account = local.account
         if account is not None:
-            account.young.add(self)
+            account.unreported.add(self)
 
     @property
     def marked(self) -> bool:
@@ -333,7 +337,7 @@ class LiveSpan(ReadableSpan, otel.Span):
                 self._attributes.update(_close_local_trace(local))
         account = local.account
         if account is not None:
-            account.young.discard(self)
+            account.unreported.discard(self)
         # in a forked child, do not deliver the parent process's span, which the parent ends itself
         if local.epoch == Clock.epoch:
             local.sink(self)
@@ -347,15 +351,14 @@ class LiveSpan(ReadableSpan, otel.Span):
     def fail(self, error: BaseException) -> None:
         """Record an exception that leaves the span, once per trace, and set the status.
 
-        The flags in `notes` can disable the event or the status. A cancellation is marked as such and is not an
-        error.
+        `records_exceptions` and `sets_error_status` can disable the event and the status. A cancellation is marked as
+        such and is not an error.
         """
         if is_cancellation(error):
             return self.set_attribute(names.CANCELLED, True)
-        event, status = self.notes
-        if event:
+        if self.records_exceptions:
             self.record_exception(error, escaped=True)
-        if status:
+        if self.sets_error_status:
             self.set_status(Status(StatusCode.ERROR, internal_errors.describe_error(error)))
         return None
 
@@ -384,7 +387,9 @@ def is_cancellation(error: BaseException) -> bool:
 
 def _report_limit_exceeded(what: str, most: int) -> None:
     internal_errors.counts[f"dropped_{what}"] += 1
-    internal_errors.warn_once(what, f"a span has more than {most:,} {what}: the others are left out, and counted on it")
+    internal_errors.warn_once(
+        what, f"a span has more than {most:,} {what}; further ones are dropped and counted on the span"
+    )
 
 
 def _close_local_trace(local: LocalTrace) -> dict[str, Any]:

@@ -55,8 +55,8 @@ class CaptureSink(Protocol):
 class SpanFactory:
     """Factory of spans. It selects the parent of each span and the destination to which the ended span is passed."""
 
-    def __init__(self, outlet: DeliveryTarget, resource: Resource, sample_rate: float, off: bool = False) -> None:
-        self.set_outlet(outlet)
+    def __init__(self, delivery: DeliveryTarget, resource: Resource, sample_rate: float, off: bool = False) -> None:
+        self.set_delivery(delivery)
         self.resource = resource
         self._threshold = head_sampling.compute_threshold(sample_rate)
         self._ot = head_sampling.format_member(self._threshold)
@@ -64,9 +64,9 @@ class SpanFactory:
         self.extra: list[SpanProcessor] = []  # span processors of the user
         self.captures: WeakValueDictionary[int, CaptureSink] = WeakValueDictionary()  # by trace id
 
-    def set_outlet(self, outlet: DeliveryTarget) -> None:
+    def set_delivery(self, delivery: DeliveryTarget) -> None:
         """Set the destination of ended spans."""
-        self._outlet, self.sink = outlet, outlet.put
+        self._delivery, self.sink = delivery, delivery.put
 
     def start(
         self,
@@ -85,9 +85,9 @@ class SpanFactory:
         is_open = type(parent) is LiveSpan and parent._end_time is None and parent.local.epoch == Clock.epoch
         if not is_open and (parent is not None or OWN_KEY in ctx) and ctx is trace_context.get_current():
             ctx = trace_context.get_live_context()
-        given = ctx.get(AMBIENT_KEY)
-        if given is not None:
-            attributes = merge_attributes(given, attributes)
+        inherited = ctx.get(AMBIENT_KEY)
+        if inherited is not None:
+            attributes = merge_attributes(inherited, attributes)
         if is_open:
             return self._child(parent, name, attributes, scope, start_time)  # type: ignore[arg-type]
         return self._start(name, attributes, scope, ctx, start_time)
@@ -140,17 +140,17 @@ class SpanFactory:
         local = get_local_trace(trace_id) if remote else None
         if local is None:
             local = self._local(trace_id, remote, foreign)
-        given = read_baggage_attributes(baggage.get_all(ctx)) if remote else None
+        inherited = read_baggage_attributes(baggage.get_all(ctx)) if remote else None
         # an instrumentation has extracted the baggage of a request: hide its private entries
-        if given and ctx is trace_context.get_current():
+        if inherited and ctx is trace_context.get_current():
             trace_context.attach(trace_context.with_private_baggage(ctx))
         if remote and remote.marked:
-            given = {**(given or {}), names.MONITOR: True}
-        if given:
-            attributes = merge_attributes(given, attributes)
+            inherited = {**(inherited or {}), names.MONITOR: True}
+        if inherited:
+            attributes = merge_attributes(inherited, attributes)
         span = LiveSpan(name, local, remote.span_id if remote else 0, attributes, scope, start_time)
         span.hidden = hidden
-        span.parent_remote, span.ambient = remote is not None, given or None
+        span.parent_remote, span.ambient = remote is not None, inherited or None
         if foreign is not None and not (remote and foreign.trace_id == trace_id):
             span._attributes[names.FOREIGN_TRACE] = f"{foreign.trace_id:032x}"
             span._attributes[names.FOREIGN_SPAN] = f"{foreign.span_id:016x}"
@@ -169,10 +169,10 @@ class SpanFactory:
             sampled, ot = self._sampled(trace_id, remote, foreign)
         local = begin_local_trace(trace_id, self._ended if self.extra else self.sink, self.resource, sampled, ot)
         if sampled:
-            local.account = self._outlet.account
-            self._outlet.begin()
+            local.account = self._delivery.account
+            self._delivery.begin()
         else:
-            local.undecided = undecided = PendingTrace(self._outlet)
+            local.undecided = undecided = PendingTrace(self._delivery)
             local.sink = undecided.put if not self.extra else lambda span: self._ended(span, undecided.put)
         return local
 
@@ -201,11 +201,11 @@ class SpanFactory:
         (sink or self.sink)(span)
 
 
-def merge_attributes(given: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+def merge_attributes(inherited: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     """Merge inherited attributes with those of a span, which take precedence. Tags are combined."""
-    both = {**given, **attributes}
-    if names.TAGS in given and names.TAGS in attributes:
-        both[names.TAGS] = tuple(dict.fromkeys((*given[names.TAGS], *attributes[names.TAGS])))
+    both = {**inherited, **attributes}
+    if names.TAGS in inherited and names.TAGS in attributes:
+        both[names.TAGS] = tuple(dict.fromkeys((*inherited[names.TAGS], *attributes[names.TAGS])))
     return both
 
 
@@ -238,7 +238,7 @@ class Tracer(sdk.Tracer):
         """Start a span, as specified by the OpenTelemetry API. Never raises into the calling instrumentation."""
         span = self._start_span(name, context, kind, attributes, links, start_time)
         if isinstance(span, LiveSpan) and not (record_exception and set_status_on_exception):
-            span.notes = record_exception, set_status_on_exception
+            span.records_exceptions, span.sets_error_status = record_exception, set_status_on_exception
         return span or otel.INVALID_SPAN
 
     @error_boundary("span")
@@ -292,16 +292,13 @@ class Provider(sdk.TracerProvider):
         self.spans.extra.append(span_processor)
 
 
-SpanCallback = Callable[[ReadableSpan], None]
-
-
 class ExternalProviderProcessor(SpanProcessor):
     """Span processor that passes a copy of every span of a joined provider to delivery. Local roots get their trace's
     counts.
     """
 
-    def __init__(self, put: SpanCallback, outlet: DeliveryTarget, resource: Resource, active: bool = True) -> None:
-        self._put, self._outlet = put, outlet
+    def __init__(self, put: SpanSink, delivery: DeliveryTarget, resource: Resource, active: bool = True) -> None:
+        self._put, self._delivery = put, delivery
         self.identify(resource)
         self.active = active  # a provider cannot remove a processor, so `configure` deactivates the old one
 
@@ -319,18 +316,18 @@ class ExternalProviderProcessor(SpanProcessor):
             local = get_local_trace(context.trace_id)
             if local is None:
                 local = begin_local_trace(context.trace_id, self._put, self._identified(span.resource))
-                local.account = self._outlet.account
-                self._outlet.begin()
+                local.account = self._delivery.account
+                self._delivery.begin()
             span._spanwise_local = local  # type: ignore[attr-defined]
             count_started(local, context.span_id)
-            self._outlet.account.young.add(span)
+            self._delivery.account.unreported.add(span)
 
     @error_boundary("joined")
     def _on_ending(self, span: Span) -> None:
         """Pass a copy of the ending span to delivery. The span itself can no longer be changed."""
         local = getattr(span, "_spanwise_local", None)
         if local is not None:
-            self._outlet.account.young.discard(span)
+            self._delivery.account.unreported.discard(span)
             ended = span._readable_span()
             extra = count_ended(local, ended.context.span_id)
             local.sink(_copy_span(ended, extra, self._identified(ended.resource)))
@@ -343,7 +340,7 @@ class ExternalProviderProcessor(SpanProcessor):
             kept = [key for key in (names.PROJECT, names.ENVIRONMENT) if key in own]
             kept += [names.INSTANCE] if names.INSTANCE not in resource.attributes else []
             merged = self._merged = resource, resource.merge(Resource({key: own[key] for key in kept}))
-            self._outlet.account.resource = merged[1]
+            self._delivery.account.resource = merged[1]
         return merged[1]
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
