@@ -114,9 +114,9 @@ def test_vectors_are_shown_and_forgotten_beside_answers(path, vectors, monkeypat
     monkeypatch.setenv("SPANWISE_VECTORS", str(vectors))
     answers, made = map(json.loads, spanwise("stats", "--json").stdout.splitlines())
     assert (answers["answers"], made["vectors"], made["models"]) == (3, 2, {"lengths": 2})
-    assert spanwise("clear", "--yes").stdout == "3 answers, 2 vectors forgotten\n"
+    assert spanwise("clear", "--yes").stdout == "3 answers, 2 vectors removed\n"
     assert json.loads(spanwise("stats", "--cache", vectors, "--json").stdout)["vectors"] == 0
 
 
 def test_a_file_of_vectors_is_known_by_its_mark(vectors):
-    assert spanwise("clear", "--cache", vectors, "--model", "lengths", "--yes").stdout == "2 vectors forgotten\n"
+    assert spanwise("clear", "--cache", vectors, "--model", "lengths", "--yes").stdout == "2 vectors removed\n"

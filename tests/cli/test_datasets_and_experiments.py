@@ -108,9 +108,9 @@ def test_a_schema_is_inferred_and_held(spanwise, questions, tmp_path):
 
 
 def test_what_a_user_mistypes_is_said(spanwise, questions):
-    with pytest.raises(Refused, match="--column 'gold': say which becomes what"):
+    with pytest.raises(Refused, match="--column 'gold' must be OLD=NEW"):
         spanwise("datasets", "import", "q", questions, "--column", "gold")
-    with pytest.raises(Refused, match="--kind 'talk': known are kv, llm, chat"):
+    with pytest.raises(Refused, match="--kind 'talk'; expected one of: kv, llm, chat"):
         spanwise("datasets", "import", "q", questions, "--kind", "talk")
 
 
@@ -185,7 +185,7 @@ def test_an_evaluation_in_which_every_run_failed_fails(spanwise, tmp_path):
 
 def test_a_file_without_a_dataset_is_told_what_it_needs(spanwise, tmp_path):
     (tmp_path / "empty.py").write_text("evaluators = []\n")
-    with pytest.raises(Refused, match="defines no 'dataset'"):
+    with pytest.raises(Refused, match="does not define 'dataset'"):
         spanwise("eval", tmp_path / "empty.py")
 
 
@@ -209,7 +209,7 @@ def test_one_that_died_is_listed_as_such_with_the_runs_that_are_there(spanwise, 
         made = evaluate([{"q": n} for n in range(3)], lambda q: 1 // q, store=store, name="x", progress=False).record
         store.save_experiment(replace(made, status="running", seen_ns=1, metadata={}))
     listed = " ".join(spanwise("experiments", "list").split())
-    assert "no sign of life since" in listed
+    assert "no heartbeat since" in listed
     assert "│ 3 │ 1 │" in listed
 
 
@@ -270,7 +270,7 @@ def test_functions_of_a_file_score_an_experiment_and_again_with_other_parameters
 
 
 def test_parameters_belong_to_one_evaluator(spanwise):
-    with pytest.raises(Refused, match="--set is for one --evaluator, not 2"):
+    with pytest.raises(Refused, match="--set applies to a single --evaluator, got 2"):
         spanwise("experiments", "score", "x", "--evaluator", "exact", "--evaluator", "regex", "--set", "pattern=a")
 
 

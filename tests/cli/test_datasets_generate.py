@@ -104,7 +104,7 @@ def test_a_reply_that_cannot_be_read_is_said_and_left_out(generate, endpoint, tm
     (tmp_path / "docs.jsonl").write_text('{"id": "1", "content": "one"}\n{"id": "2", "content": "two"}\n')
     result = generate(endpoint("I cannot.", '[{"question": "Q", "answer": "A"}]'), tmp_path / "docs.jsonl", "--json")
     assert json.loads(result.stdout)["example_count"] == 1
-    assert "left out: the model's reply holds no JSON list of examples" in result.stderr
+    assert "skipped: the model's reply holds no JSON list of examples" in result.stderr
 
 
 def test_variations_of_a_dataset(generate, endpoint, tmp_path):
@@ -120,5 +120,5 @@ def test_what_the_endpoint_refuses_is_one_line(generate, endpoint, tmp_path):
     (tmp_path / "faq.md").write_text("text")
     with pytest.raises(Refused, match=r"the model's endpoint: there is no model 'small' at .*\(404\): no such model"):
         generate(endpoint(404), tmp_path / "faq.md")
-    with pytest.raises(Refused, match="one of the two"):
+    with pytest.raises(Refused, match="name either files with documents"):
         generate(endpoint(404))

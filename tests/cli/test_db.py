@@ -69,7 +69,7 @@ def test_delete_by_conditions(file: str) -> None:
 def test_delete_asks_first(file: str) -> None:
     asked = CliRunner().invoke(app, ["db", "delete", "project=p", "--store", file], input="n\n")
     assert asked.exit_code == 1
-    assert "Delete 2 traces" in asked.stderr
+    assert "Permanently delete 2 traces" in asked.stderr
     assert left(file) == ["new", "old"]
 
 
@@ -130,7 +130,7 @@ def test_checks_for_pipes(file: str) -> None:
     [
         (("stats", "--store", "missing.db"), "no file 'missing.db'"),
         (("prune", "--store", "missing.db"), "--older-than 30d"),
-        (("prune", "--max-size", "big"), "'big' is no size"),
+        (("prune", "--max-size", "big"), "'big' is not a size"),
         (("prune", "--older-than", "soon"), "'soon' is no duration"),
         (("stats", "--store", "http://localhost:1"), "is a server"),
     ],
@@ -155,7 +155,7 @@ def test_backup_of_a_served_file(file: str, tmp_path: Path) -> None:
 
 
 def test_backup_of_a_server_is_told_where_it_works() -> None:
-    assert "works on its file" in refusal("backup", "copy.db", "--store", "http://127.0.0.1:9")
+    assert "needs its database file" in refusal("backup", "copy.db", "--store", "http://127.0.0.1:9")
 
 
 def test_recover_says_what_is_saved_and_what_is_lost(file: str, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_restore_moves_the_present_file_away(file: str, tmp_path: Path) -> None:
 
 def test_restore_makes_a_file_that_is_not_there(file: str, tmp_path: Path) -> None:
     other = str(tmp_path / "other.db")
-    assert "it is sound" in spanwise("restore", file, "--store", other).stderr
+    assert "integrity check passed" in spanwise("restore", file, "--store", other).stderr
     assert left(other) == ["new", "old"]
 
 

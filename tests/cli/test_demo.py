@@ -106,7 +106,7 @@ def test_a_busy_port_that_was_asked_for_is_told_in_one_line():
 
 
 def test_an_address_is_no_store():
-    with pytest.raises(SystemExit, match="name its path"), report_errors():
+    with pytest.raises(SystemExit, match="give its path"), report_errors():
         app(["demo", "--store", "http://127.0.0.1:4318"])
 
 

@@ -124,4 +124,4 @@ def test_sentences_are_picked_when_the_model_fails_and_it_is_said_once(model):
     read = make_reader(told.append)
     assert [read("When do cats hunt?", [document(TEXT)])[:7] for _ in range(2)] == ["The cat", "The cat"]
     assert len(model.asked) == len(told) == 1
-    assert told[0].startswith("tiny does not answer")
+    assert told[0].startswith("tiny does not respond")

@@ -84,7 +84,7 @@ def test_nothing_stored_is_said(tmp_path: Path) -> None:
     path = tmp_path / "empty.db"
     connect(path).close()
     shown = doctor("--store", str(path))
-    assert (shown.stdout, "looked at all 0 spans: nothing has been sent yet" in shown.stderr) == ("", True)
+    assert (shown.stdout, "looked at all 0 spans: no spans have been received" in shown.stderr) == ("", True)
 
 
 def test_conditions_that_nothing_passes_are_said(file: Path) -> None:

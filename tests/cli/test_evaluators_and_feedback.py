@@ -182,7 +182,7 @@ def test_people_say_something_and_are_kept_apart(spanwise):
 def test_feedback_on_a_trace_that_has_not_come_yet_is_kept_and_said(spanwise, database):
     unknown = CliRunner().invoke(app, ["feedback", "add", "f" * 32, "good", "1", "--store", str(database)])
     known = CliRunner().invoke(app, ["feedback", "add", TRACE, "good", "1", "--store", str(database)])
-    assert ("is stored yet" in unknown.stderr, "is stored yet" in known.stderr) == (True, False)
+    assert ("has not arrived yet" in unknown.stderr, "has not arrived yet" in known.stderr) == (True, False)
     assert len(lines(spanwise("feedback", "list", "f" * 32, "--json"))) == 1
 
 

@@ -225,7 +225,7 @@ def test_sessions_are_voted_on_as_a_whole(database: Path, spanwise: Spanwise) ->
 
 def test_there_is_nothing_to_draw_from(database: Path) -> None:
     words = ["judges", "label", "x", "--where", "name=none", "--author", "ann", "--store", str(database)]
-    assert "nothing to vote on under 'x'" in str(CliRunner().invoke(app, words).exception)
+    assert "nothing to label for 'x'" in str(CliRunner().invoke(app, words).exception)
 
 
 def test_calibrate_says_agreement_and_the_corrected_mean(spanwise: Spanwise) -> None:

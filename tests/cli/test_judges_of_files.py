@@ -104,7 +104,9 @@ def test_a_session_is_scored_as_a_whole(spanwise, at):
 
 @pytest.mark.parametrize("named", [(), (TRACE, "--session", "s")])
 def test_a_trace_or_a_session_is_named_and_not_both(spanwise, named):
-    assert "one of the two" in str(spanwise("evaluators", "score", "mine.py:polite", *named, status=1).exception)
+    assert "name either a trace or" in str(
+        spanwise("evaluators", "score", "mine.py:polite", *named, status=1).exception
+    )
 
 
 def test_eval_and_experiments_score_take_them_too(spanwise, at):

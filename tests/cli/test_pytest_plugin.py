@@ -244,7 +244,7 @@ def test_what_is_no_assert_fails_the_test_whatever_share_may_fail(pytester):
 def test_where_no_run_came_to_a_verdict_no_share_of_them_has_passed(pytester):
     result, _ = marked(pytester, "min_pass=0.1", "pytest.skip('away')")
     assert result.ret == 1
-    assert "it: no run came to a verdict, and min_pass=0.1" in result.stdout.str()
+    assert "it: no run passed or failed, and min_pass=0.1" in result.stdout.str()
 
 
 def test_an_experiment_that_was_cut_short_is_not_finished(pytester):
@@ -256,14 +256,14 @@ def test_an_experiment_that_was_cut_short_is_not_finished(pytester):
     ("options", "told"),
     [
         ("repetition=3", "has no option 'repetition' (did you mean 'repetitions'?); it takes dataset, name, "),
-        ("repetitions=0", "repetitions is a whole number, at least 1, not 0"),
-        ("split=3", "split is a name or a list of names, not 3"),
+        ("repetitions=0", "repetitions must be a whole number of at least 1, got 0"),
+        ("split=3", "split must be a name or a list of names, got 3"),
         ("split=['tset']", "the dataset has no examples in split ['tset']"),
-        ("limit=True", "limit is a whole number, at least 1, not True"),
-        ("min_pass=90", "min_pass is a share of all runs, above 0 and at most 1, not 90"),
+        ("limit=True", "limit must be a whole number of at least 1, got True"),
+        ("min_pass=90", "min_pass must be a share of all runs, above 0 and at most 1, got 90"),
         ("min_pass='most'", "not 'most'"),
-        ("metadata=['x']", "metadata is a dict, not ['x']"),
-        ("evaluators=3", "evaluators is a list of evaluators, not 3"),
+        ("metadata=['x']", "metadata must be a dict, got ['x']"),
+        ("evaluators=3", "evaluators must be a list of evaluators, got 3"),
         ("evaluators='exakt'", "did you mean 'exact'?"),
     ],
 )
@@ -369,5 +369,5 @@ def test_an_evaluator_that_failed_on_every_run_fails_the_session(pytester, evalu
     pytester.makepyfile(test_it=ALWAYS.replace("EVALUATORS", evaluators))
     done = pytester.runpytest_inprocess(*OPTIONS, "--spanwise-store", "t.db")
     assert (done.ret, "3 passed" in done.stdout.str()) == (status, True)
-    told = "gate: safe failed on every run that it looked at (3): RuntimeError: the model of the gate is away"
+    told = "gate: safe failed on every run that it evaluated (3): RuntimeError: the model of the gate is away"
     assert (told in done.stdout.str()) is bool(status)

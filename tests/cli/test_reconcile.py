@@ -43,15 +43,15 @@ def process(stored: int, report: ProcessReport | None, age: float = 0.0) -> Proc
     [
         ({"stored": 9, "started": 9, "delivered": 9}, 0, "all accounted for"),
         ({"stored": 5, "started": 9, "dropped": {"full": 4}}, 0, "4 dropped by the process"),
-        ({"stored": 5, "spooled": 4, "started": 9, "spilled": 4}, 0, "4 wait on this machine's disk"),
-        ({"stored": 5, "spooled": None, "started": 9, "spilled": 4}, 4, "4 more were on its machine's disk"),
+        ({"stored": 5, "spooled": 4, "started": 9, "spilled": 4}, 0, "4 are in the spool of this machine"),
+        ({"stored": 5, "spooled": None, "started": 9, "spilled": 4}, 4, "4 more were in the spool of its machine"),
         ({"stored": 5, "started": 9, "pending": 4}, 0, "all accounted for"),
         ({"stored": 5, "started": 9, "pending": 4, "age": 120}, 4, "4 were in its memory"),
         ({"stored": 8, "started": 9, "pending": 4, "age": 120}, 1, "1 unaccounted for"),
         ({"stored": 8, "started": 9, "open": 1}, 0, "1 run open at its last report"),
         ({"stored": 8, "started": 9, "open": 1, "age": 120}, 0, "they run, or ended with the process"),
         ({"stored": 8, "started": 9, "delivered": 9}, 1, "1 unaccounted for"),
-        ({"stored": 12, "started": 9}, 0, "more has come since its last report"),
+        ({"stored": 12, "started": 9}, 0, "more spans have arrived since its last report"),
         ({}, 0, "all accounted for"),
     ],
 )
@@ -106,7 +106,7 @@ def test_nothing_is_missing(server: Server) -> None:
     left_on_disk("one", 2)
     result = reconcile(server)
     assert (result.exit_code, "1 processes, 6 spans started, 0 unaccounted for" in result.stderr) == (0, True)
-    for words in ("shop 7", "just now", "2 wait on this machine's disk", "1 run open"):
+    for words in ("shop 7", "just now", "2 are in the spool of this machine", "1 run open"):
         assert words in result.stdout
 
 
@@ -121,7 +121,7 @@ def test_what_is_missing_is_the_exit_status(server: Server) -> None:
     assert (result.exit_code, "4 unaccounted for" in result.stderr) == (1, True)
     assert (found["one"]["unaccounted"], found["one"]["dropped"], found["one"]["spooled"]) == (4, {"full": 2}, 0)
     assert (found["two"]["started"], found["two"]["open"]) == (None, 1)
-    assert f"on disk: {spool_management.get_spool_directory()}" in result.stderr
+    assert f"spool: {spool_management.get_spool_directory()}" in result.stderr
 
 
 def test_a_disk_that_is_not_ours_to_read_is_said_to_be(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_a_disk_that_is_not_ours_to_read_is_said_to_be(server: Server, monkeypat
     server.store.add_reports([ProcessReport(instance="one", reported_ns=time.time_ns())])
     result = reconcile(server, "--json")
     assert json.loads(result.stdout)["spooled"] is None
-    assert "nothing on this machine's disk is for us to read" in result.stderr
+    assert "the spool of this machine is empty or not readable" in result.stderr
 
 
 def test_processes_of_long_ago_are_left_out(server: Server) -> None:

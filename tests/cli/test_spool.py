@@ -49,7 +49,7 @@ def spanwise(*arguments: str, **options: str) -> Result:
 
 
 def test_list(place: Path) -> None:
-    assert f"nothing waits in {place}" in spanwise("list").stderr
+    assert f"no unsent items in {place}" in spanwise("list").stderr
     left_for("http://one:1")
     left_for("http://two:2", "q")
     rows = [json.loads(line) for line in spanwise("list", "--json").stdout.splitlines()]
@@ -63,7 +63,7 @@ def test_list(place: Path) -> None:
 
 def test_a_spool_that_is_off_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPANWISE_SPILL_DIR", "off")
-    assert "SPANWISE_SPILL_DIR switches it off" in str(spanwise("list").exception)
+    assert "the spool is disabled by SPANWISE_SPILL_DIR" in str(spanwise("list").exception)
 
 
 def test_send_to_whom_it_is_for(server: Server) -> None:

@@ -83,7 +83,7 @@ def begin(url: str, **fields: Any) -> OpenRun:
 def test_show_of_a_trace_of_which_nothing_has_ended(url: str) -> None:
     begin(url)
     shown = spanwise("traces", "show", "bbb", "--store", url).stdout
-    assert ("nothing of it has ended yet" in shown, "slow is running since" in shown) == (True, True)
+    assert ("no run of it has ended yet" in shown, "slow is running since" in shown) == (True, True)
     [found] = map(json.loads, spanwise("traces", "show", "b" * 32, "--store", url, "--json").stdout.splitlines())
     assert (found["running"], found["name"], found["span_id"]) == (True, "slow", "c" * 16)
     assert "there is no trace" in refusal("traces", "show", "d" * 32, "--store", url)
@@ -131,7 +131,7 @@ def test_the_beginning_of_an_id_will_do(url: str) -> None:
         == spanwise("traces", "show", "a" * 32, "--store", url).stdout
     )
     assert "there is no trace 'bbbb'" in refusal("traces", "show", "bbbb", "--store", url)
-    assert "begins the ids of 2 traces" in refusal("traces", "show", "", "--store", url)
+    assert "matches the ids of 2 traces" in refusal("traces", "show", "", "--store", url)
 
 
 def test_ids_are_whole_where_no_terminal_ends(url: str) -> None:
@@ -158,7 +158,7 @@ def test_a_port_that_cannot_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--no-grpc", "--grpc-port", "4317"], "--grpc-port 4317 asks for gRPC and --no-grpc for none"),
+        (["--no-grpc", "--grpc-port", "4317"], "--grpc-port 4317 and --no-grpc contradict each other"),
         (["--port", "4319", "--grpc-port", "4319"], "--port and --grpc-port are both 4319"),
         (["--port", "0", "--feedback-to", "ftp://a.test"], "--feedback-to 'ftp://a.test' is no address"),
     ],

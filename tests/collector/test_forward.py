@@ -585,8 +585,8 @@ def test_what_was_acknowledged_before_a_kill_is_passed_on(tmp_path, endpoint):
         until(lambda: to.names() == ["a", "b", "c"])
         process.terminate()
         told = process.communicate(timeout=SECONDS)[1]
-    assert "  takes OTLP over gRPC\n" in told
-    assert f"passes on to x: http://127.0.0.1:{target}" in told
+    assert "  accepts OTLP over gRPC\n" in told
+    assert f"forwards to x: http://127.0.0.1:{target}" in told
     assert to.taken[0][1]["authorization"] == "Bearer key"
     assert process.returncode == 0
 

@@ -252,7 +252,7 @@ def test_a_form_of_one_session_is_none_of_another(store: SQLiteStore, browser: h
         sign_in(other, "all")
         form = {"key": "k", "value": "1", "token": token_in(other.get(f"/traces/{kept.trace_id}").text)}
     answer = browser.post(f"/traces/{kept.trace_id}/feedback", data=form)
-    assert (answer.status_code, "load its page again" in answer.text) == (400, True)
+    assert (answer.status_code, "reload its page and submit it again" in answer.text) == (400, True)
 
 
 def test_a_form_of_a_session_that_has_ended_says_so(browser: httpx.Client) -> None:
@@ -266,7 +266,7 @@ def test_while_the_store_is_silent_nobody_is_signed_out(locked: Server, browser:
     assert keys is not None
     known, keys.ages = keys._known, KeyCacheTimes(fresh=0, patience=0, grace=0, pause=60)
     answer = browser.get("/")
-    assert (answer.status_code, "retry-after" in answer.headers, "Not now" in answer.text) == (503, True, True)
+    assert (answer.status_code, "retry-after" in answer.headers, "Unavailable" in answer.text) == (503, True, True)
     keys._known, keys.ages = known, KeyCacheTimes()
     assert browser.get("/").status_code == 200
 

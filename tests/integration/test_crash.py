@@ -198,7 +198,7 @@ def test_a_server_that_is_told_to_stop_loses_nothing(tmp_path: Path) -> None:
     with Process(tmp_path / "spanwise.db") as server:
         load = Load(server.url, 1)
         until(lambda: len(load.acknowledged) >= 20)
-        assert "everything that was acknowledged is kept" in server.stop()
+        assert "all acknowledged data is stored" in server.stop()
     acknowledged = load.join()
     assert not (tmp_path / "spanwise.db-wal").exists()  # the last one out has put everything into the file
     with Process(tmp_path / "spanwise.db") as again:

@@ -25,7 +25,7 @@ def test_a_server_that_was_killed_goes_on_with_what_it_had_acknowledged(tmp_path
             add(last, ROWS[6:])
             until(lambda: set(other.keys) == {one.key for one in ROWS})
             (outlet,) = until(lambda: [one for one in store.outlets() if not one.waiting])
-            assert f"sends feedback on to hub: {other.url}" in last.stop()
+            assert f"forwards feedback to hub: {other.url}" in last.stop()
     assert (outlet.name, outlet.dropped) == ("hub", 0)
     assert {attributes(record)["spanwise.feedback.id"] for record in other.taken} == {one.id for one in ROWS}
 

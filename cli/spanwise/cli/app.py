@@ -22,7 +22,7 @@ from spanwise.collector.terminal_escaping import escape_message
 COMMANDS = {
     "demo": (
         "demo:demo",
-        "Trace and evaluate a small RAG application on the Python reference. It needs no key and no download.",
+        "Trace and evaluate a small RAG application on the Python reference. It needs no API key and no download.",
     ),
     "serve": (
         "serve:serve",
@@ -30,23 +30,23 @@ COMMANDS = {
     ),
     "doctor": (
         "doctor:doctor",
-        "Show why evaluators skip: per sender, how many spans have inputs, outputs, documents, model, tokens, session.",
+        "Show per sender how many spans have inputs, outputs, documents, model, tokens and session, to find why evaluators skip.",
     ),
     "eval": (
         "eval_file:eval_",
-        "Run the evaluation that a file defines, print the results, and exit with 1 if the quality gate fails.",
+        "Run the evaluation defined in a file, print the results, and exit with 1 if the quality gate fails.",
     ),
     "mcp": (
         "mcp:mcp",
-        "Serve traces and scoring decisions to coding agents: a Model Context Protocol server.",
+        "Serve traces and scoring decisions to coding agents over the Model Context Protocol (MCP).",
     ),
     "models": (
         "models:models",
-        "List models on this machine: the presets, and the models that your processes have loaded.",
+        "List model presets, and the models that your processes have loaded.",
     ),
     "cache": (
         "cache:app",
-        "The caches of judges' answers and of texts' vectors: what they hold, forgetting it.",
+        "Caches of judge answers and embedding vectors: statistics and removal.",
     ),
     "datasets": (
         "datasets:app",
@@ -54,35 +54,35 @@ COMMANDS = {
     ),
     "db": (
         "db:app",
-        "Look after a database: sizes, retention, deletion, export, import, checks, SQL.",
+        "Database maintenance: sizes, retention, deletion, export, import, integrity checks, SQL.",
     ),
     "evaluators": (
         "evaluators:app",
-        "Evaluators: what there is, what they need, one by hand.",
+        "Evaluators: list them, describe one, run one by hand.",
     ),
     "experiments": (
         "experiments:app",
-        "Experiments: a task over a dataset, scored.",
+        "Experiments: list, show, compare, export, score again, delete.",
     ),
     "feedback": (
         "feedback:app",
-        "Feedback on traces: add, list, remove; where it is sent on to.",
+        "Feedback on traces: add, list, delete; state of the destinations it is forwarded to.",
     ),
     "judges": (
         "judges:app",
-        "Judges: people's votes on what they judge, and how far the two agree.",
+        "Judges: collect human labels, and measure how well judges agree with them.",
     ),
     "keys": (
         "keys:app",
-        "API keys of a server that listens beyond this machine: making, listing, revoking them, and who did what.",
+        "API keys: create, list and revoke them; show the audit log.",
     ),
     "monitor": (
         "monitor:app",
-        "Rules that evaluate live traffic: `spanwise monitor rules.py` carries them out.",
+        "Rules that evaluate live traffic: `spanwise monitor rules.py` runs them.",
     ),
     "spool": (
         "spool:app",
-        "List, send and remove what waits on disk for a collector that was away.",
+        "Spool of unsent spans: list, send or remove spans that no collector has received.",
     ),
     "traces": (
         "traces:app",
@@ -151,7 +151,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    epilog="Example: `spanwise demo`, or `spanwise serve` and what each command's own --help shows.",
+    epilog="Example: `spanwise demo`, or `spanwise serve`. `spanwise COMMAND --help` describes a command.",
 )
 
 

@@ -17,25 +17,26 @@ from spanwise.collector.filters import EVALUATOR_KIND, Filter, join_conditions, 
 from spanwise.collector.stores import Store
 from spanwise.collector.terminal_escaping import TerminalConsole, escape_line
 
-_WHERE_HELP = "A condition, any number of times: name=answer, latency_ms>=200, 'feedback=concise<0.5', tags=a, …"
+_WHERE_HELP = "Filter condition; may be repeated: name=answer, latency_ms>=200, 'feedback=concise<0.5', tags=a, …"
 
 StoreOption = Annotated[
     str | None,
     typer.Option(
-        "--store", help="A file or a server's address; else SPANWISE_URL, else a server on 4318, else ./spanwise.db."
+        "--store",
+        help="SQLite file or server URL. Default: SPANWISE_URL, else a server on port 4318, else ./spanwise.db.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per line, for pipes.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 WhereOption = Annotated[list[str] | None, typer.Option("--where", "-w", metavar="CONDITION", help=_WHERE_HELP)]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 ParametersOption = Annotated[
-    list[str] | None, typer.Option("--set", help="A parameter: name=value, the value as JSON or text.")
+    list[str] | None, typer.Option("--set", help="Parameter as name=value; the value is JSON or text.")
 ]
 
-DatasetArgument = Annotated[str, typer.Argument(help="The dataset's name.")]
-HostOption = Annotated[str, typer.Option(help="Address to bind to; beyond loopback an API key is needed.")]
-FileStoreOption = Annotated[str, typer.Option("--store", help="The SQLite file to keep everything in.")]
+DatasetArgument = Annotated[str, typer.Argument(help="Name of the dataset.")]
+HostOption = Annotated[str, typer.Option(help="Address to bind to. Addresses other than loopback require API keys.")]
+FileStoreOption = Annotated[str, typer.Option("--store", help="SQLite file to store everything in.")]
 
 
 console = TerminalConsole()
@@ -90,7 +91,9 @@ def resolve_trace_id(store: Store, given: str) -> str:
     latest = [*store.traces(limit=1000), *store.traces(limit=1000, kind=EVALUATOR_KIND), *store.running()]
     ids = list({trace.trace_id: None for trace in latest if trace.trace_id.startswith(given.lower())})
     if len(ids) > 1:
-        raise Refused(f"{given!r} begins the ids of {len(ids)} traces: {ids[0]!r}, {ids[1]!r}, …; give more of it")
+        raise Refused(
+            f"{given!r} matches the ids of {len(ids)} traces: {ids[0]!r}, {ids[1]!r}, …; give more characters"
+        )
     return ids[0] if ids else given
 
 

@@ -124,7 +124,7 @@ def _change_parameters(evaluator: Evaluator, parameters: Mapping[str, Any]) -> E
 def _parse_parameter(pair: str) -> tuple[str, Any]:
     name, equals, value = pair.partition("=")
     if not equals or not name:
-        raise ValueError(f"a parameter is name=value, not {pair!r}")
+        raise ValueError(f"a parameter must be name=value, got {pair!r}")
     try:
         return name, orjson.loads(value)
     except orjson.JSONDecodeError:

@@ -48,18 +48,18 @@ class MarkSettings:
 
     def __post_init__(self) -> None:
         if not isinstance(self.evaluators, Iterable):
-            raise ValueError(f"evaluators is a list of evaluators, not {self.evaluators!r:.200}")
+            raise ValueError(f"evaluators must be a list of evaluators, got {self.evaluators!r:.200}")
         self.evaluators = [self.evaluators] if isinstance(self.evaluators, str) else list(self.evaluators)
         if not isinstance(self.split, str | list | tuple | None):
-            raise ValueError(f"split is a name or a list of names, not {self.split!r:.200}")
+            raise ValueError(f"split must be a name or a list of names, got {self.split!r:.200}")
         if self.limit is not None:
             _require_positive("limit", self.limit)
         _require_positive("repetitions", self.repetitions)
         share = self.min_pass
         if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1):
-            raise ValueError(f"min_pass is a share of all runs, above 0 and at most 1, not {share!r}")
+            raise ValueError(f"min_pass must be a share of all runs, above 0 and at most 1, got {share!r}")
         if self.metadata is not None and not isinstance(self.metadata, Mapping):
-            raise ValueError(f"metadata is a dict, not {self.metadata!r:.200}")
+            raise ValueError(f"metadata must be a dict, got {self.metadata!r:.200}")
 
 
 @dataclass
@@ -161,7 +161,7 @@ class Scorer:
         stored in the experiment.
         """
         if self.current.run is None:
-            raise RuntimeError("an evaluator is called inside the test that it is an argument of")
+            raise RuntimeError("an evaluator can be called only inside the test that received it as an argument")
         self.feedback = self.current.run.score(self.evaluator, outputs, **more)
         first = self.feedback[0]
         if first.error is not None:
@@ -191,7 +191,9 @@ class FinishedExperiment:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option for the experiments' store."""
-    parser.getgroup("spanwise").addoption("--spanwise-store", default=None, help="where experiments of marked tests go")
+    parser.getgroup("spanwise").addoption(
+        "--spanwise-store", default=None, help="store for the experiments of marked tests"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -351,7 +353,7 @@ def _find_complaint(experiment: Experiment, min_pass: float | None) -> str:
     for key, said in summary.items():
         if said.failed and not said.n and not said.labelled:
             why = escape_line(summary.why.get(key, "an error"))
-            return f"{experiment.name}: {key} failed on every run that it looked at ({said.failed}): {why}"
+            return f"{experiment.name}: {key} failed on every run that it evaluated ({said.failed}): {why}"
     for key, of_the_set in summary.overall.items():
         if of_the_set.error is not None:
             return f"{experiment.name}: {key} failed: {escape_line(of_the_set.error)}"
@@ -359,7 +361,7 @@ def _find_complaint(experiment: Experiment, min_pass: float | None) -> str:
         return ""
     passed = summary.get("passed")
     if passed is None or not passed.n or passed.mean is None:
-        return f"{experiment.name}: no run came to a verdict, and min_pass={min_pass!r}"
+        return f"{experiment.name}: no run passed or failed, and min_pass={min_pass!r}"
     told = f"{experiment.name}: {round(passed.mean * passed.n)} of {passed.n} runs passed ({passed.mean:.1%})"
     return f"{told}, fewer than min_pass={min_pass!r}" if passed.mean < min_pass - 1e-9 else ""
 
@@ -375,7 +377,7 @@ def _read_mark(mark: pytest.Mark, config: pytest.Config) -> MarkSettings:
             raise ValueError(f"@pytest.mark.spanwise has no option {name!r}{hint}; it takes {', '.join(names)}")
     if len(mark.args) > 2:
         raise ValueError(
-            f"@pytest.mark.spanwise takes dataset and name by place, the rest by name, not {mark.args[2]!r:.200}"
+            f"@pytest.mark.spanwise takes only dataset and name as positional arguments, got {mark.args[2]!r:.200}"
         )
     known = dict(zip(names, mark.args, strict=False)) | dict(mark.kwargs)
     if "dataset" not in known:
@@ -386,7 +388,7 @@ def _read_mark(mark: pytest.Mark, config: pytest.Config) -> MarkSettings:
 
 def _require_positive(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is a whole number, at least 1, not {value!r}")
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 def _make_group(metafunc: pytest.Metafunc, settings: MarkSettings) -> tuple[ExampleGroup, list[Example]]:

@@ -78,7 +78,7 @@ def parse_allowance(text: str) -> FailureAllowance:
         return FailureAllowance(text, count=int(match[2]))
     if match and (percent := Fraction(match[1])) <= 100:
         return FailureAllowance(text, share=percent / 100)
-    raise Refused(f"--allow-failed {text!r}: say how many runs, or what share of them, as in 2 or 5%")
+    raise Refused(f"--allow-failed must be a number of runs or a share, such as 2 or 5%, got {text!r}")
 
 
 def parse_bounds(least: Iterable[str], most: Iterable[str] = ()) -> list[MeanBound]:
@@ -93,7 +93,7 @@ def _parse_bound(text: str, is_most: bool) -> MeanBound:
     except ValueError:
         bound = MeanBound("", 0.0, is_most)
     if not bound.key or not isfinite(bound.limit):  # a bound of NaN would never fail
-        raise Refused(f"{bound.option} {text!r}: say a key and a number, as in exact=0.8")
+        raise Refused(f"{bound.option} must be KEY=NUMBER, such as exact=0.8, got {text!r}")
     return bound
 
 
@@ -112,10 +112,10 @@ def check_bound_keys(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluator
         hint = did_you_mean(key, known, form=" ({})")
         if (hint or closed) and not re.search(rf"(?<!\w){re.escape(key)}(?!\w)", text):
             raise Refused(
-                f"{option} {key!r}: no evaluator gives that key{hint}; known are {', '.join(sorted(known))}. "
-                f"One that is given at run time only has to be named in {file}: a comment will do"
+                f"{option} {key!r}: no evaluator reports this key{hint}; known keys: {', '.join(sorted(known))}. "
+                f"A key that is only known at run time must occur in {file}, for example in a comment"
             )
-        remarks.append(f"{option} {key!r}: no evaluator declares that key; it is looked for when the runs are done")
+        remarks.append(f"{option} {key!r}: no evaluator declares this key; it is checked after the runs")
     return remarks
 
 
@@ -158,7 +158,7 @@ def list_complaints(
 
 def _unfinished_complaint(experiment: Experiment) -> list[str]:
     status = experiment.record.status
-    return [] if status == "finished" else [f"the evaluation is {status}: not all of its runs are there"]
+    return [] if status == "finished" else [f"the evaluation is {status}, so some runs are missing"]
 
 
 def _failure_complaint(experiment: Experiment, failed: FailureSummary, allow: FailureAllowance) -> list[str]:
@@ -171,7 +171,7 @@ def _failure_complaint(experiment: Experiment, failed: FailureSummary, allow: Fa
         f"{key or 'the task'}{'' if key in failed.of_the_set else f' {times} times'}, as with {failed.why[key]}"
         for key, times in failed.times.items()
     )
-    return [f"{share} runs failed ({what}); allowed are {allow.text} (--allow-failed)"]
+    return [f"{share} runs failed ({what}); --allow-failed allows {allow.text}"]
 
 
 def _bound_complaint(experiment: Experiment, bound: MeanBound) -> str:
@@ -184,7 +184,7 @@ def _bound_complaint(experiment: Experiment, bound: MeanBound) -> str:
     mean = overall.score if overall is not None else stats.mean if stats is not None else None
     if mean is not None:
         return f"{bound.key} is {mean:.4g}, {bound.beyond}" if bound.fails(mean) else ""
-    return f"{bound.key} is not there, {bound.beyond}{_explain_missing(experiment, bound.key)}"
+    return f"{bound.key} has no mean, {bound.beyond}{_explain_missing(experiment, bound.key)}"
 
 
 def _explain_missing(experiment: Experiment, key: str) -> str:

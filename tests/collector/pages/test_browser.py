@@ -221,7 +221,7 @@ def test_feedback_is_added_with_the_form(open_page):
 
 def test_empty_fields_stay_out_of_the_address(open_page):
     page = open_page("traces")
-    page.get_by_label("Words").fill("Because")
+    page.get_by_label("Search inputs and outputs").fill("Because")
     page.get_by_role("button", name="Filter").click()
     page.wait_for_url("**/?text=Because")
 

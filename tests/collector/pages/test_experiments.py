@@ -44,7 +44,7 @@ def test_a_key_with_labels_only_shows_how_often_and_no_n_of_nothing(store, clien
 def test_one_that_died_is_not_shown_as_running(store, client):
     store.save_experiment(replace(experiment(store, "first", (1.0, 1.0)), status="running", seen_ns=1))
     for address in ("/experiments", "/experiments/id-first"):
-        assert "no sign of life since 1970-01-01" in client.get(address).text
+        assert "no heartbeat since 1970-01-01" in client.get(address).text
 
 
 def test_one_experiment_shows_example_by_example(store, client):
@@ -63,6 +63,15 @@ def test_rows_can_be_sorted_by_a_key(store, client):
 
 def test_rows_without_a_value_come_last_either_way(store, client):
     experiment(store, "first", (None, 0.0))
+    for sort in ("exact", "-exact"):
+        text = client.get(f"/experiments/id-first?sort={sort}").text
+        assert text.index("An immutable sequence.") < text.index("A mutable sequence.")
+
+
+def test_rows_with_a_label_follow_those_with_numbers_either_way(store, client):
+    labelled = experiment(store, "first", (None, -0.5))
+    first = next(trace for trace in store.traces(experiment=labelled.id) if trace.example_id == EXAMPLES[0].id)
+    store.add_feedback([Feedback(target=Target(trace_id=first.trace_id), key="exact", label="unsure")])
     for sort in ("exact", "-exact"):
         text = client.get(f"/experiments/id-first?sort={sort}").text
         assert text.index("An immutable sequence.") < text.index("A mutable sequence.")
@@ -114,7 +123,7 @@ def test_what_is_more_than_chance_has_a_colour_an_arrow_and_a_word(store, client
     assert f'class="delta moved {word}">+1<' in text
     assert f'<span class="verdict {word}"><span aria-hidden="true">▲</span> {word}</span>' in text
     assert f"<span>over 10 pairs</span><span>10 {word}</span>" in text
-    assert "<span>all alike: no interval</span><span>p 0.002</span>" in text
+    assert "<span>equal differences: no interval</span><span>p 0.002</span>" in text
 
 
 def test_tasks_that_failed_are_compared_too(store, client):
@@ -162,7 +171,7 @@ def test_examples_that_one_side_alone_has_scored_are_counted(store, client):
     experiment(store, "first", (1.0, None))
     experiment(store, "second", (1.0, 1.0))
     assert "<span>1 same</span>" in (text := client.get("/compare?ids=id-first,id-second").text)
-    assert ">1 without a pair</span>" in text
+    assert ">1 unpaired</span>" in text
 
 
 def test_an_interval_and_a_p_stand_beside_what_moved(store, client):
@@ -170,7 +179,7 @@ def test_an_interval_and_a_p_stand_beside_what_moved(store, client):
     experiment(store, "second", (1.0, 1.0))
     text = client.get("/compare?ids=id-first,id-second").text
     assert "<span>95 %: −5.85 to +6.85</span><span>p 1.000</span>" in text
-    assert "without a pair" not in text
+    assert "unpaired" not in text
 
 
 def test_two_sides_without_a_common_example_have_no_difference(store, client):
@@ -186,7 +195,7 @@ def test_the_most_different_example_comes_first_by_the_share_of_each_keys_range(
         ids = {trace.example_id: trace.trace_id for trace in store.traces(experiment=made.id)}
         for example, length in zip(EXAMPLES, (1000.0, score), strict=False):
             store.add_feedback([Feedback(target=Target(trace_id=ids[example.id]), key="length", score=length)])
-    text = client.get(f"/compare?ids={first.id},{second.id}").text.split("Where they differ")[1]
+    text = client.get(f"/compare?ids={first.id},{second.id}").text.split("Examples that differ")[1]
     assert "2 of 2 examples" in text
     assert text.index("A mutable sequence.") < text.index("An immutable sequence.")
 
@@ -258,7 +267,7 @@ def test_what_judges_took_stands_beside_what_the_tasks_took(store, client):
     totals = {"judge_calls": 1234, "judge_cached": 2, "judge_input_tokens": 5000, "judge_cost": 0.25, "judge_odd": "x"}
     store.save_experiment(replace(made, metadata={**made.metadata, "totals": totals}))
     text = client.get("/experiments/id-first").text
-    assert "1,234 calls, 2 known before, 5,000 tokens, $0.25" in text
+    assert "1,234 calls, 2 cached, 5,000 tokens, $0.25" in text
 
 
 @pytest.mark.parametrize("totals", ["text", {"judge_calls": "<b>"}, {"judge_calls": None}, [1]])

@@ -55,14 +55,14 @@ def test_the_largest_form_passes(chunks):
 
 @pytest.mark.parametrize("chunks", [(b"key=" + b"x" * 97,), (b"key=" + b"x" * 46, b"x" * 51)])
 def test_a_larger_one_is_refused(chunks):
-    with pytest.raises(Refused, match="the form holds more than 100 bytes"):
+    with pytest.raises(Refused, match="larger than the limit of 100 bytes"):
         fields(*chunks)
 
 
 def test_as_many_fields_as_are_allowed_pass_and_one_more_is_refused():
     body = b"&".join(b"a=%d" % n for n in range(page_router.MAX_FORM_FIELDS))
     assert fields(body) == {}
-    with pytest.raises(Refused, match="the form holds more than 20 fields"):
+    with pytest.raises(Refused, match="more fields than the limit of 20"):
         fields(body + b"&a=1")
 
 
@@ -90,7 +90,7 @@ def test_our_own_pages_and_programs_may_send_forms(headers):
     ],
 )
 def test_pages_of_others_may_not(headers):
-    with pytest.raises(Refused, match="from Spanwise's own pages only"):
+    with pytest.raises(Refused, match="only from its own pages"):
         fields(b"key=a", **headers)
 
 
@@ -106,7 +106,7 @@ def test_a_form_with_too_many_fields_gets_a_page(store, client):
     root = rag(store)
     answer = client.post(f"/traces/{root.trace_id}/feedback", data={f"f{n}": "x" for n in range(21)})
     assert (answer.status_code, answer.headers["content-type"]) == (400, "text/html; charset=utf-8")
-    assert "That cannot work" in answer.text
+    assert "Invalid request" in answer.text
 
 
 def test_reading_needs_one_scope_and_sending_forms_another():

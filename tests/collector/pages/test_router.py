@@ -21,9 +21,9 @@ def request(path: str = "/") -> Request:
     ("error", "status", "title"),
     [
         (NotFound("no trace"), 404, "Not found"),
-        (Refused("no trace"), 400, "That cannot work"),
-        (Unavailable("no trace"), 503, "Not now"),
-        (StoreError("no trace"), 500, "Something went wrong"),
+        (Refused("no trace"), 400, "Invalid request"),
+        (Unavailable("no trace"), 503, "Unavailable"),
+        (StoreError("no trace"), 500, "Internal error"),
     ],
 )
 def test_what_a_store_cannot_do_gets_a_page(error, status, title):
@@ -70,7 +70,7 @@ def test_nothing_else_is_static(client, name):
 def test_a_number_in_an_address_that_is_none_is_refused(store, client, number):
     experiment(store, "first", (1.0, 0.0))
     answer = client.get(f"/experiments/id-first?offset={number}")
-    assert (answer.status_code, f"offset &#39;{number}&#39; is no whole number" in answer.text) == (400, True)
+    assert (answer.status_code, f"offset must be a whole number, got &#39;{number}&#39;" in answer.text) == (400, True)
 
 
 def test_a_number_in_an_address_may_be_left_empty(store, client):

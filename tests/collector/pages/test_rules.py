@@ -60,7 +60,7 @@ def test_what_workers_say_is_shown(store, client):
     monitored(store)
     text, _ = page(client, "/rules")
     for words in (
-        "2.5 finished and 0 decided a second",
+        "2.5 finished and 0 decided per second",
         "25 % of 4 evaluations by the running workers failed, p95 200 ms",
         "here/1, seen just now",
     ):

@@ -77,10 +77,10 @@ def test_derived_values_are_marked_on_the_page_and_in_the_list(store, client):
     store.append([root, child(root, "ask", inputs="When?", outputs="Monday")])
     text = client.get(f"/traces/{root.trace_id}").text
     assert "When?" in text
-    assert (text.count("derived from the first run below"), text.count("derived from the last run below")) == (1, 1)
+    assert (text.count("derived from the first child run"), text.count("derived from the last child run")) == (1, 1)
     below = store.trace(root.trace_id).children(root.span_id)[0]
     assert "derived from" not in client.get(f"/traces/{root.trace_id}?run={below.span_id}").text
-    assert 'title="derived from the first run below the root">When?' in client.get("/").text
+    assert 'title="derived from the first child of the root">When?' in client.get("/").text
 
 
 def test_feedback_shows_comment_error_and_source(store, client):
@@ -259,7 +259,7 @@ def test_a_trace_of_which_nothing_has_ended_has_a_page(store, client):
     below = OpenRun(trace_id="a" * 32, span_id="c" * 16, name="", parent_id="b" * 16, start_ns=6)
     store.add_running([below, above])
     page = client.get(f"/traces/{'a' * 32}")
-    assert (page.status_code, "Nothing of this trace has ended yet" in page.text) == (200, True)
+    assert (page.status_code, "No span of this trace has ended yet" in page.text) == (200, True)
     assert page.text.index(">outer") < page.text.index("(no name)")
     store.append([run("outer", trace_id="a" * 32, span_id="b" * 16)])
     assert "Nothing of this trace" not in client.get(f"/traces/{'a' * 32}").text

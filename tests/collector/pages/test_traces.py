@@ -1,3 +1,4 @@
+import ast
 import html
 import re
 import time
@@ -53,6 +54,19 @@ def test_feedback_conditions_narrow_the_list(store, client):
     assert roots[1].trace_id not in text
 
 
+def test_the_examples_of_code_on_empty_pages_use_names_that_exist(client):
+    examples = [
+        html.unescape(code)
+        for address in ("/", "/sessions", "/datasets", "/experiments", "/rules")
+        for code in re.findall(r"<code>([^<]*import [^<]*)</code>", client.get(address).text)
+    ]
+    assert len(examples) == 5
+    for example in examples:
+        for statement in ast.parse(example).body:
+            if isinstance(statement, ast.ImportFrom):
+                exec(ast.unparse(statement), {})
+
+
 def test_older_traces_are_a_link_away(store, client):
     store.append([run(f"t{i}") for i in range(55)])
     older = re.search(r'rel="next" href="([^"]+)"', client.get("/").text).group(1)
@@ -63,7 +77,7 @@ def test_older_traces_are_a_link_away(store, client):
 
 def test_experiments_stay_out_until_asked_for(store, client):
     experiment(store, "first", (1.0, 0.0))
-    assert "Nothing matches" in client.get("/").text
+    assert "No matching traces" in client.get("/").text
     assert client.get("/?traffic=all").text.count("row-link") == 2
 
 
@@ -83,7 +97,7 @@ def test_a_condition_that_makes_no_sense_is_said_beside_the_form(store, client):
     rag(store)
     page = client.get("/?latency_ms=fast")
     assert page.status_code == 422
-    assert "latency &#39;fast&#39; is no comparison" in page.text
+    assert "latency must be a comparison such as &gt; 500, got &#39;fast&#39;" in page.text
 
 
 def test_a_cursor_from_elsewhere_is_no_server_error(store, client):
@@ -155,6 +169,6 @@ def test_a_mark_says_what_is_missing_of_a_trace(store, client):
     store.add_running([OpenRun(trace_id=second.trace_id, span_id="b" * 16, name="slow")])
     marks = re.findall(r'<span class="open" title="([^"]*)">([^<]*)</span>', client.get("/").text)
     assert marks == [
-        ("runs of it have started and not ended: 1", "running"),
+        ("Runs that have started but not ended: 1", "running"),
         ("2 spans were dropped by the sender", "2 dropped"),
     ]

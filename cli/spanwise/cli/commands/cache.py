@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    help="The caches of judges' answers and of texts' vectors: what they hold, forgetting it.",
+    help="Caches of judge answers and embedding vectors: statistics and removal.",
     no_args_is_help=True,
     epilog="Example: `spanwise cache stats`",
 )
@@ -29,11 +29,11 @@ app = typer.Typer(
 CachePath = Annotated[
     str | None,
     typer.Option(
-        "--cache", help="One file; else SPANWISE_CACHE and SPANWISE_VECTORS, else the user's cache directory."
+        "--cache", help="Cache file. Default: SPANWISE_CACHE and SPANWISE_VECTORS, else the user's cache directory."
     ),
 ]
-Model = Annotated[str | None, typer.Option(help="Only what is of this model, as `stats` shows it.")]
-OlderThan = Annotated[str | None, typer.Option(help="Only what was made longer ago, such as 7d.")]
+Model = Annotated[str | None, typer.Option(help="Only entries of this model, as `stats` shows it.")]
+OlderThan = Annotated[str | None, typer.Option(help="Only entries older than this, such as 7d.")]
 
 
 @app.command()
@@ -75,13 +75,13 @@ def clear(
             conditions = f" of {model}" if model is not None else ""
             conditions += f" older than {older_than}" if older_than else ""
             selection = f"{cache.TABLE}{conditions}" if conditions else f"all {cache.TABLE}"
-            typer.confirm(f"Forget {selection} in {cache.path}?", abort=True, err=True)
+            typer.confirm(f"Remove {selection} from {cache.path}?", abort=True, err=True)
         cleared = [(cache.TABLE, cache.clear(older_than=seconds, model=model)) for cache in caches]
     if as_json:
         emit([{"cleared": sum(number for _, number in cleared)}])
     else:
         counts = (f"{count(number)} {kind}" for kind, number in cleared or [("answers", 0)])
-        typer.echo(f"{', '.join(counts)} forgotten")
+        typer.echo(f"{', '.join(counts)} removed")
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def _open_caches(at: str | None) -> Iterator[list[AnswerCache | VectorFile]]:
     """Open the existing caches, and print their paths on stderr. Raises `Refused`."""
     caches = [_open_cache(Path(at).expanduser())] if at else _default_caches()
     for cache in caches:
-        state = "" if cache.path.exists() else " (nothing is kept yet)"
+        state = "" if cache.path.exists() else " (empty)"
         error_console.print(f"cache: {cache.path}{state}", markup=False, soft_wrap=True)
     existing = [cache for cache in caches if cache.path.exists()]
     try:
@@ -98,7 +98,7 @@ def _open_caches(at: str | None) -> Iterator[list[AnswerCache | VectorFile]]:
         paths = " or ".join(str(cache.path) for cache in existing)
         kinds = " or ".join(cache.OF for cache in existing)
         raise Refused(
-            f"{paths} cannot be read as a cache of {kinds} ({error}): move it away, or name another"
+            f"{paths} is not a readable cache of {kinds} ({error}); move it away or name another file"
         ) from None
     finally:
         for cache in existing:
@@ -118,7 +118,7 @@ def _default_caches() -> list[AnswerCache | VectorFile]:
     if vectors is not None and vectors.exists():
         caches.append(disk_cache.VectorFile(vectors))
     if not caches:
-        raise Refused("SPANWISE_CACHE is off: no answers are kept; name a file with --cache")
+        raise Refused("SPANWISE_CACHE is off, so no answers are cached; name a file with --cache")
     return caches
 
 

@@ -28,42 +28,51 @@ from spanwise.cli.command_io import (
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Dataset, DatasetKind, Example
 
-SourceFile = Annotated[Path, typer.Argument(help="By its ending: JSONL, JSON, CSV, YAML, Parquet, xlsx; exports too.")]
+SourceFile = Annotated[
+    Path,
+    typer.Argument(
+        help="Input file; its extension sets the format: JSONL, JSON, CSV, YAML, Parquet or xlsx. Exports are read too."
+    ),
+]
 Columns = Annotated[
     list[str] | None,
-    typer.Option("--column", help="Rename a column, as in gold=reference_outputs or q=inputs.question."),
+    typer.Option(
+        "--column", help="Rename a column, such as gold=reference_outputs or q=inputs.question; may be repeated."
+    ),
 ]
-Kind = Annotated[str | None, typer.Option(help="kv, llm or chat; else told by the first example.")]
+Kind = Annotated[str | None, typer.Option(help="kv, llm or chat. Default: derived from the first example.")]
 Schema = Annotated[
-    str | None, typer.Option(help="A JSON file with schemas under inputs and reference_outputs, or 'infer'.")
+    str | None, typer.Option(help="JSON file with schemas under `inputs` and `reference_outputs`, or 'infer'.")
 ]
-Replace = Annotated[bool, typer.Option(help="Take out what is not in the file.")]
-Deduplicate = Annotated[bool, typer.Option(help="Leave out rows whose inputs an earlier row of the file has.")]
-Encoding = Annotated[str | None, typer.Option(help="Of a text file that is not UTF-8, as in cp1252 or utf-16.")]
+Replace = Annotated[bool, typer.Option(help="Remove examples that are not in the file.")]
+Deduplicate = Annotated[bool, typer.Option(help="Skip rows whose inputs occur in an earlier row of the file.")]
+Encoding = Annotated[
+    str | None, typer.Option(help="Encoding of a text file that is not UTF-8, such as cp1252 or utf-16.")
+]
 SplitNames = Annotated[list[str] | None, typer.Option("--split", help="Only examples of this split; may be repeated.")]
-Description = Annotated[str | None, typer.Option(help="What the dataset is for.")]
+Description = Annotated[str | None, typer.Option(help="Description of the dataset.")]
 
-Traces = Annotated[
-    list[str] | None, typer.Option("--trace", help="A trace's id, or the beginning of it; may be repeated.")
-]
+Traces = Annotated[list[str] | None, typer.Option("--trace", help="Trace id or its first characters; may be repeated.")]
 Corrections = Annotated[
     list[str] | None,
-    typer.Option("--correction", help="TRACE=REFERENCE: pick a trace, and say what the answer should have been."),
+    typer.Option("--correction", help="TRACE=REFERENCE: select a trace and set its correct output; may be repeated."),
 ]
 RootName = Annotated[str | None, typer.Option("--name", help="Only traces whose root has this name.")]
 Project = Annotated[str | None, typer.Option(help="Only traces of this project.")]
-Status = Annotated[str | None, typer.Option(help="ok or error.")]
-MostTraces = Annotated[int, typer.Option(help="At most so many traces, latest first.")]
-AreReferences = Annotated[bool, typer.Option(help="What was answered is the reference.")]
+Status = Annotated[str | None, typer.Option(help="Only traces with this status: ok or error.")]
+MostTraces = Annotated[int, typer.Option(help="Maximum number of traces, newest first.")]
+AreReferences = Annotated[bool, typer.Option(help="Use the recorded output as the reference.")]
 
-Model = Annotated[str, typer.Option(help="A model's name at the endpoint.")]
+Model = Annotated[str, typer.Option(help="Name of a model of the endpoint.")]
 Documents = Annotated[
-    list[Path] | None, typer.Argument(help="Documents: each text file is one, each line of a JSONL file is one.")
+    list[Path] | None, typer.Argument(help="Documents: a text file is one document; each line of a JSONL file is one.")
 ]
-Like = Annotated[str | None, typer.Option(help="Instead of documents: vary the examples of this dataset.")]
+Like = Annotated[
+    str | None, typer.Option(help="Instead of documents: generate variations of the examples of this dataset.")
+]
 PerSource = Annotated[int, typer.Option(help="Examples per document or seed.")]
 BaseUrl = Annotated[
-    str | None, typer.Option(help="An OpenAI-compatible endpoint; else SPANWISE_JUDGE_URL or OPENAI_BASE_URL.")
+    str | None, typer.Option(help="OpenAI-compatible endpoint. Default: SPANWISE_JUDGE_URL or OPENAI_BASE_URL.")
 ]
 
 
@@ -122,7 +131,7 @@ def from_traces(
         }
         picked = list(dict.fromkeys([*(resolve_trace_id(store, id) for id in traces or []), *corrected]))
         if absent := set(picked) - {trace.trace_id for trace in datasets.read_traces(store, picked)}:
-            raise Refused(f"there is no trace {min(absent)!r}: see `spanwise traces list`")
+            raise Refused(f"there is no trace {min(absent)!r}; list traces with `spanwise traces list`")
         # if filters are given, or no traces by id, add the traces that pass the filters
         if any((root_name, project, status, where)) or not picked:
             passing = datasets.read_traces(store, limit=limit, filter=wanted)
@@ -131,7 +140,7 @@ def from_traces(
             store, picked, corrections=corrected, outputs_are_references=outputs_are_references
         )
         if not examples:
-            raise Refused("no trace passes: see `spanwise traces list`")
+            raise Refused("no trace matches; list traces with `spanwise traces list`")
         saved = datasets.save(store, name, examples)
     _print_saved(saved, as_json)
 
@@ -155,12 +164,12 @@ def generate(
     from spanwise.evaluators import datasets
 
     if bool(files) == bool(like):
-        raise Refused("name files with documents, or a dataset with --like: one of the two")
+        raise Refused("name either files with documents or, with --like, a dataset")
     with open_store(at, make=like is None) as store:
         source = store.examples(like) if like else _read_documents(files or [])
         written = _generate_examples(source, model, per_source, base_url)
         if not written:
-            raise Refused(f"{model!r} has written nothing that can be read")
+            raise Refused(f"{model!r} wrote no readable example")
         _print_saved(datasets.save(store, name, written), as_json)
 
 
@@ -176,7 +185,7 @@ def _generate_examples(source: list[Any], model: str, per_source: int, base_url:
     print_endpoints([judge.where])
 
     def left_out(error: Exception) -> None:
-        error_console.print(f"left out: {error}", markup=False)
+        error_console.print(f"skipped: {error}", markup=False)
 
     try:
         return datasets.generate(source, judge, per_source=per_source, on_error=left_out)
@@ -190,9 +199,7 @@ def _drop_duplicates(examples: list[Example]) -> list[Example]:
 
     kept = datasets.deduplicate(examples)
     if left_out := len(examples) - len(kept):
-        error_console.print(
-            f"left out {left_out} rows that ask what an earlier one asks: the first counts", markup=False
-        )
+        error_console.print(f"skipped {left_out} rows with the same inputs as an earlier row", markup=False)
     return kept
 
 
@@ -204,7 +211,7 @@ def _parse_correction(given: str) -> tuple[str, Any]:
 
     id, equals, reference = given.partition("=")
     if not (id and equals):
-        raise Refused(f"--correction {given!r}: say which trace and what it should have answered, as in ab12cd34=Paris")
+        raise Refused(f"--correction {given!r} must be TRACE=REFERENCE, such as ab12cd34=Paris")
     return id, parse_cell(reference)
 
 
@@ -231,13 +238,13 @@ def _parse_columns(columns: Iterable[str]) -> dict[str, str]:
     pairs = [column.partition("=") for column in columns]
     wrong = [name for name, equals, field in pairs if not (name and equals and field)]
     if wrong:
-        raise Refused(f"--column {wrong[0]!r}: say which becomes what, as in gold=reference_outputs")
+        raise Refused(f"--column {wrong[0]!r} must be OLD=NEW, such as gold=reference_outputs")
     return {name: field for name, _, field in pairs}
 
 
 def _parse_kind(given: str | None) -> DatasetKind | None:
     if given not in (None, "kv", "llm", "chat"):
-        raise Refused(f"--kind {given!r}: known are kv, llm, chat")
+        raise Refused(f"unknown --kind {given!r}; expected one of: kv, llm, chat")
     return cast("DatasetKind | None", given)
 
 
@@ -256,13 +263,13 @@ app = typer.Typer(
     epilog="Example: `spanwise datasets import parcels parcels.jsonl`",
 )
 
-Version = Annotated[int | None, typer.Option("--version", help="A version; else the newest.")]
+Version = Annotated[int | None, typer.Option("--version", help="Version number. Default: the newest.")]
 Split = Annotated[str | None, typer.Option("--split", help="Only examples of this split.")]
-Limit = Annotated[int, typer.Option(help="At most so many examples.")]
-To = Annotated[Path, typer.Argument(help="Its ending decides: JSONL, JSON, CSV, TSV or YAML.")]
+Limit = Annotated[int, typer.Option(help="Maximum number of examples.")]
+To = Annotated[Path, typer.Argument(help="Output file; its extension sets the format: JSONL, JSON, CSV, TSV or YAML.")]
 Format = Annotated[str, typer.Option(help="spanwise, openai (chat fine-tuning lines) or databricks.")]
 Older = Annotated[int, typer.Argument(help="The older version.")]
-Newer = Annotated[int | None, typer.Argument(help="The newer version; else the newest.")]
+Newer = Annotated[int | None, typer.Argument(help="The newer version. Default: the newest.")]
 DATASET_COLUMNS = ("name", "version", "kind", "examples")
 
 
@@ -336,7 +343,7 @@ def export(
     from spanwise.evaluators import datasets
 
     if format not in ("spanwise", "openai", "databricks"):
-        raise Refused(f"--format {format!r}: known are spanwise, openai, databricks")
+        raise Refused(f"unknown --format {format!r}; expected one of: spanwise, openai, databricks")
     with open_store(at) as store:
         count = datasets.write(store.examples(name, version, split=split), file, format=cast(Any, format))
     console.print(f"{count} examples in {file}", markup=False)

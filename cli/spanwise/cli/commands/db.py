@@ -36,13 +36,13 @@ from spanwise.collector.terminal_escaping import MAX_MESSAGE_LENGTH, escape_line
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Look after a database: sizes, retention, deletion, export, import, checks, SQL.",
+    help="Database maintenance: sizes, retention, deletion, export, import, integrity checks, SQL.",
     epilog="Example: `spanwise db stats`",
 )
 
-FileOption = Annotated[str | None, typer.Option("--store", help="The SQLite file; else ./spanwise.db.")]
-Terms = Annotated[list[str], typer.Argument(help="Conditions, such as project=demo session=s-1 since=7d.")]
-Target = Annotated[str, typer.Argument(metavar="FILE", help="The new file; one that is there is refused.")]
+FileOption = Annotated[str | None, typer.Option("--store", help="SQLite file. Default: ./spanwise.db.")]
+Terms = Annotated[list[str], typer.Argument(help="Filter conditions, such as project=demo session=s-1 since=7d.")]
+Target = Annotated[str, typer.Argument(metavar="FILE", help="New file; it must not exist.")]
 SIZE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -65,10 +65,16 @@ def stats(store: FileOption = None, json: JsonOption = False) -> None:
 
 @app.command()
 def prune(
-    older_than: Annotated[str | None, typer.Option(help="Delete traces that started longer ago, such as 30d.")] = None,
-    max_size: Annotated[str | None, typer.Option(help="Delete the oldest until this much is left, as 2GB.")] = None,
-    project: Annotated[str | None, typer.Option(help="Only this project's; else of all, taken together.")] = None,
-    always: Annotated[bool, typer.Option("--always", help="Keep this as a rule: done about once an hour.")] = False,
+    older_than: Annotated[str | None, typer.Option(help="Delete traces older than this, such as 30d.")] = None,
+    max_size: Annotated[
+        str | None, typer.Option(help="Delete the oldest traces until the database has at most this size, such as 2GB.")
+    ] = None,
+    project: Annotated[
+        str | None, typer.Option(help="Only traces of this project. Default: all projects together.")
+    ] = None,
+    always: Annotated[
+        bool, typer.Option("--always", help="Store the limit as a rule that runs about once an hour.")
+    ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -82,7 +88,7 @@ def prune(
         max_bytes=_parse_size(max_size) if max_size else None,
     )
     if rule.max_age_ns is None and rule.max_bytes is None and not always:
-        raise Refused("say what is too much: --older-than 30d, --max-size 2GB (or --always alone to drop a rule)")
+        raise Refused("set a limit: --older-than 30d or --max-size 2GB (--always alone removes the stored rule)")
     with open_store(store) as kept:
         if always:
             kept.set_retention(rule)
@@ -105,7 +111,7 @@ def delete(
         if not yes:
             first = kept.traces(wanted, limit=1000)
             count = f"{len(first)}{'+' if first.next else ''}"
-            typer.confirm(f"Delete {count} traces for good?", abort=True, err=True)
+            typer.confirm(f"Permanently delete {count} traces?", abort=True, err=True)
         _print_count("deleted", kept.delete(wanted), json)
 
 
@@ -120,12 +126,12 @@ def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
     if json:
         emit([{"freed_bytes": freed}])
     else:
-        error_console.print(f"gave back {_format_size(freed)}")
+        error_console.print(f"freed {_format_size(freed)}")
 
 
 @app.command()
 def export(
-    file: Annotated[Path, typer.Argument(help="A new file; - for stdout.")],
+    file: Annotated[Path, typer.Argument(help="New file; - for stdout.")],
     format: Annotated[str, typer.Option(help="otlp: runs and feedback, for any tool; jsonl: every record.")] = "otlp",
     where: WhereOption = None,
     store: StoreOption = None,
@@ -153,7 +159,9 @@ def _write_stdout(lines: Iterable[tuple[bytes, Counter[str]]]) -> Counter[str]:
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="What `export` wrote, or OpenTelemetry's file exporter; - for stdin.")],
+    file: Annotated[
+        Path, typer.Argument(help="File written by `export` or by OpenTelemetry's file exporter; - for stdin.")
+    ],
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -173,8 +181,10 @@ def import_(
         emit([{"kept": taken.kept, "left_out": taken.left_out, "bad": taken.bad, "reasons": taken.reasons}])
     for reason in taken.reasons if not json else ():
         error_console.print(escape_line(reason, MAX_MESSAGE_LENGTH), markup=False, highlight=False, soft_wrap=True)
-    left_out = f", left out {_list_counts(taken.left_out)}" if taken.left_out else ""
-    error_console.print(f"kept {_list_counts(taken.kept)}{left_out}, bad: {taken.bad:,}", markup=False, soft_wrap=True)
+    left_out = f", skipped {_list_counts(taken.left_out)}" if taken.left_out else ""
+    error_console.print(
+        f"stored {_list_counts(taken.kept)}{left_out}, bad: {taken.bad:,}", markup=False, soft_wrap=True
+    )
     if taken.bad:
         raise typer.Exit(1)
 
@@ -185,7 +195,7 @@ def _list_counts(counts: Counter[str]) -> str:
 
 @app.command()
 def check(
-    deep: Annotated[bool, typer.Option("--deep", help="Read every payload, too.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also decode every payload.")] = False,
     store: FileOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -199,7 +209,7 @@ def check(
     for problem in problems if not json else ():
         console.print(escape(problem), soft_wrap=True)
     if problems:
-        error_console.print("what can be read is saved by: spanwise db recover NEW.db")
+        error_console.print("to save the readable data, run: spanwise db recover NEW.db")
         raise typer.Exit(1)
     error_console.print("sound")
 
@@ -222,13 +232,11 @@ def _print_recovered(found: inspection.RecoveryReport, target: str) -> None:
     console.print(_make_table([{"table": one.table, "saved": one.saved, "lost": _describe_lost(one)} for one in rows]))
     for note in (*found.notes, *found.problems):
         console.print(escape(note), soft_wrap=True)
-    error_console.print(
-        f"saved into {escape(target)}; look at it, then put it in the place of the damaged one", soft_wrap=True
-    )
+    error_console.print(f"saved into {escape(target)}; check it, then replace the damaged file with it", soft_wrap=True)
 
 
 def _describe_lost(saved: inspection.TableRecovery) -> str:
-    return "some, nothing says how many" if saved.lost is None else str(saved.lost)
+    return "an unknown number" if saved.lost is None else str(saved.lost)
 
 
 @app.command()
@@ -246,7 +254,7 @@ def backup(target: Target, store: FileOption = None, json: JsonOption = False) -
 
 @app.command()
 def restore(
-    file: Annotated[Path, typer.Argument(help="A backup, as `spanwise db backup` makes it.")],
+    file: Annotated[Path, typer.Argument(help="Backup made by `spanwise db backup`.")],
     store: FileOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -259,19 +267,23 @@ def restore(
     target = _store_path(store)
     error_console.print(f"store: {escape(target)}", soft_wrap=True)
     if not file.exists():
-        raise Refused(f"there is no file {str(file)!r}; name a backup")
+        raise Refused(f"there is no file {str(file)!r}; name a backup file")
     done = inspection.restore(check_database_path(file), target)
     if json:
         emit([asdict(done)])
         return
     if done.replaced:
-        error_console.print(f"moved the present file to {escape(done.replaced)}", soft_wrap=True)
-    error_console.print(f"restored {_format_size(done.bytes)} from {escape(str(file))}; it is sound", soft_wrap=True)
+        error_console.print(f"moved the current file to {escape(done.replaced)}", soft_wrap=True)
+    error_console.print(
+        f"restored {_format_size(done.bytes)} from {escape(str(file))}; integrity check passed", soft_wrap=True
+    )
 
 
 @app.command()
 def sql(
-    query: Annotated[str | None, typer.Argument(help="One statement; without it, the tables are listed.")] = None,
+    query: Annotated[
+        str | None, typer.Argument(help="SQL statement. Without it, the command lists the tables.")
+    ] = None,
     store: FileOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -302,7 +314,7 @@ def _store_path(store: str | None) -> str:
     """Return the path of a database file, which need not exist. Raises `Refused` for the URL of a server."""
     path = check_database_path(store if store is not None else os.environ.get("SPANWISE_URL") or "spanwise.db")
     if "://" in path:
-        raise Refused(f"{path!r} is a server; this command works on its file: name it with --store")
+        raise Refused(f"{path!r} is a server, but this command needs its database file; name the file with --store")
     adopt_former_file(path)
     return path
 
@@ -317,7 +329,7 @@ def _print_count(what: str, traces: int, json: bool) -> None:
 def _parse_size(text: str) -> int:
     number, unit = text[:-2].strip(), text[-2:].upper()
     if unit not in SIZE_UNITS or not number.replace(".", "", 1).isdigit():
-        raise Refused(f"{text!r} is no size; write 500MB or 2GB")
+        raise Refused(f"{text!r} is not a size; write, for example, 500MB or 2GB")
     return int(float(number) * SIZE_UNITS[unit])
 
 

@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from spanwise.collector.server import Server
 
 
-Serve = Annotated[bool, typer.Option("--serve/--no-serve", help="Keep serving the pages until Ctrl-C.")]
-Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port; else 4318, or a free one if that is taken.")]
-Models = Annotated[bool, typer.Option("--models/--no-models", help="Embed, if that is installed; or BM25.")]
+Serve = Annotated[bool, typer.Option("--serve/--no-serve", help="Keep the server running until Ctrl-C.")]
+Port = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Port. Default: 4318, or a free port if it is in use.")
+]
+Models = Annotated[
+    bool, typer.Option("--models/--no-models", help="Retrieve with embeddings, if installed, or with BM25.")
+]
 Browse = Annotated[bool, typer.Option("--open", help="Open the pages in a browser.")]
 
 
@@ -32,7 +36,7 @@ def demo(
     models: Models = True,
     browse: Browse = False,
 ) -> None:
-    """Trace and evaluate a small RAG application on the Python reference. It needs no key and no download.
+    """Trace and evaluate a small RAG application on the Python reference. It needs no API key and no download.
 
     Example: `spanwise demo --port 8000 --open`
     """
@@ -41,7 +45,7 @@ def demo(
     from spanwise.collector.stores.sqlite.database.name_conversion import adopt_former_file
 
     if "://" in path:
-        raise Refused(f"--store {path!r}: the demo keeps a SQLite file of its own; name its path")
+        raise Refused(f"--store {path!r}: the demo needs a SQLite file of its own; give its path")
     adopt_former_file(path)
     with SQLiteStore(path) as store, _start_server(store, host, port) as server, run_monitor(store):
         error_console.print(f"[bold]{server.url}[/]  keeps {path}", soft_wrap=True)
@@ -72,5 +76,5 @@ def _start_server(store: Store, host: str, port: int | None) -> Server:
         if port is not None:
             raise
         free = Server(store, host=host, port=0)
-        error_console.print(f"{str(error).partition(':')[0]}; this takes {free.port}", soft_wrap=True, markup=False)
+        error_console.print(f"{str(error).partition(':')[0]}; using {free.port} instead", soft_wrap=True, markup=False)
         return free

@@ -35,9 +35,9 @@ from spanwise.collector.filters import Filter
 from spanwise.collector.stores import Store
 from spanwise.collector.terminal_escaping import MAX_MESSAGE_LENGTH, escape_line
 
-Since = Annotated[str | None, typer.Option(help="Traces from then on: 2h, 7d, or a date.")]
-Spans = Annotated[int, typer.Option("--spans", min=1, max=1_000_000, help="How many spans to look at, latest first.")]
-MAX_SHOWN_ATTRIBUTES = 3  # unread attributes shown in the table
+Since = Annotated[str | None, typer.Option(help="Only traces since then: 2h, 7d, or a date.")]
+Spans = Annotated[int, typer.Option("--spans", min=1, max=1_000_000, help="Number of spans to examine, newest first.")]
+MAX_SHOWN_ATTRIBUTES = 3  # unused attributes shown in the table
 
 
 def doctor(
@@ -47,9 +47,10 @@ def doctor(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show why evaluators skip: per sender, how many spans have inputs, outputs, documents, model, tokens, session.
+    """Show per sender how many spans have inputs, outputs, documents, model, tokens and session, to find why evaluators
+    skip.
 
-    The report also lists unread attributes, suggestions for the sender, and other problems: dropped spans, clock
+    The report also lists unused attributes, suggestions for the sender, and other problems: dropped spans, clock
     skew, rules that no worker executes, refused data. It examines the latest spans of each project.
 
     Example: `spanwise doctor --where name=answer --since 1d`
@@ -86,9 +87,7 @@ class Diagnosis:
         if self.total != 0:
             stored = "that may be seen" if self.total is None else f"of the {self.total:,} stored"
             return f"none {stored} passes the conditions"
-        return (
-            "nothing has been sent yet; senders reach `spanwise serve` at its address, by default http://127.0.0.1:4318"
-        )
+        return "no spans have been received; send them to the address of `spanwise serve`, by default http://127.0.0.1:4318"
 
 
 def diagnose(store: Store, filter: Filter, spans: int = DEFAULT_SPANS) -> Diagnosis:
@@ -124,7 +123,7 @@ def _print_diagnosis(found: Diagnosis) -> None:
     senders = found.seen.senders
     if senders:
         print_table(
-            ("service", "instrumentation", "spans", *EXPECTED_FIELDS, "unread attributes"), map(_sender_cells, senders)
+            ("service", "instrumentation", "spans", *EXPECTED_FIELDS, "unused attributes"), map(_sender_cells, senders)
         )
     for line in [*_list_hints(senders), *found.wrong]:
         console.print(f"- {escape_line(line, MAX_MESSAGE_LENGTH)}", markup=False, highlight=False, soft_wrap=True)

@@ -24,28 +24,37 @@ if TYPE_CHECKING:
     from spanwise.evaluators import Evaluator
 
 
-File = Annotated[Path, typer.Argument(help="A Python file that defines dataset, task and evaluators.")]
-Name = Annotated[str | None, typer.Option(help="The experiment's name; else the file's.")]
-Concurrency = Annotated[int, typer.Option(help="Runs at the same time.")]
-Repetitions = Annotated[int, typer.Option(help="Runs of every example.")]
-Limit = Annotated[int | None, typer.Option(help="Only so many examples.")]
-Resume = Annotated[bool, typer.Option(help="Go on with the newest experiment of this name.")]
+File = Annotated[Path, typer.Argument(help="Python file that defines `dataset`, `task` and `evaluators`.")]
+Name = Annotated[str | None, typer.Option(help="Name of the experiment. Default: name of the file.")]
+Concurrency = Annotated[int, typer.Option(help="Number of concurrent runs.")]
+Repetitions = Annotated[int, typer.Option(help="Number of runs per example.")]
+Limit = Annotated[int | None, typer.Option(help="Maximum number of examples.")]
+Resume = Annotated[bool, typer.Option(help="Continue the newest experiment of this name.")]
 FailUnder = Annotated[
     list[str] | None,
-    typer.Option(help="Exit with 1 if a key's mean is below, as in exact=0.8 or task_ok=0.95; may be repeated."),
+    typer.Option(
+        help="Exit with 1 if the mean of a key is below a limit, such as exact=0.8 or task_ok=0.95; may be repeated."
+    ),
 ]
 FailOver = Annotated[
     list[str] | None,
-    typer.Option(help="Exit with 1 if the mean of a key of which lower is better is above, as in toxicity=0.1."),
+    typer.Option(
+        help="Exit with 1 if the mean of a key for which lower is better is above a limit, such as toxicity=0.1; may be repeated."
+    ),
 ]
 AllowFailed = Annotated[
-    str, typer.Option(help="How many runs may fail, by their task or an evaluator: 2, or 5% of them. Else exit with 1.")
+    str,
+    typer.Option(
+        help="Exit with 1 if more runs fail than this, by their task or an evaluator: a number such as 2, or a share such as 5%."
+    ),
 ]
 Only = Annotated[
-    list[str] | None, typer.Option(help="Only this example: its id, or the beginning of it; may be repeated.")
+    list[str] | None, typer.Option(help="Only this example: its id or its first characters; may be repeated.")
 ]
-Pdb = Annotated[bool, typer.Option("--pdb", help="Open the debugger where the task or an evaluator raises.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what judges would be asked, and at what cost.")]
+Pdb = Annotated[bool, typer.Option("--pdb", help="Open the debugger when the task or an evaluator raises.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the number and cost of judge calls without making them.")
+]
 _SETTINGS = ("metadata", "split", "timeout", "retries", "retry_on", "seed", "fail_fast", "max_failures", "max_usd")
 
 
@@ -65,7 +74,7 @@ def eval_(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run the evaluation that a file defines, print the results, and exit with 1 if the quality gate fails.
+    """Run the evaluation defined in a file, print the results, and exit with 1 if the quality gate fails.
 
     The file defines `dataset`, `evaluators` and `task` (None or missing: score existing outputs). It may define
     `summary_evaluators`, `metadata`, `split`, `timeout`, `retries`, `retry_on`, `seed`, `fail_fast`, `max_failures`,
@@ -195,5 +204,5 @@ def _resume_command(arguments: Sequence[str]) -> str:
 
 def _require_definition(module: ModuleType, name: str) -> Any:
     if not hasattr(module, name):
-        raise Refused(f"{module.__file__} defines no {name!r}: it has to define dataset, evaluators and task")
+        raise Refused(f"{module.__file__} does not define {name!r}; it must define dataset, evaluators and task")
     return getattr(module, name)

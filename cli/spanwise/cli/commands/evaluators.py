@@ -31,19 +31,20 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    help="Evaluators: what there is, what they need, one by hand.",
+    help="Evaluators: list them, describe one, run one by hand.",
     no_args_is_help=True,
     epilog="Example: `spanwise evaluators show document_recall`",
 )
 
 Named = Annotated[
-    str, typer.Argument(help="An evaluator's id, one of a file (evals/mine.py:concise), or a definition (polite.yaml).")
+    str,
+    typer.Argument(help="Id of an evaluator, function of a file (evals/mine.py:concise), or definition (polite.yaml)."),
 ]
-Group = Annotated[str | None, typer.Option(help="Only this group: text, retrieval, privacy, …")]
-Needs = Annotated[str | None, typer.Option(help="Only those that need this: expected, context, judge, …")]
-TraceId = Annotated[str | None, typer.Argument(help="A stored trace's id, or the beginning of a recent one's.")]
-Session = Annotated[str | None, typer.Option(help="Instead of a trace: a session, all turns of it.")]
-Save = Annotated[bool, typer.Option("--save", help="Keep the feedback on the trace.")]
+Group = Annotated[str | None, typer.Option(help="Only evaluators of this group: text, retrieval, privacy, …")]
+Needs = Annotated[str | None, typer.Option(help="Only evaluators that need this: expected, context, judge, …")]
+TraceId = Annotated[str | None, typer.Argument(help="Id of a stored trace, or the first characters of a recent one.")]
+Session = Annotated[str | None, typer.Option(help="Instead of a trace: a session with all its turns.")]
+Save = Annotated[bool, typer.Option("--save", help="Store the feedback on the trace.")]
 
 
 @app.command("list")
@@ -101,7 +102,7 @@ def score_(
     from spanwise.evaluators.interface import DiscardedJudgements, JudgementBuffer, use_judge_context
 
     if bool(trace) == bool(session):
-        raise Refused("name a trace, or a session with --session: one of the two")
+        raise Refused("name either a trace or, with --session, a session")
     evaluator = resolve_evaluator(id, parameters)
     print_judge_endpoints([evaluator])
     # without --save no feedback is stored, and nothing would lead to the judge traces
@@ -113,7 +114,7 @@ def score_(
             feedbacks = score(evaluator, store.trace(resolve_trace_id(store, trace or "")))
         if save:
             store.append(judgements.take(), feedbacks)
-            error_console.print(f"kept {len(feedbacks)} feedbacks", highlight=False)
+            error_console.print(f"stored {len(feedbacks)} feedbacks", highlight=False)
     if as_json:
         emit(map(asdict, feedbacks))
     else:

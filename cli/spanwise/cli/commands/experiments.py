@@ -32,25 +32,27 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    help="Experiments: a task over a dataset, scored.",
+    help="Experiments: list, show, compare, export, score again, delete.",
     no_args_is_help=True,
     epilog="Example: `spanwise experiments compare bm25-k3 embeddings`",
 )
 
-Id = Annotated[str, typer.Argument(help="An experiment's id, the beginning of it, or its name (the newest of it).")]
-Ids = Annotated[list[str], typer.Argument(help="Two or more: ids, beginnings of ids, or names.")]
+Id = Annotated[
+    str, typer.Argument(help="Id of an experiment, its first characters, or a name (its newest experiment).")
+]
+Ids = Annotated[list[str], typer.Argument(help="Two or more experiments: ids, first characters of ids, or names.")]
 Dataset = Annotated[str | None, typer.Option(help="Only experiments over this dataset.")]
-Limit = Annotated[int, typer.Option(help="At most so many, newest first.")]
-Rows = Annotated[int, typer.Option(help="Also show so many runs.")]
-Changes = Annotated[int, typer.Option(help="Also show so many examples whose score changed.")]
+Limit = Annotated[int, typer.Option(help="Maximum number, newest first.")]
+Rows = Annotated[int, typer.Option(help="Also show this number of runs.")]
+Changes = Annotated[int, typer.Option(help="Also show this number of examples whose score changed.")]
 Evaluators = Annotated[
     list[str],
     typer.Option(
-        "--evaluator", help="An evaluator's id, or a function of a file: evals/mine.py:concise; may be repeated."
+        "--evaluator", help="Id of an evaluator, or function of a file such as evals/mine.py:concise; may be repeated."
     ),
 ]
-To = Annotated[Path, typer.Argument(help="Its ending decides: JSONL, CSV or HTML.")]
-Spool = Annotated[Path, typer.Argument(help="What a failing store has left: spanwise-spool-….jsonl.")]
+To = Annotated[Path, typer.Argument(help="Output file; its extension sets the format: JSONL, CSV or HTML.")]
+Spool = Annotated[Path, typer.Argument(help="Spool file that a failing store left behind: spanwise-spool-….jsonl.")]
 
 
 @app.command("list")
@@ -154,7 +156,9 @@ def score(
     from spanwise.evaluators import Experiment
 
     if parameters and len(evaluators) > 1:
-        raise Refused(f"--set is for one --evaluator, not {len(evaluators)}: score one after the other")
+        raise Refused(
+            f"--set applies to a single --evaluator, got {len(evaluators)}; score with one evaluator at a time"
+        )
     judges = [resolve_evaluator(named, parameters) for named in evaluators]
     print_judge_endpoints(judges)
     with open_store(at) as store:
@@ -228,5 +232,5 @@ def _write_runs(experiment: Experiment, file: Path) -> int:
         file.write_text(experiment.to_html(), "utf-8")
         return experiment.summary().runs
     if ending not in (".csv", ".jsonl"):
-        raise Refused(f"cannot write {file.name!r}: known are .jsonl, .csv, .html")
+        raise Refused(f"unknown extension of {file.name!r}; expected one of: .jsonl, .csv, .html")
     return write_rows([row.to_dict() for row in experiment.rows()], file)

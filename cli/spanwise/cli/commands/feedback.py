@@ -23,21 +23,23 @@ from spanwise.collector import formatting
 from spanwise.collector.records import Feedback, Target
 
 app = typer.Typer(
-    help="Feedback on traces: add, list, remove; where it is sent on to.",
+    help="Feedback on traces: add, list, delete; state of the destinations it is forwarded to.",
     no_args_is_help=True,
     epilog="Example: `spanwise feedback list --key thumbs_up`",
 )
 
-TraceId = Annotated[str, typer.Argument(help="A trace's id.")]
-OnTrace = Annotated[str | None, typer.Argument(help="Only on this trace.")]
+TraceId = Annotated[str, typer.Argument(help="Id of a trace.")]
+OnTrace = Annotated[str | None, typer.Argument(help="Only feedback on this trace.")]
 Ids = Annotated[list[str], typer.Argument(help="Feedback ids, as `list` shows them.")]
-Key = Annotated[str, typer.Argument(help="What it is about: correctness, thumbs_up, …")]
-OnlyKey = Annotated[str | None, typer.Option(help="Only under this key.")]
+Key = Annotated[str, typer.Argument(help="Feedback key: correctness, thumbs_up, …")]
+OnlyKey = Annotated[str | None, typer.Option(help="Only feedback with this key.")]
 Value = Annotated[str, typer.Argument(help="A number, true or false, or any other text as a label.")]
 Comment = Annotated[str | None, typer.Option(help="Why.")]
-Author = Annotated[str | None, typer.Option(help="Who says so; votes of different people are kept apart.")]
-Span = Annotated[str | None, typer.Option(help="Only this span of the trace.")]
-Limit = Annotated[int, typer.Option(help="At most so many, newest first.")]
+Author = Annotated[
+    str | None, typer.Option(help="Name of the author; labels of different authors are kept separately.")
+]
+Span = Annotated[str | None, typer.Option(help="Target this span of the trace.")]
+Limit = Annotated[int, typer.Option(help="Maximum number, newest first.")]
 BOOLEAN_WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -60,7 +62,9 @@ def add(
     with open_store(at) as store:
         kept = store.feedback(trace, key, score, label=label, comment=comment, author=author, span_id=span)
         if not store.traces(trace_ids=(kept.target.trace_id or trace,), limit=1):
-            error_console.print(f"no trace {trace!r} is stored yet; this waits for it", markup=False, soft_wrap=True)
+            error_console.print(
+                f"trace {trace!r} has not arrived yet; the feedback is stored for it", markup=False, soft_wrap=True
+            )
     if as_json:
         emit([asdict(kept)])
     else:
@@ -136,7 +140,7 @@ def outlets(at: StoreOption = None, as_json: JsonOption = False) -> None:
         emit(asdict(outlet) for outlet in found)
         return
     if not found:
-        error_console.print("feedback is sent on to nobody: spanwise serve --feedback-to URL does that")
+        error_console.print("no destination for feedback is configured; set one with spanwise serve --feedback-to URL")
         return
     rows = [(one.name, one.url, str(one.sent), str(one.waiting), str(one.dropped), one.error or "") for one in found]
     print_table(["name", "url", "sent", "waiting", "refused", "last try"], rows)

@@ -73,7 +73,9 @@ def make_label_keys(scores: Mapping[str | int, Any] | None) -> LabelKeys:
         words = [str(label) for label in scores] if scores else ["yes", "no"]
         return LabelKeys({key: (word, worth) for word, (key, (_, worth)) in zip(words, _YES_NO.items(), strict=True)})
     if len(scores) > 9:
-        raise ValueError(f"one key per vote: a scale of {len(scores)} labels has too many for the digits 1 to 9")
+        raise ValueError(
+            f"cannot label with single keys: the scale has {len(scores)} labels, but there are only the digits 1 to 9"
+        )
     digits = all(isinstance(label, int) and 0 <= label <= 9 for label in scores)
     return LabelKeys(
         {
@@ -194,24 +196,32 @@ def _format_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 app = typer.Typer(
-    help="Judges: people's votes on what they judge, and how far the two agree.",
+    help="Judges: collect human labels, and measure how well judges agree with them.",
     no_args_is_help=True,
     epilog="Example: `spanwise judges label evals/mine.py:polite -n 40`",
 )
 
 Named = Annotated[
-    str, typer.Argument(help="A judge of a file, evals/mine.py:polite, or the key of a judge's feedback.")
+    str, typer.Argument(help="Judge of a file, such as evals/mine.py:polite, or the key of a judge's feedback.")
 ]
-Count = Annotated[int, typer.Option("-n", "--cases", min=1, help="How many cases the sample has in all.")]
-OfExperiment = Annotated[str | None, typer.Option("--experiment", help="Only its runs: an id, or a name.")]
-Sessions = Annotated[bool, typer.Option("--sessions", help="Vote on whole sessions.")]
-Balance = Annotated[bool, typer.Option("--balance", help="As many cases of each verdict of the judge.")]
-Seed = Annotated[int, typer.Option(help="Another seed draws other cases; the same draws the same again.")]
-Author = Annotated[str | None, typer.Option(help="Who votes; else the name of the account.")]
-Under = Annotated[str | None, typer.Option("--votes", help="The key of people's votes, if it is another.")]
-Version = Annotated[str | None, typer.Option(help="A version of the judge; else that of the file, or the newest.")]
-Missing = Annotated[bool, typer.Option("--missing", help="Let the judge look at voted cases that it has not judged.")]
-Differing = Annotated[int, typer.Option(help="Also show so many cases on which judge and people differ.")]
+Count = Annotated[int, typer.Option("-n", "--cases", min=1, help="Total number of cases in the sample.")]
+OfExperiment = Annotated[str | None, typer.Option("--experiment", help="Only runs of this experiment: its id or name.")]
+Sessions = Annotated[bool, typer.Option("--sessions", help="Label whole sessions.")]
+Balance = Annotated[
+    bool, typer.Option("--balance", help="Sample the same number of cases for each score of the judge.")
+]
+Seed = Annotated[int, typer.Option(help="Random seed; the same seed draws the same cases.")]
+Author = Annotated[str | None, typer.Option(help="Name of the person who labels. Default: name of the account.")]
+Under = Annotated[
+    str | None, typer.Option("--votes", help="Key of the human labels, if it differs from the key of the judge.")
+]
+Version = Annotated[
+    str | None, typer.Option(help="Version of the judge. Default: the version of the file, or the newest.")
+]
+Missing = Annotated[bool, typer.Option("--missing", help="Run the judge on labelled cases that it has not scored.")]
+Differing = Annotated[
+    int, typer.Option(help="Also show this number of cases on which the judge and the labels differ.")
+]
 
 _PAGE_ROWS = 5_000
 
@@ -241,9 +251,9 @@ def label(
     key, evaluator = _resolve_judge(named)
     voter = (author or getpass.getuser()).strip()
     if not voter:
-        raise Refused("votes of people without a name are not told apart: give --author")
+        raise Refused("labels need an author; set --author")
     if sessions and (where or experiment):
-        raise Refused("--sessions are drawn from all: --where and --experiment speak of traces")
+        raise Refused("--where and --experiment select traces and cannot be combined with --sessions")
     out = error_console if as_json else console
     with open_store(at) as store:
         terms = _filter_terms(store, where, experiment)
@@ -262,7 +272,9 @@ def label(
         finally:
             _update_probabilities(store, key, sample, lot)
         done = len(mine & sample.of.keys()) + len(ballot.votes.keys() - mine)
-        out.print(f"{len(ballot.votes)} votes kept under {key!r}, {done} of {len(sample.drawn)} cases", markup=False)
+        out.print(
+            f"{len(ballot.votes)} labels stored with key {key!r}, {done} of {len(sample.drawn)} cases", markup=False
+        )
     if as_json:
         emit(map(asdict, ballot.votes.values()))
 
@@ -338,15 +350,15 @@ def _draw_sample(
     scored = partial(_list_scored, store, key, evaluator.version if evaluator else None, filter, sessions=sessions)
     there = next(scored(), None) is not None
     if balance and not there:
-        raise Refused(f"the judge {key!r} has scored nothing of this, so there are no verdicts to balance")
+        raise Refused(f"the judge {key!r} has scored none of these cases, so they cannot be balanced by score")
     strata = sorted({verdict for _, verdict in scored()}) if balance else ()
     if len(strata) > size[0]:
-        raise Refused(f"the judge gives {len(strata)} different verdicts, more than {size[0]} cases to draw")
+        raise Refused(f"the judge gives {len(strata)} different scores, more than the {size[0]} cases of the sample")
     source = scored() if there else _list_stored(store, filter, sessions=sessions)
     sample = draw_label_sample(source, *size, voted=[vote.target for vote in earlier], strata=strata)
     if not sample.drawn:
-        raise Refused(f"nothing that is stored passes, so there is nothing to vote on under {key!r}")
-    how = f"as many of each of the judge's {len(strata)} verdicts" if balance else "at random"
+        raise Refused(f"no stored case matches, so there is nothing to label for {key!r}")
+    how = f"the same number for each of the judge's {len(strata)} scores" if balance else "at random"
     what = f"{sum(sample.cases.values())} {'sessions' if sessions else 'cases'}"
     of = f"that {key!r} has scored" if there else f"that are stored; {key!r} has scored none of them"
     error_console.print(

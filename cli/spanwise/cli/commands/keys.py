@@ -27,19 +27,17 @@ from spanwise.collector.stores import Store
 from spanwise.collector.terminal_escaping import escape_line
 
 app = typer.Typer(
-    help="API keys of a server that listens beyond this machine: making, listing, revoking them, and who did what.",
+    help="API keys: create, list and revoke them; show the audit log.",
     no_args_is_help=True,
     epilog="Example: `spanwise keys create support-bot --scope ingest`",
 )
 KEY_SCOPES = ("ingest", "feedback", "read", "write", "admin")
 
-Name = Annotated[str, typer.Argument(help="What it is for, in words: it stands in lists, on pages and in the audit.")]
-Scope = Annotated[
-    list[str] | None, typer.Option("--scope", help=f"What it opens, any number of times: {', '.join(KEY_SCOPES)}.")
-]
-Project = Annotated[str | None, typer.Option(help="The one project that it stays inside; else all of them.")]
-Expires = Annotated[str | None, typer.Option(help="After what time it opens nothing any more, such as 90d.")]
-KeyId = Annotated[str, typer.Argument(help="The key's id, as `list` shows it; or its name, if no other has it.")]
+Name = Annotated[str, typer.Argument(help="Name that lists, pages and the audit log show.")]
+Scope = Annotated[list[str] | None, typer.Option("--scope", help=f"Scope; may be repeated: {', '.join(KEY_SCOPES)}.")]
+Project = Annotated[str | None, typer.Option(help="Restrict the key to this project. Default: all projects.")]
+Expires = Annotated[str | None, typer.Option(help="Lifetime of the key, such as 90d.")]
+KeyId = Annotated[str, typer.Argument(help="Id of the key, as `list` shows it, or its name if it is unique.")]
 
 
 @app.command()
@@ -59,13 +57,13 @@ def create(
     Example: `spanwise keys create support-bot --scope ingest --expires 90d`
     """
     if not name.strip() or len(name) > 200 or not name.isprintable():
-        raise Refused(f"a key's name is 1 to 200 printable characters, not {name!r:.250}")
+        raise Refused(f"the name of a key must have 1 to 200 printable characters, got {name!r:.250}")
     scopes = tuple(dict.fromkeys(scope)) if scope else ("read", "write")
     for unknown in (one for one in scopes if one not in KEY_SCOPES):
-        raise Refused(f"there is no scope {unknown!r}: there are {', '.join(KEY_SCOPES)}")
+        raise Refused(f"unknown scope {unknown!r}; expected one of: {', '.join(KEY_SCOPES)}")
     lifetime = None if expires is None else parse_duration(expires)
     if lifetime is not None and not 0 < lifetime < 2**62:
-        raise Refused(f"--expires {expires!r} is no time for a key to last: say 90d, or leave it out")
+        raise Refused(f"--expires must be a positive duration such as 90d, got {expires!r}")
     secret = f"spanwise_{secrets.token_urlsafe(32)}"
     key = Key(
         id=f"key_{secrets.token_hex(6)}",
@@ -81,7 +79,7 @@ def create(
         emit([{**_key_to_dict(key), "key": secret}])
         return
     error_console.print(
-        f"{key.id} for {key.name!r}: {', '.join(key.scopes)}; it is shown this once, so keep it", markup=False
+        f"{key.id} for {key.name!r}: {', '.join(key.scopes)}; it is shown only once, so save it now", markup=False
     )
     typer.echo(secret)
 
@@ -119,7 +117,7 @@ def revoke(key: KeyId, yes: YesOption = False, as_json: JsonOption = False, at: 
 
 @app.command()
 def audit(
-    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number, newest first.")] = 100,
     as_json: JsonOption = False,
     at: StoreOption = None,
 ) -> None:
@@ -143,11 +141,9 @@ def _find_key(store: Store, id_or_name: str) -> Key:
     keys = store.keys()
     found = [key for key in keys if key.id == id_or_name] or [key for key in keys if key.name == id_or_name]
     if len(found) > 1:
-        raise Refused(
-            f"{len(found)} keys are called {id_or_name!r}: name one by its id, as `spanwise keys list` shows it"
-        )
+        raise Refused(f"{len(found)} keys have the name {id_or_name!r}; use the id that `spanwise keys list` shows")
     if not found:
-        raise NotFound(f"there is no key {id_or_name!r}: `spanwise keys list` shows those that are there")
+        raise NotFound(f"there is no key {id_or_name!r}; `spanwise keys list` lists all keys")
     return found[0]
 
 

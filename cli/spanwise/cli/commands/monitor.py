@@ -40,13 +40,20 @@ if TYPE_CHECKING:
 
 
 RulesFile = Annotated[
-    str, typer.Argument(metavar="RULES.PY", help="A Python file that calls spanwise.evaluators.monitor(…).")
+    str, typer.Argument(metavar="RULES.PY", help="Python file that calls spanwise.evaluators.monitor(…).")
 ]
-Workers = Annotated[int, typer.Option(min=1, max=64, help="Processes that evaluate; they share the rules and budgets.")]
-Activate = Annotated[bool, typer.Option("--activate", help="Take up versions again that others have superseded.")]
+Workers = Annotated[
+    int, typer.Option(min=1, max=64, help="Number of worker processes. They share the rules and budgets.")
+]
+Activate = Annotated[
+    bool, typer.Option("--activate", help="Activate these versions even if newer ones have replaced them.")
+]
 Memory = Annotated[
     float | None,
-    typer.Option(min=0, help="GiB that each worker may fill, 0 for no limit; else half of the machine's, shared."),
+    typer.Option(
+        min=0,
+        help="Memory limit of each worker in GiB; 0 for none. Default: half of the memory, divided among the workers.",
+    ),
 ]
 
 
@@ -68,7 +75,7 @@ def run(
         done = Supervisor(plan, print_monitor_line, print_rules).run(stop)
     if not done:
         raise typer.Exit(1)
-    print_monitor_line("stopped; what was not finished is given back")
+    print_monitor_line("stopped; unfinished evaluations were released")
 
 
 def make_plan(
@@ -91,7 +98,7 @@ def make_plan(
 def _check_file_exists(file: str) -> None:
     """Raise `Refused` if the file does not exist."""
     if not Path(file).is_file():
-        raise Refused(f"there is no file of rules {file!r}")
+        raise Refused(f"there is no rules file {file!r}")
 
 
 def print_monitor_line(text: str) -> None:
@@ -130,7 +137,7 @@ def _collector_url(at: str | None) -> str:
     if "://" in where:
         return where
     raise Refused(
-        f"no server holds {where!r}, and a monitor writes through one: start `spanwise serve --store {where} --monitor "
+        f"no server is running for {where!r}, and a monitor needs one; start `spanwise serve --store {where} --monitor "
         "RULES.PY`, or name a server with --store http://…"
     )
 
@@ -148,11 +155,11 @@ def stop_on_signal() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-RuleName = Annotated[str, typer.Argument(metavar="RULE", help="The name of a rule.")]
+RuleName = Annotated[str, typer.Argument(metavar="RULE", help="Name of a rule.")]
 Project = Annotated[
-    str | None, typer.Option(help="The project of the rule; needed if several have a rule of the name.")
+    str | None, typer.Option(help="Project of the rule; required if several projects have a rule of this name.")
 ]
-OfProject = Annotated[str | None, typer.Option("--project", help="Rules of this project alone.")]
+OfProject = Annotated[str | None, typer.Option("--project", help="Only rules of this project.")]
 
 
 def rules(project: OfProject = None, at: StoreOption = None, as_json: JsonOption = False) -> None:
@@ -169,7 +176,7 @@ def rules(project: OfProject = None, at: StoreOption = None, as_json: JsonOption
     elif found:
         print_table(("rule", "project", "state", "rate", "owner", "version"), map(_rule_cells, found))
     else:
-        error_console.print("there are no rules: `spanwise monitor rules.py` runs those of a file")
+        error_console.print("there are no rules; `spanwise monitor rules.py` runs the rules of a file")
 
 
 def _rule_cells(status: RuleStatus) -> tuple[str, ...]:
@@ -259,7 +266,7 @@ class _MonitorGroup(TyperGroup):
 
 app = typer.Typer(
     cls=_MonitorGroup,
-    help="Rules that evaluate live traffic: `spanwise monitor rules.py` carries them out.",
+    help="Rules that evaluate live traffic: `spanwise monitor rules.py` runs them.",
     no_args_is_help=True,
     epilog="Example: `spanwise monitor rules.py`, which is `spanwise monitor run rules.py`",
 )

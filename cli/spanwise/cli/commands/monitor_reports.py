@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from spanwise.evaluators.monitors import KeyDifference, RuleComparison, RulePreview
 
 
-Project = Annotated[str | None, typer.Option(help="Rules of this project alone.")]
-Once = Annotated[bool, typer.Option("--once", help="Show it once; else it is kept up to date until Ctrl-C.")]
-Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")]
+Project = Annotated[str | None, typer.Option(help="Only rules of this project.")]
+Once = Annotated[bool, typer.Option("--once", help="Print the report once instead of updating it until Ctrl-C.")]
+Every = Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")]
 MAX_MEAN_SCORES = 5_000  # number of a rule's newest scores that the displayed mean covers
 _MEANS_EVERY_S = 10.0  # seconds between two reads of the means
 
@@ -105,11 +105,13 @@ def render_status(found: Sequence[tuple[RuleStatus, list[SampledMean]]]) -> Grou
     """Return all rules, one below the other."""
     if not found:
         return Group(
-            Text("no rules yet: write some with spanwise.evaluators.monitor(…), then `spanwise monitor rules.py`")
+            Text(
+                "no rules yet; define rules with spanwise.evaluators.monitor(…) and run them with `spanwise monitor rules.py`"
+            )
         )
     now_ns = time.time_ns()
     finished, decided = rule_report.sum_throughput((worker for status, _ in found for worker in status.workers), now_ns)
-    head = Text(f"{formatting.number(finished)} finished and {formatting.number(decided)} decided a second", "dim")
+    head = Text(f"{formatting.number(finished)} finished and {formatting.number(decided)} decided per second", "dim")
     return Group(head, *(part for one in found for part in _render_rule(*one, now_ns)))
 
 
@@ -141,7 +143,7 @@ def _detail_lines(status: RuleStatus, now_ns: int) -> Iterator[str]:
 
 def _means_table(means: Sequence[SampledMean]) -> Table:
     table = Table(
-        "key", "estimated mean", "95 %", "n", "effective n", "failed", "skipped", "left out", box=None, padding=(0, 1)
+        "key", "estimated mean", "95 %", "n", "effective n", "failed", "skipped", "excluded", box=None, padding=(0, 1)
     )
     for mean in means:
         interval = "–" if mean.low is None else f"{formatting.number(mean.low)}–{formatting.number(mean.high)}"
@@ -156,7 +158,7 @@ def _format_mean(mean: SampledMean) -> str:
     return f"– ({formatting.number(mean.unweighted)} unweighted)"
 
 
-TraceId = Annotated[str, typer.Argument(help="A trace's id, or the beginning of a recent one's.")]
+TraceId = Annotated[str, typer.Argument(help="Id of a trace, or the first characters of a recent one.")]
 OUTCOME_STYLES = {
     "scored": "green",
     "failed": "bold red",
@@ -208,11 +210,11 @@ def _reason_lines(one: DecisionExplanation, now_ns: int) -> Iterator[str]:
     for decision in one.decisions:
         yield from _decision_lines(decision, now_ns)
     if command := rule_report.look_on(one):
-        yield f"what its spans hold, and what nobody reads of them: {command}"
+        yield f"to list the fields that its spans contain, and the unused ones, run: {command}"
 
 
 def _format_condition(one: ConditionResult) -> str:
-    mark = {True: "holds", False: "fails", None: "not told yet"}[one.passes]
+    mark = {True: "holds", False: "fails", None: "unknown yet"}[one.passes]
     return f"{mark}: {rule_report.describe_condition(one)}"
 
 
@@ -224,14 +226,14 @@ def _decision_lines(one: Decision, now_ns: int) -> Iterator[str]:
 
 
 RulesFile = Annotated[
-    str, typer.Argument(metavar="RULES.PY", help="A Python file that calls spanwise.evaluators.monitor(…).")
+    str, typer.Argument(metavar="RULES.PY", help="Python file that calls spanwise.evaluators.monitor(…).")
 ]
 TrialCount = Annotated[
-    int, typer.Option("--try", min=0, help="Really score so many of the newest traces; nothing is stored.")
+    int, typer.Option("--try", min=0, help="Score this number of the newest traces, without storing anything.")
 ]
-Since = Annotated[str, typer.Option("--since", help="How far to look back: 90s, 30m, 1h, 7d, 2w.")]
+Since = Annotated[str, typer.Option("--since", help="Period to examine: 90s, 30m, 1h, 7d, 2w.")]
 OnlyRule = Annotated[str | None, typer.Option("--rule", help="Only this rule of the file.")]
-RuleProject = Annotated[str, typer.Option(help="The rules' project.")]
+RuleProject = Annotated[str, typer.Option(help="Project of the rules.")]
 
 
 def check(
@@ -251,7 +253,7 @@ def check(
 
     rules = [rule for rule in load(file) if only in (None, rule.record.name)]
     if not rules:
-        raise ValueError(f"{file!r} holds no rule {only!r}")
+        raise ValueError(f"{file!r} defines no rule {only!r}")
     with open_store(at) as store:
         now_ns = time.time_ns()
         states = {(one.rule.project, one.rule.name): rule_report.standing(one, now_ns)[0] for one in store.status()}
@@ -274,9 +276,9 @@ def _print_preview(found: RulePreview, since: str) -> None:
 
 def _preview_lines(found: RulePreview, since: str) -> Iterator[str]:
     about = "" if found.exact else "about "
-    yield f"of {found.traces} traces in {since}, {about}{found.matched} match and {about}{found.sampled} are taken"
+    yield f"of {found.traces} traces in {since}, {about}{found.matched} match and {about}{found.sampled} are sampled"
     if found.rule.target in ("span", "document"):
-        yield f"in these about {found.targets} {found.rule.target}s are scored"
+        yield f"they contain about {found.targets} {found.rule.target}s to score"
     counted = found.estimate.total
     if counted.calls or counted.cached:
         to = " and ".join(found.estimate.where)
@@ -285,11 +287,11 @@ def _preview_lines(found: RulePreview, since: str) -> Iterator[str]:
     if found.paced is not None and found.paced < 1:
         share = formatting.percent(found.paced, 1)
         if found.paced > MIN_PACING_FACTOR:
-            yield f"its budget lasts for {share} of that: rates are lowered by as much"
+            yield f"its budget covers {share} of that, so sample rates are lowered accordingly"
         else:
-            yield f"its budget lasts for less than {share} of that: rates are lowered to {share}, {rule_report.PACING_FLOOR_TEXT}"
+            yield f"its budget covers less than {share} of that, so sample rates are lowered to {share}, {rule_report.PACING_FLOOR_TEXT}"
     for key, error in found.estimate.errors.items():
-        yield f"{key} fails before it asks anything: {error}"
+        yield f"{key} fails before any judge call: {error}"
     for key, skipped in found.estimate.skipped.items():
         if skipped:
             yield f"{key} skips {skipped} of the {found.priced} newest targets"
@@ -334,8 +336,10 @@ def _preview_to_dict(found: RulePreview) -> dict[str, Any]:
     }
 
 
-RuleName = Annotated[str, typer.Argument(help="The rule that is in force.")]
-ShadowName = Annotated[str | None, typer.Argument(help="The rule beside it; left out where it has one shadow.")]
+RuleName = Annotated[str, typer.Argument(help="The active rule.")]
+ShadowName = Annotated[
+    str | None, typer.Argument(help="The rule to compare with. Optional if the active rule has exactly one shadow.")
+]
 
 
 def diff(
@@ -366,11 +370,11 @@ def diff(
         )
         typer.echo(escape_line(f"a target costs {cost}"))
     if not found.differences:
-        error_console.print("no key has scores of both yet", highlight=False)
+        error_console.print("no key has scores of both rules yet", highlight=False)
 
 
 def _describe_unmatched(found: RuleComparison) -> str:
-    return f"{found.only_old} by the first alone, {found.only_new} by the second alone"
+    return f"{found.only_old} only by the first, {found.only_new} only by the second"
 
 
 def _difference_cells(it: KeyDifference) -> tuple[str, ...]:
@@ -393,4 +397,4 @@ def _format_interval(mean: SampledMean, signed: bool = False) -> str:
 
 
 def _format_usd(cost: float | None) -> str:
-    return "nothing that is known" if cost is None else f"${cost:.5f}"
+    return "an unknown amount" if cost is None else f"${cost:.5f}"

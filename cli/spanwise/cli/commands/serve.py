@@ -27,32 +27,34 @@ if TYPE_CHECKING:
 
 
 Port = Annotated[
-    int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one. 4318 is where OpenTelemetry sends.")
+    int, typer.Option(min=0, max=65535, help="Port; 0 selects a free one. OpenTelemetry SDKs send to 4318 by default.")
 ]
 Rules = Annotated[
     str | None,
-    typer.Option("--monitor", metavar="RULES.PY", help="Evaluate what comes in by the rules of this file, too."),
+    typer.Option("--monitor", metavar="RULES.PY", help="Also evaluate incoming traces with the rules of this file."),
 ]
 RequireKey = Annotated[
     bool,
     typer.Option(
         "--require-key",
-        help="Require an API key for every request, on loopback too; setting SPANWISE_API_KEY has the same effect.",
+        help="Require an API key for every request, also on loopback. Setting SPANWISE_API_KEY has the same effect.",
     ),
 ]
 Cors = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ORIGIN",
-        help="An origin whose pages may send telemetry and feedback with a key, as https://app.example.com; any number"
-        " of times.",
+        help="Origin whose pages may send telemetry and feedback with a key, such as https://app.example.com; may be "
+        "repeated.",
     ),
 ]
 GrpcPort = Annotated[
     int | None,
-    typer.Option(min=0, max=65535, help="Port for OTLP over gRPC; else 4317, unless it is taken; 0 takes a free one."),
+    typer.Option(
+        min=0, max=65535, help="Port for OTLP over gRPC; 0 selects a free one. Default: 4317, unless it is in use."
+    ),
 ]
-Grpc = Annotated[bool, typer.Option("--grpc/--no-grpc", help="Take OTLP over gRPC, too.")]
+Grpc = Annotated[bool, typer.Option("--grpc/--no-grpc", help="Accept OTLP over gRPC.")]
 Decoders = Annotated[
     str,
     typer.Option(
@@ -65,7 +67,7 @@ Forward = Annotated[
     list[str] | None,
     typer.Option(
         metavar="[NAME=]URL",
-        help="Pass what comes in on to this OTLP endpoint, too; any number of times. Headers, such as its key, come out"
+        help="Also forward incoming telemetry to this OTLP endpoint; may be repeated. Headers, such as its key, come out"
         " of `SPANWISE_FORWARD_HEADERS_<NAME>`.",
     ),
 ]
@@ -74,13 +76,13 @@ FeedbackTo = Annotated[
     typer.Option(
         "--feedback-to",
         metavar="[NAME=]URL",
-        help="Send all feedback on to this OTLP endpoint, rules' results too, as log records; any number of times."
+        help="Forward all feedback, including results of rules, to this OTLP endpoint as log records; may be repeated."
         " Headers as for --forward.",
     ),
 ]
 QuerySeconds = Annotated[
     float,
-    typer.Option(min=0.1, metavar="SECONDS", help="How long a question of the API or of a page may run."),
+    typer.Option(min=0.1, metavar="SECONDS", help="Time limit in seconds for a query of the API or of a page."),
 ]
 # Seconds after which a decoding thread yields to the writer thread. Python's default of 5 ms is a tenth of the time
 # until a request is acknowledged. Measured with 100 spans per request: 1 ms gives 2 to 7 % more spans per second, 0.3
@@ -117,13 +119,13 @@ def serve(
         from spanwise.collector.stores.sqlite.database.name_conversion import adopt_former_file
 
     if rules is not None and not Path(rules).is_file():
-        raise Refused(f"there is no file of rules {rules!r}")
+        raise Refused(f"there is no rules file {rules!r}")
     if "://" in path:
-        raise Refused(f"--store {path!r}: a server keeps a SQLite file of its own; name its path")
+        raise Refused(f"--store {path!r}: a server needs a SQLite file of its own; give its path")
     if grpc_port is not None and not grpc:
-        raise Refused(f"--grpc-port {grpc_port} asks for gRPC and --no-grpc for none: leave one of them out")
+        raise Refused(f"--grpc-port {grpc_port} and --no-grpc contradict each other; remove one of them")
     if grpc_port == port != 0:
-        raise Refused(f"--port and --grpc-port are both {port}: HTTP and gRPC need a port each; 0 takes a free one")
+        raise Refused(f"--port and --grpc-port are both {port}; use different ports, or 0 for a free one")
     adopt_former_file(path)
     decoder_count = _parse_decoders(decoders)
     forwarder = Forwarder(parse_targets(forward or (), os.environ), Path(f"{path}.forward"))
@@ -158,7 +160,7 @@ def serve(
                 _freeze_gc()
                 _print_addresses(server, path, forwarder, why_keys)
                 for target in feedback_forwarder.targets:
-                    line = f"sends feedback on to {target.name}: {target.url}"
+                    line = f"forwards feedback to {target.name}: {target.url}"
                     error_console.print(line, soft_wrap=True, markup=False, highlight=False)
                 pick_up.begin(server.url)
 
@@ -171,7 +173,7 @@ def serve(
             pick_up.end()
         if server.failure is not None:
             raise server.failure
-        error_console.print("stopped; everything that was acknowledged is kept")
+        error_console.print("stopped; all acknowledged data is stored")
 
 
 def _make_server(
@@ -214,24 +216,24 @@ def _parse_decoders(asked: str) -> int:
     if asked == "auto":
         return default_decoder_count()
     if not asked.isascii() or not asked.isdigit() or int(asked) > MAX_DECODERS:
-        raise Refused(f"--decoders {asked!r} is neither auto nor a number from 0 to {MAX_DECODERS}")
+        raise Refused(f"--decoders must be auto or a number from 0 to {MAX_DECODERS}, got {asked!r}")
     return int(asked)
 
 
 def _print_addresses(server: Server, path: str, forwarder: Forwarder, why_keys: str) -> None:
     error_console.print(f"[bold]{server.url}[/]  keeps {os.path.abspath(path)}", soft_wrap=True)
     if server.grpc_url is not None:
-        error_console.print(f"[bold]{server.grpc_url}[/]  takes OTLP over gRPC", soft_wrap=True)
+        error_console.print(f"[bold]{server.grpc_url}[/]  accepts OTLP over gRPC", soft_wrap=True)
     elif server.without_grpc:
         error_console.print(f"no OTLP over gRPC: {server.without_grpc}", soft_wrap=True, markup=False, highlight=False)
     for target in forwarder.targets:
-        error_console.print(f"passes on to {target.name}: {target.url}", soft_wrap=True, markup=False, highlight=False)
+        error_console.print(f"forwards to {target.name}: {target.url}", soft_wrap=True, markup=False, highlight=False)
     if left := forwarder.left():
-        line = f"{', '.join(left)} in {path}.forward wait for targets that --forward does not name now"
+        line = f"{', '.join(left)} in {path}.forward wait for destinations that --forward no longer names"
         error_console.print(line, soft_wrap=True, markup=False, highlight=False)
     if os.stat(path).st_mode & 0o077:  # only a warning: the permissions stay unchanged
         error_console.print(
-            f"other users of this machine may open {path}; `chmod 600 {path}*` ends that", soft_wrap=True
+            f"other users of this machine can read {path}; to prevent it, run `chmod 600 {path}*`", soft_wrap=True
         )
     if why_keys:
         error_console.print(f"API keys are required ({why_keys})", soft_wrap=True, markup=False, highlight=False)
@@ -260,7 +262,7 @@ def _run_with_monitor(server: Server, rules: str, key: str | None, ready: Callab
         try:
             Supervisor(make_plan(rules, server.url, key=key), print_monitor_line, print_rules).run(stop, patient=True)
         except Exception as error:  # the server continues without the monitor
-            print_monitor_line(f"ended by {type(error).__name__}: {error}; traces are received as before")
+            print_monitor_line(f"ended by {type(error).__name__}: {error}; the server still receives traces")
         stop.wait()
 
 
@@ -335,7 +337,7 @@ class SpoolPickup:
             try:
                 deliver_spooled(url)
             except Exception as error:  # tracers access the same files, so retry, and report an error only once
-                if last_error != (last_error := f"could not read what waits on disk: {error!r}"):
+                if last_error != (last_error := f"could not read the spool: {error!r}"):
                     error_console.print(last_error, markup=False, highlight=False, soft_wrap=True)
             self._end.wait(PICKUP_INTERVAL_S)
 
@@ -349,7 +351,5 @@ def deliver_spooled(url: str) -> int:
         if spool_management.is_same_address(one.url, url):
             kept += spool_management.send_spool_folder(one, url, with_key=True).kept
     if kept:
-        error_console.print(
-            f"picked up {kept:,} items that waited on disk", markup=False, highlight=False, soft_wrap=True
-        )
+        error_console.print(f"stored {kept:,} spooled items", markup=False, highlight=False, soft_wrap=True)
     return kept

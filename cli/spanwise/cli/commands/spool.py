@@ -15,13 +15,13 @@ from spanwise.tracer import spool_management
 from spanwise.tracer.spool_management import SpoolFolder
 
 app = typer.Typer(
-    help="List, send and remove what waits on disk for a collector that was away.",
+    help="Spool of unsent spans: list, send or remove spans that no collector has received.",
     no_args_is_help=True,
     epilog="Example: `spanwise spool list`",
 )
 
-For = Annotated[str | None, typer.Option("--for", metavar="URL", help="Only what is addressed to this collector.")]
-To = Annotated[str | None, typer.Option("--to", metavar="URL", help="Send it there instead.")]
+For = Annotated[str | None, typer.Option("--for", metavar="URL", help="Only items for this collector.")]
+To = Annotated[str | None, typer.Option("--to", metavar="URL", help="Send to this address instead.")]
 SPOOL_COLUMNS = ("folder", "for", "project", "items", "bytes", "since")
 
 
@@ -68,7 +68,7 @@ def clear(address: For = None, yes: YesOption = False, as_json: JsonOption = Fal
     found = _find_waiting(address)
     if found and not yes:
         count = sum(one.items for one in found)
-        typer.confirm(f"Remove {count:,} items that no collector has? This cannot be taken back", abort=True)
+        typer.confirm(f"Remove {count:,} items that no collector has received? This cannot be undone", abort=True)
     removed = sum(map(spool_management.clear_spool_folder, found))
     if as_json:
         emit([{"removed": removed}])
@@ -79,7 +79,7 @@ def clear(address: For = None, yes: YesOption = False, as_json: JsonOption = Fal
 def _find_waiting(address: str | None) -> Sequence[SpoolFolder]:
     place = spool_management.get_spool_directory()
     if place is None:
-        raise Refused("nothing is kept on disk: SPANWISE_SPILL_DIR switches it off")
+        raise Refused("the spool is disabled by SPANWISE_SPILL_DIR")
     found = [
         one
         for one in spool_management.list_spool_folders(place)
@@ -87,7 +87,7 @@ def _find_waiting(address: str | None) -> Sequence[SpoolFolder]:
     ]
     if not found:
         whose = f" for {address}" if address else ""
-        error_console.print(f"nothing waits in {place}{whose}", markup=False, highlight=False, soft_wrap=True)
+        error_console.print(f"no unsent items in {place}{whose}", markup=False, highlight=False, soft_wrap=True)
     return found
 
 
@@ -100,8 +100,8 @@ def _describe_sent(to: str, sent: spool_management.SendResult) -> str:
     parts = [f"{sent.kept:,} sent to {to}"]
     parts += [f"{count:,} lost ({reason})" for reason, count in sent.lost.items()]
     if sent.left:
-        reason = f" ({sent.why})" if sent.why else ": a process has them in hand"
+        reason = f" ({sent.why})" if sent.why else ": another process is sending them"
         if sent.why.startswith(("HTTP 401", "HTTP 403")):
-            reason = f" ({sent.why}: set SPANWISE_API_KEY to its key, and name it with --for)"
+            reason = f" ({sent.why}: set SPANWISE_API_KEY to its key, and select it with --for)"
         parts.append(f"{sent.left:,} left{reason}")
     return ", ".join(parts)

@@ -102,17 +102,19 @@ def _is_live(process: Process, now: int) -> bool:
 def _describe_balance(process: Process, report: ProcessReport | None, spooled: int, begun: int, now: int) -> str:
     if report is None:
         still = f", {_format_run_count(begun)} open" if begun else ""
-        return f"unknown: it ended before its first report, or its SDK makes none; {process.stored:,} stored{still}"
+        return (
+            f"unknown: it ended before its first report, or its SDK sends no reports; {process.stored:,} stored{still}"
+        )
     missing = _count_unaccounted(process, report, spooled, now)
     told = [_describe_missing(process, report, missing, spooled, now) if missing else "all accounted for"]
     if lost := sum(report.dropped.values()):
         told.append(f"{lost:,} dropped by the process")
     if spooled:
-        told.append(f"{spooled:,} wait on this machine's disk")
+        told.append(f"{spooled:,} are in the spool of this machine")
     if report.open:
         told.append(f"{_format_run_count(report.open)} open at its last report{_describe_liveness(process, now)}")
     if process.stored + spooled > report.started:
-        told.append("more has come since its last report")
+        told.append("more spans have arrived since its last report")
     return "; ".join(told)
 
 
@@ -120,10 +122,12 @@ def _describe_missing(process: Process, report: ProcessReport, missing: int, spo
     reasons = []
     if report.pending and not _is_live(process, now):
         reasons.append(
-            f"{report.pending:,} were in its memory {formatting.ago(process.seen_ns)}: perhaps it was killed"
+            f"{report.pending:,} were in its memory {formatting.ago(process.seen_ns)}; the process may have been killed"
         )
     if report.spilled > spooled:
-        reasons.append(f"{report.spilled - spooled:,} more were on its machine's disk than are on this one's")
+        reasons.append(
+            f"{report.spilled - spooled:,} more were in the spool of its machine than are in the spool of this one"
+        )
     return f"{missing:,} unaccounted for" + (f" ({', and '.join(reasons)})" if reasons else "")
 
 
@@ -186,7 +190,7 @@ def render_open_runs(runs: Sequence[OpenRun]) -> Tree:
     """Render a trace without ended runs as a tree of its open runs. There must be at least one."""
     first = min(runs, key=lambda run: run.start_ns)
     top = Tree(_join_styled((_trace_title(first), "dim")))
-    for sentence in ("nothing of it has ended yet", *describe_open_runs(runs)):
+    for sentence in ("no run of it has ended yet", *describe_open_runs(runs)):
         top.add(_join_styled((sentence, "yellow")))
     return top
 
@@ -272,15 +276,15 @@ app = typer.Typer(
     epilog="Example: `spanwise traces list --where name=answer --since 1d`",
 )
 
-Id = Annotated[str, typer.Argument(help="A trace's id, or the beginning of a recent one's.")]
+Id = Annotated[str, typer.Argument(help="Id of a trace, or the first characters of a recent one.")]
 Ids = Annotated[list[str] | None, typer.Argument(help="Ids of traces.")]
 Limit = Annotated[int, typer.Option(min=1, max=10_000)]
-Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")]
-Since = Annotated[str | None, typer.Option(help="Traces from then on: 2h, 7d, or a date.")]
-SearchText = Annotated[str | None, typer.Option(help="Words in inputs or outputs.")]
+Every = Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")]
+Since = Annotated[str | None, typer.Option(help="Only traces since then: 2h, 7d, or a date.")]
+SearchText = Annotated[str | None, typer.Option(help="Search inputs and outputs for these words.")]
 Whole = Annotated[bool, typer.Option("--whole", help="Do not cut long texts.")]
 ActiveSince = Annotated[
-    str | None, typer.Option("--since", help="Processes of which something came since: 2h, 7d, a date.")
+    str | None, typer.Option("--since", help="Only processes that sent data since then: 2h, 7d, or a date.")
 ]
 BALANCE_COLUMNS = ("started", "stored", "on disk", "dropped", "in memory", "open", "unaccounted")
 TRACE_COLUMNS = ("trace", "start", "name", "status", "latency", "spans", "tokens", "inputs", "feedback")
@@ -417,9 +421,9 @@ def reconcile(since: ActiveSince = None, at: StoreOption = None, as_json: JsonOp
     elif found:
         print_table(("process", "service", "reported", *BALANCE_COLUMNS, "verdict"), map(_balance_cells, found))
     looked = (
-        "nothing on this machine's disk is for us to read"
+        "the spool of this machine is empty or not readable"
         if spooled is None
-        else f"on disk: {spool_management.get_spool_directory()}"
+        else f"spool: {spool_management.get_spool_directory()}"
     )
     error_console.print(looked, markup=False, highlight=False, soft_wrap=True)
     missing = sum(one.unaccounted or 0 for one in found)
@@ -456,9 +460,9 @@ def delete(
     if trace_ids:
         wanted = extend_filter(wanted, {"trace_ids": trace_ids})
     if wanted == Filter():
-        raise Refused("name the traces to delete, or conditions on them: --where project=old")
+        raise Refused("name the traces to delete, or select them with --where project=old")
     if not yes:
-        typer.confirm("Delete every trace that passes? This cannot be taken back", abort=True)
+        typer.confirm("Delete all matching traces? This cannot be undone", abort=True)
     with open_store(at) as store:
         deleted = store.delete(wanted)
     if as_json:

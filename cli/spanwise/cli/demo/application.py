@@ -90,7 +90,7 @@ def _load_topics() -> dict[str, str]:
     try:
         from pydoc_data.topics import topics
     except ModuleNotFoundError as error:
-        raise ValueError("this Python comes without pydoc_data.topics, the text that the demo reads") from error
+        raise ValueError("this Python installation has no pydoc_data.topics, which the demo reads") from error
     return {name: text for name, text in topics.items() if name not in _ALIASES}
 
 
@@ -390,7 +390,7 @@ def make_reader(note: Callable[[str], None]) -> Reader:
             return _generate(question, documents)
         except Exception as error:  # any failure of the service or its client; extraction does not need it
             if working:
-                note(f"{model_name()} does not answer, so sentences are picked instead: {error}")
+                note(f"{model_name()} does not respond, so the demo extracts sentences instead: {error}")
             working = False
             return extract_answer(question, documents)
 

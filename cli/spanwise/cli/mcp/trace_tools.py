@@ -122,7 +122,7 @@ def load_trace(store: Store, given: str) -> Trace:
         return store.trace(id)
     except NotFound:
         if begun := store.running(trace_id=id):
-            raise NotFound(f"nothing of trace {id!r} has ended yet: {len(begun)} runs of it are open") from None
+            raise NotFound(f"no run of trace {id!r} has ended yet; {len(begun)} runs are open") from None
         raise
 
 
@@ -165,7 +165,7 @@ def _read_field(run: Run, field: str) -> JSON:
     if name == "documents":
         return _read_document(run, place)
     if field not in _RUN_FIELDS:
-        raise Refused(f"a run has no field {field!r}: there are {', '.join(_RUN_FIELDS)}, documents.0")
+        raise Refused(f"unknown field {field!r} of a run; expected one of: {', '.join(_RUN_FIELDS)}, documents.0")
     value = getattr(run, field)
     if field == "events":
         return [{"name": event.name, "time_ns": event.time_ns, **event.attributes} for event in run.events]
@@ -175,7 +175,7 @@ def _read_field(run: Run, field: str) -> JSON:
 def _read_document(run: Run, place: str) -> JSON:
     position, _, part = place.partition(".")
     if not position.isdecimal() or int(position) >= len(run.documents):
-        raise Refused(f"the run has {len(run.documents)} documents: documents.0 is the first of them")
+        raise Refused(f"the run has {len(run.documents)} documents, starting with documents.0")
     document = run.documents[int(position)]
     return dict(document.metadata) if part == "metadata" else document.content
 
@@ -297,8 +297,8 @@ def why_scored(store: Store, trace_id: TraceId) -> dict[str, Any]:
         rules=tool_results.limit_rows(map(_why_row, found[:100])),
         note=None
         if found
-        else "no rules are in force in the trace's project: `spanwise monitor rules.py` carries some out",
-        hint="diagnose_senders says what the sender's spans hold, and what was not read" if skipped else None,
+        else "the trace's project has no active rules; `spanwise monitor rules.py` runs the rules of a file",
+        hint="diagnose_senders lists the fields of the sender's spans, and the unused ones" if skipped else None,
         scored=tool_results.limit_rows(scored[:50]),
         failed_or_skipped=tool_results.limit_rows(unscored[:50]),
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -179,28 +180,28 @@ def index_examples(store: Store, experiment: Experiment) -> Mapping[str, tuple[E
 def sort_rows(rows: list[ExperimentRow], sort: str) -> list[ExperimentRow]:
     """Sort rows by `latency`, `cost`, `tokens` or a feedback key, descending after a "-".
 
-    Rows without a value come last.
+    Rows with a label instead of a number follow those with numbers. Rows without a value come last.
     """
     name = sort.removeprefix("-")
     if not name:
         return rows
-    valued = [(value, row) for row in rows if (value := _sort_value(row.trace, name)) is not None]
-    without = [row for row in rows if _sort_value(row.trace, name) is None]
-    valued.sort(key=lambda pair: pair[0], reverse=sort.startswith("-"))
-    return [row for _, row in valued] + without
+    values = [(_sort_value(row.trace, name), row) for row in rows]
+    is_descending = sort.startswith("-")
+    numbers = sorted((pair for pair in values if isinstance(pair[0], float)), key=itemgetter(0), reverse=is_descending)
+    labels = sorted((pair for pair in values if isinstance(pair[0], str)), key=itemgetter(0), reverse=is_descending)
+    without = [pair for pair in values if pair[0] is None]
+    return [row for _, row in numbers + labels + without]
 
 
-def _sort_value(trace: TraceSummary, name: str) -> tuple[float, str] | None:
-    """Return a value to sort by; None if the trace has none. A label sorts directly after a score of 0."""
+def _sort_value(trace: TraceSummary, name: str) -> float | str | None:
+    """Return the number or label to sort by, None if the trace has neither."""
     figures: dict[str, float | None] = {
         "latency": trace.duration_ns,
         "tokens": trace.input_tokens + trace.output_tokens,
         "cost": trace.cost,
     }
     value = figures[name] if name in figures else trace.feedback.get(name)
-    if value is None:
-        return None
-    return (0.0, value) if isinstance(value, str) else (float(value), "")
+    return value if value is None or isinstance(value, str) else float(value)
 
 
 _MAX_SIDES, _MAX_SHOWN = 5, 50
@@ -289,7 +290,7 @@ def load_sides(store: Store, asked: Sequence[str]) -> list[ComparisonSide]:
     """Load the named experiments (by id, prefix of an id, or name) with results and traces. Raises `Refused`."""
     names = [name.strip() for part in asked for name in part.split(",") if name.strip()]
     if len(names) > _MAX_SIDES:
-        raise Refused(f"at most {_MAX_SIDES} experiments fit side by side, not {len(names)}")
+        raise Refused(f"at most {_MAX_SIDES} experiments can be compared at once, got {len(names)}")
     experiments = [store.experiment(name) for name in dict.fromkeys(names)]
     results = aggregate_experiments(store, experiments)
     tasks = any(result.errors for result in results.values())

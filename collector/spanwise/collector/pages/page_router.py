@@ -79,21 +79,21 @@ async def read_form(request: Request, names: Collection[str], *, bond: bytes) ->
 def check_token(given: str, bond: bytes) -> None:
     """Raise `Refused` unless the CSRF token is from a page that this server rendered for the sender."""
     if not is_form_token(given, bond):
-        raise Refused("this form was not made for you by this server as it runs now: load its page again, then send it")
+        raise Refused("the form has expired or belongs to another sign-in; reload its page and submit it again")
 
 
 async def _read_fields(request: Request, names: Collection[str], largest: int) -> dict[str, str]:
     if not is_from_own_page(request):
-        raise Refused("this form can be sent from Spanwise's own pages only")
+        raise Refused("this server accepts forms only from its own pages")
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > largest:
-            raise Refused(f"the form holds more than {largest:,} bytes")
+            raise Refused(f"the form is larger than the limit of {largest:,} bytes")
     try:
         pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS)
     except ValueError:
-        raise Refused(f"the form holds more than {MAX_FORM_FIELDS} fields") from None
+        raise Refused(f"the form has more fields than the limit of {MAX_FORM_FIELDS}") from None
     return {name: text for name, text in pairs if name in names or name == TOKEN_FIELD}
 
 
@@ -175,21 +175,21 @@ def _form_handler(form: Form) -> Callable[[Request], Awaitable[Response]]:
 
 _STATUSES = (
     (NotFound, 404, "Not found"),
-    (Forbidden, 403, "Not with this key"),
-    (Closed, 503, "Not now"),
-    (TooSlow, 422, "That takes too long"),
-    (Refused, 400, "That cannot work"),
-    (Unavailable, 503, "Not now"),
-    (StoreError, 500, "Something went wrong"),
+    (Forbidden, 403, "Not allowed"),
+    (Closed, 503, "Unavailable"),
+    (TooSlow, 422, "Query too slow"),
+    (Refused, 400, "Invalid request"),
+    (Unavailable, 503, "Unavailable"),
+    (StoreError, 500, "Internal error"),
 )
 
 
-_TITLES = {400: "That cannot work", 401: "Signed out", 403: "Not with this key"}
+_TITLES = {400: "Invalid request", 401: "Signed out", 403: "Not allowed"}
 
 
 def render_refusal(request: Request, status: int, message: str) -> Response:
     """Render the page that says why a request was refused."""
-    title = _TITLES.get(status, "Not now")
+    title = _TITLES.get(status, "Unavailable")
     return rendering.render_page(
         request, "error.html", status=status, title=title, message=message, sign_in=status == 401
     )

@@ -52,7 +52,7 @@ def rule(store: Store, request: Request) -> Response:
     name, asked = request.path_params["name"], request.query_params
     project, verdict = asked.get("project") or "default", asked.get("verdict") or None
     if verdict is not None and verdict not in rule_report.STORED:
-        raise Refused(f"verdict {verdict!r} is none of {', '.join(rule_report.STORED)}")
+        raise Refused(f"unknown verdict {verdict!r}; expected one of: {', '.join(rule_report.STORED)}")
     found = next((one for one in store.status(project=project) if one.rule.name == name), None)
     if found is None:
         raise NotFound(f"there is no rule {name!r} in project {project!r}")

@@ -35,7 +35,7 @@ def read_integer(request: Request, name: str) -> int | None:
     if not text:
         return None
     if not text.isdecimal() or len(text) > 12:
-        raise Refused(f"{name} {text!r} is no whole number")
+        raise Refused(f"{name} must be a whole number, got {text!r}")
     return int(text)
 
 
@@ -48,7 +48,7 @@ RANGE_LABELS = {
     "7d": "last 7 days",
     "30d": "last 30 days",
 }
-TRAFFIC_LABELS = {"": "live", "all": "live and experiments", "judges": "judges' own"}
+TRAFFIC_LABELS = {"": "live", "all": "live and experiments", "judges": "judge calls"}
 OUTCOME_LABELS = {"missing": "is missing", "untried": "was not tried", "failed": "failed", "skipped": "was skipped"}
 OPERATOR_LABELS = {"<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">": ">", **OUTCOME_LABELS}
 
@@ -62,8 +62,8 @@ _FIELD_LABELS = {"range": "time", "latency_ms": "latency", "feedback_key": "feed
 _EXPERIMENT_FIELDS = frozenset(("experiment", "experiments", "dataset"))
 # Hints for invalid values of the fields in `_FIELD_HINTS`. For other fields, the error message of the parser is
 # shown.
-_COMPARISON_HINT = "{name} {text!r} is no comparison; write it like > 500"
-_TIME_HINT = "{name} {text!r} is no date or time; write it like 2026-11-21T14:30"
+_COMPARISON_HINT = "{name} must be a comparison such as > 500, got {text!r}"
+_TIME_HINT = "{name} must be a date or time such as 2026-11-21T14:30, got {text!r}"
 _FIELD_HINTS = {
     **dict.fromkeys(("latency_ms", "tokens", "cost"), _COMPARISON_HINT),
     **dict.fromkeys(("since", "until"), _TIME_HINT),
@@ -198,7 +198,9 @@ def _parse_field(name: str, text: str, fields: Mapping[str, str], now_ns: int | 
     match name:
         case "range":
             if text not in RANGE_LABELS:
-                raise ValueError(f"time {text!r} is none of {', '.join(filter(None, RANGE_LABELS))}")
+                raise ValueError(
+                    f"unknown time range {text!r}; expected one of: {', '.join(filter(None, RANGE_LABELS))}"
+                )
             return "since_ns", filter_values.parse_time(text, now_ns)
         case "since" | "until":
             return f"{name}_ns", filter_values.parse_time(text, now_ns)
@@ -207,6 +209,8 @@ def _parse_field(name: str, text: str, fields: Mapping[str, str], now_ns: int | 
             if operator in OUTCOME_LABELS:
                 return operator, (text,)
             if operator not in OPERATORS:
-                raise ValueError(f"feedback operator {operator!r} is none of {', '.join(OPERATOR_LABELS)}")
+                raise ValueError(
+                    f"unknown feedback operator {operator!r}; expected one of: {', '.join(OPERATOR_LABELS)}"
+                )
             return "feedback", ((text, operator, filter_values.parse_bound(fields.get("feedback_value", ""))),)
     return filters.parse_item(name, text)

@@ -22,7 +22,7 @@ function charts() {
   for (const place of document.querySelectorAll("[data-charts]")) {
     fetch(place.dataset.charts).then(async (answer) => {
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-      const why = answer.ok ? null : page.querySelector(".said"); // charts that take too long say so
+      const why = answer.ok ? null : page.querySelector(".long-text"); // the page of an error, such as charts that take too long
       if (why) why.className = "muted";
       place.replaceWith(...(answer.ok ? page.body.childNodes : why ? [why] : []));
     }).catch(() => place.remove());

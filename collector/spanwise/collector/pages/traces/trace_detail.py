@@ -192,7 +192,7 @@ def value_page(store: Store, request: Request) -> Response:
     """Return one complete value as plain text: `GET /traces/{trace_id}/runs/{span_id}/{part}`."""
     name = request.path_params["part"]
     if name not in _VALUE_FIELDS:
-        raise NotFound(f"a run has no part {name!r}; there are {', '.join(_VALUE_FIELDS)}")
+        raise NotFound(f"unknown field {name!r} of a run; expected one of: {', '.join(_VALUE_FIELDS)}")
     run = store.run(request.path_params["trace_id"], request.path_params["span_id"])
     value = getattr(run, name)
     if isinstance(value, tuple):  # documents or events

@@ -73,7 +73,7 @@ def charts(store: Store, request: Request) -> Response:
     query = filter_form.read_query(request.query_params.multi_items())
     since, until = query.filter.since_ns, query.filter.until_ns
     if since is None or until is None:
-        raise Refused("charts need a stretch of time: since and until")
+        raise Refused("charts need a time range: set since and until")
     judges = get_shown_judge_keys(
         feedback_display.load_chips(store, store.traces(query.filter, limit=TRACES_PER_PAGE).items)
     )
