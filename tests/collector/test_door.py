@@ -17,6 +17,7 @@ from collector.otlp import PROTOBUF, attribute, rejected, request, span
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.errors import Forbidden, NotFound, Refused
 from spanwise.collector.filters import Filter
+from spanwise.collector.operations import PROJECT_SCOPES, ProjectScopedStore
 from spanwise.collector.records import (
     Amendment,
     Example,
@@ -31,7 +32,6 @@ from spanwise.collector.records import (
 from spanwise.collector.security.authentication import ATTEMPT_BURST, MAX_TRACKED_ADDRESSES, AttemptLimiter
 from spanwise.collector.server import Server
 from spanwise.collector.stores import ControlStore, TraceStore
-from spanwise.collector.stores.project_scope import FILTERED_OPERATIONS, PROJECT_ARGUMENT_OPERATIONS, ProjectScopedStore
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 MASTER = "master"
@@ -273,7 +273,7 @@ def test_a_reader_may_ask_for_many_traces(locked, store):
     store.append([kept := run()])
     with HTTPStore(locked.url, "reader") as client:
         assert [trace.trace_id for trace in client.many([kept.trace_id])] == [kept.trace_id]
-        with pytest.raises(Forbidden, match="may not administer"):
+        with pytest.raises(Forbidden, match="lacks the scope 'admin'"):
             client.keys()
 
 
@@ -428,7 +428,7 @@ def test_otlp_is_held_to_the_project_span_by_span(locked, store, theirs):
     )
     count, told = rejected(answer.content)
     assert (answer.status_code, count) == (200, 1)
-    assert "of project 'p'" in told
+    assert "limited to project 'p'" in told
     assert store.trace(mine[0].trace_id.hex()).root.project == "p"
     assert len(store.trace(theirs).runs) == 1
 
@@ -445,16 +445,16 @@ def test_pages_show_the_project_and_nothing_else(locked, mine, theirs):
 
 def test_a_verb_that_nobody_has_thought_of_is_forbidden(store):
     view = ProjectScopedStore(store, "p")
-    thought = (
-        {name for name in vars(ProjectScopedStore) if not name.startswith("_")}
-        | FILTERED_OPERATIONS
-        | PROJECT_ARGUMENT_OPERATIONS
-    )
+    methods = {name for name in vars(ProjectScopedStore) if not name.startswith("_")}
+    thought = methods | {name for name, scope in PROJECT_SCOPES.items() if scope in ("filter", "argument", "trace")}
     verbs = {name for kind in (TraceStore, ControlStore) for name in vars(kind) if not name.startswith("_")}
+    assert verbs - PROJECT_SCOPES.keys() == {"close", "each", "feedback", "where"}
     for name in verbs - thought - {"close", "where"}:
         with pytest.raises(Forbidden):
             getattr(view, name)
     assert {"datasets", "keys", "prune", "delete_feedback", "leases"} <= verbs - thought
+    # the table and the class agree on which operations are methods
+    assert {name for name, scope in PROJECT_SCOPES.items() if scope == "method"} == methods & PROJECT_SCOPES.keys()
     with pytest.raises(AttributeError):
         view.nothing  # noqa: B018
 

@@ -192,7 +192,7 @@ def test_a_key_that_only_reads_is_offered_no_form(store: SQLiteStore, browser: h
     page = browser.get(address).text
     assert "Add feedback" not in page
     answer = browser.post(f"{address}/feedback", data={"key": "k", "value": "1", "token": token_in(page)})
-    assert (answer.status_code, "may not write" in answer.text, "Sign out" in answer.text) == (403, True, True)
+    assert (answer.status_code, "lacks the scope" in answer.text, "Sign out" in answer.text) == (403, True, True)
     sign_in(browser, "all")
     assert "Add feedback" in browser.get(address).text
 

@@ -19,10 +19,10 @@ from spanwise.collector import record_encoding
 from spanwise.collector.api.http_conversion import StreamedJSON
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.errors import NotFound, StoreError, TooLarge
+from spanwise.collector.operations import ProjectScopedStore
 from spanwise.collector.query_scheduler import MAX_PENDING_RESPONSE_BYTES, QueryScheduler
 from spanwise.collector.records import OpenRun, Run
 from spanwise.collector.server import Server
-from spanwise.collector.stores.project_scope import ProjectScopedStore
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.connections import MAX_READERS
 from spanwise.collector.stores.sqlite.query.trace_queries import LARGE_ANSWER_BYTES, MAX_ANSWER_BYTES

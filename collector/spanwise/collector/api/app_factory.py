@@ -28,9 +28,9 @@ DESCRIPTION_PATHS = ("/openapi.json", "/docs")
 # permissions of all routes: API, OTLP, pages, and the OpenAPI description that FastAPI serves
 ROUTE_PERMISSIONS = RoutePermissions(
     (
-        *((row.method, row.path, row.needs) for row in ROUTES),
+        *((row.method, row.path, row.permission) for row in ROUTES),
         *(("POST", path, "ingest") for path in PATHS),
-        *((method, path, needs) for path, needs, methods in pages.PAGE_ROUTES for method in methods),
+        *((method, path, permission) for path, permission, methods in pages.PAGE_ROUTES for method in methods),
         *(("GET", path, "read") for path in DESCRIPTION_PATHS),
         *((method, path, "open") for method, path in sign_in_routes.SIGN_IN_ROUTES),
     ),

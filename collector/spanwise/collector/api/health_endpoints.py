@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 from spanwise.collector.api.http_conversion import json_response
 from spanwise.collector.errors import Closed
 from spanwise.collector.prometheus_metrics import Metrics, RuleMetrics
-from spanwise.collector.security.authorization import get_access, get_unrestricted_store
+from spanwise.collector.security.authorization import get_access
 from spanwise.collector.stores import LocalStore, Store
 
 PROMETHEUS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -51,7 +51,8 @@ def metrics(request: Request) -> Response:
     """Return metrics in Prometheus' text format."""
     numbers: Metrics = request.app.state.metrics
     rules: RuleMetrics = request.app.state.rule_metrics
-    store = get_unrestricted_store(request)
+    get_access(request.scope).require_all_projects("/metrics")
+    store: Store = request.app.state.store
     health = store.health() if isinstance(store, LocalStore) else {}
     gauges = {f"spanwise_store_{name}": float(value) for name, value in health.items()}
     return Response(numbers.text(gauges) + rules.text(store), media_type=PROMETHEUS_MEDIA_TYPE)

@@ -45,19 +45,19 @@ def install_openapi(app: FastAPI, rows: Sequence[RouteSpec]) -> None:
 
 def _describe_api(app: FastAPI, rows: Sequence[RouteSpec]) -> dict[str, Any]:
     description = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    kinds = [kind for row in rows for kind in (row.takes, row.answers) if kind is not None]
+    kinds = [kind for row in rows for kind in (row.body, row.response) if kind is not None]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=SCHEMA_REFERENCE)
     description.setdefault("components", {}).setdefault("schemas", {}).update(components)
     by_kind = iter(schemas)
     for row in rows:
         operation = description["paths"][row.path.replace(":path", "")][row.method.lower()]
-        if row.takes is not None:
+        if row.body is not None:
             operation["requestBody"] = {"required": True, "content": _json_content(next(by_kind))}
-        if row.answers is not None:
+        if row.response is not None:
             operation["responses"]["200"] = {"description": "Done", "content": _json_content(next(by_kind))}
         if row.media:
             operation["responses"]["200"] = {"description": "Done", "content": {row.media: {"schema": _TEXT}}}
-        if row.needs != "open":
+        if row.permission != "open":
             operation["responses"] |= _ERRORS
     return description
 

@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 
 from spanwise.collector import pages
 from spanwise.collector.errors import Refused
-from spanwise.collector.security.authentication import Authenticator, Refusal, check_permission, hash_key
+from spanwise.collector.security.authentication import Authenticator, Refusal, hash_key
 from spanwise.collector.security.browser_sessions import (
     BrowserSessions,
     SessionCookie,
@@ -40,8 +40,8 @@ async def sign_in(request: Request) -> Response:
         return _redirect(address)
     key = hash_key(fields.get("key", "").strip())
     access = await door.tried(key, request.client.host if request.client else "")
-    if not isinstance(access, Refusal) and isinstance(check_permission(access, "read"), Refusal):
-        access = Refusal(403, "the API key may not read, so that no page would open")
+    if not isinstance(access, Refusal) and not access.may("read"):
+        access = Refusal(403, "the API key lacks the scope 'read', which all pages need")
     if isinstance(access, Refusal):
         return pages.render_sign_in(
             request, address, refused=access.message, status=access.status, after=access.retry_after

@@ -19,7 +19,7 @@ from math import inf
 from typing import Protocol
 
 from spanwise.collector.address_parsing import get_client_network
-from spanwise.collector.errors import Refused, Unavailable
+from spanwise.collector.errors import Forbidden, Refused, Unavailable
 from spanwise.collector.records import Key
 from spanwise.collector.security.authorization import Access, get_permissions
 
@@ -286,8 +286,6 @@ class AttemptLimiter:
 
 Headers = Collection[tuple[str | bytes, str | bytes]]
 GRPC_CODES = {400: 3, 401: 16, 403: 7, 429: 8, 503: 14}  # HTTP status → google.rpc.Code
-# for messages; the names of the other permissions are verbs already
-PERMISSION_PHRASES = {"admin": "administer", "feedback": "give feedback"}
 MASTER_KEY_ID = "SPANWISE_API_KEY"  # key id of the key that the environment variable of this name contains
 KEY_REQUIRED_MESSAGE = "an API key is needed: send it as 'Authorization: Bearer …' (SPANWISE_API_KEY for our clients)"
 KEY_UNKNOWN_MESSAGE = "the API key is unknown, expired or revoked"
@@ -363,8 +361,8 @@ class Authenticator:
             return Refusal(503, str(error), error.retry_after)
         if found is None:
             return Refusal(401, KEY_UNKNOWN_MESSAGE)
-        needs = get_permissions(found.scopes)
-        return Access(found.project, needs=needs, key=found.id, name=found.name, address=address, bond=key)
+        permissions = get_permissions(found.scopes)
+        return Access(found.project, permissions=permissions, key=found.id, name=found.name, address=address, bond=key)
 
     def knows(self, headers: Headers) -> bool:
         """Return whether these headers have a valid key. Only the key cache is used, without waiting for the store."""
@@ -386,10 +384,10 @@ def hash_key(secret: str) -> bytes:
     return sha256(secret.encode("utf-8", "replace")).digest()
 
 
-def check_permission(access: Access, needed: str) -> Access | Refusal:
+def check_permission(access: Access, permission: str) -> Access | Refusal:
     """Return the access, or a refusal that names the missing scope."""
-    if access.may(needed):
-        return access
-    return Refusal(
-        403, f"the API key may not {PERMISSION_PHRASES.get(needed, needed)}: that takes the scope {needed!r}"
-    )
+    try:
+        access.require(permission)
+    except Forbidden as error:
+        return Refusal(403, str(error))
+    return access

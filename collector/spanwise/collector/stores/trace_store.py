@@ -245,7 +245,7 @@ class TraceStore(Protocol):
 
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
         """Delete the traces that pass, with spans, full-text index entries, feedback and decisions. Return the
-        number of traces.
+        number of traces. An empty filter is refused.
 
         Traces that arrive after the call are not deleted. For eight days, runs and feedback of deleted traces are
         acknowledged and counted, but not stored.
