@@ -353,10 +353,10 @@ def test_what_a_rule_said_is_among_it(open_):
     store = open_()
     store.append([ROOT])
     said = TargetFeedback("r", ON, 1, ["judge"], [Feedback(target=ON, key="k", score=1.0, evaluator="judge")])
-    store.put_verdicts([said])
+    store.replace_rule_feedback([said])
     ((_, row, project, environment),) = store.said_after(0, 10)
     assert (row.rule, row.claim, project, environment) == ("r", 1, "shop", "prod")
-    store.put_verdicts([said._replace(claim=2, feedback=[])])
+    store.replace_rule_feedback([said._replace(claim=2, feedback=[])])
     assert list(store.said_after(0, 10)) == []
 
 

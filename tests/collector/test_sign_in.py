@@ -209,7 +209,7 @@ def test_a_key_of_one_project_sees_that_project(store: SQLiteStore, browser: htt
 
 def test_a_key_that_only_sends_opens_no_page(browser: httpx.Client) -> None:
     answer = sign_in(browser, "sends")
-    assert (answer.status_code, "may not read" in answer.text) == (403, True)
+    assert (answer.status_code, "lacks the scope" in answer.text) == (403, True)
     assert "set-cookie" not in answer.headers
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Literal, Protocol
 
 from spanwise.collector.filters import CONDITIONS, EVALUATOR_KIND, Filter
@@ -266,6 +267,12 @@ class TraceStore(Protocol):
         """Write queued data, then close the store. Repeated calls do nothing."""
 
 
+# operations whose other keyword arguments are conditions of a filter
+FILTERED_OPERATIONS = frozenset(
+    name
+    for name, method in vars(TraceStore).items()
+    if isinstance(method, FunctionType) and "conditions" in method.__code__.co_varnames
+)
 PAGE_SIZE = 500  # summaries per page; one page is in memory at a time
 
 

@@ -34,7 +34,7 @@ class AuditLog(Backend):
     """Audit log operations of `ControlStore`."""
 
     @write_operation
-    def note(self, db: sqlite3.Connection, /, event: AuditEvent) -> None:
+    def record_audit_event(self, db: sqlite3.Connection, /, event: AuditEvent) -> None:
         """Append an event, and regularly delete the oldest ones beyond `MAX_EVENTS`."""
         of_keys = event.action.endswith("_key")
         row = (of_keys, encode_record(event))
@@ -115,7 +115,7 @@ class SQLiteControl(Datasets, Experiments, Rules, Decisions, DecisionLeases, Lea
         return [Retention(project=row[0] or None, max_age_ns=row[1], max_bytes=row[2]) for row in rows]
 
     @write_operation
-    def forget(self, db: sqlite3.Connection, /, gone: DeletedTraces) -> None:
+    def delete_references(self, db: sqlite3.Connection, /, gone: DeletedTraces) -> None:
         """Remove decisions and queue items about deleted traces and sessions."""
         delete_trace_decisions(db, gone.traces)
         delete_session_decisions(db, gone.sessions)

@@ -145,7 +145,7 @@ class Decisions(Backend):
         return row[0] if row else None
 
     @write_operation
-    def keep_decided(self, db: sqlite3.Connection, /, decided: Sequence[DecisionBatch]) -> list[bool]:
+    def record_decisions(self, db: sqlite3.Connection, /, decided: Sequence[DecisionBatch]) -> list[bool]:
         """Record decisions as `ControlStore.decide` does. All targets must exist."""
         for one in decided:
             _check_decided(one)
@@ -153,7 +153,7 @@ class Decisions(Backend):
         return [_record_decided(db, one, now) for one in decided]
 
     @read_operation
-    def decisions_on(self, db: sqlite3.Connection, /, asked: DecisionQuery) -> Page[Decision]:
+    def list_decisions(self, db: sqlite3.Connection, /, asked: DecisionQuery) -> Page[Decision]:
         """Return one page of decisions, as `ControlStore.decisions` does."""
         rules = find_rule_versions(db, asked.rule, asked.version, asked.project)
         slice = asked.verdict, asked.limit, asked.cursor
@@ -162,7 +162,7 @@ class Decisions(Backend):
         return list_newest_decisions(db, rules, *slice)
 
     @read_operation
-    def probabilities(
+    def find_probabilities(
         self,
         db: sqlite3.Connection,
         /,
@@ -383,7 +383,7 @@ class WorkerReports(Backend):
         return [replace(decode_record(WorkerReport, row[0]), seen_ns=row[1]) for row in rows]
 
     @read_operation
-    def funnel(self, db: sqlite3.Connection, /, rule: Rule) -> dict[str, int]:
+    def count_outcomes(self, db: sqlite3.Connection, /, rule: Rule) -> dict[str, int]:
         """Return the number of traces of a rule version by verdict. If a trace has several targets, the worst verdict
         counts.
         """
@@ -393,7 +393,7 @@ class WorkerReports(Backend):
         return {**dict(zip(COUNTED_OUTCOMES, map(int, sums), strict=True)), **dict(rows)}
 
     @read_operation
-    def failed(self, db: sqlite3.Connection, /, rule: Rule) -> Sequence[Decision]:
+    def list_failures(self, db: sqlite3.Connection, /, rule: Rule) -> Sequence[Decision]:
         """Return the latest failed decisions of a version, newest first."""
         sql = f"{SELECT_DECISIONS} WHERE d.rule = ? AND d.verdict = 'failed' ORDER BY d.id DESC LIMIT ?"
         return [decision_from_row(row) for row in db.execute(sql, (_find_rule_id(db, rule), SHOWN_FAILURES))]

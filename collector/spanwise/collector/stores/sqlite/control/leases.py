@@ -89,7 +89,7 @@ class DecisionLeases(Backend):
     """Operations of `ControlStore` that lease decisions to workers."""
 
     @write_operation
-    def take(
+    def lease_decisions(
         self,
         db: sqlite3.Connection,
         /,
@@ -134,15 +134,15 @@ class DecisionLeases(Backend):
         return held
 
     @read_operation
-    def examine(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[FinishPlan]:
-        """Return how to handle the feedback of each finished lease. Called before `conclude`. Raise `Refused` for an
+    def plan_finish(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[FinishPlan]:
+        """Return how to handle the feedback of each finished lease. Called before `finish_leases`. Raise `Refused` for an
         invalid verdict.
         """
         rows = _find_rows(db, [finish.claim for finish in finishes])
         return [_check_finish(db, finish, rows.get(_decision_key(finish.claim))) for finish in finishes]
 
     @write_operation
-    def conclude(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[str]:
+    def finish_leases(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[str]:
         """Finish leases as `ControlStore.finish` does, once the feedback is stored."""
         now, rows = self._file.clock.keep(db), _find_rows(db, [finish.claim for finish in finishes])
         made: dict[DecisionKey, DecisionRow] = {}

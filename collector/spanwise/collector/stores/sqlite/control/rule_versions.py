@@ -38,7 +38,7 @@ class Rules(Backend):
     """Rule operations of `ControlStore`. The caller passes the latest change number, which the trace backend knows."""
 
     @write_operation
-    def keep_rules(
+    def save_rules(
         self, db: sqlite3.Connection, /, rules: Sequence[Rule], owner: str | None, activate: bool, change: int
     ) -> None:
         """Store rules as `ControlStore.save_rule` does. `change` is the latest change number."""
@@ -80,7 +80,7 @@ class Rules(Backend):
         )
 
     @read_operation
-    def setting_at(self, db: sqlite3.Connection, /, rule: Rule, change: int) -> SettingsVersion | None:
+    def find_settings(self, db: sqlite3.Connection, /, rule: Rule, change: int) -> SettingsVersion | None:
         """Return the settings that apply to a change number, as `spanwise.collector.rule_policy.find_setting` does.
 
         The query avoids reading the whole history of a version, which may be long.
@@ -92,7 +92,7 @@ class Rules(Backend):
         return _setting_from_row(row) if row else None
 
     @write_operation
-    def alter_rule(
+    def update_rule(
         self, db: sqlite3.Connection, /, name: str, project: str, fields: Mapping[str, JSON], change: int
     ) -> Rule:
         """Change fields of a rule as `ControlStore.change_rule` does. `change` is the latest change number."""
