@@ -209,7 +209,7 @@ def test_one_that_died_is_listed_as_such_with_the_runs_that_are_there(spanwise, 
         made = evaluate([{"q": n} for n in range(3)], lambda q: 1 // q, store=store, name="x", progress=False).record
         store.save_experiment(replace(made, status="running", seen_ns=1, metadata={}))
     listed = " ".join(spanwise("experiments", "list").split())
-    assert "no sign of life since" in listed
+    assert "no heartbeat since" in listed
     assert "│ 3 │ 1 │" in listed
 
 

@@ -124,7 +124,7 @@ def test_why_nothing_scored_it_is_said_where_there_are_no_rules(places: StoreAcc
 def test_a_condition_is_explained_with_the_value_seen(places: StoreAccess) -> None:
     found = here(places, calling("explain_filter", trace_id=BAD, where=["name=other"]))
     assert found["passes"] is False
-    assert found["untrusted"]["conditions"][0]["condition"] == "name: wants 'other', saw 'answer'"
+    assert found["untrusted"]["conditions"][0]["condition"] == "name: expected 'other', got 'answer'"
 
 
 def test_what_is_not_there_is_said_in_a_line(places: StoreAccess, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_grades_with_the_judges_help_and_without_rest() -> None:
 
 @pytest.mark.parametrize("probability", [0.0, -0.1, 1.5, float("nan")])
 def test_a_probability_that_is_none_is_refused(probability: float) -> None:
-    with pytest.raises(ValueError, match="probability of being drawn"):
+    with pytest.raises(ValueError, match="sampling probability must be"):
         estimate_ppi_mean([1.0] * 3, [(1.0, 1.0, probability)])
 
 

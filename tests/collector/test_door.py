@@ -210,7 +210,7 @@ def test_wrong_keys_are_limited_and_right_ones_go_on(locked, caplog):
         last = answers[-1]
         assert (last.status_code, last.headers["retry-after"]) == (429, "1")
         assert client.get("/api/count", headers=bearer(MASTER)).status_code == 200
-    assert "wrong API key(s) from 127.0.0.1" in caplog.text
+    assert "request(s) with invalid API keys from 127.0.0.1" in caplog.text
     assert "secret-" not in caplog.text
 
 
@@ -252,8 +252,8 @@ def test_one_line_tells_of_many_wrong_keys(caplog):
         now[0] = 61.0
         tries.wrong("10.0.0.1")
     assert [record.getMessage() for record in caplog.records] == [
-        "1 wrong API key(s) from 10.0.0.1",
-        "50 wrong API key(s) from 10.0.0.1",
+        "1 request(s) with invalid API keys from 10.0.0.1",
+        "50 request(s) with invalid API keys from 10.0.0.1",
     ]
 
 

@@ -257,7 +257,7 @@ def test_a_server_does_not_send_to_itself(open_):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    with pytest.raises(Refused, match=r"--feedback-to .* is this server's own address"):
+    with pytest.raises(Refused, match=r"--feedback-to .* is the address of this server"):
         Server(open_(), port=port, feedback_to=FeedbackForwarder([ForwardTarget("t", f"http://localhost:{port}")]))
 
 

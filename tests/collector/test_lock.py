@@ -231,5 +231,5 @@ def test_a_start_that_is_refused_leaves_nothing_behind_and_takes_nothing_away(fi
 def test_a_start_on_a_port_that_is_taken_leaves_nothing_behind(file: Path, tmp_path: Path) -> None:
     with SQLiteStore(file) as store, Server(store) as server:
         other = tmp_path / "other.db"
-        assert "is held by" in outcome(SERVE, "--port", str(server.port), "--store", other)
+        assert "is in use by" in outcome(SERVE, "--port", str(server.port), "--store", other)
         assert not list(tmp_path.glob("other*"))

@@ -203,7 +203,7 @@ def test_a_percentile_is_the_smallest_value_that_enough_do_not_exceed(values, pe
 
 @pytest.mark.parametrize(("values", "percent"), [([], 50), ([1], 0), ([1], 101)])
 def test_there_is_no_percentile_of_nothing_nor_beyond_all(values, percent):
-    with pytest.raises(ValueError, match="no percentile"):
+    with pytest.raises(ValueError, match="percentile needs at least one value"):
         percentile(values, percent)
 
 

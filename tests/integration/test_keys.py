@@ -107,7 +107,7 @@ def test_a_server_tells_no_key_to_anybody(tmp_path: Path) -> None:
         said = process.communicate(timeout=240)[0]
     hidden(said)
     assert made.status_code == 200
-    assert "wrong API key(s) from 127.0.0.1" in said
+    assert "request(s) with invalid API keys from 127.0.0.1" in said
     (line,) = [line for line in said.splitlines() if line.startswith("{")]
     assert (json.loads(line)["audit"], json.loads(line)["key"]) == ("save_key", "SPANWISE_API_KEY")
     for file in tmp_path.iterdir():

@@ -90,8 +90,8 @@ def standing(experiment: Experiment) -> str:
     seen = experiment.seen_ns or experiment.started_ns
     silent = time.time_ns() - seen
     if silent < -HEARTBEAT_TIMEOUT_NS:
-        return f"running or killed: its last sign of life is dated {date_and_time(seen)}, which is yet to come"
-    return "running" if silent <= HEARTBEAT_TIMEOUT_NS else f"no sign of life since {date_and_time(seen)}"
+        return f"running or killed: its last heartbeat is dated {date_and_time(seen)}, which is in the future"
+    return "running" if silent <= HEARTBEAT_TIMEOUT_NS else f"no heartbeat since {date_and_time(seen)}"
 
 
 def zone() -> str:

@@ -37,7 +37,7 @@ def decode(kind: Any, body: bytes | str) -> Any:
     try:
         return _get_decoder(kind).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"the JSON is not what is asked for: {error}") from error
+        raise ValueError(f"the JSON does not match the expected type: {error}") from error
 
 
 def count_items(body: bytes) -> int:

@@ -227,9 +227,11 @@ class Server:
             for option, sender in (("--forward", self._forward), ("--feedback-to", self._feedback_to)):
                 for target in sender.targets if sender else ():
                     if is_same_address(target.url, self.url):
-                        raise Refused(f"{option} {target.url!r} is this server's own address: it would send to itself")
+                        raise Refused(
+                            f"{option} {target.url!r} is the address of this server; it cannot forward to itself"
+                        )
             if self._feedback_to and not isinstance(self.store, FeedbackSource):
-                raise Refused(f"--feedback-to: the store {self.store.where} does not number its feedback")
+                raise Refused(f"--feedback-to needs a database file as the store, got {self.store.where}")
             if grpc_port is not None:
                 args = self.host, grpc_port, self._receiver, self.door, self._metrics
                 self._server.grpc = GrpcListener(*args, required=grpc_required)
@@ -350,9 +352,9 @@ def _make_authenticator(
     master = api_key or os.environ.get("SPANWISE_API_KEY")
     required = required or api_key is not None or not is_loopback(host)
     if required and not master and not store.keys():
-        why = f"binding to {host!r} opens this server to others, so" if not is_loopback(host) else "with --require-key"
-        way_out = "set SPANWISE_API_KEY, or make a first key with `spanwise keys create NAME --store FILE`"
-        raise Refused(f"{why} it needs an API key: {way_out}")
+        why = "--require-key is set" if is_loopback(host) else f"the server listens on {host!r}, not only on loopback"
+        remedy = "set SPANWISE_API_KEY, or create a key with `spanwise keys create NAME --store FILE`"
+        raise Refused(f"an API key is required because {why}; {remedy}")
     return Authenticator(KeyCache(store), master, required=required)
 
 
@@ -472,6 +474,6 @@ def _bind_socket(host: str, port: int) -> socket.socket:
 def _bind_error(host: str, port: int, error: OSError) -> Refused:
     if error.errno == 98:  # EADDRINUSE
         return Refused(
-            f"port {port} is held by {store_connection.describe_port_holder(host, port)}: stop it, or choose another with --port"
+            f"port {port} is in use by {store_connection.describe_port_holder(host, port)}; stop it, or choose another port with --port"
         )
     return Refused(f"cannot bind to {host!r} port {port}: {error.strerror or error}")

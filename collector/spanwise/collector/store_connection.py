@@ -47,7 +47,7 @@ def connect(where: str | os.PathLike[str] | None = None) -> Store:
         return _open_file(Path(check_database_path(place)))
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
-        raise Refused(f"{place!r}: only {known} and paths of SQLite files are known")
+        raise Refused(f"unknown URL scheme in {place!r}; expected {known} or the path of a SQLite file")
     return SCHEMES[scheme](place)
 
 

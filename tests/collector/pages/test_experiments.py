@@ -44,7 +44,7 @@ def test_a_key_with_labels_only_shows_how_often_and_no_n_of_nothing(store, clien
 def test_one_that_died_is_not_shown_as_running(store, client):
     store.save_experiment(replace(experiment(store, "first", (1.0, 1.0)), status="running", seen_ns=1))
     for address in ("/experiments", "/experiments/id-first"):
-        assert "no sign of life since 1970-01-01" in client.get(address).text
+        assert "no heartbeat since 1970-01-01" in client.get(address).text
 
 
 def test_one_experiment_shows_example_by_example(store, client):

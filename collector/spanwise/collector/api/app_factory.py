@@ -86,7 +86,7 @@ async def _not_found(request: Request, error: Exception) -> Response:
     """Answer 404 in the client's format: a page for browsers, OTLP's error for its senders, JSON for programs."""
     if request.url.path.startswith(PATH_PREFIXES):
         known = ", ".join(f"/v1/{signal.name}" for signal in SIGNALS)
-        message = f"nothing is taken at {request.url.path!r}: there are {known}"
+        message = f"there is no endpoint {request.url.path!r}; expected one of: {known}"
         if request.headers.get("content-type", "").startswith(PROTOBUF_TYPE.decode()):
             return Response(encode_error(5, message), 404, media_type=PROTOBUF_TYPE.decode())
         return json_response({"code": 5, "message": message}, 404)

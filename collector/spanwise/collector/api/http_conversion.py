@@ -111,13 +111,13 @@ def _handle_unavailable(request: Request, error: Exception) -> Response:
 def _handle_invalid(request: Request, error: Exception) -> Response:
     faults = error.errors() if isinstance(error, RequestValidationError) else []
     told = "; ".join(
-        f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}, not {fault['input']!r}" for fault in faults
+        f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}, got {fault['input']!r}" for fault in faults
     )
     return _error_response(400, "Refused", told or str(error))
 
 
 def _handle_overflow(request: Request, error: Exception) -> Response:
-    return _error_response(400, "Refused", f"a number is out of bounds: {error}")
+    return _error_response(400, "Refused", f"a number is out of range: {error}")
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -232,7 +232,10 @@ class StreamedJSON(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send the chunks until the response is complete or the client disconnects."""
         if not self._lanes.hold(self._held):
-            told = {"error": "Unavailable", "message": "many large answers wait to be read; ask again in a moment"}
+            told = {
+                "error": "Unavailable",
+                "message": "too many large responses are waiting to be read; try again later",
+            }
             refusal = json_response(told, 503)
             refusal.headers["retry-after"] = "5"
             return await refusal(scope, receive, send)

@@ -68,10 +68,10 @@ def ingestion(request: Request, body: RequestBody) -> Response:
 def _read_event(event: Mapping[str, JSON]) -> Feedback | ValueError:
     kind, score = event.get("type"), event.get("body")
     if kind != SCORE_EVENT:
-        message = "of these batches scores are taken alone: send spans by OTLP, as the SDK does from version 3 on"
-        return ValueError(f"event {kind!r:.100} is not kept; {message}")
+        message = f"only {SCORE_EVENT} events are accepted; send spans by OTLP, as the SDK does from version 3 on"
+        return ValueError(f"unsupported event type {kind!r:.100}: {message}")
     if not isinstance(score, dict):
-        return ValueError(f"the body of a {SCORE_EVENT} is {score!r:.100}, not a score")
+        return ValueError(f"the body of a {SCORE_EVENT} event must be an object, got {score!r:.100}")
     return _read_score(score, event.get("timestamp"))
 
 

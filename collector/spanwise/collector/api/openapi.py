@@ -25,8 +25,8 @@ _ERROR = {
 _ERRORS = {
     status: {"description": description, "content": {"application/json": {"schema": _ERROR}}}
     for status, description in (
-        ("400", "Refused: an argument or the body cannot be used; the message names it"),
-        ("422", "Too slow: the question takes longer than a server allows; narrow it"),
+        ("400", "Refused: an argument or the body is invalid; the message names it"),
+        ("422", "Too slow: the query exceeds the server's time limit; narrow it"),
     )
 }
 SCHEMA_REFERENCE = "#/components/schemas/{name}"

@@ -41,14 +41,14 @@ from spanwise.collector.stores import ControlStore, TraceStore
 def check_limit(limit: Any, most: int) -> None:
     """Raise `Refused` for a `limit` above the maximum number of items in one response."""
     if isinstance(limit, int) and limit > most:
-        way = "go on with the cursor in `next`" if most == MAX_PAGE_SIZE else "ask for fewer, or with more conditions"
-        raise Refused(f"limit is {limit:,}, at most {most:,} at once: {way}")
+        remedy = "use the cursor in `next`" if most == MAX_PAGE_SIZE else "request fewer items, or add conditions"
+        raise Refused(f"limit must be at most {most:,}, got {limit:,}; {remedy}")
 
 
 def check_count(count: int, most: int = MAX_LIST_SIZE) -> None:
     """Raise `TooLarge` for more records than one request may hold."""
     if count > most:
-        raise TooLarge(f"{count:,} records in one request, at most {most:,}: send fewer at once")
+        raise TooLarge(f"a request may hold at most {most:,} records, got {count:,}; send several requests")
 
 
 R = TypeVar("R", Run, OpenRun)
@@ -63,7 +63,7 @@ def validate_run(run: Run) -> Run:
         counts = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
         for name, tokens in (*counts.items(), *usage.details.items()):
             if not 0 <= tokens <= MAX_TOKENS:
-                raise Refused(f"{name} of run {run.span_id!r} is {tokens!r}: tokens are within 0 and 2^53")
+                raise Refused(f"{name} of run {run.span_id!r} must be between 0 and 2^53, got {tokens!r}")
     if run.cost is not None:
         validate_amount(f"the cost of run {run.span_id!r}", run.cost)
     return one
@@ -95,7 +95,7 @@ def _validate_ids(trace_id: str, span_id: str, parent_id: str = "") -> tuple[str
     lower = (trace_id.lower(), span_id.lower(), parent_id.lower())
     check_ids(*lower)
     if not all(map(_HEX.fullmatch, lower)):
-        raise Refused(f"ids are hexadecimal, not {next(one for one in ids if not _HEX.fullmatch(one.lower()))!r}")
+        raise Refused(f"an id must be hexadecimal, got {next(id for id in ids if not _HEX.fullmatch(id.lower()))!r}")
     return lower
 
 
@@ -117,7 +117,7 @@ def validate_booking(booking: Booking) -> Booking:
 def validate_amount(what: str, amount: float) -> None:
     """Raise `Refused` for an amount out of range."""
     if not (math.isfinite(amount) and 0 <= amount <= MAX_COST):
-        raise Refused(f"{what} is {amount!r}: amounts are within 0 and {MAX_COST:,.0f}")
+        raise Refused(f"{what} must be between 0 and {MAX_COST:,.0f}, got {amount!r}")
 
 
 class DatasetChange(msgspec.Struct, forbid_unknown_fields=True):
@@ -175,7 +175,9 @@ def _as_human_feedback(row: Feedback) -> Feedback:
     Raises `Forbidden` for feedback of a judge or a rule.
     """
     if row.source != "human" or any((row.rule, row.claim, row.evaluator, row.version, row.judge_trace_id)):
-        raise Forbidden("the API key may give people's feedback alone: source 'human', of no rule, judge or evaluator")
+        raise Forbidden(
+            "the API key has only the scope 'feedback', which permits human feedback: source 'human', no rule or evaluator"
+        )
     return replace(row, id=feedback_id(row))
 
 
@@ -198,7 +200,7 @@ def book(store: ControlStore, *bookings: Booking) -> list[bool]:
 def settle(store: ControlStore, actual: Mapping[str, float]) -> None:
     """Replace reserved amounts by the actual ones, given by booking id."""
     for id, amount in actual.items():
-        validate_amount(f"what booking {id!r} came to", amount)
+        validate_amount(f"the actual amount of booking {id!r}", amount)
     store.settle(actual)
 
 

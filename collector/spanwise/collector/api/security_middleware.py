@@ -131,7 +131,7 @@ def _check_origin(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | Non
         and parse_origin(origin) != _header_text(headers, b"host")
         and not scope.get(CORS_ALLOWED_KEY)
     ):
-        return Refusal(403, f"a page of {origin!r} may not write here")
+        return Refusal(403, f"pages of {origin!r} may not send writes to this server; `--cors` permits origins")
     return None
 
 
@@ -143,7 +143,7 @@ def _check_single_host(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal 
     if len(headers) == len(scope["headers"]) and b"host" in headers:
         return None
     count = sum(name == b"host" for name, _ in scope["headers"])
-    return None if count == 1 else Refusal(400, f"a request must have one Host header, not {count}")
+    return None if count == 1 else Refusal(400, f"a request must have exactly one Host header, got {count}")
 
 
 def _check_cross_site(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
@@ -168,7 +168,10 @@ def _check_host_name(netloc: bytes) -> Refusal | None:
     name = parse_host(host)
     if not host or is_loopback(name):
         return None
-    message = f"this server is called localhost or 127.0.0.1, not {name or host!r}: bind it to an address to open it"
+    message = (
+        f"without API keys, the host must be localhost or 127.0.0.1, got {name or host!r};"
+        " to serve other hosts, start the server with --host and create a key"
+    )
     return Refusal(403, message)
 
 
@@ -189,8 +192,10 @@ def check_forwarded(headers: Iterable[tuple[str | bytes, str | bytes]]) -> Refus
     elsewhere = next((sender for sender in senders if not is_loopback(sender)), None)
     if elsewhere is None:
         return None
-    message = "it answers this machine alone: behind a proxy, bind it to an address, so that it asks for keys"
-    return Refusal(403, f"this server has no keys, and a proxy passes on what {elsewhere!r} sends; {message}")
+    message = (
+        "without API keys, only this machine may send requests; behind a proxy, start the server with --require-key"
+    )
+    return Refusal(403, f"a proxy forwarded a request of {elsewhere!r}: {message}")
 
 
 def _forwarded_addresses(name: str | bytes, value: str | bytes) -> list[str]:
@@ -297,10 +302,12 @@ class CorsMiddleware:
 def validate_origin(text: str) -> str:
     """Return the origin in the form that browsers send. Raises `Refused` for an invalid one, and for "*"."""
     if not ORIGIN_PATTERN.fullmatch(text):
-        message = "say it as a browser does, such as https://app.example.com or http://localhost:3000, without a slash"
-        raise Refused(f"{text!r} is no origin: {message}; each is named, there is no pattern")
+        raise Refused(
+            f"invalid origin {text!r}; write it as browsers send it, without a path or a wildcard, such as"
+            " https://app.example.com or http://localhost:3000"
+        )
     if DEFAULT_PORT_PATTERN.fullmatch(text):
-        raise Refused(f"the origin {text!r} names the port that is meant anyway, which browsers leave out: so do it")
+        raise Refused(f"the origin {text!r} contains the default port, which browsers leave out; leave it out, too")
     return text
 
 

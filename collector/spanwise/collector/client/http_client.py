@@ -50,7 +50,7 @@ class HTTPTransport:
 
     def __init__(self, url: str, api_key: str | None) -> None:
         if problem := find_url_problem(url):
-            raise Refused(f"the store's address {url!r} is malformed: {problem}; use one such as http://127.0.0.1:4318")
+            raise Refused(f"invalid URL of the store {url!r}: {problem}; expected a URL such as http://127.0.0.1:4318")
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
         self.url = url.rstrip("/")
         self._client = httpx.Client(

@@ -281,8 +281,8 @@ CONTENT_SETTINGS: Mapping[str, str] = {
     "spanwise": "SPANWISE_CAPTURE=full, and no capture_inputs=False",
 }
 DOCUMENTS_HINT = (
-    "what a retriever returns is read as documents if it is a list of texts, or of objects with content, id, score and"
-    " metadata; set_documents(…) says them where they are not what is returned"
+    "the return value of a retriever is read as documents if it is a list of texts, or of objects with content, id,"
+    " score and metadata; otherwise call set_documents(…)"
 )
 KIND_HINT = "kind='retriever' of @trace and span(), openinference.span.kind=RETRIEVER, gen_ai.operation.name=retrieval"
 
@@ -298,32 +298,32 @@ def advised(senders: Sequence[Sender]) -> tuple[Sender, ...]:
 
 def _sender_hints(one: Sender, retrieves: bool) -> Iterator[str]:
     if one.awaiting:
-        yield f"{one.awaiting:,} spans wait for content that comes in log records: send these to /v1/logs, too"
+        yield f"{one.awaiting:,} spans wait for content that is sent in log records; send these to /v1/logs, too"
     yield from _document_hints(one, retrieves)
     for name in ("inputs", "outputs"):
         if _is_mostly_missing(one, name):
             need = next((way for scope, way in CONTENT_SETTINGS.items() if f"{one.who.scope} ".startswith(scope)), None)
-            yield _missing_text(one, name) + (f"; contents need {need}" if need else "")
+            yield _missing_text(one, name) + (f"; to send content, set {need}" if need else "")
     for name in ("model", "tokens"):
         if _is_mostly_missing(one, name):
-            streamed = "; streamed answers tell them if asked: stream_options={'include_usage': True}"
+            streamed = "; streamed responses include them with stream_options={'include_usage': True}"
             yield _missing_text(one, name) + (streamed if name == "tokens" else "")
     if one.shares["session"].have == 0 and _matching_names(one.unread, FIELD_PATTERNS["session"]):
         yield f"no span has a session{_candidate_text(one, 'session')}; it is read from session.id, gen_ai.conversation.id"
     if 2 * one.kinds.get("unknown", 0) > one.spans:
-        yield f"{one.kinds['unknown']:,} of {one.spans:,} spans do not say of which kind they are: {KIND_HINT}"
+        yield f"{one.kinds['unknown']:,} of {one.spans:,} spans have no kind; set it with {KIND_HINT}"
 
 
 def _document_hints(one: Sender, retrieves: bool) -> Iterator[str]:
     have, of = one.shares["documents"]
     if have < of:
-        yield f"{of - have:,} of {of:,} spans that retrieve have no documents{_candidate_text(one, 'documents')}; {DOCUMENTS_HINT}"
+        yield f"{of - have:,} of {of:,} retrieval spans have no documents{_candidate_text(one, 'documents')}; {DOCUMENTS_HINT}"
     elif not of and not retrieves and set(one.kinds) - set(MODEL_KINDS):
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in one.kinds.items())
         named = _matching_names(one.names, RETRIEVAL_PATTERN)
-        like = f"; spans named {named} look like one" if named else ""
+        like = f"; spans named {named} may be retrievals" if named else ""
         yield (
-            f"no span is of kind {' or '.join(RETRIEVAL_KINDS)} (kinds: {kinds}), so that evaluators of retrieval skip:"
+            f"no span is of kind {' or '.join(RETRIEVAL_KINDS)} (kinds: {kinds}), so retrieval evaluators skip:"
             f" no documents{_candidate_text(one, 'documents')}{like}: {KIND_HINT}"
         )
 
@@ -341,7 +341,7 @@ def _missing_text(one: Sender, name: str) -> str:
 def _candidate_text(one: Sender, name: str) -> str:
     """Return text that names unread attributes that may hold the field."""
     found = _matching_names(one.unread, FIELD_PATTERNS[name])
-    return f"; attributes that nobody reads and that look like it: {found}" if found else ""
+    return f"; unread attributes with similar names: {found}" if found else ""
 
 
 def _matching_names(names: Iterable[str], pattern: re.Pattern[str]) -> str:
@@ -352,7 +352,7 @@ def _matching_names(names: Iterable[str], pattern: re.Pattern[str]) -> str:
 
 # counters of /metrics that stay at zero in normal operation, and their descriptions
 ERROR_COUNTERS: Mapping[str, str] = {
-    "spanwise_dialect_errors_total": "spans or log records read without a dialect that failed on them",
+    "spanwise_dialect_errors_total": "spans or log records read without a dialect, because it failed on them",
     "spanwise_refused_total": "single spans or log records refused",
     "spanwise_requests_refused_total": "requests answered with an error",
 }
@@ -375,13 +375,13 @@ def find_problems(store: Store, seen: SenderReport, numbers: Mapping[str, float]
 
 def _trace_problems(seen: SenderReport) -> Iterator[str]:
     if seen.dropped:
-        yield f"{seen.dropped:,} spans of the traces looked at were dropped by their senders"
+        yield f"{seen.dropped:,} spans of the examined traces were dropped by their senders"
     if seen.incomplete:
-        yield f"{seen.incomplete:,} of {seen.traces:,} traces are not complete: parts are open, dropped or on their way"
+        yield f"{seen.incomplete:,} of {seen.traces:,} traces are not complete: spans are open, dropped or still in transit"
     if seen.too_large:
-        yield f"{seen.too_large:,} traces were left out for their size: `spanwise traces show` reads one"
+        yield f"{seen.too_large:,} traces were skipped because of their size; `spanwise traces show` shows one"
     if clocks := sum(one.clocks for one in seen.senders):
-        yield f"{clocks:,} spans bore times that cannot be (a clock more than a day ahead): they were taken back"
+        yield f"{clocks:,} spans had impossible times (a clock more than a day ahead), which were corrected"
 
 
 def _process_problems(store: Store) -> Iterator[str]:
@@ -390,7 +390,7 @@ def _process_problems(store: Store) -> Iterator[str]:
         for process in store.processes(limit=1000):
             dropped.update(process.report.dropped if process.report else {})
     except StoreError as error:
-        yield f"what processes dropped cannot be said: {error}"
+        yield f"the dropped spans of processes cannot be read: {error}"
     for reason, count in dropped.most_common(10):
         yield f"{count:,} spans were dropped by senders, reason {escape_line(reason, 80)!r}: `spanwise traces reconcile`"
 
@@ -399,7 +399,7 @@ def _rules_problems(store: Store) -> Iterator[str]:
     try:
         found = store.status()[:MAX_RULES]
     except StoreError as error:
-        yield f"what rules do cannot be said: {error}"
+        yield f"the status of the rules cannot be read: {error}"
         return
     now = time.time_ns()
     for one in found:

@@ -32,7 +32,7 @@ WORDS: Mapping[str, str] = {
     "superseded": "superseded",
 }
 STORED = tuple(WORDS)[2:]  # verdicts of stored decisions; the first two are never stored, but computed on demand
-PACING_FLOOR_TEXT = "the lowest that pacing goes; scoring stops when the budget is used up"
+PACING_FLOOR_TEXT = "the lowest rate that pacing sets; scoring stops when the budget is used up"
 QUEUED_VERDICTS = ("waiting", "throttled", "over_budget", "running")
 _LONGEST = 200  # maximum length of a value or an error in characters
 
@@ -129,8 +129,8 @@ def sampling(why: DecisionExplanation) -> str:
 
 
 def describe_condition(one: ConditionResult) -> str:
-    """Format a condition as "latency_ms: wants > 200, saw 120"."""
-    return f"{one.name}: wants {value(one.wanted)}, saw {value(one.seen)}"
+    """Format a condition as "latency_ms: expected > 200, got 120"."""
+    return f"{one.name}: expected {value(one.wanted)}, got {value(one.seen)}"
 
 
 def value(given: JSON) -> str:
@@ -167,7 +167,7 @@ def facts(decision: Decision, now_ns: int) -> Iterator[str]:
     weight, cost.
     """
     if decision.incomplete:
-        yield "taken although parts of the trace are missing"
+        yield "evaluated although parts of the trace are missing"
     if decision.attempts:
         yield _count_noun(decision.attempts, "attempt")
     if decision.deaths:
@@ -177,17 +177,17 @@ def facts(decision: Decision, now_ns: int) -> Iterator[str]:
     if is_outdated(decision):
         yield "older than the last change of the trace"
     if decision.verdict == "running" and decision.holder is not None:
-        yield f"held by {decision.holder}"
+        yield f"leased by {decision.holder}"
     if decision.next_ns is not None and decision.verdict in QUEUED_VERDICTS:
         left = decision.next_ns - now_ns
-        yield f"tried next in {formatting.duration(left)}" if left > 0 else "tried next now"
+        yield f"next attempt in {formatting.duration(left)}" if left > 0 else "next attempt now"
     if decision.verdict in ("scored", "skipped", "failed"):
         if decision.probability is None:
-            yield "how likely it was to be looked at is not known: in no weighted mean"
+            yield "sampling probability unknown, not in weighted means"
         elif decision.probability == 0:
-            yield "the present filter or rate would not take it: in no weighted mean"
+            yield "excluded by the present filter or rate, not in weighted means"
         elif decision.probability < 1:
-            yield f"stands for {formatting.number(1 / decision.probability)} traces in weighted means"
+            yield f"counts as {formatting.number(1 / decision.probability)} traces in weighted means"
     if decision.cost is not None:
         yield f"cost {formatting.cost(decision.cost)}"
 
@@ -215,12 +215,14 @@ def rate(status: RuleStatus) -> str:
 
 
 def behind(status: RuleStatus) -> str:
-    """Describe how far the rule lags behind the change feed: "up to date" or "312 changes behind, the oldest of 4.20 s
+    """Describe how far the rule lags behind the change feed: "up to date" or "312 changes behind, the oldest from 4.20 s
     ago".
     """
     if not status.behind:
         return "up to date"
-    return f"{_count_noun(status.behind, 'change')} behind, the oldest of {formatting.duration(status.lag_s * 1e9)} ago"
+    return (
+        f"{_count_noun(status.behind, 'change')} behind, the oldest from {formatting.duration(status.lag_s * 1e9)} ago"
+    )
 
 
 def alive(worker: WorkerReport, now_ns: int) -> bool:

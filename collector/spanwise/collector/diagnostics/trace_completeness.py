@@ -28,9 +28,9 @@ def find_gaps(trace: Trace) -> list[str]:
     answered = min(trace.calls_sent, answers)
     if answered < trace.calls_sent:
         calls = "1 call was" if trace.calls_sent == 1 else f"{trace.calls_sent:,} calls were"
-        told.append(f"{calls} sent out, {answered or 'none'} of them answered by a traced process")
+        told.append(f"{calls} sent to other services, {answered or 'none'} of them answered by a traced process")
     if any(names.PARTIAL in run.attributes for run in trace.runs):
-        told.append("Kept for its error though it was not sampled: of other processes only what failed is here")
+        told.append("Not sampled, and kept only because of its error: of other processes, only failed spans are stored")
     if not trace.complete and not told:
         told.append(OPEN_SPANS_TEXT)
     return told

@@ -27,11 +27,11 @@ class Target:
     def __post_init__(self) -> None:
         named = [self.trace_id is not None, self.session_id is not None, self.experiment_id is not None]
         if sum(named) != 1:
-            raise ValueError(f"a target is exactly one of a trace, a session or an experiment, not {self!r}")
+            raise ValueError(f"a target must have exactly one of trace_id, session_id and experiment_id, got {self!r}")
         if self.span_id is not None and self.trace_id is None:
-            raise ValueError(f"a span is named together with its trace, not alone: {self!r}")
+            raise ValueError(f"a target with a span_id needs the trace_id, too, got {self!r}")
         if self.document is not None and self.span_id is None:
-            raise ValueError(f"a document is named together with its span: {self!r}")
+            raise ValueError(f"a target with a document needs the span_id, too, got {self!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Feedback:
 
     def __post_init__(self) -> None:
         if not self.key:
-            raise ValueError("a feedback needs a key")
+            raise ValueError("the key of feedback must not be empty")
         if type(self.score) not in _PLAIN_SCORE_TYPES:
             object.__setattr__(self, "score", _to_plain_score(self.key, self.score))
         has_value = self.score is not None or self.label is not None
@@ -82,7 +82,9 @@ class Feedback:
         if isinstance(self.score, float) and not isfinite(self.score):
             # NaN and infinity have no mean and no JSON form
             shown = "NaN" if self.score != self.score else repr(self.score)
-            raise ValueError(f"feedback {self.key!r}: {shown} is not a score; say outcome='skip' or 'error' instead")
+            raise ValueError(
+                f"feedback {self.key!r}: the score must be finite, got {shown}; use outcome='skip' or 'error' instead"
+            )
         if not self.id:
             object.__delattr__(self, "id")
 

@@ -47,7 +47,9 @@ def extract_key(headers: Collection[tuple[str | bytes, str | bytes]]) -> str | N
             for name, value in headers
             if name in CREDENTIAL_HEADERS and _extract_secret(name, value)
         }
-        raise Refused(f"two different API keys came, in {' and '.join(map(repr, sorted(sent_in)))}: send one")
+        raise Refused(
+            f"the request has two different API keys, in {' and '.join(map(repr, sorted(sent_in)))}; send only one"
+        )
     return next(iter(found), None)
 
 
@@ -275,7 +277,7 @@ class AttemptLimiter:
         tries.left, tries.at = max(0.0, self._left(tries) - 1), now
         tries.untold += 1
         if now - tries.told_at >= LOG_INTERVAL_S:
-            logger.warning("%d wrong API key(s) from %s", tries.untold, name)
+            logger.warning("%d request(s) with invalid API keys from %s", tries.untold, name)
             tries.untold, tries.told_at = 0, now
         if len(self._tries) > MAX_TRACKED_ADDRESSES:
             self._tries.popitem(last=False)
@@ -287,7 +289,9 @@ class AttemptLimiter:
 Headers = Collection[tuple[str | bytes, str | bytes]]
 GRPC_CODES = {400: 3, 401: 16, 403: 7, 429: 8, 503: 14}  # HTTP status → google.rpc.Code
 MASTER_KEY_ID = "SPANWISE_API_KEY"  # key id of the key that the environment variable of this name contains
-KEY_REQUIRED_MESSAGE = "an API key is needed: send it as 'Authorization: Bearer …' (SPANWISE_API_KEY for our clients)"
+KEY_REQUIRED_MESSAGE = (
+    "an API key is required; send it as 'Authorization: Bearer …', or set SPANWISE_API_KEY for Spanwise's clients"
+)
 KEY_UNKNOWN_MESSAGE = "the API key is unknown, expired or revoked"
 
 
@@ -343,7 +347,7 @@ class Authenticator:
         limit.
         """
         if wait := self.tries.wait(address, key):
-            return Refusal(429, "too many wrong API keys came from this address: try again later", wait)
+            return Refusal(429, "too many requests with invalid API keys from this address; try again later", wait)
         access = await self.opened(key, address)
         if isinstance(access, Access):
             self.tries.right(address, key)

@@ -135,7 +135,7 @@ class WeightedSums:
                 self.of_judged.add(weight)
                 self.of_passed.add(weight * passes)
         else:
-            raise ValueError(f"a weight is a number from 0 on, or None where it is not known, not {weight!r}")
+            raise ValueError(f"a weight must be a finite number >= 0, or None if it is unknown, got {weight!r}")
         self.n += 1
         self.judged += passes is not None
         self.passed += bool(passes)

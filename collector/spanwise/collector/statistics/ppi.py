@@ -63,9 +63,9 @@ def estimate_ppi_mean(scores: Sequence[float], votes: Sequence[WeightedLabel]) -
     `MIN_PPI_LABELS`. Raises `ValueError` for a probability outside (0, 1], and if there are more labels than scores.
     """
     if len(votes) > len(scores):
-        raise ValueError(f"{len(votes)} votes on {len(scores)} scored cases: a voted case is one of the scored ones")
+        raise ValueError(f"every labelled case must be scored, got {len(votes)} labels and {len(scores)} scores")
     if wrong := [probability for _, _, probability in votes if not 0 < probability <= 1]:
-        raise ValueError(f"the probability of being drawn is above 0 and at most 1, not {wrong[0]!r}")
+        raise ValueError(f"a sampling probability must be above 0 and at most 1, got {wrong[0]!r}")
     judge = sum(scores) / len(scores) if scores else None
     if not votes:
         return _without_mean("no votes", judge, votes, scores)

@@ -49,7 +49,7 @@ def _check_counts(fields: Mapping[str, Any]) -> None:
     counts = {**usage, **usage.get("details", {}), "cost": fields.get("cost")}
     for name, number in counts.items():
         if isinstance(number, int) and abs(number) > MAX_COUNT:
-            raise Refused(f"{name!r} of a run cannot be {number!r}: it is more than {MAX_COUNT}")
+            raise Refused(f"{name!r} of a run must be at most {MAX_COUNT}, got {number!r}")
 
 
 def merge_fields(*said: Mapping[str, JSON]) -> dict[str, JSON]:
@@ -99,5 +99,5 @@ def _convert_fields(fields: Mapping[str, JSON]) -> dict[str, Any]:
         try:
             values[name] = record_encoding.convert(value, _TYPES[name])
         except msgspec.ValidationError as error:
-            raise Refused(f"{name!r} of a run cannot be {value!r}: {error}") from None
+            raise Refused(f"invalid value {value!r} for {name!r} of a run: {error}") from None
     return values

@@ -38,7 +38,7 @@ class Budgets(Backend):
     @write_operation
     def settle(self, db: sqlite3.Connection, /, actual: Mapping[str, float]) -> None:
         for id, amount in actual.items():
-            _settle_booking(db, id, _check_amount(f"what {id!r} came to", amount))
+            _settle_booking(db, id, _check_amount(f"the actual amount of booking {id!r}", amount))
 
     @read_operation
     def booked(self, db: sqlite3.Connection, /, budget: str | None = None) -> list[BudgetUsage]:
@@ -70,7 +70,10 @@ class Budgets(Backend):
 
 
 def _make_booking(db: sqlite3.Connection, booking: Booking, now: int) -> bool:
-    amount, limit = _check_amount(f"booking {booking.id!r}", booking.amount), _check_amount("its limit", booking.limit)
+    amount, limit = (
+        _check_amount(f"the amount of booking {booking.id!r}", booking.amount),
+        _check_amount("the limit", booking.limit),
+    )
     known = db.execute("SELECT budget, period FROM bookings WHERE id = ?", (booking.id,)).fetchone()
     if known:
         _check_same(booking, known)
@@ -95,8 +98,8 @@ def _check_same(booking: Booking, known: tuple[str, str]) -> None:
     """
     if known != (booking.budget, booking.period):
         raise Refused(
-            f"booking {booking.id!r} is on budget {known[0]!r} by the {known[1]} already; give the one on "
-            f"{booking.budget!r} by the {booking.period} another id"
+            f"booking id {booking.id!r} is already used on budget {known[0]!r} per {known[1]}; use another id for budget"
+            f" {booking.budget!r} per {booking.period}"
         )
 
 
@@ -113,5 +116,5 @@ def _settle_booking(db: sqlite3.Connection, id: str, actual: float) -> None:
 
 def _check_amount(what: str, amount: float) -> float:
     if not isfinite(amount) or amount < 0:
-        raise Refused(f"{what}: an amount is a number from 0, not {amount!r}")
+        raise Refused(f"{what} must be >= 0, got {amount!r}")
     return amount

@@ -125,7 +125,7 @@ class SQLiteControl(Datasets, Experiments, Rules, Decisions, DecisionLeases, Lea
 
 def _check_status(word: str) -> Any:
     if word not in get_args(QueueStatus):
-        raise Refused(f"an item of a queue is 'waiting', 'done' or 'skipped', not {word!r}")
+        raise Refused(f"unknown status {word!r} of a queue item; expected one of: waiting, done, skipped")
     return word
 
 

@@ -106,7 +106,7 @@ def list_newest_decisions(
 def _wanted_kinds(rules: Sequence[RuleVersion], verdict: str | None) -> set[tuple[int, str, bool]]:
     """Return the rule id and row kind (see `ROW_KINDS`) of all rows that are shown with this verdict."""
     if verdict is not None and verdict not in get_args(Verdict):
-        raise Refused(f"there is no verdict {verdict!r}; use one of {', '.join(get_args(Verdict))}")
+        raise Refused(f"unknown verdict {verdict!r}; expected one of: {', '.join(get_args(Verdict))}")
     return {
         (rule.id, word, open)
         for rule in rules
@@ -191,7 +191,9 @@ class Decisions(Backend):
         self, *, trace_id: str | None = None, rule: str | None = None, project: str | None = None
     ) -> int:
         if trace_id is None and rule is None:
-            raise Refused("name the trace or the rule whose decisions shall go; to remove all of them, go rule by rule")
+            raise Refused(
+                "pass the trace_id or the rule whose decisions to delete; to delete all decisions, delete those of each rule"
+            )
         removed = 0
         # one transaction per batch, so that other writes run in between
         while count := self._file.write(partial(_delete_rows, trace_id, rule, project)):
@@ -225,11 +227,11 @@ def _check_decided(decided: DecisionBatch) -> None:
     decision_rows.check_outcomes(decided.outcomes)
     for row in decided.rows:
         if row.verdict not in DECIDABLE:
-            raise Refused(f"{row.verdict!r} is not decided, but comes of a claim; use one of {', '.join(DECIDABLE)}")
+            raise Refused(f"{row.verdict!r} is set only by finishing a claim; expected one of: {', '.join(DECIDABLE)}")
         for name in ("probability", "u", "rate"):
             value = getattr(row, name)
             if value is not None and not 0 <= value <= 1:
-                raise Refused(f"{name} of a decision is a number from 0 to 1, not {value!r}")
+                raise Refused(f"{name} of a decision must be between 0 and 1, got {value!r}")
 
 
 def _record_decided(db: sqlite3.Connection, decided: DecisionBatch, now: int) -> bool:

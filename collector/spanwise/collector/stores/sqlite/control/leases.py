@@ -72,7 +72,7 @@ def compute_expiry(now: int, seconds: float) -> int:
     `MAX_LEASE_SECONDS`.
     """
     if not isfinite(seconds) or abs(seconds) > MAX_LEASE_SECONDS:
-        raise Refused(f"{seconds!r} is no number of seconds to hold something for")
+        raise Refused(f"the duration of a lease must be at most {MAX_LEASE_SECONDS:.0f} seconds, got {seconds!r}")
     return now + int(seconds * 1e9)
 
 
@@ -217,7 +217,7 @@ def _find_rows(db: sqlite3.Connection, claims: Iterable[Claim]) -> dict[Decision
 def _check_finish(db: sqlite3.Connection, finish: ClaimResult, row: DecisionRow | None) -> FinishPlan:
     if finish.verdict not in (*FINAL_OUTCOMES, *OPEN_OUTCOMES):
         raise Refused(
-            f"a claim does not end with {finish.verdict!r}; use one of {', '.join((*FINAL_OUTCOMES, *OPEN_OUTCOMES))}"
+            f"invalid verdict {finish.verdict!r} of a finished claim; expected one of: {', '.join((*FINAL_OUTCOMES, *OPEN_OUTCOMES))}"
         )
     answer = _finish_answer(db, finish, row)
     if answer is not None or row is None:

@@ -51,7 +51,7 @@ class Rules(Backend):
             if before is not None and before.rule.owner != rule.owner:
                 raise Refused(
                     f"rule {rule.name!r} of project {rule.project!r} belongs to {before.rule.owner!r}, not to"
-                    f" {rule.owner!r}; give yours another name, or delete that one first"
+                    f" {rule.owner!r}; use another name, or delete that rule first"
                 )
             if before is not None and before.rule.version == rule.version:
                 _update_version(db, rule, before, change, now)
@@ -161,7 +161,7 @@ def _activate(
         now_in_force = f", by {before.rule.version!r}" if before is not None else ""
         raise Refused(
             f"version {rule.version!r} of rule {rule.name!r} was superseded{now_in_force}; "
-            "load the newer file, or say that it shall be in force again (activate)"
+            "load the newer file, or activate this version again (activate=True)"
         )
     db.execute("UPDATE rules SET state = 'superseded' WHERE id = ?", (before.id if before else None,))
     row = (rule.project, rule.name, rule.version, rule.owner, change, before.off if before else 0, encode_record(rule))
