@@ -228,7 +228,7 @@ def test_tries_come_back_with_time():
     tries = AttemptLimiter(lambda: now[0])
     for _ in range(ATTEMPT_BURST):
         assert tries.wait("a", b"k") == 0
-        tries.wrong("a")
+        tries.record_failure("a")
     assert tries.wait("a", b"k") == 1
     assert tries.wait("b", b"k") == 0
     now[0] = 1.0
@@ -238,9 +238,9 @@ def test_tries_come_back_with_time():
 def test_tries_are_remembered_of_so_many_addresses():
     tries = AttemptLimiter()
     for number in range(MAX_TRACKED_ADDRESSES + 10):
-        tries.wrong(str(number))
-        tries.right(str(number), b"k")
-    assert len(tries._tries) == len(tries._good) == MAX_TRACKED_ADDRESSES
+        tries.record_failure(str(number))
+        tries.record_success(str(number), b"k")
+    assert len(tries._attempts) == len(tries._successes) == MAX_TRACKED_ADDRESSES
 
 
 def test_one_line_tells_of_many_wrong_keys(caplog):
@@ -248,9 +248,9 @@ def test_one_line_tells_of_many_wrong_keys(caplog):
     tries = AttemptLimiter(lambda: now[0])
     with caplog.at_level(logging.WARNING, "spanwise.collector"):
         for _ in range(50):
-            tries.wrong("10.0.0.1")
+            tries.record_failure("10.0.0.1")
         now[0] = 61.0
-        tries.wrong("10.0.0.1")
+        tries.record_failure("10.0.0.1")
     assert [record.getMessage() for record in caplog.records] == [
         "1 request(s) with invalid API keys from 10.0.0.1",
         "50 request(s) with invalid API keys from 10.0.0.1",

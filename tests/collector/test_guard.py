@@ -218,7 +218,7 @@ def test_keys_are_remembered(store: Held) -> None:
 def test_keys_are_read_anew_before_they_are_too_old(store: Held) -> None:
     keys = KeyCache(store, KeyCacheTimes(fresh=200, patience=100, pause=0, apart=0))
     assert scopes(keys)
-    keys._known = replace(keys._known, since=keys._known.since - 110)  # as if they had been read that long ago
+    keys._snapshot = replace(keys._snapshot, since=keys._snapshot.since - 110)  # as if they had been read that long ago
     with store.held():
         assert scopes(keys)
         assert store.asked.wait(60)
@@ -401,7 +401,7 @@ def test_everywhere_a_wrong_key_is_401_and_one_without_the_scope_403(store: Held
         Server(store, host="0.0.0.0", api_key="master") as server,
         httpx.Client(base_url=server.url, timeout=60) as client,
     ):
-        server.door.tries = Patient()
+        server.authenticator.attempts = Patient()
         for method, path, needed in ROUTE_PERMISSIONS.rows:
             if needed == "open":
                 continue

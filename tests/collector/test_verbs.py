@@ -135,7 +135,7 @@ def try_on(store: Kept, name: str, times: int) -> str:
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[Kept, str, FastAPI]]:
     app, store = FastAPI(), Kept()
-    app.state.store, app.state.lanes = store, QueryScheduler()
+    app.state.store, app.state.query_scheduler = store, QueryScheduler()
     install_routes(app, [extra_route(try_on, "GET /api/try", "shoes"), *operation_routes(Shops)])
     app.state.receiver = Receiver(store, limits=Limits(pending_bytes=10**6))
     install_error_handlers(app)

@@ -131,7 +131,7 @@ def test_a_traceback_holds_no_key(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         answers = [httpx.get(f"{server.url}/api/count", headers=sent, timeout=60) for sent in spelled(MASTER)]
         with HTTPStore(server.url, MASTER) as client, pytest.raises(Exception) as failed:
             client.count()
-        said = f"{client!r} {failed.value!r} {server.door!r} {server!r}"
+        said = f"{client!r} {failed.value!r} {server.authenticator!r} {server!r}"
     assert {answer.status_code for answer in answers} == {500, 401}
     assert "RuntimeError: a fault" in caplog.text
     hidden(caplog.text + said + "".join(answer.text for answer in answers))

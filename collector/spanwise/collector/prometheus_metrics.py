@@ -180,10 +180,12 @@ def _rule_metrics_text(statuses: Sequence[RuleStatus]) -> str:
     now_ns = time.time_ns()
     samples: list[Sample] = []
     if statuses:
-        finished, decided = rule_report.sum_throughput((worker for one in statuses for worker in one.workers), now_ns)
+        finished, decided = rule_report.sum_throughput(
+            (worker for status in statuses for worker in status.workers), now_ns
+        )
         samples.append(("spanwise_monitor_finished_per_second", (), finished))
         samples.append(("spanwise_monitor_decided_per_second", (), decided))
-    samples += chain.from_iterable(_rule_samples(one, now_ns) for one in statuses)
+    samples += chain.from_iterable(_rule_samples(status, now_ns) for status in statuses)
     for name, labels, value in samples:
         series.setdefault(name, []).append((labels, value))
     lines = [
@@ -196,21 +198,21 @@ def _rule_metrics_text(statuses: Sequence[RuleStatus]) -> str:
 
 
 def _rule_samples(status: RuleStatus, now_ns: int) -> Iterator[Sample]:
-    own: Labels = (("project", status.rule.project), ("rule", status.rule.name))
+    rule_labels: Labels = (("project", status.rule.project), ("rule", status.rule.name))
     for verdict in rule_report.WORDS:
-        yield "spanwise_rule_targets", (*own, ("verdict", verdict)), status.counts.get(verdict, 0)
-    yield "spanwise_rule_behind_changes", own, status.behind
-    yield "spanwise_rule_lag_seconds", own, status.lag_s
-    yield "spanwise_rule_rate", own, status.rate
-    yield "spanwise_rule_workers", own, len(rule_report.find_active_workers(status, now_ns))
+        yield "spanwise_rule_targets", (*rule_labels, ("verdict", verdict)), status.counts.get(verdict, 0)
+    yield "spanwise_rule_behind_changes", rule_labels, status.behind
+    yield "spanwise_rule_lag_seconds", rule_labels, status.lag_s
+    yield "spanwise_rule_rate", rule_labels, status.rate
+    yield "spanwise_rule_workers", rule_labels, len(rule_report.find_active_workers(status, now_ns))
     for budget in rule_report.spending(status.rule, status.booked):
-        labels = (*own, ("budget", budget.name))
+        labels = (*rule_labels, ("budget", budget.name))
         yield "spanwise_rule_budget", labels, budget.limit
         for state in ("settled", "reserved", "unknown"):
             yield "spanwise_rule_spend", (*labels, ("state", state)), getattr(budget, state)
-    for one in rule_report.work(status, now_ns)[:MAX_METRIC_EVALUATORS]:
-        labels = (*own, ("evaluator", one.key))
-        yield "spanwise_rule_evaluator_looked", labels, one.looked
-        yield "spanwise_rule_evaluator_failed", labels, one.failed
-        if one.p95_s is not None:
-            yield "spanwise_rule_evaluator_p95_seconds", labels, one.p95_s
+    for evaluator in rule_report.work(status, now_ns)[:MAX_METRIC_EVALUATORS]:
+        labels = (*rule_labels, ("evaluator", evaluator.key))
+        yield "spanwise_rule_evaluator_looked", labels, evaluator.looked
+        yield "spanwise_rule_evaluator_failed", labels, evaluator.failed
+        if evaluator.p95_s is not None:
+            yield "spanwise_rule_evaluator_p95_seconds", labels, evaluator.p95_s

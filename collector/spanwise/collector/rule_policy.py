@@ -35,17 +35,17 @@ def build_rule_filter(conditions: Mapping[str, JSON]) -> Filter:
     condition. Such rules are accepted.
     """
     try:
-        made = validate_rule_filter(
+        filter = validate_rule_filter(
             extend_filter(None, {name: _normalize_stored_value(name, value) for name, value in conditions.items()})
         )
     except (ValueError, TypeError) as error:
         raise Refused(str(error)) from error
-    if moving := [name for name in RELATIVE_CONDITIONS if getattr(made, name) is not None]:
+    if relative := [name for name in RELATIVE_CONDITIONS if getattr(filter, name) is not None]:
         raise Refused(
-            f"the filter of a rule cannot have the condition {moving[0]!r}, which is relative to now; a rule applies to"
+            f"the filter of a rule cannot have the condition {relative[0]!r}, which is relative to now; a rule applies to"
             " new traces, and with its option `since` to older ones"
         )
-    return made
+    return filter
 
 
 def _normalize_stored_value(name: str, value: JSON) -> JSON:

@@ -45,13 +45,13 @@ def create_app(
     metrics: Metrics | None = None,
     ready: Callable[[], bool] | None = None,
     keepers: Sequence[Sink] = (),
-    door: Authenticator | None = None,
+    authenticator: Authenticator | None = None,
     query_seconds: float | None = QUERY_TIMEOUT_S,
     decoders: int = 0,
 ) -> FastAPI:
     """Return the collector as an ASGI application over a store, which the caller closes.
 
-    The sinks in `keepers` get received items once the store has committed them. The authenticator `door` is also used
+    The sinks in `keepers` get received items once the store has committed them. The authenticator is also used
     by the middleware in front of the application. The time limit of one query is `query_seconds`; None means no
     limit. At most `decoders` worker processes help to decode.
     """
@@ -67,9 +67,9 @@ def create_app(
     app.state.store, app.state.scopes = store, ROUTE_PERMISSIONS
     # the API's bodies count against the same limits; the server that runs the application closes the receiver
     app.state.receiver = receiver
-    app.state.lanes = QueryScheduler(query_seconds)
+    app.state.query_scheduler = QueryScheduler(query_seconds)
     app.state.otlp = receiver.routes
-    app.state.door, app.state.sign_ins = door or Authenticator(), BrowserSessions()
+    app.state.authenticator, app.state.browser_sessions = authenticator or Authenticator(), BrowserSessions()
     app.router.routes += [Route(path, route) for path, route in app.state.otlp.items()]
     install_routes(app, ROUTES)
     app.include_router(pages.create_router())

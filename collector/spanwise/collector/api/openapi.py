@@ -93,22 +93,23 @@ def reference_page(request: Request) -> Response:
 
 def _list_operation_docs(description: dict[str, Any]) -> Iterator[OperationDoc]:
     for path, methods in description["paths"].items():
-        for method, told in methods.items():
+        for method, operation in methods.items():
             yield OperationDoc(
                 method=method.upper(),
                 path=path,
-                tag=(told.get("tags") or ["others"])[0],
-                says=told.get("description") or told.get("summary") or "",
+                tag=(operation.get("tags") or ["others"])[0],
+                says=operation.get("description") or operation.get("summary") or "",
                 parameters=tuple(
-                    (one["name"], one["in"], _type_name(one.get("schema", {}))) for one in told.get("parameters", ())
+                    (parameter["name"], parameter["in"], _type_name(parameter.get("schema", {})))
+                    for parameter in operation.get("parameters", ())
                 ),
-                takes=_body_schema(told.get("requestBody")),
-                answers=_body_schema(told["responses"].get("200")),
+                takes=_body_schema(operation.get("requestBody")),
+                answers=_body_schema(operation["responses"].get("200")),
             )
 
 
-def _body_schema(told: dict[str, Any] | None) -> str:
-    schema = ((told or {}).get("content") or {}).get("application/json", {}).get("schema")
+def _body_schema(content: dict[str, Any] | None) -> str:
+    schema = ((content or {}).get("content") or {}).get("application/json", {}).get("schema")
     return _schema_text(schema) if schema else ""
 
 

@@ -57,7 +57,7 @@ _HEX = re.compile(r"[0-9a-f]*")
 
 def validate_run(run: Run) -> Run:
     """Return the run with ids in lower case. Raises `ItemRefused` or `Refused` for invalid ids or numbers."""
-    one = _lowercase_run_ids(run)
+    lowered = _lowercase_run_ids(run)
     if run.usage is not None:
         usage = run.usage
         counts = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
@@ -66,7 +66,7 @@ def validate_run(run: Run) -> Run:
                 raise Refused(f"{name} of run {run.span_id!r} must be between 0 and 2^53, got {tokens!r}")
     if run.cost is not None:
         validate_amount(f"the cost of run {run.span_id!r}", run.cost)
-    return one
+    return lowered
 
 
 def validate_open_run(run: OpenRun) -> OpenRun:

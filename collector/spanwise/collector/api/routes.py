@@ -63,7 +63,7 @@ class OperationEndpoint:
         operation, work = self.operation, partial(self._call_store, request, sent)
         if operation.method != "GET" and operation.permission != "read":  # a write must not be interrupted
             return await run_in_threadpool(work)
-        scheduler: QueryScheduler = request.app.state.lanes
+        scheduler: QueryScheduler = request.app.state.query_scheduler
         return await scheduler.answer(request, work, wide=self._is_wide(request), endless=not operation.query_timeout)
 
     def _is_wide(self, request: Request) -> bool:
@@ -91,7 +91,7 @@ class OperationEndpoint:
         bound = inspect.BoundArguments(operation.signature, values)
         store = get_request_store(request)
         if (respond := STREAMED_OPERATIONS.get(operation.function)) and is_streaming_store(store):
-            return respond(request.app.state.lanes, store, *bound.args, **bound.kwargs)
+            return respond(request.app.state.query_scheduler, store, *bound.args, **bound.kwargs)
         run = getattr(store, operation.name) if self.run is None else partial(self.run, store)
         result = run(*bound.args, **bound.kwargs)
         if operation.count:

@@ -157,19 +157,19 @@ def split_by_trace(runs: Sequence[Run], feedback: Sequence[Feedback], size: int)
         if runs or feedback:
             yield runs, feedback
         return
-    some_runs: list[Run] = []
-    some_feedback: list[Feedback] = []
-    for more_runs, more_feedback in _group_by_trace(runs, feedback):
-        held = len(some_runs) + len(some_feedback)
-        if held and held + len(more_runs) + len(more_feedback) > size:
-            yield some_runs, some_feedback
-            some_runs, some_feedback = [], []
-        while len(more_runs) > size:
-            yield more_runs[:size], ()
-            more_runs = more_runs[size:]
-        some_runs += more_runs
-        some_feedback += more_feedback
-    yield some_runs, some_feedback
+    batch_runs: list[Run] = []
+    batch_feedback: list[Feedback] = []
+    for trace_runs, trace_feedback in _group_by_trace(runs, feedback):
+        size_so_far = len(batch_runs) + len(batch_feedback)
+        if size_so_far and size_so_far + len(trace_runs) + len(trace_feedback) > size:
+            yield batch_runs, batch_feedback
+            batch_runs, batch_feedback = [], []
+        while len(trace_runs) > size:
+            yield trace_runs[:size], ()
+            trace_runs = trace_runs[size:]
+        batch_runs += trace_runs
+        batch_feedback += trace_feedback
+    yield batch_runs, batch_feedback
 
 
 def split_in_half(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterator[TraceBatch]:
@@ -179,8 +179,11 @@ def split_in_half(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterator
     """
     traces = list(_group_by_trace(runs, feedback))
     if len(traces) > 1:
-        for some in (traces[: len(traces) // 2], traces[len(traces) // 2 :]):
-            yield [run for part, _ in some for run in part], [row for _, part in some for row in part]
+        for half in (traces[: len(traces) // 2], traces[len(traces) // 2 :]):
+            yield (
+                [run for trace_rows, _ in half for run in trace_rows],
+                [row for _, trace_rows in half for row in trace_rows],
+            )
         return
     (ordered, rows), middle = traces[0], len(runs) // 2
     if middle:
@@ -335,16 +338,16 @@ class HTTPStore(TraceOperations, ControlOperations):
         for together in split_by_trace(runs, feedback, MAX_BATCH_ITEMS):
             self._append(together)
 
-    def _append(self, lot: TraceBatch) -> None:
+    def _append(self, batch: TraceBatch) -> None:
         """Store a batch; if it is too large for one request, split it in halves, down to single runs."""
         try:
-            super().append(*lot)
+            super().append(*batch)
         except TooLarge:
-            parts = list(split_in_half(*lot))
-            if len(parts) < 2:
+            halves = list(split_in_half(*batch))
+            if len(halves) < 2:
                 raise
-            for part in parts:
-                self._append(part)
+            for half in halves:
+                self._append(half)
 
     def each(self, filter: Filter | None = None, **conditions: object) -> Iterator[TraceSummary]:
         """Yield all traces that pass a filter, page by page: see `TraceStore`."""
@@ -362,9 +365,9 @@ class HTTPStore(TraceOperations, ControlOperations):
         span_id: str | None = None,
     ) -> Feedback:
         """Attach human feedback to a trace (by its id) or any other target, and return the stored feedback."""
-        aim = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
-        kept = Feedback(
-            target=normalize_target(aim),
+        about = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
+        stored = Feedback(
+            target=normalize_target(about),
             key=key,
             score=score,
             label=label,
@@ -372,8 +375,8 @@ class HTTPStore(TraceOperations, ControlOperations):
             author=author,
             source="human",
         )
-        self.add_feedback([kept])
-        return kept
+        self.add_feedback([stored])
+        return stored
 
     def numbers(self) -> dict[str, float]:
         """Return the collector's metrics from /metrics, by name with labels."""

@@ -76,19 +76,19 @@ class ProjectScopedStore:
     def _forbidden(self, reason: str) -> Forbidden:
         return Forbidden(f"the API key is limited to project {self.project!r}; {reason}")
 
-    def _call_with_filter(self, name: str, filter: Filter | None = None, **given: Any) -> Any:
-        conditions = {key: given.pop(key) for key in tuple(given) if key in Filter.__dataclass_fields__}
+    def _call_with_filter(self, name: str, filter: Filter | None = None, **options: Any) -> Any:
+        conditions = {key: options.pop(key) for key in tuple(options) if key in Filter.__dataclass_fields__}
         wanted = extend_filter(filter, conditions)
         if name == "delete":  # the caller must give a condition besides the project
             validate_deletion_filter(wanted)
-        return getattr(self._store, name)(replace(wanted, project=self._check_project(wanted.project)), **given)
+        return getattr(self._store, name)(replace(wanted, project=self._check_project(wanted.project)), **options)
 
-    def _call_with_project(self, name: str, *args: Any, project: str | None = None, **given: Any) -> Any:
-        return getattr(self._store, name)(*args, project=self._check_project(project), **given)
+    def _call_with_project(self, name: str, *args: Any, project: str | None = None, **kwargs: Any) -> Any:
+        return getattr(self._store, name)(*args, project=self._check_project(project), **kwargs)
 
-    def _call_on_trace(self, name: str, trace_id: str, *args: Any, **given: Any) -> Any:
+    def _call_on_trace(self, name: str, trace_id: str, *args: Any, **kwargs: Any) -> Any:
         self._check_visible(trace_id)
-        return getattr(self._store, name)(trace_id, *args, **given)
+        return getattr(self._store, name)(trace_id, *args, **kwargs)
 
     def _check_project(self, project: str | None) -> str:
         if project not in (None, DEFAULT_PROJECT, self.project):
@@ -204,22 +204,24 @@ class ProjectScopedStore:
         """Store feedback on traces, their spans and experiments, under ids that no other project has."""
         self._store.add_feedback(self._scope_feedback_list(feedback))
 
-    def feedback(self, target: str | Target, key: str, score: float | bool | None = None, **given: Any) -> Feedback:
+    def feedback(self, target: str | Target, key: str, score: float | bool | None = None, **options: Any) -> Feedback:
         """Store human feedback on traces, their spans and experiments."""
         about = Target(trace_id=target) if isinstance(target, str) else target
         if self.foreign_targets([about]):  # dropped, as in `add_feedback`
-            span_id = given.pop("span_id", None)
+            span_id = options.pop("span_id", None)
             about = normalize_target(replace(about, span_id=span_id) if span_id else about)
-            return Feedback(target=about, key=key, score=score, source="human", **given)
-        stored: Feedback = self._store.feedback(target, key, score, **given)
+            return Feedback(target=about, key=key, score=score, source="human", **options)
+        stored: Feedback = self._store.feedback(target, key, score, **options)
         return stored
 
-    def feedbacks(self, filter: Filter | None = None, *, target: Target | None = None, **given: Any) -> Page[Feedback]:
+    def feedbacks(
+        self, filter: Filter | None = None, *, target: Target | None = None, **options: Any
+    ) -> Page[Feedback]:
         """Return feedback on traces, their spans and experiments."""
         if target is not None and self.foreign_targets([target]):
             return Page(items=(), next=None)
-        given = given if target is None else {**given, "target": target}
-        page: Page[Feedback] = self._call_with_filter("feedbacks", filter, **given)
+        options = options if target is None else {**options, "target": target}
+        page: Page[Feedback] = self._call_with_filter("feedbacks", filter, **options)
         return page
 
     def each(self, filter: Filter | None = None, **conditions: object) -> Iterator[TraceSummary]:
@@ -250,9 +252,9 @@ class ProjectScopedStore:
             found = self._store.unread(visible)
         return [trace for trace in found if trace.root.project == self.project]
 
-    def scores(self, experiment_id: str, **given: Any) -> Page[RunScores]:
+    def scores(self, experiment_id: str, **options: Any) -> Page[RunScores]:
         self.experiment(experiment_id)
-        page: Page[RunScores] = self._store.scores(experiment_id, **given)
+        page: Page[RunScores] = self._store.scores(experiment_id, **options)
         return page
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
@@ -270,8 +272,8 @@ class ProjectScopedStore:
     def add_reports(self, reports: Sequence[ProcessReport]) -> None:
         self._store.add_reports([self.assign_project(report) for report in reports])
 
-    def processes(self, **given: Any) -> list[Process]:
-        return [process for process in self._store.processes(**given) if process.project == self.project]
+    def processes(self, **options: Any) -> list[Process]:
+        return [process for process in self._store.processes(**options) if process.project == self.project]
 
     # Operations on experiments and rules
 

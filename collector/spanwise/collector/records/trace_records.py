@@ -208,10 +208,10 @@ def normalize_feedback(feedback: Feedback) -> Feedback:
     return replace(feedback, target=target, id="" if derived else feedback.id)
 
 
-def _normalize_id(name: str, given: str, digits: int) -> str:
-    text = given.replace("-", "").lower()
+def _normalize_id(name: str, id: str, digits: int) -> str:
+    text = id.replace("-", "").lower()
     if len(text) != digits or not _HEX.fullmatch(text) or not text.strip("0"):
-        raise Refused(f"{name} must be {digits} hex digits that are not all zeros, got {given!r:.100}")
+        raise Refused(f"{name} must be {digits} hex digits that are not all zeros, got {id!r:.100}")
     return text
 
 

@@ -182,10 +182,10 @@ def check_judge(judgements: Iterable[Feedback], votes: Iterable[Feedback], versi
 
     Uses the judge's newest version, or the given one, and the newest label of each person.
     """
-    said = list(judgements)
-    if version is None and said:
-        version = max(said, key=lambda row: row.created_ns).version
-    judged = {row.target: row for row in select_latest(row for row in said if row.version == version)}
+    rows_of_judge = list(judgements)
+    if version is None and rows_of_judge:
+        version = max(rows_of_judge, key=lambda row: row.created_ns).version
+    judged = {row.target: row for row in select_latest(row for row in rows_of_judge if row.version == version)}
     by_target: dict[Target, list[Feedback]] = {}
     for vote in select_latest(votes):
         if vote.outcome == "score":
@@ -204,7 +204,7 @@ def check_judge(judgements: Iterable[Feedback], votes: Iterable[Feedback], versi
         if target in judged and _judgement_outcome(judged[target]) == "score"
     ]
     outcomes = Counter(_judgement_outcome(judged[target]) for target in decided if target in judged)
-    alike = [
+    equal = [
         get_feedback_value(one) == get_feedback_value(other)
         for rows in by_target.values()
         for one, other in combinations(rows, 2)
@@ -217,7 +217,7 @@ def check_judge(judgements: Iterable[Feedback], votes: Iterable[Feedback], versi
         failed=outcomes["error"],
         skipped=outcomes["skip"],
         unjudged=tuple(target for target in decided if target not in judged),
-        among=fmean(alike) if alike else None,
+        among=fmean(equal) if equal else None,
     )
 
 
@@ -249,10 +249,10 @@ def _drawing_probability(votes: Sequence[Feedback]) -> float | None:
     """Return the probability with which the case was drawn, according to its labels. If there are several, return the
     highest.
     """
-    told = [
+    stated = [
         drawn.get("probability") for vote in votes if isinstance(drawn := vote.metadata.get(DRAWN_METADATA), Mapping)
     ]
-    known = [float(p) for p in told if isinstance(p, int | float) and not isinstance(p, bool) and 0 < p <= 1]
+    known = [float(p) for p in stated if isinstance(p, int | float) and not isinstance(p, bool) and 0 < p <= 1]
     return max(known, default=None)
 
 
@@ -301,13 +301,13 @@ def choose_threshold(rated: Iterable[RatedScore], *, rising: bool = True) -> Thr
     """
     pairs = sorted((score if rising else -score, good) for score, good in rated)
     apart, spread = _rank_probability(pairs)
-    found = ThresholdFit(n=len(pairs), good=sum(good for _, good in pairs), rising=rising, apart=apart)
+    fit = ThresholdFit(n=len(pairs), good=sum(good for _, good in pairs), rising=rising, apart=apart)
     if why := _find_shortage(pairs) or _find_missing_order(apart, spread):
-        return replace(found, why=why)
+        return replace(fit, why=why)
     sign = 1 if rising else -1
     low, high = sorted(sign * end for end in _bootstrap_interval(pairs))
     threshold, held_out = sign * _gap_middle(_best_gap(pairs)), measure_agreement(list(_cross_validate(pairs)))
-    return replace(found, threshold=threshold, low=low, high=high, agreement=held_out)
+    return replace(fit, threshold=threshold, low=low, high=high, agreement=held_out)
 
 
 def _find_shortage(pairs: Sequence[RatedScore]) -> str | None:
@@ -332,10 +332,10 @@ def _find_missing_order(apart: float | None, spread: float) -> str | None:
     """
     if apart is None or apart - 0.5 > _Z * spread:
         return None
-    said = f"of a good and a bad one the good one has the better score {apart:.0%} of the time"
+    detail = f"of a good and a bad one the good one has the better score {apart:.0%} of the time"
     if 0.5 - apart > _Z * spread:
-        return f"scores are inverted: {said}; is higher_is_better right, and a vote of 1 good?"
-    return f"scores do not tell good from bad more than chance does: {said}"
+        return f"scores are inverted: {detail}; is higher_is_better right, and a vote of 1 good?"
+    return f"scores do not tell good from bad more than chance does: {detail}"
 
 
 def _rank_probability(pairs: Sequence[RatedScore]) -> tuple[float | None, float]:

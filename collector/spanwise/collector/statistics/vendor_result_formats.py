@@ -207,5 +207,5 @@ def compute_boolean_rates(feedback: Iterable[Feedback], id: str) -> BooleanRates
     )
 
 
-def _rate(count: int, of: int) -> float | None:
-    return count / of if of else None
+def _rate(count: int, total: int) -> float | None:
+    return count / total if total else None

@@ -26,14 +26,14 @@ class Budgets(Backend):
     @write_operation
     def book(self, db: sqlite3.Connection, /, *bookings: Booking) -> list[bool]:
         now = self._file.clock.keep(db)
-        made = [_make_booking(db, booking, now) for booking in bookings]
+        results = [_make_booking(db, booking, now) for booking in bookings]
         # Each call deletes a few expired bookings, and then the budget periods that are past their lifetime
         most = PRUNE_PER_BOOKING * len(bookings)
         sql = "DELETE FROM bookings WHERE rowid IN (SELECT rowid FROM bookings WHERE made_ns < ? ORDER BY made_ns LIMIT ?)"
         if db.execute(sql, (now - BOOKING_LIFETIME_NS, most)).rowcount:
-            for period, kept in PERIOD_LIFETIME_NS.items():
-                db.execute("DELETE FROM budgets WHERE period = ? AND start_ns < ?", (period, now - kept))
-        return made
+            for period, lifetime in PERIOD_LIFETIME_NS.items():
+                db.execute("DELETE FROM budgets WHERE period = ? AND start_ns < ?", (period, now - lifetime))
+        return results
 
     @write_operation
     def settle(self, db: sqlite3.Connection, /, actual: Mapping[str, float]) -> None:
@@ -78,16 +78,16 @@ def _make_booking(db: sqlite3.Connection, booking: Booking, now: int) -> bool:
     if known:
         _check_same(booking, known)
         return True
-    place = (booking.budget, booking.period, now - now % PERIOD_NS[booking.period])
+    period_key = (booking.budget, booking.period, now - now % PERIOD_NS[booking.period])
     sql = "SELECT settled + reserved FROM budgets WHERE budget = ? AND period = ? AND start_ns = ?"
-    row = db.execute(sql, place).fetchone()
+    row = db.execute(sql, period_key).fetchone()
     if (row[0] if row else 0.0) + amount > limit * (1 + LIMIT_TOLERANCE):
         return False
     db.execute(
         "INSERT INTO budgets VALUES (?,?,?,0,?) ON CONFLICT DO UPDATE SET reserved = reserved + excluded.reserved",
-        (*place, amount),
+        (*period_key, amount),
     )
-    db.execute("INSERT INTO bookings VALUES (?,?,?,?,?,NULL,?)", (booking.id, *place, amount, now))
+    db.execute("INSERT INTO bookings VALUES (?,?,?,?,?,NULL,?)", (booking.id, *period_key, amount, now))
     return True
 
 

@@ -118,19 +118,19 @@ def list_containing_targets(project: str, target: Target) -> list[str]:
 
 def get_trace_range(trace_id: str) -> tuple[str, str]:
     """Return the lower (inclusive) and upper (exclusive) bound of addresses of a trace, its spans and documents."""
-    part = _encode_id(trace_id)
-    return part, f"{part}0"  # "0" is the character after "/", so this bound is above all addresses in the trace
+    address = _encode_id(trace_id)
+    return address, f"{address}0"  # "0" is the character after "/", so this bound is above all addresses in the trace
 
 
 def decode_target(project: str, address: str) -> Target:
     """Return the target at an address."""
     if address.startswith("/"):
         return Target(session_id=address[len(project) + 2 :])
-    trace, _, rest = address.partition("/")
-    span, _, document = rest.partition("/")
+    trace, _, suffix = address.partition("/")
+    span, _, document = suffix.partition("/")
     return Target(
         trace_id=_decode_id(trace),
-        span_id=_decode_id(span) if rest else None,
+        span_id=_decode_id(span) if suffix else None,
         document=int(_decode_id(document)) if document else None,
     )
 
@@ -143,8 +143,8 @@ def _encode_id(id: str) -> str:
     return id if id.isalnum() else f"%{id.encode('utf-8', 'surrogatepass').hex()}"
 
 
-def _decode_id(part: str) -> str:
-    return bytes.fromhex(part[1:]).decode("utf-8", "surrogatepass") if part.startswith("%") else part
+def _decode_id(text: str) -> str:
+    return bytes.fromhex(text[1:]).decode("utf-8", "surrogatepass") if text.startswith("%") else text
 
 
 def decision_from_row(row: Sequence[Any]) -> Decision:

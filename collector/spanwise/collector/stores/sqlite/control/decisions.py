@@ -56,8 +56,8 @@ def find_rule_versions(
         "SELECT id, state = 'in force' FROM rules WHERE (:rule IS NULL OR name = :rule)"
         " AND (:version IS NULL OR version = :version) AND (:project IS NULL OR project = :project)"
     )
-    given = {"rule": rule, "version": version, "project": project}
-    return [RuleVersion(id, bool(in_force)) for id, in_force in db.execute(sql, given)]
+    values = {"rule": rule, "version": version, "project": project}
+    return [RuleVersion(id, bool(in_force)) for id, in_force in db.execute(sql, values)]
 
 
 def get_target_ranges(trace_id: str, session: tuple[str, str] | None) -> tuple[str, str, str]:
@@ -68,17 +68,17 @@ def get_target_ranges(trace_id: str, session: tuple[str, str] | None) -> tuple[s
 def list_trace_decisions(
     db: sqlite3.Connection,
     rules: Sequence[RuleVersion],
-    places: tuple[str, str, str],
+    ranges: tuple[str, str, str],
     verdict: str | None,
     limit: int,
     cursor: str | None,
 ) -> Page[Decision]:
     """Return one page of the decisions about one trace. A trace has few, so all are read and sorted."""
     sql = "SELECT id, rule, verdict, due_ns IS NOT NULL FROM decisions WHERE target >= ? AND target < ? OR target = ?"
-    wanted = _wanted_kinds(rules, verdict)
-    found = [row[0] for row in db.execute(sql, places) if (row[1], row[2], bool(row[3])) in wanted]
+    kinds = _wanted_kinds(rules, verdict)
+    ids = [row[0] for row in db.execute(sql, ranges) if (row[1], row[2], bool(row[3])) in kinds]
     below = _parse_upper_bound(cursor)
-    return _decision_page(db, sorted((id for id in found if id < below), reverse=True), limit)
+    return _decision_page(db, sorted((id for id in ids if id < below), reverse=True), limit)
 
 
 def list_newest_decisions(
@@ -147,19 +147,19 @@ class Decisions(Backend):
     @write_operation
     def record_decisions(self, db: sqlite3.Connection, /, decided: Sequence[DecisionBatch]) -> list[bool]:
         """Record decisions as `ControlStore.decide` does. All targets must exist."""
-        for one in decided:
-            _check_decided(one)
+        for batch in decided:
+            _check_decided(batch)
         now = self._file.clock.keep(db)
-        return [_record_decided(db, one, now) for one in decided]
+        return [_record_decided(db, batch, now) for batch in decided]
 
     @read_operation
-    def list_decisions(self, db: sqlite3.Connection, /, asked: DecisionQuery) -> Page[Decision]:
+    def list_decisions(self, db: sqlite3.Connection, /, query: DecisionQuery) -> Page[Decision]:
         """Return one page of decisions, as `ControlStore.decisions` does."""
-        rules = find_rule_versions(db, asked.rule, asked.version, asked.project)
-        slice = asked.verdict, asked.limit, asked.cursor
-        if asked.trace_id is not None:
-            return list_trace_decisions(db, rules, get_target_ranges(asked.trace_id, asked.session), *slice)
-        return list_newest_decisions(db, rules, *slice)
+        rules = find_rule_versions(db, query.rule, query.version, query.project)
+        page = query.verdict, query.limit, query.cursor
+        if query.trace_id is not None:
+            return list_trace_decisions(db, rules, get_target_ranges(query.trace_id, query.session), *page)
+        return list_newest_decisions(db, rules, *page)
 
     @read_operation
     def find_probabilities(
@@ -178,12 +178,12 @@ class Decisions(Backend):
             "SELECT d.target, d.claim, d.probability, r.version FROM decisions d JOIN rules r ON r.id = d.rule"
             " WHERE r.project = ? AND r.name = ? AND d.target IN (%s)"
         )
-        places = {place for target, _ in scores for place in list_containing_targets(project, target)}
-        found: dict[str, list[tuple[int, float | None, str]]] = {}
-        for place, *row in select_many(db, sql, places, (project, rule)):
-            found.setdefault(place, []).append((row[0], row[1], row[2]))
+        addresses = {address for target, _ in scores for address in list_containing_targets(project, target)}
+        rows_by_address: dict[str, list[tuple[int, float | None, str]]] = {}
+        for address, *row in select_many(db, sql, addresses, (project, rule)):
+            rows_by_address.setdefault(address, []).append((row[0], row[1], row[2]))
         return [
-            _find_probability(found, list_containing_targets(project, target), claim, version)
+            _find_probability(rows_by_address, list_containing_targets(project, target), claim, version)
             for target, claim in scores
         ]
 
@@ -204,22 +204,22 @@ class Decisions(Backend):
 
 
 def _delete_rows(trace_id: str | None, rule: str | None, project: str | None, db: sqlite3.Connection) -> int:
-    numbers = [one.id for one in find_rule_versions(db, rule, None, project)]
+    rule_ids = [rule_version.id for rule_version in find_rule_versions(db, rule, None, project)]
     first, end = ("", MAX_TARGET) if trace_id is None else get_trace_range(trace_id)
     within = "target >= ? AND target < ?" if trace_id is not None else "+target >= ? AND +target < ?"
     count = 0
-    for number in numbers:
+    for rule_id in rule_ids:
         chosen = f"SELECT id FROM decisions WHERE rule = ? AND {within} LIMIT ?"
         sql = f"DELETE FROM decisions WHERE id IN ({chosen})"
-        count += db.execute(sql, (number, first, end, ROWS_PER_DELETE - count)).rowcount
+        count += db.execute(sql, (rule_id, first, end, ROWS_PER_DELETE - count)).rowcount
     return count
 
 
 def _reset_rule(rule: str, project: str | None, db: sqlite3.Connection) -> None:
     """Clear the cursor and the counts of a rule, so that it decides again on all changes since its activation."""
-    for one in find_rule_versions(db, rule, None, project):
-        db.execute("UPDATE rules SET cursor = NULL WHERE id = ?", (one.id,))
-        decision_rows.clear_outcomes(db, one.id)
+    for rule_version in find_rule_versions(db, rule, None, project):
+        db.execute("UPDATE rules SET cursor = NULL WHERE id = ?", (rule_version.id,))
+        decision_rows.clear_outcomes(db, rule_version.id)
 
 
 def _check_decided(decided: DecisionBatch) -> None:
@@ -252,10 +252,10 @@ def _record_decided(db: sqlite3.Connection, decided: DecisionBatch, now: int) ->
 def _write_decisions(db: sqlite3.Connection, rule: int, project: str, rows: Iterable[Decision], now: int) -> None:
     by_address = {encode_target(project, row.target): row for row in rows}
     sql = f"{SELECT_ROWS} WHERE rule = ? AND target IN (%s)"
-    known = {row.target: row for row in (DecisionRow(*found) for found in select_many(db, sql, by_address, (rule,)))}
-    new = [row for place, row in by_address.items() if place not in known and row.verdict not in COUNTED_OUTCOMES]
+    known = {row.target: row for row in (DecisionRow(*values) for values in select_many(db, sql, by_address, (rule,)))}
+    new = [row for address, row in by_address.items() if address not in known and row.verdict not in COUNTED_OUTCOMES]
     insert_many(db, "decisions", DECISION_COLUMNS, [build_row(rule, row, now) for row in new])
-    _update_decisions(db, [(row, by_address[place]) for place, row in known.items()], now)
+    _update_decisions(db, [(row, by_address[address]) for address, row in known.items()], now)
     if any(row.verdict == "over_budget" for row in new):
         expire_over_budget(db, rule, now)
 
@@ -265,12 +265,15 @@ def _update_decisions(db: sqlite3.Connection, pairs: Iterable[tuple[DecisionRow,
     row.
     """
     pairs = [(row, decided) for row, decided in pairs if decided.change >= row.change]
-    made = [
-        (row, exclude_target(row, one) if one.verdict in COUNTED_OUTCOMES else decide_again(row, one, now))
-        for row, one in pairs
+    updates = [
+        (
+            row,
+            exclude_target(row, decision) if decision.verdict in COUNTED_OUTCOMES else decide_again(row, decision, now),
+        )
+        for row, decision in pairs
     ]
-    update_rows(db, [row._replace(updated_ns=now) for old, row in made if row is not None and row != old])
-    db.executemany("DELETE FROM decisions WHERE id = ?", [(old.id,) for old, row in made if row is None])
+    update_rows(db, [row._replace(updated_ns=now) for old, row in updates if row is not None and row != old])
+    db.executemany("DELETE FROM decisions WHERE id = ?", [(old.id,) for old, row in updates if row is None])
 
 
 def _with_draw(row: DecisionRow, decided: Decision) -> DecisionRow:
@@ -328,18 +331,21 @@ def expire_over_budget(db: sqlite3.Connection, rule: int, now: int) -> None:
 
 
 def _find_probability(
-    found: Mapping[str, Sequence[tuple[int, float | None, str]]], places: Sequence[str], claim: int, version: str | None
+    rows_by_address: Mapping[str, Sequence[tuple[int, float | None, str]]],
+    addresses: Sequence[str],
+    claim: int,
+    version: str | None,
 ) -> tuple[bool, float | None]:
     """Return whether the version matches, and the probability of the decision for which a lease was issued.
 
     A new lease on the same decision has a higher number. So the lease belongs to the decision with the lowest lease
     number that is not below `claim`.
     """
-    rows = [row for place in places for row in found.get(place, ()) if row[0] >= claim]
+    rows = [row for address in addresses for row in rows_by_address.get(address, ()) if row[0] >= claim]
     if not rows:
         return version is None, None
-    _, probability, theirs = min(rows, key=lambda row: row[0])
-    return version in (None, theirs), probability
+    _, probability, row_version = min(rows, key=lambda row: row[0])
+    return version in (None, row_version), probability
 
 
 def delete_trace_decisions(db: sqlite3.Connection, trace_ids: Iterable[str]) -> None:

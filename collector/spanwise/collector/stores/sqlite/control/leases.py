@@ -105,15 +105,15 @@ class DecisionLeases(Backend):
 
         Unlike that method, it also returns a row on which three workers have died. Such a row is returned alone.
         """
-        kept = find_active_rule(db, project, rule, version)
-        if kept is None:
+        active = find_active_rule(db, project, rule, version)
+        if active is None:
             raise Refused(_superseded_message(project, rule, version))
         now = self._file.clock.keep(db)
         until = compute_expiry(now, seconds)
-        if not kept.enabled:
+        if not active.enabled:
             return []
-        expire_over_budget(db, kept.id, now)
-        due = _find_due(db, kept.id, now, max(0, limit), over_budget)
+        expire_over_budget(db, active.id, now)
+        due = _find_due(db, active.id, now, max(0, limit), over_budget)
         numbers = issue_tokens(db, len(due))
         rows = [_leased_row(row, number, holder, until, now) for row, number in zip(due, numbers, strict=True)]
         update_rows(db, rows)
@@ -123,15 +123,17 @@ class DecisionLeases(Backend):
     def renew(self, db: sqlite3.Connection, /, claims: Sequence[Claim], holder: str, seconds: float) -> list[bool]:
         now = self._file.clock.keep(db)
         until = compute_expiry(now, seconds)
-        found = _find_rows(db, claims)
-        rows = [(claim, found.get(_decision_key(claim))) for claim in claims]
-        held = [
+        rows_by_key = _find_rows(db, claims)
+        rows = [(claim, rows_by_key.get(_decision_key(claim))) for claim in claims]
+        is_held = [
             row is not None and row.verdict == "running" and row.claim == claim.number and row.holder == holder
             for claim, row in rows
         ]
         sql = "UPDATE decisions SET until_ns = ?, due_ns = ? WHERE id = ?"
-        db.executemany(sql, [(until, until, row.id) for (_, row), mine in zip(rows, held, strict=True) if row and mine])
-        return held
+        db.executemany(
+            sql, [(until, until, row.id) for (_, row), is_own in zip(rows, is_held, strict=True) if row and is_own]
+        )
+        return is_held
 
     @read_operation
     def plan_finish(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[FinishPlan]:
@@ -145,10 +147,10 @@ class DecisionLeases(Backend):
     def finish_leases(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[str]:
         """Finish leases as `ControlStore.finish` does, once the feedback is stored."""
         now, rows = self._file.clock.keep(db), _find_rows(db, [finish.claim for finish in finishes])
-        made: dict[DecisionKey, DecisionRow] = {}
-        answers = [_finish_decision(db, finish, rows, made, now) for finish in finishes]
-        update_rows(db, list(made.values()))
-        for rule in {row.rule for row in made.values() if row.verdict == "over_budget"}:
+        changed: dict[DecisionKey, DecisionRow] = {}
+        answers = [_finish_decision(db, finish, rows, changed, now) for finish in finishes]
+        update_rows(db, list(changed.values()))
+        for rule in {row.rule for row in changed.values() if row.verdict == "over_budget"}:
             expire_over_budget(db, rule, now)
         return answers
 
@@ -247,14 +249,14 @@ def _finish_decision(
     now: int,
 ) -> str:
     """Return the answer to a finish, and put the changed row into `ended`."""
-    place = _decision_key(finish.claim)
-    row = ended.get(place) or rows.get(place)
+    key = _decision_key(finish.claim)
+    row = ended.get(key) or rows.get(key)
     answer = _finish_answer(db, finish, row)
     if answer is not None or row is None:
         return answer or ""
     changed = row.outcome is None or row.inputs_hash != finish.inputs_hash
-    made = ended[place] = _released_row(_with_outcome(row, finish, changed), finish, now)
-    return "waiting" if made.verdict == "waiting" and finish.verdict in FINAL_OUTCOMES else "finished"
+    updated = ended[key] = _released_row(_with_outcome(row, finish, changed), finish, now)
+    return "waiting" if updated.verdict == "waiting" and finish.verdict in FINAL_OUTCOMES else "finished"
 
 
 def _with_outcome(row: DecisionRow, finish: ClaimResult, changed: bool) -> DecisionRow:
