@@ -74,26 +74,26 @@ class Shop(Protocol):
 class Shops:
     """The table: that, the Protocol and a store are the three places of a verb."""
 
-    shoe = store_operation(Shop.shoe, "GET /api/shoes/{name:path}", tag="shoes")
-    shoes = store_operation(Shop.shoes, "GET /api/shoes", tag="shoes")
-    boxes = store_operation(Shop.boxes, "GET /api/boxes", tag="shoes")
-    find = store_operation(Shop.find, "GET /api/find", tag="shoes")
-    add = store_operation(Shop.add, "POST /api/shoes", tag="shoes", batch=2)
-    many = store_operation(Shop.many, "POST /api/many", tag="shoes", batch=2)
-    count_of = store_operation(Shop.count_of, "DELETE /api/shoes", tag="shoes", alias={"names": "name"}, batch=2)
+    shoe = store_operation(Shop.shoe, "GET /api/shoes/{name:path}", "shoes")
+    shoes = store_operation(Shop.shoes, "GET /api/shoes", "shoes")
+    boxes = store_operation(Shop.boxes, "GET /api/boxes", "shoes")
+    find = store_operation(Shop.find, "GET /api/find", "shoes")
+    add = store_operation(Shop.add, "POST /api/shoes", "shoes", batch=2)
+    many = store_operation(Shop.many, "POST /api/many", "shoes", batch=2)
+    count_of = store_operation(Shop.count_of, "DELETE /api/shoes", "shoes", alias={"names": "name"}, batch=2)
     wear = store_operation(
         Shop.wear,
         "POST /api/shoes/{name:path}",
-        tag="shoes",
+        "shoes",
         wire={"times": (Literal[1, 2], REQUIRED)},
         permission="ingest",
     )
-    keep = store_operation(Shop.keep, "POST /api/keep", tag="shoes")
-    save = store_operation(Shop.save, "POST /api/rules", tag="shoes")
-    change = store_operation(Shop.change, "PATCH /api/rules/{name}", tag="shoes")
-    throw_away = store_operation(Shop.throw_away, "DELETE /api/shoes/{name}", tag="shoes")
-    clear = store_operation(Shop.clear, "DELETE /api/boxes", tag="shoes")
-    sweep = store_operation(Shop.sweep, "POST /api/sweep", tag="shoes", count="dust", client_timeout=False)
+    keep = store_operation(Shop.keep, "POST /api/keep", "shoes")
+    save = store_operation(Shop.save, "POST /api/rules", "shoes")
+    change = store_operation(Shop.change, "PATCH /api/rules/{name}", "shoes")
+    throw_away = store_operation(Shop.throw_away, "DELETE /api/shoes/{name}", "shoes")
+    clear = store_operation(Shop.clear, "DELETE /api/boxes", "shoes")
+    sweep = store_operation(Shop.sweep, "POST /api/sweep", "shoes", count="dust", client_timeout=False)
 
 
 class Kept:

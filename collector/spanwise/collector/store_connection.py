@@ -10,7 +10,6 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.client import HTTPException
@@ -140,23 +139,10 @@ class _StoreHandle:
         """Return the path of the file."""
         return self._shared.store.where
 
-    def announce(self, url: str | None) -> None:
-        """Publish the URL at which this process serves the file; None withdraws it."""
-        self._store.announce(url)
-
-    def health(self) -> Mapping[str, float]:
-        """Return gauges for monitoring."""
-        return self._store.health()
-
-    def trouble(self) -> str | None:
-        """Return the reason why the store accepts no writes now; None if it does."""
-        return self._store.trouble()
-
-    @property
-    def append_async(self) -> Callable[..., Future[None]]:
-        """Return the store's own method, so that appending spans costs no extra call."""
-        return self._store.append_async
-
+    # These return the store's own methods, so that appending spans costs no extra call.
+    announce, health, trouble, append_async = (
+        property(attrgetter(f"_store.{name}")) for name in "announce health trouble append_async".split()
+    )
     identity, open_outlet, said_after, waiting_after, move_outlet, feedback_there = (
         property(attrgetter(f"_store.{name}"))
         for name in "identity open_outlet said_after waiting_after move_outlet feedback_there".split()

@@ -224,7 +224,7 @@ def operation_routes(table: type) -> Iterator[RouteSpec]:
             row = describe_operation(
                 run,
                 f"{row.method} {row.path}",
-                tag=row.tag,
+                row.tag,
                 permission=row.permission,
                 count=row.count,
                 batch=row.batch,
@@ -234,7 +234,7 @@ def operation_routes(table: type) -> Iterator[RouteSpec]:
 
 def extra_route(run: Callable[..., Any], request: str, tag: str) -> RouteSpec:
     """Return the route of a function that is not a store operation."""
-    return operation_route(describe_operation(run, request, tag=tag), run)
+    return operation_route(describe_operation(run, request, tag), run)
 
 
 def health_route(

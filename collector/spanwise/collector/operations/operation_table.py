@@ -26,65 +26,60 @@ class TraceOperations:
     `traces` requests.
     """
 
-    append = store_operation(Traces.append, "POST /api/traces", tag="traces", project="method")
-    amend = store_operation(Traces.amend, "PATCH /api/runs/{trace_id}/{span_id}", tag="traces", project="method")
+    append = store_operation(Traces.append, "POST /api/traces", "traces", project="method")
+    amend = store_operation(Traces.amend, "PATCH /api/runs/{trace_id}/{span_id}", "traces", project="method")
     add_amendments = store_operation(
-        Traces.add_amendments, "POST /api/amendments", tag="traces", project="method", batch=MAX_BATCH_ITEMS
+        Traces.add_amendments, "POST /api/amendments", "traces", project="method", batch=MAX_BATCH_ITEMS
     )
-    traces = store_operation(Traces.traces, "GET /api/traces", tag="traces", project="filter")
+    traces = store_operation(Traces.traces, "GET /api/traces", "traces", project="filter")
     delete = store_operation(
-        Traces.delete,
-        "DELETE /api/traces",
-        tag="traces",
-        permission="admin",
-        project="filter",
-        client_timeout=False,
+        Traces.delete, "DELETE /api/traces", "traces", permission="admin", project="filter", client_timeout=False
     )
     many = store_operation(
         Traces.many,
         "POST /api/traces/many",
-        tag="traces",
+        "traces",
         permission="read",
         project="method",
         batch=MAX_BATCH_IDS,
         scans=True,
     )
-    tree = store_operation(Traces.tree, "GET /api/traces/{trace_id}/tree", tag="traces", project="trace")
-    runs = store_operation(Traces.runs, "GET /api/traces/{trace_id}/runs", tag="traces", project="trace")
-    run = store_operation(Traces.run, "GET /api/traces/{trace_id}/run", tag="traces", project="trace")
-    trace = store_operation(Traces.trace, "GET /api/traces/{trace_id}", tag="traces", project="method")
-    scores = store_operation(Traces.scores, "GET /api/scores", tag="feedback", project="method")
-    sessions = store_operation(Traces.sessions, "GET /api/sessions", tag="traces", project="filter")
-    aggregate = store_operation(Traces.aggregate, "GET /api/aggregate", tag="traces", project="filter", scans=True)
-    values = store_operation(Traces.values, "GET /api/values/{field}", tag="traces", project="argument")
+    tree = store_operation(Traces.tree, "GET /api/traces/{trace_id}/tree", "traces", project="trace")
+    runs = store_operation(Traces.runs, "GET /api/traces/{trace_id}/runs", "traces", project="trace")
+    run = store_operation(Traces.run, "GET /api/traces/{trace_id}/run", "traces", project="trace")
+    trace = store_operation(Traces.trace, "GET /api/traces/{trace_id}", "traces", project="method")
+    scores = store_operation(Traces.scores, "GET /api/scores", "feedback", project="method")
+    sessions = store_operation(Traces.sessions, "GET /api/sessions", "traces", project="filter")
+    aggregate = store_operation(Traces.aggregate, "GET /api/aggregate", "traces", project="filter", scans=True)
+    values = store_operation(Traces.values, "GET /api/values/{field}", "traces", project="argument")
     changes = store_operation(
         Traces.changes,
         "POST /api/changes",
-        tag="traces",
+        "traces",
         permission="read",
         project="method",
         query_timeout=False,  # pages are small, and a time limit could stop a monitor at one page forever
     )
     explain = store_operation(
-        Traces.explain, "POST /api/explain/{trace_id}", tag="traces", permission="read", project="trace"
+        Traces.explain, "POST /api/explain/{trace_id}", "traces", permission="read", project="trace"
     )
-    count = store_operation(Traces.count, "GET /api/count", tag="traces")
+    count = store_operation(Traces.count, "GET /api/count", "traces")
 
-    running = store_operation(Traces.running, "GET /api/running", tag="traces", project="argument")
+    running = store_operation(Traces.running, "GET /api/running", "traces", project="argument")
     add_running = store_operation(
-        Traces.add_running, "POST /api/running", tag="traces", project="method", batch=MAX_BATCH_ITEMS
+        Traces.add_running, "POST /api/running", "traces", project="method", batch=MAX_BATCH_ITEMS
     )
-    processes = store_operation(Traces.processes, "GET /api/processes", tag="traces", project="method")
+    processes = store_operation(Traces.processes, "GET /api/processes", "traces", project="method")
     add_reports = store_operation(
-        Traces.add_reports, "POST /api/processes", tag="traces", project="method", batch=MAX_BATCH_ITEMS
+        Traces.add_reports, "POST /api/processes", "traces", project="method", batch=MAX_BATCH_ITEMS
     )
 
-    outlets = store_operation(Traces.outlets, "GET /api/outlets", tag="feedback", permission="admin")
-    feedbacks = store_operation(Traces.feedbacks, "GET /api/feedback", tag="feedback", project="method")
+    outlets = store_operation(Traces.outlets, "GET /api/outlets", "feedback", permission="admin")
+    feedbacks = store_operation(Traces.feedbacks, "GET /api/feedback", "feedback", project="method")
     add_feedback = store_operation(
         Traces.add_feedback,
         "POST /api/feedback",
-        tag="feedback",
+        "feedback",
         permission="feedback",
         project="method",
         batch=MAX_BATCH_ITEMS,
@@ -92,106 +87,98 @@ class TraceOperations:
     change_feedback = store_operation(
         Traces.change_feedback,
         "PATCH /api/feedback",
-        tag="feedback",
+        "feedback",
         wire={"changes": (dict[str, define_changes(Feedback)], REQUIRED)},  # type: ignore[misc]
     )
     delete_feedback = store_operation(
         Traces.delete_feedback,
         "DELETE /api/feedback",
-        tag="feedback",
+        "feedback",
         alias={"ids": "id"},
         batch=MAX_BATCH_IDS,
         client_timeout=False,
     )
 
     prune = store_operation(
-        Traces.prune, "POST /api/prune", tag="keeping", permission="admin", count="deleted", client_timeout=False
+        Traces.prune, "POST /api/prune", "keeping", permission="admin", count="deleted", client_timeout=False
     )
     vacuum = store_operation(
-        Traces.vacuum, "POST /api/vacuum", tag="keeping", permission="admin", count="freed_bytes", client_timeout=False
+        Traces.vacuum, "POST /api/vacuum", "keeping", permission="admin", count="freed_bytes", client_timeout=False
     )
 
 
 class ControlOperations:
     """Operations of `ControlStore` except `close`."""
 
-    datasets = store_operation(Control.datasets, "GET /api/datasets", tag="datasets")
-    versions = store_operation(Control.versions, "GET /api/datasets/{name:path}/versions", tag="datasets")
-    examples = store_operation(Control.examples, "GET /api/datasets/{dataset:path}/examples", tag="datasets")
+    datasets = store_operation(Control.datasets, "GET /api/datasets", "datasets")
+    versions = store_operation(Control.versions, "GET /api/datasets/{name:path}/versions", "datasets")
+    examples = store_operation(Control.examples, "GET /api/datasets/{dataset:path}/examples", "datasets")
     save_examples = store_operation(
         Control.save_examples,
         "POST /api/datasets/{dataset:path}/examples",
-        tag="datasets",
+        "datasets",
         wire={"examples": (Sequence[Example], ()), "kind": (DatasetKind | None, None)},
     )
-    dataset = store_operation(Control.dataset, "GET /api/datasets/{name:path}", tag="datasets")
-    delete_dataset = store_operation(Control.delete_dataset, "DELETE /api/datasets/{name:path}", tag="datasets")
+    dataset = store_operation(Control.dataset, "GET /api/datasets/{name:path}", "datasets")
+    delete_dataset = store_operation(Control.delete_dataset, "DELETE /api/datasets/{name:path}", "datasets")
 
-    experiments = store_operation(Control.experiments, "GET /api/experiments", tag="experiments", project="argument")
-    save_experiment = store_operation(
-        Control.save_experiment, "POST /api/experiments", tag="experiments", project="method"
-    )
+    experiments = store_operation(Control.experiments, "GET /api/experiments", "experiments", project="argument")
+    save_experiment = store_operation(Control.save_experiment, "POST /api/experiments", "experiments", project="method")
     experiment = store_operation(
-        Control.experiment, "GET /api/experiments/{id_or_name:path}", tag="experiments", project="method"
+        Control.experiment, "GET /api/experiments/{id_or_name:path}", "experiments", project="method"
     )
     change_experiment = store_operation(
-        Control.change_experiment, "PATCH /api/experiments/{id:path}", tag="experiments", project="method"
+        Control.change_experiment, "PATCH /api/experiments/{id:path}", "experiments", project="method"
     )
     delete_experiment = store_operation(
-        Control.delete_experiment, "DELETE /api/experiments/{id:path}", tag="experiments", project="method"
+        Control.delete_experiment, "DELETE /api/experiments/{id:path}", "experiments", project="method"
     )
 
-    rules = store_operation(Control.rules, "GET /api/rules", tag="monitor", project="argument")
-    save_rule = store_operation(Control.save_rule, "POST /api/rules", tag="monitor", project="method")
-    settings = store_operation(Control.settings, "GET /api/settings/{name:path}", tag="monitor", project="argument")
-    change_rule = store_operation(
-        Control.change_rule, "PATCH /api/rules/{name:path}", tag="monitor", project="argument"
-    )
-    delete_rule = store_operation(
-        Control.delete_rule, "DELETE /api/rules/{name:path}", tag="monitor", project="argument"
-    )
+    rules = store_operation(Control.rules, "GET /api/rules", "monitor", project="argument")
+    save_rule = store_operation(Control.save_rule, "POST /api/rules", "monitor", project="method")
+    settings = store_operation(Control.settings, "GET /api/settings/{name:path}", "monitor", project="argument")
+    change_rule = store_operation(Control.change_rule, "PATCH /api/rules/{name:path}", "monitor", project="argument")
+    delete_rule = store_operation(Control.delete_rule, "DELETE /api/rules/{name:path}", "monitor", project="argument")
 
-    cursor = store_operation(Control.cursor, "GET /api/cursor", tag="monitor", project="argument")
-    decide = store_operation(Control.decide, "POST /api/decide", tag="monitor")
-    decisions = store_operation(Control.decisions, "GET /api/decisions", tag="monitor", project="argument")
-    delete_decisions = store_operation(
-        Control.delete_decisions, "DELETE /api/decisions", tag="monitor", project="argument"
-    )
-    claim = store_operation(Control.claim, "POST /api/claim", tag="monitor", project="argument")
-    renew = store_operation(Control.renew, "POST /api/renew", tag="monitor")
-    finish = store_operation(Control.finish, "POST /api/finish", tag="monitor")
+    cursor = store_operation(Control.cursor, "GET /api/cursor", "monitor", project="argument")
+    decide = store_operation(Control.decide, "POST /api/decide", "monitor")
+    decisions = store_operation(Control.decisions, "GET /api/decisions", "monitor", project="argument")
+    delete_decisions = store_operation(Control.delete_decisions, "DELETE /api/decisions", "monitor", project="argument")
+    claim = store_operation(Control.claim, "POST /api/claim", "monitor", project="argument")
+    renew = store_operation(Control.renew, "POST /api/renew", "monitor")
+    finish = store_operation(Control.finish, "POST /api/finish", "monitor")
 
-    acquire = store_operation(Control.acquire, "POST /api/leases/acquire", tag="monitor")
-    release = store_operation(Control.release, "POST /api/leases/release", tag="monitor")
-    leases = store_operation(Control.leases, "GET /api/leases", tag="monitor")
-    delete_lease = store_operation(Control.delete_lease, "DELETE /api/leases/{name:path}", tag="monitor")
-    book = store_operation(Control.book, "POST /api/budgets/book", tag="monitor")
-    settle = store_operation(Control.settle, "POST /api/budgets/settle", tag="monitor")
-    booked = store_operation(Control.booked, "GET /api/budgets", tag="monitor")
-    delete_budget = store_operation(Control.delete_budget, "DELETE /api/budgets/{budget:path}", tag="monitor")
-    why = store_operation(Control.why, "GET /api/why/{trace_id}", tag="monitor", project="trace")
-    status = store_operation(Control.status, "GET /api/status", tag="monitor", project="argument")
-    report = store_operation(Control.report, "POST /api/workers", tag="monitor")
-    weighted = store_operation(Control.weighted, "GET /api/weighted", tag="monitor", project="argument")
+    acquire = store_operation(Control.acquire, "POST /api/leases/acquire", "monitor")
+    release = store_operation(Control.release, "POST /api/leases/release", "monitor")
+    leases = store_operation(Control.leases, "GET /api/leases", "monitor")
+    delete_lease = store_operation(Control.delete_lease, "DELETE /api/leases/{name:path}", "monitor")
+    book = store_operation(Control.book, "POST /api/budgets/book", "monitor")
+    settle = store_operation(Control.settle, "POST /api/budgets/settle", "monitor")
+    booked = store_operation(Control.booked, "GET /api/budgets", "monitor")
+    delete_budget = store_operation(Control.delete_budget, "DELETE /api/budgets/{budget:path}", "monitor")
+    why = store_operation(Control.why, "GET /api/why/{trace_id}", "monitor", project="trace")
+    status = store_operation(Control.status, "GET /api/status", "monitor", project="argument")
+    report = store_operation(Control.report, "POST /api/workers", "monitor")
+    weighted = store_operation(Control.weighted, "GET /api/weighted", "monitor", project="argument")
 
-    retention = store_operation(Control.retention, "GET /api/retention", tag="keeping")
-    set_retention = store_operation(Control.set_retention, "POST /api/retention", tag="keeping", permission="admin")
+    retention = store_operation(Control.retention, "GET /api/retention", "keeping")
+    set_retention = store_operation(Control.set_retention, "POST /api/retention", "keeping", permission="admin")
 
-    keys = store_operation(Control.keys, "GET /api/keys", tag="keys", permission="admin")
-    save_key = store_operation(Control.save_key, "POST /api/keys", tag="keys", permission="admin")
-    delete_key = store_operation(Control.delete_key, "DELETE /api/keys/{id}", tag="keys", permission="admin")
+    keys = store_operation(Control.keys, "GET /api/keys", "keys", permission="admin")
+    save_key = store_operation(Control.save_key, "POST /api/keys", "keys", permission="admin")
+    delete_key = store_operation(Control.delete_key, "DELETE /api/keys/{id}", "keys", permission="admin")
 
-    audit = store_operation(Control.audit, "GET /api/audit", tag="keys", permission="admin")
+    audit = store_operation(Control.audit, "GET /api/audit", "keys", permission="admin")
 
-    queues = store_operation(Control.queues, "GET /api/queues", tag="queues")
-    enqueue = store_operation(Control.enqueue, "POST /api/queues", tag="queues", batch=MAX_BATCH_ITEMS)
+    queues = store_operation(Control.queues, "GET /api/queues", "queues")
+    enqueue = store_operation(Control.enqueue, "POST /api/queues", "queues", batch=MAX_BATCH_ITEMS)
     resolve = store_operation(
         Control.resolve,
         "PATCH /api/queues/items/{item_id}",
-        tag="queues",
+        "queues",
         wire={"status": (Literal["waiting", "done", "skipped"], REQUIRED)},
     )
-    queue = store_operation(Control.queue, "GET /api/queues/{name:path}", tag="queues")
+    queue = store_operation(Control.queue, "GET /api/queues/{name:path}", "queues")
 
 
 PROJECT_SCOPES = list_project_scopes(TraceOperations, ControlOperations)

@@ -23,7 +23,6 @@ from typing import (
     Any,
     Literal,
     Protocol,
-    Required,
     TypedDict,
     TypeVar,
     Union,
@@ -129,7 +128,6 @@ class OperationOptions(TypedDict, total=False):
     - `client_timeout` False removes the client's time limit for the request.
     """
 
-    tag: Required[str]
     permission: RequiredPermission
     project: ProjectScope
     wire: Mapping[str, tuple[Any, Any]]
@@ -213,8 +211,13 @@ class Operation:
         return self.body_type if self.returns is None else self.returns
 
 
-def describe_operation(function: Callable[..., Any], request: str, **options: Unpack[OperationOptions]) -> Operation:
-    """Return the operation of a function. `request` is method and path, such as `"GET /api/things/{name:path}"`."""
+def describe_operation(
+    function: Callable[..., Any], request: str, tag: str, **options: Unpack[OperationOptions]
+) -> Operation:
+    """Return the operation of a function. `request` is method and path, such as `"GET /api/things/{name:path}"`.
+
+    `tag` groups the operations in the API reference.
+    """
     method, path = cast(tuple[Method, str], request.split())
     signature, hints = inspect.signature(function), get_type_hints(function)
     parameters = list(signature.parameters.values())[1:]
@@ -239,7 +242,7 @@ def describe_operation(function: Callable[..., Any], request: str, **options: Un
         signature=signature.replace(parameters=parameters),
         method=method,
         path=path,
-        tag=options["tag"],
+        tag=tag,
         permission=options.get("permission", "read" if method == "GET" else "write"),
         description=re.split(r"\sRaises?\s", summary)[0],
         arguments=tuple(arguments),
@@ -289,14 +292,14 @@ class OperationSender(Protocol):
         """Send a request with the method's arguments, and return the result from the response."""
 
 
-def store_operation(method: F, request: str, **options: Unpack[OperationOptions]) -> F:
+def store_operation(method: F, request: str, tag: str, **options: Unpack[OperationOptions]) -> F:
     """Create a client method from a method of a store protocol.
 
-    Example: `dataset = store_operation(ControlStore.dataset, "GET …", tag="datasets")`. For type checkers, the created
+    Example: `dataset = store_operation(ControlStore.dataset, "GET …", "datasets")`. For type checkers, the created
     method has the type of the protocol's method.
     """
     # evaluated on first use, to keep imports fast
-    operation = cache(partial(describe_operation, method, request, **options))
+    operation = cache(partial(describe_operation, method, request, tag, **options))
 
     @wraps(method)
     def send(self: OperationSender, *args: Any, **kwargs: Any) -> Any:

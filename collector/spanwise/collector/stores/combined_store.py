@@ -48,7 +48,6 @@ from spanwise.collector.stores.backends import (
     DecisionQuery,
     DeletedTraces,
     FinishPlan,
-    RuleScore,
     ScoreQuery,
     TargetFeedback,
     TraceBackend,
@@ -238,21 +237,10 @@ class CombinedStore:
             batches.append(batch if len(rows) == len(batch.rows) else replace(batch, rows=rows))
         return self._control.record_decisions(batches)
 
-    def decisions(
-        self,
-        *,
-        trace_id: str | None = None,
-        rule: str | None = None,
-        version: str | None = None,
-        project: str | None = None,
-        verdict: str | None = None,
-        limit: int = 1000,
-        cursor: str | None = None,
-    ) -> Page[Decision]:
+    def decisions(self, *, trace_id: str | None = None, **query: Any) -> Page[Decision]:
         """Return stored decisions. See `ControlStore.decisions`."""
         session = None if trace_id is None else self._find_session(trace_id)
-        query = DecisionQuery(trace_id, session, rule, version, project, verdict, limit, cursor)
-        return self._control.list_decisions(query)
+        return self._control.list_decisions(DecisionQuery(trace_id, session, **query))
 
     def _find_session(self, trace_id: str) -> tuple[str, str] | None:
         """Return project and id of a trace's session."""
@@ -364,22 +352,26 @@ class CombinedStore:
         )
 
     def weighted(
-        self,
-        rule: str,
-        *,
-        key: str | None = None,
-        version: str | None = None,
-        project: str = "default",
-        since_ns: int | None = None,
-        until_ns: int | None = None,
-        limit: int = 1000,
-        cursor: str | None = None,
+        self, rule: str, *, version: str | None = None, project: str = "default", **query: Any
     ) -> Page[WeightedScore]:
         """Return a rule's scores with their probabilities. See `ControlStore.weighted`."""
-        page = self._traces.list_rule_scores(ScoreQuery(rule, project, key, since_ns, until_ns, limit, cursor))
+        page = self._traces.list_rule_scores(ScoreQuery(rule, project, **query))
         targets = [(score.feedback.target, score.feedback.claim or 0) for score in page]
         found = zip(page, self._control.find_probabilities(rule, project, version, targets), strict=True)
-        scores = [_make_weighted_score(score, probability) for score, (is_own, probability) in found if is_own]
+        scores = [
+            WeightedScore(
+                trace_id=score.feedback.target.trace_id,
+                session_id=score.session_id,
+                start_ns=score.start_ns,
+                key=score.feedback.key,
+                score=score.feedback.score,
+                probability=probability,
+                created_ns=score.feedback.created_ns,
+                outcome=score.feedback.outcome,
+            )
+            for score, (is_own, probability) in found
+            if is_own
+        ]
         return Page(items=tuple(scores), next=page.next)
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
@@ -429,17 +421,3 @@ def _newest_bookings(rule: Rule, booked: Sequence[BudgetUsage]) -> tuple[BudgetU
     """Return the newest period of each of a rule's budgets."""
     own = {one.budget: one for one in reversed(booked) if one.budget.startswith(get_budget_name(rule))}
     return tuple(own[budget] for budget in sorted(own))
-
-
-def _make_weighted_score(scored: RuleScore, probability: float | None) -> WeightedScore:
-    feedback = scored.feedback
-    return WeightedScore(
-        trace_id=feedback.target.trace_id,
-        session_id=scored.session_id,
-        start_ns=scored.start_ns,
-        key=feedback.key,
-        score=feedback.score,
-        probability=probability,
-        created_ns=feedback.created_ns,
-        outcome=feedback.outcome,
-    )

@@ -17,10 +17,6 @@ from spanwise.collector.records import Decision, Target
 from spanwise.collector.stores.sqlite.database.bulk_statements import insert_many
 from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
 
-DECISION_COLUMNS = (
-    "rule target verdict reason probability u rate stratum incomplete change runs_change read_change claim holder"
-    " until_ns attempts deaths reopened next_ns states inputs_hash cost created_ns updated_ns due_ns"
-).split()
 DAY_NS = 86_400 * 1_000_000_000
 # outcomes of decisions that wait for a worker: neither running nor final
 OPEN_OUTCOMES = ("waiting", "throttled", "over_budget")
@@ -29,11 +25,6 @@ OUTCOME_ORDER = (
     "failed",
     "scored",
     "skipped",
-)
-_SUPERSEDED = "CASE WHEN d.due_ns IS NOT NULL AND r.state <> 'in force' THEN 'superseded' ELSE d.verdict END"
-_SELECTED = [f"d.{name}" if name != "verdict" else _SUPERSEDED for name in DECISION_COLUMNS]
-SELECT_DECISIONS = (
-    f"SELECT d.id, {', '.join(_SELECTED)}, r.project, r.name, r.version FROM decisions d JOIN rules r ON r.id = d.rule"
 )
 
 
@@ -77,17 +68,23 @@ class DecisionRow(NamedTuple):
         return self.reopened <= days
 
     @property
-    def said(self) -> dict[str, Any]:
+    def evaluator_states(self) -> dict[str, Any]:
         """Return the stored state of each evaluator."""
         return loads(self.states) if self.states else {}
 
     @property
     def outcome(self) -> str | None:
         """Return the combined outcome of the evaluators; None if no evaluator has one yet."""
-        states = {state.get("state") for state in self.said.values() if isinstance(state, dict)}
+        states = {state.get("state") for state in self.evaluator_states.values() if isinstance(state, dict)}
         return next((word for word in OUTCOME_ORDER if word in states), None)
 
 
+DECISION_COLUMNS = DecisionRow._fields[1:]
+_SUPERSEDED = "CASE WHEN d.due_ns IS NOT NULL AND r.state <> 'in force' THEN 'superseded' ELSE d.verdict END"
+_SELECTED = [f"d.{name}" if name != "verdict" else _SUPERSEDED for name in DECISION_COLUMNS]
+SELECT_DECISIONS = (
+    f"SELECT d.id, {', '.join(_SELECTED)}, r.project, r.name, r.version FROM decisions d JOIN rules r ON r.id = d.rule"
+)
 SELECT_ROWS = f"SELECT id, {', '.join(DECISION_COLUMNS)} FROM decisions"
 
 
@@ -177,7 +174,7 @@ def make_decision(row: DecisionRow, project: str, rule: str, version: str) -> De
         deaths=row.deaths,
         reopened=row.reopened,
         next_ns=row.next_ns,
-        states=row.said,
+        states=row.evaluator_states,
         inputs_hash=row.inputs_hash,
         cost=row.cost,
         created_ns=row.created_ns,

@@ -269,9 +269,9 @@ def _with_outcome(row: DecisionRow, finish: ClaimResult, changed: bool) -> Decis
         cost=row.cost if finish.cost is None else (row.cost or 0.0) + finish.cost,
     )
     if not finish.reported and finish.verdict not in FINAL_OUTCOMES:
-        states = {**row.said, **finish.states}
+        states = {**row.evaluator_states, **finish.states}
         return tried._replace(states=dumps(states) if states else None)
-    states = {**({} if changed else row.said), **finish.states}
+    states = {**({} if changed else row.evaluator_states), **finish.states}
     return tried._replace(
         states=dumps(states) if states else None,
         inputs_hash=finish.inputs_hash,
