@@ -92,7 +92,7 @@ def test_a_trace_that_is_not_there_is_not_found(server: Server) -> None:
 
 def test_another_projects_large_trace_is_not_there(store: SQLiteStore) -> None:
     mine, theirs = large(store, project="mine"), large(store, project="theirs")
-    found = ProjectScopedStore(store, "mine").unread([mine.trace_id, theirs.trace_id])
+    found = ProjectScopedStore(store, "mine").load_traces([mine.trace_id, theirs.trace_id])
     assert [trace.root.trace_id for trace in found] == [mine.trace_id]
 
 
@@ -102,11 +102,11 @@ def test_another_projects_trace_is_too_large_for_nobody(store: SQLiteStore) -> N
         lambda db: db.execute("UPDATE traces SET size = ? WHERE project = 'theirs'", (MAX_ANSWER_BYTES,)).rowcount
     )
     view = ProjectScopedStore(store, "mine")
-    assert [trace.root.trace_id for trace in view.unread([mine.trace_id, theirs.trace_id])] == [mine.trace_id]
+    assert [trace.root.trace_id for trace in view.load_traces([mine.trace_id, theirs.trace_id])] == [mine.trace_id]
     store._file.write(lambda db: db.execute("UPDATE traces SET size = ?", (MAX_ANSWER_BYTES + 1,)).rowcount)
-    assert view.unread([theirs.trace_id, "f" * 32]) == []
+    assert view.load_traces([theirs.trace_id, "f" * 32]) == []
     with pytest.raises(TooLarge):
-        view.unread([mine.trace_id])
+        view.load_traces([mine.trace_id])
 
 
 def test_who_reads_slowly_holds_no_reader(store: SQLiteStore, server: Server) -> None:

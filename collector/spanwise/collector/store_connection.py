@@ -143,9 +143,9 @@ class _StoreHandle:
     announce, health, trouble, append_async = (
         property(attrgetter(f"_store.{name}")) for name in "announce health trouble append_async".split()
     )
-    identity, open_outlet, said_after, waiting_after, move_outlet, feedback_there = (
+    identity, open_outlet, feedback_after, count_feedback_after, move_outlet, find_stored_feedback = (
         property(attrgetter(f"_store.{name}"))
-        for name in "identity open_outlet said_after waiting_after move_outlet feedback_there".split()
+        for name in "identity open_outlet feedback_after count_feedback_after move_outlet find_stored_feedback".split()
     )
 
     def __repr__(self) -> str:

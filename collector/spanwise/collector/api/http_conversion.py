@@ -138,7 +138,7 @@ FEEDBACK_BATCH = 500  # rows encoded in one step
 
 def trace_response(scheduler: QueryScheduler, store: StreamingStore, trace_id: str) -> Response:
     """Return one trace. Raises `NotFound`."""
-    found = store.unread([trace_id])
+    found = store.load_traces([trace_id])
     if not found:
         raise NotFound(f"there is no trace {trace_id!r} in this store")
     [trace] = found
@@ -149,7 +149,7 @@ def trace_response(scheduler: QueryScheduler, store: StreamingStore, trace_id: s
 
 def traces_response(scheduler: QueryScheduler, store: StreamingStore, trace_ids: Sequence[str]) -> Response:
     """Return traces as a list."""
-    found = store.unread(trace_ids)
+    found = store.load_traces(trace_ids)
     # all of the traces are lazy, or none is
     if large := [trace for trace in found if isinstance(trace, LazyTrace)]:
         return stream_response(scheduler, _encode_list(map(_encode_trace, large)), sum(trace.size for trace in large))
@@ -166,7 +166,7 @@ def is_streaming_store(store: object) -> TypeGuard[StreamingStore]:
     """Return whether a store can stream traces. An `isinstance` check with a protocol would take as long as a small
     query.
     """
-    return hasattr(store, "unread")
+    return hasattr(store, "load_traces")
 
 
 def stream_response(scheduler: QueryScheduler, chunks: Iterator[bytes], stored_bytes: int) -> Response:

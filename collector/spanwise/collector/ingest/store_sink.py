@@ -143,7 +143,7 @@ class StoreSink:
             return feedback
         us = self._sends_on.identity()
         returned = [one for one in feedback if us in passed_on.get(id(one), ())]
-        here = self._sends_on.feedback_there([one.id for one in returned]) if returned else ()
+        here = self._sends_on.find_stored_feedback([one.id for one in returned]) if returned else ()
         return [one for one in feedback if not (us in passed_on.get(id(one), ()) and one.id in here)]
 
     def _amend(self, items: Sequence[Any]) -> list[ItemRefused]:

@@ -237,19 +237,19 @@ class ProjectScopedStore:
     def many(self, trace_ids: Sequence[str]) -> list[Trace]:
         return [trace for trace in self._store.many(trace_ids) if trace.root.project == self.project]
 
-    def unread(self, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
-        """Return traces as `StreamingStore.unread` does. Traces of other projects do not count towards the size
+    def load_traces(self, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
+        """Return traces as `StreamingStore.load_traces` does. Traces of other projects do not count towards the size
         limit.
         """
         try:
-            found = self._store.unread(trace_ids)
+            found = self._store.load_traces(trace_ids)
         except TooLarge:
             visible = []
             for trace_id in trace_ids:
                 with suppress(NotFound):
                     self._check_visible(trace_id)
                     visible.append(trace_id)
-            found = self._store.unread(visible)
+            found = self._store.load_traces(visible)
         return [trace for trace in found if trace.root.project == self.project]
 
     def scores(self, experiment_id: str, **options: Any) -> Page[RunScores]:

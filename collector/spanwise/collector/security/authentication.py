@@ -89,7 +89,6 @@ class KeyStore(Protocol):
 
     def keys(self) -> Sequence[Key]:
         """Return all keys. Raises `StoreError`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,11 +112,9 @@ class TraceBackend(Protocol):
     @property
     def where(self) -> str:
         """Return the location, for display."""
-        ...
 
     def latest_trace_number(self) -> int:
         """Return the number of the trace that arrived last. Later traces have higher numbers."""
-        ...
 
     def find_deletable_traces(
         self, filter: Filter, after: str | None = None, upto: int | None = None
@@ -130,7 +128,6 @@ class TraceBackend(Protocol):
         """Delete traces with spans, full-text index entries and feedback, batch by batch. Return the number of
         traces.
         """
-        ...
 
     def prepare_pruning(self, rule: Retention) -> Sequence[Filter]:
         """Return filters for the traces that a retention rule expires now.
@@ -144,11 +141,9 @@ class TraceBackend(Protocol):
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
         """Return a page of the change feed, as `TraceStore.changes` does. The filters have no dataset."""
-        ...
 
     def explain(self, trace_id: str, filter: Filter) -> list[ConditionResult]:
         """Return the result of each condition, as `TraceStore.explain` does. The filter has no dataset."""
-        ...
 
     def replace_rule_feedback(self, verdicts: Sequence[TargetFeedback]) -> list[bool]:
         """Replace the feedback of earlier leases in one transaction. Return for each entry whether it was stored.
@@ -158,43 +153,35 @@ class TraceBackend(Protocol):
         - Repeating the call changes nothing.
         - Evaluators' traces that no feedback refers to any more are deleted.
         """
-        ...
 
     def count_changes_after(self, after: str | None) -> tuple[int, int | None]:
         """Return the number of changed traces in the feed after a position, and the time of the first change (store's
         clock).
         """
-        ...
 
     def latest_change(self) -> int:
         """Return the highest change number so far. As text, it is the cursor of all later changes."""
-        ...
 
     def get_trace_head(self, trace_id: str, filters: Sequence[Filter] = ()) -> TraceHead:
         """Return the current entry of a trace in the change feed. The filters have no dataset.
 
         Raise `NotFound` for an unknown trace.
         """
-        ...
 
     def is_after(self, change: str, cursor: str | None) -> bool:
         """Return whether one position in the feed comes after another."""
-        ...
 
     def list_rule_scores(self, asked: ScoreQuery) -> Page[RuleScore]:
         """Return current scores, errors and skips of a rule, ordered by start of the trace, latest first.
 
         Scores of sessions are included for any project.
         """
-        ...
 
     def find_stored_traces(self, trace_ids: Collection[str]) -> set[str]:
         """Return those of the traces that are stored with at least one run."""
-        ...
 
     def find_stored_sessions(self, sessions: Collection[str]) -> set[str]:
         """Return those of the sessions that have at least one stored trace."""
-        ...
 
     def traces(
         self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
@@ -212,7 +199,6 @@ class ControlBackend(Protocol):
     @property
     def where(self) -> str:
         """Return the location, for display."""
-        ...
 
     def keys(self) -> list[Key]: ...
 
@@ -229,7 +215,6 @@ class ControlBackend(Protocol):
 
     def update_rule(self, name: str, project: str, fields: Mapping[str, JSON], change: int) -> Rule:
         """Change fields of a rule as `ControlStore.change_rule` does. `change` is the latest change number."""
-        ...
 
     def rules(self, *, project: str | None = None) -> list[Rule]: ...
 
@@ -238,17 +223,14 @@ class ControlBackend(Protocol):
 
         For a change before the first settings, return the first ones.
         """
-        ...
 
     def cursor(self, rule: str, version: str, *, project: str) -> str | None: ...
 
     def record_decisions(self, decided: Sequence[DecisionBatch]) -> list[bool]:
         """Record decisions as `ControlStore.decide` does. All targets exist."""
-        ...
 
     def list_decisions(self, asked: DecisionQuery) -> Page[Decision]:
         """Return one page of decisions, as `ControlStore.decisions` does."""
-        ...
 
     def lease_decisions(
         self,
@@ -264,18 +246,15 @@ class ControlBackend(Protocol):
 
         Unlike `claim`, it also returns a decision on which a third worker has died. It returns such a decision alone.
         """
-        ...
 
     def plan_finish(self, finishes: Sequence[ClaimResult]) -> list[FinishPlan]:
         """Return, for each finished lease, a plan for its feedback. `finish_leases` is called after the feedback is stored.
 
         Raise `Refused` for an invalid verdict.
         """
-        ...
 
     def finish_leases(self, finishes: Sequence[ClaimResult]) -> list[str]:
         """Finish leases as `ControlStore.finish` does, once the feedback is stored."""
-        ...
 
     def find_probabilities(
         self, rule: str, project: str, version: str | None, scores: Sequence[tuple[Target, int]]
@@ -283,27 +262,22 @@ class ControlBackend(Protocol):
         """Return, for each target and lease number, whether the rule (or this version of it) decided on the target, and
         the sampling probability.
         """
-        ...
 
     def count_outcomes(self, rule: Rule) -> Mapping[str, int]:
         """Return the number of traces of a version by verdict."""
-        ...
 
     def list_failures(self, rule: Rule) -> Sequence[Decision]:
         """Return the latest failed decisions of a version, newest first."""
-        ...
 
     def booked(self, budget: str | None = None) -> list[BudgetUsage]: ...
 
     def workers(self) -> list[WorkerReport]:
         """Return the newest report of each worker."""
-        ...
 
     def experiments(self, *, dataset: str | None, limit: int) -> list[Experiment]: ...
 
     def delete_experiment(self, id: str) -> bool:
         """Delete an experiment's record. Return False if there was none."""
-        ...
 
     def retention(self) -> list[Retention]: ...
 

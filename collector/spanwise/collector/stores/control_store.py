@@ -41,7 +41,6 @@ class ControlStore(Protocol):
     @property
     def where(self) -> str:
         """Return the location, for display: an address or a path."""
-        ...
 
     def save_examples(
         self,

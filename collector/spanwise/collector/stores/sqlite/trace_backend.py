@@ -173,8 +173,8 @@ class SQLiteTraces(Backend):
         with self._file.read() as reader:
             return trace_queries.read_run(reader, trace_id, span_id)
 
-    def unread(self, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
-        """Return traces as `StreamingStore.unread` does."""
+    def load_traces(self, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
+        """Return traces as `StreamingStore.load_traces` does."""
         with self._file.read() as reader:
             return trace_queries.read_lazily(reader, trace_ids)
 
@@ -323,11 +323,11 @@ class SQLiteTraces(Backend):
         forwarding_state.move_outlet(db, self._file.clock, name, cursor, sent, dropped, error)
 
     @read_operation
-    def said_after(self, db: sqlite3.Connection, /, cursor: int, limit: int) -> Sequence[OutgoingFeedback]:
+    def feedback_after(self, db: sqlite3.Connection, /, cursor: int, limit: int) -> Sequence[OutgoingFeedback]:
         return forwarding_state.read_feedback_after(db, cursor, limit)
 
     @read_operation
-    def waiting_after(self, db: sqlite3.Connection, /, cursor: int) -> int:
+    def count_feedback_after(self, db: sqlite3.Connection, /, cursor: int) -> int:
         return forwarding_state.count_feedback_after(db, cursor)
 
     @read_operation
@@ -335,7 +335,7 @@ class SQLiteTraces(Backend):
         return forwarding_state.read_file_identity(db)
 
     @read_operation
-    def feedback_there(self, db: sqlite3.Connection, /, ids: Collection[str]) -> set[str]:
+    def find_stored_feedback(self, db: sqlite3.Connection, /, ids: Collection[str]) -> set[str]:
         return forwarding_state.find_stored_feedback(db, ids)
 
     # deletion
