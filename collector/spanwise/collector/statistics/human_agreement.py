@@ -43,13 +43,13 @@ class Agreement:
     confusion: dict[ValuePair, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return the text shown next to a judge's mean: "agrees with people 87 % (κ 0.71, 40 votes)"."""
+        """Return the text shown next to a judge's mean: "agrees with people 87 % (κ 0.71, 40 labels)"."""
         if self.agreed is None:
             return "never checked"
-        votes = f"{self.n} vote{'s' * (self.n != 1)}"
+        labels = f"{self.n} label{'s' * (self.n != 1)}"
         near = self.within_one is not None
         share = f"{self.within_one if near else self.agreed:.0%}".replace("%", " %") + " within one" * near
-        return f"agrees with people {share} ({'' if self.kappa is None else f'κ {self.kappa:.2f}, '}{votes})"
+        return f"agrees with people {share} ({'' if self.kappa is None else f'κ {self.kappa:.2f}, '}{labels})"
 
 
 def measure_agreement(pairs: Sequence[ValuePair]) -> Agreement:
@@ -313,15 +313,17 @@ def choose_threshold(rated: Iterable[RatedScore], *, rising: bool = True) -> Thr
 def _find_shortage(pairs: Sequence[RatedScore]) -> str | None:
     counts = Counter(good for _, good in pairs)
     if not pairs:
-        return "no case has both a score and a vote"
+        return "no case has both a score and a label"
     if len(counts) == 1:
         word = "good" if pairs[0][1] else "bad"
-        return f"all {len(pairs)} votes say {word}: a threshold is between good ones and bad ones"
+        return f"all {len(pairs)} labels are {word}; a threshold needs good and bad cases"
     if len(pairs) < MIN_LABELS or min(counts.values()) < MIN_LABELS_PER_SIDE:
-        message = f"{counts[True]} good and {counts[False]} bad"
-        return f"there are too few votes, {message}: it takes {MIN_LABELS}, of either {MIN_LABELS_PER_SIDE} at least"
+        return (
+            f"too few labels: {counts[True]} good and {counts[False]} bad; at least {MIN_LABELS} are needed, and"
+            f" {MIN_LABELS_PER_SIDE} of each"
+        )
     if pairs[0][0] == pairs[-1][0]:
-        return f"all scores are {abs(pairs[0][0]):g}: there is nothing to tell apart"
+        return f"all scores are {abs(pairs[0][0]):g}, so no threshold separates them"
     return None
 
 
@@ -332,10 +334,10 @@ def _find_missing_order(apart: float | None, spread: float) -> str | None:
     """
     if apart is None or apart - 0.5 > _Z * spread:
         return None
-    detail = f"of a good and a bad one the good one has the better score {apart:.0%} of the time"
+    detail = f"a good case scores better than a bad one in {apart:.0%} of the pairs"
     if 0.5 - apart > _Z * spread:
-        return f"scores are inverted: {detail}; is higher_is_better right, and a vote of 1 good?"
-    return f"scores do not tell good from bad more than chance does: {detail}"
+        return f"the scores are inverted: {detail}; check higher_is_better, and that a label of 1 means good"
+    return f"the scores do not separate good from bad better than chance: {detail}"
 
 
 def _rank_probability(pairs: Sequence[RatedScore]) -> tuple[float | None, float]:
