@@ -69,11 +69,6 @@ def validate_run(run: Run) -> Run:
     return lowered
 
 
-def validate_open_run(run: OpenRun) -> OpenRun:
-    """Return the open run with ids in lower case. Raises `ItemRefused` for invalid ids."""
-    return _lowercase_run_ids(run)
-
-
 def validate_amendment(amendment: Amendment) -> Amendment:
     """Return the amendment with ids in lower case. Raises `ItemRefused` for invalid ids."""
     if amendment.response_id:
@@ -83,6 +78,7 @@ def validate_amendment(amendment: Amendment) -> Amendment:
 
 
 def _lowercase_run_ids(run: R) -> R:
+    """Return the run with ids in lower case. Raises `ItemRefused` for invalid ids."""
     ids = (run.trace_id, run.span_id, run.parent_id or "")
     lower = _validate_ids(*ids)
     if lower == ids:
@@ -106,12 +102,6 @@ def validate_feedback(feedback: Feedback) -> Feedback:
     """
     check_feedback_names(feedback)
     return normalize_feedback(feedback)
-
-
-def validate_booking(booking: Booking) -> Booking:
-    """Return the booking unchanged. Raises `Refused` for an invalid amount."""
-    validate_amount(f"the amount of booking {booking.id!r}", booking.amount)
-    return booking
 
 
 def validate_amount(what: str, amount: float) -> None:
@@ -164,12 +154,12 @@ def add_feedback(store: TraceStore, feedback: Sequence[Feedback]) -> list[str]:
     rows = _validate_feedback_list(feedback)
     actor = CURRENT_ACTOR.get()
     if actor is not None and not actor.writes:
-        rows = list(map(_as_human_feedback, rows))
+        rows = list(map(_restrict_to_human_feedback, rows))
     store.add_feedback(rows)
     return [row.id for row in rows]
 
 
-def _as_human_feedback(row: Feedback) -> Feedback:
+def _restrict_to_human_feedback(row: Feedback) -> Feedback:
     """Return the feedback with an id derived from its author, so that it overwrites only the author's own feedback.
 
     Raises `Forbidden` for feedback of a judge or a rule.
@@ -187,14 +177,16 @@ def _validate_feedback_list(feedback: Sequence[Feedback]) -> list[Feedback]:
 
 def add_running(store: TraceStore, runs: Sequence[OpenRun]) -> None:
     """Record runs that have started. A run counts as open until its span arrives or its trace reports it as dropped."""
-    store.add_running([correct_open_run_time(validate_open_run(run)) for run in runs])
+    store.add_running([correct_open_run_time(_lowercase_run_ids(run)) for run in runs])
 
 
 def book(store: ControlStore, *bookings: Booking) -> list[bool]:
     """Reserve amounts. An amount that would exceed its limit is not reserved. Returns for each amount whether it is
     reserved. Each booking id is counted only once.
     """
-    return store.book(*map(validate_booking, bookings))
+    for booking in bookings:
+        validate_amount(f"the amount of booking {booking.id!r}", booking.amount)
+    return store.book(*bookings)
 
 
 def settle(store: ControlStore, actual: Mapping[str, float]) -> None:
