@@ -86,7 +86,7 @@ def get_sampling_rate(settings: RuleSettings, passes: Sequence[bool | None]) -> 
     `passes` says for each stratum whether the trace passes its filter. None (not yet decided) counts as False, so
     call this only when all are decided.
     """
-    stratum = next((place for place, passed in enumerate(passes) if passed), None)
+    stratum = next((index for index, passed in enumerate(passes) if passed), None)
     rate = settings.sample_rate if stratum is None else settings.strata[stratum].rate
     return rate * (1.0 if settings.paced is None else settings.paced), stratum
 
@@ -126,16 +126,16 @@ def find_exclusion_reason(rule: Rule, head: TraceHead) -> str | None:
     return None
 
 
-def update_settings(settings: RuleSettings, given: RuleSettings | Mapping[str, Any]) -> RuleSettings:
+def update_settings(settings: RuleSettings, changes: RuleSettings | Mapping[str, Any]) -> RuleSettings:
     """Return the settings with some of them replaced. Raises `Refused` for an unknown name or an invalid value."""
-    if isinstance(given, RuleSettings):
-        return given
-    if unknown := next((name for name in given if name not in _SETTING_NAMES), None):
+    if isinstance(changes, RuleSettings):
+        return changes
+    if unknown := next((name for name in changes if name not in _SETTING_NAMES), None):
         from spanwise.tracer.suggestions import did_you_mean  # loads the tracer, so import it only for errors
 
         raise Refused(f"unknown setting {unknown!r} of a rule{did_you_mean(unknown, _SETTING_NAMES, form=': {}')}")
     try:
-        return record_encoding.decode(RuleSettings, record_encoding.encode({**asdict(settings), **given}))
+        return record_encoding.decode(RuleSettings, record_encoding.encode({**asdict(settings), **changes}))
     except ValueError as error:
         raise Refused(str(error)) from error
 

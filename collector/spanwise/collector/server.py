@@ -89,8 +89,11 @@ class LimitedConnection(HttpToolsProtocol):
         super().connection_made(transport)
         self.since = self.loop.time()
         if len(self.connections) > CONNECTION_LIMIT:
-            others: list[Any] = [one for one in self.connections if one is not self]
-            oldest: LimitedConnection = min([one for one in others if one.waits] or [self], key=lambda one: one.since)
+            others: list[Any] = [connection for connection in self.connections if connection is not self]
+            oldest: LimitedConnection = min(
+                [connection for connection in others if connection.waits] or [self],
+                key=lambda connection: connection.since,
+            )
             oldest.abort()
 
     def abort(self) -> None:
@@ -158,7 +161,7 @@ class LimitedConnection(HttpToolsProtocol):
 
 def close_overdue_connections(connections: Any, now: float) -> None:
     """Close connections that have kept the server waiting too long."""
-    for connection in [one for one in connections if one.is_overdue(now)]:
+    for connection in [connection for connection in connections if connection.is_overdue(now)]:
         connection.abort()
 
 

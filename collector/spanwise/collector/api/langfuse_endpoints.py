@@ -37,7 +37,7 @@ def scores(request: Request, body: RequestBody) -> Response:
     rows = content if isinstance(content, list) else [content]
     check_count(len(rows))
     stored = _store_scores(request, [_read_score(score) for score in rows])
-    faults = [str(one) for one in stored if isinstance(one, ValueError)]
+    faults = [str(result) for result in stored if isinstance(result, ValueError)]
     if isinstance(content, dict):
         if faults:
             error = stored[0]
@@ -56,11 +56,11 @@ def ingestion(request: Request, body: RequestBody) -> Response:
     check_count(len(events))
     stored = _store_scores(request, [_read_event(event) for event in events])
     pairs = list(zip((id if isinstance(id := event.get("id"), str) else "" for event in events), stored, strict=True))
-    successes = [{"id": id, "status": 201} for id, one in pairs if isinstance(one, Feedback)]
+    successes = [{"id": id, "status": 201} for id, result in pairs if isinstance(result, Feedback)]
     errors = [
-        {"id": id, "status": 400, "message": str(one), "error": "InvalidRequestError"}
-        for id, one in pairs
-        if isinstance(one, ValueError)
+        {"id": id, "status": 400, "message": str(result), "error": "InvalidRequestError"}
+        for id, result in pairs
+        if isinstance(result, ValueError)
     ]
     return json_response({"successes": successes, "errors": errors}, 207)
 
@@ -90,9 +90,9 @@ def _store_scores(request: Request, read: Sequence[Feedback | ValueError]) -> Se
     store: Store = request.app.state.store
     project = get_access(request.scope).project
     if project is not None:
-        good = [one for one in read if isinstance(one, Feedback)]
+        good = [row for row in read if isinstance(row, Feedback)]
         allowed = iter(scope_or_refuse(store, project, good))
-        read = [next(allowed) if isinstance(one, Feedback) else one for one in read]
-    if rows := [one for one in read if isinstance(one, Feedback)]:
+        read = [next(allowed) if isinstance(row, Feedback) else row for row in read]
+    if rows := [row for row in read if isinstance(row, Feedback)]:
         store.add_feedback(rows)
     return read

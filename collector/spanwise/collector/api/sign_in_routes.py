@@ -49,14 +49,14 @@ async def sign_in(request: Request) -> Response:
     _end_session(request)
     cookie = _request_cookie(request)
     browser_sessions: BrowserSessions = request.app.state.browser_sessions
-    return _redirect(address, cookie.given(browser_sessions.begin(key, secure=cookie.secure)))
+    return _redirect(address, cookie.format_set_cookie(browser_sessions.begin(key, secure=cookie.secure)))
 
 
 async def sign_out(request: Request) -> Response:
     """End the session and delete the cookie."""
     await pages.read_form(request, (), bond=hash_session_id(_session_id(request)))
     _end_session(request)
-    return _redirect("/sign-in", _request_cookie(request).taken_back())
+    return _redirect("/sign-in", _request_cookie(request).format_delete_cookie())
 
 
 def safe_redirect_path(address: str) -> str:

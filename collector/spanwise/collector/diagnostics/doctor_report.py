@@ -127,7 +127,7 @@ class _SenderCounts:
         if not run.documents:
             _increment(self.names, run.name)
 
-    def made(self, who: SenderIdentity) -> Sender:
+    def build(self, who: SenderIdentity) -> Sender:
         return Sender(
             who=who,
             spans=self.spans,
@@ -186,8 +186,8 @@ def look(store: Store, filter: Filter | None = None, spans: int = DEFAULT_SPANS)
         for trace in reader.traces(replace(wanted, project=project), share):
             for run in trace.runs:
                 counts[identify_sender(run)].add(run)
-    senders = [count.made(identity) for identity, count in counts.items()]
-    return reader.seen(tuple(sorted(senders, key=lambda identity: (-identity.spans, identity.who))))
+    senders = [count.build(identity) for identity, count in counts.items()]
+    return reader.make_report(tuple(sorted(senders, key=lambda identity: (-identity.spans, identity.who))))
 
 
 class _TraceReader:
@@ -236,7 +236,7 @@ class _TraceReader:
             self.dropped += trace.dropped
             yield trace
 
-    def seen(self, senders: tuple[Sender, ...]) -> SenderReport:
+    def make_report(self, senders: tuple[Sender, ...]) -> SenderReport:
         """Return the report on the traces that were read."""
         return SenderReport(
             senders=senders,

@@ -113,24 +113,24 @@ class ProjectScopedStore:
     def foreign_traces(self, trace_ids: Iterable[str | None]) -> frozenset[str]:
         """Return those of the traces that are stored under other projects."""
         ids = sorted({trace_id for trace_id in trace_ids if trace_id})
-        found = set[str]()
+        foreign = set[str]()
         for start in range(0, len(ids), QUERY_SIZE):
             batch = tuple(ids[start : start + QUERY_SIZE])
             traces = self._store.traces(trace_ids=batch, limit=len(batch))
-            found |= {trace.trace_id for trace in traces if trace.project != self.project}
-        return frozenset(found)
+            foreign |= {trace.trace_id for trace in traces if trace.project != self.project}
+        return frozenset(foreign)
 
     def foreign_experiments(self, ids: Iterable[str | None]) -> frozenset[str]:
         """Return those of the experiments that are stored under other projects. An unknown experiment belongs to no
         project.
         """
-        found = set[str]()
+        foreign = set[str]()
         for id in {id for id in ids if id is not None}:
             with suppress(NotFound):
                 experiment: Experiment = self._store.experiment(id)
                 if experiment.id == id and experiment.project != self.project:
-                    found.add(id)
-        return frozenset(found)
+                    foreign.add(id)
+        return frozenset(foreign)
 
     def foreign_targets(self, targets: Iterable[Target]) -> frozenset[str]:
         """Return the ids of traces and experiments among the targets that belong to other projects.

@@ -6,7 +6,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -469,11 +469,10 @@ def make_fast_constructor(record: Callable[P, R]) -> Callable[P, R]:
     def freeze(made: Any) -> None:
         made.__class__ = record
 
-    of: Any = record
-    same = [(one.name, one.type, field(**_field_defaults(one))) for one in fields(of)]
-    return make_dataclass(of.__name__, same, slots=True, namespace={"__post_init__": freeze})
-
-
-def _field_defaults(one: Field[Any]) -> dict[str, Any]:
-    told = {"default": one.default, "default_factory": one.default_factory}
-    return {name: value for name, value in told.items() if value is not MISSING}
+    frozen: Any = record
+    same_fields: list[Any] = []
+    for one in fields(frozen):
+        defaults: dict[str, Any] = {"default": one.default, "default_factory": one.default_factory}
+        given = {name: value for name, value in defaults.items() if value is not MISSING}
+        same_fields.append((one.name, one.type, field(**given)))
+    return make_dataclass(frozen.__name__, same_fields, slots=True, namespace={"__post_init__": freeze})

@@ -78,11 +78,11 @@ class SessionCookie(NamedTuple):
     name: str
     secure: bool
 
-    def given(self, id: str) -> str:
+    def format_set_cookie(self, id: str) -> str:
         """Return the header value that sets the cookie."""
         return self._header(f"{id}; Max-Age={SESSION_LIFETIME_S}")
 
-    def taken_back(self) -> str:
+    def format_delete_cookie(self) -> str:
         """Return the header value that deletes the cookie."""
         return self._header("; Max-Age=0")
 

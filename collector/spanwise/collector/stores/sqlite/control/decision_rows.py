@@ -240,12 +240,12 @@ def count_outcomes(db: sqlite3.Connection, rule: int, outcomes: Mapping[str, tup
     blocks: dict[int, bytearray] = {}
     change: Counter[int] = Counter()
     for trace_id, (number, outcome) in outcomes.items():
-        block, place = divmod(number, _BLOCK_TRACES)
+        block, offset = divmod(number, _BLOCK_TRACES)
         data = blocks.get(block)
         if data is None:
             row = db.execute("SELECT data FROM outcomes WHERE rule = ? AND block = ?", (rule, block)).fetchone()
             data = blocks[block] = bytearray(_BLOCK_TRACES // 4) if row is None else bytearray(row[0])
-        byte, shift = place >> 2, (place & 3) * 2
+        byte, shift = offset >> 2, (offset & 3) * 2
         before, after = data[byte] >> shift & 3, _OUTCOME_CODES[outcome]
         if before == after or (
             before == _OUTCOME_CODES[TAKEN]

@@ -77,8 +77,8 @@ def list_trace_decisions(
     sql = "SELECT id, rule, verdict, due_ns IS NOT NULL FROM decisions WHERE target >= ? AND target < ? OR target = ?"
     kinds = _wanted_kinds(rules, verdict)
     ids = [row[0] for row in db.execute(sql, ranges) if (row[1], row[2], bool(row[3])) in kinds]
-    below = _parse_upper_bound(cursor)
-    return _decision_page(db, sorted((id for id in ids if id < below), reverse=True), limit)
+    upper_bound = _parse_upper_bound(cursor)
+    return _decision_page(db, sorted((id for id in ids if id < upper_bound), reverse=True), limit)
 
 
 def list_newest_decisions(
@@ -89,16 +89,16 @@ def list_newest_decisions(
     An index gives a sorted list of ids for each rule version and verdict. The lists are merged, so only the rows of
     the page are read.
     """
-    below = _parse_upper_bound(cursor)
+    upper_bound = _parse_upper_bound(cursor)
     kinds: dict[tuple[int, str], set[bool]] = {}
-    for rule, word, open in _wanted_kinds(rules, verdict):
-        kinds.setdefault((rule, word), set()).add(open)
+    for rule, stored_verdict, open in _wanted_kinds(rules, verdict):
+        kinds.setdefault((rule, stored_verdict), set()).add(open)
     runs = []  # lists of ids in descending order, one for each rule version and verdict
-    for (rule, word), opens in kinds.items():
+    for (rule, stored_verdict), opens in kinds.items():
         sql = "SELECT id FROM decisions INDEXED BY decisions_by_rule WHERE rule = ? AND verdict = ? AND id < ?"
-        if word == "over_budget" and len(opens) == 1:
+        if stored_verdict == "over_budget" and len(opens) == 1:
             sql += f" AND due_ns IS {'NOT ' if True in opens else ''}NULL"
-        rows = db.execute(f"{sql} ORDER BY id DESC LIMIT ?", (rule, word, below, limit + 1)).fetchall()
+        rows = db.execute(f"{sql} ORDER BY id DESC LIMIT ?", (rule, stored_verdict, upper_bound, limit + 1)).fetchall()
         runs.append([row[0] for row in rows])
     return _decision_page(db, list(islice(merge(*runs, reverse=True), limit + 1)), limit)
 
@@ -108,10 +108,10 @@ def _wanted_kinds(rules: Sequence[RuleVersion], verdict: str | None) -> set[tupl
     if verdict is not None and verdict not in get_args(Verdict):
         raise Refused(f"unknown verdict {verdict!r}; expected one of: {', '.join(get_args(Verdict))}")
     return {
-        (rule.id, word, open)
+        (rule.id, stored_verdict, open)
         for rule in rules
-        for word, open in ROW_KINDS
-        if verdict in (None, "superseded" if open and not rule.in_force else word)
+        for stored_verdict, open in ROW_KINDS
+        if verdict in (None, "superseded" if open and not rule.in_force else stored_verdict)
     }
 
 
@@ -322,12 +322,12 @@ def decide_again(row: DecisionRow, decided: Decision, now: int) -> DecisionRow:
 
 def expire_over_budget(db: sqlite3.Connection, rule: int, now: int) -> None:
     """Close old rows over budget. Only the newest `MAX_OVER_BUDGET`, up to `OVER_BUDGET_NS` old, are offered again."""
-    over = "rule = ? AND verdict = 'over_budget' AND due_ns IS NOT NULL"
-    last = f"SELECT created_ns, id FROM decisions WHERE {over} ORDER BY created_ns DESC, id DESC LIMIT 1 OFFSET ?"
-    places = [(now - OVER_BUDGET_NS, 0), db.execute(last, (rule, MAX_OVER_BUDGET - 1)).fetchone()]
-    sql = f"UPDATE decisions SET due_ns = NULL, next_ns = NULL, reason = ?, updated_ns = ? WHERE {over}"
-    for place in filter(None, places):
-        db.execute(f"{sql} AND (created_ns, id) < (?, ?)", (GIVEN_UP_REASON, now, rule, *place))
+    condition = "rule = ? AND verdict = 'over_budget' AND due_ns IS NOT NULL"
+    last = f"SELECT created_ns, id FROM decisions WHERE {condition} ORDER BY created_ns DESC, id DESC LIMIT 1 OFFSET ?"
+    bounds = [(now - OVER_BUDGET_NS, 0), db.execute(last, (rule, MAX_OVER_BUDGET - 1)).fetchone()]
+    sql = f"UPDATE decisions SET due_ns = NULL, next_ns = NULL, reason = ?, updated_ns = ? WHERE {condition}"
+    for bound in filter(None, bounds):
+        db.execute(f"{sql} AND (created_ns, id) < (?, ?)", (GIVEN_UP_REASON, now, rule, *bound))
 
 
 def _find_probability(
