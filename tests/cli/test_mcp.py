@@ -454,7 +454,7 @@ def test_over_http_many_keys_at_once_do_not_see_each_other_s(locked: str) -> Non
 
 
 def test_open_to_others_it_wants_a_key(file: Path) -> None:
-    with pytest.raises(Refused, match="so it needs an API key"), served(file, "0.0.0.0"):
+    with pytest.raises(Refused, match="an API key is required because"), served(file, "0.0.0.0"):
         pass
 
 

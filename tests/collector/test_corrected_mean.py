@@ -106,7 +106,7 @@ def test_a_probability_that_is_none_is_refused(probability: float) -> None:
 
 
 def test_more_votes_than_cases_are_refused() -> None:
-    with pytest.raises(ValueError, match="a voted case is one of the scored ones"):
+    with pytest.raises(ValueError, match="every labelled case must be scored"):
         estimate_ppi_mean([1.0], votes((1, 1, 2)))
 
 

@@ -104,7 +104,7 @@ def test_keys_can_be_required_on_loopback(store, given, monkeypatch):
 
 def test_keys_that_are_required_must_exist(store, monkeypatch):
     monkeypatch.delenv("SPANWISE_API_KEY", raising=False)
-    with pytest.raises(Refused, match="with --require-key it needs an API key: set SPANWISE_API_KEY"):
+    with pytest.raises(Refused, match="because --require-key is set; set SPANWISE_API_KEY"):
         Server(store, require_key=True)
 
 

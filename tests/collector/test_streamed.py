@@ -162,7 +162,7 @@ def test_when_too_much_waits_to_be_taken_more_is_refused() -> None:
     lanes = QueryScheduler()
     assert lanes.hold(MAX_PENDING_RESPONSE_BYTES)
     start, body = sent(StreamedJSON(iter([b"x"]), lanes, 1), leaves=False)
-    assert (start["status"], b"ask again" in body["body"]) == (503, True)
+    assert (start["status"], b"try again" in body["body"]) == (503, True)
     lanes.let_go(MAX_PENDING_RESPONSE_BYTES)
     assert [message.get("body") for message in sent(StreamedJSON(iter([b"x"]), lanes, 1), leaves=False)] == [
         None,

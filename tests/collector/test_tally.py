@@ -123,7 +123,7 @@ def test_a_score_of_unknown_weight_is_counted_and_left_out():
 @pytest.mark.parametrize("weight", [-0.5, inf, float("nan")])
 def test_a_weight_that_is_none_is_refused_and_nothing_is_counted(weight):
     tally = Tally()
-    with pytest.raises(ValueError, match=f"not {weight!r}"):
+    with pytest.raises(ValueError, match=f"got {weight!r}"):
         tally.add(said(1.0), weight)
     assert tally.stats("k").n == tally.judged == 0
 

@@ -133,7 +133,7 @@ def test_a_trace_says_why_it_was_filtered_out(store, client):
     ruled(store, name="short", filter={"name": "other"})
     [head] = traced(store)
     text, _ = page(client, f"/traces/{head.trace_id}")
-    for words in ("short filtered", "expected &#39;other&#39;", "name &#39;other&#39; &#39;answer&#39; no"):
+    for words in ("short filtered", "wants &#39;other&#39;", "name &#39;other&#39; &#39;answer&#39; no"):
         assert words in text
 
 
