@@ -23,8 +23,8 @@ from spanwise.collector.operations import (
     Operation,
     TraceOperations,
 )
-from spanwise.collector.records import Feedback, Page, Run, Target, TraceSummary, normalize_target
-from spanwise.collector.stores.trace_store import iterate_traces
+from spanwise.collector.records import Feedback, Page, Run, Target, TraceSummary
+from spanwise.collector.stores.trace_store import iterate_traces, make_human_feedback
 from spanwise.tracer.http_connections import (
     CERTIFICATE_VARIABLES,
     find_trusted_authorities,
@@ -365,16 +365,8 @@ class HTTPStore(TraceOperations, ControlOperations):
         span_id: str | None = None,
     ) -> Feedback:
         """Attach human feedback to a trace (by its id) or any other target, and return the stored feedback."""
-        about = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
-        stored = Feedback(
-            target=normalize_target(about),
-            key=key,
-            score=score,
-            label=label,
-            comment=comment,
-            author=author,
-            source="human",
-        )
+        fields = {"label": label, "comment": comment, "author": author, "span_id": span_id}
+        stored = make_human_feedback(target, key, score, **fields)
         self.add_feedback([stored])
         return stored
 

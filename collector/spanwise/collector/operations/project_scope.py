@@ -43,6 +43,7 @@ from spanwise.collector.records import (
     normalize_target,
 )
 from spanwise.collector.stores import LazyTrace, Store
+from spanwise.collector.stores.trace_store import make_human_feedback
 
 log = logging.getLogger("spanwise.collector")
 R = TypeVar("R", bound=Run | OpenRun | ProcessReport | Rule | Experiment)
@@ -206,11 +207,9 @@ class ProjectScopedStore:
 
     def feedback(self, target: str | Target, key: str, score: float | bool | None = None, **options: Any) -> Feedback:
         """Store human feedback on traces, their spans and experiments."""
-        about = Target(trace_id=target) if isinstance(target, str) else target
-        if self.foreign_targets([about]):  # dropped, as in `add_feedback`
-            span_id = options.pop("span_id", None)
-            about = normalize_target(replace(about, span_id=span_id) if span_id else about)
-            return Feedback(target=about, key=key, score=score, source="human", **options)
+        row = make_human_feedback(target, key, score, **options)
+        if self.foreign_targets([row.target]):  # dropped, as in `add_feedback`
+            return row
         stored: Feedback = self._store.feedback(target, key, score, **options)
         return stored
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from spanwise.collector.filters import CONDITIONS, EVALUATOR_KIND, Filter
 from spanwise.collector.records import (
@@ -29,6 +29,7 @@ from spanwise.collector.records import (
     TraceSummary,
     TreeNode,
     iterate_pages,
+    normalize_target,
 )
 
 
@@ -254,6 +255,14 @@ class TraceStore(Protocol):
 
     def close(self) -> None:
         """Write queued data, then close the store. Repeated calls do nothing."""
+
+
+def make_human_feedback(
+    target: str | Target, key: str, score: float | bool | None, *, span_id: str | None = None, **fields: Any
+) -> Feedback:
+    """Return human feedback on a trace (by id) or any other target. `fields` are label, comment and author."""
+    about = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
+    return Feedback(target=normalize_target(about), key=key, score=score, source="human", **fields)
 
 
 # operations whose other keyword arguments are conditions of a filter

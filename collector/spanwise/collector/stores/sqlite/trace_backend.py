@@ -33,7 +33,6 @@ from spanwise.collector.records import (
     TraceSummary,
     TreeNode,
     normalize_feedback,
-    normalize_target,
 )
 from spanwise.collector.stores import amendment_merge
 from spanwise.collector.stores.backends import DeletedTraces, RuleScore, ScoreQuery, TargetFeedback
@@ -53,6 +52,7 @@ from spanwise.collector.stores.sqlite.rollups import aggregation
 from spanwise.collector.stores.sqlite.write import feedback_table, forwarding_state, sender_records
 from spanwise.collector.stores.sqlite.write.pending_amendments import AmendmentTarget, get_amendment_target
 from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
+from spanwise.collector.stores.trace_store import make_human_feedback
 
 
 class SQLiteTraces(Backend):
@@ -120,18 +120,10 @@ class SQLiteTraces(Backend):
         author: str | None = None,
         span_id: str | None = None,
     ) -> Feedback:
-        aim = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
-        kept = Feedback(
-            target=normalize_target(aim),
-            key=key,
-            score=score,
-            label=label,
-            comment=comment,
-            author=author,
-            source="human",
-        )
-        self.add_feedback([kept])
-        return kept
+        fields = {"label": label, "comment": comment, "author": author, "span_id": span_id}
+        stored = make_human_feedback(target, key, score, **fields)
+        self.add_feedback([stored])
+        return stored
 
     @write_operation
     def change_feedback(self, db: sqlite3.Connection, /, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
