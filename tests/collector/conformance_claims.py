@@ -268,7 +268,7 @@ def test_decisions_that_were_removed_refuse_what_was_under_way(store: Store) -> 
 def test_a_claim_ends_with_a_verdict_that_says_what_comes_next(store: Store, verdict: Any) -> None:
     waiting(store)
     [taken] = claim(store)
-    with pytest.raises(Refused, match=f"does not end with '{verdict}'"):
+    with pytest.raises(Refused, match=f"invalid verdict '{verdict}'"):
         store.finish(finish(taken, verdict=verdict))
     assert only(store).verdict == "running"
 

@@ -99,5 +99,5 @@ def _convert_fields(fields: Mapping[str, JSON]) -> dict[str, Any]:
         try:
             values[name] = record_encoding.convert(value, _TYPES[name])
         except msgspec.ValidationError as error:
-            raise Refused(f"invalid value {value!r} for {name!r} of a run: {error}") from None
+            raise Refused(f"{name!r} of a run cannot be set to {value!r}: {error}") from None
     return values
