@@ -21,6 +21,7 @@ from spanwise.collector.errors import NotFound, Refused, Unavailable
 from spanwise.collector.filters import Filter
 from spanwise.collector.ingest import Limits, Receiver
 from spanwise.collector.operations import (
+    PROJECT_SCOPES,
     REQUIRED,
     ControlOperations,
     Operation,
@@ -370,6 +371,19 @@ def test_every_verb_of_a_store_is_a_row(table: type, protocol: type) -> None:
     methods = {name for name, member in vars(protocol).items() if inspect.isfunction(member) and name[0] != "_"}
     assert names == methods - {"close", "feedback", "each"}
     assert names == {call.name for call in list_operations(table)}
+
+
+def test_the_project_scope_of_a_row_fits_its_verb() -> None:
+    for name, scope in PROJECT_SCOPES.items():
+        verb = getattr(TraceStore, name, None) or getattr(ControlStore, name)
+        arguments = list(inspect.signature(verb).parameters)[1:]
+        assert {
+            "filter": {"filter", "conditions"} <= set(arguments),
+            "argument": "project" in arguments,
+            "trace": arguments[:1] == ["trace_id"],
+            "method": True,
+            "forbidden": True,
+        }[scope], name
 
 
 @pytest.mark.parametrize("name", ["traces", "dataset", "claim"])

@@ -105,6 +105,6 @@ def test_the_apis_description_comes_from_here_alone(browser, server):
         assert answer is not None
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         page.get_by_text("POST /api/feedback", exact=True).click()
-        assert page.get_by_text("The same id overwrites", exact=False).first.is_visible()
+        assert page.get_by_text("Feedback with an existing id replaces the earlier one", exact=False).first.is_visible()
         assert len(page.inner_text("main")) > 2000
     assert {url.split("/")[2] for url in asked} == {f"127.0.0.1:{server.port}"}
