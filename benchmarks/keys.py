@@ -63,9 +63,9 @@ async def cpu(app: Any, scope: Mapping[str, Any], count: int) -> float:
 
 
 async def measured(store: SQLiteStore, count: int) -> None:
-    door, sign_ins = Authenticator(KeyCache(store), "master"), BrowserSessions()
-    guard = SecurityMiddleware(nothing, ROUTE_PERMISSIONS, door, sign_ins)
-    session = sign_ins.begin(sha256(b"secret-500").digest())
+    authenticator, browser_sessions = Authenticator(KeyCache(store), "master"), BrowserSessions()
+    guard = SecurityMiddleware(nothing, ROUTE_PERMISSIONS, authenticator, browser_sessions)
+    session = browser_sessions.begin(sha256(b"secret-500").digest())
     basic = base64.b64encode(b"pk-lf-1:secret-500").decode()
     kinds = {
         "bearer": (guard, request("POST", "/v1/traces", authorization="Bearer secret-500")),
@@ -81,7 +81,7 @@ async def measured(store: SQLiteStore, count: int) -> None:
         await app(dict(scope), None, unsent)  # which reads the keys
         costs = []
         for _ in range(ROUNDS):
-            door.tries = AttemptLimiter()
+            authenticator.attempts = AttemptLimiter()
             costs.append(await cpu(app, scope, count // ROUNDS) - await cpu(nothing, scope, count // ROUNDS))
         print(
             f"{name:20} {statistics.median(costs):6.1f} µs a request (of {ROUNDS} rounds {min(costs):.1f} to {max(costs):.1f})"

@@ -194,7 +194,9 @@ def cpu(work: Callable[[T], object], given: Sequence[T]) -> float:
 def application(store: SQLiteStore) -> Any:
     """What uvicorn is given: the guard, and OTLP's routes behind it."""
     app = create_app(store)
-    return SecurityMiddleware(bypass_framework(app), app.state.scopes, app.state.door, app.state.sign_ins)
+    return SecurityMiddleware(
+        bypass_framework(app), app.state.scopes, app.state.authenticator, app.state.browser_sessions
+    )
 
 
 def answered(app: Any, body: bytes) -> Any:

@@ -95,14 +95,14 @@ def test_a_free_port_is_taken_when_the_usual_one_is_busy(usual_port):
             held.enter_context(socket.create_server(("127.0.0.1", usual_port)))
         shown = demo()
     assert shown.exit_code == 0
-    assert "port 4318 is held by" in shown.stderr
+    assert "port 4318 is in use by" in shown.stderr
     assert ":4318/" not in shown.stdout
 
 
 def test_a_busy_port_that_was_asked_for_is_told_in_one_line():
     with socket.create_server(("127.0.0.1", 0)) as busy, pytest.raises(SystemExit) as told, report_errors():
         app(["demo", "--no-serve", "--port", str(busy.getsockname()[1])])
-    assert re.fullmatch(r"spanwise: port \d+ is held by process \d+ .*--port", str(told.value))
+    assert re.fullmatch(r"spanwise: port \d+ is in use by process \d+ .*--port", str(told.value))
 
 
 def test_an_address_is_no_store():

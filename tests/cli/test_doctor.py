@@ -47,7 +47,7 @@ def doctor(*arguments: str) -> Result:
 def test_it_says_per_sender_what_is_there_and_what_is_not(file: Path) -> None:
     shown = doctor("--store", str(file))
     assert re.search(r"vendor *│ 1 *│ 0 of 1 *│ 0 of 1 *│ 0 of 1 *│ – .*vendor\.docs 1", shown.stdout)
-    assert "1 of 1 spans that retrieve have no documents" in shown.stdout
+    assert "1 of 1 retrieval spans have no documents" in shown.stdout
     assert "looked at all 2 spans, in 2 traces of 2 senders" in shown.stderr
 
 

@@ -231,8 +231,8 @@ def test_there_is_nothing_to_draw_from(database: Path) -> None:
 def test_calibrate_says_agreement_and_the_corrected_mean(spanwise: Spanwise) -> None:
     spanwise("label", "polite", "-n", "20", keys="y" * 20)
     shown = spanwise("calibrate", "polite", "--differing", "2")
-    assert "agrees with people 75 % (κ 0.00, 20 votes)" in shown
-    assert "people would have given 0.9" in shown
+    assert "agrees with people 75 % (κ 0.00, 20 labels)" in shown
+    assert "estimated mean of human labels 0.9" in shown
     assert "SECRET" in shown
     found = json.loads(spanwise("calibrate", "polite", "--json").splitlines()[-1])
     assert (found["agreement"]["n"], found["corrected"]["votes"]) == (20, 20)

@@ -86,8 +86,8 @@ def test_over_http_it_needs_a_key_that_writes_of_no_project(file: Path) -> None:
             hashed = hashlib.sha256(name.encode()).hexdigest()
             store.save_key(Key(id=name, name=name, sha256=hashed, scopes=scopes, project=project))
     with served(at, "0.0.0.0", file=file) as url:
-        assert "lacks the scope write" in over_http(url, failing("run_evaluation"), "reads")
-        assert "is restricted to project 'bank'" in over_http(url, failing("run_evaluation"), "bound")
+        assert "lacks the scope 'write'" in over_http(url, failing("run_evaluation"), "reads")
+        assert "limited to project 'bank'" in over_http(url, failing("run_evaluation"), "bound")
 
 
 def _gone(pid: int) -> bool:

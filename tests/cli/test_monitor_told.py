@@ -42,8 +42,8 @@ def test_why_names_the_condition_that_failed_and_what_it_saw(store, url):
     said = monitor("why", head.trace_id[:12], "--store", url).stdout
     for words in (
         "slow  filtered",
-        "holds: name: wants 'answer', saw 'answer'",
-        "fails: latency_ms: wants > 2,000",
+        "holds: name: expected 'answer', got 'answer'",
+        "fails: latency_ms: expected > 2,000",
     ):
         assert words in said
 

@@ -95,7 +95,7 @@ def test_what_is_missing_is_said() -> None:
     for words in ("3 spans were dropped by the sender", "slow0 is running since", "unless its process has died"):
         assert words in shown
     assert "2 more are running" in shown
-    assert "2 calls were sent out, 1 of them answered by a traced process" in shown
+    assert "2 calls were sent to other services, 1 of them answered by a traced process" in shown
     assert "Some spans are still open" in printed(Trace(ROOT, (ROOT,)))
 
 

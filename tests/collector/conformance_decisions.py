@@ -245,7 +245,7 @@ def test_decisions_that_are_removed_can_be_made_anew(store: Store) -> None:
     assert store.delete_decisions(trace_id=one.trace_id, rule="r", project="default") == 2
     store.decide(slice(on(one), after=two.cursor, upto=two.cursor))
     assert (len(store.decisions()), store.delete_decisions(rule="r"), len(store.decisions())) == (2, 2, 0)
-    with pytest.raises(Refused, match="name the trace or the rule"):
+    with pytest.raises(Refused, match="pass the trace_id or the rule"):
         store.delete_decisions(project="default")
 
 

@@ -76,7 +76,7 @@ def test_amounts_that_cannot_be_are_refused(store: Store, amount: float) -> None
 
 def test_an_id_of_another_budget_is_refused(store: Store) -> None:
     store.book(booking("a"))
-    with pytest.raises(Refused, match="booking 'a' is on budget 'p/r/usd_per_day'"):
+    with pytest.raises(Refused, match="booking id 'a' is already used on budget 'p/r/usd_per_day'"):
         store.book(booking("a", budget="other"))
 
 

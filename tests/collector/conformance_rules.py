@@ -117,7 +117,7 @@ def test_some_settings_change_and_the_others_stay(store: Store) -> None:
     made = store.change_rule("r", settings={"paced": 0.8})
     assert store.rules() == [made]
     assert made.settings == RuleSettings(sample_rate=0.5, retries=7, paced=0.8) == store.settings("r")[0].settings
-    with pytest.raises(Refused, match="'sample_rat' is no setting of a rule: did you mean 'sample_rate'"):
+    with pytest.raises(Refused, match="unknown setting 'sample_rat' of a rule: did you mean 'sample_rate'"):
         store.change_rule("r", settings={"sample_rat": 1})
 
 

@@ -51,13 +51,13 @@ def test_a_condition_that_fails_is_named_with_the_value_that_it_saw(store: Store
         (
             {"scope": "live"},
             {"experiment_id": "e"},
-            "it belongs to experiment 'e', and the rule takes live traffic alone",
+            "it belongs to experiment 'e', and the rule applies only to live traffic",
         ),
-        ({"scope": "experiments"}, {}, "it belongs to no experiment, and the rule takes those of experiments alone"),
+        ({"scope": "experiments"}, {}, "it belongs to no experiment, and the rule applies only to experiments"),
         ({"target": "session"}, {}, "it belongs to no session, and sessions are what the rule scores"),
         ({"enabled": False}, {}, "the rule is paused"),
         ({"filter": {"feedback": [["good", ">", 0.5]]}}, {}, "feedback 'good' has no value from outside of rules"),
-        ({}, {"kind": "evaluator"}, "it is an evaluator's own trace, or a part of one"),
+        ({}, {"kind": "evaluator"}, "it is a trace of an evaluator"),
     ],
 )
 def test_what_a_rule_does_not_look_at(store: Store, rule: Any, trace: Any, said: str) -> None:

@@ -77,7 +77,7 @@ def test_bad_bodies_are_told(api: httpx.Client) -> None:
     ):
         response = api.post(path, content=body)
         assert response.status_code == 400
-        assert "the JSON is not what is asked for" in response.json()["message"]
+        assert "the JSON does not match the expected type" in response.json()["message"]
     assert api.post("/api/feedback", content=b"[" * 100_000).status_code == 400
 
 

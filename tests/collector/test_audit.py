@@ -108,13 +108,13 @@ def test_what_ended_halfway_is_written_down(tmp_path: Path) -> None:
     class Failing(SQLiteStore):
         def __init__(self, path: Path) -> None:
             super().__init__(path)
-            removing = self._traces.remove
+            removing = self._traces.delete_traces
 
             def remove(gone):  # type: ignore[no-untyped-def]
                 removing([next(iter(gone))])
                 raise Unavailable("the disk is gone")
 
-            self._traces.remove = remove  # type: ignore[method-assign]
+            self._traces.delete_traces = remove  # type: ignore[method-assign]
 
     with Failing(tmp_path / "failing.db") as failing:
         failing.append([run()])
@@ -128,7 +128,7 @@ class Forgetful(SQLiteStore):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._control.note = self._fail  # type: ignore[method-assign]
+        self._control.record_audit_event = self._fail  # type: ignore[method-assign]
 
     def _fail(self, event: AuditEvent) -> None:
         raise Unavailable("the disk is full")
@@ -139,7 +139,7 @@ def test_what_was_done_stays_done_where_it_cannot_be_written_down(tmp_path: Path
         store.save_key(key("a"))
         assert store.delete_key("id-a")
     assert [record.name for record in caplog.records] == ["spanwise.audit", "spanwise.collector"] * 2
-    assert "in the log alone, for it could not be kept: the disk is full" in caplog.text
+    assert "the audit event is only in the log, because it could not be stored: the disk is full" in caplog.text
 
 
 def test_the_log_has_one_line_of_json_whatever_stands_in_it(store: SQLiteStore, caplog) -> None:  # type: ignore[no-untyped-def]
@@ -165,7 +165,7 @@ def test_no_number_of_deletions_covers_up_a_key(store: SQLiteStore, monkeypatch:
     monkeypatch.setitem(control_backend.MAX_EVENTS, True, 5)
     store.save_key(key("a"))
     for number in range(499):
-        store.note(AuditEvent(action="delete", about=str(number)))
+        store.record_audit_event(AuditEvent(action="delete", about=str(number)))
     kept = list(iterate_pages(store.audit))
     assert (len(kept), kept[-1].action) == (151, "save_key")
     assert [event.about for event in kept[:2]] == ["498", "497"]

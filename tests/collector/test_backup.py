@@ -129,10 +129,10 @@ def test_a_backup_is_restored_as_the_documentation_says(file: Path, copy: Path, 
         write("a")
         inspection.backup(str(file), str(copy))
         write("b")
-    for name in ("spanwise.db", "spanwise.db-wal", "spanwise.db-shm"):
-        if (tmp_path / name).exists():
-            (tmp_path / name).rename(tmp_path / f"old-{name}")
-    os.link(copy, file)
-    copy.unlink()
+    replaced = inspection.restore(str(copy), str(file)).replaced
     with SQLiteStore(file) as store:
         assert names(store.traces()) == ["a"]
+    assert replaced is not None
+    assert replaced.startswith(f"{file}.replaced-")
+    with SQLiteStore(replaced) as store:
+        assert sorted(names(store.traces())) == ["a", "b"]

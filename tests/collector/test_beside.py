@@ -84,7 +84,7 @@ def test_a_faulty_one_costs_itself_and_is_told(tmp_path):
     answer, feedback, metrics = sent(tmp_path, body)
     count, reason = rejected(answer.content)
     assert (answer.status_code, count, [one.key for one in feedback]) == (200, 0, ["ok"])
-    assert "beside a span: a feedback needs a key" in reason
+    assert "beside a span: the key of feedback must not be empty" in reason
     assert metrics.value("spanwise_beside_refused_total", signal="traces", reason="value") == 2
     assert metrics.value("spanwise_stored_total", signal="traces") == 2
     assert metrics.value("spanwise_refused_total") == 0

@@ -35,7 +35,7 @@ from spanwise.collector.stores.sqlite.trace_backend import SQLiteTraces
 class Stumbling(SQLiteTraces):
     """Is away once what it shall remove has been forgotten elsewhere."""
 
-    def remove(self, gone: Iterable[DeletedTraces]) -> int:
+    def delete_traces(self, gone: Iterable[DeletedTraces]) -> int:
         next(iter(gone))
         raise Unavailable("away")
 

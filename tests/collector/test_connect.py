@@ -135,7 +135,7 @@ def test_what_a_server_asks_of_a_file_is_found_as_python_3_12_looks_for_it(tmp_p
 
 @pytest.mark.parametrize("url", ["http://localhost:abc", "http://[::1", "http://", "http://a b"])
 def test_a_malformed_address_is_refused(url: str) -> None:
-    with pytest.raises(Refused, match="is malformed"):
+    with pytest.raises(Refused, match="invalid URL of the store"):
         connect(url)
 
 

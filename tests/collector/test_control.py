@@ -31,7 +31,7 @@ DAY = 24 * HOUR
 class Falling(SQLiteControl):
     """Ends after the feedback of a claim is kept, before the claim is."""
 
-    def conclude(self, finishes: Sequence[ClaimResult]) -> list[str]:
+    def finish_leases(self, finishes: Sequence[ClaimResult]) -> list[str]:
         if finishes:
             raise Unavailable("away")
         return []
@@ -101,7 +101,7 @@ def test_a_decision_kept_while_its_trace_was_deleted_goes_with_its_claim(
     whole = cast(Store, CombinedStore(traces, control := SQLiteControl(files[1])))
     [head] = waiting(whole)
     whole.delete(trace_ids=(head.trace_id,))
-    control.keep_decided([slice(on(head), after=head.cursor, upto=head.cursor)])  # as of one who had looked before
+    control.record_decisions([slice(on(head), after=head.cursor, upto=head.cursor)])  # as of one who had looked before
     [taken] = claim(whole)
     assert whole.finish(finish(taken))[0].startswith("refused: ")
     assert (len(whole.decisions()), whole.count()["feedbacks"]) == (0, 0)
@@ -207,5 +207,5 @@ def test_the_setting_for_a_change_is_that_of_the_whole_history(tmp_path: Path) -
             ruled(store, settings=RuleSettings(sample_rate=rate))
         [rule], history = store.rules(), store.settings("r")
         for change in (0, *(one.from_change + step for one in history for step in (-1, 0))):
-            assert store._control.setting_at(rule, change) == find_setting(history, change)
-        assert store._control.setting_at(replace(rule, version="2"), 0) is None
+            assert store._control.find_settings(rule, change) == find_setting(history, change)
+        assert store._control.find_settings(replace(rule, version="2"), 0) is None

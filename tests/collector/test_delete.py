@@ -43,7 +43,7 @@ THEM = Filter(metadata={"of": "them"})
 
 def test_what_passes_is_found_once_lot_by_lot(store: SQLiteStore) -> None:
     lots, after = [], None
-    while lot := store.passing(THEM, after):
+    while lot := store.find_deletable_traces(THEM, after):
         lots.append(lot.traces)
         if (after := lot.next) is None:
             break
@@ -78,9 +78,11 @@ def test_traces_that_grow_while_they_are_deleted(store: SQLiteStore) -> None:
 
 
 def test_what_comes_meanwhile_stays_so_that_a_deletion_ends(store: SQLiteStore) -> None:
-    upto = store.newest()
+    upto = store.latest_trace_number()
     store.append([run("new", metadata={"of": "them"}, start_ns=10**6)])
-    assert store.passing(THEM, upto=upto) == store.passing(Filter(metadata={"of": "them"}, until_ns=10**6))
+    assert store.find_deletable_traces(THEM, upto=upto) == store.find_deletable_traces(
+        Filter(metadata={"of": "them"}, until_ns=10**6)
+    )
 
 
 def test_retention_goes_the_same_way(store: SQLiteStore) -> None:
@@ -94,7 +96,7 @@ def test_retention_goes_the_same_way(store: SQLiteStore) -> None:
 def test_a_long_trace_goes_alone_and_short_ones_together(store: SQLiteStore) -> None:
     long = run("long", start_ns=1)
     store.append([long, *(child(long) for _ in range(MIN_SPANS))])
-    gone = store.passing(Filter())
+    gone = store.find_deletable_traces(Filter())
     assert gone is not None
     with store._file.read() as reader:
         ids = [long.trace_id, *gone.traces[:BATCH_TRACES]]

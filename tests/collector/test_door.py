@@ -17,6 +17,7 @@ from collector.otlp import PROTOBUF, attribute, rejected, request, span
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.errors import Forbidden, NotFound, Refused
 from spanwise.collector.filters import Filter
+from spanwise.collector.operations import PROJECT_SCOPES, ProjectScopedStore
 from spanwise.collector.records import (
     Amendment,
     Example,
@@ -31,7 +32,6 @@ from spanwise.collector.records import (
 from spanwise.collector.security.authentication import ATTEMPT_BURST, MAX_TRACKED_ADDRESSES, AttemptLimiter
 from spanwise.collector.server import Server
 from spanwise.collector.stores import ControlStore, TraceStore
-from spanwise.collector.stores.project_scope import FILTERED_OPERATIONS, PROJECT_ARGUMENT_OPERATIONS, ProjectScopedStore
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 MASTER = "master"
@@ -104,7 +104,7 @@ def test_keys_can_be_required_on_loopback(store, given, monkeypatch):
 
 def test_keys_that_are_required_must_exist(store, monkeypatch):
     monkeypatch.delenv("SPANWISE_API_KEY", raising=False)
-    with pytest.raises(Refused, match="with --require-key it needs an API key: set SPANWISE_API_KEY"):
+    with pytest.raises(Refused, match="because --require-key is set; set SPANWISE_API_KEY"):
         Server(store, require_key=True)
 
 
@@ -210,7 +210,7 @@ def test_wrong_keys_are_limited_and_right_ones_go_on(locked, caplog):
         last = answers[-1]
         assert (last.status_code, last.headers["retry-after"]) == (429, "1")
         assert client.get("/api/count", headers=bearer(MASTER)).status_code == 200
-    assert "wrong API key(s) from 127.0.0.1" in caplog.text
+    assert "request(s) with invalid API keys from 127.0.0.1" in caplog.text
     assert "secret-" not in caplog.text
 
 
@@ -228,7 +228,7 @@ def test_tries_come_back_with_time():
     tries = AttemptLimiter(lambda: now[0])
     for _ in range(ATTEMPT_BURST):
         assert tries.wait("a", b"k") == 0
-        tries.wrong("a")
+        tries.record_failure("a")
     assert tries.wait("a", b"k") == 1
     assert tries.wait("b", b"k") == 0
     now[0] = 1.0
@@ -238,9 +238,9 @@ def test_tries_come_back_with_time():
 def test_tries_are_remembered_of_so_many_addresses():
     tries = AttemptLimiter()
     for number in range(MAX_TRACKED_ADDRESSES + 10):
-        tries.wrong(str(number))
-        tries.right(str(number), b"k")
-    assert len(tries._tries) == len(tries._good) == MAX_TRACKED_ADDRESSES
+        tries.record_failure(str(number))
+        tries.record_success(str(number), b"k")
+    assert len(tries._attempts) == len(tries._successes) == MAX_TRACKED_ADDRESSES
 
 
 def test_one_line_tells_of_many_wrong_keys(caplog):
@@ -248,12 +248,12 @@ def test_one_line_tells_of_many_wrong_keys(caplog):
     tries = AttemptLimiter(lambda: now[0])
     with caplog.at_level(logging.WARNING, "spanwise.collector"):
         for _ in range(50):
-            tries.wrong("10.0.0.1")
+            tries.record_failure("10.0.0.1")
         now[0] = 61.0
-        tries.wrong("10.0.0.1")
+        tries.record_failure("10.0.0.1")
     assert [record.getMessage() for record in caplog.records] == [
-        "1 wrong API key(s) from 10.0.0.1",
-        "50 wrong API key(s) from 10.0.0.1",
+        "1 request(s) with invalid API keys from 10.0.0.1",
+        "50 request(s) with invalid API keys from 10.0.0.1",
     ]
 
 
@@ -273,7 +273,7 @@ def test_a_reader_may_ask_for_many_traces(locked, store):
     store.append([kept := run()])
     with HTTPStore(locked.url, "reader") as client:
         assert [trace.trace_id for trace in client.many([kept.trace_id])] == [kept.trace_id]
-        with pytest.raises(Forbidden, match="may not administer"):
+        with pytest.raises(Forbidden, match="lacks the scope 'admin'"):
             client.keys()
 
 
@@ -428,7 +428,7 @@ def test_otlp_is_held_to_the_project_span_by_span(locked, store, theirs):
     )
     count, told = rejected(answer.content)
     assert (answer.status_code, count) == (200, 1)
-    assert "of project 'p'" in told
+    assert "limited to project 'p'" in told
     assert store.trace(mine[0].trace_id.hex()).root.project == "p"
     assert len(store.trace(theirs).runs) == 1
 
@@ -445,16 +445,16 @@ def test_pages_show_the_project_and_nothing_else(locked, mine, theirs):
 
 def test_a_verb_that_nobody_has_thought_of_is_forbidden(store):
     view = ProjectScopedStore(store, "p")
-    thought = (
-        {name for name in vars(ProjectScopedStore) if not name.startswith("_")}
-        | FILTERED_OPERATIONS
-        | PROJECT_ARGUMENT_OPERATIONS
-    )
+    methods = {name for name in vars(ProjectScopedStore) if not name.startswith("_")}
+    thought = methods | {name for name, scope in PROJECT_SCOPES.items() if scope in ("filter", "argument", "trace")}
     verbs = {name for kind in (TraceStore, ControlStore) for name in vars(kind) if not name.startswith("_")}
+    assert verbs - PROJECT_SCOPES.keys() == {"close", "each", "feedback", "where"}
     for name in verbs - thought - {"close", "where"}:
         with pytest.raises(Forbidden):
             getattr(view, name)
     assert {"datasets", "keys", "prune", "delete_feedback", "leases"} <= verbs - thought
+    # the table and the class agree on which operations are methods
+    assert {name for name, scope in PROJECT_SCOPES.items() if scope == "method"} == methods & PROJECT_SCOPES.keys()
     with pytest.raises(AttributeError):
         view.nothing  # noqa: B018
 

@@ -106,7 +106,7 @@ def test_other_scores_that_are_all_alike_have_no_interval():
 def test_in_words():
     rows = [scored(str(n), n % 3 / 2) for n in range(30)]
     assert str(estimate_means([*rows, scored("x", 1.0, None)])[0]) == (
-        "grounded: 0.5 (95 %: 0.345 to 0.655), 30 scores, as sure as 30 of equal weight, 1 of unknown probability"
+        "grounded: 0.5 (95 %: 0.345 to 0.655), 30 scores, equivalent to 30 of equal weight, 1 of unknown probability"
     )
     assert str(estimate_means([scored("x", 1.0, None)])[0]) == (
         "grounded: no weighted mean (0 scores, 1 of unknown probability); unweighted mean 1 of 1 scores"

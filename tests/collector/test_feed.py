@@ -105,12 +105,12 @@ def test_a_position_beyond_what_was_given_out_is_refused(store: SQLiteStore) -> 
 
 
 def test_how_far_a_position_is_behind(store: SQLiteStore) -> None:
-    assert store.behind(None) == (0, None)
+    assert store.count_changes_after(None) == (0, None)
     store.append([a := run(), run(), run()])
     store.append([child(a)])
     first = store.changes(limit=1)
-    assert store.behind(first.cursor) == (2, store.changes(first.cursor).heads[0].changed_ns)
-    assert store.behind(str(store.position())) == (0, None)
+    assert store.count_changes_after(first.cursor) == (2, store.changes(first.cursor).heads[0].changed_ns)
+    assert store.count_changes_after(str(store.latest_change())) == (0, None)
 
 
 # older files

@@ -92,11 +92,11 @@ def test_what_changes_is_sent_again_under_its_id_and_the_same_again_is_not(open_
     store = open_()
     first = Feedback(target=ON, key="k", score=0.0, author="ann")
     store.add_feedback([first])
-    (number,) = [one.number for one in store.said_after(0, 10)]
+    (number,) = [one.number for one in store.feedback_after(0, 10)]
     store.add_feedback([first])
-    assert [one.number for one in store.said_after(0, 10)] == [number]
+    assert [one.number for one in store.feedback_after(0, 10)] == [number]
     store.change_feedback({first.id: {"score": 1.0}})
-    ((said, again, *_),) = store.said_after(number, 10)
+    ((said, again, *_),) = store.feedback_after(number, 10)
     assert (said > number, again.id, again.score) == (True, first.id, 1.0)
 
 
@@ -165,8 +165,8 @@ class Unnoted:
     """A store that is killed whenever it is to note what was sent."""
 
     def __init__(self, store: SQLiteStore) -> None:
-        self.identity, self.open_outlet, self.said_after = store.identity, store.open_outlet, store.said_after
-        self.waiting_after, self.feedback_there = store.waiting_after, store.feedback_there
+        self.identity, self.open_outlet, self.feedback_after = store.identity, store.open_outlet, store.feedback_after
+        self.count_feedback_after, self.find_stored_feedback = store.count_feedback_after, store.find_stored_feedback
 
     def move_outlet(self, name: str, cursor: int, sent: int, dropped: int, error: str | None = None) -> None:
         raise OSError("killed")
@@ -250,14 +250,17 @@ def test_what_came_through_many_collectors_goes_no_further(open_):
 def test_a_large_one_does_not_keep_the_others_in_memory(open_):
     store = open_()
     store.add_feedback([replace(ALL[0], key=f"k{number}", comment="x" * 600_000, id="") for number in range(4)])
-    assert [len(store.said_after(0, 10)), len(store.said_after(store.said_after(0, 10)[-1].number, 10))] == [1, 1]
+    assert [
+        len(store.feedback_after(0, 10)),
+        len(store.feedback_after(store.feedback_after(0, 10)[-1].number, 10)),
+    ] == [1, 1]
 
 
 def test_a_server_does_not_send_to_itself(open_):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    with pytest.raises(Refused, match=r"--feedback-to .* is this server's own address"):
+    with pytest.raises(Refused, match=r"--feedback-to .* is the address of this server"):
         Server(open_(), port=port, feedback_to=FeedbackForwarder([ForwardTarget("t", f"http://localhost:{port}")]))
 
 
@@ -266,7 +269,7 @@ def test_deleted_feedback_is_not_sent(open_):
     store.open_outlet("t", "http://a")
     store.append([ROOT], ALL[:2])
     store.delete(trace_ids=(ROOT.trace_id,))
-    assert list(store.said_after(0, 10)) == []
+    assert list(store.feedback_after(0, 10)) == []
 
 
 # The words
@@ -353,11 +356,11 @@ def test_what_a_rule_said_is_among_it(open_):
     store = open_()
     store.append([ROOT])
     said = TargetFeedback("r", ON, 1, ["judge"], [Feedback(target=ON, key="k", score=1.0, evaluator="judge")])
-    store.put_verdicts([said])
-    ((_, row, project, environment),) = store.said_after(0, 10)
+    store.replace_rule_feedback([said])
+    ((_, row, project, environment),) = store.feedback_after(0, 10)
     assert (row.rule, row.claim, project, environment) == ("r", 1, "shop", "prod")
-    store.put_verdicts([said._replace(claim=2, feedback=[])])
-    assert list(store.said_after(0, 10)) == []
+    store.replace_rule_feedback([said._replace(claim=2, feedback=[])])
+    assert list(store.feedback_after(0, 10)) == []
 
 
 def test_what_was_said_is_put_in_order_only_where_it_is_sent_on(open_: Callable[..., SQLiteStore]) -> None:

@@ -264,7 +264,7 @@ def test_a_usual_port_that_is_taken_is_told_and_http_goes_on(store):
         socket.create_server(("127.0.0.1", 0)) as busy,
         Server(store, grpc_port=busy.getsockname()[1], grpc_required=False) as made,
     ):
-        assert (made.grpc_url, "is held by" in made.without_grpc) == (None, True)
+        assert (made.grpc_url, "is in use by" in made.without_grpc) == (None, True)
         assert httpx.get(f"{made.url}/readyz").status_code == 200
 
 

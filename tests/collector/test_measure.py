@@ -74,7 +74,7 @@ def test_the_client_reads_more_than_a_page_by_pages(client, store):
 
 def test_a_list_without_pages_has_a_bound(client):
     assert client.running(limit=10_000) == []
-    with pytest.raises(Refused, match="at most 10,000 at once"):
+    with pytest.raises(Refused, match="at most 10,000, got 10,001"):
         client.running(limit=10_001)
 
 
@@ -150,9 +150,9 @@ def test_feedback_on_an_id_in_any_case_is_one(client, store):
 
 @pytest.mark.parametrize("amount", [-1e308, -1.0, 1e308])
 def test_money_that_nobody_spends_is_refused(client, amount):
-    with pytest.raises(Refused, match="amounts are within"):
+    with pytest.raises(Refused, match="must be between 0 and"):
         client.book(Booking(id="i", budget="b", amount=amount, limit=1.0))
-    with pytest.raises(Refused, match="amounts are within"):
+    with pytest.raises(Refused, match="must be between 0 and"):
         client.settle({"i": amount})
 
 
@@ -178,7 +178,7 @@ def test_halves_keep_traces_whole_and_roots_last():
 
 
 def test_what_cannot_be_parted_is_refused(client):
-    with pytest.raises(TooLarge, match="larger than"):
+    with pytest.raises(TooLarge, match="the maximum is 33,554,432"):
         client.append([run(inputs="x" * (transport.MAX_BODY_BYTES + 1))])
 
 

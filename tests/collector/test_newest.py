@@ -10,10 +10,10 @@ import pytest
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
+from spanwise.collector.operations import ProjectScopedStore
 from spanwise.collector.pages.traces import trace_list
 from spanwise.collector.records import Feedback, Run, Target
 from spanwise.collector.server import Server
-from spanwise.collector.stores.project_scope import ProjectScopedStore
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.query import distinct_values
 from spanwise.collector.stores.sqlite.rollups import aggregation

@@ -55,7 +55,7 @@ def test_a_loop_over_rows_ends_with_its_question(store: SQLiteStore) -> None:
         [blob] = reader.db.execute("SELECT payload FROM spans").fetchone()
         assert reader.payload(blob)["inputs"] == "x"
         question.leave()
-        with pytest.raises(Closed, match="whoever asked has left"):
+        with pytest.raises(Closed, match="the client has disconnected"):
             reader.payload(blob)
 
 

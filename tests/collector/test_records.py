@@ -53,7 +53,7 @@ def test_another_attribute_is_none() -> None:
 
 @pytest.mark.parametrize("name", ["max_age_ns", "max_bytes"])
 def test_a_retention_below_zero_would_give_up_what_is_yet_to_come(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} of a retention is -1"):
+    with pytest.raises(ValueError, match=f"{name} of a retention rule must be >= 0, got -1"):
         Retention(**{name: -1})
 
 

@@ -68,10 +68,10 @@ def test_conditions_as_they_are_written():
     ]
     said = [rule_report.describe_condition(one) for one in told]
     assert said[:4] == [
-        "latency_ms: wants > 200, saw 120",
-        "feedback: wants thumbs_up = 0, saw nothing",
-        "tags: wants a, b, saw nothing",
-        "metadata: wants tenant 't1', saw tenant nothing",
+        "latency_ms: expected > 200, got 120",
+        "feedback: expected thumbs_up = 0, got nothing",
+        "tags: expected a, b, got nothing",
+        "metadata: expected tenant 't1', got tenant nothing",
     ]
     assert len(said[4]) < 250
 
@@ -95,19 +95,19 @@ def test_a_budget_of_nothing_is_spent():
 def test_what_there_is_to_know_of_a_decision():
     waiting = replace(DECIDED, verdict="waiting", attempts=1, deaths=2, next_ns=NOW + 20 * 10**9, incomplete=True)
     assert list(rule_report.facts(waiting, NOW)) == [
-        "taken although parts of the trace are missing",
+        "evaluated although parts of the trace are missing",
         "1 attempt",
         "ended 2 workers",
-        "tried next in 20.00 s",
+        "next attempt in 20.00 s",
     ]
-    assert list(rule_report.facts(replace(waiting, next_ns=NOW - 1), NOW))[-1] == "tried next now"
+    assert list(rule_report.facts(replace(waiting, next_ns=NOW - 1), NOW))[-1] == "next attempt now"
 
 
 def test_for_how_many_a_scored_one_stands():
     assert list(rule_report.facts(DECIDED, NOW)) == []
-    assert list(rule_report.facts(replace(DECIDED, probability=0.1), NOW)) == ["stands for 10 traces in weighted means"]
-    assert "not known" in next(rule_report.facts(replace(DECIDED, probability=None), NOW))
-    assert "no weighted mean" in next(rule_report.facts(replace(DECIDED, probability=0.0), NOW))
+    assert list(rule_report.facts(replace(DECIDED, probability=0.1), NOW)) == ["counts as 10 traces in weighted means"]
+    assert "probability unknown" in next(rule_report.facts(replace(DECIDED, probability=None), NOW))
+    assert "not in weighted means" in next(rule_report.facts(replace(DECIDED, probability=0.0), NOW))
 
 
 def test_states_of_any_shape_are_shown():
@@ -169,12 +169,14 @@ def test_the_rate_and_what_paces_it():
 
 def test_how_far_behind():
     assert rule_report.behind(STATUS) == "up to date"
-    assert rule_report.behind(replace(STATUS, behind=1, lag_s=4.2)) == "1 change behind, the oldest of 4.20 s ago"
+    assert rule_report.behind(replace(STATUS, behind=1, lag_s=4.2)) == "1 change behind, the oldest from 4.20 s ago"
 
 
 def test_a_rate_at_the_lowest_pace_says_what_happens_then():
     settings = RuleSettings(sample_rate=0.5, paced=0.001)
     status = replace(STATUS, rule=replace(RULE, settings=settings), rate=0.0005)
-    assert rule_report.rate(status).endswith("the lowest that pacing goes; scoring stops when the budget is used up")
+    assert rule_report.rate(status).endswith(
+        "the lowest rate that pacing sets; scoring stops when the budget is used up"
+    )
     status = replace(STATUS, rule=replace(RULE, settings=replace(settings, paced=0.01)), rate=0.005)
     assert "scoring stops" not in rule_report.rate(status)

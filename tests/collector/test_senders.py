@@ -104,7 +104,7 @@ def test_a_trace_that_is_larger_than_all_is_left_out_and_told(store: Store) -> N
     store.append([*(span(n, trace=1) for n in range(1, 1_200)), span(2_000)])
     seen = look(store, spans=10)
     assert (seen.spans, seen.too_large, seen.whole) == (1, 1, False)
-    assert any("left out for their size" in one for one in find_problems(store, seen, {}))
+    assert any("skipped because of their size" in one for one in find_problems(store, seen, {}))
 
 
 def test_nothing_stored_is_nothing_seen(store: Store) -> None:
@@ -114,7 +114,7 @@ def test_nothing_stored_is_nothing_seen(store: Store) -> None:
 
 def test_retrievers_without_documents_are_told_which_attributes_look_like_them(store: Store) -> None:
     told = advice(span(1, kind="retriever", attributes={"vendor.chunks.0.text": "a"}), store=store)
-    assert "1 of 1 spans that retrieve have no documents; attributes that nobody reads and that look like it: " in told
+    assert "1 of 1 retrieval spans have no documents; unread attributes with similar names: " in told
     assert "'vendor.chunks.N.text'" in told
     assert "set_documents" in told
 
@@ -122,7 +122,7 @@ def test_retrievers_without_documents_are_told_which_attributes_look_like_them(s
 def test_without_a_retriever_names_that_look_like_one_are_told(store: Store) -> None:
     told = advice(span(1, name="vector_search"), store=store)
     assert "no span is of kind retriever or reranker (kinds: chain 1)" in told
-    assert "spans named 'vector_search' look like one" in told
+    assert "spans named 'vector_search' may be retrievals" in told
 
 
 def test_what_another_part_of_a_service_retrieves_is_missing_of_none(store: Store) -> None:
@@ -133,19 +133,19 @@ def test_what_another_part_of_a_service_retrieves_is_missing_of_none(store: Stor
 @pytest.mark.parametrize("scope", CONTENT_SETTINGS)
 def test_an_instrumentation_that_sends_no_contents_is_told_its_switch(scope: str, store: Store) -> None:
     told = advice(span(1, scope=scope.strip() or scope, kind="llm"), store=store)
-    assert f"1 of 1 spans have no inputs; contents need {CONTENT_SETTINGS[scope]}" in told
+    assert f"1 of 1 spans have no inputs; to send content, set {CONTENT_SETTINGS[scope]}" in told
 
 
 def test_calls_without_tokens_are_told_how_streams_say_them(store: Store) -> None:
     told = advice(span(1, kind="llm", inputs="q", outputs="a", model="m", attributes={"my.usage": 3}), store=store)
-    assert "1 of 1 spans have no tokens; attributes that nobody reads and that look like it: 'my.usage'" in told
+    assert "1 of 1 spans have no tokens; unread attributes with similar names: 'my.usage'" in told
     assert "include_usage" in told
 
 
 def test_content_that_waits_for_log_records_is_told(store: Store) -> None:
     raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="chat", attributes={}, start_ns=now(), end_ns=now())
     waiting = read_run(raw, dialects=[lambda draft: setattr(draft, "awaits", ("inputs",))])
-    assert "1 spans wait for content that comes in log records" in advice(waiting, store=store)
+    assert "1 spans wait for content that is sent in log records" in advice(waiting, store=store)
 
 
 def test_all_is_well_says_nothing(store: Store) -> None:
@@ -178,7 +178,7 @@ def test_drops_that_processes_report_are_told(store: Store) -> None:
 
 def test_clocks_that_cannot_be_are_told(store: Store) -> None:
     store.append([span(1, attributes={"spanwise.sent.start_ns": 2**62})])
-    assert any("1 spans bore times that cannot be" in one for one in find_problems(store, look(store), {}))
+    assert any("1 spans had impossible times" in one for one in find_problems(store, look(store), {}))
 
 
 def test_a_rule_that_nobody_carries_out_is_told(store: Store) -> None:

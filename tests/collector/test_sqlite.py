@@ -507,17 +507,19 @@ def test_a_trace_that_is_deleted_while_it_is_indexed_leaves_no_words(store: SQLi
 def test_feedback_on_a_session_stays_while_a_trace_of_it_comes(store: SQLiteStore) -> None:
     store.append([old := run(session_id="s")])
     store.add_feedback([Feedback(target=Target(session_id="s"), key="k", score=1.0)])
-    assert (going := store.passing(Filter(trace_ids=(old.trace_id,)))) == DeletedTraces([old.trace_id], ["s"])
+    assert (going := store.find_deletable_traces(Filter(trace_ids=(old.trace_id,)))) == DeletedTraces(
+        [old.trace_id], ["s"]
+    )
     store.append([run(session_id="s")])
-    assert store.remove([going]) == 1
+    assert store.delete_traces([going]) == 1
     assert len(store.feedbacks(target=Target(session_id="s"))) == 1
 
 
 def test_feedback_on_a_session_goes_with_two_that_go_at_once(store: SQLiteStore) -> None:
     store.append(runs := [run(session_id="s"), run(session_id="s")])
     store.add_feedback([Feedback(target=Target(session_id="s"), key="k", score=1.0)])
-    lots = [store.passing(Filter(trace_ids=(root.trace_id,))) for root in runs]
-    assert [store.remove([lot]) for lot in lots if lot] == [1, 1]
+    lots = [store.find_deletable_traces(Filter(trace_ids=(root.trace_id,))) for root in runs]
+    assert [store.delete_traces([lot]) for lot in lots if lot] == [1, 1]
     assert not store.feedbacks(target=Target(session_id="s")).items
 
 

@@ -19,10 +19,10 @@ from spanwise.collector import record_encoding
 from spanwise.collector.api.http_conversion import StreamedJSON
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.errors import NotFound, StoreError, TooLarge
+from spanwise.collector.operations import ProjectScopedStore
 from spanwise.collector.query_scheduler import MAX_PENDING_RESPONSE_BYTES, QueryScheduler
 from spanwise.collector.records import OpenRun, Run
 from spanwise.collector.server import Server
-from spanwise.collector.stores.project_scope import ProjectScopedStore
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.connections import MAX_READERS
 from spanwise.collector.stores.sqlite.query.trace_queries import LARGE_ANSWER_BYTES, MAX_ANSWER_BYTES
@@ -92,7 +92,7 @@ def test_a_trace_that_is_not_there_is_not_found(server: Server) -> None:
 
 def test_another_projects_large_trace_is_not_there(store: SQLiteStore) -> None:
     mine, theirs = large(store, project="mine"), large(store, project="theirs")
-    found = ProjectScopedStore(store, "mine").unread([mine.trace_id, theirs.trace_id])
+    found = ProjectScopedStore(store, "mine").load_traces([mine.trace_id, theirs.trace_id])
     assert [trace.root.trace_id for trace in found] == [mine.trace_id]
 
 
@@ -102,11 +102,11 @@ def test_another_projects_trace_is_too_large_for_nobody(store: SQLiteStore) -> N
         lambda db: db.execute("UPDATE traces SET size = ? WHERE project = 'theirs'", (MAX_ANSWER_BYTES,)).rowcount
     )
     view = ProjectScopedStore(store, "mine")
-    assert [trace.root.trace_id for trace in view.unread([mine.trace_id, theirs.trace_id])] == [mine.trace_id]
+    assert [trace.root.trace_id for trace in view.load_traces([mine.trace_id, theirs.trace_id])] == [mine.trace_id]
     store._file.write(lambda db: db.execute("UPDATE traces SET size = ?", (MAX_ANSWER_BYTES + 1,)).rowcount)
-    assert view.unread([theirs.trace_id, "f" * 32]) == []
+    assert view.load_traces([theirs.trace_id, "f" * 32]) == []
     with pytest.raises(TooLarge):
-        view.unread([mine.trace_id])
+        view.load_traces([mine.trace_id])
 
 
 def test_who_reads_slowly_holds_no_reader(store: SQLiteStore, server: Server) -> None:
@@ -162,7 +162,7 @@ def test_when_too_much_waits_to_be_taken_more_is_refused() -> None:
     lanes = QueryScheduler()
     assert lanes.hold(MAX_PENDING_RESPONSE_BYTES)
     start, body = sent(StreamedJSON(iter([b"x"]), lanes, 1), leaves=False)
-    assert (start["status"], b"ask again" in body["body"]) == (503, True)
+    assert (start["status"], b"try again" in body["body"]) == (503, True)
     lanes.let_go(MAX_PENDING_RESPONSE_BYTES)
     assert [message.get("body") for message in sent(StreamedJSON(iter([b"x"]), lanes, 1), leaves=False)] == [
         None,

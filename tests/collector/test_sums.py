@@ -212,8 +212,8 @@ def play(here: Held, steps: Sequence[tuple]) -> None:
                 here.traces.change_feedback({one * 8: {"score": two}})
         elif what == "unsay":
             here.traces.delete_feedback([one * 8])
-        elif what == "delete" and (gone := here.traces.passing(one)):
-            here.traces.remove([gone])
+        elif what == "delete" and (gone := here.traces.find_deletable_traces(one)):
+            here.traces.delete_traces([gone])
         elif what == "restart" and under_way is None:
             here.again()
         elif what == "count" and under_way is None:
@@ -341,7 +341,7 @@ def test_what_comes_to_a_day_at_rest_is_in_its_answer_at_once(here, what):
     elif what == "said":
         here.traces.add_feedback([said_of(runs[1])])
     elif what == "deleted":
-        here.traces.remove([here.traces.passing(Filter(trace_ids=(runs[1].trace_id,)))])
+        here.traces.delete_traces([here.traces.find_deletable_traces(Filter(trace_ids=(runs[1].trace_id,)))])
     else:
         here.traces.append([replace(runs[1], name="b", end_ns=runs[1].end_ns + 1)])
     assert here.ready()[1] == 1
@@ -376,7 +376,7 @@ def test_more_names_than_are_noted_are_all_found(here, names):
 def test_a_day_of_which_all_is_deleted_leaves_nothing(here):
     here.traces.append([later(i) for i in range(3)], [said_of(later(0))])
     here.make_ready()
-    here.traces.remove([here.traces.passing(Filter())])
+    here.traces.delete_traces([here.traces.find_deletable_traces(Filter())])
     here.make_ready()
     with here.file.read() as reader:
         for table in ROLLUP_TABLES:
@@ -580,7 +580,7 @@ def test_a_name_for_each_trace_is_read_from_rows_and_costs_no_more(here):
 
 def test_an_hour_that_was_too_much_is_counted_again_after_a_vacuum(here):
     here.traces.append([later(0), *(later(1, span_id=f"{i + 1:016x}", model=f"m{i}") for i in range(120))])
-    here.traces.remove([here.traces.passing(Filter(trace_ids=(later(1).trace_id,)))])
+    here.traces.delete_traces([here.traces.find_deletable_traces(Filter(trace_ids=(later(1).trace_id,)))])
     assert state(here) == 2
     here.traces.vacuum()
     here.count()
@@ -729,7 +729,7 @@ def test_a_damaged_row_is_counted_as_it_can_be_written_again_and_deleted(here, d
     here.count()
     assert state(here) in (0, 2)
     here.traces.append([later(1, span_id="2" * 16)])
-    here.traces.remove([here.traces.passing(Filter(trace_ids=(later(1).trace_id,)))])
+    here.traces.delete_traces([here.traces.find_deletable_traces(Filter(trace_ids=(later(1).trace_id,)))])
     assert here.traces.aggregate()[0].traces == 2
 
 
@@ -774,15 +774,15 @@ def test_rows_are_right_when_more_are_written_than_are_remembered(here):
         some = [later(start + i, name=f"n{i}") for i in range(250)]
         here.traces.append(some, [said_of(run) for run in some[::2]])
         here.traces.add_feedback([said_of(run, key=f"k{i}") for i, run in enumerate(some)])
-    here.traces.remove([here.traces.passing(Filter(name="n7"))])
+    here.traces.delete_traces([here.traces.find_deletable_traces(Filter(name="n7"))])
     assert_right(here)
 
 
 def test_a_trace_deleted_twice_counts_once(here):
     here.traces.append([later(i) for i in range(3)])
-    gone = here.traces.passing(Filter(trace_ids=(later(0).trace_id,)))
+    gone = here.traces.find_deletable_traces(Filter(trace_ids=(later(0).trace_id,)))
     assert gone is not None
-    assert here.traces.remove([gone, gone]) == 1
+    assert here.traces.delete_traces([gone, gone]) == 1
     assert_right(here)
     assert here.traces.aggregate()[0].traces == 2
 

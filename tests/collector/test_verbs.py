@@ -21,13 +21,14 @@ from spanwise.collector.errors import NotFound, Refused, Unavailable
 from spanwise.collector.filters import Filter
 from spanwise.collector.ingest import Limits, Receiver
 from spanwise.collector.operations import (
+    PROJECT_SCOPES,
+    REQUIRED,
     ControlOperations,
     Operation,
     TraceOperations,
     list_operations,
     store_operation,
 )
-from spanwise.collector.operations.request_mapping import REQUIRED
 from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.records import Key, Rule, Target
 from spanwise.collector.stores import ControlStore, TraceStore
@@ -54,7 +55,9 @@ class Shop(Protocol):
 
     def count_of(self, names: Sequence[str]) -> int: ...
 
-    def wear(self, name: str, times: int, why: str | None = None) -> bool: ...
+    def wear(self, name: str, times: int, why: str | None = None) -> bool:
+        """Walk."""
+        ...
 
     def keep(self, key: Key) -> None: ...
 
@@ -72,27 +75,26 @@ class Shop(Protocol):
 class Shops:
     """The table: that, the Protocol and a store are the three places of a verb."""
 
-    shoe = store_operation(Shop.shoe, "GET /api/shoes/{name:path}", tag="shoes")
-    shoes = store_operation(Shop.shoes, "GET /api/shoes", tag="shoes")
-    boxes = store_operation(Shop.boxes, "GET /api/boxes", tag="shoes")
-    find = store_operation(Shop.find, "GET /api/find", tag="shoes")
-    add = store_operation(Shop.add, "POST /api/shoes", tag="shoes", batch=2)
-    many = store_operation(Shop.many, "POST /api/many", tag="shoes", batch=2)
-    count_of = store_operation(Shop.count_of, "DELETE /api/shoes", tag="shoes", alias={"names": "name"}, batch=2)
+    shoe = store_operation(Shop.shoe, "GET /api/shoes/{name:path}", "shoes")
+    shoes = store_operation(Shop.shoes, "GET /api/shoes", "shoes")
+    boxes = store_operation(Shop.boxes, "GET /api/boxes", "shoes")
+    find = store_operation(Shop.find, "GET /api/find", "shoes")
+    add = store_operation(Shop.add, "POST /api/shoes", "shoes", batch=2)
+    many = store_operation(Shop.many, "POST /api/many", "shoes", batch=2)
+    count_of = store_operation(Shop.count_of, "DELETE /api/shoes", "shoes", alias={"names": "name"}, batch=2)
     wear = store_operation(
         Shop.wear,
         "POST /api/shoes/{name:path}",
-        tag="shoes",
+        "shoes",
         wire={"times": (Literal[1, 2], REQUIRED)},
-        says="Walk.",
-        needs="ingest",
+        permission="ingest",
     )
-    keep = store_operation(Shop.keep, "POST /api/keep", tag="shoes")
-    save = store_operation(Shop.save, "POST /api/rules", tag="shoes")
-    change = store_operation(Shop.change, "PATCH /api/rules/{name}", tag="shoes")
-    throw_away = store_operation(Shop.throw_away, "DELETE /api/shoes/{name}", tag="shoes")
-    clear = store_operation(Shop.clear, "DELETE /api/boxes", tag="shoes")
-    sweep = store_operation(Shop.sweep, "POST /api/sweep", tag="shoes", count="dust", patient=True)
+    keep = store_operation(Shop.keep, "POST /api/keep", "shoes")
+    save = store_operation(Shop.save, "POST /api/rules", "shoes")
+    change = store_operation(Shop.change, "PATCH /api/rules/{name}", "shoes")
+    throw_away = store_operation(Shop.throw_away, "DELETE /api/shoes/{name}", "shoes")
+    clear = store_operation(Shop.clear, "DELETE /api/boxes", "shoes")
+    sweep = store_operation(Shop.sweep, "POST /api/sweep", "shoes", count="dust", client_timeout=False)
 
 
 class Kept:
@@ -118,8 +120,8 @@ class Client(Shops):
     def __init__(self, url: str) -> None:
         self.transport = HTTPTransport(url, None)
 
-    def _ask(self, call: Operation, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-        return send_operation(self.transport, call, args, given)
+    def _send(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return send_operation(self.transport, operation, args, kwargs)
 
 
 RULE = Rule(name="r", version="1", evaluators=())
@@ -134,7 +136,7 @@ def try_on(store: Kept, name: str, times: int) -> str:
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[Kept, str, FastAPI]]:
     app, store = FastAPI(), Kept()
-    app.state.store, app.state.lanes = store, QueryScheduler()
+    app.state.store, app.state.query_scheduler = store, QueryScheduler()
     install_routes(app, [extra_route(try_on, "GET /api/try", "shoes"), *operation_routes(Shops)])
     app.state.receiver = Receiver(store, limits=Limits(pending_bytes=10**6))
     install_error_handlers(app)
@@ -357,18 +359,31 @@ def test_the_table_describes_the_api(served: tuple[Kept, str, FastAPI]) -> None:
 
 def test_what_a_row_says() -> None:
     rows = {call.name: call for call in list_operations(Shops)}
-    assert [rows[name].needs for name in ("shoe", "add", "wear")] == ["read", "write", "ingest"]
-    assert [rows[name].patient for name in ("sweep", "clear")] == [True, False]
-    assert (rows["shoe"].takes, rows["shoe"].answers) == (None, Mapping[str, str])
-    assert (rows["sweep"].answers, rows["keep"].answers, rows["add"].answers) == (dict[str, int], Key, dict[str, int])
+    assert [rows[name].permission for name in ("shoe", "add", "wear")] == ["read", "write", "ingest"]
+    assert [rows[name].client_timeout for name in ("sweep", "clear")] == [False, True]
+    assert (rows["shoe"].body_type, rows["shoe"].response_type) == (None, Mapping[str, str])
+    assert [rows[name].response_type for name in ("sweep", "keep", "add")] == [dict[str, int], Key, dict[str, int]]
 
 
 @pytest.mark.parametrize(("table", "protocol"), [(TraceOperations, TraceStore), (ControlOperations, ControlStore)])
 def test_every_verb_of_a_store_is_a_row(table: type, protocol: type) -> None:
-    names = {name for name, member in vars(table).items() if hasattr(member, "row")}
+    names = {name for name, member in vars(table).items() if hasattr(member, "operation")}
     methods = {name for name, member in vars(protocol).items() if inspect.isfunction(member) and name[0] != "_"}
     assert names == methods - {"close", "feedback", "each"}
     assert names == {call.name for call in list_operations(table)}
+
+
+def test_the_project_scope_of_a_row_fits_its_verb() -> None:
+    for name, scope in PROJECT_SCOPES.items():
+        verb = getattr(TraceStore, name, None) or getattr(ControlStore, name)
+        arguments = list(inspect.signature(verb).parameters)[1:]
+        assert {
+            "filter": {"filter", "conditions"} <= set(arguments),
+            "argument": "project" in arguments,
+            "trace": arguments[:1] == ["trace_id"],
+            "method": True,
+            "forbidden": True,
+        }[scope], name
 
 
 @pytest.mark.parametrize("name", ["traces", "dataset", "claim"])
@@ -381,6 +396,9 @@ def test_a_method_of_the_client_looks_like_the_verb(name: str) -> None:
 
 def test_what_may_take_long_is_waited_for() -> None:
     patient = {
-        call.name for table in (TraceOperations, ControlOperations) for call in list_operations(table) if call.patient
+        call.name
+        for table in (TraceOperations, ControlOperations)
+        for call in list_operations(table)
+        if not call.client_timeout
     }
     assert patient == {"delete", "delete_feedback", "prune", "vacuum"}

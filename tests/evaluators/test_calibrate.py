@@ -45,7 +45,7 @@ def test_agreement_kappa_and_confusion_by_hand() -> None:
     assert (found.agreement.agreed, round(found.agreement.kappa or 0, 9)) == (0.7, 0.4)
     assert found.agreement.confusion == {(1.0, 1.0): 20, (1.0, 0.0): 5, (0.0, 1.0): 10, (0.0, 0.0): 15}
     assert len(found.differing) == 15
-    assert "agrees with people 70 % (κ 0.40, 50 votes)" in str(found)
+    assert "agrees with people 70 % (κ 0.40, 50 labels)" in str(found)
 
 
 def test_it_reads_votes_of_the_same_key_from_the_store(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_complete_agreement_is_no_certainty() -> None:
 def test_always_the_same_word_on_both_sides_has_no_kappa() -> None:
     found = calibrate(*both([(True, True)] * 10))
     assert (found.agreement.agreed, found.agreement.kappa) == (1.0, None)
-    assert "agrees with people 100 % (10 votes)" in str(found)
+    assert "agrees with people 100 % (10 labels)" in str(found)
 
 
 @pytest.mark.parametrize("turned", [1, -1], ids=["people", "judge"])

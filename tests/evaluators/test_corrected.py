@@ -75,11 +75,11 @@ def test_few_votes_on_grades_are_too_few() -> None:
         [said(n, float(n % 5 + 1)) for n in range(300)], [vote(n, float(n % 5 + 1)) for n in range(99)]
     )
     assert found.mean is None
-    assert "too few votes: 99, and grades take 100" in str(found)
+    assert "too few labels: 99; graded scores need 100" in str(found)
 
 
 def test_without_votes_there_is_no_mean_and_it_says_so() -> None:
-    assert "no votes" in str(corrected_mean([said(0, True)], []))
+    assert "no labels" in str(corrected_mean([said(0, True)], []))
     assert corrected_mean([said(0, True)], [vote(5, True)]).notes[0].startswith("1 votes are on cases")
 
 

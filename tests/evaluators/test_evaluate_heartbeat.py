@@ -31,10 +31,10 @@ def eventually(look):
     [
         (0, "running", "running"),
         (-HEARTBEAT_TIMEOUT_NS // 2, "running", "running"),
-        (-2 * HEARTBEAT_TIMEOUT_NS, "running", "no sign of life since "),
-        (None, "running", "no sign of life since "),  # of a version that gave none, begun an hour ago
+        (-2 * HEARTBEAT_TIMEOUT_NS, "running", "no heartbeat since "),
+        (None, "running", "no heartbeat since "),  # of a version that gave none, begun an hour ago
         (HEARTBEAT_TIMEOUT_NS // 2, "running", "running"),  # another machine's clock is a little ahead
-        (HOUR, "running", "running or killed: its last sign of life is dated "),
+        (HOUR, "running", "running or killed: its last heartbeat is dated "),
         (-HOUR, "finished", "finished"),
         (HOUR, "interrupted", "interrupted"),
     ],
@@ -51,7 +51,7 @@ def test_what_is_said_of_an_experiment_by_its_last_sign_of_life(seen, status, to
 
 
 def test_a_sign_at_the_beginning_of_time_is_an_old_one():
-    assert standing(record(seen_ns=0, started_ns=0)) == f"no sign of life since {date_and_time(0)}"
+    assert standing(record(seen_ns=0, started_ns=0)) == f"no heartbeat since {date_and_time(0)}"
 
 
 def test_signs_of_life_come_while_a_task_takes_long(store):
@@ -99,4 +99,4 @@ def test_recorded_experiments_give_signs_of_life_too(store):
 def test_the_summary_of_one_that_died_says_so(store):
     evaluate([{"q": 1}], lambda q: q, store=store, name="x", progress=False)
     store.save_experiment(replace(store.experiment("x"), status="running", seen_ns=1))
-    assert "no sign of life since" in Experiment.load(store, "x").summary().title
+    assert "no heartbeat since" in Experiment.load(store, "x").summary().title

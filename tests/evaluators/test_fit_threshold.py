@@ -85,15 +85,18 @@ def test_agreement_is_of_votes_that_were_left_out():
 @pytest.mark.parametrize(
     ("pairs", "why"),
     [
-        (APART[:5], "all 5 votes say bad"),
-        ([(0.3, True)] * 30, "all 30 votes say good"),
-        ([(0.2, False), (0.9, True)] * 2, "too few votes, 2 good and 2 bad: it takes 10, of either 3 at least"),
-        ([(0.2, False)] * 2 + [(0.9, True)] * 20, "too few votes, 20 good and 2 bad"),
-        ([(0.7, True), (0.7, False)] * 10, "all scores are 0.7: there is nothing to tell apart"),
-        ([(1 - score, good) for score, good in APART], "scores are inverted: of a good and a bad one the good one"),
+        (APART[:5], "all 5 labels are bad"),
+        ([(0.3, True)] * 30, "all 30 labels are good"),
+        ([(0.2, False), (0.9, True)] * 2, "too few labels: 2 good and 2 bad; at least 10 are needed, and 3 of each"),
+        ([(0.2, False)] * 2 + [(0.9, True)] * 20, "too few labels: 20 good and 2 bad"),
+        ([(0.7, True), (0.7, False)] * 10, "all scores are 0.7, so no threshold separates them"),
+        (
+            [(1 - score, good) for score, good in APART],
+            "the scores are inverted: a good case scores better than a bad one in",
+        ),
         (
             [(score, good) for score in (0.1, 0.5, 0.9) for good in (True, False)] * 4,
-            "scores do not tell good from bad more than chance does",
+            "the scores do not separate good from bad better than chance",
         ),
     ],
 )

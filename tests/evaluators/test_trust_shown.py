@@ -34,7 +34,7 @@ def test_votes_stand_beside_the_mean_everywhere_and_do_not_change_it(tmp_path: P
         first, second = made(store, "one"), made(store, "two")
         for row in first.rows():
             store.feedback(row.trace.trace_id, "polite", row.inputs != {"q": "0"}, author="ann")
-        said = "agrees with people 75 % (κ 0.00, 4 votes)"
+        said = "agrees with people 75 % (κ 0.00, 4 labels)"
         again = Experiment.load(store, "one")
         shown = [str(first), str(again), first.to_html(), str(second)]
         beside = str(compare(first, second))
@@ -61,4 +61,4 @@ def test_one_vote_is_a_vote(tmp_path: Path, votes: int) -> None:
         experiment = made(store, "one")
         for row in list(experiment.rows())[:votes]:
             store.feedback(row.trace.trace_id, "polite", True, author="ann")
-        assert ("agrees with people 100 % (1 vote)" if votes else "never checked") in str(experiment)
+        assert ("agrees with people 100 % (1 label)" if votes else "never checked") in str(experiment)

@@ -217,7 +217,9 @@ def test_a_span_is_kept_although_the_server_dies_right_after_its_answer(tmp_path
 
 def test_a_port_that_is_taken_is_named_with_its_holder(tmp_path: Path) -> None:
     with Process(tmp_path / "a.db") as server:
-        with pytest.raises(AssertionError, match=r"held by a Spanwise server \(process \d+, store '.*a.db'\).*--port"):
+        with pytest.raises(
+            AssertionError, match=r"in use by a Spanwise server \(process \d+, store '.*a.db'\).*--port"
+        ):
             Process(tmp_path / "b.db", server.port)
         with pytest.raises(AssertionError, match=f"written by process .* answers at {server.url}"):
             Process(tmp_path / "a.db")

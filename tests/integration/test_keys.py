@@ -107,7 +107,7 @@ def test_a_server_tells_no_key_to_anybody(tmp_path: Path) -> None:
         said = process.communicate(timeout=240)[0]
     hidden(said)
     assert made.status_code == 200
-    assert "wrong API key(s) from 127.0.0.1" in said
+    assert "request(s) with invalid API keys from 127.0.0.1" in said
     (line,) = [line for line in said.splitlines() if line.startswith("{")]
     assert (json.loads(line)["audit"], json.loads(line)["key"]) == ("save_key", "SPANWISE_API_KEY")
     for file in tmp_path.iterdir():
@@ -131,7 +131,7 @@ def test_a_traceback_holds_no_key(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         answers = [httpx.get(f"{server.url}/api/count", headers=sent, timeout=60) for sent in spelled(MASTER)]
         with HTTPStore(server.url, MASTER) as client, pytest.raises(Exception) as failed:
             client.count()
-        said = f"{client!r} {failed.value!r} {server.door!r} {server!r}"
+        said = f"{client!r} {failed.value!r} {server.authenticator!r} {server!r}"
     assert {answer.status_code for answer in answers} == {500, 401}
     assert "RuntimeError: a fault" in caplog.text
     hidden(caplog.text + said + "".join(answer.text for answer in answers))

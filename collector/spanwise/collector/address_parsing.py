@@ -16,11 +16,15 @@ def check_database_path(path: str | os.PathLike[str]) -> str:
     """
     name = os.fspath(path)
     if not name:
-        raise Refused("the store's name is empty, as if a variable were not set; name a file, such as spanwise.db")
+        raise Refused(
+            "the path of the store is empty, perhaps because a variable is not set; pass a path such as spanwise.db"
+        )
     if name.startswith(":memory:"):
-        raise Refused(f"{name!r} would be kept in memory alone and be gone with this process; name a file")
+        raise Refused(
+            f"{name!r} is an in-memory database, which is lost when the process ends; pass the path of a file"
+        )
     if name.startswith("file:"):
-        raise Refused(f"{name!r} is an address of SQLite's, not a file; name its path (./{name} if it is called so)")
+        raise Refused(f"{name!r} is a SQLite URI; pass the path of a file (./{name} if the file has this name)")
     return name
 
 

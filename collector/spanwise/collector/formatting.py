@@ -87,11 +87,11 @@ def standing(experiment: Experiment) -> str:
     """
     if experiment.status != "running":
         return experiment.status
-    seen = experiment.seen_ns or experiment.started_ns
-    silent = time.time_ns() - seen
-    if silent < -HEARTBEAT_TIMEOUT_NS:
-        return f"running or killed: its last heartbeat has a time in the future, {date_and_time(seen)}"
-    return "running" if silent <= HEARTBEAT_TIMEOUT_NS else f"no heartbeat since {date_and_time(seen)}"
+    heartbeat_ns = experiment.seen_ns or experiment.started_ns
+    age_ns = time.time_ns() - heartbeat_ns
+    if age_ns < -HEARTBEAT_TIMEOUT_NS:
+        return f"running or killed: its last heartbeat is dated {date_and_time(heartbeat_ns)}, which is in the future"
+    return "running" if age_ns <= HEARTBEAT_TIMEOUT_NS else f"no heartbeat since {date_and_time(heartbeat_ns)}"
 
 
 def zone() -> str:
@@ -167,9 +167,9 @@ def split_stack(message: str) -> tuple[str, str]:
 
     If the text begins with the stack trace, all of it is the message.
     """
-    found = _STACK_TRACE_PATTERN.search(message)
-    before = message[: found.start()].rstrip() if found else ""
-    return (before, message[found.start() :]) if found and before else (message, "")
+    match = _STACK_TRACE_PATTERN.search(message)
+    before = message[: match.start()].rstrip() if match else ""
+    return (before, message[match.start() :]) if match and before else (message, "")
 
 
 _MAX_GROUP_LENGTH = 300  # characters

@@ -19,33 +19,33 @@ Labels = tuple[tuple[str, str], ...]
 HISTOGRAM_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 METRIC_HELP = {
-    "spanwise_received_total": "Spans or log records that arrived, those included that were refused.",
-    "spanwise_stored_total": "Spans or feedbacks that are durable and were acknowledged.",
-    "spanwise_refused_total": "Single spans or log records that were refused, by reason.",
-    "spanwise_feedback_out_total": "Feedback that a target of --feedback-to has taken.",
-    "spanwise_feedback_out_dropped_total": "Feedback that a target will never take, by reason.",
-    "spanwise_feedback_out_failures_total": "Tries to send feedback on that a target did not take, by reason.",
-    "spanwise_feedback_out_waiting": "Feedback that waits in the store to be sent on.",
-    "spanwise_beside_stored_total": "Feedback and content for other spans that spans brought beside their runs, kept.",
-    "spanwise_beside_refused_total": "The same, refused, by reason; the spans were kept.",
-    "spanwise_passed_over_total": "Log records and metrics that were accepted and not kept: nothing in them is for us.",
-    "spanwise_requests_refused_total": "Requests that were answered with an error, by reason.",
-    "spanwise_dialect_errors_total": "Spans or log records that were read without a dialect because it failed on them.",
-    "spanwise_decoders": "Processes that decode for the server now.",
-    "spanwise_decoder_requests_total": "Requests that were decoded in processes of their own.",
-    "spanwise_decoder_seconds_total": "CPU seconds that those processes took to decode.",
-    "spanwise_decoder_deaths_total": "Processes for decoding that ended on their own, or could not start, by reason.",
-    "spanwise_acknowledgement_seconds": "From the last byte of a request to its acknowledgement.",
-    "spanwise_commit_seconds": "From a request handed to the store to its being durable: waiting and writing.",
-    "spanwise_forwarded_total": "Requests that a target of --forward has taken.",
-    "spanwise_forward_rejected_total": "Spans, log records or metrics in them that the target said it rejected.",
-    "spanwise_forward_dropped_total": "Requests that were given up for a target, by reason.",
-    "spanwise_forward_failures_total": "Times that a target took nothing, by reason; it is tried again.",
-    "spanwise_forward_loops_total": "Requests that came back to a collector that has passed them on: they end here.",
-    "spanwise_forward_waiting_bytes": "Bytes on disk that wait for a target.",
-    "spanwise_forward_waiting_seconds": "How long the oldest of them have been waiting.",
-    "spanwise_pending_bytes": "Bytes of requests that are being read, decoded or written.",
-    "spanwise_start_time_seconds": "When this process started to serve.",
+    "spanwise_received_total": "Spans or log records received, including refused ones.",
+    "spanwise_stored_total": "Spans or feedback records that are durable and acknowledged.",
+    "spanwise_refused_total": "Single spans or log records refused, by reason.",
+    "spanwise_feedback_out_total": "Feedback that a target of --feedback-to has accepted.",
+    "spanwise_feedback_out_dropped_total": "Feedback that a target has refused permanently, by reason.",
+    "spanwise_feedback_out_failures_total": "Failed attempts to forward feedback to a target, by reason.",
+    "spanwise_feedback_out_waiting": "Feedback in the store that waits to be forwarded.",
+    "spanwise_beside_stored_total": "Stored side records: feedback, and content of other spans, that arrived within spans.",
+    "spanwise_beside_refused_total": "Refused side records, by reason; their spans were stored.",
+    "spanwise_passed_over_total": "Log records and metrics that were accepted but not stored, because Spanwise uses nothing in them.",
+    "spanwise_requests_refused_total": "Requests answered with an error, by reason.",
+    "spanwise_dialect_errors_total": "Spans or log records read without a dialect, because the dialect failed on them.",
+    "spanwise_decoders": "Running decode worker processes.",
+    "spanwise_decoder_requests_total": "Requests decoded in worker processes.",
+    "spanwise_decoder_seconds_total": "CPU seconds that worker processes spent on decoding.",
+    "spanwise_decoder_deaths_total": "Decode worker processes that ended unexpectedly or could not start, by reason.",
+    "spanwise_acknowledgement_seconds": "Time from the last byte of a request to its acknowledgement.",
+    "spanwise_commit_seconds": "Time from passing a request to the store until it is durable, including the time in the queue.",
+    "spanwise_forwarded_total": "Requests that a target of --forward has accepted.",
+    "spanwise_forward_rejected_total": "Spans, log records or metrics in accepted requests that the target reported as rejected.",
+    "spanwise_forward_dropped_total": "Requests dropped for a target, by reason.",
+    "spanwise_forward_failures_total": "Failed attempts to forward to a target, by reason; they are retried.",
+    "spanwise_forward_loops_total": "Requests that returned to a collector that had forwarded them; they are not forwarded again.",
+    "spanwise_forward_waiting_bytes": "Bytes on disk that wait to be forwarded to a target.",
+    "spanwise_forward_waiting_seconds": "Age of the oldest request that waits to be forwarded.",
+    "spanwise_pending_bytes": "Bytes of the requests that are being read, decoded or written.",
+    "spanwise_start_time_seconds": "Time at which this process started to serve, in seconds since the epoch.",
 }
 
 
@@ -180,10 +180,12 @@ def _rule_metrics_text(statuses: Sequence[RuleStatus]) -> str:
     now_ns = time.time_ns()
     samples: list[Sample] = []
     if statuses:
-        finished, decided = rule_report.sum_throughput((worker for one in statuses for worker in one.workers), now_ns)
+        finished, decided = rule_report.sum_throughput(
+            (worker for status in statuses for worker in status.workers), now_ns
+        )
         samples.append(("spanwise_monitor_finished_per_second", (), finished))
         samples.append(("spanwise_monitor_decided_per_second", (), decided))
-    samples += chain.from_iterable(_rule_samples(one, now_ns) for one in statuses)
+    samples += chain.from_iterable(_rule_samples(status, now_ns) for status in statuses)
     for name, labels, value in samples:
         series.setdefault(name, []).append((labels, value))
     lines = [
@@ -196,21 +198,21 @@ def _rule_metrics_text(statuses: Sequence[RuleStatus]) -> str:
 
 
 def _rule_samples(status: RuleStatus, now_ns: int) -> Iterator[Sample]:
-    own: Labels = (("project", status.rule.project), ("rule", status.rule.name))
+    rule_labels: Labels = (("project", status.rule.project), ("rule", status.rule.name))
     for verdict in rule_report.WORDS:
-        yield "spanwise_rule_targets", (*own, ("verdict", verdict)), status.counts.get(verdict, 0)
-    yield "spanwise_rule_behind_changes", own, status.behind
-    yield "spanwise_rule_lag_seconds", own, status.lag_s
-    yield "spanwise_rule_rate", own, status.rate
-    yield "spanwise_rule_workers", own, len(rule_report.find_active_workers(status, now_ns))
+        yield "spanwise_rule_targets", (*rule_labels, ("verdict", verdict)), status.counts.get(verdict, 0)
+    yield "spanwise_rule_behind_changes", rule_labels, status.behind
+    yield "spanwise_rule_lag_seconds", rule_labels, status.lag_s
+    yield "spanwise_rule_rate", rule_labels, status.rate
+    yield "spanwise_rule_workers", rule_labels, len(rule_report.find_active_workers(status, now_ns))
     for budget in rule_report.spending(status.rule, status.booked):
-        labels = (*own, ("budget", budget.name))
+        labels = (*rule_labels, ("budget", budget.name))
         yield "spanwise_rule_budget", labels, budget.limit
         for state in ("settled", "reserved", "unknown"):
             yield "spanwise_rule_spend", (*labels, ("state", state)), getattr(budget, state)
-    for one in rule_report.work(status, now_ns)[:MAX_METRIC_EVALUATORS]:
-        labels = (*own, ("evaluator", one.key))
-        yield "spanwise_rule_evaluator_looked", labels, one.looked
-        yield "spanwise_rule_evaluator_failed", labels, one.failed
-        if one.p95_s is not None:
-            yield "spanwise_rule_evaluator_p95_seconds", labels, one.p95_s
+    for evaluator in rule_report.work(status, now_ns)[:MAX_METRIC_EVALUATORS]:
+        labels = (*rule_labels, ("evaluator", evaluator.key))
+        yield "spanwise_rule_evaluator_looked", labels, evaluator.looked
+        yield "spanwise_rule_evaluator_failed", labels, evaluator.failed
+        if evaluator.p95_s is not None:
+            yield "spanwise_rule_evaluator_p95_seconds", labels, evaluator.p95_s

@@ -37,7 +37,7 @@ def decode(kind: Any, body: bytes | str) -> Any:
     try:
         return _get_decoder(kind).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"the JSON is not what is asked for: {error}") from error
+        raise ValueError(f"the JSON does not match the expected type: {error}") from error
 
 
 def count_items(body: bytes) -> int:
@@ -72,13 +72,13 @@ _decoder_lock = threading.Lock()
 
 
 def _get_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    made = _decoders.get(kind)
-    if made is None:
+    decoder = _decoders.get(kind)
+    if decoder is None:
         # While msgspec analyzes a class, it stores incomplete data on that class. If a second thread reads these
         # data, the process crashes.
         with _decoder_lock:
-            made = _decoders[kind] = msgspec.json.Decoder(kind)
-    return made
+            decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    return decoder
 
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}

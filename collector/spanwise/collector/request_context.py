@@ -64,11 +64,11 @@ class CancellableQuery:
     def refusal(self) -> StoreError:
         """Return the error that says why the query was stopped, and how to avoid that."""
         if self.was_left:
-            return Closed(f"{self.what} was stopped, since whoever asked has left")
+            return Closed(f"{self.what} was stopped, because the client has disconnected")
         return TooSlow(
-            f"{self.what} took longer than {self.seconds:g} seconds and was stopped: narrow it, by a shorter time"
-            " (`since`, `until`), a name, a project, a lower `limit`, or sums by a lower `newest`;"
-            " `spanwise serve --query-seconds` allows more"
+            f"{self.what} took longer than {self.seconds:g} seconds and was stopped; narrow it by a shorter time range"
+            " (`since`, `until`), a name, a project, a lower `limit` or, for aggregates, a lower `newest`;"
+            " `spanwise serve --query-seconds` sets the limit"
         )
 
     def leave(self) -> None:

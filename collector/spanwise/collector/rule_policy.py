@@ -35,17 +35,17 @@ def build_rule_filter(conditions: Mapping[str, JSON]) -> Filter:
     condition. Such rules are accepted.
     """
     try:
-        made = validate_rule_filter(
+        filter = validate_rule_filter(
             extend_filter(None, {name: _normalize_stored_value(name, value) for name, value in conditions.items()})
         )
     except (ValueError, TypeError) as error:
         raise Refused(str(error)) from error
-    if moving := [name for name in RELATIVE_CONDITIONS if getattr(made, name) is not None]:
+    if relative := [name for name in RELATIVE_CONDITIONS if getattr(filter, name) is not None]:
         raise Refused(
-            f"{moving[0]!r} is relative to now, and a rule's filter holds at all times; leave it out: a rule takes "
-            "what comes from now on, and older traces by its own `since`"
+            f"the filter of a rule cannot have the condition {relative[0]!r}, which is relative to now; a rule applies to"
+            " new traces, and with its option `since` to older ones"
         )
-    return made
+    return filter
 
 
 def _normalize_stored_value(name: str, value: JSON) -> JSON:
@@ -86,7 +86,7 @@ def get_sampling_rate(settings: RuleSettings, passes: Sequence[bool | None]) -> 
     `passes` says for each stratum whether the trace passes its filter. None (not yet decided) counts as False, so
     call this only when all are decided.
     """
-    stratum = next((place for place, passed in enumerate(passes) if passed), None)
+    stratum = next((index for index, passed in enumerate(passes) if passed), None)
     rate = settings.sample_rate if stratum is None else settings.strata[stratum].rate
     return rate * (1.0 if settings.paced is None else settings.paced), stratum
 
@@ -116,26 +116,26 @@ def find_exclusion_reason(rule: Rule, head: TraceHead) -> str | None:
     if head.project != rule.project:
         return f"the trace is of project {head.project!r}, the rule of {rule.project!r}"
     if head.judgement:
-        return "it is an evaluator's own trace, or a part of one"
+        return "it is a trace of an evaluator"
     if head.experiment_id is not None and rule.scope == "live":
-        return f"it belongs to experiment {head.experiment_id!r}, and the rule takes live traffic alone"
+        return f"it belongs to experiment {head.experiment_id!r}, and the rule applies only to live traffic"
     if head.experiment_id is None and rule.scope == "experiments":
-        return "it belongs to no experiment, and the rule takes those of experiments alone"
+        return "it belongs to no experiment, and the rule applies only to experiments"
     if head.change <= rule.active_from and (rule.since_ns is None or head.start_ns < rule.since_ns):
         return f"it last changed before version {rule.version!r} of the rule was activated"
     return None
 
 
-def update_settings(settings: RuleSettings, given: RuleSettings | Mapping[str, Any]) -> RuleSettings:
+def update_settings(settings: RuleSettings, changes: RuleSettings | Mapping[str, Any]) -> RuleSettings:
     """Return the settings with some of them replaced. Raises `Refused` for an unknown name or an invalid value."""
-    if isinstance(given, RuleSettings):
-        return given
-    if unknown := next((name for name in given if name not in _SETTING_NAMES), None):
+    if isinstance(changes, RuleSettings):
+        return changes
+    if unknown := next((name for name in changes if name not in _SETTING_NAMES), None):
         from spanwise.tracer.suggestions import did_you_mean  # loads the tracer, so import it only for errors
 
-        raise Refused(f"{unknown!r} is no setting of a rule{did_you_mean(unknown, _SETTING_NAMES, form=': {}')}")
+        raise Refused(f"unknown setting {unknown!r} of a rule{did_you_mean(unknown, _SETTING_NAMES, form=': {}')}")
     try:
-        return record_encoding.decode(RuleSettings, record_encoding.encode({**asdict(settings), **given}))
+        return record_encoding.decode(RuleSettings, record_encoding.encode({**asdict(settings), **changes}))
     except ValueError as error:
         raise Refused(str(error)) from error
 
@@ -143,7 +143,7 @@ def update_settings(settings: RuleSettings, given: RuleSettings | Mapping[str, A
 def validate_rule(rule: Rule) -> None:
     """Raise `Refused` for an invalid rule: an empty name, an invalid filter, or a number out of range."""
     if not rule.name.strip() or not rule.version:
-        raise Refused(f"a rule has a name and a version, not {rule.name!r} and {rule.version!r}")
+        raise Refused(f"a rule needs a name and a version, got {rule.name!r} and {rule.version!r}")
     settings = rule.settings
     try:
         build_rule_filters(rule, settings)
@@ -161,4 +161,4 @@ def validate_rule(rule: Rule) -> None:
 
 def _check_range(value: float, most: float, name: str) -> None:
     if not (0 <= value <= most and isfinite(value)):
-        raise Refused(f"{name} is a number from 0{f' to {most:g}' if most < inf else ''}, not {value!r}")
+        raise Refused(f"{name} must be {f'between 0 and {most:g}' if most < inf else '>= 0'}, got {value!r}")

@@ -8,6 +8,7 @@ longest.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import signal
@@ -88,8 +89,11 @@ class LimitedConnection(HttpToolsProtocol):
         super().connection_made(transport)
         self.since = self.loop.time()
         if len(self.connections) > CONNECTION_LIMIT:
-            others: list[Any] = [one for one in self.connections if one is not self]
-            oldest: LimitedConnection = min([one for one in others if one.waits] or [self], key=lambda one: one.since)
+            others: list[Any] = [connection for connection in self.connections if connection is not self]
+            oldest: LimitedConnection = min(
+                [connection for connection in others if connection.waits] or [self],
+                key=lambda connection: connection.since,
+            )
             oldest.abort()
 
     def abort(self) -> None:
@@ -157,7 +161,7 @@ class LimitedConnection(HttpToolsProtocol):
 
 def close_overdue_connections(connections: Any, now: float) -> None:
     """Close connections that have kept the server waiting too long."""
-    for connection in [one for one in connections if one.is_overdue(now)]:
+    for connection in [connection for connection in connections if connection.is_overdue(now)]:
         connection.abort()
 
 
@@ -200,7 +204,7 @@ class Server:
         decoders: int = 0,
     ) -> None:
         self.store, self.host = store, strip_brackets(host)
-        self.door = _make_authenticator(store, self.host, api_key, required=require_key)
+        self.authenticator = _make_authenticator(store, self.host, api_key, required=require_key)
         self._socket = _bind_socket(self.host, port)
         self.port: int = self._socket.getsockname()[1]
         self._metrics = Metrics()
@@ -212,12 +216,14 @@ class Server:
             limits=limits,
             metrics=self._metrics,
             ready=self._is_ready,
-            door=self.door,
+            authenticator=self.authenticator,
             keepers=keepers,
             query_seconds=query_seconds,
             decoders=decoders,
         )
-        guard = SecurityMiddleware(bypass_framework(app), app.state.scopes, self.door, app.state.sign_ins)
+        guard = SecurityMiddleware(
+            bypass_framework(app), app.state.scopes, self.authenticator, app.state.browser_sessions
+        )
         self._server = _UvicornServer(
             _uvicorn_config(CorsMiddleware(guard, cors, app.state.scopes.rows) if cors else guard)
         )
@@ -227,11 +233,13 @@ class Server:
             for option, sender in (("--forward", self._forward), ("--feedback-to", self._feedback_to)):
                 for target in sender.targets if sender else ():
                     if is_same_address(target.url, self.url):
-                        raise Refused(f"{option} {target.url!r} is this server's own address: it would send to itself")
+                        raise Refused(
+                            f"{option} {target.url!r} is the address of this server; it cannot forward to itself"
+                        )
             if self._feedback_to and not isinstance(self.store, FeedbackSource):
-                raise Refused(f"--feedback-to: the store {self.store.where} does not number its feedback")
+                raise Refused(f"--feedback-to needs a database file as the store, got {self.store.where}")
             if grpc_port is not None:
-                args = self.host, grpc_port, self._receiver, self.door, self._metrics
+                args = self.host, grpc_port, self._receiver, self.authenticator, self._metrics
                 self._server.grpc = GrpcListener(*args, required=grpc_required)
         except Refused:
             self._socket.close()
@@ -281,7 +289,7 @@ class Server:
 
         The server calls `started` once: after it has started, or after `failure` says why it cannot.
         """
-        self._server.tell = started
+        self._server.on_start = started
         try:
             if self._forward is not None:
                 self._forward.begin(self._metrics)
@@ -290,7 +298,7 @@ class Server:
             self._announce(self.url)
             self._server.run(sockets=[self._socket])
         finally:
-            self._server.told()
+            self._server.report_start()
             self._announce(None)
             if self._forward is not None:
                 self._forward.close()
@@ -298,8 +306,8 @@ class Server:
                 self._feedback_to.close()
             self._receiver.close()
             self._socket.close()
-            if self.door.keys:
-                self.door.keys.close()
+            if self.authenticator.keys:
+                self.authenticator.keys.close()
 
     def _announce(self, url: str | None) -> None:
         if isinstance(self.store, LocalStore):
@@ -315,10 +323,10 @@ class GuardedServer:
 
     def __init__(self, app: ASGI, scopes: RoutePermissions, keys: KeyStore, *, host: str, port: int) -> None:
         self.host = strip_brackets(host)
-        self._door = _make_authenticator(keys, self.host)
+        self._authenticator = _make_authenticator(keys, self.host)
         self._socket = _bind_socket(self.host, port)
         self.port: int = self._socket.getsockname()[1]
-        self._server = _UvicornServer(_uvicorn_config(SecurityMiddleware(app, scopes, self._door)))
+        self._server = _UvicornServer(_uvicorn_config(SecurityMiddleware(app, scopes, self._authenticator)))
 
     @property
     def url(self) -> str:
@@ -327,13 +335,13 @@ class GuardedServer:
 
     def run(self, ready: Callable[[], Any] | None = None) -> None:
         """Serve until `stop`, or until a signal if this is the main thread; requests in progress are completed."""
-        self._server.tell = ready
+        self._server.on_start = ready
         try:
             self._server.run(sockets=[self._socket])
         finally:
             self._socket.close()
-            if self._door.keys:
-                self._door.keys.close()
+            if self._authenticator.keys:
+                self._authenticator.keys.close()
 
     def stop(self) -> None:
         """Stop the server, from any thread."""
@@ -350,9 +358,9 @@ def _make_authenticator(
     master = api_key or os.environ.get("SPANWISE_API_KEY")
     required = required or api_key is not None or not is_loopback(host)
     if required and not master and not store.keys():
-        why = f"binding to {host!r} opens this server to others, so" if not is_loopback(host) else "with --require-key"
-        way_out = "set SPANWISE_API_KEY, or make a first key with `spanwise keys create NAME --store FILE`"
-        raise Refused(f"{why} it needs an API key: {way_out}")
+        why = "--require-key is set" if is_loopback(host) else f"the server listens on {host!r}, not only on loopback"
+        remedy = "set SPANWISE_API_KEY, or create a key with `spanwise keys create NAME --store FILE`"
+        raise Refused(f"an API key is required because {why}; {remedy}")
     return Authenticator(KeyCache(store), master, required=required)
 
 
@@ -365,7 +373,7 @@ class _UvicornServer(uvicorn.Server):
 
     grpc: GrpcListener | None = None
     failure: Refused | None = None  # error that prevented the server from starting
-    tell: Callable[[], Any] | None = None
+    on_start: Callable[[], Any] | None = None
     _wake: Callable[[], Any] | None = None
 
     def stop(self) -> None:
@@ -377,13 +385,13 @@ class _UvicornServer(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """Run uvicorn's tick ten times a second until the server is stopped."""
-        told, loop = asyncio.Event(), asyncio.get_running_loop()
-        self._wake = partial(loop.call_soon_threadsafe, told.set)
+        stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._wake = partial(loop.call_soon_threadsafe, stopped.set)
         ticks = 0
         while not await self.on_tick(ticks):
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
-                    await told.wait()
+                    await stopped.wait()
             ticks = (ticks + 1) % 10
             if ticks == 0:
                 close_overdue_connections(self.server_state.connections, loop.time())
@@ -397,7 +405,7 @@ class _UvicornServer(uvicorn.Server):
             self.failure, self.should_exit = error, True
             return
         await super().startup(sockets=sockets)
-        self.told()
+        self.report_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests, and complete those in progress over HTTP and gRPC."""
@@ -406,11 +414,11 @@ class _UvicornServer(uvicorn.Server):
             ending.append(self.grpc.stop(SHUTDOWN_GRACE_S))
         await asyncio.gather(*ending)
 
-    def told(self) -> None:
+    def report_start(self) -> None:
         """Call the callback that reports the start, unless it was called already."""
-        tell, self.tell = self.tell, None
-        if tell is not None:
-            tell()
+        on_start, self.on_start = self.on_start, None
+        if on_start is not None:
+            on_start()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -465,13 +473,8 @@ def _bind_socket(host: str, port: int) -> socket.socket:
         listening.listen(2048)  # without `listen`, Linux lets a second server bind to the same port
     except OSError as error:
         listening.close()
-        raise _bind_error(host, port, error) from error
+        if error.errno != errno.EADDRINUSE:
+            raise Refused(f"cannot bind to {host!r} port {port}: {error.strerror or error}") from error
+        holder = store_connection.describe_port_holder(host, port)
+        raise Refused(f"port {port} is in use by {holder}; stop it, or choose another port with --port") from error
     return listening
-
-
-def _bind_error(host: str, port: int, error: OSError) -> Refused:
-    if error.errno == 98:  # EADDRINUSE
-        return Refused(
-            f"port {port} is held by {store_connection.describe_port_holder(host, port)}: stop it, or choose another with --port"
-        )
-    return Refused(f"cannot bind to {host!r} port {port}: {error.strerror or error}")

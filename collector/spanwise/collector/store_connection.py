@@ -10,7 +10,6 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.client import HTTPException
@@ -41,20 +40,20 @@ def connect(where: str | os.PathLike[str] | None = None) -> Store:
     If another process has the file open for writing and serves it, the store connects to that process. Raises
     `Refused`.
     """
-    place = os.fspath(where) if where is not None else default_location()
-    scheme, divided, _ = place.partition("://")
+    location = os.fspath(where) if where is not None else default_location()
+    scheme, divided, _ = location.partition("://")
     if not divided:
-        return _open_file(Path(check_database_path(place)))
+        return _open_file(Path(check_database_path(location)))
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
-        raise Refused(f"{place!r}: only {known} and paths of SQLite files are known")
-    return SCHEMES[scheme](place)
+        raise Refused(f"unknown URL scheme in {location!r}; expected {known} or the path of a SQLite file")
+    return SCHEMES[scheme](location)
 
 
 def default_location() -> str:
     """Return the default store: SPANWISE_URL, else a running collector on port 4318, else `spanwise.db` here."""
-    if given := os.environ.get("SPANWISE_URL"):
-        return given
+    if url := os.environ.get("SPANWISE_URL"):
+        return url
     return DEFAULT_URL if probe_server(DEFAULT_URL) else default_file()
 
 
@@ -140,26 +139,13 @@ class _StoreHandle:
         """Return the path of the file."""
         return self._shared.store.where
 
-    def announce(self, url: str | None) -> None:
-        """Publish the URL at which this process serves the file; None withdraws it."""
-        self._store.announce(url)
-
-    def health(self) -> Mapping[str, float]:
-        """Return gauges for monitoring."""
-        return self._store.health()
-
-    def trouble(self) -> str | None:
-        """Return the reason why the store accepts no writes now; None if it does."""
-        return self._store.trouble()
-
-    @property
-    def append_async(self) -> Callable[..., Future[None]]:
-        """Return the store's own method, so that appending spans costs no extra call."""
-        return self._store.append_async
-
-    identity, open_outlet, said_after, waiting_after, move_outlet, feedback_there = (
+    # These return the store's own methods, so that appending spans costs no extra call.
+    announce, health, trouble, append_async = (
+        property(attrgetter(f"_store.{name}")) for name in "announce health trouble append_async".split()
+    )
+    identity, open_outlet, feedback_after, count_feedback_after, move_outlet, find_stored_feedback = (
         property(attrgetter(f"_store.{name}"))
-        for name in "identity open_outlet said_after waiting_after move_outlet feedback_there".split()
+        for name in "identity open_outlet feedback_after count_feedback_after move_outlet find_stored_feedback".split()
     )
 
     def __repr__(self) -> str:
@@ -206,8 +192,8 @@ class OnDemandStore:
     """
 
     def __init__(self, where: str | os.PathLike[str] | None = None) -> None:
-        place = os.fspath(where) if where is not None else default_location()
-        self._place = place if "://" in place else os.path.abspath(place)
+        location = os.fspath(where) if where is not None else default_location()
+        self._place = location if "://" in location else os.path.abspath(location)
         self._lock, self._holders = threading.Lock(), 0
         self._store: Store | None = None
         with self.held():
@@ -278,23 +264,19 @@ class AsyncStore:
         self.store = store
 
     def __getattr__(self, name: str) -> Any:
-        verb = getattr(self.store, name)
-        return partial(_run_in_thread, verb) if callable(verb) else verb
+        member = getattr(self.store, name)
+        return partial(asyncio.to_thread, member) if callable(member) else member
 
     async def __aenter__(self) -> AsyncStore:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await _run_in_thread(self.store.close)
+        await asyncio.to_thread(self.store.close)
 
 
 def aio(store: Store) -> AsyncStore:
     """Return the store with its operations as coroutines: `await aio(store).traces(limit=5)`."""
     return AsyncStore(store)
-
-
-async def _run_in_thread(verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return await asyncio.to_thread(verb, *args, **kwargs)
 
 
 PROBE_TIMEOUT_S = 0.5
@@ -310,9 +292,9 @@ def probe_server(url: str, timeout: float = PROBE_TIMEOUT_S) -> dict[str, Any] |
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     # `HTTPException`: the program on this port speaks another protocol
     failures = OSError, ValueError, urllib.error.URLError, HTTPException
-    with suppress(*failures), suppress_instrumentation(), opener.open(f"{url}/healthz", timeout=timeout) as answer:
-        answered = json.load(answer)
-        return answered if isinstance(answered, dict) and answered.get("service") == "spanwise" else None
+    with suppress(*failures), suppress_instrumentation(), opener.open(f"{url}/healthz", timeout=timeout) as response:
+        content = json.load(response)
+        return content if isinstance(content, dict) and content.get("service") == "spanwise" else None
     return None
 
 
@@ -325,13 +307,13 @@ def describe_port_holder(host: str, port: int) -> str:
     if server and "store" in server:
         return f"a Spanwise server (process {server.get('pid')}, store {server['store']!r})"
     pid = next(_listening_processes(port), None)
-    who = "another program"
+    program = "another program"
     if pid:
         name = "of another user"
         with suppress(OSError):
             name = Path(f"/proc/{pid}/comm").read_text().strip()
-        who = f"process {pid} ({name})"
-    return f"a Spanwise server, {who}" if server else who
+        program = f"process {pid} ({name})"
+    return f"a Spanwise server, {program}" if server else program
 
 
 def _listening_processes(port: int) -> Iterator[int]:

@@ -49,8 +49,10 @@ def truncate_text(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
-def _escape_unprintable(text: str, kept: frozenset[str] = frozenset()) -> str:
-    return "".join(letter if letter in kept or letter.isprintable() else _escape_character(letter) for letter in text)
+def _escape_unprintable(text: str, allowed: frozenset[str] = frozenset()) -> str:
+    return "".join(
+        letter if letter in allowed or letter.isprintable() else _escape_character(letter) for letter in text
+    )
 
 
 def _escape_character(letter: str) -> str:

@@ -154,7 +154,7 @@ def test_a_key_of_a_project_gives_scores_to_its_own_traces_alone(store):
         answers = [httpx.post(url, json=scores, auth=("pk", key)) for key in "prx"]
         alone = httpx.post(url, json=scores[0], auth=("pk", "p"))
     assert [answer.status_code for answer in (*answers, alone)] == [207, 403, 401, 403]
-    assert "does not belong" in answers[0].json()["errors"][0]["message"]
+    assert "belongs to another project" in answers[0].json()["errors"][0]["message"]
     assert [one.target.trace_id for one in store.feedbacks()] == [TRACE]
 
 

@@ -103,7 +103,7 @@ def test_a_rule_shows_what_it_decided(store, client):
     assert text.count("scored") >= 3
     text, _ = page(client, "/rules/short?verdict=failed")
     assert "ValueError: &lt;no&gt;" in text
-    assert "stands for 2 traces in weighted means" in text
+    assert "counts as 2 traces in weighted means" in text
 
 
 def test_more_decisions_are_a_page_away(store, client):
@@ -154,7 +154,7 @@ def test_a_trace_shows_errors_and_when_it_is_tried_next(store, client):
     text, _ = page(client, f"/traces/{failed.target.trace_id}")
     assert "concise failed: ValueError: &lt;no&gt;" in text
     text, _ = page(client, f"/traces/{waits.target.trace_id}")
-    for words in ("throttled", "429 of the judge", "tried next in 59."):
+    for words in ("throttled", "429 of the judge", "next attempt in 59."):
         assert words in text
 
 

@@ -242,7 +242,7 @@ def test_what_is_missing_is_said_in_words(store, client):
     root = leaky(store)
     text = client.get(f"/traces/{root.trace_id}").text
     assert "<li>3 spans were dropped by the sender</li>" in text
-    assert "<li>1 call was sent out, none of them answered by a traced process</li>" in text
+    assert "<li>1 call was sent to other services, none of them answered by a traced process</li>" in text
     assert ">complete</span>" not in text
 
 

@@ -9,7 +9,7 @@ from collector.making import run
 from spanwise.collector.records import Experiment, Feedback, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
 
-SAID = "agrees with people 75 % <span>(κ 0.50, 4 votes)</span>"
+SAID = "agrees with people 75 % <span>(κ 0.50, 4 labels)</span>"
 JUDGE = {"key": "polite", "version": "1", "source": "model", "metrics": [{"key": "polite", "range": [0, 1]}]}
 
 

@@ -27,7 +27,7 @@ from spanwise.cli.mcp.store_access import StoreAccess, report_tool_errors, reque
 from spanwise.cli.mcp.tool_results import RESPONSE_CHARACTERS, TEXT_CHARACTERS
 from spanwise.cli.mcp.trace_tools import Limit
 from spanwise.collector import formatting
-from spanwise.collector.errors import Forbidden, Refused, Unavailable
+from spanwise.collector.errors import Refused, Unavailable
 from spanwise.collector.records import Example, Experiment, RunScores, iterate_pages
 from spanwise.collector.stores import Store
 from spanwise.collector.terminal_escaping import escape_text
@@ -206,12 +206,8 @@ class EvaluationRunner:
         async def run_evaluation(context: Context, limit: Examples = None, only: Only = None) -> dict[str, Any]:
             with report_tool_errors():
                 access = self._places.access(request_scope(context))
-                if not access.may("write"):
-                    raise Forbidden("the API key lacks the scope write, which an evaluation needs")
-                if access.project is not None:
-                    raise Forbidden(
-                        f"the API key is restricted to project {access.project!r}, but an evaluation may write to other projects"
-                    )
+                access.require("write")
+                access.require_all_projects("an evaluation")
                 return await self.run(limit, only)
 
         run_evaluation.__doc__ = (

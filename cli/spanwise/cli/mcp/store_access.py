@@ -10,7 +10,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
@@ -22,7 +22,6 @@ from spanwise.collector.errors import Forbidden, Refused, StoreError
 from spanwise.collector.records import Key
 from spanwise.collector.security.authorization import ACCESS_SCOPE_KEY, Access
 from spanwise.collector.stores import Store
-from spanwise.collector.stores.project_scope import ProjectScopedStore
 from spanwise.collector.terminal_escaping import escape_message
 
 # seconds to wait for a file that another process holds, and between two attempts
@@ -70,10 +69,9 @@ class StoreAccess:
     @contextmanager
     def seen_by(self, access: Access, needs: str) -> Iterator[Store]:
         """Open the store with the sender's rights. Raises `Forbidden` if the sender lacks the scope `needs`."""
-        if not access.may(needs):
-            raise Forbidden(f"the API key lacks the scope {needs!r}")
+        access.require(needs)
         with self.opened() as store:
-            yield store if access.project is None else cast(Store, ProjectScopedStore(store, access.project))
+            yield access.restrict(store)
 
     def access(self, scope: Mapping[str, Any] | None) -> Access:
         """Return the rights of a request's sender. On stdio the sender has all rights, otherwise those that the HTTP

@@ -28,9 +28,9 @@ DESCRIPTION_PATHS = ("/openapi.json", "/docs")
 # permissions of all routes: API, OTLP, pages, and the OpenAPI description that FastAPI serves
 ROUTE_PERMISSIONS = RoutePermissions(
     (
-        *((row.method, row.path, row.needs) for row in ROUTES),
+        *((row.method, row.path, row.permission) for row in ROUTES),
         *(("POST", path, "ingest") for path in PATHS),
-        *((method, path, needs) for path, needs, methods in pages.PAGE_ROUTES for method in methods),
+        *((method, path, permission) for path, permission, methods in pages.PAGE_ROUTES for method in methods),
         *(("GET", path, "read") for path in DESCRIPTION_PATHS),
         *((method, path, "open") for method, path in sign_in_routes.SIGN_IN_ROUTES),
     ),
@@ -45,13 +45,13 @@ def create_app(
     metrics: Metrics | None = None,
     ready: Callable[[], bool] | None = None,
     keepers: Sequence[Sink] = (),
-    door: Authenticator | None = None,
+    authenticator: Authenticator | None = None,
     query_seconds: float | None = QUERY_TIMEOUT_S,
     decoders: int = 0,
 ) -> FastAPI:
     """Return the collector as an ASGI application over a store, which the caller closes.
 
-    The sinks in `keepers` get received items once the store has committed them. The authenticator `door` is also used
+    The sinks in `keepers` get received items once the store has committed them. The authenticator is also used
     by the middleware in front of the application. The time limit of one query is `query_seconds`; None means no
     limit. At most `decoders` worker processes help to decode.
     """
@@ -67,9 +67,9 @@ def create_app(
     app.state.store, app.state.scopes = store, ROUTE_PERMISSIONS
     # the API's bodies count against the same limits; the server that runs the application closes the receiver
     app.state.receiver = receiver
-    app.state.lanes = QueryScheduler(query_seconds)
+    app.state.query_scheduler = QueryScheduler(query_seconds)
     app.state.otlp = receiver.routes
-    app.state.door, app.state.sign_ins = door or Authenticator(), BrowserSessions()
+    app.state.authenticator, app.state.browser_sessions = authenticator or Authenticator(), BrowserSessions()
     app.router.routes += [Route(path, route) for path, route in app.state.otlp.items()]
     install_routes(app, ROUTES)
     app.include_router(pages.create_router())
@@ -86,7 +86,7 @@ async def _not_found(request: Request, error: Exception) -> Response:
     """Answer 404 in the client's format: a page for browsers, OTLP's error for its senders, JSON for programs."""
     if request.url.path.startswith(PATH_PREFIXES):
         known = ", ".join(f"/v1/{signal.name}" for signal in SIGNALS)
-        message = f"nothing is taken at {request.url.path!r}: there are {known}"
+        message = f"there is no endpoint {request.url.path!r}; expected one of: {known}"
         if request.headers.get("content-type", "").startswith(PROTOBUF_TYPE.decode()):
             return Response(encode_error(5, message), 404, media_type=PROTOBUF_TYPE.decode())
         return json_response({"code": 5, "message": message}, 404)

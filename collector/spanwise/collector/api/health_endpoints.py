@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 from spanwise.collector.api.http_conversion import json_response
 from spanwise.collector.errors import Closed
 from spanwise.collector.prometheus_metrics import Metrics, RuleMetrics
-from spanwise.collector.security.authorization import get_access, get_unrestricted_store
+from spanwise.collector.security.authorization import get_access
 from spanwise.collector.stores import LocalStore, Store
 
 PROMETHEUS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -26,39 +26,35 @@ def install_health(app: FastAPI, metrics: Metrics, ready: Callable[[], bool]) ->
 
 async def healthz(request: Request) -> Response:
     """Report that the server is alive; for authorized callers also its process id and store."""
-    told: dict[str, str | int | None] = {"status": "ok", "service": "spanwise"}
+    status: dict[str, str | int | None] = {"status": "ok", "service": "spanwise"}
     if get_access(request.scope).known:
         store: Store = request.app.state.store
-        told |= {"pid": os.getpid(), "store": store.where if isinstance(store, LocalStore) else None}
-    return json_response(told)
+        status |= {"pid": os.getpid(), "store": store.where if isinstance(store, LocalStore) else None}
+    return json_response(status)
 
 
 async def readyz(request: Request) -> Response:
     """Report whether the server accepts spans: 503 while it starts, stops or cannot write; with the reason if
     authorized.
     """
-    why = (
-        _find_store_problem(request.app.state.store)
-        if request.app.state.ready()
-        else "the server is starting or stopping"
-    )
-    if why is None:
+    store: Store = request.app.state.store
+    problem: str | None = "the server is starting or stopping"
+    if request.app.state.ready():
+        try:
+            problem = store.trouble() if isinstance(store, LocalStore) else None
+        except Closed as error:
+            problem = str(error)
+    if problem is None:
         return json_response({"ready": True})
-    return json_response({"ready": False} | ({"why": why} if get_access(request.scope).known else {}), 503)
+    return json_response({"ready": False} | ({"why": problem} if get_access(request.scope).known else {}), 503)
 
 
 def metrics(request: Request) -> Response:
     """Return metrics in Prometheus' text format."""
     numbers: Metrics = request.app.state.metrics
     rules: RuleMetrics = request.app.state.rule_metrics
-    store = get_unrestricted_store(request)
+    get_access(request.scope).require_all_projects("/metrics")
+    store: Store = request.app.state.store
     health = store.health() if isinstance(store, LocalStore) else {}
     gauges = {f"spanwise_store_{name}": float(value) for name, value in health.items()}
     return Response(numbers.text(gauges) + rules.text(store), media_type=PROMETHEUS_MEDIA_TYPE)
-
-
-def _find_store_problem(store: Store) -> str | None:
-    try:
-        return store.trouble() if isinstance(store, LocalStore) else None
-    except Closed as error:
-        return str(error)

@@ -47,8 +47,8 @@ def _encode_value(value: Any) -> bytes:
     """
     if not isinstance(value, list) or len(value) <= ENCODE_BATCH:
         return record_encoding.encode(value)
-    some = (value[start : start + ENCODE_BATCH] for start in range(0, len(value), ENCODE_BATCH))
-    return b"[" + b",".join(record_encoding.encode(one)[1:-1] for one in some) + b"]"
+    batches = (value[start : start + ENCODE_BATCH] for start in range(0, len(value), ENCODE_BATCH))
+    return b"[" + b",".join(record_encoding.encode(batch)[1:-1] for batch in batches) + b"]"
 
 
 async def _read_body(request: Request) -> AsyncIterator[bytes]:
@@ -58,13 +58,13 @@ async def _read_body(request: Request) -> AsyncIterator[bytes]:
     A large body also waits until no other large body is being processed.
     """
     receiver: Receiver = request.app.state.receiver
-    body, beside = Incoming(receiver.pending, receiver.limits), receiver.beside
+    body, offloader = Incoming(receiver.pending, receiver.limits), receiver.beside
     try:
-        whole = await body.read(dict(request.scope["headers"]), request.receive)
-        async with beside.turn(len(whole)):
-            if len(whole) > MIN_COUNTED_BYTES:
-                await beside(check_json, whole)
-            yield whole
+        content = await body.read(dict(request.scope["headers"]), request.receive)
+        async with offloader.turn(len(content)):
+            if len(content) > MIN_COUNTED_BYTES:
+                await offloader(check_json, content)
+            yield content
     except PermanentError as refused:
         raise (TooLarge(str(refused)) if refused.reason in TOO_LARGE_REASONS else refused) from None
     except ClientDisconnected:
@@ -82,9 +82,8 @@ def parse_query_filter(request: Request, others: Collection[str] = ()) -> Filter
     exact = extend_filter(
         None, record_encoding.decode(dict[str, Any], request.query_params.get("filter", "{}").encode())
     )
-    said = filter_from_items(item for item in items if item[0] != "filter")
-    whole = merge_filters(exact, said)
-    return replace(whole, trace_ids=tuple(map(str.lower, whole.trace_ids))) if whole.trace_ids else whole
+    merged = merge_filters(exact, filter_from_items(item for item in items if item[0] != "filter"))
+    return replace(merged, trace_ids=tuple(map(str.lower, merged.trace_ids))) if merged.trace_ids else merged
 
 
 LimitParameter = Annotated[int, Query(ge=1, lt=2**63)]
@@ -110,14 +109,14 @@ def _handle_unavailable(request: Request, error: Exception) -> Response:
 
 def _handle_invalid(request: Request, error: Exception) -> Response:
     faults = error.errors() if isinstance(error, RequestValidationError) else []
-    told = "; ".join(
-        f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}, not {fault['input']!r}" for fault in faults
+    message = "; ".join(
+        f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}, got {fault['input']!r}" for fault in faults
     )
-    return _error_response(400, "Refused", told or str(error))
+    return _error_response(400, "Refused", message or str(error))
 
 
 def _handle_overflow(request: Request, error: Exception) -> Response:
-    return _error_response(400, "Refused", f"a number is out of bounds: {error}")
+    return _error_response(400, "Refused", f"a number is out of range: {error}")
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -132,34 +131,29 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 MAX_UNSTREAMED_BYTES = 512 * 1024  # smaller responses are not streamed
-SEND_TIMEOUT_S, MIN_SEND_RATE = (
-    60.0,
-    16 * 1024,
-)  # time limit for a client to read a chunk: the base, and the number of bytes that add another second
+# time limit for a client to read a chunk: the base, and the number of bytes that add another second
+SEND_TIMEOUT_S, MIN_SEND_RATE = 60.0, 16 * 1024
 FEEDBACK_BATCH = 500  # rows encoded in one step
 
 
-def trace_response(lanes: QueryScheduler, store: StreamingStore, trace_id: str) -> Response:
+def trace_response(scheduler: QueryScheduler, store: StreamingStore, trace_id: str) -> Response:
     """Return one trace. Raises `NotFound`."""
-    found = store.unread([trace_id])
+    found = store.load_traces([trace_id])
     if not found:
         raise NotFound(f"there is no trace {trace_id!r} in this store")
-    return (
-        stream_response(lanes, _encode_trace(found[0]), found[0].size)
-        if isinstance(found[0], LazyTrace)
-        else json_response(found[0])
-    )
+    [trace] = found
+    if isinstance(trace, LazyTrace):
+        return stream_response(scheduler, _encode_trace(trace), trace.size)
+    return json_response(trace)
 
 
-def traces_response(lanes: QueryScheduler, store: StreamingStore, trace_ids: Sequence[str]) -> Response:
+def traces_response(scheduler: QueryScheduler, store: StreamingStore, trace_ids: Sequence[str]) -> Response:
     """Return traces as a list."""
-    found = store.unread(trace_ids)
-    large = [one for one in found if isinstance(one, LazyTrace)]
-    return (
-        stream_response(lanes, _encode_list(map(_encode_trace, large)), sum(one.size for one in large))
-        if large
-        else json_response(found)
-    )
+    found = store.load_traces(trace_ids)
+    # all of the traces are lazy, or none is
+    if large := [trace for trace in found if isinstance(trace, LazyTrace)]:
+        return stream_response(scheduler, _encode_list(map(_encode_trace, large)), sum(trace.size for trace in large))
+    return json_response(found)
 
 
 STREAMED_OPERATIONS: dict[Callable[..., Any], Callable[..., Response]] = {
@@ -172,20 +166,20 @@ def is_streaming_store(store: object) -> TypeGuard[StreamingStore]:
     """Return whether a store can stream traces. An `isinstance` check with a protocol would take as long as a small
     query.
     """
-    return hasattr(store, "unread")
+    return hasattr(store, "load_traces")
 
 
-def stream_response(lanes: QueryScheduler, pieces: Iterator[bytes], held: int) -> Response:
-    """Return a complete response, or a streamed one if it is large.
+def stream_response(scheduler: QueryScheduler, chunks: Iterator[bytes], stored_bytes: int) -> Response:
+    """Return a complete response, or a streamed one if it is large. `stored_bytes` are in memory until it is sent.
 
     Raises the errors of the chunks that are produced before streaming starts.
     """
     first, size = list[bytes](), 0
-    for piece in pieces:
-        first.append(piece)
-        size += len(piece)
+    for chunk in chunks:
+        first.append(chunk)
+        size += len(chunk)
         if size > MAX_UNSTREAMED_BYTES:
-            return StreamedJSON(chain(first, pieces), lanes, held)
+            return StreamedJSON(chain(first, chunks), scheduler, stored_bytes)
     return Response(b"".join(first), media_type="application/json")
 
 
@@ -198,21 +192,21 @@ def _encode_trace(trace: LazyTrace) -> Iterator[bytes]:
     yield from _encode_list(_strip_list_brackets(trace.batches()))
     yield b',"feedback":'
     yield from _encode_list(_strip_list_brackets(feedback))
-    rest = {name: getattr(trace, name) for name in ("complete", "dropped", "calls_sent", "running")}
-    yield b"," + record_encoding.encode(rest)[1:]
+    other_fields = {name: getattr(trace, name) for name in ("complete", "dropped", "calls_sent", "running")}
+    yield b"," + record_encoding.encode(other_fields)[1:]
 
 
 def _strip_list_brackets(lists: Iterable[Sequence[Any]]) -> Iterator[Iterator[bytes]]:
     """Yield the JSON of each non-empty list without its brackets."""
-    return (iter((record_encoding.encode(some)[1:-1],)) for some in lists if some)
+    return (iter((record_encoding.encode(items)[1:-1],)) for items in lists if items)
 
 
 def _encode_list(items: Iterable[Iterator[bytes]]) -> Iterator[bytes]:
     yield b"["
-    for n, pieces in enumerate(items):
-        if n:
+    for place, chunks in enumerate(items):
+        if place:
             yield b","
-        yield from pieces
+        yield from chunks
     yield b"]"
 
 
@@ -224,32 +218,35 @@ class StreamedJSON(Response):
 
     media_type = "application/json"
 
-    def __init__(self, pieces: Iterator[bytes], lanes: QueryScheduler, held: int) -> None:
+    def __init__(self, chunks: Iterator[bytes], scheduler: QueryScheduler, stored_bytes: int) -> None:
         super().__init__(None)
         del self.headers["content-length"]
-        self._pieces, self._lanes, self._held = pieces, lanes, held
+        self._chunks, self._scheduler, self._stored_bytes = chunks, scheduler, stored_bytes
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send the chunks until the response is complete or the client disconnects."""
-        if not self._lanes.hold(self._held):
-            told = {"error": "Unavailable", "message": "many large answers wait to be read; ask again in a moment"}
-            refusal = json_response(told, 503)
+        if not self._scheduler.hold(self._stored_bytes):
+            error = {
+                "error": "Unavailable",
+                "message": "too many large responses are waiting to be read; try again later",
+            }
+            refusal = json_response(error, 503)
             refusal.headers["retry-after"] = "5"
             return await refusal(scope, receive, send)
-        gone = asyncio.ensure_future(_wait_for_disconnect(receive))
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
-            await self._send(send, gone)
+            await self._send(send, disconnect)
         finally:
-            gone.cancel()
-            self._lanes.let_go(self._held)
+            disconnect.cancel()
+            self._scheduler.let_go(self._stored_bytes)
 
-    async def _send(self, send: Any, gone: asyncio.Future[None]) -> None:
+    async def _send(self, send: Any, disconnect: asyncio.Future[None]) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for piece in iterate_in_threadpool(self._pieces):
-            if gone.done():
+        async for chunk in iterate_in_threadpool(self._chunks):
+            if disconnect.done():
                 return
-            async with asyncio.timeout(SEND_TIMEOUT_S + len(piece) / MIN_SEND_RATE):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            async with asyncio.timeout(SEND_TIMEOUT_S + len(chunk) / MIN_SEND_RATE):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

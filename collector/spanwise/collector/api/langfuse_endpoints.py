@@ -33,34 +33,34 @@ class Batch(msgspec.Struct):
 
 def scores(request: Request, body: RequestBody) -> Response:
     """Store scores as feedback. A list is answered with 202, or 207 if some are refused; a single score with its id."""
-    given = record_encoding.decode(list[Score] | Score, body)
-    several = given if isinstance(given, list) else [given]
-    check_count(len(several))
-    kept = _store_scores(request, [_read_score(score) for score in several])
-    faults = [str(one) for one in kept if isinstance(one, ValueError)]
-    if isinstance(given, dict):
+    content = record_encoding.decode(list[Score] | Score, body)
+    rows = content if isinstance(content, list) else [content]
+    check_count(len(rows))
+    stored = _store_scores(request, [_read_score(score) for score in rows])
+    faults = [str(result) for result in stored if isinstance(result, ValueError)]
+    if isinstance(content, dict):
         if faults:
-            error = kept[0]
+            error = stored[0]
             foreign = isinstance(error, ItemRefused) and error.reason == "project"
             raise Forbidden(str(error)) if foreign else Refused(str(error))
-        return json_response({"id": given.get("id") or kept[0].id})
+        return json_response({"id": content.get("id") or stored[0].id})
     if not faults:
         return json_response({"message": "Accepted"}, 202)
     errors = [{"message": fault} for fault in faults]
-    return json_response({"accepted": len(kept) - len(faults), "rejected": len(faults), "errors": errors}, 207)
+    return json_response({"accepted": len(stored) - len(faults), "rejected": len(faults), "errors": errors}, 207)
 
 
 def ingestion(request: Request, body: RequestBody) -> Response:
     """Store a batch of scores as feedback. The response is 207, with a status per event; other events are refused."""
     events = record_encoding.decode(Batch, body).batch
     check_count(len(events))
-    kept = _store_scores(request, [_read_event(event) for event in events])
-    paired = list(zip((id if isinstance(id := event.get("id"), str) else "" for event in events), kept, strict=True))
-    successes = [{"id": id, "status": 201} for id, one in paired if isinstance(one, Feedback)]
+    stored = _store_scores(request, [_read_event(event) for event in events])
+    pairs = list(zip((id if isinstance(id := event.get("id"), str) else "" for event in events), stored, strict=True))
+    successes = [{"id": id, "status": 201} for id, result in pairs if isinstance(result, Feedback)]
     errors = [
-        {"id": id, "status": 400, "message": str(one), "error": "InvalidRequestError"}
-        for id, one in paired
-        if isinstance(one, ValueError)
+        {"id": id, "status": 400, "message": str(result), "error": "InvalidRequestError"}
+        for id, result in pairs
+        if isinstance(result, ValueError)
     ]
     return json_response({"successes": successes, "errors": errors}, 207)
 
@@ -68,10 +68,10 @@ def ingestion(request: Request, body: RequestBody) -> Response:
 def _read_event(event: Mapping[str, JSON]) -> Feedback | ValueError:
     kind, score = event.get("type"), event.get("body")
     if kind != SCORE_EVENT:
-        message = "of these batches scores are taken alone: send spans by OTLP, as the SDK does from version 3 on"
-        return ValueError(f"event {kind!r:.100} is not kept; {message}")
+        message = f"only {SCORE_EVENT} events are accepted; send spans by OTLP, as the SDK does from version 3 on"
+        return ValueError(f"unsupported event type {kind!r:.100}: {message}")
     if not isinstance(score, dict):
-        return ValueError(f"the body of a {SCORE_EVENT} is {score!r:.100}, not a score")
+        return ValueError(f"the body of a {SCORE_EVENT} event must be an object, got {score!r:.100}")
     return _read_score(score, event.get("timestamp"))
 
 
@@ -90,9 +90,9 @@ def _store_scores(request: Request, read: Sequence[Feedback | ValueError]) -> Se
     store: Store = request.app.state.store
     project = get_access(request.scope).project
     if project is not None:
-        good = [one for one in read if isinstance(one, Feedback)]
+        good = [row for row in read if isinstance(row, Feedback)]
         allowed = iter(scope_or_refuse(store, project, good))
-        read = [next(allowed) if isinstance(one, Feedback) else one for one in read]
-    if rows := [one for one in read if isinstance(one, Feedback)]:
+        read = [next(allowed) if isinstance(row, Feedback) else row for row in read]
+    if rows := [row for row in read if isinstance(row, Feedback)]:
         store.add_feedback(rows)
     return read

@@ -25,8 +25,8 @@ _ERROR = {
 _ERRORS = {
     status: {"description": description, "content": {"application/json": {"schema": _ERROR}}}
     for status, description in (
-        ("400", "Refused: an argument or the body cannot be used; the message names it"),
-        ("422", "Too slow: the question takes longer than a server allows; narrow it"),
+        ("400", "Refused: an argument or the body is invalid; the message names it"),
+        ("422", "Too slow: the query exceeds the server's time limit; narrow it"),
     )
 }
 SCHEMA_REFERENCE = "#/components/schemas/{name}"
@@ -45,19 +45,19 @@ def install_openapi(app: FastAPI, rows: Sequence[RouteSpec]) -> None:
 
 def _describe_api(app: FastAPI, rows: Sequence[RouteSpec]) -> dict[str, Any]:
     description = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    kinds = [kind for row in rows for kind in (row.takes, row.answers) if kind is not None]
+    kinds = [kind for row in rows for kind in (row.body, row.response) if kind is not None]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=SCHEMA_REFERENCE)
     description.setdefault("components", {}).setdefault("schemas", {}).update(components)
     by_kind = iter(schemas)
     for row in rows:
         operation = description["paths"][row.path.replace(":path", "")][row.method.lower()]
-        if row.takes is not None:
+        if row.body is not None:
             operation["requestBody"] = {"required": True, "content": _json_content(next(by_kind))}
-        if row.answers is not None:
+        if row.response is not None:
             operation["responses"]["200"] = {"description": "Done", "content": _json_content(next(by_kind))}
         if row.media:
             operation["responses"]["200"] = {"description": "Done", "content": {row.media: {"schema": _TEXT}}}
-        if row.needs != "open":
+        if row.permission != "open":
             operation["responses"] |= _ERRORS
     return description
 
@@ -93,22 +93,23 @@ def reference_page(request: Request) -> Response:
 
 def _list_operation_docs(description: dict[str, Any]) -> Iterator[OperationDoc]:
     for path, methods in description["paths"].items():
-        for method, told in methods.items():
+        for method, operation in methods.items():
             yield OperationDoc(
                 method=method.upper(),
                 path=path,
-                tag=(told.get("tags") or ["others"])[0],
-                says=told.get("description") or told.get("summary") or "",
+                tag=(operation.get("tags") or ["others"])[0],
+                says=operation.get("description") or operation.get("summary") or "",
                 parameters=tuple(
-                    (one["name"], one["in"], _type_name(one.get("schema", {}))) for one in told.get("parameters", ())
+                    (parameter["name"], parameter["in"], _type_name(parameter.get("schema", {})))
+                    for parameter in operation.get("parameters", ())
                 ),
-                takes=_body_schema(told.get("requestBody")),
-                answers=_body_schema(told["responses"].get("200")),
+                takes=_body_schema(operation.get("requestBody")),
+                answers=_body_schema(operation["responses"].get("200")),
             )
 
 
-def _body_schema(told: dict[str, Any] | None) -> str:
-    schema = ((told or {}).get("content") or {}).get("application/json", {}).get("schema")
+def _body_schema(content: dict[str, Any] | None) -> str:
+    schema = ((content or {}).get("content") or {}).get("application/json", {}).get("schema")
     return _schema_text(schema) if schema else ""
 
 

@@ -41,14 +41,14 @@ from spanwise.collector.stores import ControlStore, TraceStore
 def check_limit(limit: Any, most: int) -> None:
     """Raise `Refused` for a `limit` above the maximum number of items in one response."""
     if isinstance(limit, int) and limit > most:
-        way = "go on with the cursor in `next`" if most == MAX_PAGE_SIZE else "ask for fewer, or with more conditions"
-        raise Refused(f"limit is {limit:,}, at most {most:,} at once: {way}")
+        remedy = "use the cursor in `next`" if most == MAX_PAGE_SIZE else "request fewer items, or add conditions"
+        raise Refused(f"limit must be at most {most:,}, got {limit:,}; {remedy}")
 
 
 def check_count(count: int, most: int = MAX_LIST_SIZE) -> None:
     """Raise `TooLarge` for more records than one request may hold."""
     if count > most:
-        raise TooLarge(f"{count:,} records in one request, at most {most:,}: send fewer at once")
+        raise TooLarge(f"a request may hold at most {most:,} records, got {count:,}; send several requests")
 
 
 R = TypeVar("R", Run, OpenRun)
@@ -57,21 +57,16 @@ _HEX = re.compile(r"[0-9a-f]*")
 
 def validate_run(run: Run) -> Run:
     """Return the run with ids in lower case. Raises `ItemRefused` or `Refused` for invalid ids or numbers."""
-    one = _lowercase_run_ids(run)
+    lowered = _lowercase_run_ids(run)
     if run.usage is not None:
         usage = run.usage
         counts = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
         for name, tokens in (*counts.items(), *usage.details.items()):
             if not 0 <= tokens <= MAX_TOKENS:
-                raise Refused(f"{name} of run {run.span_id!r} is {tokens!r}: tokens are within 0 and 2^53")
+                raise Refused(f"{name} of run {run.span_id!r} must be between 0 and 2^53, got {tokens!r}")
     if run.cost is not None:
         validate_amount(f"the cost of run {run.span_id!r}", run.cost)
-    return one
-
-
-def validate_open_run(run: OpenRun) -> OpenRun:
-    """Return the open run with ids in lower case. Raises `ItemRefused` for invalid ids."""
-    return _lowercase_run_ids(run)
+    return lowered
 
 
 def validate_amendment(amendment: Amendment) -> Amendment:
@@ -83,6 +78,7 @@ def validate_amendment(amendment: Amendment) -> Amendment:
 
 
 def _lowercase_run_ids(run: R) -> R:
+    """Return the run with ids in lower case. Raises `ItemRefused` for invalid ids."""
     ids = (run.trace_id, run.span_id, run.parent_id or "")
     lower = _validate_ids(*ids)
     if lower == ids:
@@ -95,7 +91,7 @@ def _validate_ids(trace_id: str, span_id: str, parent_id: str = "") -> tuple[str
     lower = (trace_id.lower(), span_id.lower(), parent_id.lower())
     check_ids(*lower)
     if not all(map(_HEX.fullmatch, lower)):
-        raise Refused(f"ids are hexadecimal, not {next(one for one in ids if not _HEX.fullmatch(one.lower()))!r}")
+        raise Refused(f"an id must be hexadecimal, got {next(id for id in ids if not _HEX.fullmatch(id.lower()))!r}")
     return lower
 
 
@@ -108,16 +104,10 @@ def validate_feedback(feedback: Feedback) -> Feedback:
     return normalize_feedback(feedback)
 
 
-def validate_booking(booking: Booking) -> Booking:
-    """Return the booking unchanged. Raises `Refused` for an invalid amount."""
-    validate_amount(f"the amount of booking {booking.id!r}", booking.amount)
-    return booking
-
-
 def validate_amount(what: str, amount: float) -> None:
     """Raise `Refused` for an amount out of range."""
     if not (math.isfinite(amount) and 0 <= amount <= MAX_COST):
-        raise Refused(f"{what} is {amount!r}: amounts are within 0 and {MAX_COST:,.0f}")
+        raise Refused(f"{what} must be between 0 and {MAX_COST:,.0f}, got {amount!r}")
 
 
 class DatasetChange(msgspec.Struct, forbid_unknown_fields=True):
@@ -164,18 +154,20 @@ def add_feedback(store: TraceStore, feedback: Sequence[Feedback]) -> list[str]:
     rows = _validate_feedback_list(feedback)
     actor = CURRENT_ACTOR.get()
     if actor is not None and not actor.writes:
-        rows = list(map(_as_human_feedback, rows))
+        rows = list(map(_restrict_to_human_feedback, rows))
     store.add_feedback(rows)
     return [row.id for row in rows]
 
 
-def _as_human_feedback(row: Feedback) -> Feedback:
+def _restrict_to_human_feedback(row: Feedback) -> Feedback:
     """Return the feedback with an id derived from its author, so that it overwrites only the author's own feedback.
 
     Raises `Forbidden` for feedback of a judge or a rule.
     """
     if row.source != "human" or any((row.rule, row.claim, row.evaluator, row.version, row.judge_trace_id)):
-        raise Forbidden("the API key may give people's feedback alone: source 'human', of no rule, judge or evaluator")
+        raise Forbidden(
+            "the API key has only the scope 'feedback', which permits human feedback: source 'human', no rule or evaluator"
+        )
     return replace(row, id=feedback_id(row))
 
 
@@ -185,20 +177,22 @@ def _validate_feedback_list(feedback: Sequence[Feedback]) -> list[Feedback]:
 
 def add_running(store: TraceStore, runs: Sequence[OpenRun]) -> None:
     """Record runs that have started. A run counts as open until its span arrives or its trace reports it as dropped."""
-    store.add_running([correct_open_run_time(validate_open_run(run)) for run in runs])
+    store.add_running([correct_open_run_time(_lowercase_run_ids(run)) for run in runs])
 
 
 def book(store: ControlStore, *bookings: Booking) -> list[bool]:
     """Reserve amounts. An amount that would exceed its limit is not reserved. Returns for each amount whether it is
     reserved. Each booking id is counted only once.
     """
-    return store.book(*map(validate_booking, bookings))
+    for booking in bookings:
+        validate_amount(f"the amount of booking {booking.id!r}", booking.amount)
+    return store.book(*bookings)
 
 
 def settle(store: ControlStore, actual: Mapping[str, float]) -> None:
     """Replace reserved amounts by the actual ones, given by booking id."""
     for id, amount in actual.items():
-        validate_amount(f"what booking {id!r} came to", amount)
+        validate_amount(f"the actual amount of booking {id!r}", amount)
     store.settle(actual)
 
 

@@ -27,6 +27,7 @@ from spanwise.collector.api.http_conversion import (
 from spanwise.collector.api.operation_validation import check_count, check_limit
 from spanwise.collector.operations import (
     MAX_LIST_SIZE,
+    REQUIRED,
     Argument,
     ControlOperations,
     Operation,
@@ -38,16 +39,10 @@ from spanwise.collector.operations import (
     get_union_members,
     list_operations,
 )
-from spanwise.collector.operations.request_mapping import REQUIRED
 from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.security.authorization import get_request_store
-from spanwise.collector.stores import TraceStore
 
 ID_PARAMETERS = ("trace_id", "span_id")  # the store has these ids in lower case
-SCAN_OPERATIONS = (TraceStore.aggregate, TraceStore.many)  # these scan many traces even without a filter
-UNBOUNDED_OPERATIONS = (
-    TraceStore.changes,
-)  # monitors read the change feed in pages of limited size; a time limit could stop them at one page forever
 
 
 class OperationEndpoint:
@@ -55,75 +50,74 @@ class OperationEndpoint:
     method.
     """
 
-    def __init__(self, call: Operation, run: Callable[..., Any] | None = None) -> None:
-        self.call, self.run, self.takes = call, run, call.takes
+    def __init__(self, operation: Operation, run: Callable[..., Any] | None = None) -> None:
+        self.operation, self.run = operation, run
         # FastAPI reads the parameters from here
-        self.__signature__ = inspect.Signature(list(_parameters(call)), return_annotation=Response)
+        self.__signature__ = inspect.Signature(list(_parameters(operation)), return_annotation=Response)
 
     async def __call__(self, request: Request, **sent: Any) -> Response:
         """Run the operation on the store, restricted to the project of the request's key.
 
         Raises `StoreError`, and `ValueError` for invalid JSON.
         """
-        work = partial(self._call_store, request, sent)
-        if self.call.method != "GET" and self.call.needs != "read":  # a write must not be interrupted
+        operation, work = self.operation, partial(self._call_store, request, sent)
+        if operation.method != "GET" and operation.permission != "read":  # a write must not be interrupted
             return await run_in_threadpool(work)
-        lanes: QueryScheduler = request.app.state.lanes
-        return await lanes.answer(
-            request, work, wide=self._is_wide(request), endless=self.call.function in UNBOUNDED_OPERATIONS
-        )
+        scheduler: QueryScheduler = request.app.state.query_scheduler
+        return await scheduler.answer(request, work, wide=self._is_wide(request), endless=not operation.query_timeout)
 
     def _is_wide(self, request: Request) -> bool:
         """Return whether the operation may read many traces: it aggregates or filters."""
-        if self.call.function in SCAN_OPERATIONS or self._conditions is None:
-            return self.call.function in SCAN_OPERATIONS
-        return any(name not in self._conditions for name in request.query_params)
+        if self.operation.scans or self._non_conditions is None:
+            return self.operation.scans
+        return any(name not in self._non_conditions for name in request.query_params)
 
     @cached_property
-    def _conditions(self) -> frozenset[str] | None:
+    def _non_conditions(self) -> frozenset[str] | None:
         """Return the query parameters that are not filter conditions; None if the operation takes no conditions."""
-        if all(argument.place != "filter" for argument in self.call.sent):
+        arguments = self.operation.arguments
+        if all(argument.place != "filter" for argument in arguments):
             return None
-        return frozenset(argument.alias for argument in self.call.sent if argument.place == "query")
+        return frozenset(argument.alias for argument in arguments if argument.place == "query")
 
     def _call_store(self, request: Request, sent: Mapping[str, Any]) -> Response:
-        body = None if self.takes is None else self._read(sent["body"])
-        values = {argument.name: _argument_value(argument, request, sent, body) for argument in self.call.sent}
+        operation = self.operation
+        body: Any = None if operation.body_type is None else self._decode_body(sent["body"])
+        values = {argument.name: _argument_value(argument, request, sent, body) for argument in operation.arguments}
         # The change feed and leases have their limits in the body, and check these themselves.
-        check_limit(sent.get("limit"), self.call.most)
-        if self.call.listed and self.call.batch > 1:
-            check_count(len(values[self.call.listed.name]), self._most)
-        bound = inspect.BoundArguments(self.call.signature, values)
+        check_limit(sent.get("limit"), operation.max_limit)
+        if operation.list_argument and operation.batch > 1:
+            check_count(len(values[operation.list_argument.name]), self._max_items)
+        bound = inspect.BoundArguments(operation.signature, values)
         store = get_request_store(request)
-        if (write := STREAMED_OPERATIONS.get(self.call.function)) and is_streaming_store(store):
-            return write(request.app.state.lanes, store, *bound.args, **bound.kwargs)
-        run = getattr(store, self.call.name) if self.run is None else partial(self.run, store)
-        return json_response(self._response_value(run(*bound.args, **bound.kwargs), body))
+        if (respond := STREAMED_OPERATIONS.get(operation.function)) and is_streaming_store(store):
+            return respond(request.app.state.query_scheduler, store, *bound.args, **bound.kwargs)
+        run = getattr(store, operation.name) if self.run is None else partial(self.run, store)
+        result = run(*bound.args, **bound.kwargs)
+        if operation.count:
+            result = {operation.count: int(result)}
+        elif operation.returns is None:
+            result = {"stored": len(body)} if operation.list_argument else body
+        return json_response(result)
 
-    def _read(self, body: bytes) -> Any:
+    def _decode_body(self, body: bytes) -> Any:
         """Decode a body; a single record becomes a list of one.
 
         Raises `TooLarge` for too many records before it decodes them.
         """
-        if self.call.listed and body.lstrip()[:1] == b"{":
-            body = b"[%s]" % body
-        if self.call.listed and len(body) > MIN_COUNTED_BYTES:
-            check_count(record_encoding.count_items(body), self._most)
-        return record_encoding.decode(self.takes, body)
+        if self.operation.list_argument:
+            if body.lstrip()[:1] == b"{":
+                body = b"[%s]" % body
+            if len(body) > MIN_COUNTED_BYTES:
+                check_count(record_encoding.count_items(body), self._max_items)
+        return record_encoding.decode(self.operation.body_type, body)
 
     @property
-    def _most(self) -> int:
+    def _max_items(self) -> int:
         """Return the maximum length of a list. It is lower for reads, because the response holds a whole trace per
         id.
         """
-        return self.call.batch if self.call.needs == "read" else MAX_LIST_SIZE
-
-    def _response_value(self, value: Any, body: Any) -> Any:
-        if self.call.count:
-            return {self.call.count: int(value)}
-        if self.call.returns is not None:
-            return value
-        return {"stored": len(body)} if self.call.listed else body
+        return self.operation.batch if self.operation.permission == "read" else MAX_LIST_SIZE
 
 
 def _argument_value(argument: Argument, request: Request, sent: Mapping[str, Any], body: Any) -> Any:
@@ -138,8 +132,8 @@ def _argument_value(argument: Argument, request: Request, sent: Mapping[str, Any
             if argument.many:
                 return body if isinstance(body, list) else [body]
             if isinstance(body, dict):
-                return {name: _value_from_change(value) for name, value in body.items()}
-            return _value_from_change(body)
+                return {name: _to_changed_fields(value) for name, value in body.items()}
+            return _to_changed_fields(body)
         case "query":
             value = sent[argument.alias]
             if value == "" and argument.empty_is_none:
@@ -150,18 +144,18 @@ def _argument_value(argument: Argument, request: Request, sent: Mapping[str, Any
             return sent[argument.name].lower() if argument.name in ID_PARAMETERS else sent[argument.name]
 
 
-def _value_from_change(body: Any) -> Any:
+def _to_changed_fields(body: Any) -> Any:
     return get_changed_fields(body) if isinstance(body, RecordChanges) else body
 
 
-def _parameters(call: Operation) -> Iterator[inspect.Parameter]:
+def _parameters(operation: Operation) -> Iterator[inspect.Parameter]:
     yield _parameter("request", Request)
-    for argument in call.sent:
+    for argument in operation.arguments:
         if argument.place == "path":
             yield _parameter(argument.name, str)
         elif argument.place == "query":
             yield _parameter(argument.alias, _annotation(argument), argument.default)
-    if call.takes is not None:
+    if operation.body_type is not None:
         yield _parameter("body", RequestBody)
 
 
@@ -187,61 +181,74 @@ def _annotation(argument: Argument) -> Any:
 class RouteSpec:
     """Route of the API.
 
-    `takes` and `answers` are the types of its JSON bodies for OpenAPI; they are None if it has no such body.
+    `body` and `response` are the types of its JSON bodies for OpenAPI; they are None if it has no such body.
     """
 
     method: str
     path: str
-    needs: RequiredPermission
+    permission: RequiredPermission
     handler: Callable[..., Any]  # function that FastAPI calls
     name: str
     tag: str
-    says: str
-    takes: Any = None
-    answers: Any = None
+    description: str
+    body: Any = None
+    response: Any = None
     media: str = ""  # media type of a response other than JSON
 
 
-def operation_route(call: Operation, run: Callable[..., Any] | None = None) -> RouteSpec:
+def operation_route(operation: Operation, run: Callable[..., Any] | None = None) -> RouteSpec:
     """Return the route of a store operation. With `run`, this function is called with the store as its first
     argument.
     """
-    handler, takes = OperationEndpoint(call, run), call.takes
-    if call.listed and call.listed is call.whole:
-        [item] = get_args(takes)
-        takes = takes | item if is_dataclass(item) else takes  # a single record may be sent without a list
-    return RouteSpec(call.method, call.path, call.needs, handler, call.name, call.tag, call.says, takes, call.answers)
+    body = operation.body_type
+    if operation.list_argument and operation.list_argument is operation.body_argument:
+        [item] = get_args(body)
+        body = body | item if is_dataclass(item) else body  # a single record may be sent without a list
+    return RouteSpec(
+        operation.method,
+        operation.path,
+        operation.permission,
+        OperationEndpoint(operation, run),
+        operation.name,
+        operation.tag,
+        operation.description,
+        body,
+        operation.response_type,
+    )
 
 
 def operation_routes(table: type) -> Iterator[RouteSpec]:
     """Yield the routes of a table's operations. A function in `OPERATION_OVERRIDES` replaces the store's method."""
-    for verb in list_operations(table):
-        if run := OPERATION_OVERRIDES.get(verb.name):
-            more = describe_operation(
-                run, f"{verb.method} {verb.path}", tag=verb.tag, needs=verb.needs, count=verb.count, batch=verb.batch
+    for row in list_operations(table):
+        if run := OPERATION_OVERRIDES.get(row.name):
+            row = describe_operation(
+                run,
+                f"{row.method} {row.path}",
+                row.tag,
+                permission=row.permission,
+                count=row.count,
+                batch=row.batch,
             )
-            yield operation_route(more, run)
-        else:
-            yield operation_route(verb)
+        yield operation_route(row, run)
 
 
 def extra_route(run: Callable[..., Any], request: str, tag: str) -> RouteSpec:
     """Return the route of a function that is not a store operation."""
-    return operation_route(describe_operation(run, request, tag=tag), run)
+    return operation_route(describe_operation(run, request, tag), run)
 
 
 def health_route(
-    path: str, needs: RequiredPermission, handler: Callable[..., Any], answers: Any = None, media: str = ""
+    path: str, permission: RequiredPermission, handler: Callable[..., Any], response: Any = None, media: str = ""
 ) -> RouteSpec:
     """Return the route of a health or metrics endpoint, which takes no records and returns none."""
-    says = handler.__doc__ or ""
-    return RouteSpec("GET", path, needs, handler, handler.__name__, "health", says, answers=answers, media=media)
+    name, description = handler.__name__, handler.__doc__ or ""
+    return RouteSpec("GET", path, permission, handler, name, "health", description, response=response, media=media)
 
 
-def langfuse_route(path: str, handler: Callable[..., Any], takes: Any) -> RouteSpec:
+def langfuse_route(path: str, handler: Callable[..., Any], body: Any) -> RouteSpec:
     """Return the route of an endpoint for Langfuse's SDKs, which needs the same permission as sending spans."""
-    name, says = f"langfuse_{handler.__name__}", handler.__doc__ or ""
-    return RouteSpec("POST", path, "ingest", handler, name, "feedback", says, takes)
+    name, description = f"langfuse_{handler.__name__}", handler.__doc__ or ""
+    return RouteSpec("POST", path, "ingest", handler, name, "feedback", description, body)
 
 
 OPERATION_OVERRIDES: dict[str, Callable[..., Any]] = {
@@ -274,7 +281,7 @@ def install_routes(app: FastAPI, routes: Iterable[RouteSpec]) -> None:
     """Add routes to an application."""
     for row in routes:
         app.add_api_route(
-            row.path, row.handler, methods=[row.method], name=row.name, tags=[row.tag], description=row.says
+            row.path, row.handler, methods=[row.method], name=row.name, tags=[row.tag], description=row.description
         )
         if row.tag == "health":  # some probes use HEAD
             app.add_api_route(row.path, row.handler, methods=["HEAD"], include_in_schema=False)

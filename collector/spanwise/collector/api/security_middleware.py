@@ -51,11 +51,14 @@ class SecurityMiddleware:
         self,
         app: ASGI,
         scopes: RoutePermissions,
-        door: Authenticator | None = None,
-        sign_ins: BrowserSessions | None = None,
+        authenticator: Authenticator | None = None,
+        browser_sessions: BrowserSessions | None = None,
     ) -> None:
         self.app, self.scopes = app, scopes
-        self.door, self.sign_ins = door or Authenticator(), sign_ins or BrowserSessions()
+        self.authenticator, self.browser_sessions = (
+            authenticator or Authenticator(),
+            browser_sessions or BrowserSessions(),
+        )
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Forward a request with its access in the scope, or answer 401, 403, 429 or 503."""
@@ -81,13 +84,13 @@ class SecurityMiddleware:
         """Return the caller of a request that needs no key; only the key cache is used, without waiting for the
         store.
         """
-        if self.door.locked:
-            return Access() if self.door.knows(scope["headers"]) else UNKNOWN_CALLER
+        if self.authenticator.locked:
+            return Access() if self.authenticator.is_known(scope["headers"]) else UNKNOWN_CALLER
         return UNKNOWN_CALLER if _check_local_name(scope, headers) else Access()
 
     async def _authorize(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access | Refusal:
         address = (scope.get("client") or ("",))[0]
-        if not self.door.locked:
+        if not self.authenticator.locked:
             refusal = _check_local_name(scope, headers) or _check_cross_site(scope, headers)
             if refusal is not None:
                 return refusal
@@ -95,7 +98,7 @@ class SecurityMiddleware:
                 return _anonymous_access(address)
         elif (session := await self._session(scope, headers, address)) is not None:
             return session
-        return await self.door.admit(scope["headers"], address, lambda: self._needed(scope))
+        return await self.authenticator.admit(scope["headers"], address, lambda: self._needed(scope))
 
     async def _session(self, scope: Scope, headers: Mapping[bytes, bytes], address: str) -> Access | Refusal | None:
         """Return the access of a signed-in browser; None if the session does not apply."""
@@ -105,13 +108,13 @@ class SecurityMiddleware:
         if sent is None or b"authorization" in headers or not _is_from_own_page(scope, headers):
             return None
         id, secure = sent
-        key = self.sign_ins.key_of(id, secure=secure)
+        key = self.browser_sessions.key_of(id, secure=secure)
         if key is None or not self.scopes.is_page(scope["path"]):
             return None
-        access = await self.door.opened(key, address)
+        access = await self.authenticator.find_access(key, address)
         if isinstance(access, Refusal):
             if access.status == 401:
-                self.sign_ins.end(id)
+                self.browser_sessions.end(id)
             return access
         scope[ACCESS_SCOPE_KEY] = access = replace(
             access, bond=hash_session_id(id), session=id
@@ -131,7 +134,7 @@ def _check_origin(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | Non
         and parse_origin(origin) != _header_text(headers, b"host")
         and not scope.get(CORS_ALLOWED_KEY)
     ):
-        return Refusal(403, f"a page of {origin!r} may not write here")
+        return Refusal(403, f"pages of {origin!r} may not send writes to this server; `--cors` permits origins")
     return None
 
 
@@ -143,7 +146,7 @@ def _check_single_host(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal 
     if len(headers) == len(scope["headers"]) and b"host" in headers:
         return None
     count = sum(name == b"host" for name, _ in scope["headers"])
-    return None if count == 1 else Refusal(400, f"a request must have one Host header, not {count}")
+    return None if count == 1 else Refusal(400, f"a request must have exactly one Host header, got {count}")
 
 
 def _check_cross_site(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
@@ -168,7 +171,10 @@ def _check_host_name(netloc: bytes) -> Refusal | None:
     name = parse_host(host)
     if not host or is_loopback(name):
         return None
-    message = f"this server is called localhost or 127.0.0.1, not {name or host!r}: bind it to an address to open it"
+    message = (
+        f"without API keys, the host must be localhost or 127.0.0.1, got {name or host!r};"
+        " to serve other hosts, start the server with --host and create a key"
+    )
     return Refusal(403, message)
 
 
@@ -189,8 +195,10 @@ def check_forwarded(headers: Iterable[tuple[str | bytes, str | bytes]]) -> Refus
     elsewhere = next((sender for sender in senders if not is_loopback(sender)), None)
     if elsewhere is None:
         return None
-    message = "it answers this machine alone: behind a proxy, bind it to an address, so that it asks for keys"
-    return Refusal(403, f"this server has no keys, and a proxy passes on what {elsewhere!r} sends; {message}")
+    message = (
+        "without API keys, only this machine may send requests; behind a proxy, start the server with --require-key"
+    )
+    return Refusal(403, f"a proxy forwarded a request of {elsewhere!r}: {message}")
 
 
 def _forwarded_addresses(name: str | bytes, value: str | bytes) -> list[str]:
@@ -222,16 +230,16 @@ async def _send_refusal(scope: Scope, send: Any, refusal: Refusal, headers: Mapp
         error = "Refused" if refusal.retry_after is None else "Unavailable"
         content = {"error": error, "message": refusal.message, "code": refusal.code}
         content_type, body = b"application/json", record_encoding.encode(content)
-    answered = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+    response_headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     if refusal.status == 401:
         # A `Basic` challenge would make the browser prompt for a password and then send it with every request.
         # Readers sign in instead.
         browser = any(name in headers for name in (b"sec-fetch-mode", b"referer", b"origin"))
         scheme = b"Bearer" if browser else b"Basic"
-        answered.append((b"www-authenticate", b'%s realm="spanwise", charset="UTF-8"' % scheme))
+        response_headers.append((b"www-authenticate", b'%s realm="spanwise", charset="UTF-8"' % scheme))
     if refusal.retry_after is not None:
-        answered.append((b"retry-after", _retry_after_value(refusal.retry_after).encode()))
-    await send({"type": "http.response.start", "status": refusal.status, "headers": answered})
+        response_headers.append((b"retry-after", _retry_after_value(refusal.retry_after).encode()))
+    await send({"type": "http.response.start", "status": refusal.status, "headers": response_headers})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -297,10 +305,12 @@ class CorsMiddleware:
 def validate_origin(text: str) -> str:
     """Return the origin in the form that browsers send. Raises `Refused` for an invalid one, and for "*"."""
     if not ORIGIN_PATTERN.fullmatch(text):
-        message = "say it as a browser does, such as https://app.example.com or http://localhost:3000, without a slash"
-        raise Refused(f"{text!r} is no origin: {message}; each is named, there is no pattern")
+        raise Refused(
+            f"invalid origin {text!r}; write it as browsers send it, without a path or a wildcard, such as"
+            " https://app.example.com or http://localhost:3000"
+        )
     if DEFAULT_PORT_PATTERN.fullmatch(text):
-        raise Refused(f"the origin {text!r} names the port that is meant anyway, which browsers leave out: so do it")
+        raise Refused(f"the origin {text!r} contains the default port, which browsers leave out; leave it out, too")
     return text
 
 

@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 
 from spanwise.collector import pages
 from spanwise.collector.errors import Refused
-from spanwise.collector.security.authentication import Authenticator, Refusal, check_permission, hash_key
+from spanwise.collector.security.authentication import Authenticator, Refusal, hash_key
 from spanwise.collector.security.browser_sessions import (
     BrowserSessions,
     SessionCookie,
@@ -25,8 +25,8 @@ MAX_REDIRECT_LENGTH = 2048  # maximum length of a redirect URL in characters
 
 async def sign_in_page(request: Request) -> Response:
     """Render the sign-in form; redirect to the first page if no key is needed."""
-    door: Authenticator = request.app.state.door
-    if not door.locked:
+    authenticator: Authenticator = request.app.state.authenticator
+    if not authenticator.locked:
         return _redirect("/")
     return pages.render_sign_in(request, safe_redirect_path(request.query_params.get("next", "")))
 
@@ -35,28 +35,28 @@ async def sign_in(request: Request) -> Response:
     """Start a session for a key with read permission, and redirect to the requested page."""
     fields = await pages.read_form(request, ("key", "next"), bond=b"")
     address = safe_redirect_path(fields.get("next", ""))
-    door: Authenticator = request.app.state.door
-    if not door.locked:
+    authenticator: Authenticator = request.app.state.authenticator
+    if not authenticator.locked:
         return _redirect(address)
     key = hash_key(fields.get("key", "").strip())
-    access = await door.tried(key, request.client.host if request.client else "")
-    if not isinstance(access, Refusal) and isinstance(check_permission(access, "read"), Refusal):
-        access = Refusal(403, "the API key may not read, so that no page would open")
+    access = await authenticator.authenticate(key, request.client.host if request.client else "")
+    if not isinstance(access, Refusal) and not access.may("read"):
+        access = Refusal(403, "the API key lacks the scope 'read', which all pages need")
     if isinstance(access, Refusal):
         return pages.render_sign_in(
             request, address, refused=access.message, status=access.status, after=access.retry_after
         )
     _end_session(request)
     cookie = _request_cookie(request)
-    sign_ins: BrowserSessions = request.app.state.sign_ins
-    return _redirect(address, cookie.given(sign_ins.begin(key, secure=cookie.secure)))
+    browser_sessions: BrowserSessions = request.app.state.browser_sessions
+    return _redirect(address, cookie.format_set_cookie(browser_sessions.begin(key, secure=cookie.secure)))
 
 
 async def sign_out(request: Request) -> Response:
     """End the session and delete the cookie."""
     await pages.read_form(request, (), bond=hash_session_id(_session_id(request)))
     _end_session(request)
-    return _redirect("/sign-in", _request_cookie(request).taken_back())
+    return _redirect("/sign-in", _request_cookie(request).format_delete_cookie())
 
 
 def safe_redirect_path(address: str) -> str:
@@ -72,8 +72,8 @@ def _session_id(request: Request) -> str:
 
 
 def _end_session(request: Request) -> None:
-    sign_ins: BrowserSessions = request.app.state.sign_ins
-    sign_ins.end(_session_id(request))
+    browser_sessions: BrowserSessions = request.app.state.browser_sessions
+    browser_sessions.end(_session_id(request))
 
 
 def _request_cookie(request: Request) -> SessionCookie:
@@ -101,10 +101,10 @@ def install_sign_in(app: FastAPI) -> None:
 
 
 def _with_error_page(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    async def told(request: Request) -> Response:
+    async def call(request: Request) -> Response:
         try:
             return await answer(request)
         except Refused as error:
             return pages.render_refusal(request, 400, str(error))
 
-    return told
+    return call

@@ -15,11 +15,16 @@ import httpx
 from spanwise.collector import record_encoding
 from spanwise.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooLarge, TooSlow, Unavailable
 from spanwise.collector.filters import Filter, extend_filter
-from spanwise.collector.operations import Argument, ControlOperations, Operation, TraceOperations
-from spanwise.collector.operations.operation_table import MAX_BATCH_ITEMS
-from spanwise.collector.operations.request_mapping import PATH_PLACEHOLDER
-from spanwise.collector.records import Feedback, Page, Run, Target, TraceSummary, normalize_target
-from spanwise.collector.stores.trace_store import iterate_traces
+from spanwise.collector.operations import (
+    MAX_BATCH_ITEMS,
+    PATH_PLACEHOLDER,
+    Argument,
+    ControlOperations,
+    Operation,
+    TraceOperations,
+)
+from spanwise.collector.records import Feedback, Page, Run, Target, TraceSummary
+from spanwise.collector.stores.trace_store import iterate_traces, make_human_feedback
 from spanwise.tracer.http_connections import (
     CERTIFICATE_VARIABLES,
     find_trusted_authorities,
@@ -45,7 +50,7 @@ class HTTPTransport:
 
     def __init__(self, url: str, api_key: str | None) -> None:
         if problem := find_url_problem(url):
-            raise Refused(f"the store's address {url!r} is malformed: {problem}; use one such as http://127.0.0.1:4318")
+            raise Refused(f"invalid URL of the store {url!r}: {problem}; expected a URL such as http://127.0.0.1:4318")
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
         self.url = url.rstrip("/")
         self._client = httpx.Client(
@@ -55,45 +60,42 @@ class HTTPTransport:
 
     @overload
     def ask(
-        self, kind: type[T], method: str, path: str, params: Params = (), body: Any = None, *, patient: bool = False
+        self, kind: type[T], method: str, path: str, params: Params = (), body: Any = None, *, limit_time: bool = True
     ) -> T: ...
     @overload
     def ask(
-        self, kind: Any, method: str, path: str, params: Params = (), body: Any = None, *, patient: bool = False
+        self, kind: Any, method: str, path: str, params: Params = (), body: Any = None, *, limit_time: bool = True
     ) -> Any: ...
     def ask(
-        self, kind: Any, method: str, path: str, params: Params = (), body: Any = None, *, patient: bool = False
+        self, kind: Any, method: str, path: str, params: Params = (), body: Any = None, *, limit_time: bool = True
     ) -> Any:
         """Send a request and decode the response as `kind`. Parameters that are None are left out.
 
-        With `patient`, the request has no time limit. Raises `StoreError`.
+        Without `limit_time`, the request has no time limit. Raises `StoreError`.
         """
-        return record_encoding.decode(kind, self._answer(method, path, params, body, patient=patient).content)
+        timeout = REQUEST_TIMEOUT if limit_time else UNLIMITED_TIMEOUT
+        return record_encoding.decode(kind, self._request(method, path, params, body, timeout).content)
 
     def text(self, path: str) -> str:
         """Return a plain text response. Raises `StoreError`."""
-        return self._answer("GET", path).text
+        return self._request("GET", path).text
 
-    def _answer(
-        self, method: str, path: str, params: Params = (), body: Any = None, *, patient: bool = False
+    def _request(
+        self, method: str, path: str, params: Params = (), body: Any = None, timeout: httpx.Timeout = REQUEST_TIMEOUT
     ) -> httpx.Response:
         content = None if body is None else record_encoding.encode(body)
         if content is not None and len(content) > MAX_BODY_BYTES:
-            raise TooLarge(f"the body is larger than {MAX_BODY_BYTES:,} bytes: send less at once")
-        given = [
+            raise TooLarge(
+                f"the request body has {len(content):,} bytes; the maximum is {MAX_BODY_BYTES:,}; send fewer records at once"
+            )
+        query = [
             (name, (str(value).lower() if isinstance(value, bool) else value))
             for name, value in params
             if value is not None
         ]
         try:
             with suppress_instrumentation():
-                response = self._client.request(
-                    method,
-                    path,
-                    params=given,
-                    content=content,
-                    timeout=UNLIMITED_TIMEOUT if patient else REQUEST_TIMEOUT,
-                )
+                response = self._client.request(method, path, params=query, content=content, timeout=timeout)
         except httpx.TransportError as error:
             raise Unavailable(f"{self.url} does not answer: {error or type(error).__name__}") from error
         except RuntimeError as error:  # httpx raises `RuntimeError` if the client is closed
@@ -128,21 +130,18 @@ def quote_path_segment(name: str) -> str:
 
 
 def _response_error(url: str, response: httpx.Response) -> StoreError:
-    message = _error_message(response) or f"{url} answered {response.status_code}: {response.text[:200]!r}"
+    try:
+        content = response.json()
+    except ValueError:
+        content = None
+    message = content.get("message") if isinstance(content, dict) else None
+    message = message or f"{url} answered {response.status_code}: {response.text[:200]!r}"
     if response.status_code in (429, 502, 503, 504):
         value = response.headers.get("retry-after", "")
         return Unavailable(message, float(value) if value.isdigit() else 1.0)
     if response.status_code >= 500:
         return StoreError(message)
     return STATUS_ERRORS.get(response.status_code, Refused)(message)
-
-
-def _error_message(response: httpx.Response) -> str | None:
-    try:
-        answer = response.json()
-    except ValueError:
-        return None
-    return answer.get("message") if isinstance(answer, dict) else None
 
 
 TraceBatch: TypeAlias = tuple[Sequence[Run], Sequence[Feedback]]
@@ -158,19 +157,19 @@ def split_by_trace(runs: Sequence[Run], feedback: Sequence[Feedback], size: int)
         if runs or feedback:
             yield runs, feedback
         return
-    some_runs: list[Run] = []
-    some_feedback: list[Feedback] = []
-    for more_runs, more_feedback in _group_by_trace(runs, feedback):
-        held = len(some_runs) + len(some_feedback)
-        if held and held + len(more_runs) + len(more_feedback) > size:
-            yield some_runs, some_feedback
-            some_runs, some_feedback = [], []
-        while len(more_runs) > size:
-            yield more_runs[:size], ()
-            more_runs = more_runs[size:]
-        some_runs += more_runs
-        some_feedback += more_feedback
-    yield some_runs, some_feedback
+    batch_runs: list[Run] = []
+    batch_feedback: list[Feedback] = []
+    for trace_runs, trace_feedback in _group_by_trace(runs, feedback):
+        size_so_far = len(batch_runs) + len(batch_feedback)
+        if size_so_far and size_so_far + len(trace_runs) + len(trace_feedback) > size:
+            yield batch_runs, batch_feedback
+            batch_runs, batch_feedback = [], []
+        while len(trace_runs) > size:
+            yield trace_runs[:size], ()
+            trace_runs = trace_runs[size:]
+        batch_runs += trace_runs
+        batch_feedback += trace_feedback
+    yield batch_runs, batch_feedback
 
 
 def split_in_half(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterator[TraceBatch]:
@@ -180,8 +179,11 @@ def split_in_half(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterator
     """
     traces = list(_group_by_trace(runs, feedback))
     if len(traces) > 1:
-        for some in (traces[: len(traces) // 2], traces[len(traces) // 2 :]):
-            yield [run for part, _ in some for run in part], [row for _, part in some for row in part]
+        for half in (traces[: len(traces) // 2], traces[len(traces) // 2 :]):
+            yield (
+                [run for trace_rows, _ in half for run in trace_rows],
+                [row for _, trace_rows in half for row in trace_rows],
+            )
         return
     (ordered, rows), middle = traces[0], len(runs) // 2
     if middle:
@@ -207,57 +209,56 @@ def _group_by_trace(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterat
     return iter(by_trace.values())
 
 
-def send_operation(transport: HTTPTransport, call: Operation, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+def send_operation(
+    transport: HTTPTransport, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Send an operation's request. If a list is the only argument, a long list is split into several requests.
 
     Raises `StoreError`.
     """
-    values = _bind_arguments(call, args, given)
-    if call.paged and (values.get("limit") or 0) > call.most:
-        return _read_pages(transport, call, values)
-    if call.listed is None:
-        return _send_once(transport, call, values)
-    name = call.listed.name
-    answers = [_send_halves(transport, call, name, batch) for batch in split_batches(values[name], call.batch)]
-    joined = list(chain.from_iterable(answers))
-    if call.count:
-        return sum(joined)
-    return None if call.returns is None else list(chain.from_iterable(joined))
+    try:
+        bound = operation.signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{operation.name}() {error}") from None  # same message as for a call of a Python function
+    bound.apply_defaults()
+    values = bound.arguments
+    if operation.is_paged and (values.get("limit") or 0) > operation.max_limit:
+        return _read_pages(transport, operation, values)
+    if operation.list_argument is None:
+        return _send_once(transport, operation, values)
+    name = operation.list_argument.name
+    responses = [
+        response
+        for batch in split_batches(values[name], operation.batch)
+        for response in _send_halves(transport, operation, name, batch)
+    ]
+    if operation.count:
+        return sum(responses)
+    return None if operation.returns is None else list(chain.from_iterable(responses))
 
 
-def _read_pages(transport: HTTPTransport, call: Operation, values: Mapping[str, Any]) -> Page[Any]:
+def _read_pages(transport: HTTPTransport, operation: Operation, values: Mapping[str, Any]) -> Page[Any]:
     """Read a page that is larger than the server's maximum by sending several requests."""
     items: list[Any] = []
     cursor, left = values.get("cursor"), values["limit"]
     while True:
-        page = _send_once(transport, call, {**values, "cursor": cursor, "limit": min(left, call.most)})
+        page = _send_once(transport, operation, {**values, "cursor": cursor, "limit": min(left, operation.max_limit)})
         items += page.items
         cursor, left = page.next, left - len(page.items)
         if cursor is None or left <= 0:
             return Page(items=tuple(items), next=cursor)
 
 
-def _send_halves(transport: HTTPTransport, call: Operation, name: str, batch: Sequence[Any]) -> list[Any]:
+def _send_halves(transport: HTTPTransport, operation: Operation, name: str, batch: Sequence[Any]) -> list[Any]:
     """Send a batch; if it is too large for one request, send its halves. Return all responses."""
     try:
-        return [_send_once(transport, call, {name: batch})]
+        return [_send_once(transport, operation, {name: batch})]
     except TooLarge:
         if len(batch) < 2:
             raise
-        half = len(batch) // 2
-        return [*_send_halves(transport, call, name, batch[:half]), *_send_halves(transport, call, name, batch[half:])]
-
-
-def _bind_arguments(call: Operation, args: tuple[Any, ...], given: dict[str, Any]) -> Mapping[str, Any]:
-    named = dict(zip(call.positional, args, strict=False)) | given
-    if len(named) == len(args) + len(given) and (values := {**call.defaults, **named}).keys() == call.names:
-        return values
-    try:  # variadic or wrong arguments need `bind`, which takes ten times as long
-        bound = call.signature.bind(*args, **given)
-    except TypeError as error:
-        raise TypeError(f"{call.name}() {error}") from None  # same message as for a call of a Python function
-    bound.apply_defaults()
-    return bound.arguments
+        middle = len(batch) // 2
+        halves = batch[:middle], batch[middle:]
+        return [response for half in halves for response in _send_halves(transport, operation, name, half)]
 
 
 def split_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -265,30 +266,30 @@ def split_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _send_once(transport: HTTPTransport, call: Operation, values: Mapping[str, Any]) -> Any:
-    items: list[tuple[str, Any]] = []
-    for argument in call.sent:
+def _send_once(transport: HTTPTransport, operation: Operation, values: Mapping[str, Any]) -> Any:
+    query: list[tuple[str, Any]] = []
+    for argument in operation.arguments:
         if argument.place == "filter":
-            conditions = next((values[other.name] for other in call.sent if other.place == "conditions"), None)
-            items.append((argument.alias, _to_json_text(extend_filter(values[argument.name], conditions))))
+            conditions = next(
+                (values[other.name] for other in operation.arguments if other.place == "conditions"), None
+            )
+            query.append((argument.alias, _to_json_text(extend_filter(values[argument.name], conditions))))
         elif argument.place == "query":
-            items += [(argument.alias, value) for value in _query_texts(argument, values[argument.name])]
-    path, query, body = (
-        PATH_PLACEHOLDER.sub(lambda match: quote_path_segment(values[match[1]]), call.path),
-        items,
-        (values[call.whole.name] if call.whole else {field.name: values[field.name] for field in call.fields} or None),
-    )
+            query += [(argument.alias, value) for value in _query_texts(argument, values[argument.name])]
+    path = PATH_PLACEHOLDER.sub(lambda match: quote_path_segment(values[match[1]]), operation.path)
+    body: Any = {field.name: values[field.name] for field in operation.body_fields} or None
+    if operation.body_argument:
+        body = values[operation.body_argument.name]
+    kind = Any if operation.returns is None else operation.response_type
     try:
-        answer: Any = transport.ask(
-            Any if call.returns is None else call.answers, call.method, path, query, body, patient=call.patient
-        )
+        response: Any = transport.ask(kind, operation.method, path, query, body, limit_time=operation.client_timeout)
     except NotFound:
-        if call.count and call.returns is bool:  # 404 means that there was nothing to delete
+        if operation.count and operation.returns is bool:  # 404 means that there was nothing to delete
             return False
         raise
-    if call.count:
-        return call.returns(answer[call.count])
-    return None if call.returns is None else answer
+    if operation.count:
+        return operation.returns(response[operation.count])
+    return None if operation.returns is None else response
 
 
 def _query_texts(argument: Argument, value: Any) -> Sequence[Any]:
@@ -337,16 +338,16 @@ class HTTPStore(TraceOperations, ControlOperations):
         for together in split_by_trace(runs, feedback, MAX_BATCH_ITEMS):
             self._append(together)
 
-    def _append(self, lot: TraceBatch) -> None:
+    def _append(self, batch: TraceBatch) -> None:
         """Store a batch; if it is too large for one request, split it in halves, down to single runs."""
         try:
-            super().append(*lot)
+            super().append(*batch)
         except TooLarge:
-            parts = list(split_in_half(*lot))
-            if len(parts) < 2:
+            halves = list(split_in_half(*batch))
+            if len(halves) < 2:
                 raise
-            for part in parts:
-                self._append(part)
+            for half in halves:
+                self._append(half)
 
     def each(self, filter: Filter | None = None, **conditions: object) -> Iterator[TraceSummary]:
         """Yield all traces that pass a filter, page by page: see `TraceStore`."""
@@ -364,18 +365,10 @@ class HTTPStore(TraceOperations, ControlOperations):
         span_id: str | None = None,
     ) -> Feedback:
         """Attach human feedback to a trace (by its id) or any other target, and return the stored feedback."""
-        aim = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
-        kept = Feedback(
-            target=normalize_target(aim),
-            key=key,
-            score=score,
-            label=label,
-            comment=comment,
-            author=author,
-            source="human",
-        )
-        self.add_feedback([kept])
-        return kept
+        fields = {"label": label, "comment": comment, "author": author, "span_id": span_id}
+        stored = make_human_feedback(target, key, score, **fields)
+        self.add_feedback([stored])
+        return stored
 
     def numbers(self) -> dict[str, float]:
         """Return the collector's metrics from /metrics, by name with labels."""
@@ -386,5 +379,5 @@ class HTTPStore(TraceOperations, ControlOperations):
         """Close the connections. Writes that have returned are durable."""
         self._transport.close()
 
-    def _ask(self, call: Operation, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-        return send_operation(self._transport, call, args, given)
+    def _send(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return send_operation(self._transport, operation, args, kwargs)

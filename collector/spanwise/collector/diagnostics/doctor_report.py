@@ -127,7 +127,7 @@ class _SenderCounts:
         if not run.documents:
             _increment(self.names, run.name)
 
-    def made(self, who: SenderIdentity) -> Sender:
+    def build(self, who: SenderIdentity) -> Sender:
         return Sender(
             who=who,
             spans=self.spans,
@@ -160,12 +160,14 @@ def _has_field(run: Run, name: str) -> bool:
 
 def identify_sender(run: Run) -> SenderIdentity:
     """Return the sender of a run. Spanwise's own tracer sends no scope; it is recognized by its project attribute."""
-    said = run.resource
+    resource = run.resource
     scope = [_get_text(run.attributes, f"otel.scope.{part}") for part in ("name", "version")]
-    if not scope[0] and names.PROJECT in said:
+    if not scope[0] and names.PROJECT in resource:
         scope = ["spanwise"]
-    sdk = [_get_text(said, f"telemetry.sdk.{part}") for part in ("name", "language", "version")]
-    return SenderIdentity(_get_text(said, "service.name"), " ".join(filter(None, scope)), " ".join(filter(None, sdk)))
+    sdk = [_get_text(resource, f"telemetry.sdk.{part}") for part in ("name", "language", "version")]
+    return SenderIdentity(
+        _get_text(resource, "service.name"), " ".join(filter(None, scope)), " ".join(filter(None, sdk))
+    )
 
 
 def _get_text(values: Mapping[str, JSON], name: str) -> str:
@@ -179,13 +181,13 @@ def look(store: Store, filter: Filter | None = None, spans: int = DEFAULT_SPANS)
     projects = [wanted.project] if wanted.project is not None else store.values("project", limit=MAX_PROJECTS)
     share = max(1, spans // max(1, len(projects)))
     counts: dict[SenderIdentity, _SenderCounts] = defaultdict(_SenderCounts)
-    looked = _TraceReader(store)
+    reader = _TraceReader(store)
     for project in projects:
-        for trace in looked.traces(replace(wanted, project=project), share):
+        for trace in reader.traces(replace(wanted, project=project), share):
             for run in trace.runs:
                 counts[identify_sender(run)].add(run)
-    made = [count.made(one) for one, count in counts.items()]
-    return looked.seen(tuple(sorted(made, key=lambda one: (-one.spans, one.who))))
+    senders = [count.build(identity) for identity, count in counts.items()]
+    return reader.make_report(tuple(sorted(senders, key=lambda identity: (-identity.spans, identity.who))))
 
 
 class _TraceReader:
@@ -197,21 +199,21 @@ class _TraceReader:
 
     def traces(self, filter: Filter, spans: int) -> Iterator[Trace]:
         """Yield the latest traces that pass the filter, up to `spans` spans in total."""
-        lot, size, left = list[str](), 0, spans
-        for one in self._summaries(filter, spans):
-            if one.span_count > max(spans, LARGE_TRACE_SPANS):
+        batch, size, left = list[str](), 0, spans
+        for summary in self._summaries(filter, spans):
+            if summary.span_count > max(spans, LARGE_TRACE_SPANS):
                 self.too_large += 1
                 continue
-            if one.span_count > left and left < spans:  # the first trace of a project may exceed its share
+            if summary.span_count > left and left < spans:  # the first trace of a project may exceed its share
                 self.whole = False
                 break
-            left = max(0, left - one.span_count)
-            if lot and (size + one.span_count > BATCH_SPANS or len(lot) >= BATCH_TRACES):
-                yield from self._read(lot)
-                lot, size = [], 0
-            lot.append(one.trace_id)
-            size += one.span_count
-        yield from self._read(lot)
+            left = max(0, left - summary.span_count)
+            if batch and (size + summary.span_count > BATCH_SPANS or len(batch) >= BATCH_TRACES):
+                yield from self._read(batch)
+                batch, size = [], 0
+            batch.append(summary.trace_id)
+            size += summary.span_count
+        yield from self._read(batch)
 
     def _summaries(self, filter: Filter, most: int) -> Iterator[TraceSummary]:
         """Yield at most `most` trace summaries, latest first. The span limit is enough, as each trace has at least one
@@ -234,7 +236,7 @@ class _TraceReader:
             self.dropped += trace.dropped
             yield trace
 
-    def seen(self, senders: tuple[Sender, ...]) -> SenderReport:
+    def make_report(self, senders: tuple[Sender, ...]) -> SenderReport:
         """Return the report on the traces that were read."""
         return SenderReport(
             senders=senders,
@@ -281,8 +283,8 @@ CONTENT_SETTINGS: Mapping[str, str] = {
     "spanwise": "SPANWISE_CAPTURE=full, and no capture_inputs=False",
 }
 DOCUMENTS_HINT = (
-    "what a retriever returns is read as documents if it is a list of texts, or of objects with content, id, score and"
-    " metadata; set_documents(…) says them where they are not what is returned"
+    "the return value of a retriever is read as documents if it is a list of texts, or of objects with content, id,"
+    " score and metadata; otherwise call set_documents(…)"
 )
 KIND_HINT = "kind='retriever' of @trace and span(), openinference.span.kind=RETRIEVER, gen_ai.operation.name=retrieval"
 
@@ -292,79 +294,82 @@ def advised(senders: Sequence[Sender]) -> tuple[Sender, ...]:
 
     If one sender of a service has documents, the other senders of that service get no hint about documents.
     """
-    retrieving = {one.who.service for one in senders if one.shares["documents"].have}
-    return tuple(replace(one, hints=tuple(_sender_hints(one, one.who.service in retrieving))) for one in senders)
+    services = {sender.who.service for sender in senders if sender.shares["documents"].have}
+    return tuple(
+        replace(sender, hints=tuple(_sender_hints(sender, sender.who.service in services))) for sender in senders
+    )
 
 
-def _sender_hints(one: Sender, retrieves: bool) -> Iterator[str]:
-    if one.awaiting:
-        yield f"{one.awaiting:,} spans wait for content that comes in log records: send these to /v1/logs, too"
-    yield from _document_hints(one, retrieves)
+def _sender_hints(sender: Sender, retrieves: bool) -> Iterator[str]:
+    if sender.awaiting:
+        yield f"{sender.awaiting:,} spans wait for content that is sent in log records; send these to /v1/logs, too"
+    yield from _document_hints(sender, retrieves)
     for name in ("inputs", "outputs"):
-        if _is_mostly_missing(one, name):
-            need = next((way for scope, way in CONTENT_SETTINGS.items() if f"{one.who.scope} ".startswith(scope)), None)
-            yield _missing_text(one, name) + (f"; contents need {need}" if need else "")
+        if _is_mostly_missing(sender, name):
+            setting = next(
+                (option for scope, option in CONTENT_SETTINGS.items() if f"{sender.who.scope} ".startswith(scope)), None
+            )
+            yield _missing_text(sender, name) + (f"; to send content, set {setting}" if setting else "")
     for name in ("model", "tokens"):
-        if _is_mostly_missing(one, name):
-            streamed = "; streamed answers tell them if asked: stream_options={'include_usage': True}"
-            yield _missing_text(one, name) + (streamed if name == "tokens" else "")
-    if one.shares["session"].have == 0 and _matching_names(one.unread, FIELD_PATTERNS["session"]):
-        yield f"no span has a session{_candidate_text(one, 'session')}; it is read from session.id, gen_ai.conversation.id"
-    if 2 * one.kinds.get("unknown", 0) > one.spans:
-        yield f"{one.kinds['unknown']:,} of {one.spans:,} spans do not say of which kind they are: {KIND_HINT}"
+        if _is_mostly_missing(sender, name):
+            streamed = "; streamed responses include them with stream_options={'include_usage': True}"
+            yield _missing_text(sender, name) + (streamed if name == "tokens" else "")
+    if sender.shares["session"].have == 0 and _matching_names(sender.unread, FIELD_PATTERNS["session"]):
+        yield f"no span has a session{_candidate_text(sender, 'session')}; it is read from session.id, gen_ai.conversation.id"
+    if 2 * sender.kinds.get("unknown", 0) > sender.spans:
+        yield f"{sender.kinds['unknown']:,} of {sender.spans:,} spans have no kind; set it with {KIND_HINT}"
 
 
-def _document_hints(one: Sender, retrieves: bool) -> Iterator[str]:
-    have, of = one.shares["documents"]
-    if have < of:
-        yield f"{of - have:,} of {of:,} spans that retrieve have no documents{_candidate_text(one, 'documents')}; {DOCUMENTS_HINT}"
-    elif not of and not retrieves and set(one.kinds) - set(MODEL_KINDS):
-        kinds = ", ".join(f"{kind} {count:,}" for kind, count in one.kinds.items())
-        named = _matching_names(one.names, RETRIEVAL_PATTERN)
-        like = f"; spans named {named} look like one" if named else ""
+def _document_hints(sender: Sender, retrieves: bool) -> Iterator[str]:
+    have, expected = sender.shares["documents"]
+    if have < expected:
+        yield f"{expected - have:,} of {expected:,} retrieval spans have no documents{_candidate_text(sender, 'documents')}; {DOCUMENTS_HINT}"
+    elif not expected and not retrieves and set(sender.kinds) - set(MODEL_KINDS):
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in sender.kinds.items())
+        named = _matching_names(sender.names, RETRIEVAL_PATTERN)
+        suffix = f"; spans named {named} may be retrievals" if named else ""
         yield (
-            f"no span is of kind {' or '.join(RETRIEVAL_KINDS)} (kinds: {kinds}), so that evaluators of retrieval skip:"
-            f" no documents{_candidate_text(one, 'documents')}{like}: {KIND_HINT}"
+            f"no span is of kind {' or '.join(RETRIEVAL_KINDS)} (kinds: {kinds}), so retrieval evaluators skip:"
+            f" no documents{_candidate_text(sender, 'documents')}{suffix}: {KIND_HINT}"
         )
 
 
-def _is_mostly_missing(one: Sender, name: str) -> bool:
-    have, of = one.shares[name]
-    return of > 0 and 2 * have < of
+def _is_mostly_missing(sender: Sender, name: str) -> bool:
+    have, expected = sender.shares[name]
+    return expected > 0 and 2 * have < expected
 
 
-def _missing_text(one: Sender, name: str) -> str:
-    have, of = one.shares[name]
-    return f"{of - have:,} of {of:,} spans have no {name}{_candidate_text(one, name)}"
+def _missing_text(sender: Sender, name: str) -> str:
+    have, expected = sender.shares[name]
+    return f"{expected - have:,} of {expected:,} spans have no {name}{_candidate_text(sender, name)}"
 
 
-def _candidate_text(one: Sender, name: str) -> str:
+def _candidate_text(sender: Sender, name: str) -> str:
     """Return text that names unread attributes that may hold the field."""
-    found = _matching_names(one.unread, FIELD_PATTERNS[name])
-    return f"; attributes that nobody reads and that look like it: {found}" if found else ""
+    candidates = _matching_names(sender.unread, FIELD_PATTERNS[name])
+    return f"; unread attributes with similar names: {candidates}" if candidates else ""
 
 
 def _matching_names(names: Iterable[str], pattern: re.Pattern[str]) -> str:
-    return ", ".join(
-        repr(escape_line(name, 80)) for name in [one for one in names if pattern.search(one)][:MAX_HINT_NAMES]
-    )
+    matching = [name for name in names if pattern.search(name)]
+    return ", ".join(repr(escape_line(name, 80)) for name in matching[:MAX_HINT_NAMES])
 
 
 # counters of /metrics that stay at zero in normal operation, and their descriptions
 ERROR_COUNTERS: Mapping[str, str] = {
-    "spanwise_dialect_errors_total": "spans or log records read without a dialect that failed on them",
+    "spanwise_dialect_errors_total": "spans or log records read without a dialect, because it failed on them",
     "spanwise_refused_total": "single spans or log records refused",
     "spanwise_requests_refused_total": "requests answered with an error",
 }
 MAX_RULES, MAX_ERROR_LENGTH = 100, 200  # rules to check, and characters of an error
 
 
-def find_problems(store: Store, seen: SenderReport, numbers: Mapping[str, float]) -> list[str]:
+def find_problems(store: Store, report: SenderReport, numbers: Mapping[str, float]) -> list[str]:
     """Return the known problems as sentences; [] if there are none.
 
     `numbers` has the metrics of a collector, by name with labels. It is {} for a database file.
     """
-    problems = [*_trace_problems(seen), *_process_problems(store), *_rules_problems(store)]
+    problems = [*_trace_problems(report), *_process_problems(store), *_rules_problems(store)]
     for name, value in numbers.items():
         counter, _, labels = name.partition("{")
         if value and counter in ERROR_COUNTERS:
@@ -373,15 +378,15 @@ def find_problems(store: Store, seen: SenderReport, numbers: Mapping[str, float]
     return problems
 
 
-def _trace_problems(seen: SenderReport) -> Iterator[str]:
-    if seen.dropped:
-        yield f"{seen.dropped:,} spans of the traces looked at were dropped by their senders"
-    if seen.incomplete:
-        yield f"{seen.incomplete:,} of {seen.traces:,} traces are not complete: parts are open, dropped or on their way"
-    if seen.too_large:
-        yield f"{seen.too_large:,} traces were left out for their size: `spanwise traces show` reads one"
-    if clocks := sum(one.clocks for one in seen.senders):
-        yield f"{clocks:,} spans bore times that cannot be (a clock more than a day ahead): they were taken back"
+def _trace_problems(report: SenderReport) -> Iterator[str]:
+    if report.dropped:
+        yield f"{report.dropped:,} spans of the examined traces were dropped by their senders"
+    if report.incomplete:
+        yield f"{report.incomplete:,} of {report.traces:,} traces are not complete: spans are open, dropped or still in transit"
+    if report.too_large:
+        yield f"{report.too_large:,} traces were skipped because of their size; `spanwise traces show` shows one"
+    if clocks := sum(sender.clocks for sender in report.senders):
+        yield f"{clocks:,} spans had impossible times (a clock more than a day ahead), which were corrected"
 
 
 def _process_problems(store: Store) -> Iterator[str]:
@@ -390,28 +395,28 @@ def _process_problems(store: Store) -> Iterator[str]:
         for process in store.processes(limit=1000):
             dropped.update(process.report.dropped if process.report else {})
     except StoreError as error:
-        yield f"what processes dropped cannot be said: {error}"
+        yield f"the dropped spans of processes cannot be read: {error}"
     for reason, count in dropped.most_common(10):
         yield f"{count:,} spans were dropped by senders, reason {escape_line(reason, 80)!r}: `spanwise traces reconcile`"
 
 
 def _rules_problems(store: Store) -> Iterator[str]:
     try:
-        found = store.status()[:MAX_RULES]
+        statuses = store.status()[:MAX_RULES]
     except StoreError as error:
-        yield f"what rules do cannot be said: {error}"
+        yield f"the status of the rules cannot be read: {error}"
         return
     now = time.time_ns()
-    for one in found:
-        yield from _rule_problems(one, now)
+    for status in statuses:
+        yield from _rule_problems(status, now)
 
 
-def _rule_problems(one: RuleStatus, now_ns: int) -> Iterator[str]:
-    name = f"rule {escape_line(one.rule.name, 80)!r}"
-    standing, right = rule_report.standing(one, now_ns)
-    if not right:
+def _rule_problems(status: RuleStatus, now_ns: int) -> Iterator[str]:
+    name = f"rule {escape_line(status.rule.name, 80)!r}"
+    standing, is_normal = rule_report.standing(status, now_ns)
+    if not is_normal:
         yield f"{name}: {standing}"
-    for why in dict.fromkeys(why for worker in one.workers for why in rule_report.idle(worker, one.rule.name)):
+    for why in dict.fromkeys(why for worker in status.workers for why in rule_report.idle(worker, status.rule.name)):
         yield f"{name}: {escape_line(why, MAX_ERROR_LENGTH)}"
-    if one.errors:
-        yield f"{name}: last error: {escape_line(one.errors[0], MAX_ERROR_LENGTH)}"
+    if status.errors:
+        yield f"{name}: last error: {escape_line(status.errors[0], MAX_ERROR_LENGTH)}"

@@ -32,7 +32,7 @@ WORDS: Mapping[str, str] = {
     "superseded": "superseded",
 }
 STORED = tuple(WORDS)[2:]  # verdicts of stored decisions; the first two are never stored, but computed on demand
-PACING_FLOOR_TEXT = "the lowest that pacing goes; scoring stops when the budget is used up"
+PACING_FLOOR_TEXT = "the lowest rate that pacing sets; scoring stops when the budget is used up"
 QUEUED_VERDICTS = ("waiting", "throttled", "over_budget", "running")
 _LONGEST = 200  # maximum length of a value or an error in characters
 
@@ -69,31 +69,31 @@ class BudgetUse:
         """Format as "$1.20 of $5.00 per day, $0.40 of it reserved, $0.20 of it cost unknown"."""
         shown = formatting.cost if self.name.startswith("usd") else formatting.number
         unit, _, period = self.name.partition("_per_")
-        said = f"{shown(self.used)} of {shown(self.limit)}"
-        said += f" per {period}" if unit == "usd" else f" {unit} per {period}"
-        said += f", {shown(self.reserved)} of it reserved" if self.reserved else ""
-        return said + (f", {shown(self.unknown)} of it cost unknown" if self.unknown else "")
+        text = f"{shown(self.used)} of {shown(self.limit)}"
+        text += f" per {period}" if unit == "usd" else f" {unit} per {period}"
+        text += f", {shown(self.reserved)} of it reserved" if self.reserved else ""
+        return text + (f", {shown(self.unknown)} of it cost unknown" if self.unknown else "")
 
 
 def funnel(status: RuleStatus) -> list[FunnelStage]:
     """Return the stages from arrived to scored traces."""
     counts = status.counts
-    seen = sum(counts.values())
-    passed = seen - counts.get("filtered", 0)
+    arrived = sum(counts.values())
+    passed = arrived - counts.get("filtered", 0)
     sampled = passed - counts.get("sampled_out", 0)
-    steps = {"arrived": seen, "pass the filter": passed, "sampled": sampled, "scored": counts.get("scored", 0)}
+    steps = {"arrived": arrived, "pass the filter": passed, "sampled": sampled, "scored": counts.get("scored", 0)}
     return [FunnelStage(name, count) for name, count in steps.items()]
 
 
 def spending(rule: Rule, booked: tuple[BudgetUsage, ...]) -> list[BudgetUse]:
     """Return, for each limit of a rule, the amounts booked in its newest period."""
     newest: dict[str, BudgetUsage] = {}
-    for one in sorted(booked, key=lambda one: one.period_start_ns):
-        newest[one.budget.rpartition("/")[2]] = one
+    for usage in sorted(booked, key=lambda usage: usage.period_start_ns):
+        newest[usage.budget.rpartition("/")[2]] = usage
     limits = rule.settings.budget.items()
-    none = BudgetUsage(budget="", period_start_ns=0)
-    found = ((name, limit, newest.get(name, none)) for name, limit in limits)
-    return [BudgetUse(name, limit, one.settled, one.reserved, one.unknown) for name, limit, one in found]
+    unused = BudgetUsage(budget="", period_start_ns=0)
+    pairs = ((name, limit, newest.get(name, unused)) for name, limit in limits)
+    return [BudgetUse(name, limit, usage.settled, usage.reserved, usage.unknown) for name, limit, usage in pairs]
 
 
 def explain_no_rules(project: str, rules: Iterable[Rule]) -> str:
@@ -112,7 +112,13 @@ def reason(why: DecisionExplanation) -> str:
 
 def look_on(why: DecisionExplanation) -> str:
     """Return the command that shows why evaluators skipped a trace for lack of data; "" if none did."""
-    skipped = sorted({of for one in why.decisions if one.verdict == "skipped" and (of := one.target.trace_id)})
+    skipped = sorted(
+        {
+            trace_id
+            for decision in why.decisions
+            if decision.verdict == "skipped" and (trace_id := decision.target.trace_id)
+        }
+    )
     return f"spanwise doctor --where trace_ids={skipped[0]}" if skipped else ""
 
 
@@ -128,26 +134,30 @@ def sampling(why: DecisionExplanation) -> str:
     return f"u {why.u:.4f} is below {why.rate:.4g}, {source}"
 
 
-def describe_condition(one: ConditionResult) -> str:
-    """Format a condition as "latency_ms: wants > 200, saw 120"."""
-    return f"{one.name}: wants {value(one.wanted)}, saw {value(one.seen)}"
+def describe_condition(condition: ConditionResult) -> str:
+    """Format a condition as "latency_ms: expected > 200, got 120"."""
+    return f"{condition.name}: expected {value(condition.wanted)}, got {value(condition.seen)}"
 
 
-def value(given: JSON) -> str:
+def value(operand: JSON) -> str:
     """Format an expected or actual value of a condition on one line; missing values are "nothing"."""
-    if given is None or given == [] or given == ():
+    if operand is None or operand == [] or operand == ():
         return "nothing"
-    if isinstance(given, str):
-        return formatting.first_line(repr(given), _LONGEST)
-    if isinstance(given, list | tuple):
-        written = all(isinstance(part, str | int | float) for part in given)
-        between = " " if written and any(part in _COMPARISON_OPERATORS for part in given) else ", "
+    if isinstance(operand, str):
+        return formatting.first_line(repr(operand), _LONGEST)
+    if isinstance(operand, list | tuple):
+        is_flat = all(isinstance(item, str | int | float) for item in operand)
+        separator = " " if is_flat and any(item in _COMPARISON_OPERATORS for item in operand) else ", "
         return formatting.first_line(
-            between.join((part if isinstance(part, str) else value(part)) for part in given), _LONGEST
+            separator.join((item if isinstance(item, str) else value(item)) for item in operand), _LONGEST
         )
-    if isinstance(given, Mapping):
-        return formatting.first_line(", ".join(f"{name} {value(part)}" for name, part in given.items()), _LONGEST)
-    return formatting.number(given) if isinstance(given, int | float) else formatting.first_line(str(given), _LONGEST)
+    if isinstance(operand, Mapping):
+        return formatting.first_line(", ".join(f"{name} {value(item)}" for name, item in operand.items()), _LONGEST)
+    return (
+        formatting.number(operand)
+        if isinstance(operand, int | float)
+        else formatting.first_line(str(operand), _LONGEST)
+    )
 
 
 _COMPARISON_OPERATORS = ("<", "<=", "=", "!=", ">=", ">")
@@ -167,7 +177,7 @@ def facts(decision: Decision, now_ns: int) -> Iterator[str]:
     weight, cost.
     """
     if decision.incomplete:
-        yield "taken although parts of the trace are missing"
+        yield "evaluated although parts of the trace are missing"
     if decision.attempts:
         yield _count_noun(decision.attempts, "attempt")
     if decision.deaths:
@@ -177,50 +187,52 @@ def facts(decision: Decision, now_ns: int) -> Iterator[str]:
     if is_outdated(decision):
         yield "older than the last change of the trace"
     if decision.verdict == "running" and decision.holder is not None:
-        yield f"held by {decision.holder}"
+        yield f"leased by {decision.holder}"
     if decision.next_ns is not None and decision.verdict in QUEUED_VERDICTS:
         left = decision.next_ns - now_ns
-        yield f"tried next in {formatting.duration(left)}" if left > 0 else "tried next now"
+        yield f"next attempt in {formatting.duration(left)}" if left > 0 else "next attempt now"
     if decision.verdict in ("scored", "skipped", "failed"):
         if decision.probability is None:
-            yield "how likely it was to be looked at is not known: in no weighted mean"
+            yield "sampling probability unknown, not in weighted means"
         elif decision.probability == 0:
-            yield "the present filter or rate would not take it: in no weighted mean"
+            yield "excluded by the present filter or rate, not in weighted means"
         elif decision.probability < 1:
-            yield f"stands for {formatting.number(1 / decision.probability)} traces in weighted means"
+            yield f"counts as {formatting.number(1 / decision.probability)} traces in weighted means"
     if decision.cost is not None:
         yield f"cost {formatting.cost(decision.cost)}"
 
 
 def states(decision: Decision) -> list[tuple[str, str, str]]:
     """Return key, state and error of each evaluator; the error is "" if there is none."""
-    made = []
+    rows = []
     for key, state in decision.states.items():
-        said = state if isinstance(state, Mapping) else {"state": str(state)}
-        error = said.get("error")
-        made.append((key, str(said.get("state", "")), formatting.first_line(str(error), _LONGEST) if error else ""))
-    return made
+        details = state if isinstance(state, Mapping) else {"state": str(state)}
+        error = details.get("error")
+        rows.append((key, str(details.get("state", "")), formatting.first_line(str(error), _LONGEST) if error else ""))
+    return rows
 
 
 def rate(status: RuleStatus) -> str:
     """Describe the sampling rate in force and its components."""
     settings = status.rule.settings
-    said = formatting.percent(status.rate, 1)
+    text = formatting.percent(status.rate, 1)
     if settings.paced is not None:
-        said += f", paced by the budget to {settings.paced:.3g} of {formatting.percent(settings.sample_rate, 1)}"
-        said += f", {PACING_FLOOR_TEXT}" if settings.paced <= MIN_PACING_FACTOR else ""
+        text += f", paced by the budget to {settings.paced:.3g} of {formatting.percent(settings.sample_rate, 1)}"
+        text += f", {PACING_FLOOR_TEXT}" if settings.paced <= MIN_PACING_FACTOR else ""
     if settings.strata:
-        said += f"; {len(settings.strata)} strat{'um' if len(settings.strata) == 1 else 'a'} of other rates"
-    return said
+        text += f"; {len(settings.strata)} strat{'um' if len(settings.strata) == 1 else 'a'} of other rates"
+    return text
 
 
 def behind(status: RuleStatus) -> str:
-    """Describe how far the rule lags behind the change feed: "up to date" or "312 changes behind, the oldest of 4.20 s
+    """Describe how far the rule lags behind the change feed: "up to date" or "312 changes behind, the oldest from 4.20 s
     ago".
     """
     if not status.behind:
         return "up to date"
-    return f"{_count_noun(status.behind, 'change')} behind, the oldest of {formatting.duration(status.lag_s * 1e9)} ago"
+    return (
+        f"{_count_noun(status.behind, 'change')} behind, the oldest from {formatting.duration(status.lag_s * 1e9)} ago"
+    )
 
 
 def alive(worker: WorkerReport, now_ns: int) -> bool:
@@ -231,17 +243,19 @@ def alive(worker: WorkerReport, now_ns: int) -> bool:
 def find_active_workers(status: RuleStatus, now_ns: int) -> list[WorkerReport]:
     """Return the living workers that run this version of the rule."""
     rule = status.rule
-    return [one for one in status.workers if alive(one, now_ns) and one.rules.get(rule.name) == rule.version]
+    return [
+        worker for worker in status.workers if alive(worker, now_ns) and worker.rules.get(rule.name) == rule.version
+    ]
 
 
 def standing(status: RuleStatus, now_ns: int) -> tuple[str, bool]:
     """Describe which workers run the rule. Also return whether this is normal."""
     if not status.rule.enabled:
         return "paused", True
-    if right := find_active_workers(status, now_ns):
+    if active := find_active_workers(status, now_ns):
         # a worker is idle if it does not run the rule, or some of its evaluators
-        idles = all(idle(worker, status.rule.name) for worker in right)
-        return _count_noun(len(right), "worker") + (", idle" if idles else ""), not idles
+        idles = all(idle(worker, status.rule.name) for worker in active)
+        return _count_noun(len(active), "worker") + (", idle" if idles else ""), not idles
     seen = max((worker.seen_ns for worker in status.workers if worker.rules), default=None)
     since = "" if seen is None or now_ns - seen < WORKER_TIMEOUT_NS else f" since {formatting.when(seen)}"
     return f"{find_blocking_reason(status.rule, status.workers, now_ns) or ''}{since}", False
@@ -266,19 +280,19 @@ class EvaluatorWork:
     def __str__(self) -> str:
         """Format as "2 % of 412 evaluations by the running workers failed, p95 1.20 s"."""
         evaluations = f"{_count_noun(self.looked, 'evaluation')} by the running workers"
-        said = f"{formatting.percent(self.failed, self.looked)} of {evaluations} failed"
-        return said if self.p95_s is None else f"{said}, p95 {formatting.duration(self.p95_s * 1e9)}"
+        text = f"{formatting.percent(self.failed, self.looked)} of {evaluations} failed"
+        return text if self.p95_s is None else f"{text}, p95 {formatting.duration(self.p95_s * 1e9)}"
 
 
 def work(status: RuleStatus, now_ns: int) -> list[EvaluatorWork]:
     """Return the statistics of a rule's evaluators over its living workers, by key."""
-    parts: dict[str, list[Mapping[str, JSON]]] = {}
+    reports_by_key: dict[str, list[Mapping[str, JSON]]] = {}
     for worker in status.workers:
         if alive(worker, now_ns):
-            for key, part in _get_worker_data(worker, "evaluators", status.rule.name).items():
-                parts.setdefault(key, []).append(part)
+            for key, report in _get_worker_data(worker, "evaluators", status.rule.name).items():
+                reports_by_key.setdefault(key, []).append(report)
     merged = []
-    for key, reports in sorted(parts.items()):
+    for key, reports in sorted(reports_by_key.items()):
         looked, failed = (sum(int(report.get(name, 0)) for report in reports) for name in ("looked", "failed"))
         p95 = max((float(report["p95_s"]) for report in reports if report.get("p95_s") is not None), default=None)
         merged.append(EvaluatorWork(key, looked, failed, p95))
@@ -296,8 +310,8 @@ def sum_throughput(workers: Iterable[WorkerReport], now_ns: int) -> tuple[float,
 
 def idle(worker: WorkerReport, rule: str) -> list[str]:
     """Return the reasons why a worker does not run a rule, or some of its evaluators."""
-    whole = worker.data.get("idle")
-    why = whole.get(rule) if isinstance(whole, Mapping) else None
+    reasons = worker.data.get("idle")
+    why = reasons.get(rule) if isinstance(reasons, Mapping) else None
     paused = _get_worker_data(worker, "paused", rule)
     return [*([str(why)] if why else []), *(f"{key} is paused: {reason}" for key, reason in paused.items())]
 

@@ -19,7 +19,7 @@ def find_gaps(trace: Trace) -> list[str]:
 
     They include signs of missing parts in a trace that counts as complete.
     """
-    told = describe_known_gaps(trace.dropped, trace.running)
+    reasons = describe_known_gaps(trace.dropped, trace.running)
     # A run answers an outgoing call if it is the first run in its process and has a parent, which is then in another
     # process.
     answers = sum(
@@ -28,19 +28,21 @@ def find_gaps(trace: Trace) -> list[str]:
     answered = min(trace.calls_sent, answers)
     if answered < trace.calls_sent:
         calls = "1 call was" if trace.calls_sent == 1 else f"{trace.calls_sent:,} calls were"
-        told.append(f"{calls} sent out, {answered or 'none'} of them answered by a traced process")
+        reasons.append(f"{calls} sent to other services, {answered or 'none'} of them answered by a traced process")
     if any(names.PARTIAL in run.attributes for run in trace.runs):
-        told.append("Kept for its error though it was not sampled: of other processes only what failed is here")
-    if not trace.complete and not told:
-        told.append(OPEN_SPANS_TEXT)
-    return told
+        reasons.append(
+            "Not sampled, and kept only because of its error: of other processes, only failed spans are stored"
+        )
+    if not trace.complete and not reasons:
+        reasons.append(OPEN_SPANS_TEXT)
+    return reasons
 
 
-def describe_known_gaps(dropped_: int, running: Sequence[OpenRun], *, complete: bool = True) -> list[str]:
+def describe_known_gaps(dropped: int, running: Sequence[OpenRun], *, complete: bool = True) -> list[str]:
     """Return the reasons that are known without the runs, for traces that have too many runs to read."""
-    told = [describe_dropped(dropped_)] if dropped_ else []
-    told += describe_open_runs(running)
-    return told if told or complete else [OPEN_SPANS_TEXT]
+    reasons = [describe_dropped(dropped)] if dropped else []
+    reasons += describe_open_runs(running)
+    return reasons if reasons or complete else [OPEN_SPANS_TEXT]
 
 
 def describe_dropped(count: int) -> str:

@@ -92,7 +92,7 @@ class FeedbackSender:
 
     def _count_waiting(self) -> float:
         try:
-            return float(self._store.waiting_after(self._cursor))
+            return float(self._store.count_feedback_after(self._cursor))
         except Exception:  # the store does not answer; /metrics must work anyway
             return float("nan")
 
@@ -112,7 +112,7 @@ class FeedbackSender:
 
     def _send_all(self) -> DeliveryResult | None:
         """Send until nothing is left or the thread ends. If the target asks to retry later, return its result."""
-        while not self._end.is_set() and (rows := self._store.said_after(self._cursor, BATCH_SIZE)):
+        while not self._end.is_set() and (rows := self._store.feedback_after(self._cursor, BATCH_SIZE)):
             if later := self._send(rows):
                 self._metrics.add(
                     "spanwise_feedback_out_failures_total", 1, target=self._target.name, reason=later.reason

@@ -52,8 +52,8 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
     reads the message.
     """
 
-    def __init__(self, receiver: Receiver, door: Authenticator, metrics: Metrics) -> None:
-        self._receiver, self._door, self._metrics = receiver, door, metrics
+    def __init__(self, receiver: Receiver, authenticator: Authenticator, metrics: Metrics) -> None:
+        self._receiver, self._authenticator, self._metrics = receiver, authenticator, metrics
         self._reads, self._under_way = ReadLimiter(), 0
         metrics.gauge("spanwise_grpc_calls", lambda: self._under_way)
         self._handlers = {
@@ -80,9 +80,9 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
             if self._under_way > MAX_CALLS:
                 raise RetryableError("overload", f"{self._under_way:,} calls are under way")
             address = _parse_peer(context.peer())
-            if not self._door.locked and (elsewhere := check_forwarded(metadata)):
+            if not self._authenticator.locked and (elsewhere := check_forwarded(metadata)):
                 raise _AccessDenied(elsewhere)
-            access = await self._door.admit(metadata, address, lambda: "ingest")
+            access = await self._authenticator.admit(metadata, address, lambda: "ingest")
             if isinstance(access, Refusal):
                 raise _AccessDenied(access)
             answer = await self._decode_and_store(signal, context, metadata, access)

@@ -21,9 +21,9 @@ from spanwise.collector.ingest.ingest_errors import ItemRefused, SideRecordRefus
 from spanwise.collector.ingest.limits import BATCH_SIZE, check_amendment
 from spanwise.collector.ingest.offload import Offloader
 from spanwise.collector.ingest.otlp_signals import Request
+from spanwise.collector.operations import ProjectScopedStore
 from spanwise.collector.records import Feedback, OpenRun, ProcessReport, Run
 from spanwise.collector.stores import FeedbackSource, LocalStore, RowStore, Store
-from spanwise.collector.stores.project_scope import ProjectScopedStore
 
 Refusals = Sequence[ItemRefused]
 
@@ -143,7 +143,7 @@ class StoreSink:
             return feedback
         us = self._sends_on.identity()
         returned = [one for one in feedback if us in passed_on.get(id(one), ())]
-        here = self._sends_on.feedback_there([one.id for one in returned]) if returned else ()
+        here = self._sends_on.find_stored_feedback([one.id for one in returned]) if returned else ()
         return [one for one in feedback if not (us in passed_on.get(id(one), ()) and one.id in here)]
 
     def _amend(self, items: Sequence[Any]) -> list[ItemRefused]:
@@ -204,7 +204,7 @@ def scope_items(store: Store, project: str, items: Sequence[Run | LogItem]) -> t
 def scope_or_refuse(store: Store, project: str, items: Sequence[Run | LogItem]) -> list[Any]:
     """Return a list with each item, assigned to the project, or its refusal if it belongs to another project."""
     view = ProjectScopedStore(store, project)
-    foreign = view.foreign(_trace_id(item) for item in items)
+    foreign = view.foreign_traces(_trace_id(item) for item in items)
     others = view.foreign_experiments(_experiment_id(item) for item in items)
     # if the first item is a run, all items other than runs are side records
     beside = isinstance(items[0], Run) if items else False
@@ -212,9 +212,9 @@ def scope_or_refuse(store: Store, project: str, items: Sequence[Run | LogItem]) 
     for item in items:
         try:
             if (trace_id := _trace_id(item)) in foreign:
-                raise view.not_mine(trace_id or "")
+                raise view.foreign_error("trace", trace_id or "")
             if (experiment_id := _experiment_id(item)) in others:
-                raise view.not_my_experiment(experiment_id or "")
+                raise view.foreign_error("experiment", experiment_id or "")
             found.append(_scope_item(view, item))
         except Forbidden as error:
             if beside and not isinstance(item, Run):
@@ -238,12 +238,12 @@ def _experiment_id(item: Run | LogItem) -> str | None:
 
 def _scope_item(view: ProjectScopedStore, item: Run | LogItem) -> Run | LogItem:
     if isinstance(item, Run | OpenRun | ProcessReport):
-        return view.owned(item)
+        return view.assign_project(item)
     if isinstance(item, Feedback) and item.target.session_id is not None:
-        raise view.no_aim()
+        raise view.target_error()
     if isinstance(item, Amendment):
-        return view.said(item)
-    return view.spoken(item) if isinstance(item, Feedback) else item
+        return view.scope_amendment(item)
+    return view.scope_feedback(item) if isinstance(item, Feedback) else item
 
 
 T = TypeVar("T")

@@ -1,15 +1,24 @@
-"""Store operations as HTTP requests: one table for the server's routes and the client's methods.
+"""Store operations as HTTP requests: one table for routes, client methods, permissions and project scopes.
 
 Modules, in the order in which data flows:
 
 - `request_mapping`: Mapping of a function signature to an HTTP request: path, query, body and response.
-- `operation_table`: Table of the store operations: method, path and required permission of each.
+- `operation_table`: Table of the store operations: method, path, required permission and project scope of each.
+- `project_scope`: Project-scoped store: the operations that an API key of one project may use.
 """
 
-from spanwise.collector.operations.operation_table import ControlOperations, TraceOperations
+from spanwise.collector.operations.operation_table import (
+    MAX_BATCH_ITEMS,
+    PROJECT_SCOPES,
+    ControlOperations,
+    TraceOperations,
+)
+from spanwise.collector.operations.project_scope import ProjectScopedStore
 from spanwise.collector.operations.request_mapping import (
     MAX_LIST_SIZE,
     MAX_PAGE_SIZE,
+    PATH_PLACEHOLDER,
+    REQUIRED,
     Argument,
     Operation,
     OperationSender,
@@ -22,19 +31,24 @@ from spanwise.collector.operations.request_mapping import (
     store_operation,
 )
 
-__all__ = [  # noqa: RUF022 (in plain order, as everywhere)
-    "OperationSender",
-    "Operation",
-    "RecordChanges",
-    "ControlOperations",
+__all__ = [
+    "MAX_BATCH_ITEMS",
     "MAX_LIST_SIZE",
-    "RequiredPermission",
     "MAX_PAGE_SIZE",
+    "PATH_PLACEHOLDER",
+    "PROJECT_SCOPES",
+    "REQUIRED",
     "Argument",
+    "ControlOperations",
+    "Operation",
+    "OperationSender",
+    "ProjectScopedStore",
+    "RecordChanges",
+    "RequiredPermission",
     "TraceOperations",
     "describe_operation",
-    "list_operations",
     "get_changed_fields",
     "get_union_members",
+    "list_operations",
     "store_operation",
 ]

@@ -1,7 +1,8 @@
-"""Table of the store operations: method, path and required permission of each.
+"""Table of the store operations: method, path, required permission and project scope of each.
 
 If two paths match a URL, the first row of the table answers. Longer paths therefore come first. A name in a path may
 hold slashes (`:path`). The module `spanwise.collector.api.routes` adds the endpoints that are not store operations.
+The column `project` is documented in `spanwise.collector.operations.project_scope`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from spanwise.collector.operations.request_mapping import REQUIRED, define_changes, store_operation
+from spanwise.collector.operations.request_mapping import REQUIRED, define_changes, list_project_scopes, store_operation
 from spanwise.collector.records import DatasetKind, Example, Feedback
-from spanwise.collector.stores import ControlStore, TraceStore
+from spanwise.collector.stores import ControlStore as Control
+from spanwise.collector.stores import TraceStore as Traces
 
 # maximum items of one request, far below the server's limit, so that no batch is refused for its number of items
 MAX_BATCH_ITEMS, MAX_BATCH_IDS = 1000, 500
@@ -24,205 +26,159 @@ class TraceOperations:
     `traces` requests.
     """
 
-    append = store_operation(
-        TraceStore.append,
-        "POST /api/traces",
-        tag="traces",
-        says="Keep runs, and feedback on them, together or not at all; answered when they are durable.",
-    )
-    amend = store_operation(TraceStore.amend, "PATCH /api/runs/{trace_id}/{span_id}", tag="traces")
+    append = store_operation(Traces.append, "POST /api/traces", "traces", project="method")
+    amend = store_operation(Traces.amend, "PATCH /api/runs/{trace_id}/{span_id}", "traces", project="method")
     add_amendments = store_operation(
-        TraceStore.add_amendments, "POST /api/amendments", tag="traces", batch=MAX_BATCH_ITEMS
+        Traces.add_amendments, "POST /api/amendments", "traces", project="method", batch=MAX_BATCH_ITEMS
     )
-    traces = store_operation(
-        TraceStore.traces,
-        "GET /api/traces",
-        tag="traces",
-        says="Traces that pass the conditions in the query string, latest first.",
-    )
+    traces = store_operation(Traces.traces, "GET /api/traces", "traces", project="filter")
     delete = store_operation(
-        TraceStore.delete,
-        "DELETE /api/traces",
-        tag="traces",
-        needs="admin",
-        patient=True,
-        says="Remove the traces that pass, with all that hangs on them. No conditions at all are refused.",
+        Traces.delete, "DELETE /api/traces", "traces", permission="admin", project="filter", client_timeout=False
     )
-    many = store_operation(TraceStore.many, "POST /api/traces/many", tag="traces", needs="read", batch=MAX_BATCH_IDS)
-    tree = store_operation(TraceStore.tree, "GET /api/traces/{trace_id}/tree", tag="traces")
-    runs = store_operation(TraceStore.runs, "GET /api/traces/{trace_id}/runs", tag="traces")
-    run = store_operation(TraceStore.run, "GET /api/traces/{trace_id}/run", tag="traces")
-    trace = store_operation(TraceStore.trace, "GET /api/traces/{trace_id}", tag="traces")
-    scores = store_operation(TraceStore.scores, "GET /api/scores", tag="feedback")
-    sessions = store_operation(TraceStore.sessions, "GET /api/sessions", tag="traces")
-    aggregate = store_operation(TraceStore.aggregate, "GET /api/aggregate", tag="traces")
-    values = store_operation(TraceStore.values, "GET /api/values/{field}", tag="traces")
-    changes = store_operation(TraceStore.changes, "POST /api/changes", tag="traces", needs="read")
-    explain = store_operation(TraceStore.explain, "POST /api/explain/{trace_id}", tag="traces", needs="read")
-    count = store_operation(TraceStore.count, "GET /api/count", tag="traces")
-
-    running = store_operation(TraceStore.running, "GET /api/running", tag="traces")
-    add_running = store_operation(TraceStore.add_running, "POST /api/running", tag="traces", batch=MAX_BATCH_ITEMS)
-    processes = store_operation(TraceStore.processes, "GET /api/processes", tag="traces")
-    add_reports = store_operation(TraceStore.add_reports, "POST /api/processes", tag="traces", batch=MAX_BATCH_ITEMS)
-
-    outlets = store_operation(TraceStore.outlets, "GET /api/outlets", tag="feedback", needs="admin")
-    feedbacks = store_operation(
-        TraceStore.feedbacks,
-        "GET /api/feedback",
-        tag="feedback",
-        says="Feedback on traces that pass, or on one target (a JSON object), newest first.",
+    many = store_operation(
+        Traces.many,
+        "POST /api/traces/many",
+        "traces",
+        permission="read",
+        project="method",
+        batch=MAX_BATCH_IDS,
+        scans=True,
     )
+    tree = store_operation(Traces.tree, "GET /api/traces/{trace_id}/tree", "traces", project="trace")
+    runs = store_operation(Traces.runs, "GET /api/traces/{trace_id}/runs", "traces", project="trace")
+    run = store_operation(Traces.run, "GET /api/traces/{trace_id}/run", "traces", project="trace")
+    trace = store_operation(Traces.trace, "GET /api/traces/{trace_id}", "traces", project="method")
+    scores = store_operation(Traces.scores, "GET /api/scores", "feedback", project="method")
+    sessions = store_operation(Traces.sessions, "GET /api/sessions", "traces", project="filter")
+    aggregate = store_operation(Traces.aggregate, "GET /api/aggregate", "traces", project="filter", scans=True)
+    values = store_operation(Traces.values, "GET /api/values/{field}", "traces", project="argument")
+    changes = store_operation(
+        Traces.changes,
+        "POST /api/changes",
+        "traces",
+        permission="read",
+        project="method",
+        query_timeout=False,  # pages are small, and a time limit could stop a monitor at one page forever
+    )
+    explain = store_operation(
+        Traces.explain, "POST /api/explain/{trace_id}", "traces", permission="read", project="trace"
+    )
+    count = store_operation(Traces.count, "GET /api/count", "traces")
+
+    running = store_operation(Traces.running, "GET /api/running", "traces", project="argument")
+    add_running = store_operation(
+        Traces.add_running, "POST /api/running", "traces", project="method", batch=MAX_BATCH_ITEMS
+    )
+    processes = store_operation(Traces.processes, "GET /api/processes", "traces", project="method")
+    add_reports = store_operation(
+        Traces.add_reports, "POST /api/processes", "traces", project="method", batch=MAX_BATCH_ITEMS
+    )
+
+    outlets = store_operation(Traces.outlets, "GET /api/outlets", "feedback", permission="admin")
+    feedbacks = store_operation(Traces.feedbacks, "GET /api/feedback", "feedback", project="method")
     add_feedback = store_operation(
-        TraceStore.add_feedback, "POST /api/feedback", tag="feedback", needs="feedback", batch=MAX_BATCH_ITEMS
+        Traces.add_feedback,
+        "POST /api/feedback",
+        "feedback",
+        permission="feedback",
+        project="method",
+        batch=MAX_BATCH_ITEMS,
     )
     change_feedback = store_operation(
-        TraceStore.change_feedback,
+        Traces.change_feedback,
         "PATCH /api/feedback",
-        tag="feedback",
+        "feedback",
         wire={"changes": (dict[str, define_changes(Feedback)], REQUIRED)},  # type: ignore[misc]
-        says="Change fields of feedback by id; all or none. What it is about and whose it is cannot change.",
     )
     delete_feedback = store_operation(
-        TraceStore.delete_feedback,
+        Traces.delete_feedback,
         "DELETE /api/feedback",
-        tag="feedback",
+        "feedback",
         alias={"ids": "id"},
         batch=MAX_BATCH_IDS,
-        patient=True,
+        client_timeout=False,
     )
 
     prune = store_operation(
-        TraceStore.prune, "POST /api/prune", tag="keeping", needs="admin", count="deleted", patient=True
+        Traces.prune, "POST /api/prune", "keeping", permission="admin", count="deleted", client_timeout=False
     )
     vacuum = store_operation(
-        TraceStore.vacuum, "POST /api/vacuum", tag="keeping", needs="admin", count="freed_bytes", patient=True
+        Traces.vacuum, "POST /api/vacuum", "keeping", permission="admin", count="freed_bytes", client_timeout=False
     )
 
 
 class ControlOperations:
     """Operations of `ControlStore` except `close`."""
 
-    datasets = store_operation(ControlStore.datasets, "GET /api/datasets", tag="datasets")
-    versions = store_operation(ControlStore.versions, "GET /api/datasets/{name:path}/versions", tag="datasets")
-    examples = store_operation(ControlStore.examples, "GET /api/datasets/{dataset:path}/examples", tag="datasets")
+    datasets = store_operation(Control.datasets, "GET /api/datasets", "datasets")
+    versions = store_operation(Control.versions, "GET /api/datasets/{name:path}/versions", "datasets")
+    examples = store_operation(Control.examples, "GET /api/datasets/{dataset:path}/examples", "datasets")
     save_examples = store_operation(
-        ControlStore.save_examples,
+        Control.save_examples,
         "POST /api/datasets/{dataset:path}/examples",
-        tag="datasets",
+        "datasets",
         wire={"examples": (Sequence[Example], ()), "kind": (DatasetKind | None, None)},
-        says="Add, overwrite or remove examples. Makes the dataset if it is new, a new version if anything changed.",
     )
-    dataset = store_operation(ControlStore.dataset, "GET /api/datasets/{name:path}", tag="datasets")
-    delete_dataset = store_operation(ControlStore.delete_dataset, "DELETE /api/datasets/{name:path}", tag="datasets")
+    dataset = store_operation(Control.dataset, "GET /api/datasets/{name:path}", "datasets")
+    delete_dataset = store_operation(Control.delete_dataset, "DELETE /api/datasets/{name:path}", "datasets")
 
-    experiments = store_operation(ControlStore.experiments, "GET /api/experiments", tag="experiments")
-    save_experiment = store_operation(
-        ControlStore.save_experiment,
-        "POST /api/experiments",
-        tag="experiments",
-        says="Create or overwrite, by id: one, or all of a list or none.",
+    experiments = store_operation(Control.experiments, "GET /api/experiments", "experiments", project="argument")
+    save_experiment = store_operation(Control.save_experiment, "POST /api/experiments", "experiments", project="method")
+    experiment = store_operation(
+        Control.experiment, "GET /api/experiments/{id_or_name:path}", "experiments", project="method"
     )
-    experiment = store_operation(ControlStore.experiment, "GET /api/experiments/{id_or_name:path}", tag="experiments")
     change_experiment = store_operation(
-        ControlStore.change_experiment, "PATCH /api/experiments/{id:path}", tag="experiments"
+        Control.change_experiment, "PATCH /api/experiments/{id:path}", "experiments", project="method"
     )
     delete_experiment = store_operation(
-        ControlStore.delete_experiment, "DELETE /api/experiments/{id:path}", tag="experiments"
+        Control.delete_experiment, "DELETE /api/experiments/{id:path}", "experiments", project="method"
     )
 
-    rules = store_operation(ControlStore.rules, "GET /api/rules", tag="monitor")
-    save_rule = store_operation(
-        ControlStore.save_rule,
-        "POST /api/rules",
-        tag="monitor",
-        says="Put rules in force, by project and name, all or none; a new version supersedes the one before.",
-    )
-    settings = store_operation(ControlStore.settings, "GET /api/settings/{name:path}", tag="monitor")
-    change_rule = store_operation(ControlStore.change_rule, "PATCH /api/rules/{name:path}", tag="monitor")
-    delete_rule = store_operation(ControlStore.delete_rule, "DELETE /api/rules/{name:path}", tag="monitor")
+    rules = store_operation(Control.rules, "GET /api/rules", "monitor", project="argument")
+    save_rule = store_operation(Control.save_rule, "POST /api/rules", "monitor", project="method")
+    settings = store_operation(Control.settings, "GET /api/settings/{name:path}", "monitor", project="argument")
+    change_rule = store_operation(Control.change_rule, "PATCH /api/rules/{name:path}", "monitor", project="argument")
+    delete_rule = store_operation(Control.delete_rule, "DELETE /api/rules/{name:path}", "monitor", project="argument")
 
-    cursor = store_operation(ControlStore.cursor, "GET /api/cursor", tag="monitor")
-    decide = store_operation(
-        ControlStore.decide,
-        "POST /api/decide",
-        tag="monitor",
-        says="Keep what was decided, each in one transaction with the rule's cursor; whether it was kept.",
-    )
-    decisions = store_operation(ControlStore.decisions, "GET /api/decisions", tag="monitor")
-    delete_decisions = store_operation(ControlStore.delete_decisions, "DELETE /api/decisions", tag="monitor")
-    claim = store_operation(
-        ControlStore.claim,
-        "POST /api/claim",
-        tag="monitor",
-        says="Take what is due of a rule, oldest first, to be run within some seconds; durable when it is answered.",
-    )
-    renew = store_operation(
-        ControlStore.renew,
-        "POST /api/renew",
-        tag="monitor",
-        says="Hold claims some seconds longer; false for those that somebody else has by now.",
-    )
-    finish = store_operation(
-        ControlStore.finish,
-        "POST /api/finish",
-        tag="monitor",
-        says="Keep what came of claims, feedback first; of each finished, waiting, or refused and why.",
-    )
+    cursor = store_operation(Control.cursor, "GET /api/cursor", "monitor", project="argument")
+    decide = store_operation(Control.decide, "POST /api/decide", "monitor")
+    decisions = store_operation(Control.decisions, "GET /api/decisions", "monitor", project="argument")
+    delete_decisions = store_operation(Control.delete_decisions, "DELETE /api/decisions", "monitor", project="argument")
+    claim = store_operation(Control.claim, "POST /api/claim", "monitor", project="argument")
+    renew = store_operation(Control.renew, "POST /api/renew", "monitor")
+    finish = store_operation(Control.finish, "POST /api/finish", "monitor")
 
-    acquire = store_operation(
-        ControlStore.acquire,
-        "POST /api/leases/acquire",
-        tag="monitor",
-        says="Take or renew a lease; null while another holder has it.",
-    )
-    release = store_operation(
-        ControlStore.release,
-        "POST /api/leases/release",
-        tag="monitor",
-        says="Give a lease back; false if this holder has it not.",
-    )
-    leases = store_operation(ControlStore.leases, "GET /api/leases", tag="monitor")
-    delete_lease = store_operation(ControlStore.delete_lease, "DELETE /api/leases/{name:path}", tag="monitor")
-    book = store_operation(
-        ControlStore.book,
-        "POST /api/budgets/book",
-        tag="monitor",
-        says="Reserve amounts, each unless it would pass its limit; whether it is reserved. An id books once.",
-    )
-    settle = store_operation(
-        ControlStore.settle,
-        "POST /api/budgets/settle",
-        tag="monitor",
-        says="Put in the place of what was reserved, by id, what it came to.",
-    )
-    booked = store_operation(ControlStore.booked, "GET /api/budgets", tag="monitor")
-    delete_budget = store_operation(ControlStore.delete_budget, "DELETE /api/budgets/{budget:path}", tag="monitor")
-    why = store_operation(ControlStore.why, "GET /api/why/{trace_id}", tag="monitor")
-    status = store_operation(ControlStore.status, "GET /api/status", tag="monitor")
-    report = store_operation(ControlStore.report, "POST /api/workers", tag="monitor")
-    weighted = store_operation(ControlStore.weighted, "GET /api/weighted", tag="monitor")
+    acquire = store_operation(Control.acquire, "POST /api/leases/acquire", "monitor")
+    release = store_operation(Control.release, "POST /api/leases/release", "monitor")
+    leases = store_operation(Control.leases, "GET /api/leases", "monitor")
+    delete_lease = store_operation(Control.delete_lease, "DELETE /api/leases/{name:path}", "monitor")
+    book = store_operation(Control.book, "POST /api/budgets/book", "monitor")
+    settle = store_operation(Control.settle, "POST /api/budgets/settle", "monitor")
+    booked = store_operation(Control.booked, "GET /api/budgets", "monitor")
+    delete_budget = store_operation(Control.delete_budget, "DELETE /api/budgets/{budget:path}", "monitor")
+    why = store_operation(Control.why, "GET /api/why/{trace_id}", "monitor", project="trace")
+    status = store_operation(Control.status, "GET /api/status", "monitor", project="argument")
+    report = store_operation(Control.report, "POST /api/workers", "monitor")
+    weighted = store_operation(Control.weighted, "GET /api/weighted", "monitor", project="argument")
 
-    retention = store_operation(ControlStore.retention, "GET /api/retention", tag="keeping")
-    set_retention = store_operation(ControlStore.set_retention, "POST /api/retention", tag="keeping", needs="admin")
+    retention = store_operation(Control.retention, "GET /api/retention", "keeping")
+    set_retention = store_operation(Control.set_retention, "POST /api/retention", "keeping", permission="admin")
 
-    keys = store_operation(ControlStore.keys, "GET /api/keys", tag="keys", needs="admin")
-    save_key = store_operation(ControlStore.save_key, "POST /api/keys", tag="keys", needs="admin")
-    delete_key = store_operation(ControlStore.delete_key, "DELETE /api/keys/{id}", tag="keys", needs="admin")
+    keys = store_operation(Control.keys, "GET /api/keys", "keys", permission="admin")
+    save_key = store_operation(Control.save_key, "POST /api/keys", "keys", permission="admin")
+    delete_key = store_operation(Control.delete_key, "DELETE /api/keys/{id}", "keys", permission="admin")
 
-    audit = store_operation(ControlStore.audit, "GET /api/audit", tag="keys", needs="admin")
+    audit = store_operation(Control.audit, "GET /api/audit", "keys", permission="admin")
 
-    queues = store_operation(ControlStore.queues, "GET /api/queues", tag="queues")
-    enqueue = store_operation(ControlStore.enqueue, "POST /api/queues", tag="queues", batch=MAX_BATCH_ITEMS)
+    queues = store_operation(Control.queues, "GET /api/queues", "queues")
+    enqueue = store_operation(Control.enqueue, "POST /api/queues", "queues", batch=MAX_BATCH_ITEMS)
     resolve = store_operation(
-        ControlStore.resolve,
+        Control.resolve,
         "PATCH /api/queues/items/{item_id}",
-        tag="queues",
+        "queues",
         wire={"status": (Literal["waiting", "done", "skipped"], REQUIRED)},
     )
-    queue = store_operation(
-        ControlStore.queue,
-        "GET /api/queues/{name:path}",
-        tag="queues",
-        says="Items of a queue, oldest first; `status=` (empty) for all of them.",
-    )
+    queue = store_operation(Control.queue, "GET /api/queues/{name:path}", "queues")
+
+
+PROJECT_SCOPES = list_project_scopes(TraceOperations, ControlOperations)

@@ -23,7 +23,6 @@ from typing import (
     Any,
     Literal,
     Protocol,
-    Required,
     TypedDict,
     TypeVar,
     Union,
@@ -77,9 +76,11 @@ def get_changed_fields(change: RecordChanges) -> dict[str, Any]:
 
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
 RequiredPermission = Literal["open", "read", "write", "ingest", "feedback", "admin"]
+ProjectScope = Literal["filter", "argument", "trace", "method", "forbidden"]
 ArgumentPlace = Literal["path", "query", "filter", "conditions", "field", "body"]
 MAX_PAGE_SIZE, MAX_LIST_SIZE = 1000, 10_000  # maximum items of a page, and of a list without pages
 PATH_PLACEHOLDER = re.compile(r"{(\w+)(?::path)?}")
+_VARIADIC_KINDS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -111,22 +112,54 @@ class Argument:
         return self.default not in (None, REQUIRED) and NoneType in get_union_members(self.kind)
 
 
+class OperationOptions(TypedDict, total=False):
+    """Options of an operation in addition to method and path.
+
+    - `permission` is the permission that a key needs; by default read for GET, write for other methods.
+    - `project` is how the operation is restricted for a key of one project; by default the key is refused. See
+      `spanwise.collector.operations.project_scope`.
+    - `wire` is {argument: (type, default)} for arguments whose type or default in the request differs from the
+      function's.
+    - `alias` is {argument: name in a query string}.
+    - `count` is the response field for a number or boolean; by default "deleted" for DELETE, "" for other methods.
+    - `batch` is the maximum number of items per request, for a list that is the only argument.
+    - `scans` marks a query that reads many traces even without a filter. The server runs few of these at once.
+    - `query_timeout` False removes the server's time limit for a query.
+    - `client_timeout` False removes the client's time limit for the request.
+    """
+
+    permission: RequiredPermission
+    project: ProjectScope
+    wire: Mapping[str, tuple[Any, Any]]
+    alias: Mapping[str, str]
+    count: str
+    batch: int
+    scans: bool
+    query_timeout: bool
+    client_timeout: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """HTTP request of a store method or API handler. `signature` is that of the function, without the store argument."""
+    """HTTP request of a store method or API handler. `signature` is that of the function, without the store argument.
+
+    `OperationOptions` describes the other fields.
+    """
 
     function: Callable[..., Any]
     signature: inspect.Signature
     method: Method
     path: str
     tag: str
-    needs: RequiredPermission  # permission that a key needs
-    says: str  # description in the API reference
-    sent: tuple[Argument, ...]
+    permission: RequiredPermission
+    description: str  # first paragraph of the function's docstring, without the errors that it raises
+    arguments: tuple[Argument, ...]
     returns: Any  # return type of the function; None if it returns nothing
-    count: str  # response field for a number or boolean result; "" to return the result itself
-    batch: int  # maximum number of items per request, for a list that is the only argument
-    patient: bool  # the client sets no time limit on the request
+    count: str
+    batch: int
+    scans: bool
+    query_timeout: bool
+    client_timeout: bool
 
     @property
     def name(self) -> str:
@@ -134,121 +167,110 @@ class Operation:
         return self.function.__name__
 
     @cached_property
-    def names(self) -> frozenset[str]:
-        """Return the names of all arguments. A variadic argument gets a "*" in front, which cannot occur in a keyword
-        argument.
-        """
-        parameters = self.signature.parameters.values()
-        return frozenset(
-            f"*{parameter.name}" if parameter.kind in _VARIADIC_KINDS else parameter.name for parameter in parameters
-        )
-
-    @cached_property
-    def positional(self) -> tuple[str, ...]:
-        """Return the names of arguments that callers may pass by position."""
-        parameters = self.signature.parameters.values()
-        return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD)
-
-    @cached_property
-    def defaults(self) -> Mapping[str, Any]:
-        """Return the default values of optional arguments by name."""
-        parameters = self.signature.parameters.values()
-        return {
-            parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
-        }
-
-    @cached_property
-    def listed(self) -> Argument | None:
+    def list_argument(self) -> Argument | None:
         """Return the argument if it is the only one and a list, so that it can be sent in batches; None otherwise."""
-        return self.sent[0] if len(self.sent) == 1 and self.sent[0].is_list else None
+        return self.arguments[0] if len(self.arguments) == 1 and self.arguments[0].is_list else None
 
     @cached_property
-    def paged(self) -> bool:
+    def is_paged(self) -> bool:
         """Return whether the operation returns a `Page`."""
         return get_origin(self.returns) is Page
 
     @property
-    def most(self) -> int:
+    def max_limit(self) -> int:
         """Return the highest `limit` of one request."""
-        return MAX_PAGE_SIZE if self.paged else MAX_LIST_SIZE
+        return MAX_PAGE_SIZE if self.is_paged else MAX_LIST_SIZE
 
     @cached_property
-    def whole(self) -> Argument | None:
+    def body_argument(self) -> Argument | None:
         """Return the argument that is sent as the whole body; None if there is none."""
-        return next((sent for sent in self.sent if sent.place == "body"), None)
+        return next((argument for argument in self.arguments if argument.place == "body"), None)
 
     @cached_property
-    def fields(self) -> tuple[Argument, ...]:
+    def body_fields(self) -> tuple[Argument, ...]:
         """Return the arguments that are sent as fields of the body."""
-        return tuple(sent for sent in self.sent if sent.place == "field")
+        return tuple(argument for argument in self.arguments if argument.place == "field")
 
     @cached_property
-    def takes(self) -> Any:
+    def body_type(self) -> Any:
         """Return the type of the body; None if there is none."""
-        if self.whole:
-            return self.whole.kind
-        fields = [(field.name, field.kind, field.default) for field in self.fields]
+        if self.body_argument:
+            return self.body_argument.kind
+        fields = [(field.name, field.kind, field.default) for field in self.body_fields]
         return define_body(self.name.title().replace("_", ""), fields) if fields else None
 
     @cached_property
-    def answers(self) -> Any:
+    def response_type(self) -> Any:
         """Return the type of the response.
 
         It is {field: number} if `count` is set, or if a list is sent and nothing is returned. Otherwise it is the
         return type of the function, or the type of the body if the function returns nothing.
         """
-        if self.count or (self.returns is None and self.listed):
+        if self.count or (self.returns is None and self.list_argument):
             return dict[str, int]
-        return self.takes if self.returns is None else self.returns
+        return self.body_type if self.returns is None else self.returns
 
 
-class OperationOptions(TypedDict, total=False):
-    """Options of an operation in addition to method and path.
+def describe_operation(
+    function: Callable[..., Any], request: str, tag: str, **options: Unpack[OperationOptions]
+) -> Operation:
+    """Return the operation of a function. `request` is method and path, such as `"GET /api/things/{name:path}"`.
 
-    - `wire` is {argument: (type, default)} for arguments whose type or default in the request differs from the
-      function's.
-    - `alias` is {argument: name in a query string}.
-    - `needs` is the required permission; by default read for GET, write for other methods.
-    - `says` is the description; by default the first paragraph of the docstring without its "Raises" part.
-    - `count` is the response field for a number or boolean; by default "deleted" for DELETE, "" for other
-      methods.
-    - `batch` is the maximum number of items per request, for a list that is the only argument.
-    - `patient` removes the time limit.
+    `tag` groups the operations in the API reference.
     """
-
-    tag: Required[str]
-    needs: RequiredPermission
-    says: str
-    wire: Mapping[str, tuple[Any, Any]]
-    alias: Mapping[str, str]
-    count: str
-    batch: int
-    patient: bool
-
-
-def describe_operation(function: Callable[..., Any], request: str, **how: Unpack[OperationOptions]) -> Operation:
-    """Return the operation of a function. `request` is method and path, such as `"GET /api/things/{name:path}"`."""
     method, path = cast(tuple[Method, str], request.split())
     signature, hints = inspect.signature(function), get_type_hints(function)
     parameters = list(signature.parameters.values())[1:]
-    travelling = []
+    wire, alias = options.get("wire", {}), options.get("alias", {})
+    is_variadic = any(parameter.kind in _VARIADIC_KINDS for parameter in parameters)
+    is_only = is_variadic or len(parameters) - len(PATH_PLACEHOLDER.findall(path)) == 1
+    arguments = []
     for parameter in parameters:
-        kind, default = how.get("wire", {}).get(parameter.name, (hints[parameter.name], parameter.default))
-        travelling.append(parameter.replace(annotation=kind, default=default))
+        name, many = parameter.name, parameter.kind is parameter.VAR_POSITIONAL
+        kind: Any
+        kind, default = wire.get(name, (hints[name], parameter.default))
+        place = _argument_place(parameter.replace(annotation=kind), method, path, is_only, is_variadic)
+        if place == "body" and many:
+            kind = kind | list[kind]
+        elif place == "body" and parameter.kind is parameter.VAR_KEYWORD:
+            kind = define_changes(hints["return"])
+        default = REQUIRED if default is parameter.empty else default
+        arguments.append(Argument(name, place, kind, default, alias.get(name, name), many))
+    summary = inspect.cleandoc(function.__doc__ or "").split("\n\n")[0]
     return Operation(
         function=function,
         signature=signature.replace(parameters=parameters),
         method=method,
         path=path,
-        tag=how["tag"],
-        needs=how.get("needs", "read" if method == "GET" else "write"),
-        says=how.get("says") or inspect.cleandoc(function.__doc__ or "").split("\n\n")[0].partition(" Raises ")[0],
-        sent=_list_arguments(travelling, method, path, how.get("alias", {}), hints["return"]),
+        tag=tag,
+        permission=options.get("permission", "read" if method == "GET" else "write"),
+        description=re.split(r"\sRaises?\s", summary)[0],
+        arguments=tuple(arguments),
         returns=None if hints["return"] is NoneType else hints["return"],
-        count=how.get("count", "deleted" if method == "DELETE" else ""),
-        batch=how.get("batch", 1),
-        patient=how.get("patient", False),
+        count=options.get("count", "deleted" if method == "DELETE" else ""),
+        batch=options.get("batch", 1),
+        scans=options.get("scans", False),
+        query_timeout=options.get("query_timeout", True),
+        client_timeout=options.get("client_timeout", True),
     )
+
+
+def _argument_place(
+    parameter: inspect.Parameter, method: Method, path: str, is_only: bool, is_variadic: bool
+) -> ArgumentPlace:
+    """Return the place of an argument in the request, by the rules in the module's docstring."""
+    members = get_union_members(parameter.annotation)
+    if parameter.name in PATH_PLACEHOLDER.findall(path):
+        return "path"
+    if method in ("GET", "DELETE"):
+        if parameter.kind in _VARIADIC_KINDS:
+            return "conditions"
+        return "filter" if Filter in members else "query"
+    if parameter.kind in _VARIADIC_KINDS:
+        return "body"
+    if is_variadic:
+        return "query"
+    return "body" if is_only and not all(map(_is_scalar, members)) else "field"
 
 
 def get_union_members(kind: Any) -> tuple[Any, ...]:
@@ -256,42 +278,8 @@ def get_union_members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def _list_arguments(
-    parameters: Sequence[inspect.Parameter], method: Method, path: str, alias: Mapping[str, str], returns: Any
-) -> tuple[Argument, ...]:
-    in_path = PATH_PLACEHOLDER.findall(path)
-    spread = any(parameter.kind in _VARIADIC_KINDS for parameter in parameters)
-    alone = spread or len(parameters) - len(in_path) == 1
-    sent = []
-    for parameter in parameters:
-        place = "path" if parameter.name in in_path else _argument_place(parameter, method, alone, spread)
-        kind: Any = parameter.annotation
-        if place == "body" and parameter.kind is parameter.VAR_POSITIONAL:
-            kind = kind | list[kind]
-        elif place == "body" and parameter.kind is parameter.VAR_KEYWORD:
-            kind = define_changes(returns)
-        default = REQUIRED if parameter.default is parameter.empty else parameter.default
-        name = alias.get(parameter.name, parameter.name)
-        sent.append(Argument(parameter.name, place, kind, default, name, parameter.kind is parameter.VAR_POSITIONAL))
-    return tuple(sent)
-
-
-def _argument_place(parameter: inspect.Parameter, method: Method, alone: bool, spread: bool) -> ArgumentPlace:
-    if method in ("GET", "DELETE"):
-        if parameter.kind in _VARIADIC_KINDS:
-            return "conditions"
-        return "filter" if Filter in get_union_members(parameter.annotation) else "query"
-    if spread and parameter.kind not in _VARIADIC_KINDS:
-        return "query"
-    whole = parameter.kind in _VARIADIC_KINDS or not all(map(_is_scalar, get_union_members(parameter.annotation)))
-    return "body" if alone and whole else "field"
-
-
 def _is_scalar(kind: Any) -> bool:
     return kind in (str, int, float, bool, NoneType) or get_origin(kind) is Literal
-
-
-_VARIADIC_KINDS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -300,26 +288,34 @@ F = TypeVar("F", bound=Callable[..., Any])
 class OperationSender(Protocol):
     """Protocol of classes whose methods are created by `store_operation`."""
 
-    def _ask(self, call: Operation, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+    def _send(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Send a request with the method's arguments, and return the result from the response."""
 
 
-def store_operation(method: F, request: str, **how: Unpack[OperationOptions]) -> F:
+def store_operation(method: F, request: str, tag: str, **options: Unpack[OperationOptions]) -> F:
     """Create a client method from a method of a store protocol.
 
-    Example: `dataset = store_operation(ControlStore.dataset, "GET …", …)`. The options `how` are those of
-    `describe_operation`. For type checkers, the created method has the type of the protocol's method.
+    Example: `dataset = store_operation(ControlStore.dataset, "GET …", "datasets")`. For type checkers, the created
+    method has the type of the protocol's method.
     """
-    row = cache(partial(describe_operation, method, request, **how))  # evaluated on first use, to keep imports fast
+    # evaluated on first use, to keep imports fast
+    operation = cache(partial(describe_operation, method, request, tag, **options))
 
     @wraps(method)
-    def asked(self: OperationSender, *args: Any, **given: Any) -> Any:
-        return self._ask(row(), args, given)
+    def send(self: OperationSender, *args: Any, **kwargs: Any) -> Any:
+        return self._send(operation(), args, kwargs)
 
-    asked.row = row  # type: ignore[attr-defined]
-    return cast(F, asked)
+    send.operation = operation  # type: ignore[attr-defined]
+    send.project_scope = options.get("project", "forbidden")  # type: ignore[attr-defined]
+    return cast(F, send)
 
 
 def list_operations(table: type) -> Iterator[Operation]:
     """Yield the operations of a table, in order."""
-    return (member.row() for member in vars(table).values() if hasattr(member, "row"))
+    return (member.operation() for member in vars(table).values() if hasattr(member, "operation"))
+
+
+def list_project_scopes(*tables: type) -> dict[str, ProjectScope]:
+    """Return how each operation of the tables is restricted to a project, by name."""
+    members = (member for table in tables for member in vars(table).items())
+    return {name: member.project_scope for name, member in members if hasattr(member, "project_scope")}

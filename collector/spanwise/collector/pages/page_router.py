@@ -149,10 +149,10 @@ def create_router() -> APIRouter:
 
 def _view_handler(view: View) -> Callable[[Request], Awaitable[Response]]:
     async def page(request: Request) -> Response:
-        lanes: QueryScheduler = request.app.state.lanes
+        scheduler: QueryScheduler = request.app.state.query_scheduler
         try:
             work = partial(view, get_request_store(request), request)
-            return await lanes.answer(
+            return await scheduler.answer(
                 request,
                 work,
                 wide=view in SCAN_VIEWS or (not request.path_params and bool(request.scope["query_string"])),

@@ -72,7 +72,7 @@ class Retention:
     def __post_init__(self) -> None:
         for name in ("max_age_ns", "max_bytes"):
             if (value := getattr(self, name)) is not None and value < 0:  # a negative limit would delete future traces
-                raise ValueError(f"{name} of a retention is {value!r}; it cannot be below 0")
+                raise ValueError(f"{name} of a retention rule must be >= 0, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,7 +440,7 @@ def apply_changes(record: R, fields: Mapping[str, JSON]) -> R:
     """
     allowed, kind = CHANGEABLE_FIELDS[type(record)], type(record).__name__.lower()
     if fixed := sorted(set(fields) - set(allowed)):
-        raise Refused(f"{fixed[0]!r} of a {kind} cannot change, only {', '.join(allowed)}; save another {kind}")
+        raise Refused(f"{fixed[0]!r} of a {kind} cannot be changed; these fields can: {', '.join(allowed)}")
     new: dict[str, Any] = dict(fields)
     if isinstance(record, Feedback) and {"score", "label"} & set(fields):
         new |= {"outcome": "score", "error": None}

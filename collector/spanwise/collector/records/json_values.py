@@ -41,8 +41,8 @@ _ELLIPSIS = "…"
 
 def hash_inputs(inputs: JSON, history: JSON = None) -> str:
     """Return a hash of the inputs and, if there are any, of the preceding turns, as 32 hex digits."""
-    asked = [inputs, history] if history else [inputs]
-    return hashlib.sha256(canonical_json(asked)).hexdigest()[:32]
+    values = [inputs, history] if history else [inputs]
+    return hashlib.sha256(canonical_json(values)).hexdigest()[:32]
 
 
 def canonical_json(value: JSON) -> bytes:

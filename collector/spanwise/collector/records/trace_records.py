@@ -6,7 +6,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -27,11 +27,11 @@ class Target:
     def __post_init__(self) -> None:
         named = [self.trace_id is not None, self.session_id is not None, self.experiment_id is not None]
         if sum(named) != 1:
-            raise ValueError(f"a target is exactly one of a trace, a session or an experiment, not {self!r}")
+            raise ValueError(f"a target must have exactly one of trace_id, session_id and experiment_id, got {self!r}")
         if self.span_id is not None and self.trace_id is None:
-            raise ValueError(f"a span is named together with its trace, not alone: {self!r}")
+            raise ValueError(f"a target with a span_id needs the trace_id, too, got {self!r}")
         if self.document is not None and self.span_id is None:
-            raise ValueError(f"a document is named together with its span: {self!r}")
+            raise ValueError(f"a target with a document needs the span_id, too, got {self!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Feedback:
 
     def __post_init__(self) -> None:
         if not self.key:
-            raise ValueError("a feedback needs a key")
+            raise ValueError("the key of feedback must not be empty")
         if type(self.score) not in _PLAIN_SCORE_TYPES:
             object.__setattr__(self, "score", _to_plain_score(self.key, self.score))
         has_value = self.score is not None or self.label is not None
@@ -82,7 +82,9 @@ class Feedback:
         if isinstance(self.score, float) and not isfinite(self.score):
             # NaN and infinity have no mean and no JSON form
             shown = "NaN" if self.score != self.score else repr(self.score)
-            raise ValueError(f"feedback {self.key!r}: {shown} is not a score; say outcome='skip' or 'error' instead")
+            raise ValueError(
+                f"feedback {self.key!r}: the score must be finite, got {shown}; use outcome='skip' or 'error' instead"
+            )
         if not self.id:
             object.__delattr__(self, "id")
 
@@ -206,10 +208,10 @@ def normalize_feedback(feedback: Feedback) -> Feedback:
     return replace(feedback, target=target, id="" if derived else feedback.id)
 
 
-def _normalize_id(name: str, given: str, digits: int) -> str:
-    text = given.replace("-", "").lower()
+def _normalize_id(name: str, id: str, digits: int) -> str:
+    text = id.replace("-", "").lower()
     if len(text) != digits or not _HEX.fullmatch(text) or not text.strip("0"):
-        raise Refused(f"{name} must be {digits} hex digits that are not all zeros, got {given!r:.100}")
+        raise Refused(f"{name} must be {digits} hex digits that are not all zeros, got {id!r:.100}")
     return text
 
 
@@ -467,11 +469,10 @@ def make_fast_constructor(record: Callable[P, R]) -> Callable[P, R]:
     def freeze(made: Any) -> None:
         made.__class__ = record
 
-    of: Any = record
-    same = [(one.name, one.type, field(**_field_defaults(one))) for one in fields(of)]
-    return make_dataclass(of.__name__, same, slots=True, namespace={"__post_init__": freeze})
-
-
-def _field_defaults(one: Field[Any]) -> dict[str, Any]:
-    told = {"default": one.default, "default_factory": one.default_factory}
-    return {name: value for name, value in told.items() if value is not MISSING}
+    frozen: Any = record
+    same_fields: list[Any] = []
+    for one in fields(frozen):
+        defaults: dict[str, Any] = {"default": one.default, "default_factory": one.default_factory}
+        given = {name: value for name, value in defaults.items() if value is not MISSING}
+        same_fields.append((one.name, one.type, field(**given)))
+    return make_dataclass(frozen.__name__, same_fields, slots=True, namespace={"__post_init__": freeze})

@@ -19,7 +19,7 @@ from math import inf
 from typing import Protocol
 
 from spanwise.collector.address_parsing import get_client_network
-from spanwise.collector.errors import Refused, Unavailable
+from spanwise.collector.errors import Forbidden, Refused, Unavailable
 from spanwise.collector.records import Key
 from spanwise.collector.security.authorization import Access, get_permissions
 
@@ -38,17 +38,19 @@ def extract_key(headers: Collection[tuple[str | bytes, str | bytes]]) -> str | N
     not a key. Raises `Refused` for two different keys, because proxies or later handlers might not use the key
     that was checked here.
     """
-    found = {
+    secrets = {
         secret for name, value in headers if name in CREDENTIAL_HEADERS if (secret := _extract_secret(name, value))
     }
-    if len(found) > 1:
+    if len(secrets) > 1:
         sent_in = {
             _decode_header(name)
             for name, value in headers
             if name in CREDENTIAL_HEADERS and _extract_secret(name, value)
         }
-        raise Refused(f"two different API keys came, in {' and '.join(map(repr, sorted(sent_in)))}: send one")
-    return next(iter(found), None)
+        raise Refused(
+            f"the request has two different API keys, in {' and '.join(map(repr, sorted(sent_in)))}; send only one"
+        )
+    return next(iter(secrets), None)
 
 
 def _extract_secret(name: str | bytes, value: str | bytes) -> str:
@@ -87,7 +89,6 @@ class KeyStore(Protocol):
 
     def keys(self) -> Sequence[Key]:
         """Return all keys. Raises `StoreError`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +137,7 @@ class KeyCache:
 
     def __init__(self, store: KeyStore, ages: KeyCacheTimes | None = None) -> None:
         self.store, self.ages = store, ages or KeyCacheTimes()
-        self._known, self._reading = _KeySnapshot({}, -inf), _KeyReading(-inf, Future())
+        self._snapshot, self._reading = _KeySnapshot({}, -inf), _KeyReading(-inf, Future())
         self._reading.done.set_result(None)
 
     async def find(self, sha256: str) -> Key | None:
@@ -144,25 +145,25 @@ class KeyCache:
 
         Raises `Unavailable` if the store does not answer.
         """
-        asked = time.monotonic()
-        if self._known.age > self.ages.fresh / 2:
+        start = time.monotonic()
+        if self._snapshot.age > self.ages.fresh / 2:
             self._start_read()
-        if self._known.age > self.ages.fresh:
+        if self._snapshot.age > self.ages.fresh:
             # wait for the read in progress for up to `patience`, or up to `grace` while no keys are valid
-            patience = self.ages.patience if self._hold else self.ages.grace
+            patience = self.ages.patience if self._has_valid_keys else self.ages.grace
             left = self._reading.since + patience - time.monotonic()
             if left > 0 and not self._reading.done.done():
                 await asyncio.wait([asyncio.wrap_future(self._reading.done)], timeout=left)
-        if not self._hold:
+        if not self._has_valid_keys:
             done = self._reading.done
             why = f"the store failed with {done.result()!r}" if done.done() else "the store does not answer"
             raise Unavailable(f"the API keys cannot be read now: {why}")
-        key = self._known.keys.get(sha256) or (await self._keys_after(asked)).get(sha256)
+        key = self._snapshot.keys.get(sha256) or (await self._keys_after(start)).get(sha256)
         return key if key and _is_valid(key) else None
 
     def peek(self, sha256: str) -> Key | None:
         """Return a key from the cache without a read from the store; None if the cache has no valid key."""
-        key = self._known.keys.get(sha256) if self._hold else None
+        key = self._snapshot.keys.get(sha256) if self._has_valid_keys else None
         return key if key and _is_valid(key) else None
 
     def close(self) -> None:
@@ -173,30 +174,29 @@ class KeyCache:
     async def _keys_after(self, moment: float) -> Mapping[str, Key]:
         """Return the keys of a read that started after `moment`; the cached keys if it fails or takes long."""
         end = time.monotonic() + self.ages.patience
-        while self._known.since < moment and time.monotonic() < end:
+        while self._snapshot.since < moment and time.monotonic() < end:
             reading = self._reading
             if reading.done.done():
                 if reading.since >= moment:  # a read that is recent enough has failed
                     break
-                await asyncio.sleep(reading.since + self._apart(reading) - time.monotonic())
+                await asyncio.sleep(reading.since + self._read_interval(reading) - time.monotonic())
                 self._start_read()
             await asyncio.wait([asyncio.wrap_future(self._reading.done)], timeout=end - time.monotonic())
-        return self._known.keys
+        return self._snapshot.keys
 
-    def _apart(self, reading: _KeyReading) -> float:
+    def _read_interval(self, reading: _KeyReading) -> float:
         """Return the minimum number of seconds between the start of this read and the next one, longer after a
         failure.
         """
         return self.ages.apart if reading.done.result() is None else self.ages.pause
 
     @property
-    def _hold(self) -> bool:
-        """Return whether the cached keys are still valid."""
-        return self._known.age <= self.ages.fresh + self.ages.grace
+    def _has_valid_keys(self) -> bool:
+        return self._snapshot.age <= self.ages.fresh + self.ages.grace
 
     def _start_read(self) -> None:
         now = time.monotonic()
-        if self._reading.done.done() and now - self._reading.since >= self._apart(self._reading):
+        if self._reading.done.done() and now - self._reading.since >= self._read_interval(self._reading):
             reading = _KeyReading(now, Future())
             threading.Thread(target=self._read, args=(reading,), name="spanwise-keys", daemon=True).start()
             self._reading = reading  # after the start: if the thread could not start, `done` would never be set
@@ -204,8 +204,9 @@ class KeyCache:
     def _read(self, reading: _KeyReading) -> None:
         failure = None
         try:
-            keys: Sequence[Key] = self.store.keys()
-            self._known = _KeySnapshot(_index_by_hash(keys), reading.since)
+            # of two keys with the same secret, the one for all projects wins
+            keys = sorted(filter(_is_valid, self.store.keys()), key=lambda key: key.project is None)
+            self._snapshot = _KeySnapshot({key.sha256: key for key in keys}, reading.since)
         except Exception as error:
             failure = error
         reading.done.set_result(failure)
@@ -213,11 +214,6 @@ class KeyCache:
 
 def _is_valid(key: Key) -> bool:
     return key.expires_ns is None or key.expires_ns > time.time_ns()
-
-
-def _index_by_hash(keys: Sequence[Key]) -> dict[str, Key]:
-    """Return valid keys by SHA-256; of two keys with the same secret, the one for all projects wins."""
-    return {key.sha256: key for key in sorted(keys, key=lambda key: key.project is None) if _is_valid(key)}
 
 
 ATTEMPT_BURST, ATTEMPT_INTERVAL_S = 10, 1.0  # burst of failed attempts, and seconds until one more is allowed
@@ -228,15 +224,12 @@ logger = logging.getLogger("spanwise.collector")
 
 @dataclass(slots=True)
 class _AddressAttempts:
-    """Rate limit of one address.
-
-    `left` is the number of attempts left at the time `at`. `untold` counts failures that were not logged yet.
-    """
+    """Rate limit of one address: `left` is the number of attempts left at the time `at`."""
 
     left: float
     at: float
-    untold: int = 0
-    told_at: float = float("-inf")
+    unlogged: int = 0  # failures that were not logged yet
+    logged_at: float = -inf
 
 
 class AttemptLimiter:
@@ -247,49 +240,49 @@ class AttemptLimiter:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._tries: OrderedDict[str, _AddressAttempts] = OrderedDict()
-        self._good: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._attempts: OrderedDict[str, _AddressAttempts] = OrderedDict()
+        self._successes: OrderedDict[tuple[str, bytes], None] = OrderedDict()
 
     def wait(self, address: str, key: bytes) -> float:
         """Return the seconds until this address may try this key (given as its hash); 0 if it may now."""
-        name = get_client_network(address)
-        tries = self._tries.get(name)
-        if tries is None or (name, key) in self._good:
+        network = get_client_network(address)
+        attempts = self._attempts.get(network)
+        if attempts is None or (network, key) in self._successes:
             return 0.0
-        left = self._left(tries)
+        left = self._left(attempts)
         return 0.0 if left >= 1 else (1 - left) * ATTEMPT_INTERVAL_S
 
-    def right(self, address: str, key: bytes) -> None:
-        """Record a successful attempt."""
-        good = get_client_network(address), key
-        self._good[good] = None
-        self._good.move_to_end(good)
-        if len(self._good) > MAX_TRACKED_ADDRESSES:
-            self._good.popitem(last=False)
+    def record_success(self, address: str, key: bytes) -> None:
+        """Record an attempt with a valid key."""
+        success = get_client_network(address), key
+        self._successes[success] = None
+        self._successes.move_to_end(success)
+        if len(self._successes) > MAX_TRACKED_ADDRESSES:
+            self._successes.popitem(last=False)
 
-    def wrong(self, address: str) -> None:
-        """Record a failed attempt, and log failures at intervals."""
-        name, now = get_client_network(address), self._now()
-        tries = self._tries.setdefault(name, _AddressAttempts(ATTEMPT_BURST, now))
-        self._tries.move_to_end(name)
-        tries.left, tries.at = max(0.0, self._left(tries) - 1), now
-        tries.untold += 1
-        if now - tries.told_at >= LOG_INTERVAL_S:
-            logger.warning("%d wrong API key(s) from %s", tries.untold, name)
-            tries.untold, tries.told_at = 0, now
-        if len(self._tries) > MAX_TRACKED_ADDRESSES:
-            self._tries.popitem(last=False)
+    def record_failure(self, address: str) -> None:
+        """Record an attempt with an invalid key, and log failures at intervals."""
+        network, now = get_client_network(address), self._now()
+        attempts = self._attempts.setdefault(network, _AddressAttempts(ATTEMPT_BURST, now))
+        self._attempts.move_to_end(network)
+        attempts.left, attempts.at = max(0.0, self._left(attempts) - 1), now
+        attempts.unlogged += 1
+        if now - attempts.logged_at >= LOG_INTERVAL_S:
+            logger.warning("%d request(s) with invalid API keys from %s", attempts.unlogged, network)
+            attempts.unlogged, attempts.logged_at = 0, now
+        if len(self._attempts) > MAX_TRACKED_ADDRESSES:
+            self._attempts.popitem(last=False)
 
-    def _left(self, tries: _AddressAttempts) -> float:
-        return min(ATTEMPT_BURST, tries.left + (self._now() - tries.at) / ATTEMPT_INTERVAL_S)
+    def _left(self, attempts: _AddressAttempts) -> float:
+        return min(ATTEMPT_BURST, attempts.left + (self._now() - attempts.at) / ATTEMPT_INTERVAL_S)
 
 
 Headers = Collection[tuple[str | bytes, str | bytes]]
 GRPC_CODES = {400: 3, 401: 16, 403: 7, 429: 8, 503: 14}  # HTTP status → google.rpc.Code
-# for messages; the names of the other permissions are verbs already
-PERMISSION_PHRASES = {"admin": "administer", "feedback": "give feedback"}
 MASTER_KEY_ID = "SPANWISE_API_KEY"  # key id of the key that the environment variable of this name contains
-KEY_REQUIRED_MESSAGE = "an API key is needed: send it as 'Authorization: Bearer …' (SPANWISE_API_KEY for our clients)"
+KEY_REQUIRED_MESSAGE = (
+    "an API key is required; send it as 'Authorization: Bearer …', or set SPANWISE_API_KEY for Spanwise's clients"
+)
 KEY_UNKNOWN_MESSAGE = "the API key is unknown, expired or revoked"
 
 
@@ -315,7 +308,7 @@ class Authenticator:
     """
 
     def __init__(self, keys: KeyCache | None = None, api_key: str | None = None, *, required: bool = True) -> None:
-        self.keys, self.tries = keys, AttemptLimiter()
+        self.keys, self.attempts = keys, AttemptLimiter()
         self._required = required
         self._master = sha256(api_key.encode()).digest() if api_key else None
 
@@ -337,36 +330,38 @@ class Authenticator:
             return Refusal(401, str(error))
         if secret is None:
             return Refusal(401, KEY_REQUIRED_MESSAGE) if self._required else Access(address=address)
-        access = await self.tried(hash_key(secret), address)
+        access = await self.authenticate(hash_key(secret), address)
         return access if isinstance(access, Refusal) else check_permission(access, needed())
 
-    async def tried(self, key: bytes, address: str) -> Access | Refusal:
+    async def authenticate(self, key: bytes, address: str) -> Access | Refusal:
         """Return the access of a key, given as its hash, or a refusal. Failed attempts count against the address's rate
         limit.
         """
-        if wait := self.tries.wait(address, key):
-            return Refusal(429, "too many wrong API keys came from this address: try again later", wait)
-        access = await self.opened(key, address)
+        if wait := self.attempts.wait(address, key):
+            return Refusal(429, "too many requests with invalid API keys from this address; try again later", wait)
+        access = await self.find_access(key, address)
         if isinstance(access, Access):
-            self.tries.right(address, key)
+            self.attempts.record_success(address, key)
         elif access.status == 401:
-            self.tries.wrong(address)
+            self.attempts.record_failure(address)
         return access
 
-    async def opened(self, key: bytes, address: str) -> Access | Refusal:
+    async def find_access(self, key: bytes, address: str) -> Access | Refusal:
         """Return the access that a key, given as its hash, has now, or a refusal. The rate limit does not apply."""
         if self._is_master(key):
             return Access(key=MASTER_KEY_ID, name=MASTER_KEY_ID, address=address, bond=key)
         try:
-            found = await self.keys.find(key.hex()) if self.keys else None
+            record = await self.keys.find(key.hex()) if self.keys else None
         except Unavailable as error:
             return Refusal(503, str(error), error.retry_after)
-        if found is None:
+        if record is None:
             return Refusal(401, KEY_UNKNOWN_MESSAGE)
-        needs = get_permissions(found.scopes)
-        return Access(found.project, needs=needs, key=found.id, name=found.name, address=address, bond=key)
+        permissions = get_permissions(record.scopes)
+        return Access(
+            record.project, permissions=permissions, key=record.id, name=record.name, address=address, bond=key
+        )
 
-    def knows(self, headers: Headers) -> bool:
+    def is_known(self, headers: Headers) -> bool:
         """Return whether these headers have a valid key. Only the key cache is used, without waiting for the store."""
         try:
             secret = extract_key(headers)
@@ -386,10 +381,10 @@ def hash_key(secret: str) -> bytes:
     return sha256(secret.encode("utf-8", "replace")).digest()
 
 
-def check_permission(access: Access, needed: str) -> Access | Refusal:
+def check_permission(access: Access, permission: str) -> Access | Refusal:
     """Return the access, or a refusal that names the missing scope."""
-    if access.may(needed):
-        return access
-    return Refusal(
-        403, f"the API key may not {PERMISSION_PHRASES.get(needed, needed)}: that takes the scope {needed!r}"
-    )
+    try:
+        access.require(permission)
+    except Forbidden as error:
+        return Refusal(403, str(error))
+    return access

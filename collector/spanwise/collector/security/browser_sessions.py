@@ -37,8 +37,8 @@ class BrowserSessions:
 
     def begin(self, key: bytes, *, secure: bool = False) -> str:
         """Start a session of a key, and return its new random id."""
-        own = [bond for bond, session in self._sessions.items() if session.key == key]
-        for bond in own[: max(0, len(own) - MAX_SESSIONS_PER_KEY + 1)]:
+        bonds = [bond for bond, session in self._sessions.items() if session.key == key]
+        for bond in bonds[: max(0, len(bonds) - MAX_SESSIONS_PER_KEY + 1)]:
             del self._sessions[bond]
         while len(self._sessions) >= MAX_SESSIONS:
             self._sessions.popitem(last=False)
@@ -78,11 +78,11 @@ class SessionCookie(NamedTuple):
     name: str
     secure: bool
 
-    def given(self, id: str) -> str:
+    def format_set_cookie(self, id: str) -> str:
         """Return the header value that sets the cookie."""
         return self._header(f"{id}; Max-Age={SESSION_LIFETIME_S}")
 
-    def taken_back(self) -> str:
+    def format_delete_cookie(self) -> str:
         """Return the header value that deletes the cookie."""
         return self._header("; Max-Age=0")
 
@@ -110,8 +110,8 @@ def read_session_cookie(headers: Collection[tuple[bytes, bytes]], host: str) -> 
         return None
     for cookie in (build_session_cookie(host, secure=True), build_session_cookie(host, secure=False)):
         pairs = (pair.strip().partition(b"=") for line in lines for pair in line.split(b";"))
-        if found := [value for key, _, value in pairs if key == cookie.name.encode()]:
-            return (found[0].decode("latin-1"), cookie.secure) if len(found) == 1 else None
+        if values := [value for key, _, value in pairs if key == cookie.name.encode()]:
+            return (values[0].decode("latin-1"), cookie.secure) if len(values) == 1 else None
     return None
 
 
@@ -120,6 +120,6 @@ def make_form_token(bond: bytes) -> str:
     return hmac.new(_SECRET, bond, sha256).hexdigest()
 
 
-def is_form_token(given: str, bond: bytes) -> bool:
+def is_form_token(token: str, bond: bytes) -> bool:
     """Return whether the token was made for this bond."""
-    return hmac.compare_digest(given.encode("utf-8", "replace"), make_form_token(bond).encode())
+    return hmac.compare_digest(token.encode("utf-8", "replace"), make_form_token(bond).encode())

@@ -23,24 +23,24 @@ def select_latest(feedback: Iterable[Feedback]) -> list[Feedback]:
     rows = list(feedback)
     if len({row.key for row in rows}) == len(rows):
         return rows
-    kept: dict[Hashable, Feedback] = {}
+    latest: dict[Hashable, Feedback] = {}
     for row in rows:
-        place = get_feedback_slot(row)
-        if place not in kept or kept[place].created_ns <= row.created_ns:
-            kept[place] = row
-    return list(kept.values())
+        slot = get_feedback_slot(row)
+        if slot not in latest or latest[slot].created_ns <= row.created_ns:
+            latest[slot] = row
+    return list(latest.values())
 
 
 def get_feedback_slot(feedback: Feedback) -> Hashable:
     """Return the slot of a feedback. Later feedback in the same slot replaces it (see `select_latest`)."""
-    nobody = is_anonymous(feedback.source, feedback.author)
+    anonymous = is_anonymous(feedback.source, feedback.author)
     return (
         feedback.target,
         feedback.key,
         feedback.source,
         feedback.author,
         feedback.rule,
-        feedback.id if nobody else None,
+        feedback.id if anonymous else None,
     )
 
 
@@ -90,12 +90,12 @@ def exact_expansion(values: Sequence[float]) -> list[float]:
     The first is the rounded sum, as returned by `math.fsum`. Each further number is the rounded remainder, until the
     remainder is 0 (Shewchuk 1997, section 2.8).
     """
-    rest, parts = list(values), list[float]()
-    while part := _rounded_sum(rest):
+    remaining, parts = list(values), list[float]()
+    while part := _rounded_sum(remaining):
         parts.append(part)
         if not isfinite(part):
             return [part]
-        rest.append(-part)
+        remaining.append(-part)
     return parts
 
 
@@ -135,7 +135,7 @@ class WeightedSums:
                 self.of_judged.add(weight)
                 self.of_passed.add(weight * passes)
         else:
-            raise ValueError(f"a weight is a number from 0 on, or None where it is not known, not {weight!r}")
+            raise ValueError(f"a weight must be a finite number >= 0, or None if it is unknown, got {weight!r}")
         self.n += 1
         self.judged += passes is not None
         self.passed += bool(passes)

@@ -43,13 +43,13 @@ class Agreement:
     confusion: dict[ValuePair, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return the text shown next to a judge's mean: "agrees with people 87 % (κ 0.71, 40 votes)"."""
+        """Return the text shown next to a judge's mean: "agrees with people 87 % (κ 0.71, 40 labels)"."""
         if self.agreed is None:
             return "never checked"
-        votes = f"{self.n} vote{'s' * (self.n != 1)}"
+        labels = f"{self.n} label{'s' * (self.n != 1)}"
         near = self.within_one is not None
         share = f"{self.within_one if near else self.agreed:.0%}".replace("%", " %") + " within one" * near
-        return f"agrees with people {share} ({'' if self.kappa is None else f'κ {self.kappa:.2f}, '}{votes})"
+        return f"agrees with people {share} ({'' if self.kappa is None else f'κ {self.kappa:.2f}, '}{labels})"
 
 
 def measure_agreement(pairs: Sequence[ValuePair]) -> Agreement:
@@ -182,10 +182,10 @@ def check_judge(judgements: Iterable[Feedback], votes: Iterable[Feedback], versi
 
     Uses the judge's newest version, or the given one, and the newest label of each person.
     """
-    said = list(judgements)
-    if version is None and said:
-        version = max(said, key=lambda row: row.created_ns).version
-    judged = {row.target: row for row in select_latest(row for row in said if row.version == version)}
+    rows_of_judge = list(judgements)
+    if version is None and rows_of_judge:
+        version = max(rows_of_judge, key=lambda row: row.created_ns).version
+    judged = {row.target: row for row in select_latest(row for row in rows_of_judge if row.version == version)}
     by_target: dict[Target, list[Feedback]] = {}
     for vote in select_latest(votes):
         if vote.outcome == "score":
@@ -204,7 +204,7 @@ def check_judge(judgements: Iterable[Feedback], votes: Iterable[Feedback], versi
         if target in judged and _judgement_outcome(judged[target]) == "score"
     ]
     outcomes = Counter(_judgement_outcome(judged[target]) for target in decided if target in judged)
-    alike = [
+    equal = [
         get_feedback_value(one) == get_feedback_value(other)
         for rows in by_target.values()
         for one, other in combinations(rows, 2)
@@ -217,7 +217,7 @@ def check_judge(judgements: Iterable[Feedback], votes: Iterable[Feedback], versi
         failed=outcomes["error"],
         skipped=outcomes["skip"],
         unjudged=tuple(target for target in decided if target not in judged),
-        among=fmean(alike) if alike else None,
+        among=fmean(equal) if equal else None,
     )
 
 
@@ -249,10 +249,10 @@ def _drawing_probability(votes: Sequence[Feedback]) -> float | None:
     """Return the probability with which the case was drawn, according to its labels. If there are several, return the
     highest.
     """
-    told = [
+    stated = [
         drawn.get("probability") for vote in votes if isinstance(drawn := vote.metadata.get(DRAWN_METADATA), Mapping)
     ]
-    known = [float(p) for p in told if isinstance(p, int | float) and not isinstance(p, bool) and 0 < p <= 1]
+    known = [float(p) for p in stated if isinstance(p, int | float) and not isinstance(p, bool) and 0 < p <= 1]
     return max(known, default=None)
 
 
@@ -301,27 +301,29 @@ def choose_threshold(rated: Iterable[RatedScore], *, rising: bool = True) -> Thr
     """
     pairs = sorted((score if rising else -score, good) for score, good in rated)
     apart, spread = _rank_probability(pairs)
-    found = ThresholdFit(n=len(pairs), good=sum(good for _, good in pairs), rising=rising, apart=apart)
+    fit = ThresholdFit(n=len(pairs), good=sum(good for _, good in pairs), rising=rising, apart=apart)
     if why := _find_shortage(pairs) or _find_missing_order(apart, spread):
-        return replace(found, why=why)
+        return replace(fit, why=why)
     sign = 1 if rising else -1
     low, high = sorted(sign * end for end in _bootstrap_interval(pairs))
     threshold, held_out = sign * _gap_middle(_best_gap(pairs)), measure_agreement(list(_cross_validate(pairs)))
-    return replace(found, threshold=threshold, low=low, high=high, agreement=held_out)
+    return replace(fit, threshold=threshold, low=low, high=high, agreement=held_out)
 
 
 def _find_shortage(pairs: Sequence[RatedScore]) -> str | None:
     counts = Counter(good for _, good in pairs)
     if not pairs:
-        return "no case has both a score and a vote"
+        return "no case has both a score and a label"
     if len(counts) == 1:
         word = "good" if pairs[0][1] else "bad"
-        return f"all {len(pairs)} votes say {word}: a threshold is between good ones and bad ones"
+        return f"all {len(pairs)} labels are {word}; a threshold needs good and bad cases"
     if len(pairs) < MIN_LABELS or min(counts.values()) < MIN_LABELS_PER_SIDE:
-        message = f"{counts[True]} good and {counts[False]} bad"
-        return f"there are too few votes, {message}: it takes {MIN_LABELS}, of either {MIN_LABELS_PER_SIDE} at least"
+        return (
+            f"too few labels: {counts[True]} good and {counts[False]} bad; at least {MIN_LABELS} are needed, and"
+            f" {MIN_LABELS_PER_SIDE} of each"
+        )
     if pairs[0][0] == pairs[-1][0]:
-        return f"all scores are {abs(pairs[0][0]):g}: there is nothing to tell apart"
+        return f"all scores are {abs(pairs[0][0]):g}, so no threshold separates them"
     return None
 
 
@@ -332,10 +334,10 @@ def _find_missing_order(apart: float | None, spread: float) -> str | None:
     """
     if apart is None or apart - 0.5 > _Z * spread:
         return None
-    said = f"of a good and a bad one the good one has the better score {apart:.0%} of the time"
+    detail = f"a good case scores better than a bad one in {apart:.0%} of the pairs"
     if 0.5 - apart > _Z * spread:
-        return f"scores are inverted: {said}; is higher_is_better right, and a vote of 1 good?"
-    return f"scores do not tell good from bad more than chance does: {said}"
+        return f"the scores are inverted: {detail}; check higher_is_better, and that a label of 1 means good"
+    return f"the scores do not separate good from bad better than chance: {detail}"
 
 
 def _rank_probability(pairs: Sequence[RatedScore]) -> tuple[float | None, float]:

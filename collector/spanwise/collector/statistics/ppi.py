@@ -47,11 +47,11 @@ class CorrectedMean:
 
     def __str__(self) -> str:
         """Return the estimate as one or two sentences."""
-        judge = "the judge has scored nothing" if self.judge is None else f"the judge gives {self.judge:.3g}"
-        basis = f"{judge}; {self.votes} votes on {self.cases} cases{''.join(f'; {note}' for note in self.notes)}"
+        judge = "the judge has no scores" if self.judge is None else f"the judge gives {self.judge:.3g}"
+        basis = f"{judge}; {self.votes} labels on {self.cases} cases{''.join(f'; {note}' for note in self.notes)}"
         if self.mean is None:
             return f"no corrected mean: {self.why} ({basis})"
-        return f"people would have given {self.mean:.3g} (95 %: {self.low:.3g} to {self.high:.3g}); {basis}"
+        return f"estimated mean of human labels {self.mean:.3g} (95 %: {self.low:.3g} to {self.high:.3g}); {basis}"
 
 
 def estimate_ppi_mean(scores: Sequence[float], votes: Sequence[WeightedLabel]) -> CorrectedMean:
@@ -63,18 +63,18 @@ def estimate_ppi_mean(scores: Sequence[float], votes: Sequence[WeightedLabel]) -
     `MIN_PPI_LABELS`. Raises `ValueError` for a probability outside (0, 1], and if there are more labels than scores.
     """
     if len(votes) > len(scores):
-        raise ValueError(f"{len(votes)} votes on {len(scores)} scored cases: a voted case is one of the scored ones")
+        raise ValueError(f"every labelled case must be scored, got {len(votes)} labels and {len(scores)} scores")
     if wrong := [probability for _, _, probability in votes if not 0 < probability <= 1]:
-        raise ValueError(f"the probability of being drawn is above 0 and at most 1, not {wrong[0]!r}")
+        raise ValueError(f"a sampling probability must be above 0 and at most 1, got {wrong[0]!r}")
     judge = sum(scores) / len(scores) if scores else None
     if not votes:
-        return _without_mean("no votes", judge, votes, scores)
+        return _without_mean("no labels", judge, votes, scores)
     if {*scores, *(value for vote in votes for value in vote[:2])} <= {0.0, 1.0}:
         return _post_stratify(scores, votes)
     if (equal := _effective_size([1 / probability for _, _, probability in votes])) < MIN_PPI_LABELS:
-        alike = f", as sure as {equal:.0f} of equal weight" * (len(votes) >= MIN_PPI_LABELS)
+        alike = f", equivalent to {equal:.0f} of equal weight" * (len(votes) >= MIN_PPI_LABELS)
         return _without_mean(
-            f"too few votes: {len(votes)}{alike}, and grades take {MIN_PPI_LABELS}", judge, votes, scores
+            f"too few labels: {len(votes)}{alike}; graded scores need {MIN_PPI_LABELS}", judge, votes, scores
         )
     return _estimate_ppi(scores, votes)
 

@@ -17,7 +17,7 @@ def percentile(ordered: Sequence[int], percent: int) -> int:
     """
     if not ordered or not 1 <= percent <= 100:
         raise ValueError(
-            f"no percentile {percent!r} of {len(ordered)} values: it takes some, and a percent in 1 to 100"
+            f"percentile needs at least one value and a percent from 1 to 100, got {len(ordered)} values, {percent!r}"
         )
     return ordered[nearest_rank(len(ordered), percent) - 1]
 
@@ -38,7 +38,9 @@ def t_quantile(probability: float, freedom: int) -> float:
     Raises `ValueError` for other probabilities, and for less than one degree of freedom.
     """
     if not 0.5 <= probability < 1 or freedom < 1:
-        raise ValueError(f"no quantile of t at {probability!r} with {freedom!r} degrees of freedom")
+        raise ValueError(
+            f"t_quantile needs 0.5 <= probability < 1 and freedom >= 1, got {probability!r} and {freedom!r}"
+        )
     return (
         _expand_quantile(probability, freedom)
         if freedom > _EXPANSION_FREEDOM

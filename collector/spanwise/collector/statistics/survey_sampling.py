@@ -142,7 +142,7 @@ class SampledMean:
 
     def __str__(self) -> str:
         """Return the estimate as a sentence."""
-        basis = f"{self.n} scores" + (f", as sure as {self.effective:.0f} of equal weight" if self.n else "")
+        basis = f"{self.n} scores" + (f", equivalent to {self.effective:.0f} of equal weight" if self.n else "")
         counts = {"failed": self.failed, "skipped": self.skipped, "of unknown probability": self.unknown}
         left = "".join(f", {count} {words}" for words, count in {**counts, "outside": self.outside}.items() if count)
         if self.mean is None:

@@ -79,8 +79,8 @@ def haystack_results(feedback: Iterable[Feedback], key: str) -> dict[str, Any]:
 
 def _latest_by_key(feedback: Iterable[Feedback]) -> dict[str, Feedback]:
     """Return the newest feedback by key. Human feedback and feedback on documents are left out."""
-    said = (row for row in feedback if row.source != "human" and row.target.document is None)
-    return {row.key: row for row in sorted(said, key=lambda row: row.created_ns)}
+    rows = (row for row in feedback if row.source != "human" and row.target.document is None)
+    return {row.key: row for row in sorted(rows, key=lambda row: row.created_ns)}
 
 
 def _is_databricks_judge(row: Feedback) -> bool:
@@ -207,5 +207,5 @@ def compute_boolean_rates(feedback: Iterable[Feedback], id: str) -> BooleanRates
     )
 
 
-def _rate(count: int, of: int) -> float | None:
-    return count / of if of else None
+def _rate(count: int, total: int) -> float | None:
+    return count / total if total else None

@@ -1,4 +1,4 @@
-"""Store interfaces, and what all stores share: combined store, project scope, audit, explanations.
+"""Store interfaces, and what all stores share: combined store, audit, explanations.
 
 Modules, in the order in which data flows:
 
@@ -7,7 +7,6 @@ Modules, in the order in which data flows:
 - `capabilities`: Optional capabilities of a store: async append, encoded rows, feedback cursor, lazy traces.
 - `backends`: Trace backend and control backend: the two interfaces that the combined store is made of.
 - `combined_store`: Combined store of a trace backend and a control backend: deletion, retention, rules and decisions.
-- `project_scope`: Project-scoped store: the operations that an API key of one project may use.
 - `audit_trail`: Audit trail: which operations are recorded, with which arguments and actor.
 - `amendment_merge`: Merging of amendments into runs, before and after the run arrives.
 - `run_tree`: Run tree of a trace: depth-first order, and root inputs and outputs derived from the runs below.

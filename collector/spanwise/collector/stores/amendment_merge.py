@@ -49,21 +49,21 @@ def _check_counts(fields: Mapping[str, Any]) -> None:
     counts = {**usage, **usage.get("details", {}), "cost": fields.get("cost")}
     for name, number in counts.items():
         if isinstance(number, int) and abs(number) > MAX_COUNT:
-            raise Refused(f"{name!r} of a run cannot be {number!r}: it is more than {MAX_COUNT}")
+            raise Refused(f"{name!r} of a run must be at most {MAX_COUNT}, got {number!r}")
 
 
-def merge_fields(*said: Mapping[str, JSON]) -> dict[str, JSON]:
+def merge_fields(*amendments: Mapping[str, JSON]) -> dict[str, JSON]:
     """Merge amendments in their order. The last value of a field wins; `MERGED_FIELDS` are merged key by key."""
-    whole: dict[str, JSON] = {}
-    for fields in said:
+    merged: dict[str, JSON] = {}
+    for fields in amendments:
         for name, value in fields.items():
             if name not in MERGED_FIELDS:
-                whole[name] = value
-            elif name in whole:
-                whole[name].update(value)
+                merged[name] = value
+            elif name in merged:
+                merged[name].update(value)
             else:
-                whole[name] = dict(value)
-    return whole
+                merged[name] = dict(value)
+    return merged
 
 
 def apply_amendment(run: Run, fields: Mapping[str, JSON], before: Mapping[str, JSON] = MappingProxyType({})) -> Run:
@@ -99,5 +99,5 @@ def _convert_fields(fields: Mapping[str, JSON]) -> dict[str, Any]:
         try:
             values[name] = record_encoding.convert(value, _TYPES[name])
         except msgspec.ValidationError as error:
-            raise Refused(f"{name!r} of a run cannot be {value!r}: {error}") from None
+            raise Refused(f"{name!r} of a run cannot be set to {value!r}: {error}") from None
     return values

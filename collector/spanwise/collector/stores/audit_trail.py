@@ -18,28 +18,29 @@ from spanwise.collector.request_context import get_current_actor
 MAX_CHARS = 1000  # maximum length of the arguments and of a name
 # Audited operations of the backends; the combined store audits its own deletions
 AUDITED_OPERATIONS = frozenset(
-    (
-        "save_key delete_dataset delete_rule delete_decisions delete_feedback delete_lease delete_budget set_retention"
-    ).split()
+    "save_key delete_dataset delete_rule delete_decisions delete_feedback delete_lease delete_budget set_retention".split()
 )
 log = logging.getLogger("spanwise.audit")
 
 
-def audit_operation(verb: Callable[..., Any], note: Callable[[AuditEvent], None]) -> Callable[..., Any]:
+def audit_operation(operation: Callable[..., Any], record: Callable[[AuditEvent], None]) -> Callable[..., Any]:
     """Wrap an operation so that it is audited after it has changed something."""
     # Positional-only parameters, which are `self` and the connection, are left out
-    whole = signature(verb)
-    asked = whole.replace(parameters=[one for one in whole.parameters.values() if one.kind is not one.POSITIONAL_ONLY])
+    full = signature(operation)
+    parameters = [
+        parameter for parameter in full.parameters.values() if parameter.kind is not parameter.POSITIONAL_ONLY
+    ]
+    audited = full.replace(parameters=parameters)
 
-    @wraps(verb)
-    def done(*args: Any, **given: Any) -> Any:
-        result = verb(*args, **given)
+    @wraps(operation)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = operation(*args, **kwargs)
         if result or result is None:
-            about = asked.bind(*args, **given).arguments
-            note(make_audit_event(verb.__name__, about, 1 if result is None else int(result)))
+            about = audited.bind(*args, **kwargs).arguments
+            record(make_audit_event(operation.__name__, about, 1 if result is None else int(result)))
         return result
 
-    return done
+    return call
 
 
 def make_audit_event(action: str, about: Mapping[str, Any], count: int) -> AuditEvent:
@@ -69,5 +70,5 @@ def _describe_value(value: Any) -> Any:
         return {name: getattr(value, name) for name in ("id", "name", "scopes", "project", "expires_ns")}
     if not is_dataclass(value):
         return value
-    said = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
-    return {name: given for name, (given, default) in said.items() if given not in (default, {})}
+    values = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
+    return {name: item for name, (item, default) in values.items() if item not in (default, {})}

@@ -112,25 +112,24 @@ class TraceBackend(Protocol):
     @property
     def where(self) -> str:
         """Return the location, for display."""
-        ...
 
-    def newest(self) -> int:
+    def latest_trace_number(self) -> int:
         """Return the number of the trace that arrived last. Later traces have higher numbers."""
-        ...
 
-    def passing(self, filter: Filter, after: str | None = None, upto: int | None = None) -> DeletedTraces | None:
+    def find_deletable_traces(
+        self, filter: Filter, after: str | None = None, upto: int | None = None
+    ) -> DeletedTraces | None:
         """Return a batch of the traces that pass and have at most the number `upto`; None if there are none.
 
         `after` is the position at which the previous batch ended.
         """
 
-    def remove(self, gone: Iterable[DeletedTraces]) -> int:
+    def delete_traces(self, gone: Iterable[DeletedTraces]) -> int:
         """Delete traces with spans, full-text index entries and feedback, batch by batch. Return the number of
         traces.
         """
-        ...
 
-    def expire(self, rule: Retention) -> Sequence[Filter]:
+    def prepare_pruning(self, rule: Retention) -> Sequence[Filter]:
         """Return filters for the traces that a retention rule expires now.
 
         Also delete feedback that the rule expires and whose trace never arrived.
@@ -142,13 +141,11 @@ class TraceBackend(Protocol):
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
         """Return a page of the change feed, as `TraceStore.changes` does. The filters have no dataset."""
-        ...
 
     def explain(self, trace_id: str, filter: Filter) -> list[ConditionResult]:
         """Return the result of each condition, as `TraceStore.explain` does. The filter has no dataset."""
-        ...
 
-    def put_verdicts(self, verdicts: Sequence[TargetFeedback]) -> list[bool]:
+    def replace_rule_feedback(self, verdicts: Sequence[TargetFeedback]) -> list[bool]:
         """Replace the feedback of earlier leases in one transaction. Return for each entry whether it was stored.
 
         - Feedback is stored with the rule and the lease number.
@@ -156,43 +153,35 @@ class TraceBackend(Protocol):
         - Repeating the call changes nothing.
         - Evaluators' traces that no feedback refers to any more are deleted.
         """
-        ...
 
-    def behind(self, after: str | None) -> tuple[int, int | None]:
+    def count_changes_after(self, after: str | None) -> tuple[int, int | None]:
         """Return the number of changed traces in the feed after a position, and the time of the first change (store's
         clock).
         """
-        ...
 
-    def position(self) -> int:
+    def latest_change(self) -> int:
         """Return the highest change number so far. As text, it is the cursor of all later changes."""
-        ...
 
-    def head(self, trace_id: str, filters: Sequence[Filter] = ()) -> TraceHead:
+    def get_trace_head(self, trace_id: str, filters: Sequence[Filter] = ()) -> TraceHead:
         """Return the current entry of a trace in the change feed. The filters have no dataset.
 
         Raise `NotFound` for an unknown trace.
         """
-        ...
 
     def is_after(self, change: str, cursor: str | None) -> bool:
         """Return whether one position in the feed comes after another."""
-        ...
 
-    def scored_by(self, asked: ScoreQuery) -> Page[RuleScore]:
+    def list_rule_scores(self, asked: ScoreQuery) -> Page[RuleScore]:
         """Return current scores, errors and skips of a rule, ordered by start of the trace, latest first.
 
         Scores of sessions are included for any project.
         """
-        ...
 
-    def there(self, trace_ids: Collection[str]) -> set[str]:
+    def find_stored_traces(self, trace_ids: Collection[str]) -> set[str]:
         """Return those of the traces that are stored with at least one run."""
-        ...
 
-    def going_on(self, sessions: Collection[str]) -> set[str]:
+    def find_stored_sessions(self, sessions: Collection[str]) -> set[str]:
         """Return those of the sessions that have at least one stored trace."""
-        ...
 
     def traces(
         self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
@@ -210,45 +199,40 @@ class ControlBackend(Protocol):
     @property
     def where(self) -> str:
         """Return the location, for display."""
-        ...
 
     def keys(self) -> list[Key]: ...
 
     def delete_key(self, id: str) -> bool: ...
 
-    def note(self, event: AuditEvent) -> None:
+    def record_audit_event(self, event: AuditEvent) -> None:
         """Store an audit event, for `ControlStore.audit`."""
 
-    def forget(self, gone: DeletedTraces) -> None:
+    def delete_references(self, gone: DeletedTraces) -> None:
         """Delete decisions and queue items about deleted traces and sessions."""
 
-    def keep_rules(self, rules: Sequence[Rule], owner: str | None, activate: bool, change: int) -> None:
+    def save_rules(self, rules: Sequence[Rule], owner: str | None, activate: bool, change: int) -> None:
         """Store rules as `ControlStore.save_rule` does. `change` is the latest change number."""
 
-    def alter_rule(self, name: str, project: str, fields: Mapping[str, JSON], change: int) -> Rule:
+    def update_rule(self, name: str, project: str, fields: Mapping[str, JSON], change: int) -> Rule:
         """Change fields of a rule as `ControlStore.change_rule` does. `change` is the latest change number."""
-        ...
 
     def rules(self, *, project: str | None = None) -> list[Rule]: ...
 
-    def setting_at(self, rule: Rule, change: int) -> SettingsVersion | None:
+    def find_settings(self, rule: Rule, change: int) -> SettingsVersion | None:
         """Return the settings of a rule's version that were in force at a change; None if the version has no settings.
 
         For a change before the first settings, return the first ones.
         """
-        ...
 
     def cursor(self, rule: str, version: str, *, project: str) -> str | None: ...
 
-    def keep_decided(self, decided: Sequence[DecisionBatch]) -> list[bool]:
+    def record_decisions(self, decided: Sequence[DecisionBatch]) -> list[bool]:
         """Record decisions as `ControlStore.decide` does. All targets exist."""
-        ...
 
-    def decisions_on(self, asked: DecisionQuery) -> Page[Decision]:
+    def list_decisions(self, asked: DecisionQuery) -> Page[Decision]:
         """Return one page of decisions, as `ControlStore.decisions` does."""
-        ...
 
-    def take(
+    def lease_decisions(
         self,
         rule: str,
         version: str,
@@ -262,46 +246,38 @@ class ControlBackend(Protocol):
 
         Unlike `claim`, it also returns a decision on which a third worker has died. It returns such a decision alone.
         """
-        ...
 
-    def examine(self, finishes: Sequence[ClaimResult]) -> list[FinishPlan]:
-        """Return, for each finished lease, a plan for its feedback. `conclude` is called after the feedback is stored.
+    def plan_finish(self, finishes: Sequence[ClaimResult]) -> list[FinishPlan]:
+        """Return, for each finished lease, a plan for its feedback. `finish_leases` is called after the feedback is stored.
 
         Raise `Refused` for an invalid verdict.
         """
-        ...
 
-    def conclude(self, finishes: Sequence[ClaimResult]) -> list[str]:
+    def finish_leases(self, finishes: Sequence[ClaimResult]) -> list[str]:
         """Finish leases as `ControlStore.finish` does, once the feedback is stored."""
-        ...
 
-    def probabilities(
+    def find_probabilities(
         self, rule: str, project: str, version: str | None, scores: Sequence[tuple[Target, int]]
     ) -> list[tuple[bool, float | None]]:
         """Return, for each target and lease number, whether the rule (or this version of it) decided on the target, and
         the sampling probability.
         """
-        ...
 
-    def funnel(self, rule: Rule) -> Mapping[str, int]:
+    def count_outcomes(self, rule: Rule) -> Mapping[str, int]:
         """Return the number of traces of a version by verdict."""
-        ...
 
-    def failed(self, rule: Rule) -> Sequence[Decision]:
+    def list_failures(self, rule: Rule) -> Sequence[Decision]:
         """Return the latest failed decisions of a version, newest first."""
-        ...
 
     def booked(self, budget: str | None = None) -> list[BudgetUsage]: ...
 
     def workers(self) -> list[WorkerReport]:
         """Return the newest report of each worker."""
-        ...
 
     def experiments(self, *, dataset: str | None, limit: int) -> list[Experiment]: ...
 
     def delete_experiment(self, id: str) -> bool:
         """Delete an experiment's record. Return False if there was none."""
-        ...
 
     def retention(self) -> list[Retention]: ...
 

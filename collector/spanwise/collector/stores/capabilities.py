@@ -17,24 +17,20 @@ class LocalStore(Protocol):
     @property
     def where(self) -> str:
         """Return the location, for display: an address or a path."""
-        ...
 
     def announce(self, url: str | None) -> None:
         """Publish the URL of this process for `connect()` in other processes; None withdraws it."""
 
     def health(self) -> Mapping[str, float]:
         """Return metrics by name. `writable` is 0 while nothing can be stored."""
-        ...
 
     def trouble(self) -> str | None:
         """Return the reason why nothing can be stored now, without paths; None if writing works."""
-        ...
 
     def append_async(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> Future[None]:
         """Append without waiting. The future resolves when the runs are durable. Raise `Unavailable` if the queue is
         full.
         """
-        ...
 
 
 @runtime_checkable
@@ -46,11 +42,9 @@ class RowStore(Protocol):
 
         The store may return a better encoder later. It still accepts rows of earlier ones.
         """
-        ...
 
     def write(self, rows: Any, feedback: Sequence[Feedback] = ()) -> Future[None]:
         """Append rows from the encoder, as `append_async` appends runs."""
-        ...
 
 
 class OutgoingFeedback(NamedTuple):
@@ -70,7 +64,6 @@ class DestinationStore(Protocol):
         """Return the destinations whose spans have continued calls of a project, see
         `spanwise.tracer.propagation_targets`.
         """
-        ...
 
 
 @runtime_checkable
@@ -82,21 +75,17 @@ class FeedbackSource(Protocol):
 
     def identity(self) -> str:
         """Return the unique id of this store."""
-        ...
 
     def open_outlet(self, name: str, url: str) -> Outlet:
         """Return the state of forwarding to a target. A target that is new to the store gets only feedback from now
         on.
         """
-        ...
 
-    def said_after(self, cursor: int, limit: int) -> Sequence[OutgoingFeedback]:
+    def feedback_after(self, cursor: int, limit: int) -> Sequence[OutgoingFeedback]:
         """Return feedback that was added or changed after a cursor, in order."""
-        ...
 
-    def waiting_after(self, cursor: int) -> int:
+    def count_feedback_after(self, cursor: int) -> int:
         """Return the number of feedback rows after a cursor."""
-        ...
 
     def move_outlet(self, name: str, cursor: int, sent: int, dropped: int, error: str | None = None) -> None:
         """Store durably how far forwarding has got.
@@ -105,9 +94,8 @@ class FeedbackSource(Protocol):
         `error` is the last error.
         """
 
-    def feedback_there(self, ids: Collection[str]) -> set[str]:
+    def find_stored_feedback(self, ids: Collection[str]) -> set[str]:
         """Return those of the ids under which feedback is stored."""
-        ...
 
 
 # maximum number of runs in a batch, and number of stored bytes at which a batch ends
@@ -150,9 +138,8 @@ class LazyTrace:
 class StreamingStore(Protocol):
     """Store that returns large traces so that they can be written out in batches."""
 
-    def unread(self, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
+    def load_traces(self, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
         """Return traces as `TraceStore.many` does, all complete if they are small, else all lazy.
 
         Raise `TooLarge` if they exceed the limit of a response.
         """
-        ...

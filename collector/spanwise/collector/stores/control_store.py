@@ -41,7 +41,6 @@ class ControlStore(Protocol):
     @property
     def where(self) -> str:
         """Return the location, for display: an address or a path."""
-        ...
 
     def save_examples(
         self,
@@ -208,10 +207,11 @@ class ControlStore(Protocol):
         """
 
     def finish(self, *finishes: ClaimResult) -> list[str]:
-        """Store the results of leases: first the feedback, then the decision. Return a status for each:
+        """Store the results of leases: first the feedback, then the decision. Return a status for each: "finished",
+        "waiting" or "refused: …".
 
-        - "finished";
-        - "waiting": stored, and to be evaluated again because the trace changed meanwhile;
+        - "finished": stored.
+        - "waiting": stored, and to be evaluated again because the trace changed meanwhile.
         - "refused: …": nothing stored, because the lease is not the newest, the version is not in force, or the
           target is deleted.
 
@@ -306,7 +306,7 @@ class ControlStore(Protocol):
         """Add targets to an annotation queue. A target that already waits there is left unchanged."""
 
     def queue(self, name: str, *, status: str | None = "waiting", limit: int = 100) -> list[QueueItem]:
-        """Return the items of a queue, oldest first."""
+        """Return the items of a queue, oldest first. `status` None (empty in a query string) selects all items."""
 
     def queues(self) -> Mapping[str, int]:
         """Return the number of waiting items by queue name."""

@@ -52,17 +52,17 @@ def walk_tree(lines: Sequence[RunNode]) -> Iterator[tuple[int, RunNode]]:
     children: dict[str | None, list[RunNode]] = {}  # runs whose parent is missing have the key None
     for line in latest_first:
         children.setdefault(line.parent_id if line.parent_id in known else None, []).append(line)
-    seen: set[str] = set()
+    visited: set[str] = set()
     for start in (children.get(None, []), latest_first):
-        stack = [(0, line) for line in start if line.span_id not in seen]
+        stack = [(0, line) for line in start if line.span_id not in visited]
         while stack:
             depth, line = stack.pop()
-            if line.span_id in seen:
+            if line.span_id in visited:
                 continue
-            seen.add(line.span_id)
+            visited.add(line.span_id)
             yield depth, line
-            if below := children.get(line.span_id):
-                stack += [(depth + 1, child) for child in below]
+            if children_of_run := children.get(line.span_id):
+                stack += [(depth + 1, child) for child in children_of_run]
 
 
 DERIVED = "spanwise.derived"  # attribute of a root: names of derived fields, such as ["inputs", "outputs"]
@@ -113,14 +113,14 @@ def find_derived_values(
 
     `runs` are all runs of the trace. `read` returns inputs and outputs of the run with a span id.
     """
-    found = {}
+    values = {}
     for field in wanted:
-        at = 1 if field == "outputs" else 0
+        index = 1 if field == "outputs" else 0
         searched = islice(_iterate_descendants(root_id, runs, latest=field == "outputs"), MAX_READS)
-        value = next((value for run in searched if (value := read(run.span_id)[at]) is not None), None)
+        value = next((value for run in searched if (value := read(run.span_id)[index]) is not None), None)
         if value is not None:
-            found[field] = value
-    return found
+            values[field] = value
+    return values
 
 
 def apply_derived_values(root: Run, values: Mapping[str, Any]) -> Run:

@@ -47,8 +47,8 @@ def list_judge_scores(
 ) -> Iterator[Feedback]:
     """Yield scores of models (or code) under a key on these targets or on other parts of the same traces."""
     traces = list(dict.fromkeys(target.trace_id for target in targets if target.trace_id is not None))
-    for place in range(0, len(traces), _TRACES_PER_QUERY):
-        ids = tuple(traces[place : place + _TRACES_PER_QUERY])
+    for start in range(0, len(traces), _TRACES_PER_QUERY):
+        ids = tuple(traces[start : start + _TRACES_PER_QUERY])
         yield from iterate_pages(partial(store.feedbacks, key=key, source=source, trace_ids=ids, limit=MAX_LABELS))
     for target in dict.fromkeys(target for target in targets if target.trace_id is None):
         yield from store.feedbacks(key=key, source=source, target=target, limit=MAX_LABELS)

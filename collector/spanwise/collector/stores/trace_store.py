@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, Protocol
+from types import FunctionType
+from typing import Any, Literal, Protocol
 
 from spanwise.collector.filters import CONDITIONS, EVALUATOR_KIND, Filter
 from spanwise.collector.records import (
@@ -28,6 +29,7 @@ from spanwise.collector.records import (
     TraceSummary,
     TreeNode,
     iterate_pages,
+    normalize_target,
 )
 
 
@@ -37,7 +39,6 @@ class TraceStore(Protocol):
     @property
     def where(self) -> str:
         """Return the location, for display: an address or a path."""
-        ...
 
     def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
         """Store runs and feedback, and return when they are durable.
@@ -61,7 +62,6 @@ class TraceStore(Protocol):
         same run again does not undo it. A later or fuller version of the run keeps amended fields, except those that
         it sets itself. Raise `Refused` for any other field or an invalid value.
         """
-        ...
 
     def add_amendments(self, amendments: Sequence[Amendment]) -> list[bool]:
         """Amend many runs in this order, as `amend` does. Return for each whether its run is stored.
@@ -70,7 +70,6 @@ class TraceStore(Protocol):
         the trace deletes them. The store keeps those of the latest 10,000 runs, at most 64 MiB in total, for seven
         days. It counts the dropped ones. Amendments from an API key of one project do not apply to runs of another.
         """
-        ...
 
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
         """Store feedback, and return when it is durable. The same id overwrites. The target need not have arrived."""
@@ -114,7 +113,6 @@ class TraceStore(Protocol):
         to pass, meanwhile may or may not be yielded. Traces that start after the first one are not. A trace may be
         yielded again if an earlier start arrives for it meanwhile.
         """
-        ...
 
     def trace(self, trace_id: str) -> Trace:
         """Return one trace with all its runs and feedback. Raise `NotFound` if it is unknown."""
@@ -128,18 +126,15 @@ class TraceStore(Protocol):
         A cursor is the id of a run, and selects the page of `limit` runs that contains it. Raise `NotFound` if it is
         unknown.
         """
-        ...
 
     def runs(self, trace_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[Run]:
         """Return one page of the runs of a trace by start time; `trace` returns all of them at once.
 
         A cursor is the id of the next run. Raise `NotFound` if it is unknown.
         """
-        ...
 
     def run(self, trace_id: str, span_id: str | None = None) -> Run:
         """Return one run of a trace, by default the root. Raise `NotFound` if it is unknown."""
-        ...
 
     def feedbacks(
         self,
@@ -161,7 +156,6 @@ class TraceStore(Protocol):
 
         An unknown experiment has none.
         """
-        ...
 
     def sessions(
         self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
@@ -205,14 +199,12 @@ class TraceStore(Protocol):
         `TraceHead.passes` has the results of `filters`, as rules read them: conditions on feedback ignore feedback of
         rules. Raise `Refused` for a filter whose result changes with time alone.
         """
-        ...
 
     def explain(self, trace_id: str, filter: Filter) -> list[ConditionResult]:
         """Return the result of each condition of a filter on a trace, with the trace's value.
 
         Conditions are evaluated as in `changes`. Raise `NotFound` for an unknown trace.
         """
-        ...
 
     def count(self) -> Mapping[str, int]:
         """Return the numbers of spans, traces and feedback rows, including evaluators' own traces."""
@@ -241,11 +233,10 @@ class TraceStore(Protocol):
 
     def outlets(self) -> list[Outlet]:
         """Return the targets of feedback forwarding by name, with their position, waiting feedback and last error."""
-        ...
 
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
         """Delete the traces that pass, with spans, full-text index entries, feedback and decisions. Return the
-        number of traces.
+        number of traces. An empty filter is refused.
 
         Traces that arrive after the call are not deleted. For eight days, runs and feedback of deleted traces are
         acknowledged and counted, but not stored.
@@ -266,6 +257,20 @@ class TraceStore(Protocol):
         """Write queued data, then close the store. Repeated calls do nothing."""
 
 
+def make_human_feedback(
+    target: str | Target, key: str, score: float | bool | None, *, span_id: str | None = None, **fields: Any
+) -> Feedback:
+    """Return human feedback on a trace (by id) or any other target. `fields` are label, comment and author."""
+    about = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
+    return Feedback(target=normalize_target(about), key=key, score=score, source="human", **fields)
+
+
+# operations whose other keyword arguments are conditions of a filter
+FILTERED_OPERATIONS = frozenset(
+    name
+    for name, method in vars(TraceStore).items()
+    if isinstance(method, FunctionType) and "conditions" in method.__code__.co_varnames
+)
 PAGE_SIZE = 500  # summaries per page; one page is in memory at a time
 
 

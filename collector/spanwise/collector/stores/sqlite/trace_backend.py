@@ -33,7 +33,6 @@ from spanwise.collector.records import (
     TraceSummary,
     TreeNode,
     normalize_feedback,
-    normalize_target,
 )
 from spanwise.collector.stores import amendment_merge
 from spanwise.collector.stores.backends import DeletedTraces, RuleScore, ScoreQuery, TargetFeedback
@@ -53,6 +52,7 @@ from spanwise.collector.stores.sqlite.rollups import aggregation
 from spanwise.collector.stores.sqlite.write import feedback_table, forwarding_state, sender_records
 from spanwise.collector.stores.sqlite.write.pending_amendments import AmendmentTarget, get_amendment_target
 from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
+from spanwise.collector.stores.trace_store import make_human_feedback
 
 
 class SQLiteTraces(Backend):
@@ -120,18 +120,10 @@ class SQLiteTraces(Backend):
         author: str | None = None,
         span_id: str | None = None,
     ) -> Feedback:
-        aim = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
-        kept = Feedback(
-            target=normalize_target(aim),
-            key=key,
-            score=score,
-            label=label,
-            comment=comment,
-            author=author,
-            source="human",
-        )
-        self.add_feedback([kept])
-        return kept
+        fields = {"label": label, "comment": comment, "author": author, "span_id": span_id}
+        stored = make_human_feedback(target, key, score, **fields)
+        self.add_feedback([stored])
+        return stored
 
     @write_operation
     def change_feedback(self, db: sqlite3.Connection, /, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
@@ -142,7 +134,7 @@ class SQLiteTraces(Backend):
         return feedback_table.delete_feedback(db, self._file.appender, ids)
 
     @write_operation
-    def put_verdicts(self, db: sqlite3.Connection, /, verdicts: Sequence[TargetFeedback]) -> list[bool]:
+    def replace_rule_feedback(self, db: sqlite3.Connection, /, verdicts: Sequence[TargetFeedback]) -> list[bool]:
         return feedback_table.put_rule_feedback(db, self._file.appender, verdicts)
 
     # queries
@@ -173,8 +165,8 @@ class SQLiteTraces(Backend):
         with self._file.read() as reader:
             return trace_queries.read_run(reader, trace_id, span_id)
 
-    def unread(self, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
-        """Return traces as `StreamingStore.unread` does."""
+    def load_traces(self, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
+        """Return traces as `StreamingStore.load_traces` does."""
         with self._file.read() as reader:
             return trace_queries.read_lazily(reader, trace_ids)
 
@@ -242,15 +234,15 @@ class SQLiteTraces(Backend):
             return change_feed.read_changes(reader.db, after, limit, filters, now_ns)
 
     @read_operation
-    def behind(self, db: sqlite3.Connection, /, after: str | None) -> tuple[int, int | None]:
+    def count_changes_after(self, db: sqlite3.Connection, /, after: str | None) -> tuple[int, int | None]:
         return change_feed.count_later_changes(db, after)
 
     @read_operation
-    def position(self, db: sqlite3.Connection, /) -> int:
+    def latest_change(self, db: sqlite3.Connection, /) -> int:
         return change_feed.read_latest_change(db)
 
     @read_operation
-    def head(self, db: sqlite3.Connection, /, trace_id: str, filters: Sequence[Filter] = ()) -> TraceHead:
+    def get_trace_head(self, db: sqlite3.Connection, /, trace_id: str, filters: Sequence[Filter] = ()) -> TraceHead:
         return change_feed.read_head(db, trace_id, filters)
 
     @read_operation
@@ -258,16 +250,16 @@ class SQLiteTraces(Backend):
         return change_feed.parse_change(db, change) > change_feed.parse_change(db, cursor)
 
     @read_operation
-    def scored_by(self, db: sqlite3.Connection, /, asked: ScoreQuery) -> Page[RuleScore]:
+    def list_rule_scores(self, db: sqlite3.Connection, /, asked: ScoreQuery) -> Page[RuleScore]:
         return feedback_and_sessions.list_rule_scores(db, asked)
 
     @read_operation
-    def there(self, db: sqlite3.Connection, /, trace_ids: Collection[str]) -> set[str]:
+    def find_stored_traces(self, db: sqlite3.Connection, /, trace_ids: Collection[str]) -> set[str]:
         sql = "SELECT trace_id FROM traces WHERE span_count > 0 AND trace_id IN (%s)"
         return {row[0] for row in select_many(db, sql, trace_ids)}
 
     @read_operation
-    def going_on(self, db: sqlite3.Connection, /, sessions: Collection[str]) -> set[str]:
+    def find_stored_sessions(self, db: sqlite3.Connection, /, sessions: Collection[str]) -> set[str]:
         sql = "SELECT DISTINCT session_id FROM traces WHERE span_count > 0 AND session_id IN (%s)"
         return {row[0] for row in select_many(db, sql, sessions)}
 
@@ -323,11 +315,11 @@ class SQLiteTraces(Backend):
         forwarding_state.move_outlet(db, self._file.clock, name, cursor, sent, dropped, error)
 
     @read_operation
-    def said_after(self, db: sqlite3.Connection, /, cursor: int, limit: int) -> Sequence[OutgoingFeedback]:
+    def feedback_after(self, db: sqlite3.Connection, /, cursor: int, limit: int) -> Sequence[OutgoingFeedback]:
         return forwarding_state.read_feedback_after(db, cursor, limit)
 
     @read_operation
-    def waiting_after(self, db: sqlite3.Connection, /, cursor: int) -> int:
+    def count_feedback_after(self, db: sqlite3.Connection, /, cursor: int) -> int:
         return forwarding_state.count_feedback_after(db, cursor)
 
     @read_operation
@@ -335,22 +327,22 @@ class SQLiteTraces(Backend):
         return forwarding_state.read_file_identity(db)
 
     @read_operation
-    def feedback_there(self, db: sqlite3.Connection, /, ids: Collection[str]) -> set[str]:
+    def find_stored_feedback(self, db: sqlite3.Connection, /, ids: Collection[str]) -> set[str]:
         return forwarding_state.find_stored_feedback(db, ids)
 
     # deletion
 
     @read_operation
-    def newest(self, db: sqlite3.Connection, /) -> int:
+    def latest_trace_number(self, db: sqlite3.Connection, /) -> int:
         return int(db.execute("SELECT coalesce(max(id), 0) FROM traces").fetchone()[0])
 
     @read_operation
-    def passing(
+    def find_deletable_traces(
         self, db: sqlite3.Connection, /, filter: Filter, after: str | None = None, upto: int | None = None
     ) -> DeletedTraces | None:
         return deletion.find_deletable(db, filter, after, upto)
 
-    def remove(self, gone: Iterable[DeletedTraces]) -> int:
+    def delete_traces(self, gone: Iterable[DeletedTraces]) -> int:
         total, tags, pace = 0, set[str](), deletion.DeletionPace()
         for lot in gone:
             for piece in self._pieces(lot, pace):
@@ -382,9 +374,9 @@ class SQLiteTraces(Backend):
             total, tags = total + count, tags | theirs
         return total, tags
 
-    def expire(self, rule: Retention) -> list[Filter]:
+    def prepare_pruning(self, rule: Retention) -> list[Filter]:
         with self._file.read() as reader:
-            expired, ahead = integrity.find_expired(reader.db, rule), integrity.find_future_traces(reader.db, rule)
+            expired, ahead = integrity.prepare_pruning(reader.db, rule), integrity.find_future_traces(reader.db, rule)
         if expired is not None:
             before = expired.until_ns or 0
             self._file.write(lambda _: self._file.appender.running.expire(before, rule.project))

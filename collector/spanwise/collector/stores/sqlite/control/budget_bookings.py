@@ -26,19 +26,19 @@ class Budgets(Backend):
     @write_operation
     def book(self, db: sqlite3.Connection, /, *bookings: Booking) -> list[bool]:
         now = self._file.clock.keep(db)
-        made = [_make_booking(db, booking, now) for booking in bookings]
+        results = [_make_booking(db, booking, now) for booking in bookings]
         # Each call deletes a few expired bookings, and then the budget periods that are past their lifetime
         most = PRUNE_PER_BOOKING * len(bookings)
         sql = "DELETE FROM bookings WHERE rowid IN (SELECT rowid FROM bookings WHERE made_ns < ? ORDER BY made_ns LIMIT ?)"
         if db.execute(sql, (now - BOOKING_LIFETIME_NS, most)).rowcount:
-            for period, kept in PERIOD_LIFETIME_NS.items():
-                db.execute("DELETE FROM budgets WHERE period = ? AND start_ns < ?", (period, now - kept))
-        return made
+            for period, lifetime in PERIOD_LIFETIME_NS.items():
+                db.execute("DELETE FROM budgets WHERE period = ? AND start_ns < ?", (period, now - lifetime))
+        return results
 
     @write_operation
     def settle(self, db: sqlite3.Connection, /, actual: Mapping[str, float]) -> None:
         for id, amount in actual.items():
-            _settle_booking(db, id, _check_amount(f"what {id!r} came to", amount))
+            _settle_booking(db, id, _check_amount(f"the actual amount of booking {id!r}", amount))
 
     @read_operation
     def booked(self, db: sqlite3.Connection, /, budget: str | None = None) -> list[BudgetUsage]:
@@ -70,21 +70,24 @@ class Budgets(Backend):
 
 
 def _make_booking(db: sqlite3.Connection, booking: Booking, now: int) -> bool:
-    amount, limit = _check_amount(f"booking {booking.id!r}", booking.amount), _check_amount("its limit", booking.limit)
+    amount, limit = (
+        _check_amount(f"the amount of booking {booking.id!r}", booking.amount),
+        _check_amount("the limit", booking.limit),
+    )
     known = db.execute("SELECT budget, period FROM bookings WHERE id = ?", (booking.id,)).fetchone()
     if known:
         _check_same(booking, known)
         return True
-    place = (booking.budget, booking.period, now - now % PERIOD_NS[booking.period])
+    period_key = (booking.budget, booking.period, now - now % PERIOD_NS[booking.period])
     sql = "SELECT settled + reserved FROM budgets WHERE budget = ? AND period = ? AND start_ns = ?"
-    row = db.execute(sql, place).fetchone()
+    row = db.execute(sql, period_key).fetchone()
     if (row[0] if row else 0.0) + amount > limit * (1 + LIMIT_TOLERANCE):
         return False
     db.execute(
         "INSERT INTO budgets VALUES (?,?,?,0,?) ON CONFLICT DO UPDATE SET reserved = reserved + excluded.reserved",
-        (*place, amount),
+        (*period_key, amount),
     )
-    db.execute("INSERT INTO bookings VALUES (?,?,?,?,?,NULL,?)", (booking.id, *place, amount, now))
+    db.execute("INSERT INTO bookings VALUES (?,?,?,?,?,NULL,?)", (booking.id, *period_key, amount, now))
     return True
 
 
@@ -95,8 +98,8 @@ def _check_same(booking: Booking, known: tuple[str, str]) -> None:
     """
     if known != (booking.budget, booking.period):
         raise Refused(
-            f"booking {booking.id!r} is on budget {known[0]!r} by the {known[1]} already; give the one on "
-            f"{booking.budget!r} by the {booking.period} another id"
+            f"booking id {booking.id!r} is already used on budget {known[0]!r} per {known[1]}; use another id for budget"
+            f" {booking.budget!r} per {booking.period}"
         )
 
 
@@ -113,5 +116,5 @@ def _settle_booking(db: sqlite3.Connection, id: str, actual: float) -> None:
 
 def _check_amount(what: str, amount: float) -> float:
     if not isfinite(amount) or amount < 0:
-        raise Refused(f"{what}: an amount is a number from 0, not {amount!r}")
+        raise Refused(f"{what} must be >= 0, got {amount!r}")
     return amount

@@ -34,7 +34,7 @@ class AuditLog(Backend):
     """Audit log operations of `ControlStore`."""
 
     @write_operation
-    def note(self, db: sqlite3.Connection, /, event: AuditEvent) -> None:
+    def record_audit_event(self, db: sqlite3.Connection, /, event: AuditEvent) -> None:
         """Append an event, and regularly delete the oldest ones beyond `MAX_EVENTS`."""
         of_keys = event.action.endswith("_key")
         row = (of_keys, encode_record(event))
@@ -94,12 +94,12 @@ class SQLiteControl(Datasets, Experiments, Rules, Decisions, DecisionLeases, Lea
 
     @write_operation
     def resolve(self, db: sqlite3.Connection, /, item_id: str, status: str, assignee: str | None = None) -> bool:
-        word = _check_status(status)
+        checked = _check_status(status)
         row = db.execute("SELECT data FROM queue WHERE id = ?", (item_id,)).fetchone()
         if not row:
             return False
         item = decode_record(QueueItem, row[0])
-        _put_item(db, replace(item, status=word, assignee=assignee or item.assignee))
+        _put_item(db, replace(item, status=checked, assignee=assignee or item.assignee))
         return True
 
     @write_operation
@@ -115,18 +115,18 @@ class SQLiteControl(Datasets, Experiments, Rules, Decisions, DecisionLeases, Lea
         return [Retention(project=row[0] or None, max_age_ns=row[1], max_bytes=row[2]) for row in rows]
 
     @write_operation
-    def forget(self, db: sqlite3.Connection, /, gone: DeletedTraces) -> None:
+    def delete_references(self, db: sqlite3.Connection, /, deleted: DeletedTraces) -> None:
         """Remove decisions and queue items about deleted traces and sessions."""
-        delete_trace_decisions(db, gone.traces)
-        delete_session_decisions(db, gone.sessions)
-        delete_many(db, "queue", "json_extract(data, '$.target.trace_id')", gone.traces)
-        delete_many(db, "queue", "json_extract(data, '$.target.session_id')", gone.sessions)
+        delete_trace_decisions(db, deleted.traces)
+        delete_session_decisions(db, deleted.sessions)
+        delete_many(db, "queue", "json_extract(data, '$.target.trace_id')", deleted.traces)
+        delete_many(db, "queue", "json_extract(data, '$.target.session_id')", deleted.sessions)
 
 
-def _check_status(word: str) -> Any:
-    if word not in get_args(QueueStatus):
-        raise Refused(f"an item of a queue is 'waiting', 'done' or 'skipped', not {word!r}")
-    return word
+def _check_status(status: str) -> Any:
+    if status not in get_args(QueueStatus):
+        raise Refused(f"unknown status {status!r} of a queue item; expected one of: waiting, done, skipped")
+    return status
 
 
 def _put_item(db: sqlite3.Connection, item: QueueItem) -> None:

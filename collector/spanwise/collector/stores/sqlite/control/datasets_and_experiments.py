@@ -137,9 +137,9 @@ def _write_examples(
     }
     wanted = {example.id: encode_record(example) for example in examples}
     splits = {example.id: example.split for example in examples}
-    gone = set(remove) & set(live) | (set(live) - set(wanted) if replace else set())
+    removed = set(remove) & set(live) | (set(live) - set(wanted) if replace else set())
     changed = {id: text for id, text in wanted.items() if id not in live or live[id][2] != text}
-    rows = [live[id][0] for id in live if id in gone or id in changed]
+    rows = [live[id][0] for id in live if id in removed or id in changed]
     db.executemany("UPDATE examples SET until = ? WHERE id = ?", [(version, row) for row in rows])
     after = max((row[1] for row in live.values()), default=-1) + 1
     new = [id for id in changed if id not in live]
@@ -216,9 +216,9 @@ class Experiments(Backend):
 
     @write_operation
     def change_experiment(self, db: sqlite3.Connection, /, id: str, **fields: JSON) -> Experiment:
-        made = apply_changes(_find_experiment(db, id), fields)
-        _save_experiments(db, [made])
-        return made
+        changed = apply_changes(_find_experiment(db, id), fields)
+        _save_experiments(db, [changed])
+        return changed
 
     @write_operation
     def delete_experiment(self, db: sqlite3.Connection, /, id: str) -> bool:

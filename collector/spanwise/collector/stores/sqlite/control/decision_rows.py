@@ -17,10 +17,6 @@ from spanwise.collector.records import Decision, Target
 from spanwise.collector.stores.sqlite.database.bulk_statements import insert_many
 from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
 
-DECISION_COLUMNS = (
-    "rule target verdict reason probability u rate stratum incomplete change runs_change read_change claim holder"
-    " until_ns attempts deaths reopened next_ns states inputs_hash cost created_ns updated_ns due_ns"
-).split()
 DAY_NS = 86_400 * 1_000_000_000
 # outcomes of decisions that wait for a worker: neither running nor final
 OPEN_OUTCOMES = ("waiting", "throttled", "over_budget")
@@ -29,11 +25,6 @@ OUTCOME_ORDER = (
     "failed",
     "scored",
     "skipped",
-)
-_SUPERSEDED = "CASE WHEN d.due_ns IS NOT NULL AND r.state <> 'in force' THEN 'superseded' ELSE d.verdict END"
-_SELECTED = [f"d.{name}" if name != "verdict" else _SUPERSEDED for name in DECISION_COLUMNS]
-SELECT_DECISIONS = (
-    f"SELECT d.id, {', '.join(_SELECTED)}, r.project, r.name, r.version FROM decisions d JOIN rules r ON r.id = d.rule"
 )
 
 
@@ -77,17 +68,23 @@ class DecisionRow(NamedTuple):
         return self.reopened <= days
 
     @property
-    def said(self) -> dict[str, Any]:
+    def evaluator_states(self) -> dict[str, Any]:
         """Return the stored state of each evaluator."""
         return loads(self.states) if self.states else {}
 
     @property
     def outcome(self) -> str | None:
         """Return the combined outcome of the evaluators; None if no evaluator has one yet."""
-        states = {state.get("state") for state in self.said.values() if isinstance(state, dict)}
+        states = {state.get("state") for state in self.evaluator_states.values() if isinstance(state, dict)}
         return next((word for word in OUTCOME_ORDER if word in states), None)
 
 
+DECISION_COLUMNS = DecisionRow._fields[1:]
+_SUPERSEDED = "CASE WHEN d.due_ns IS NOT NULL AND r.state <> 'in force' THEN 'superseded' ELSE d.verdict END"
+_SELECTED = [f"d.{name}" if name != "verdict" else _SUPERSEDED for name in DECISION_COLUMNS]
+SELECT_DECISIONS = (
+    f"SELECT d.id, {', '.join(_SELECTED)}, r.project, r.name, r.version FROM decisions d JOIN rules r ON r.id = d.rule"
+)
 SELECT_ROWS = f"SELECT id, {', '.join(DECISION_COLUMNS)} FROM decisions"
 
 
@@ -118,19 +115,19 @@ def list_containing_targets(project: str, target: Target) -> list[str]:
 
 def get_trace_range(trace_id: str) -> tuple[str, str]:
     """Return the lower (inclusive) and upper (exclusive) bound of addresses of a trace, its spans and documents."""
-    part = _encode_id(trace_id)
-    return part, f"{part}0"  # "0" is the character after "/", so this bound is above all addresses in the trace
+    address = _encode_id(trace_id)
+    return address, f"{address}0"  # "0" is the character after "/", so this bound is above all addresses in the trace
 
 
 def decode_target(project: str, address: str) -> Target:
     """Return the target at an address."""
     if address.startswith("/"):
         return Target(session_id=address[len(project) + 2 :])
-    trace, _, rest = address.partition("/")
-    span, _, document = rest.partition("/")
+    trace, _, suffix = address.partition("/")
+    span, _, document = suffix.partition("/")
     return Target(
         trace_id=_decode_id(trace),
-        span_id=_decode_id(span) if rest else None,
+        span_id=_decode_id(span) if suffix else None,
         document=int(_decode_id(document)) if document else None,
     )
 
@@ -143,8 +140,8 @@ def _encode_id(id: str) -> str:
     return id if id.isalnum() else f"%{id.encode('utf-8', 'surrogatepass').hex()}"
 
 
-def _decode_id(part: str) -> str:
-    return bytes.fromhex(part[1:]).decode("utf-8", "surrogatepass") if part.startswith("%") else part
+def _decode_id(text: str) -> str:
+    return bytes.fromhex(text[1:]).decode("utf-8", "surrogatepass") if text.startswith("%") else text
 
 
 def decision_from_row(row: Sequence[Any]) -> Decision:
@@ -177,7 +174,7 @@ def make_decision(row: DecisionRow, project: str, rule: str, version: str) -> De
         deaths=row.deaths,
         reopened=row.reopened,
         next_ns=row.next_ns,
-        states=row.said,
+        states=row.evaluator_states,
         inputs_hash=row.inputs_hash,
         cost=row.cost,
         created_ns=row.created_ns,
@@ -243,12 +240,12 @@ def count_outcomes(db: sqlite3.Connection, rule: int, outcomes: Mapping[str, tup
     blocks: dict[int, bytearray] = {}
     change: Counter[int] = Counter()
     for trace_id, (number, outcome) in outcomes.items():
-        block, place = divmod(number, _BLOCK_TRACES)
+        block, offset = divmod(number, _BLOCK_TRACES)
         data = blocks.get(block)
         if data is None:
             row = db.execute("SELECT data FROM outcomes WHERE rule = ? AND block = ?", (rule, block)).fetchone()
             data = blocks[block] = bytearray(_BLOCK_TRACES // 4) if row is None else bytearray(row[0])
-        byte, shift = place >> 2, (place & 3) * 2
+        byte, shift = offset >> 2, (offset & 3) * 2
         before, after = data[byte] >> shift & 3, _OUTCOME_CODES[outcome]
         if before == after or (
             before == _OUTCOME_CODES[TAKEN]

@@ -56,8 +56,8 @@ def find_rule_versions(
         "SELECT id, state = 'in force' FROM rules WHERE (:rule IS NULL OR name = :rule)"
         " AND (:version IS NULL OR version = :version) AND (:project IS NULL OR project = :project)"
     )
-    given = {"rule": rule, "version": version, "project": project}
-    return [RuleVersion(id, bool(in_force)) for id, in_force in db.execute(sql, given)]
+    values = {"rule": rule, "version": version, "project": project}
+    return [RuleVersion(id, bool(in_force)) for id, in_force in db.execute(sql, values)]
 
 
 def get_target_ranges(trace_id: str, session: tuple[str, str] | None) -> tuple[str, str, str]:
@@ -68,17 +68,17 @@ def get_target_ranges(trace_id: str, session: tuple[str, str] | None) -> tuple[s
 def list_trace_decisions(
     db: sqlite3.Connection,
     rules: Sequence[RuleVersion],
-    places: tuple[str, str, str],
+    ranges: tuple[str, str, str],
     verdict: str | None,
     limit: int,
     cursor: str | None,
 ) -> Page[Decision]:
     """Return one page of the decisions about one trace. A trace has few, so all are read and sorted."""
     sql = "SELECT id, rule, verdict, due_ns IS NOT NULL FROM decisions WHERE target >= ? AND target < ? OR target = ?"
-    wanted = _wanted_kinds(rules, verdict)
-    found = [row[0] for row in db.execute(sql, places) if (row[1], row[2], bool(row[3])) in wanted]
-    below = _parse_upper_bound(cursor)
-    return _decision_page(db, sorted((id for id in found if id < below), reverse=True), limit)
+    kinds = _wanted_kinds(rules, verdict)
+    ids = [row[0] for row in db.execute(sql, ranges) if (row[1], row[2], bool(row[3])) in kinds]
+    upper_bound = _parse_upper_bound(cursor)
+    return _decision_page(db, sorted((id for id in ids if id < upper_bound), reverse=True), limit)
 
 
 def list_newest_decisions(
@@ -89,16 +89,16 @@ def list_newest_decisions(
     An index gives a sorted list of ids for each rule version and verdict. The lists are merged, so only the rows of
     the page are read.
     """
-    below = _parse_upper_bound(cursor)
+    upper_bound = _parse_upper_bound(cursor)
     kinds: dict[tuple[int, str], set[bool]] = {}
-    for rule, word, open in _wanted_kinds(rules, verdict):
-        kinds.setdefault((rule, word), set()).add(open)
+    for rule, stored_verdict, open in _wanted_kinds(rules, verdict):
+        kinds.setdefault((rule, stored_verdict), set()).add(open)
     runs = []  # lists of ids in descending order, one for each rule version and verdict
-    for (rule, word), opens in kinds.items():
+    for (rule, stored_verdict), opens in kinds.items():
         sql = "SELECT id FROM decisions INDEXED BY decisions_by_rule WHERE rule = ? AND verdict = ? AND id < ?"
-        if word == "over_budget" and len(opens) == 1:
+        if stored_verdict == "over_budget" and len(opens) == 1:
             sql += f" AND due_ns IS {'NOT ' if True in opens else ''}NULL"
-        rows = db.execute(f"{sql} ORDER BY id DESC LIMIT ?", (rule, word, below, limit + 1)).fetchall()
+        rows = db.execute(f"{sql} ORDER BY id DESC LIMIT ?", (rule, stored_verdict, upper_bound, limit + 1)).fetchall()
         runs.append([row[0] for row in rows])
     return _decision_page(db, list(islice(merge(*runs, reverse=True), limit + 1)), limit)
 
@@ -106,12 +106,12 @@ def list_newest_decisions(
 def _wanted_kinds(rules: Sequence[RuleVersion], verdict: str | None) -> set[tuple[int, str, bool]]:
     """Return the rule id and row kind (see `ROW_KINDS`) of all rows that are shown with this verdict."""
     if verdict is not None and verdict not in get_args(Verdict):
-        raise Refused(f"there is no verdict {verdict!r}; use one of {', '.join(get_args(Verdict))}")
+        raise Refused(f"unknown verdict {verdict!r}; expected one of: {', '.join(get_args(Verdict))}")
     return {
-        (rule.id, word, open)
+        (rule.id, stored_verdict, open)
         for rule in rules
-        for word, open in ROW_KINDS
-        if verdict in (None, "superseded" if open and not rule.in_force else word)
+        for stored_verdict, open in ROW_KINDS
+        if verdict in (None, "superseded" if open and not rule.in_force else stored_verdict)
     }
 
 
@@ -145,24 +145,24 @@ class Decisions(Backend):
         return row[0] if row else None
 
     @write_operation
-    def keep_decided(self, db: sqlite3.Connection, /, decided: Sequence[DecisionBatch]) -> list[bool]:
+    def record_decisions(self, db: sqlite3.Connection, /, decided: Sequence[DecisionBatch]) -> list[bool]:
         """Record decisions as `ControlStore.decide` does. All targets must exist."""
-        for one in decided:
-            _check_decided(one)
+        for batch in decided:
+            _check_decided(batch)
         now = self._file.clock.keep(db)
-        return [_record_decided(db, one, now) for one in decided]
+        return [_record_decided(db, batch, now) for batch in decided]
 
     @read_operation
-    def decisions_on(self, db: sqlite3.Connection, /, asked: DecisionQuery) -> Page[Decision]:
+    def list_decisions(self, db: sqlite3.Connection, /, query: DecisionQuery) -> Page[Decision]:
         """Return one page of decisions, as `ControlStore.decisions` does."""
-        rules = find_rule_versions(db, asked.rule, asked.version, asked.project)
-        slice = asked.verdict, asked.limit, asked.cursor
-        if asked.trace_id is not None:
-            return list_trace_decisions(db, rules, get_target_ranges(asked.trace_id, asked.session), *slice)
-        return list_newest_decisions(db, rules, *slice)
+        rules = find_rule_versions(db, query.rule, query.version, query.project)
+        page = query.verdict, query.limit, query.cursor
+        if query.trace_id is not None:
+            return list_trace_decisions(db, rules, get_target_ranges(query.trace_id, query.session), *page)
+        return list_newest_decisions(db, rules, *page)
 
     @read_operation
-    def probabilities(
+    def find_probabilities(
         self,
         db: sqlite3.Connection,
         /,
@@ -178,12 +178,12 @@ class Decisions(Backend):
             "SELECT d.target, d.claim, d.probability, r.version FROM decisions d JOIN rules r ON r.id = d.rule"
             " WHERE r.project = ? AND r.name = ? AND d.target IN (%s)"
         )
-        places = {place for target, _ in scores for place in list_containing_targets(project, target)}
-        found: dict[str, list[tuple[int, float | None, str]]] = {}
-        for place, *row in select_many(db, sql, places, (project, rule)):
-            found.setdefault(place, []).append((row[0], row[1], row[2]))
+        addresses = {address for target, _ in scores for address in list_containing_targets(project, target)}
+        rows_by_address: dict[str, list[tuple[int, float | None, str]]] = {}
+        for address, *row in select_many(db, sql, addresses, (project, rule)):
+            rows_by_address.setdefault(address, []).append((row[0], row[1], row[2]))
         return [
-            _find_probability(found, list_containing_targets(project, target), claim, version)
+            _find_probability(rows_by_address, list_containing_targets(project, target), claim, version)
             for target, claim in scores
         ]
 
@@ -191,7 +191,9 @@ class Decisions(Backend):
         self, *, trace_id: str | None = None, rule: str | None = None, project: str | None = None
     ) -> int:
         if trace_id is None and rule is None:
-            raise Refused("name the trace or the rule whose decisions shall go; to remove all of them, go rule by rule")
+            raise Refused(
+                "pass the trace_id or the rule whose decisions to delete; to delete all decisions, delete those of each rule"
+            )
         removed = 0
         # one transaction per batch, so that other writes run in between
         while count := self._file.write(partial(_delete_rows, trace_id, rule, project)):
@@ -202,22 +204,22 @@ class Decisions(Backend):
 
 
 def _delete_rows(trace_id: str | None, rule: str | None, project: str | None, db: sqlite3.Connection) -> int:
-    numbers = [one.id for one in find_rule_versions(db, rule, None, project)]
+    rule_ids = [rule_version.id for rule_version in find_rule_versions(db, rule, None, project)]
     first, end = ("", MAX_TARGET) if trace_id is None else get_trace_range(trace_id)
     within = "target >= ? AND target < ?" if trace_id is not None else "+target >= ? AND +target < ?"
     count = 0
-    for number in numbers:
+    for rule_id in rule_ids:
         chosen = f"SELECT id FROM decisions WHERE rule = ? AND {within} LIMIT ?"
         sql = f"DELETE FROM decisions WHERE id IN ({chosen})"
-        count += db.execute(sql, (number, first, end, ROWS_PER_DELETE - count)).rowcount
+        count += db.execute(sql, (rule_id, first, end, ROWS_PER_DELETE - count)).rowcount
     return count
 
 
 def _reset_rule(rule: str, project: str | None, db: sqlite3.Connection) -> None:
     """Clear the cursor and the counts of a rule, so that it decides again on all changes since its activation."""
-    for one in find_rule_versions(db, rule, None, project):
-        db.execute("UPDATE rules SET cursor = NULL WHERE id = ?", (one.id,))
-        decision_rows.clear_outcomes(db, one.id)
+    for rule_version in find_rule_versions(db, rule, None, project):
+        db.execute("UPDATE rules SET cursor = NULL WHERE id = ?", (rule_version.id,))
+        decision_rows.clear_outcomes(db, rule_version.id)
 
 
 def _check_decided(decided: DecisionBatch) -> None:
@@ -225,11 +227,11 @@ def _check_decided(decided: DecisionBatch) -> None:
     decision_rows.check_outcomes(decided.outcomes)
     for row in decided.rows:
         if row.verdict not in DECIDABLE:
-            raise Refused(f"{row.verdict!r} is not decided, but comes of a claim; use one of {', '.join(DECIDABLE)}")
+            raise Refused(f"{row.verdict!r} is set only by finishing a claim; expected one of: {', '.join(DECIDABLE)}")
         for name in ("probability", "u", "rate"):
             value = getattr(row, name)
             if value is not None and not 0 <= value <= 1:
-                raise Refused(f"{name} of a decision is a number from 0 to 1, not {value!r}")
+                raise Refused(f"{name} of a decision must be between 0 and 1, got {value!r}")
 
 
 def _record_decided(db: sqlite3.Connection, decided: DecisionBatch, now: int) -> bool:
@@ -250,10 +252,10 @@ def _record_decided(db: sqlite3.Connection, decided: DecisionBatch, now: int) ->
 def _write_decisions(db: sqlite3.Connection, rule: int, project: str, rows: Iterable[Decision], now: int) -> None:
     by_address = {encode_target(project, row.target): row for row in rows}
     sql = f"{SELECT_ROWS} WHERE rule = ? AND target IN (%s)"
-    known = {row.target: row for row in (DecisionRow(*found) for found in select_many(db, sql, by_address, (rule,)))}
-    new = [row for place, row in by_address.items() if place not in known and row.verdict not in COUNTED_OUTCOMES]
+    known = {row.target: row for row in (DecisionRow(*values) for values in select_many(db, sql, by_address, (rule,)))}
+    new = [row for address, row in by_address.items() if address not in known and row.verdict not in COUNTED_OUTCOMES]
     insert_many(db, "decisions", DECISION_COLUMNS, [build_row(rule, row, now) for row in new])
-    _update_decisions(db, [(row, by_address[place]) for place, row in known.items()], now)
+    _update_decisions(db, [(row, by_address[address]) for address, row in known.items()], now)
     if any(row.verdict == "over_budget" for row in new):
         expire_over_budget(db, rule, now)
 
@@ -263,12 +265,15 @@ def _update_decisions(db: sqlite3.Connection, pairs: Iterable[tuple[DecisionRow,
     row.
     """
     pairs = [(row, decided) for row, decided in pairs if decided.change >= row.change]
-    made = [
-        (row, exclude_target(row, one) if one.verdict in COUNTED_OUTCOMES else decide_again(row, one, now))
-        for row, one in pairs
+    updates = [
+        (
+            row,
+            exclude_target(row, decision) if decision.verdict in COUNTED_OUTCOMES else decide_again(row, decision, now),
+        )
+        for row, decision in pairs
     ]
-    update_rows(db, [row._replace(updated_ns=now) for old, row in made if row is not None and row != old])
-    db.executemany("DELETE FROM decisions WHERE id = ?", [(old.id,) for old, row in made if row is None])
+    update_rows(db, [row._replace(updated_ns=now) for old, row in updates if row is not None and row != old])
+    db.executemany("DELETE FROM decisions WHERE id = ?", [(old.id,) for old, row in updates if row is None])
 
 
 def _with_draw(row: DecisionRow, decided: Decision) -> DecisionRow:
@@ -317,27 +322,30 @@ def decide_again(row: DecisionRow, decided: Decision, now: int) -> DecisionRow:
 
 def expire_over_budget(db: sqlite3.Connection, rule: int, now: int) -> None:
     """Close old rows over budget. Only the newest `MAX_OVER_BUDGET`, up to `OVER_BUDGET_NS` old, are offered again."""
-    over = "rule = ? AND verdict = 'over_budget' AND due_ns IS NOT NULL"
-    last = f"SELECT created_ns, id FROM decisions WHERE {over} ORDER BY created_ns DESC, id DESC LIMIT 1 OFFSET ?"
-    places = [(now - OVER_BUDGET_NS, 0), db.execute(last, (rule, MAX_OVER_BUDGET - 1)).fetchone()]
-    sql = f"UPDATE decisions SET due_ns = NULL, next_ns = NULL, reason = ?, updated_ns = ? WHERE {over}"
-    for place in filter(None, places):
-        db.execute(f"{sql} AND (created_ns, id) < (?, ?)", (GIVEN_UP_REASON, now, rule, *place))
+    condition = "rule = ? AND verdict = 'over_budget' AND due_ns IS NOT NULL"
+    last = f"SELECT created_ns, id FROM decisions WHERE {condition} ORDER BY created_ns DESC, id DESC LIMIT 1 OFFSET ?"
+    bounds = [(now - OVER_BUDGET_NS, 0), db.execute(last, (rule, MAX_OVER_BUDGET - 1)).fetchone()]
+    sql = f"UPDATE decisions SET due_ns = NULL, next_ns = NULL, reason = ?, updated_ns = ? WHERE {condition}"
+    for bound in filter(None, bounds):
+        db.execute(f"{sql} AND (created_ns, id) < (?, ?)", (GIVEN_UP_REASON, now, rule, *bound))
 
 
 def _find_probability(
-    found: Mapping[str, Sequence[tuple[int, float | None, str]]], places: Sequence[str], claim: int, version: str | None
+    rows_by_address: Mapping[str, Sequence[tuple[int, float | None, str]]],
+    addresses: Sequence[str],
+    claim: int,
+    version: str | None,
 ) -> tuple[bool, float | None]:
     """Return whether the version matches, and the probability of the decision for which a lease was issued.
 
     A new lease on the same decision has a higher number. So the lease belongs to the decision with the lowest lease
     number that is not below `claim`.
     """
-    rows = [row for place in places for row in found.get(place, ()) if row[0] >= claim]
+    rows = [row for address in addresses for row in rows_by_address.get(address, ()) if row[0] >= claim]
     if not rows:
         return version is None, None
-    _, probability, theirs = min(rows, key=lambda row: row[0])
-    return version in (None, theirs), probability
+    _, probability, row_version = min(rows, key=lambda row: row[0])
+    return version in (None, row_version), probability
 
 
 def delete_trace_decisions(db: sqlite3.Connection, trace_ids: Iterable[str]) -> None:
@@ -383,7 +391,7 @@ class WorkerReports(Backend):
         return [replace(decode_record(WorkerReport, row[0]), seen_ns=row[1]) for row in rows]
 
     @read_operation
-    def funnel(self, db: sqlite3.Connection, /, rule: Rule) -> dict[str, int]:
+    def count_outcomes(self, db: sqlite3.Connection, /, rule: Rule) -> dict[str, int]:
         """Return the number of traces of a rule version by verdict. If a trace has several targets, the worst verdict
         counts.
         """
@@ -393,7 +401,7 @@ class WorkerReports(Backend):
         return {**dict(zip(COUNTED_OUTCOMES, map(int, sums), strict=True)), **dict(rows)}
 
     @read_operation
-    def failed(self, db: sqlite3.Connection, /, rule: Rule) -> Sequence[Decision]:
+    def list_failures(self, db: sqlite3.Connection, /, rule: Rule) -> Sequence[Decision]:
         """Return the latest failed decisions of a version, newest first."""
         sql = f"{SELECT_DECISIONS} WHERE d.rule = ? AND d.verdict = 'failed' ORDER BY d.id DESC LIMIT ?"
         return [decision_from_row(row) for row in db.execute(sql, (_find_rule_id(db, rule), SHOWN_FAILURES))]

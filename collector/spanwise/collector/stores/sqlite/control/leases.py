@@ -72,7 +72,7 @@ def compute_expiry(now: int, seconds: float) -> int:
     `MAX_LEASE_SECONDS`.
     """
     if not isfinite(seconds) or abs(seconds) > MAX_LEASE_SECONDS:
-        raise Refused(f"{seconds!r} is no number of seconds to hold something for")
+        raise Refused(f"the duration of a lease must be at most {MAX_LEASE_SECONDS:.0f} seconds, got {seconds!r}")
     return now + int(seconds * 1e9)
 
 
@@ -89,7 +89,7 @@ class DecisionLeases(Backend):
     """Operations of `ControlStore` that lease decisions to workers."""
 
     @write_operation
-    def take(
+    def lease_decisions(
         self,
         db: sqlite3.Connection,
         /,
@@ -105,15 +105,15 @@ class DecisionLeases(Backend):
 
         Unlike that method, it also returns a row on which three workers have died. Such a row is returned alone.
         """
-        kept = find_active_rule(db, project, rule, version)
-        if kept is None:
+        active = find_active_rule(db, project, rule, version)
+        if active is None:
             raise Refused(_superseded_message(project, rule, version))
         now = self._file.clock.keep(db)
         until = compute_expiry(now, seconds)
-        if not kept.enabled:
+        if not active.enabled:
             return []
-        expire_over_budget(db, kept.id, now)
-        due = _find_due(db, kept.id, now, max(0, limit), over_budget)
+        expire_over_budget(db, active.id, now)
+        due = _find_due(db, active.id, now, max(0, limit), over_budget)
         numbers = issue_tokens(db, len(due))
         rows = [_leased_row(row, number, holder, until, now) for row, number in zip(due, numbers, strict=True)]
         update_rows(db, rows)
@@ -123,32 +123,34 @@ class DecisionLeases(Backend):
     def renew(self, db: sqlite3.Connection, /, claims: Sequence[Claim], holder: str, seconds: float) -> list[bool]:
         now = self._file.clock.keep(db)
         until = compute_expiry(now, seconds)
-        found = _find_rows(db, claims)
-        rows = [(claim, found.get(_decision_key(claim))) for claim in claims]
-        held = [
+        rows_by_key = _find_rows(db, claims)
+        rows = [(claim, rows_by_key.get(_decision_key(claim))) for claim in claims]
+        is_held = [
             row is not None and row.verdict == "running" and row.claim == claim.number and row.holder == holder
             for claim, row in rows
         ]
         sql = "UPDATE decisions SET until_ns = ?, due_ns = ? WHERE id = ?"
-        db.executemany(sql, [(until, until, row.id) for (_, row), mine in zip(rows, held, strict=True) if row and mine])
-        return held
+        db.executemany(
+            sql, [(until, until, row.id) for (_, row), is_own in zip(rows, is_held, strict=True) if row and is_own]
+        )
+        return is_held
 
     @read_operation
-    def examine(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[FinishPlan]:
-        """Return how to handle the feedback of each finished lease. Called before `conclude`. Raise `Refused` for an
+    def plan_finish(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[FinishPlan]:
+        """Return how to handle the feedback of each finished lease. Called before `finish_leases`. Raise `Refused` for an
         invalid verdict.
         """
         rows = _find_rows(db, [finish.claim for finish in finishes])
         return [_check_finish(db, finish, rows.get(_decision_key(finish.claim))) for finish in finishes]
 
     @write_operation
-    def conclude(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[str]:
+    def finish_leases(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[str]:
         """Finish leases as `ControlStore.finish` does, once the feedback is stored."""
         now, rows = self._file.clock.keep(db), _find_rows(db, [finish.claim for finish in finishes])
-        made: dict[DecisionKey, DecisionRow] = {}
-        answers = [_finish_decision(db, finish, rows, made, now) for finish in finishes]
-        update_rows(db, list(made.values()))
-        for rule in {row.rule for row in made.values() if row.verdict == "over_budget"}:
+        changed: dict[DecisionKey, DecisionRow] = {}
+        answers = [_finish_decision(db, finish, rows, changed, now) for finish in finishes]
+        update_rows(db, list(changed.values()))
+        for rule in {row.rule for row in changed.values() if row.verdict == "over_budget"}:
             expire_over_budget(db, rule, now)
         return answers
 
@@ -217,7 +219,7 @@ def _find_rows(db: sqlite3.Connection, claims: Iterable[Claim]) -> dict[Decision
 def _check_finish(db: sqlite3.Connection, finish: ClaimResult, row: DecisionRow | None) -> FinishPlan:
     if finish.verdict not in (*FINAL_OUTCOMES, *OPEN_OUTCOMES):
         raise Refused(
-            f"a claim does not end with {finish.verdict!r}; use one of {', '.join((*FINAL_OUTCOMES, *OPEN_OUTCOMES))}"
+            f"invalid verdict {finish.verdict!r} of a finished claim; expected one of: {', '.join((*FINAL_OUTCOMES, *OPEN_OUTCOMES))}"
         )
     answer = _finish_answer(db, finish, row)
     if answer is not None or row is None:
@@ -247,14 +249,14 @@ def _finish_decision(
     now: int,
 ) -> str:
     """Return the answer to a finish, and put the changed row into `ended`."""
-    place = _decision_key(finish.claim)
-    row = ended.get(place) or rows.get(place)
+    key = _decision_key(finish.claim)
+    row = ended.get(key) or rows.get(key)
     answer = _finish_answer(db, finish, row)
     if answer is not None or row is None:
         return answer or ""
     changed = row.outcome is None or row.inputs_hash != finish.inputs_hash
-    made = ended[place] = _released_row(_with_outcome(row, finish, changed), finish, now)
-    return "waiting" if made.verdict == "waiting" and finish.verdict in FINAL_OUTCOMES else "finished"
+    updated = ended[key] = _released_row(_with_outcome(row, finish, changed), finish, now)
+    return "waiting" if updated.verdict == "waiting" and finish.verdict in FINAL_OUTCOMES else "finished"
 
 
 def _with_outcome(row: DecisionRow, finish: ClaimResult, changed: bool) -> DecisionRow:
@@ -267,9 +269,9 @@ def _with_outcome(row: DecisionRow, finish: ClaimResult, changed: bool) -> Decis
         cost=row.cost if finish.cost is None else (row.cost or 0.0) + finish.cost,
     )
     if not finish.reported and finish.verdict not in FINAL_OUTCOMES:
-        states = {**row.said, **finish.states}
+        states = {**row.evaluator_states, **finish.states}
         return tried._replace(states=dumps(states) if states else None)
-    states = {**({} if changed else row.said), **finish.states}
+    states = {**({} if changed else row.evaluator_states), **finish.states}
     return tried._replace(
         states=dumps(states) if states else None,
         inputs_hash=finish.inputs_hash,

@@ -38,7 +38,7 @@ class Rules(Backend):
     """Rule operations of `ControlStore`. The caller passes the latest change number, which the trace backend knows."""
 
     @write_operation
-    def keep_rules(
+    def save_rules(
         self, db: sqlite3.Connection, /, rules: Sequence[Rule], owner: str | None, activate: bool, change: int
     ) -> None:
         """Store rules as `ControlStore.save_rule` does. `change` is the latest change number."""
@@ -51,19 +51,19 @@ class Rules(Backend):
             if before is not None and before.rule.owner != rule.owner:
                 raise Refused(
                     f"rule {rule.name!r} of project {rule.project!r} belongs to {before.rule.owner!r}, not to"
-                    f" {rule.owner!r}; give yours another name, or delete that one first"
+                    f" {rule.owner!r}; use another name, or delete that rule first"
                 )
             if before is not None and before.rule.version == rule.version:
                 _update_version(db, rule, before, change, now)
             else:
                 _activate(db, rule, before, activate, change, now)
         if owner is not None:
-            kept = {(rule.project, rule.name) for rule in rules}
+            names = {(rule.project, rule.name) for rule in rules}
             rows = db.execute(
                 "SELECT id, project, name FROM rules WHERE owner = ? AND state = 'in force'", (owner,)
             ).fetchall()
-            gone = [(id,) for id, project, name in rows if (project, name) not in kept]
-            db.executemany("UPDATE rules SET state = 'removed' WHERE id = ?", gone)
+            removed = [(id,) for id, project, name in rows if (project, name) not in names]
+            db.executemany("UPDATE rules SET state = 'removed' WHERE id = ?", removed)
 
     @read_operation
     def rules(self, db: sqlite3.Connection, /, *, project: str | None = None, all_versions: bool = False) -> list[Rule]:
@@ -80,37 +80,39 @@ class Rules(Backend):
         )
 
     @read_operation
-    def setting_at(self, db: sqlite3.Connection, /, rule: Rule, change: int) -> SettingsVersion | None:
+    def find_settings(self, db: sqlite3.Connection, /, rule: Rule, change: int) -> SettingsVersion | None:
         """Return the settings that apply to a change number, as `spanwise.collector.rule_policy.find_setting` does.
 
         The query avoids reading the whole history of a version, which may be long.
         """
-        of = f"{_SELECT_SETTINGS} AND version = ?"
+        select = f"{_SELECT_SETTINGS} AND version = ?"
         values = (rule.project, rule.name, rule.version)
-        row = db.execute(f"{of} AND from_change <= ? ORDER BY id DESC LIMIT 1", (*values, change)).fetchone()
-        row = row or db.execute(f"{of} ORDER BY id LIMIT 1", values).fetchone()
+        row = db.execute(f"{select} AND from_change <= ? ORDER BY id DESC LIMIT 1", (*values, change)).fetchone()
+        row = row or db.execute(f"{select} ORDER BY id LIMIT 1", values).fetchone()
         return _setting_from_row(row) if row else None
 
     @write_operation
-    def alter_rule(
+    def update_rule(
         self, db: sqlite3.Connection, /, name: str, project: str, fields: Mapping[str, JSON], change: int
     ) -> Rule:
         """Change fields of a rule as `ControlStore.change_rule` does. `change` is the latest change number."""
-        kept = _find_active(db, project, name)
-        if kept is None:
+        stored = _find_active(db, project, name)
+        if stored is None:
             raise NotFound(f"there is no rule {name!r} in project {project!r}")
-        settings = {"settings": update_settings(kept.rule.settings, fields["settings"])} if "settings" in fields else {}
-        made = apply_changes(kept.rule, {**fields, **settings})
-        validate_rule(made)
+        settings = (
+            {"settings": update_settings(stored.rule.settings, fields["settings"])} if "settings" in fields else {}
+        )
+        changed = apply_changes(stored.rule, {**fields, **settings})
+        validate_rule(changed)
         now = self._file.clock.keep(db)
-        off = int(not fields["enabled"]) if "enabled" in fields else kept.off
+        off = int(not fields["enabled"]) if "enabled" in fields else stored.off
         sql = "UPDATE rules SET off = ?, data = ? WHERE id = ?"
-        db.execute(sql, (off, encode_record(replace(made, enabled=made.enabled or bool(off))), kept.id))
-        if made.settings != kept.rule.settings:
-            _record_settings(db, made, change, now)
-        if made.settings.budget != kept.rule.settings.budget:
-            _requeue_over_budget(db, kept.id, now)
-        return made
+        db.execute(sql, (off, encode_record(replace(changed, enabled=changed.enabled or bool(off))), stored.id))
+        if changed.settings != stored.rule.settings:
+            _record_settings(db, changed, change, now)
+        if changed.settings.budget != stored.rule.settings.budget:
+            _requeue_over_budget(db, stored.id, now)
+        return changed
 
     @write_operation
     def delete_rule(self, db: sqlite3.Connection, /, name: str, *, project: str = "default") -> bool:
@@ -139,11 +141,11 @@ def _update_version(db: sqlite3.Connection, rule: Rule, before: StoredRule, chan
     paced = rule.settings.paced
     if paced is None and rule.settings.pace and rule.settings.budget == old.settings.budget:
         paced = old.settings.paced
-    made = replace(rule, settings=replace(rule.settings, paced=paced), created_ns=old.created_ns)
-    db.execute("UPDATE rules SET owner = ?, data = ? WHERE id = ?", (made.owner, encode_record(made), before.id))
-    if made.settings != old.settings:
-        _record_settings(db, made, change, now)
-    if made.settings.budget != old.settings.budget:
+    updated = replace(rule, settings=replace(rule.settings, paced=paced), created_ns=old.created_ns)
+    db.execute("UPDATE rules SET owner = ?, data = ? WHERE id = ?", (updated.owner, encode_record(updated), before.id))
+    if updated.settings != old.settings:
+        _record_settings(db, updated, change, now)
+    if updated.settings.budget != old.settings.budget:
         _requeue_over_budget(db, before.id, now)
     if rule.since_ns is not None and (old.since_ns is None or rule.since_ns < old.since_ns):
         # The rule starts earlier now, so it reads the change feed again from the beginning
@@ -161,7 +163,7 @@ def _activate(
         now_in_force = f", by {before.rule.version!r}" if before is not None else ""
         raise Refused(
             f"version {rule.version!r} of rule {rule.name!r} was superseded{now_in_force}; "
-            "load the newer file, or say that it shall be in force again (activate)"
+            "load the newer file, or activate this version again (activate=True)"
         )
     db.execute("UPDATE rules SET state = 'superseded' WHERE id = ?", (before.id if before else None,))
     row = (rule.project, rule.name, rule.version, rule.owner, change, before.off if before else 0, encode_record(rule))

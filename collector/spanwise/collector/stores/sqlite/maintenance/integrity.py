@@ -70,7 +70,7 @@ def _project_stats(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
         }
 
 
-def find_expired(db: sqlite3.Connection, rule: Retention) -> Filter | None:
+def prepare_pruning(db: sqlite3.Connection, rule: Retention) -> Filter | None:
     """Return a filter for the traces that a retention rule expires now; None if the rule has no limits."""
     cutoffs = []
     if rule.max_age_ns is not None:
