@@ -252,7 +252,7 @@ def test_a_form_of_one_session_is_none_of_another(store: SQLiteStore, browser: h
         sign_in(other, "all")
         form = {"key": "k", "value": "1", "token": token_in(other.get(f"/traces/{kept.trace_id}").text)}
     answer = browser.post(f"/traces/{kept.trace_id}/feedback", data=form)
-    assert (answer.status_code, "load its page again" in answer.text) == (400, True)
+    assert (answer.status_code, "reload its page and submit it again" in answer.text) == (400, True)
 
 
 def test_a_form_of_a_session_that_has_ended_says_so(browser: httpx.Client) -> None:
