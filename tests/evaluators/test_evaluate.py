@@ -440,8 +440,8 @@ def test_the_table_says_why_something_failed(store):
 
     experiment = evaluate(QUESTIONS, task, [evaluator(key="e")(lambda outputs: outputs[9])], store=store)
     lines = str(experiment).splitlines()
-    assert "the task failed, as with ZeroDivisionError: division by zero" in lines
-    assert "e failed, as with IndexError: string index out of range" in lines
+    assert "the task failed, for example: ZeroDivisionError: division by zero" in lines
+    assert "e failed, for example: IndexError: string index out of range" in lines
     assert str(type(experiment).load(store, experiment.id)).splitlines()[-3:] == lines[-3:]
 
 
@@ -449,7 +449,7 @@ def test_the_table_says_what_an_evaluator_lacked_that_scored_nothing(store):
     given = [Example(inputs={"q": f"Q{n}"}, outputs={"a": "A"}) for n in range(2)]
     experiment = evaluate(given, lambda q: q, ["exact", "not_empty"], store=store, progress=False)
     assert " ".join(str(experiment).split()).endswith(
-        "exact skipped every run: needs reference_outputs; the example has given outputs alone: if those are the "
+        "exact skipped every run: needs reference_outputs; the example has outputs but no reference: if its outputs are the "
         "reference, read them with columns={'outputs': 'reference_outputs'}"
     )
 
@@ -502,10 +502,10 @@ def test_a_split_without_examples_is_named(store):
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({"limit": 0}, "limit is a whole number, at least 1, not 0"),
-        ({"repetitions": 1.5}, "repetitions is a whole number, at least 1, not 1.5"),
-        ({"retries": -1}, r"retries \(-1\) and span_wait \(1.0\) are not negative"),
-        ({"timeout": 0}, "timeout is some seconds, or None for no bound, not 0"),
+        ({"limit": 0}, "limit must be an integer >= 1, got 0"),
+        ({"repetitions": 1.5}, "repetitions must be an integer >= 1, got 1.5"),
+        ({"retries": -1}, r"retries and span_wait must be >= 0, got -1 and 1.0"),
+        ({"timeout": 0}, "timeout must be a number of seconds > 0, or None for no limit, got 0"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(store, setting, said):
@@ -521,7 +521,7 @@ def test_a_set_level_evaluator_that_fails_is_among_the_errors(store):
     experiment = evaluate(QUESTIONS, answer, summary_evaluators=[whole], store=store, progress=False)
     (failure,) = experiment.errors()
     assert str(failure).startswith("evaluator 'whole' failed on the whole set: LookupError: nothing there\nTraceback")
-    assert "whole failed, as with LookupError: nothing there" in str(experiment)
+    assert "whole failed, for example: LookupError: nothing there" in str(experiment)
 
 
 def test_metadata_that_json_does_not_have_are_kept_as_texts(store):

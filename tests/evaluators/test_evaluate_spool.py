@@ -120,7 +120,7 @@ def test_a_line_that_a_kill_cut_off_is_passed_over_and_any_other_is_told(store, 
     assert deliver_spool(file, store) == 1
     assert not file.exists()
     file.write_bytes(line + b"{}\n" + line)
-    with pytest.raises(ValueError, match="line 2 holds no runs"):
+    with pytest.raises(ValueError, match="line 2 is invalid"):
         deliver_spool(file, store)
     assert file.exists()
 
@@ -133,7 +133,7 @@ def test_what_another_process_is_writing_is_left_alone(store, tmp_path, capfd):
         fcntl.flock(file, fcntl.LOCK_EX)
         go(store)
         assert path.exists()
-    assert f"another process still writes {path}" in capfd.readouterr().err
+    assert f"another process is still writing {path}" in capfd.readouterr().err
     go(store)
     assert not path.exists()
 
@@ -181,7 +181,7 @@ def test_what_only_the_absent_store_has_is_told_in_one_line(store):
 
     first = go(store)
     store.delete(trace_ids=(next(first.rows()).trace.trace_id,))
-    with pytest.raises(Unavailable, match="5 of the runs are not in the spool, and away: gone"):
+    with pytest.raises(Unavailable, match="5 of the runs are not in the spool file and cannot be read: gone"):
         list(go(Gone(store)).rows())
 
 
@@ -189,7 +189,7 @@ def test_a_spool_that_is_too_large_is_not_read(store, tmp_path):
     spool = ResultSpool("e" * 32, [tmp_path])
     spool.add(SpoolBatch([run()], []))
     spool.close()
-    with pytest.raises(Refused, match=r"spanwise-spool-.*too much to be read there"):
+    with pytest.raises(Refused, match=r"spanwise-spool-.*too large to read"):
         make_spooled_store(store, spool, largest=100).many(["1" * 32])
 
 

@@ -176,7 +176,7 @@ def test_examples_are_shown_before_the_question():
         ({"outputs": "x", "rationale": "y"}, "example 2 lacks rating"),
         ({**SHOT, "rating": "perhaps"}, "the rating 'perhaps', which is none of 'yes', 'no'"),
         ({**SHOT, "rationale": " "}, "has no rationale"),
-        ("Go away.", "examples is a list of a dict"),
+        ("Go away.", "examples must be a list of dicts"),
     ],
 )
 def test_examples_are_checked_against_the_columns(example, why):

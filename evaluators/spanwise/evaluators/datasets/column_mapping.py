@@ -65,7 +65,7 @@ def _choose_splits(source: Mapping[str, Any], split: Split) -> Sequence[str]:
     if split is None and len(source) > 1:
         first = next(iter(source))
         raise ValueError(
-            f"a {type(source).__name__} has several splits: say split={first!r}, or a list; it has {there}"
+            f"a {type(source).__name__} has several splits: select one with split={first!r}, or pass a list; it has {there}"
         )
     names = list(source) if split is None else [split] if isinstance(split, str) else list(split)
     if absent := [name for name in names if name not in source]:

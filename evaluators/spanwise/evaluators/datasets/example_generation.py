@@ -97,7 +97,9 @@ def _ask_model(judge: Judge, prompt: str) -> str:
         return str(run_coroutine(judge.ask(Ask(messages=({"role": "user", "content": prompt},)))).value)
     except (CutOff, Declined) as error:
         said = error.metadata.get("reply", "")
-        raise ModelSaid(f"the model's reply holds no examples: {error}{f': {said!r:.300}' if said else ''}") from None
+        raise ModelSaid(
+            f"the model's reply contains no examples: {error}{f': {said!r:.300}' if said else ''}"
+        ) from None
 
 
 def _generate_from(seed: Any, judge: Judge, n: int) -> Iterator[Example]:
@@ -121,7 +123,7 @@ def _parse_reply_rows(reply: str) -> list[Mapping[str, JSON]]:
     except orjson.JSONDecodeError:
         rows = None
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise ModelSaid(f"the model's reply holds no JSON list of examples: {reply!r:.300}")
+        raise ModelSaid(f"the model's reply contains no JSON list of examples: {reply!r:.300}")
     return rows
 
 

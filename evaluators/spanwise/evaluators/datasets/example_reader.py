@@ -95,8 +95,8 @@ def from_traces(
     if left:
         named = ", ".join(repr(id) for id in list(left)[:3])
         raise ValueError(
-            f"{len(left)} corrections are of traces that were not picked, as {named}: name these traces, or let the "
-            "filter and limit take them in"
+            f"{len(left)} corrections refer to traces that were not selected, such as {named}: name these traces, "
+            "or widen the filter and the limit"
         )
     return deduplicate_inputs(examples, corrections or {})
 
@@ -211,7 +211,7 @@ def _read_examples(
     source: Any, columns: Mapping[str, str] | None, split: Split, encoding: str | None, outputs_are_references: bool
 ) -> Iterator[Example]:
     if encoding is not None and not is_file(source):
-        raise ValueError(f"encoding={encoding!r} is of text files, not of {source!r:.80}")
+        raise ValueError(f"encoding={encoding!r} applies only to text files, not to {source!r:.80}")
     for where, row in _source_rows(source, split, encoding):
         example = _row_example(row, where, columns)
         if outputs_are_references and example is not None and not isinstance(row, Example | Trace):
@@ -233,7 +233,7 @@ def _source_rows(source: Any, split: Split, encoding: str | None) -> Iterable[tu
     if isinstance(source, Iterable) and not isinstance(source, str | bytes | Mapping):
         return ((f"example {number}", row) for number, row in enumerate(source, 1))
     raise ValueError(
-        f"a dataset is a name, a path ({', '.join(READABLE_SUFFIXES)}), a DataFrame or a list of examples, not {source!r:.120}"
+        f"a dataset must be a name, a path ({', '.join(READABLE_SUFFIXES)}), a DataFrame or a list of examples, got {source!r:.120}"
     )
 
 

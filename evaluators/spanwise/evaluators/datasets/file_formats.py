@@ -56,7 +56,9 @@ def _load_python_json(text: str, where: str, error: orjson.JSONDecodeError | Non
     try:
         return json.loads(text, parse_constant=lambda name: None, parse_int=_parse_integer)
     except _IntegerTooLarge as large:
-        raise BadRow(f"{where} holds the integer {large}, beyond 64 bits: write it as a text, in quotes") from None
+        raise BadRow(
+            f"{where} contains the integer {large}, which exceeds 64 bits: write it as a string, in quotes"
+        ) from None
     except (ValueError, RecursionError) as another:
         raise BadRow(f"{where} is not JSON: {error or another}") from None
 
@@ -86,7 +88,7 @@ def detect_encoding(path: Path, said: str | None) -> str:
         head = file.read(4)
     marked = next((name for mark, name in _BYTE_ORDER_MARKS if head.startswith(mark)), None)
     if marked is None and b"\0" in head:
-        raise BadRow(f"{path.name} looks like UTF-16: say encoding='utf-16-le' or 'utf-16-be'")
+        raise BadRow(f"{path.name} looks like UTF-16: pass encoding='utf-16-le' or 'utf-16-be'")
     return marked or UTF_8
 
 
@@ -105,7 +107,7 @@ def encoding_error(where: str, encoding: str, error: UnicodeError) -> BadRow:
     name = "UTF-8" if encoding == UTF_8 else encoding
     bad = f" (byte {error.object[error.start]:#04x})" if isinstance(error, UnicodeDecodeError) else ""
     others = " or ".join(repr(other) for other in ("cp1252", "latin-1", "utf-16") if other != encoding)
-    return BadRow(f"{where} is not {name}{bad}: say which it is, as in encoding={others}")
+    return BadRow(f"{where} is not {name}{bad}: pass its encoding, such as encoding={others}")
 
 
 def _check_encoding(said: str) -> str:
@@ -114,7 +116,7 @@ def _check_encoding(said: str) -> str:
         "".encode(name)
     except LookupError:
         raise ValueError(
-            f"encoding {said!r} is unknown: say 'utf-8', 'utf-16', 'cp1252' or another of Python's"
+            f"encoding {said!r} is unknown: use 'utf-8', 'utf-16', 'cp1252' or another encoding that Python supports"
         ) from None
     return UTF_8 if name == "utf-8" else name
 
@@ -246,11 +248,11 @@ def read_file_rows(path: Path, encoding: str | None = None) -> Rows:
     suffix = path.suffix.lower()
     if suffix in _TABLE_READERS:
         if encoding is not None:
-            raise ValueError(f"{path.name!r} is no text file: leave encoding={encoding!r} away")
+            raise ValueError(f"{path.name!r} is not a text file: remove encoding={encoding!r}")
         return _TABLE_READERS[suffix](path)
     if suffix in _TEXT_READERS:
         return _TEXT_READERS[suffix](path, detect_encoding(path, encoding))
-    raise ValueError(f"cannot read {path.name!r}: known endings are {', '.join(READABLE_SUFFIXES)}")
+    raise ValueError(f"cannot read {path.name!r}: supported suffixes are {', '.join(READABLE_SUFFIXES)}")
 
 
 def _suggest_file(path: Path) -> str:
@@ -358,7 +360,9 @@ def _iterate_list(path: Path, content: Any) -> Iterator[tuple[str, Mapping[str, 
     if isinstance(content, Mapping):
         content = next((content[key] for key in _LIST_KEYS if isinstance(content.get(key), list)), content)
     if not isinstance(content, list):
-        raise BadRow(f"{path.name} holds no list of examples (nor one under any of {', '.join(_LIST_KEYS)})")
+        raise BadRow(
+            f"{path.name} contains no list of examples, at the top level or under one of: {', '.join(_LIST_KEYS)}"
+        )
     for number, row in enumerate(content, 1):
         where = f"{path.name}, example {number}"
         yield where, _require_object(row, where)
@@ -421,7 +425,7 @@ def write(examples: Iterable[Example], path: str | Path, *, format: ExampleForma
     """
     path = Path(path)
     if format not in ROW_FORMATS:
-        raise ValueError(f"there is no format {format!r}: known are {', '.join(ROW_FORMATS)}")
+        raise ValueError(f"unknown format {format!r}; expected one of: {', '.join(ROW_FORMATS)}")
     return write_rows([ROW_FORMATS[format](example) for example in examples], path)
 
 
@@ -431,7 +435,7 @@ def write_rows(rows: list[dict[str, JSON]], path: Path) -> int:
     """
     writer = _WRITERS.get(path.suffix.lower())
     if writer is None:
-        raise ValueError(f"cannot write {path.name!r}: known are {', '.join(_WRITERS)}")
+        raise ValueError(f"cannot write {path.name!r}: supported suffixes are {', '.join(_WRITERS)}")
     path.write_bytes(writer(rows))
     return len(rows)
 
@@ -508,7 +512,7 @@ def _conversation(example: Example) -> list[JSON]:
         return [*earlier, {"role": "user", "content": asked}]
     if turns := to_messages(asked):
         return [*earlier, *turns]
-    raise ValueError(f"example {example.id[:12]}: inputs {example.inputs!r:.120} are neither one text nor messages")
+    raise ValueError(f"example {example.id[:12]}: inputs {example.inputs!r:.120} are neither a string nor messages")
 
 
 def _answer_turns(example: Example) -> list[JSON]:

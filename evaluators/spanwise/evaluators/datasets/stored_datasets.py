@@ -132,15 +132,15 @@ def _validate_schema(schema: Schema) -> None:
 
     if strange := sorted(set(schema) - set(SCHEMA_PARTS)):
         raise SchemaError(
-            f"a dataset's schema has a JSON Schema under {' and '.join(map(repr, SCHEMA_PARTS))}, not {strange[0]!r}: "
-            "put yours under one of them, as in {'inputs': {…}}"
+            f"unknown key {strange[0]!r} in the dataset's schema: put a JSON Schema under "
+            f"{' or '.join(map(repr, SCHEMA_PARTS))}, as in {{'inputs': {{…}}}}"
         )
     meta = Draft202012Validator(Draft202012Validator.META_SCHEMA)
     for part in SCHEMA_PARTS:
         error = next(meta.iter_errors(schema.get(part, {})), None)
         if error is not None:
             raise SchemaError(
-                f"the schema is no JSON Schema at {'.'.join([part, *map(str, error.path)])}: {error.message}"
+                f"the schema is not a valid JSON Schema at {'.'.join([part, *map(str, error.path)])}: {error.message}"
             )
 
 

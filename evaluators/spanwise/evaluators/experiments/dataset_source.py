@@ -134,7 +134,7 @@ def _select_by_id(
             if pair[0].id == id or (len(id) >= MIN_ID_PREFIX and pair[0].id.startswith(id)):
                 found[id].append(pair)
     if lacking := [id for id, pairs in found.items() if not pairs]:
-        raise NotFound(f"no example has the id {lacking[0]!r}, nor one that begins so (only=…)")
+        raise NotFound(f"no example has the id {lacking[0]!r}, or an id that begins with it (only=…)")
     taken = {pair[0].id: pair for pairs in found.values() for pair in pairs}
     return list(taken.values())
 
@@ -235,7 +235,7 @@ def _load_traces(given: Sequence[Trace | TraceSummary], store: Store, all_stored
             if isinstance(trace, Trace):
                 yield trace
             elif all_stored:
-                raise NotFound(f"trace {member.trace_id} is not in the store, where feedback could be attached to it")
+                raise NotFound(f"trace {member.trace_id} is not in the store, so no feedback can be attached to it")
 
 
 def _is_trace_list(given: Any, *, none: bool) -> bool:

@@ -202,7 +202,7 @@ class ItemPipeline:
         # the results
         if task.cancelled():
             self._error = self._error or RuntimeError(
-                "something has cancelled the asyncio task in which evaluators look at a run: it is not stored"
+                "other code cancelled the asyncio task that scores a run: the run is not stored"
             )
         else:
             self._error = self._error or task.exception()

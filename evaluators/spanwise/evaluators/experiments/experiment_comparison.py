@@ -178,7 +178,7 @@ def compare(*experiments: Experiment | str, store: StoreLocation | None = None) 
     Raises `ValueError` for fewer than two experiments, or for names without a store.
     """
     if len(experiments) < 2:
-        raise ValueError(f"compare() takes two experiments or more, not {len(experiments)}")
+        raise ValueError(f"compare() requires two or more experiments, got {len(experiments)}")
     found = resolve_store(store) if store is not None else None
     return Comparison(tuple(_load_experiment(experiment, found) for experiment in experiments))
 
@@ -196,7 +196,7 @@ def _load_experiment(experiment: Experiment | str, store: Store | None) -> Exper
     if isinstance(experiment, Experiment):
         return experiment
     if store is None:
-        raise ValueError(f"experiment {experiment!r} is a name: say in which store, compare(…, store=…)")
+        raise ValueError(f"experiment {experiment!r} is a name: pass its store, compare(…, store=…)")
     return Experiment.load(store, experiment)
 
 
@@ -228,8 +228,8 @@ def _format_contrast(contrast: Contrast | None) -> tuple[str, str]:
 def _explain_intervals(family: int) -> str:
     together = f" for all {family} differences together (Bonferroni)" if family > 1 else ""
     return (
-        f"change: the mean over examples that both have scored, with an interval of 95 %{together}; "
-        "p: of one key alone; unclear: one of them does not rule out chance"
+        f"change: mean difference over the examples scored in both, with its 95 % interval{together}; "
+        "p: of one key alone; unclear: the interval or p does not rule out chance"
     )
 
 

@@ -101,7 +101,9 @@ class StallWatchdog:
             self.text = _format_stall(describe_pending_work(self._loop), seconds)
             self._shown.waiting(self.text)
             if self._aloud and REPORT_AFTER <= seconds < REPORT_AFTER + CHECK_INTERVAL:
-                print_message(f"spanwise: {self.text}; a timeout, of evaluate() or of the evaluator, makes it an error")
+                print_message(
+                    f"spanwise: {self.text}; a timeout of evaluate() or of the evaluator turns this into an error"
+                )
 
 
 def describe_pending_work(loop: asyncio.AbstractEventLoop) -> list[str]:

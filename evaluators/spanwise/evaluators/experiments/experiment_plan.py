@@ -141,8 +141,10 @@ class StopConditions:
             known = run.cost is not None and math.isfinite(run.cost)
             self._usd += max(0.0, run.cost or 0.0) if known else 0.0
             if not known and (run.model or run.usage):
-                unknown = f"max_usd leaves out calls of {run.model or 'a model without a name'}: their price is unknown"
-                self._remark(f"{unknown} (set_usage(cost=…) says it)")
+                unknown = (
+                    f"max_usd does not count calls of {run.model or 'a model without a name'}, whose price is unknown"
+                )
+                self._remark(f"{unknown} (report it with set_usage(cost=…))")
         if self._usd >= most:
             self._stop(f"{self._done} runs have cost ${self._usd:,.4f} (max_usd={most!r})")
 
@@ -163,7 +165,7 @@ def _compute_failure_limit(settings: ExperimentSettings, total: int | None) -> t
     if isinstance(most, float):
         if total is None:
             raise ValueError(
-                f"{told} is a share of a number of runs that nobody knows beforehand: say how many, as in 5"
+                f"{told} is a share of the runs, but their number is not known in advance: pass a number of runs, such as 5"
             )
         return max(1, math.ceil(most * total)), told
     return most, told

@@ -85,9 +85,9 @@ def prepare_experiment(
     store = cast(Store, settings.store)
     if isinstance(dataset, Experiment):
         if task is not None:
-            raise ValueError("an experiment's runs are there already: score them with task=None, or name a dataset")
+            raise ValueError("the runs of an experiment exist already: score them with task=None, or pass a dataset")
         if (dataset.record.metadata.get("setup") or {}).get("attach"):
-            raise ValueError("attached feedback has no experiment: score the traces again, with attach=True")
+            raise ValueError("attach=True stores no experiment: score the traces again with attach=True")
         return _prepare_rescoring(dataset, evaluators, whole, store, settings)
     name = settings.name or (task.name if task else "given")
     source = make_source(dataset, store, name, settings.splits, outputs_are_references=task is not None)
@@ -149,10 +149,10 @@ def _begin_or_resume(
     if changed := changed or list_example_changes(store, earlier, source, setup):
         raise CannotResume(
             f"experiment {earlier.name!r} ({earlier.id[:8]}) cannot be resumed: {'; '.join(changed)}. "
-            "Its stored runs are of something else: begin a new experiment, without resume"
+            "Its stored runs do not match any more: start a new experiment, without resume"
         )
     if task and settings.progress is not False and (unknown := list_untracked_state(task.function)):
-        print_message(f"spanwise: cannot tell whether this is as it was: {', '.join(unknown[:MAX_UNTRACKED])}")
+        print_message(f"spanwise: cannot check whether these values have changed: {', '.join(unknown[:MAX_UNTRACKED])}")
     deliver_pending_spools(earlier.id, store)
     check_keys(evaluators, earlier.evaluators)
     merged = experiment_resume.merge_evaluators(earlier.evaluators, described)
@@ -171,7 +171,7 @@ def _begin_or_resume(
     # delete the replaced runs, in case an earlier process was killed before it deleted them
     SpoolBatch([], [], recalled.replaced).deliver(store)
     if recalled.again and settings.progress is not False:
-        print_message(f"spanwise: {sum(map(len, recalled.again.values()))} runs that failed are run again")
+        print_message(f"spanwise: rerunning {sum(map(len, recalled.again.values()))} failed runs")
     return record, recalled, tally
 
 
@@ -316,10 +316,12 @@ def prepare_attach(
     _check_attach_options(task, whole, settings)
     store, name = cast(Store, settings.store), settings.name or "attached"
     if isinstance(dataset, Experiment):
-        raise ValueError("attach=True takes live traces; an experiment's runs are scored by experiment.evaluate([…])")
+        raise ValueError(
+            "attach=True requires live traces: score the runs of an experiment with experiment.evaluate([…])"
+        )
     source = make_source(dataset, store, name, settings.splits, stored=True)
     if not source.traces:
-        raise ValueError(f"attach=True takes live traces, a Filter or a list of them, not {dataset!r:.200}")
+        raise ValueError(f"attach=True requires live traces: a Filter or a list of traces, got {dataset!r:.200}")
     items, total = plan_runs(source, limit=settings.limit, seed=settings.seed, only=settings.ids)
     if settings.resume:
         items = (_select_missing_evaluators(item, evaluators) for item in items)
@@ -342,15 +344,15 @@ def find_existing_feedback(trace: Trace, evaluators: Sequence[Evaluator]) -> lis
 
 def _check_attach_options(task: TaskFunction | None, whole: Sequence[Evaluator], settings: ExperimentSettings) -> None:
     if task is not None:
-        raise ValueError("attach=True scores traces that are there: give None in place of a task")
+        raise ValueError("attach=True scores existing traces: pass task=None")
     if whole:
-        raise ValueError(f"attach=True: {whole[0].key!r} judges a whole set, which has no one trace to attach to")
-    if settings.repetitions != 1:
-        raise ValueError(f"attach=True: the same trace has no repetitions, not {settings.repetitions!r}")
-    if isinstance(settings.resume, str):
         raise ValueError(
-            f"attach=True keeps no experiment that could be resumed: say resume=True, not {settings.resume!r}"
+            f"attach=True: the set-level evaluator {whole[0].key!r} scores all cases together, which have no common trace"
         )
+    if settings.repetitions != 1:
+        raise ValueError(f"attach=True requires repetitions=1, got {settings.repetitions!r}")
+    if isinstance(settings.resume, str):
+        raise ValueError(f"attach=True stores no experiment with an id: use resume=True, got {settings.resume!r}")
 
 
 def _select_missing_evaluators(item: PlannedRun, evaluators: tuple[Evaluator, ...]) -> PlannedRun:

@@ -35,7 +35,7 @@ from spanwise.tracer.trace_capture import Captured, capture, is_traced
 
 EndStatus: TypeAlias = Literal["finished", "interrupted"]
 NO_OUTPUTS_MESSAGE = (
-    "needs outputs; nothing has shown any: call an evaluator with them, or current_run().set_outputs(…)"
+    "needs outputs; none were recorded: pass them to an evaluator, or call current_run().set_outputs(…)"
 )
 
 

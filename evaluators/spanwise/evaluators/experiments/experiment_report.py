@@ -186,11 +186,9 @@ class Summary(Mapping[str, KeySummary]):
         )
         notes = [" · ".join(parts), *([str(judged)] if judged else []), *self.remarks]
         if self.open_spans:
-            notes.append(
-                f"{self.open_spans} runs had spans that were still open when their task was over (see span_wait)"
-            )
-        notes += [f"{key} is of no use yet: it takes {n} scores (min_test_cases)" for key, n in self.few.items()]
-        notes += [f"{what} failed, as with {first_line(error)}" for what, error in self.why.items()]
+            notes.append(f"{self.open_spans} runs had spans that were still open when their task ended (see span_wait)")
+        notes += [f"{key} has too few scores: it requires {n} (min_test_cases)" for key, n in self.few.items()]
+        notes += [f"{what} failed, for example: {first_line(error)}" for what, error in self.why.items()]
         notes += [f"run that example alone: {format_rerun_command(self.failed_on)}"] * bool(self.failed_on)
         return notes + [f"{key} skipped every run: {first_line(lacking)}" for key, lacking in self.lacking.items()]
 

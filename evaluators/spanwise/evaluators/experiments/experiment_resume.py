@@ -282,7 +282,7 @@ def list_example_changes(store: Store, earlier: Experiment, source: ExampleSourc
     try:
         old, new = (list(stored_examples(store, *version)) for version in (before, after))
     except NotFound as error:
-        return [f"its examples are not there to be compared with: {error}"]
+        return [f"its examples cannot be compared: {error}"]
     told = _list_lost_examples(old, new)
     if not told and now.get("limit") is not None:
         told = _list_limit_changes(old, new, now)
@@ -293,8 +293,8 @@ def _list_lost_examples(old: Sequence[Example], new: Sequence[Example]) -> list[
     found = diff(old, new)
     told = [f"example {id} changed ({', '.join(names)})" for id, names in list(found.changed.items())[:_MAX_LISTED]]
     told += _count_more(len(found.changed), "changed")
-    told += [f"example {example.id} is gone" for example in found.removed[:_MAX_LISTED]]
-    return told + _count_more(len(found.removed), "are gone")
+    told += [f"example {example.id} was removed" for example in found.removed[:_MAX_LISTED]]
+    return told + _count_more(len(found.removed), "were removed")
 
 
 def _count_more(count: int, what: str) -> list[str]:
@@ -304,9 +304,9 @@ def _count_more(count: int, what: str) -> list[str]:
 def _list_limit_changes(old: Sequence[Example], new: Sequence[Example], now: Mapping[str, Any]) -> list[str]:
     """Describe why `limit` now selects other examples, although all earlier examples still exist."""
     if now.get("seed") is not None:
-        return ["the dataset has grown, of which a random sample (seed, limit) is another one"]
+        return ["the dataset has grown, so that the random sample (seed, limit) differs"]
     if [example.id for example in old] != [example.id for example in new[: len(old)]]:
-        return ["examples were added before others, so that limit takes other ones"]
+        return ["examples were inserted before existing ones, so that limit selects other examples"]
     return []
 
 

@@ -196,7 +196,7 @@ async def _run_job(job: ExperimentJob) -> Experiment:
         experiment.record = await asyncio.to_thread(_close_record, job, status)
     # return the results even if the record could not be updated: the runs are stored
     except (StoreError, OSError) as problem:
-        print_message(f"spanwise: the store could not note the end of the experiment: {problem}")
+        print_message(f"spanwise: the end of the experiment could not be stored: {problem}")
     if progress is not False and stderr_console.is_terminal and not stderr_console.is_jupyter:
         stderr_console.print(experiment)
     return experiment
@@ -206,9 +206,9 @@ def _add_end_remarks(job: ExperimentJob, brake: StopConditions) -> None:
     """Add remarks on why the experiment stopped and on tasks that still run. Print at once why it stopped."""
     if brake.why:
         job.plan.remarks[f"stopped: {brake.why}"] = None
-        print_message(f"spanwise: stopped, as {brake.why}; go on with {_format_resume_hint(job)}")
+        print_message(f"spanwise: stopped: {brake.why}; continue with {_format_resume_hint(job)}")
     if still := job.plan.strays.alive:
-        job.plan.remark(f"{still} tasks did not stop at their timeout and are still at work in this process")
+        job.plan.remark(f"{still} tasks did not stop at their timeout and still run in this process")
 
 
 def _count_batch(
@@ -244,11 +244,11 @@ async def _handle_interruption(job: ExperimentJob, writer: ResultWriter, error: 
     try:
         await asyncio.to_thread(_close_record, job, "interrupted")
     except StoreError as problem:
-        print_message(f"spanwise: the store could not note the interruption: {problem}")
+        print_message(f"spanwise: the interruption could not be stored: {problem}")
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
         while_waiting = f", while {waiting}" if waiting else ""
         print_message(
-            f"spanwise: interrupted after {job.tally.runs} runs{while_waiting}; go on with {_format_resume_hint(job)}"
+            f"spanwise: interrupted after {job.tally.runs} runs{while_waiting}; continue with {_format_resume_hint(job)}"
         )
 
 
@@ -271,12 +271,12 @@ def _close_record(job: ExperimentJob, status: Any) -> Record:
 
 
 def _describe_unstored(unstored: UnstoredRuns, job: ExperimentJob) -> str:
-    told = f"spanwise: the store did not take {unstored.runs} runs ({unstored.why})."
+    told = f"spanwise: the store did not accept {unstored.runs} runs ({unstored.why})."
     if not unstored.paths:
-        return f"{told} Nor could a file be written: they are in memory alone, as the rows of what evaluate() returns"
+        return f"{told} No file could be written either: they exist only in memory, as rows of the returned experiment"
     kept = " and ".join(map(str, unstored.paths))
     way = format_resume_command(job.record.id) if job.kept else f"spanwise experiments deliver {kept}"
-    return f"{told} They are kept in {kept}: {way} stores them without running anything again"
+    return f"{told} They are saved in {kept}: {way} stores them without running anything again"
 
 
 def _unwrap_group(error: BaseException) -> BaseException:

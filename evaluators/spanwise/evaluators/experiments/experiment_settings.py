@@ -18,9 +18,9 @@ from spanwise.tracer.suggestions import make_unknown_option_error
 NameFilter: TypeAlias = "str | Iterable[str] | None"
 StoreArgument: TypeAlias = "Store | str | PathLike[str] | None"
 _BOUNDS = {
-    "timeout": "some seconds",
-    "max_failures": "a whole number, at least 1, or a share of the runs, as 0.2",
-    "max_usd": "some dollars",
+    "timeout": "a number of seconds > 0",
+    "max_failures": "an integer >= 1, a share of the runs such as 0.2",
+    "max_usd": "a number of US dollars > 0",
 }
 _STOP_OPTIONS = ("fail_fast", "max_failures", "max_usd")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -87,21 +87,21 @@ class ExperimentSettings:
         for name in ("concurrency", "repetitions", "batch_size", "limit"):
             value = getattr(self, name)
             if not (value is None and name == "limit") and not (_is_integer(value) and value >= 1):
-                raise ValueError(f"{name} is a whole number, at least 1, not {value!r}")
+                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
         for name in ("retries", "span_wait"):
             if not (_is_integer if name == "retries" else _is_number)(getattr(self, name)):
-                raise ValueError(f"{name} is a number, not {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be a number, got {getattr(self, name)!r}")
         if self.retries < 0 or self.span_wait < 0:
-            raise ValueError(f"retries ({self.retries!r}) and span_wait ({self.span_wait!r}) are not negative")
+            raise ValueError(f"retries and span_wait must be >= 0, got {self.retries!r} and {self.span_wait!r}")
         for name, what in _BOUNDS.items():
             value = getattr(self, name)
             is_bound = _is_number(value) and value > 0
             is_no_share = name == "max_failures" and isinstance(value, float) and value > 1
             if value is not None and (not is_bound or is_no_share):
-                raise ValueError(f"{name} is {what}, or None for no bound, not {value!r}")
+                raise ValueError(f"{name} must be {what}, or None for no limit, got {value!r}")
         for name in ("fail_fast", "raise_errors", "attach"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} is True or False, not {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         compile_retry_on(self.retry_on)
         for name in ("split", "only"):
             object.__setattr__(self, name, _check_name_filter(name, getattr(self, name)))
@@ -144,7 +144,7 @@ def _check_name_filter(option: str, given: NameFilter) -> str | list[str] | None
         return given
     listed = list(given) if isinstance(given, Iterable) else []
     if not listed or not all(isinstance(name, str) for name in listed):
-        raise ValueError(f"{option} is a name or a list of names, not {given!r}")
+        raise ValueError(f"{option} must be a name or a list of names, got {given!r}")
     return listed
 
 

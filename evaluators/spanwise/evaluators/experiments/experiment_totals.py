@@ -111,14 +111,14 @@ class JudgeCost:
         return {f"judge_{name}": value for name, value in known.items() if value is not None} if self else {}
 
     def __str__(self) -> str:
-        parts = [f"{self.calls:,} calls of judges"]
-        parts += [f"{self.cached:,} answers known before"] * bool(self.cached)
+        parts = [f"{self.calls:,} judge calls"]
+        parts += [f"{self.cached:,} cached replies"] * bool(self.cached)
         parts += [f"{self.tokens:,} tokens"] * bool(self.tokens)
         parts += [] if self.known_cost is None else [f"${self.known_cost:,.4f}"]
         if self.unpriced:
-            parts.append("cost unknown" if self.known_cost is None else f"cost of {self.unpriced:,} of these unknown")
+            parts.append("cost unknown" if self.known_cost is None else f"cost of {self.unpriced:,} calls unknown")
         if self.texts_cut:
-            parts.append(f"{self.texts_cut:,} text{'s' if self.texts_cut > 1 else ''} cut before judging")
+            parts.append(f"{self.texts_cut:,} text{'s' if self.texts_cut > 1 else ''} truncated before judging")
         return " · ".join(parts)
 
 

@@ -321,9 +321,9 @@ def deliver_pending_spools(experiment_id: str, store: Store) -> None:
         names = (f"{product}-spool-{experiment_id[:12]}*.jsonl" for product in (PRESENT, FORMER))
         for path in sorted(path for name in names for path in folder.glob(name)):
             if _is_locked(path):
-                print_message(f"spanwise: another process still writes {path}: what is in it is done again")
+                print_message(f"spanwise: another process is still writing {path}: its runs are run again")
             else:
-                print_message(f"spanwise: stored {deliver_spool(path, store)} spans that were kept in {path}")
+                print_message(f"spanwise: stored {deliver_spool(path, store)} spans from {path}")
 
 
 def deliver_spool(path: Path, store: TraceStore) -> int:
@@ -383,7 +383,7 @@ def _read_batches(path: Path) -> Iterator[SpoolBatch]:
             try:
                 parcel = decoder.decode(line)
             except msgspec.DecodeError as error:
-                raise ValueError(f"{path}: line {number} holds no runs ({error}): mend it, or take it out") from None
+                raise ValueError(f"{path}: line {number} is invalid ({error}): fix or remove it") from None
             yield msgspec.structs.replace(
                 parcel,
                 runs=[present_run(run) for run in parcel.runs],
@@ -454,13 +454,15 @@ class _SpooledStore:
         try:
             return self._store.examples(*args, **given)
         except Unavailable as error:
-            raise Unavailable(f"the runs are kept in a spool, but their examples are away: {error}") from None
+            raise Unavailable(f"the runs are in a spool file, but their examples cannot be read: {error}") from None
 
     def _stored(self, trace_ids: Sequence[str]) -> Iterable[Trace]:
         try:
             traces = self._store.many(trace_ids) if trace_ids else []
         except Unavailable as error:
-            raise Unavailable(f"{len(trace_ids)} of the runs are not in the spool, and away: {error}") from None
+            raise Unavailable(
+                f"{len(trace_ids)} of the runs are not in the spool file and cannot be read: {error}"
+            ) from None
         for trace in traces:
             more = self._feedback.get(trace.trace_id, ())
             yield replace(trace, feedback=(*trace.feedback, *more)) if more else trace
@@ -478,7 +480,7 @@ class _SpooledStore:
         if size > self._largest:
             paths = " and ".join(map(str, self._spool.paths))
             raise Refused(
-                f"{size / 2**20:.3g} MiB of runs wait in {paths}, too much to be read there: deliver them first"
+                f"{size / 2**20:.3g} MiB of runs in {paths} are too large to read: deliver them to a store first"
             )
         self._read, self._runs, self._feedback = size, {}, {}
         for parcel in self._spool.parcels():

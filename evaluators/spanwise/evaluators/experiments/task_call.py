@@ -88,7 +88,7 @@ class TaskFunction:
 def make_task(function: Any) -> TaskFunction:
     """Read the signature of a callable, and return it as a task. Raises `TaskError` if it is not callable."""
     if not callable(function):
-        raise TaskError(f"a task is a function, or None to score what is there, not {function!r}")
+        raise TaskError(f"task must be a function, or None to score existing outputs, got {function!r}")
     parameters = _read_parameters(function)
     named = [parameter for parameter in parameters if parameter.kind in _KEYWORD_KINDS]
     by_position = [parameter for parameter in parameters if parameter.kind in _POSITIONAL_KINDS]
@@ -182,7 +182,7 @@ class ValueCopier:
             return self._shared(value, str(error))
 
     def _shared(self, value: Any, why: str) -> Any:
-        self._remark(f"inputs with a {type(value).__name__} are the same in every attempt and repetition ({why:.100})")
+        self._remark(f"inputs with a {type(value).__name__} are shared by all attempts and repetitions ({why:.100})")
         return value
 
 

@@ -93,7 +93,7 @@ def _compute_pause(plan: ExperimentPlan, attempt: TaskAttempt, failed: int) -> f
         again = compile_retry_on(plan.settings.retry_on)(attempt.error)
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
-        plan.remark(f"retry_on raised {told:.200}; what it was asked about was not tried again")
+        plan.remark(f"retry_on raised {told:.200}; the failed attempt was not retried")
         return None
     return compute_retry_delay(failed, attempt.error) if again else None
 

@@ -248,7 +248,7 @@ def _check_map(function: Callable[..., Any], paths: Mapping[str, Getter]) -> Non
     asked = {parameter.name for parameter in _signature_parameters(function)}
     everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in _signature_parameters(function))
     if unknown := [name for name in paths if not everything and name not in asked and name not in FIELDS]:
-        raise BindingError(f"map: {unknown[0]!r} is no argument of the evaluator; it has {', '.join(sorted(asked))}")
+        raise BindingError(f"map: the evaluator has no argument {unknown[0]!r}; it has {', '.join(sorted(asked))}")
 
 
 def get_case_field(case: Case, name: str) -> Any:
@@ -330,7 +330,7 @@ def _compile_path(argument: str, path: str | Callable[[Case], Any]) -> Getter:
     first, *rest = path.split(".")
     if first not in FIELDS:
         if argument not in FIELDS:
-            raise BindingError(f"map: {path!r} begins with none of {', '.join(FIELDS)}")
+            raise BindingError(f"map: the path {path!r} must begin with one of: {', '.join(FIELDS)}")
         first, rest = argument, [first, *rest]
     return _OutputsPath(rest) if first == "outputs" else _make_field_path(FIELDS[first], rest)
 
@@ -382,8 +382,8 @@ def _make_unknown_parameter_error(name: str, parameter: str) -> BindingError:
     close = closest_field(parameter)
     hint = f" (did you mean {close!r}?)" if close else ""
     return BindingError(
-        f"evaluator {name!r} asks for {parameter!r}, which is none of {known}{hint}; "
-        f"give it a default, or say where it is: map={{{parameter!r}: 'outputs.{parameter}'}}"
+        f"evaluator {name!r} has the parameter {parameter!r}, which is not a field of a case ({known}){hint}; "
+        f"give it a default, or map it: map={{{parameter!r}: 'outputs.{parameter}'}}"
     )
 
 
@@ -392,7 +392,7 @@ def check_parameter_types(id: str, kind: type, parameters: Mapping[str, Any]) ->
     hints = _get_type_hints(kind)
     for name, value in parameters.items():
         if not is_of_type(value, hints[name]):
-            raise ValueError(f"evaluator {id!r}: {name} is {_describe_type(hints[name])}, not {value!r:.200}")
+            raise ValueError(f"evaluator {id!r}: {name} must be {_describe_type(hints[name])}, got {value!r:.200}")
 
 
 def decode_infinite_parameters(kind: type, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -438,6 +438,7 @@ def _describe_type(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(map(repr, inner))
     if origin in (Sequence, tuple):
-        return f"a list of {_describe_type(inner[0])}"
-    simple = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "None"}
+        item = _describe_type(inner[0])
+        return "a list of " + {"a string": "strings", "a dict": "dicts"}.get(item, item)
+    simple = {str: "a string", int: "an integer", float: "a number", bool: "True or False", types.NoneType: "None"}
     return simple.get(hint, "a function" if origin is Callable else "a dict" if origin is Mapping else str(hint))

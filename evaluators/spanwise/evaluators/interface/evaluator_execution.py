@@ -145,11 +145,13 @@ class Evaluator:
         Restoring such parameters would run any code that the data names.
         """
         if not self.origin:
-            raise ValueError(f"evaluator {self.key!r} wraps {self.function!r}, which cannot be found again by name")
+            raise ValueError(
+                f"evaluator {self.key!r} cannot be serialized: {self.function!r} cannot be imported by name"
+            )
         for name, value in self.origin["init_parameters"].items():
             if not _is_json(value):
                 raise ValueError(
-                    f"evaluator {self.key!r} has the parameter {name}={value!r:.200}, which is no plain value"
+                    f"evaluator {self.key!r} cannot be serialized: the parameter {name}={value!r:.200} is not a JSON value"
                 )
         plain: dict[str, Any] = encode_infinities(self.origin)
         return plain
@@ -358,11 +360,11 @@ def _read_batch_results(returned: Any, count: int) -> list[Any]:
     Raises `InvalidResult`, and the errors of an iterator.
     """
     if isinstance(returned, str | bytes | Mapping | Set) or not isinstance(returned, Iterable):
-        raise InvalidResult(f"batch() gave {returned!r:.200}, which is no list of {count} results")
+        raise InvalidResult(f"batch() must return a list of {count} results, got {returned!r:.200}")
     listed = list(islice(returned, count + 1))  # the iterator may be infinite
     if len(listed) != count:
         told = f"more than {count}" if len(listed) > count else len(listed)
-        raise InvalidResult(f"batch() gave {told} results for {count} cases")
+        raise InvalidResult(f"batch() returned {told} results for {count} cases")
     return listed
 
 

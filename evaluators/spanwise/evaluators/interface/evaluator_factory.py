@@ -46,12 +46,12 @@ def _is_integer(value: object) -> TypeGuard[int]:
 
 
 OPTION_RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "key": ("a text that is not empty", lambda value: isinstance(value, str) and value != ""),
+    "key": ("a non-empty string", lambda value: isinstance(value, str) and value != ""),
     "threshold": ("a number", lambda value: isinstance(value, int | float) and value == value),
-    "timeout": ("seconds, more than 0", lambda value: isinstance(value, int | float) and value > 0),
-    "retries": ("a whole number, 0 or more", lambda value: _is_integer(value) and value >= 0),
-    "min_cases": ("a whole number, 0 or more", lambda value: _is_integer(value) and value >= 0),
-    "max_cases": ("a whole number, 1 or more", lambda value: _is_integer(value) and value >= 1),
+    "timeout": ("a number of seconds > 0", lambda value: isinstance(value, int | float) and value > 0),
+    "retries": ("an integer >= 0", lambda value: _is_integer(value) and value >= 0),
+    "min_cases": ("an integer >= 0", lambda value: _is_integer(value) and value >= 0),
+    "max_cases": ("an integer >= 1", lambda value: _is_integer(value) and value >= 1),
 }
 
 
@@ -149,9 +149,9 @@ def _check_options(options: RegistryOptions) -> None:
     for name, (words, holds) in OPTION_RULES.items():
         value = options.get(name)
         if value is not None and not holds(value):
-            raise ValueError(f"{name} is {words}, not {value!r:.200}")
+            raise ValueError(f"{name} must be {words}, got {value!r:.200}")
     if options.get("retry_on") is not None and not options.get("retries"):
-        raise ValueError("retry_on says what is tried again, but retries, how often, is 0")
+        raise ValueError("retry_on has no effect because retries is 0: set retries to 1 or more")
 
 
 def _compute_function_version(function: Callable[..., Any], name: str, options: RegistryOptions) -> str:
@@ -278,7 +278,7 @@ def check_keys(evaluators: Sequence[Evaluator], recorded: Iterable[Mapping[str, 
     for evaluator in evaluators:
         for key in dict.fromkeys((evaluator.key, *evaluator.make.keys)):
             if key == TASK_OK:
-                raise ValueError(f"{TASK_OK!r} is said of every run anyway: give the evaluator another with key='…'")
+                raise ValueError(f"the key {TASK_OK!r} is reserved: give the evaluator another one with key='…'")
             if key in owners:
                 raise ValueError(_describe_collision(key, owners[key], evaluator.key))
             owners[key] = evaluator.key

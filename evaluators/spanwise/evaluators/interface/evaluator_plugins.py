@@ -48,14 +48,14 @@ def make_plugin_evaluator(point: EntryPoint, own: dict[str, Any], options: dict[
     offered = load_entry_point(point)
     if isinstance(offered, Evaluator):
         if given := ", ".join(name for name in (*own, *options) if name != "origin"):
-            raise ValueError(f"evaluator {point.name!r} is a finished one and takes no parameters, got {given}")
+            raise ValueError(f"evaluator {point.name!r} is already configured and takes no parameters, got {given}")
         return offered
     if isinstance(offered, type):
         offered = _instantiate(point, offered, own)
     elif own:
         raise ValueError(f"evaluator {point.name!r} of {point.value!r} takes no parameters, got {', '.join(own)}")
     if not callable(offered):
-        raise ValueError(f"evaluator {point.name!r} of {point.value!r} is no callable: {offered!r:.200}")
+        raise ValueError(f"evaluator {point.name!r} of {point.value!r} is not callable: {offered!r:.200}")
     return make_evaluator(offered, name=point.name, parameters=own, **options)
 
 

@@ -164,7 +164,7 @@ def as_evaluator(judge: Any) -> Evaluator:
         return _wrap_library_metric(metric, judge)
     if isinstance(judge, type) or not callable(judge):
         raise TypeError(
-            f"an evaluator is a callable or the id of one (see spanwise.evaluators.list_evaluators()), not {judge!r}"
+            f"an evaluator must be a callable or a registered id (see spanwise.evaluators.list_evaluators()), got {judge!r}"
         )
     return _wrap_instance(judge) or make_evaluator(judge)
 
@@ -243,7 +243,7 @@ def from_dict(data: Mapping[str, Any]) -> Evaluator:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"there is no evaluator {name!r}: {error}") from error
     if not isinstance(decorated, Evaluator):
-        raise ValueError(f"{name!r} is no evaluator: put @evaluator above it")
+        raise ValueError(f"{name!r} is not an evaluator: decorate it with @evaluator")
     return decorated
 
 
@@ -287,7 +287,9 @@ def read_definition(file: Path) -> Mapping[str, Any]:
     except yaml.YAMLError as error:
         raise ValueError(f"{str(file)!r} is neither JSON nor YAML: {error}") from error
     if not isinstance(told, Mapping) or not isinstance(told.get("type"), str):
-        raise ValueError(f"{str(file)!r} is no definition of an evaluator, which is {{type: …, init_parameters: …}}")
+        raise ValueError(
+            f"{str(file)!r} is not the definition of an evaluator; expected {{type: …, init_parameters: …}}"
+        )
     return told
 
 

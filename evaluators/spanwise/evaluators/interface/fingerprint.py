@@ -129,7 +129,7 @@ def _read_source(function: Any) -> str:
         text = _read_code_source(code) if isinstance(code, CodeType) else inspect.cleandoc(inspect.getsource(function))
         return former_source(text)
     except (OSError, TypeError, SyntaxError):
-        raise SourceUnavailable(f"the source of {_qualified_name(function)} is not to be had") from None
+        raise SourceUnavailable(f"the source of {_qualified_name(function)} is not available") from None
 
 
 @functools.lru_cache(4096)

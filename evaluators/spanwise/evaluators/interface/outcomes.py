@@ -37,7 +37,7 @@ FIELD_TYPES: tuple[tuple[str, type], ...] = (("key", str), ("metadata", Mapping)
 SCALAR_TYPES = frozenset({bool, int, float, str})
 _NUMBER_TYPES = SCALAR_TYPES - {str}
 _REFERENCE_HINT = (  # LangSmith's exports have references under `outputs` without marking them
-    "the example has given outputs alone: if those are the reference, read them with "
+    "the example has outputs but no reference: if its outputs are the reference, read them with "
     "columns={'outputs': 'reference_outputs'}"
 )
 TRACEBACK_LIMIT = 8000  # maximum characters of a traceback
@@ -199,7 +199,7 @@ class FeedbackFactory:
         if math.isnan(score):
             why = "the score is NaN: undefined for this case"
             return self._as_it_is(target, key, outcome="skip", comment=why, metadata=metadata)
-        why = f"InvalidResult: {score!r} is no score"
+        why = f"InvalidResult: the score {score!r} is not finite"
         return self._as_it_is(target, key, outcome="error", error=why, metadata=metadata)
 
     def _from_mapping(self, value: Mapping[str, Any], target: Target) -> Feedback:
@@ -247,7 +247,9 @@ def to_number(value: Any) -> float | bool:
     try:
         plain = item() if callable(item) else float(value)  # Decimal is not a `Real`
     except (TypeError, ValueError) as error:
-        raise InvalidResult(f"the evaluator returned {value!r:.200}, which is no score, label, dict or list") from error
+        raise InvalidResult(
+            f"the evaluator returned {value!r:.200}, which is not a score, label, dict or list"
+        ) from error
     return plain if isinstance(plain, bool) else float(plain)
 
 
@@ -277,14 +279,14 @@ def _check_mapping(value: Mapping[str, Any]) -> None:
     """Raise `InvalidResult` for a dict with unknown fields, or with field values of a wrong type."""
     if not value.keys() <= _ALLOWED_FIELDS:
         raise InvalidResult(
-            f"the evaluator returned a dict with {', '.join(repr(name) for name in value if name not in _ALLOWED_FIELDS)}; "
-            f"known are {', '.join(sorted(RESULT_FIELDS))}"
+            f"the evaluator returned a dict with unknown fields: {', '.join(repr(name) for name in value if name not in _ALLOWED_FIELDS)}; "
+            f"known fields: {', '.join(sorted(RESULT_FIELDS))}"
         )
     for name, kind in FIELD_TYPES:
         given = value.get(name)
         if given is not None and not isinstance(given, kind):
             raise InvalidResult(
-                f"the evaluator returned the {name} {given!r:.200}, which is no {kind.__name__.lower()}"
+                f"the evaluator returned the {name} {given!r:.200}, which is not a {kind.__name__.lower()}"
             )
 
 
@@ -326,7 +328,7 @@ def _check_distinct_keys(feedback: list[Feedback]) -> list[Feedback]:
         if (given.target, given.key) in seen:
             raise InvalidResult(
                 f"the evaluator returned the key {given.key!r} twice: the second would overwrite the first. "
-                "Give each its own: [{'key': …, 'score': …}, …]; a score and why are {'score': …, 'comment': …}"
+                "Give each result its own key: [{'key': …, 'score': …}, …]; a score with its reason is {'score': …, 'comment': …}"
             )
         seen.add((given.target, given.key))
     return feedback

@@ -84,7 +84,9 @@ def compile_retry_on(given: RetryOn | None) -> Callable[[BaseException], bool]:
     if _is_exception_type(given):
         return lambda error: isinstance(error, Exception) and isinstance(error, given)  # type: ignore[arg-type]
     if isinstance(given, type | tuple) or not callable(given):
-        raise ValueError(f"retry_on is an exception type, a tuple of these, or a function of the error, not {given!r}")
+        raise ValueError(
+            f"retry_on must be an exception type, a tuple of these, or a function of the error, got {given!r}"
+        )
     return lambda error: isinstance(error, Exception) and bool(given(error))
 
 

@@ -60,7 +60,7 @@ def to_documents(value: Iterable[Any]) -> tuple[Document, ...]:
     value that is not a list, and the errors of `to_document`.
     """
     if isinstance(value, str | Mapping):
-        raise TypeError(f"documents are a list, not {value!r:.200}")
+        raise TypeError(f"documents must be a list, got {value!r:.200}")
     if type(value) is not tuple:
         return tuple(map(to_document, value))
     for member in value:  # fast path, because retrieval evaluators call this often with the documents of cases
@@ -90,7 +90,7 @@ def _from_object(value: Any) -> Document:
     contents = [getattr(value, name) for name in CONTENT_FIELDS if hasattr(value, name)]
     content = next((text for text in contents if text is not None), "" if contents else None)
     if not isinstance(content, str):
-        raise TypeError(f"a document is a string, a dict with its content, or a document, not {value!r:.200}")
+        raise TypeError(f"a document must be a string, a dict or a Document, got {value!r:.200}")
     metadata = getattr(value, "metadata", None) or getattr(value, "meta", None) or {}
     id = next((id for name in (*ID_FIELDS, "id_", "node_id") if (id := getattr(value, name, None)) is not None), None)
     return Document(content, None if id is None else str(id), getattr(value, "score", None), dict(metadata))
@@ -100,7 +100,7 @@ def _from_mapping(value: Mapping[str, Any]) -> Document:
     content = next((value[name] for name in CONTENT_FIELDS if value.get(name) is not None), "")
     id = next((value[name] for name in ID_FIELDS if value.get(name) is not None), None)
     if not any(name in value for name in (*CONTENT_FIELDS, *ID_FIELDS)):
-        raise ValueError(f"a document has content or an id: {dict(value)!r:.200}")
+        raise ValueError(f"a document needs content or an id, got {dict(value)!r:.200}")
     known = {*CONTENT_FIELDS, *ID_FIELDS, "score", "metadata"}
     rest = {name: kept for name, kept in value.items() if name not in known}
     metadata = {**rest, **(value.get("metadata") or {})}

@@ -39,12 +39,14 @@ def adapt_deepeval_metric(metric: Any) -> AdaptedMetric | None:
     deepeval's own traces.
     """
     if is_derived_from(metric, "deepeval", "BaseArenaMetric"):
-        raise ValueError(f"{type(metric).__name__} compares several answers, and is no evaluator of single ones")
+        raise ValueError(f"{type(metric).__name__} compares several answers and cannot score a single one")
     talks = is_derived_from(metric, "deepeval", "BaseConversationalMetric")
     if not talks and not is_derived_from(metric, "deepeval", "BaseMetric"):
         return None
     if getattr(metric, "requires_trace", False):
-        raise ValueError(f"{type(metric).__name__} reads the traces that deepeval records itself; there are none here")
+        raise ValueError(
+            f"{type(metric).__name__} requires traces that deepeval recorded, which Spanwise does not have"
+        )
     needs = () if talks else tuple(_NEEDS[name] for name in _list_required_fields(metric) if name in _NEEDS)
     case_of = _make_conversation if talks else _make_test_case
 

@@ -56,7 +56,9 @@ def _make_context(values: CaseValues) -> Any:
         expected_output=values.get("reference_outputs"),
         output=values.get("outputs"),
         duration=float("nan") if trace is None else trace.root.duration_ns / 1e9,
-        _span_tree=no_tree("the runs of a trace are no tree of spans here: ask for `trace` in a function of your own"),
+        _span_tree=no_tree(
+            "Spanwise provides no span tree: write an evaluator function with the parameter `trace` instead"
+        ),
         attributes={},
         metrics={},
     )

@@ -74,8 +74,10 @@ def _adapt_argument_metric(metric: Any) -> AdaptedMetric:
     required = [name for name, given in asked.items() if given.default is given.empty]
     unknown = [name for name in required if name not in _COLUMNS]
     if unknown or not asked:
-        told = f"asks for {', '.join(unknown)}" if unknown else "is handed its model when it is asked"
-        raise ValueError(f"ragas' {metric.name!r} {told}: put it into a function that hands it {', '.join(_COLUMNS)}")
+        told = f"requires {', '.join(unknown)}" if unknown else "takes its model as an argument"
+        raise ValueError(
+            f"ragas' {metric.name!r} {told}: call it in an evaluator function of your own that passes {', '.join(_COLUMNS)}"
+        )
 
     async def ask(values: CaseValues) -> Any:
         return _read_result(await metric.ascore(**_select_columns(asked, values)))
