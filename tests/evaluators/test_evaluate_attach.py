@@ -112,7 +112,10 @@ def task(q):
     [
         (lambda store: evaluate(Filter(name="answer"), task, store=store, attach=True), "pass task=None"),
         (lambda store: attached(store, [{"q": 1}]), "requires live traces: a Filter or a list of traces, got"),
-        (lambda store: attached(store, evaluate([{"q": 1}], task, store=store)), "score the runs of an experiment with"),
+        (
+            lambda store: attached(store, evaluate([{"q": 1}], task, store=store)),
+            "score the runs of an experiment with",
+        ),
         (lambda store: attached(store, repetitions=2), "attach=True requires repetitions=1, got 2"),
         (lambda store: attached(store, resume="abc"), "use resume=True, got 'abc'"),
         (

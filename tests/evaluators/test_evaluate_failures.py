@@ -6,7 +6,7 @@ import pytest
 
 from spanwise.evaluators import Experiment, evaluate, evaluator
 from spanwise.evaluators.experiments import rerun_command
-from spanwise.evaluators.experiments.experiment_report import make_summary
+from spanwise.evaluators.experiments.experiment_summary import make_summary
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
 from spanwise.tracer import current_run
 

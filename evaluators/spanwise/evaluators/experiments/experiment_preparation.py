@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import secrets
+import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from os import PathLike
@@ -18,14 +20,14 @@ from spanwise.collector.records import Experiment as Record
 from spanwise.collector.statistics import select_latest
 from spanwise.collector.store_connection import OnDemandStore
 from spanwise.collector.stores import Store
-from spanwise.evaluators.experiments import experiment_resume
 from spanwise.evaluators.experiments.dataset_source import ExampleSource, make_source, plan_runs
 from spanwise.evaluators.experiments.experiment_plan import ExperimentPlan, PlannedRun, StopConditions
-from spanwise.evaluators.experiments.experiment_progress import print_message
 from spanwise.evaluators.experiments.experiment_results import Experiment
 from spanwise.evaluators.experiments.experiment_resume import (
     StoredRuns,
     list_example_changes,
+    list_setup_changes,
+    merge_evaluators,
     read_metrics,
     read_stored_runs,
 )
@@ -33,7 +35,16 @@ from spanwise.evaluators.experiments.experiment_settings import ExperimentSettin
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
 from spanwise.evaluators.experiments.result_writer import SpoolBatch, deliver_pending_spools
 from spanwise.evaluators.experiments.task_call import TaskFunction
-from spanwise.evaluators.interface import Evaluator, check_keys, list_untracked_state
+from spanwise.evaluators.interface import (
+    Evaluator,
+    check_keys,
+    digest_code,
+    encode_infinities,
+    list_untracked_state,
+    print_message,
+    to_stored_value,
+)
+from spanwise.tracer.otel.live_span import SCOPE
 from spanwise.tracer.process_runtime import get_runtime as tracing
 
 MAX_UNTRACKED = 5  # maximum number of values listed in the message on state that cannot be compared
@@ -53,26 +64,26 @@ class ExperimentJob:
     tally: ExperimentTally
     items: Iterator[PlannedRun]
     total: int | None
-    whole: tuple[Evaluator, ...]  # set-level evaluators
-    surroundings: Future[dict[str, JSON]]
+    set_evaluators: tuple[Evaluator, ...]  # set-level evaluators
+    environment: Future[dict[str, JSON]]
     examples: Sequence[Example] | None = None  # all examples, if they are in memory
-    kept: bool = True  # False: `record` is never saved
+    is_saved: bool = True  # False: `record` is never saved
     rescores: bool = False  # True: scores existing runs only, and the record keeps its status
-    brake: StopConditions = field(init=False)
+    conditions: StopConditions = field(init=False)
 
     def __post_init__(self) -> None:
         """Create the stop conditions.
 
         Raises `ValueError` if a condition is a share of the runs and their number is unknown.
         """
-        self.brake = StopConditions(self.plan.settings, self.total, self.plan.remark)
+        self.conditions = StopConditions(self.plan.settings, self.total, self.plan.remark)
 
 
 def prepare_experiment(
     dataset: Any,
     task: TaskFunction | None,
     evaluators: tuple[Evaluator, ...],
-    whole: tuple[Evaluator, ...],
+    set_evaluators: tuple[Evaluator, ...],
     settings: ExperimentSettings,
 ) -> ExperimentJob:
     """Determine the planned and finished runs, and save the experiment's record.
@@ -88,7 +99,7 @@ def prepare_experiment(
             raise ValueError("the runs of an experiment exist already: score them with task=None, or pass a dataset")
         if (dataset.record.metadata.get("setup") or {}).get("attach"):
             raise ValueError("attach=True stores no experiment: score the traces again with attach=True")
-        return _prepare_rescoring(dataset, evaluators, whole, store, settings)
+        return _prepare_rescoring(dataset, evaluators, set_evaluators, store, settings)
     name = settings.name or (task.name if task else "given")
     source = make_source(dataset, store, name, settings.splits, outputs_are_references=task is not None)
     record, recalled, tally = _begin_or_resume(name, task, source, evaluators, store, settings)
@@ -108,9 +119,7 @@ def prepare_experiment(
     if recalled is not None:
         items = _iterate_remaining_runs(items, recalled, evaluators, tally, store)
         total = None if total is None else max(0, total - len(recalled.traces))
-    job = ExperimentJob(
-        plan, record, store, tally, items, total, whole, experiment_resume.collect_environment(), source.listed
-    )
+    job = ExperimentJob(plan, record, store, tally, items, total, set_evaluators, collect_environment(), source.listed)
     store.save_experiment(record)
     return job
 
@@ -124,15 +133,15 @@ def _begin_or_resume(
     settings: ExperimentSettings,
 ) -> tuple[Record, StoredRuns | None, ExperimentTally]:
     """Return the record of a new or an interrupted experiment, with its stored runs."""
-    setup = experiment_resume.make_setup(task, settings.parameters, dataset=source.name, dataset_version=source.version)
-    described = experiment_resume.describe_evaluators(evaluators)
+    setup = make_setup(task, settings.parameters, dataset=source.name, dataset_version=source.version)
+    described = describe_evaluators(evaluators)
     tally = ExperimentTally((metric for evaluator in evaluators for metric in evaluator.metrics), settings.repetitions)
     earlier = _find_earlier(name, store, settings)
     if earlier is None:
         # `resume` and `compare` use the newest experiment of a name, which must not be a partial one
         if settings.only and not name.endswith("-only"):
             name += "-only"
-        metadata = {**experiment_resume.to_stored_value(settings.metadata or {}), "setup": setup}
+        metadata = {**to_stored_value(settings.metadata or {}), "setup": setup}
         record = Record(
             id=secrets.token_hex(16),
             name=name,
@@ -145,7 +154,7 @@ def _begin_or_resume(
             seen_ns=time.time_ns(),
         )
         return record, None, tally
-    changed = experiment_resume.list_setup_changes(earlier, setup, settings.metadata or {})
+    changed = list_setup_changes(earlier, setup, settings.metadata or {})
     if changed := changed or list_example_changes(store, earlier, source, setup):
         raise CannotResume(
             f"experiment {earlier.name!r} ({earlier.id[:8]}) cannot be resumed: {'; '.join(changed)}. "
@@ -155,7 +164,7 @@ def _begin_or_resume(
         print_message(f"spanwise: cannot check whether these values have changed: {', '.join(unknown[:MAX_UNTRACKED])}")
     deliver_pending_spools(earlier.id, store)
     check_keys(evaluators, earlier.evaluators)
-    merged = experiment_resume.merge_evaluators(earlier.evaluators, described)
+    merged = merge_evaluators(earlier.evaluators, described)
     record = replace(
         earlier,
         dataset=source.name,
@@ -178,7 +187,7 @@ def _begin_or_resume(
 def _prepare_rescoring(
     experiment: Experiment,
     evaluators: tuple[Evaluator, ...],
-    whole: tuple[Evaluator, ...],
+    set_evaluators: tuple[Evaluator, ...],
     store: Store,
     settings: ExperimentSettings,
 ) -> ExperimentJob:
@@ -186,11 +195,11 @@ def _prepare_rescoring(
     deliver_pending_spools(experiment.id, store)
     record = store.experiment(experiment.id)  # another process may have added scores
     check_keys(evaluators, record.evaluators)
-    merged = experiment_resume.merge_evaluators(record.evaluators, experiment_resume.describe_evaluators(evaluators))
+    merged = merge_evaluators(record.evaluators, describe_evaluators(evaluators))
     record = replace(
         record,
         evaluators=merged,
-        metadata={**record.metadata, **experiment_resume.to_stored_value(settings.metadata or {})},
+        metadata={**record.metadata, **to_stored_value(settings.metadata or {})},
     )
     repetitions = int((record.metadata.get("setup") or {}).get("repetitions") or 1)
     metrics = chain(read_metrics(record), (metric for evaluator in evaluators for metric in evaluator.metrics))
@@ -209,8 +218,8 @@ def _prepare_rescoring(
         tally,
         items,
         len(recalled.traces),
-        whole,
-        experiment_resume.collect_environment(),
+        set_evaluators,
+        collect_environment(),
         rescores=True,
     )
 
@@ -304,7 +313,7 @@ def prepare_attach(
     dataset: Any,
     task: TaskFunction | None,
     evaluators: tuple[Evaluator, ...],
-    whole: Sequence[Evaluator],
+    set_evaluators: Sequence[Evaluator],
     settings: ExperimentSettings,
 ) -> ExperimentJob:
     """Prepare an evaluation with `attach=True`.
@@ -313,7 +322,7 @@ def prepare_attach(
 
     Raises `ValueError` if there is no trace to which feedback could be attached.
     """
-    _check_attach_options(task, whole, settings)
+    _check_attach_options(task, set_evaluators, settings)
     store, name = cast(Store, settings.store), settings.name or "attached"
     if isinstance(dataset, Experiment):
         raise ValueError(
@@ -328,9 +337,7 @@ def prepare_attach(
     record = _make_unsaved_record(name, source, evaluators, settings)
     plan = ExperimentPlan(experiment_id=record.id, name=name, task=None, evaluators=evaluators, settings=settings)
     tally = ExperimentTally(metric for evaluator in evaluators for metric in evaluator.metrics)
-    return ExperimentJob(
-        plan, record, store, tally, items, total, (), experiment_resume.collect_environment(), kept=False
-    )
+    return ExperimentJob(plan, record, store, tally, items, total, (), collect_environment(), is_saved=False)
 
 
 def find_existing_feedback(trace: Trace, evaluators: Sequence[Evaluator]) -> list[Feedback]:
@@ -342,12 +349,14 @@ def find_existing_feedback(trace: Trace, evaluators: Sequence[Evaluator]) -> lis
     return [one for one in said if one.outcome != "error"]
 
 
-def _check_attach_options(task: TaskFunction | None, whole: Sequence[Evaluator], settings: ExperimentSettings) -> None:
+def _check_attach_options(
+    task: TaskFunction | None, set_evaluators: Sequence[Evaluator], settings: ExperimentSettings
+) -> None:
     if task is not None:
         raise ValueError("attach=True scores existing traces: pass task=None")
-    if whole:
+    if set_evaluators:
         raise ValueError(
-            f"attach=True: the set-level evaluator {whole[0].key!r} scores all cases together, which have no common trace"
+            f"attach=True: the set-level evaluator {set_evaluators[0].key!r} scores all cases together, which have no common trace"
         )
     if settings.repetitions != 1:
         raise ValueError(f"attach=True requires repetitions=1, got {settings.repetitions!r}")
@@ -376,12 +385,84 @@ def _make_unsaved_record(
     name: str, source: ExampleSource, evaluators: tuple[Evaluator, ...], settings: ExperimentSettings
 ) -> Record:
     """Return a record that is never saved. With `attach=True` there are no runs that it could describe."""
-    setup = experiment_resume.make_setup(None, settings.parameters, dataset=source.name, dataset_version=None)
+    setup = make_setup(None, settings.parameters, dataset=source.name, dataset_version=None)
     return Record(
         id=secrets.token_hex(16),
         name=name,
         dataset=source.name,
-        evaluators=experiment_resume.describe_evaluators(evaluators),
-        metadata={**experiment_resume.to_stored_value(settings.metadata or {}), "setup": {**setup, "attach": True}},
+        evaluators=describe_evaluators(evaluators),
+        metadata={**to_stored_value(settings.metadata or {}), "setup": {**setup, "attach": True}},
         example_count=source.count or 0,
     )
+
+
+def make_setup(
+    task: TaskFunction | None, parameters: Mapping[str, JSON], *, dataset: str, dataset_version: int | None
+) -> dict[str, JSON]:
+    """Return plain values that describe the setup of an experiment.
+
+    Facts that take long to find out are added by `collect_environment`.
+    """
+    return {
+        "dataset": dataset,
+        "dataset_version": dataset_version,
+        "task": task.name if task else None,
+        "task_code": digest_code(task.function) if task else None,
+        **parameters,
+    }
+
+
+def describe_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]:
+    """Return descriptions of evaluators in the form in which an experiment records them."""
+    return tuple(
+        {
+            "key": evaluator.key,
+            "version": evaluator.version,
+            "source": evaluator.make.source,
+            "summary": evaluator.summary,
+            "metrics": [metric.to_dict() for metric in evaluator.metrics],
+            "origin": encode_infinities(_describe_origin(evaluator)),
+            "code": {} if evaluator.spec else digest_code(evaluator.function),
+            "standards": list(evaluator.standards),
+            **({"min_cases": evaluator.min_cases} if evaluator.min_cases else {}),
+        }
+        for evaluator in evaluators
+    )
+
+
+def _describe_origin(evaluator: Evaluator) -> Mapping[str, Any]:
+    """Return the origin of an evaluator, with judges replaced by their identities.
+
+    Identities are the same in every process and contain no API keys.
+    """
+    parameters = evaluator.origin.get("init_parameters") or {}
+    judges = getattr(evaluator.asking, "judges", ())
+    if "judge" not in parameters or not judges:
+        return dict(evaluator.origin)
+    identities = [dict(judge.identity) for judge in judges]
+    return {**evaluator.origin, "init_parameters": {**parameters, "judge": identities}}
+
+
+def collect_environment() -> Future[dict[str, JSON]]:
+    """Start a background thread that reads versions, the git commit, and whether tracked files are changed."""
+
+    def read() -> dict[str, JSON]:
+        versions: dict[str, JSON] = {"spanwise": SCOPE.version, "python": platform.python_version()}
+        commit = _run_git("rev-parse", "HEAD")
+        if commit is not None:
+            changed = _run_git("status", "--porcelain", "--untracked-files=no")
+            versions |= {"git_commit": commit, "git_changed": bool(changed)}
+        return versions
+
+    pool = ThreadPoolExecutor(1, "spanwise-setup")
+    future = pool.submit(read)
+    pool.shutdown(wait=False)
+    return future
+
+
+def _run_git(*arguments: str) -> str | None:
+    try:
+        finished = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return finished.stdout.strip()

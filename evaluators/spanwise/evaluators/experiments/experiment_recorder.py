@@ -16,9 +16,8 @@ from spanwise.collector.statistics import select_latest
 from spanwise.collector.stores import Store
 from spanwise.evaluators.experiments.dataset_source import attach_example
 from spanwise.evaluators.experiments.experiment_liveness import Heartbeat
+from spanwise.evaluators.experiments.experiment_preparation import collect_environment, describe_evaluators, make_setup
 from spanwise.evaluators.experiments.experiment_results import Experiment, run_set_evaluators
-from spanwise.evaluators.experiments.experiment_resume import collect_environment, describe_evaluators, make_setup
-from spanwise.evaluators.experiments.experiment_resume import to_stored_value as as_kept
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally, compute_wall_ns
 from spanwise.evaluators.experiments.task_run import promote_task_span, read_task_feedback
 from spanwise.evaluators.interface import (
@@ -27,6 +26,7 @@ from spanwise.evaluators.interface import (
     check_keys,
     run_coroutine,
     to_plain,
+    to_stored_value,
     use_judge_context,
 )
 from spanwise.evaluators.scoring import make_case, retrieved_documents, score, skip_failed
@@ -119,7 +119,7 @@ class Recorder:
         known = {"repetitions": repetitions} if repetitions > 1 else {}
         setup = make_setup(None, known, dataset=dataset, dataset_version=dataset_version)
         self._store = store
-        self._surroundings = collect_environment()
+        self._environment = collect_environment()
         self._record = Record(
             id=id or secrets.token_hex(16),
             name=name,
@@ -127,11 +127,11 @@ class Recorder:
             dataset_version=dataset_version,
             evaluators=describe_evaluators(evaluators),
             started_ns=started_ns or time.time_ns(),
-            metadata={**as_kept(metadata or {}), "setup": setup},
+            metadata={**to_stored_value(metadata or {}), "setup": setup},
             seen_ns=time.time_ns(),
         )
         self._judgements = JudgementBuffer()
-        self._whole = [evaluator for evaluator in evaluators if evaluator.summary]
+        self._set_evaluators = [evaluator for evaluator in evaluators if evaluator.summary]
         self._tally = ExperimentTally((metric for evaluator in evaluators for metric in evaluator.metrics), repetitions)
         self._tally.remarks = dict.fromkeys(remark for evaluator in evaluators for remark in evaluator.remarks)
         self._store.save_experiment(self._record)
@@ -168,7 +168,7 @@ class Recorder:
         """Run the set-level evaluators over all runs, and record the end of the experiment."""
         self._heartbeat.stop()
         return _finish_experiment(
-            self._record, self._store, self._tally, self._whole, self._surroundings.result(), status
+            self._record, self._store, self._tally, self._set_evaluators, self._environment.result(), status
         )
 
     def _keep(self, captured: Captured, opened: OpenRun, after: Sequence[Evaluator], *, traced: bool) -> None:
@@ -191,17 +191,21 @@ class Recorder:
             self._tally.add_feedback(outcome, opened.example.id)
 
 
-def finish_stored_experiment(store: Store, id: str, whole: Sequence[Evaluator], status: EndStatus) -> Experiment:
+def finish_stored_experiment(
+    store: Store, id: str, set_evaluators: Sequence[Evaluator], status: EndStatus
+) -> Experiment:
     """Finish an experiment to which other processes have added runs; see `Recorder.finish`."""
     loaded = Experiment.load(store, id)
-    return _finish_experiment(loaded.record, store, loaded._tally, whole, collect_environment().result(), status)
+    return _finish_experiment(
+        loaded.record, store, loaded._tally, set_evaluators, collect_environment().result(), status
+    )
 
 
 def _finish_experiment(
     record: Record,
     store: Store,
     tally: ExperimentTally,
-    whole: Sequence[Evaluator],
+    set_evaluators: Sequence[Evaluator],
     around: Mapping[str, JSON],
     status: EndStatus,
 ) -> Experiment:
@@ -218,6 +222,6 @@ def _finish_experiment(
         },
     )
     experiment = Experiment(ended, store, tally)
-    run_coroutine(run_set_evaluators(experiment, whole, store, tally))
+    run_coroutine(run_set_evaluators(experiment, set_evaluators, store, tally))
     store.save_experiment(ended)
     return experiment

@@ -1,19 +1,14 @@
-"""Resume of an experiment: stored runs and scores, recorded setup, and detection of changes that invalidate them."""
+"""Resume of an experiment: its stored runs and scores, and the changes of its setup that invalidate them."""
 
 from __future__ import annotations
 
-import platform
 import re
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
-
-import orjson
 
 from spanwise.collector.errors import NotFound
 from spanwise.collector.records import JSON, Example, Experiment, Feedback, Target, TraceSummary, iterate_pages
@@ -22,9 +17,7 @@ from spanwise.collector.stores import Store
 from spanwise.evaluators.datasets import diff, stored_examples
 from spanwise.evaluators.experiments.dataset_source import ExampleSource
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
-from spanwise.evaluators.experiments.task_call import TaskFunction
-from spanwise.evaluators.interface import Evaluator, Metric, digest_code, encode_infinities
-from spanwise.tracer.otel.live_span import SCOPE
+from spanwise.evaluators.interface import Evaluator, Metric, to_stored_value
 
 RUN_PAGE = 2_000  # runs per page
 # feedback per page; large, because the store sorts all of an experiment's feedback for each page
@@ -321,53 +314,6 @@ _FIXED_FIELDS = ("task", "seed", "split")
 _MAX_NAMED = 5  # maximum number of changes listed by name
 
 
-def make_setup(
-    task: TaskFunction | None, parameters: Mapping[str, JSON], *, dataset: str, dataset_version: int | None
-) -> dict[str, JSON]:
-    """Return plain values that describe the setup of an experiment.
-
-    Facts that take long to find out are added by `collect_environment`.
-    """
-    return {
-        "dataset": dataset,
-        "dataset_version": dataset_version,
-        "task": task.name if task else None,
-        "task_code": digest_code(task.function) if task else None,
-        **parameters,
-    }
-
-
-def describe_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]:
-    """Return descriptions of evaluators in the form in which an experiment records them."""
-    return tuple(
-        {
-            "key": evaluator.key,
-            "version": evaluator.version,
-            "source": evaluator.make.source,
-            "summary": evaluator.summary,
-            "metrics": [metric.to_dict() for metric in evaluator.metrics],
-            "origin": encode_infinities(_describe_origin(evaluator)),
-            "code": {} if evaluator.spec else digest_code(evaluator.function),
-            "standards": list(evaluator.standards),
-            **({"min_cases": evaluator.min_cases} if evaluator.min_cases else {}),
-        }
-        for evaluator in evaluators
-    )
-
-
-def _describe_origin(evaluator: Evaluator) -> Mapping[str, Any]:
-    """Return the origin of an evaluator, with judges replaced by their identities.
-
-    Identities are the same in every process and contain no API keys.
-    """
-    parameters = evaluator.origin.get("init_parameters") or {}
-    judges = getattr(evaluator.asking, "judges", ())
-    if "judge" not in parameters or not judges:
-        return dict(evaluator.origin)
-    identities = [dict(judge.identity) for judge in judges]
-    return {**evaluator.origin, "init_parameters": {**parameters, "judge": identities}}
-
-
 def list_setup_changes(record: Experiment, setup: Mapping[str, JSON], metadata: Mapping[str, JSON]) -> list[str]:
     """Describe the changes of the setup since the experiment began, except changes of examples.
 
@@ -423,42 +369,3 @@ def _join_names(names: Sequence[str]) -> str:
 
 def _format_change(name: str, then: JSON, now: JSON) -> str:
     return f"{name} was {then!r} and is {now!r}"
-
-
-def to_stored_value(value: Any) -> Any:
-    """Return a value in the form in which a store returns it. Values of types that JSON lacks become text."""
-    return orjson.loads(orjson.dumps(value, default=_json_default, option=orjson.OPT_NON_STR_KEYS))
-
-
-def _json_default(value: Any) -> Any:
-    """Convert a value that JSON lacks: scalars and arrays of numpy and similar libraries to numbers and lists, others
-    to text.
-    """
-    if callable(tolist := getattr(value, "tolist", None)):
-        return tolist()
-    return str(value)
-
-
-def collect_environment() -> Future[dict[str, JSON]]:
-    """Start a background thread that reads versions, the git commit, and whether tracked files are changed."""
-    pool = ThreadPoolExecutor(1, "spanwise-setup")
-    future = pool.submit(_read_environment)
-    pool.shutdown(wait=False)
-    return future
-
-
-def _read_environment() -> dict[str, JSON]:
-    versions: dict[str, JSON] = {"spanwise": SCOPE.version, "python": platform.python_version()}
-    commit = _run_git("rev-parse", "HEAD")
-    if commit is not None:
-        changed = _run_git("status", "--porcelain", "--untracked-files=no")
-        versions |= {"git_commit": commit, "git_changed": bool(changed)}
-    return versions
-
-
-def _run_git(*arguments: str) -> str | None:
-    try:
-        finished = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return finished.stdout.strip()

@@ -34,8 +34,7 @@ from spanwise.collector.former_names import FORMER, PRESENT, present_feedback, p
 from spanwise.collector.records import Example, Feedback, Run, Trace
 from spanwise.collector.stores import Store, TraceStore
 from spanwise.evaluators.experiments.experiment_plan import FinishedRun
-from spanwise.evaluators.experiments.experiment_progress import print_message
-from spanwise.evaluators.interface import JudgementBuffer
+from spanwise.evaluators.interface import JudgementBuffer, print_message
 from spanwise.tracer.backoff import compute_backoff
 from spanwise.tracer.process_runtime import get_runtime as tracing
 
@@ -86,7 +85,7 @@ class ResultWriter:
         self._on_stored = on_stored
         self._queue: queue.SimpleQueue[FinishedRun | None] = queue.SimpleQueue()
         self._spooled = 0
-        self._why = ""
+        self._reason = ""
         self._error: BaseException | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="spanwise-write", daemon=True)
@@ -113,7 +112,7 @@ class ResultWriter:
         if self._spooled and self._offer(self._spool.deliver):
             self._spooled = 0
         self._spool.close()
-        return UnstoredRuns(self._spooled, tuple(self._spool.paths), self._why) if self._spooled else None
+        return UnstoredRuns(self._spooled, tuple(self._spool.paths), self._reason) if self._spooled else None
 
     def _work(self) -> None:
         try:
@@ -179,7 +178,7 @@ class ResultWriter:
                 give(self._store)
                 return True
             except Exception as error:  # spool the runs, whatever the store raises
-                self._why = f"{type(error).__name__}: {error}"
+                self._reason = f"{type(error).__name__}: {error}"
                 if not isinstance(error, Unavailable) or self.is_full:
                     return False
                 time.sleep(compute_backoff(attempt, error.retry_after, MAX_PAUSE))

@@ -213,7 +213,7 @@ class AbandonedTasks:
             self._left.append(left)
 
 
-def run_with_timeout(seconds: float, call: Callable[[], Any], strays: AbandonedTasks) -> Any:
+def run_with_timeout(seconds: float, call: Callable[[], Any], abandoned: AbandonedTasks) -> Any:
     """Run a call on its own thread. Raises the error of the call, or `TimeoutError`."""
     answers: queue.SimpleQueue[CallResult[Any]] = queue.SimpleQueue()
     context = contextvars.copy_context()
@@ -224,13 +224,13 @@ def run_with_timeout(seconds: float, call: Callable[[], Any], strays: AbandonedT
     try:
         answer = answers.get(timeout=seconds)
     except queue.Empty:
-        strays.add(thread)
+        abandoned.add(thread)
         raise make_timeout_error(seconds) from None
     return answer.get()
 
 
 async def await_with_timeout(
-    awaitable: Awaitable[Any], seconds: float | None, strays: AbandonedTasks, told: float | None = None
+    awaitable: Awaitable[Any], seconds: float | None, abandoned: AbandonedTasks, told: float | None = None
 ) -> Any:
     """Return the result of an awaitable. Raises its error, or `TimeoutError` after `seconds`.
 
@@ -242,14 +242,14 @@ async def await_with_timeout(
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     finally:
-        await cancel_tasks({task}, strays)
+        await cancel_tasks({task}, abandoned)
     if not done:
         raise make_timeout_error(seconds if told is None else told)
     return task.result().get()
 
 
 async def cancel_tasks(
-    tasks: Collection[asyncio.Task[Any]], strays: AbandonedTasks, grace: float = CANCEL_GRACE
+    tasks: Collection[asyncio.Task[Any]], abandoned: AbandonedTasks, grace: float = CANCEL_GRACE
 ) -> None:
     """Cancel the tasks that are still running, and abandon those that do not end within `grace` seconds."""
     going = {task for task in tasks if not task.done()}
@@ -259,7 +259,7 @@ async def cancel_tasks(
         _, stubborn = await asyncio.wait(going, timeout=grace)
         for task in stubborn:
             _abandon_task(task)
-            strays.add(task)
+            abandoned.add(task)
 
 
 async def run_and_cancel_others(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -51,15 +51,15 @@ class TaskAttempt(NamedTuple):
 
 
 def run_task_on_thread(
-    plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, wait: AwaitFunction, brake: StopConditions
+    plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, wait: AwaitFunction, conditions: StopConditions
 ) -> FinishedRun:
     """Run a plain task on this thread; `wait` resolves an awaitable that the task may return."""
     failed: list[TaskAttempt] = []
     attempt = _attempt_on_thread(plan, task, item, wait)
     while (pause := _compute_pause(plan, attempt, len(failed))) is not None:
         for seconds in _slice_pause(pause):
-            time.sleep(0 if brake.why else seconds)
-        if brake.why:
+            time.sleep(0 if conditions.reason else seconds)
+        if conditions.reason:
             break
         failed.append(attempt)
         attempt = _attempt_on_thread(plan, task, item, wait)
@@ -68,15 +68,15 @@ def run_task_on_thread(
 
 
 async def run_task_on_loop(
-    plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, brake: StopConditions
+    plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, conditions: StopConditions
 ) -> FinishedRun:
     """Run an async task on the running loop."""
     failed: list[TaskAttempt] = []
     attempt = await _attempt_on_loop(plan, task, item)
     while (pause := _compute_pause(plan, attempt, len(failed))) is not None:
         for seconds in _slice_pause(pause):
-            await asyncio.sleep(0 if brake.why else seconds)
-        if brake.why:
+            await asyncio.sleep(0 if conditions.reason else seconds)
+        if conditions.reason:
             break
         failed.append(attempt)
         attempt = await _attempt_on_loop(plan, task, item)
@@ -126,7 +126,7 @@ async def _attempt_on_loop(plan: ExperimentPlan, task: TaskFunction, item: Plann
         with _capture_root(plan, task, item) as captured:
             args, named = _make_arguments(plan, task, item)
             called = _await_outputs(task.function(*args, **named))
-            outputs, as_returned = await await_with_timeout(called, plan.settings.timeout, plan.strays)
+            outputs, as_returned = await await_with_timeout(called, plan.settings.timeout, plan.abandoned)
             captured.run.set_outputs(outputs)
     except BaseException as error:
         if is_interruption(error):
@@ -172,9 +172,9 @@ def _call_task(
         if not (inspect.isawaitable(returned) or isinstance(returned, AsyncIterable)):
             return returned, True
         left = compute_remaining(timeout, began)
-        return wait(await_with_timeout(_await_outputs(returned), left, plan.strays, timeout))[0], False
+        return wait(await_with_timeout(_await_outputs(returned), left, plan.abandoned, timeout))[0], False
 
-    return call() if timeout is None else run_with_timeout(timeout, call, plan.strays)
+    return call() if timeout is None else run_with_timeout(timeout, call, plan.abandoned)
 
 
 async def _await_outputs(returned: Any) -> tuple[Any, bool]:

@@ -6,7 +6,6 @@ Modules, in the order in which data flows:
   metric keys.
 - `evaluator_registry`: Registry of evaluators by id: built-in modules, plugins, library metrics, and their serialized
   form.
-- `evaluator_plugins`: Evaluators that installed packages provide through entry points.
 - `evaluator_spec`: Declared facts of an evaluator: metrics with thresholds, required and optional arguments, sources
   and compliance standards.
 - `argument_binding`: Argument binding: which fields of a case a callable receives, and type checks of parameters.
@@ -19,12 +18,12 @@ Modules, in the order in which data flows:
 - `sync_bridge`: Bridge between synchronous and asynchronous code: threads, event loops, Ctrl-C and captured results.
 - `retry_policy`: Retry policy: which errors are transient, and how long to wait before the next attempt.
 - `judge_context`: Context of a judgement: target, evaluator, repetition, and the buffer for the judge's traces.
-- `return_values`: Return values of evaluators in all accepted forms, normalized: LangSmith results, pairs, enums,
-  objects.
-- `outcomes`: Outcomes of an evaluator as feedback: a score, a skip or an error.
+- `outcomes`: Outcomes of an evaluator as feedback: return values in all accepted forms become a score, a skip or an
+  error.
 - `fingerprint`: Fingerprints of code: digests of the code that a function reaches, and evaluator versions derived from
   them.
-- `progress_display`: Progress display in the terminal while a model loads or reads many texts.
+- `progress_display`: Progress display: bar of an experiment in terminal and notebook, status of slow steps, and
+  messages on stderr.
 - `store_location`: Store arguments: an open store, or the path or URL of one.
 """
 
@@ -74,6 +73,15 @@ from spanwise.evaluators.interface.outcomes import (
     Unjudged,
     explain_missing_fields,
 )
+from spanwise.evaluators.interface.progress_display import (
+    ProgressBar,
+    make_progress_bar,
+    print_message,
+    redirect_status,
+    show_status,
+    stderr_console,
+    track_progress,
+)
 from spanwise.evaluators.interface.retry_policy import (
     RetryOn,
     compile_retry_on,
@@ -101,6 +109,7 @@ from spanwise.evaluators.interface.value_conversion import (
     to_documents,
     to_messages,
     to_plain,
+    to_stored_value,
     unwrap_single_value,
 )
 
@@ -160,6 +169,14 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "open_store_location",
     "get_parameters",
     "to_plain",
+    "to_stored_value",
+    "print_message",
+    "make_progress_bar",
+    "redirect_status",
+    "show_status",
+    "track_progress",
+    "stderr_console",
+    "ProgressBar",
     "compile_retry_on",
     "get_retry_after",
     "digest_source",

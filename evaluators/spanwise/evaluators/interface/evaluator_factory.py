@@ -78,9 +78,13 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
     key = options.get("key") or own
     renamed = _rename_keys(own, key, options.get("metrics", ()))
     metrics = _declare_metrics(key, renamed, options)
-    revision = options.get("revision") or options.get("version") or "1"
-    version = options.get("version") or _compute_function_version(function, options.get("name") or key, options)
-    summary, origin = options.get("summary"), options.get("origin")
+    # `map` and `prepare_data` determine the arguments of the function, so they are part of its version
+    arguments = {name: value for name in ("map", "prepare_data") if (value := options.get(name)) is not None}
+    parameters = {**options.get("parameters", {}), **arguments}
+    version = options.get("version") or compute_version(
+        options.get("name") or key, function=function, parameters=parameters
+    )
+    threshold, summary, origin = options.get("threshold"), options.get("summary"), options.get("origin")
     return Evaluator(
         key=key,
         function=function,
@@ -99,10 +103,10 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
             source=options.get("source", "code"),
             renamed=renamed,
             details=options.get("details", True),
-            parameters=format_parameters(_select_shown_parameters(options)),
+            parameters=format_parameters(parameters if threshold is None else {**parameters, "threshold": threshold}),
         ),
         version=version,
-        revision=revision,
+        revision=options.get("revision") or options.get("version") or "1",
         metrics=metrics,
         summary=is_set_level(function) if summary is None else summary,
         timeout=options.get("timeout"),
@@ -154,27 +158,6 @@ def _check_options(options: RegistryOptions) -> None:
         raise ValueError("retry_on has no effect because retries is 0: set retries to 1 or more")
 
 
-def _compute_function_version(function: Callable[..., Any], name: str, options: RegistryOptions) -> str:
-    """Return the version of a function: a hash of its name, its source text, and the options that determine its
-    arguments.
-    """
-    return compute_version(
-        name, function=function, parameters={**options.get("parameters", {}), **_select_argument_options(options)}
-    )
-
-
-def _select_argument_options(options: RegistryOptions) -> dict[str, Any]:
-    """Return the options that determine the arguments of a function."""
-    return {name: value for name in ("map", "prepare_data") if (value := options.get(name)) is not None}
-
-
-def _select_shown_parameters(options: RegistryOptions) -> dict[str, Any]:
-    """Return the parameters that are stored with each feedback."""
-    threshold = options.get("threshold")
-    given = {**options.get("parameters", {}), **_select_argument_options(options)}
-    return given if threshold is None else {**given, "threshold": threshold}
-
-
 def _declare_metrics(key: str, renamed: Mapping[str, str], options: RegistryOptions) -> tuple[Metric, ...]:
     """Return the metrics under their final keys. An evaluator's `threshold` is set on its primary metric, or on all if
     none is primary.
@@ -186,8 +169,9 @@ def _declare_metrics(key: str, renamed: Mapping[str, str], options: RegistryOpti
         return (metric if threshold is None else _set_threshold(threshold, metric),)
     if threshold is None:
         return declared
+    has_primary = any(metric.primary for metric in declared)
     return tuple(
-        _set_threshold(threshold, metric) if _is_threshold_metric(metric, declared) else metric for metric in declared
+        _set_threshold(threshold, metric) if metric.primary or not has_primary else metric for metric in declared
     )
 
 
@@ -201,13 +185,6 @@ def _set_threshold(threshold: float, metric: Metric) -> Metric:
         within = f"whose scores are {low:g} to {high:g}"
         raise ValueError(f"threshold of {metric.key!r}, {within}, is a number within that, not {threshold!r}")
     return replace(metric, threshold=threshold)
-
-
-def _is_threshold_metric(metric: Metric, metrics: Sequence[Metric]) -> bool:
-    """Return whether an evaluator's threshold applies to a metric: to the primary metric, or to all if none is
-    primary.
-    """
-    return metric.primary or not any(other.primary for other in metrics)
 
 
 def _rename_keys(own: str, key: str, metrics: Sequence[Metric]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from spanwise.evaluators.interface import argument_binding, evaluator_plugins
+from spanwise.evaluators.interface import argument_binding
 from spanwise.evaluators.interface.adapters import (
     autoevals_adapter,
     deepeval_adapter,
@@ -171,14 +171,14 @@ def as_evaluator(judge: Any) -> Evaluator:
 
 def list_evaluators() -> list[str]:
     """Return the ids of all evaluators that `get_evaluator` knows, in alphabetical order."""
-    return sorted({*BUILTIN_MODULES, *evaluator_plugins.list_entry_points()})
+    return sorted({*BUILTIN_MODULES, *_list_entry_points()})
 
 
 def get_spec(id: str) -> EvaluatorSpec:
     """Return the facts of an evaluator. Raises `ValueError` that lists the closest ids."""
     if own := get_registration(id):
         return own.spec
-    return evaluator_plugins.describe_plugin(_find_entry_point(id))
+    return _describe_plugin(_find_entry_point(id))
 
 
 def list_specs() -> list[EvaluatorSpec]:
@@ -194,7 +194,7 @@ def get_factory(id: str) -> Any:
     """
     if own := get_registration(id):
         return own.factory
-    offered = evaluator_plugins.load_entry_point(_find_entry_point(id))
+    offered = _load_entry_point(_find_entry_point(id))
     return offered.function if isinstance(offered, Evaluator) else offered
 
 
@@ -211,21 +211,15 @@ def get_evaluator(id: str, **parameters: Any) -> Evaluator:
     if registered is not None:
         parameters = argument_binding.decode_infinite_parameters(registered.factory, parameters)
     origin = {"type": id, "init_parameters": parameters}
-    options = {
-        COMMON_PARAMETERS[name]: _decode_option(name, value)
-        for name, value in parameters.items()
-        if name in COMMON_PARAMETERS
-    }
-    also = _list_field_names(registered.factory) if registered else ()
-    own = {name: value for name, value in parameters.items() if name not in COMMON_PARAMETERS or name in also}
+    options = {COMMON_PARAMETERS[name]: value for name, value in parameters.items() if name in COMMON_PARAMETERS}
+    if "threshold" in options:
+        options["threshold"] = decode_infinity(options["threshold"])
+    fields = _list_field_names(registered.factory) if registered else ()
+    own = {name: value for name, value in parameters.items() if name not in COMMON_PARAMETERS or name in fields}
     if registered is None:
-        return evaluator_plugins.make_plugin_evaluator(_find_entry_point(id), own, {**options, "origin": origin})
+        return _make_plugin_evaluator(_find_entry_point(id), own, {**options, "origin": origin})
     _check_parameters(id, registered.factory, own)
     return _make_registered(registered, registered.factory(**own), origin, options)
-
-
-def _decode_option(name: str, value: Any) -> Any:
-    return decode_infinity(value) if name in ("threshold", "metric_threshold") else value
 
 
 def from_dict(data: Mapping[str, Any]) -> Evaluator:
@@ -250,9 +244,13 @@ def from_dict(data: Mapping[str, Any]) -> Evaluator:
 def _wrap_library_metric(metric: AdaptedMetric, given: object) -> Evaluator:
     """Return an evaluator for a metric object of another library.
 
-    Its version includes the object's parameters.
+    Its version includes the object's parameters: the attributes that have plain values and the names of its
+    constructor's parameters.
     """
-    parameters = _read_constructor_values(given)
+    values = {name: getattr(given, name, None) for name in inspect.signature(type(given)).parameters}
+    parameters = {
+        name: value for name, value in values.items() if value is not None and to_stable_text(value) is not None
+    }
     return make_evaluator(
         metric,
         name=metric.name,
@@ -269,12 +267,6 @@ def _wrap_library_metric(metric: AdaptedMetric, given: object) -> Evaluator:
     )
 
 
-def _read_constructor_values(given: object) -> dict[str, Any]:
-    """Return the attributes of an object that have plain values and the names of its constructor's parameters."""
-    values = {name: getattr(given, name, None) for name in inspect.signature(type(given)).parameters}
-    return {name: value for name, value in values.items() if value is not None and to_stable_text(value) is not None}
-
-
 def read_definition(file: Path) -> Mapping[str, Any]:
     """Read the definition of an evaluator from a JSON or YAML file. `from_dict` accepts the result.
 
@@ -283,14 +275,14 @@ def read_definition(file: Path) -> Mapping[str, Any]:
     import yaml  # JSON is a subset of YAML
 
     try:
-        told = yaml.safe_load(file.read_bytes())
+        definition = yaml.safe_load(file.read_bytes())
     except yaml.YAMLError as error:
         raise ValueError(f"{str(file)!r} is neither JSON nor YAML: {error}") from error
-    if not isinstance(told, Mapping) or not isinstance(told.get("type"), str):
+    if not isinstance(definition, Mapping) or not isinstance(definition.get("type"), str):
         raise ValueError(
             f"{str(file)!r} is not the definition of an evaluator; expected {{type: …, init_parameters: …}}"
         )
-    return told
+    return definition
 
 
 def _wrap_instance(instance: object) -> Evaluator | None:
@@ -363,7 +355,12 @@ def _check_parameters(id: str, factory: type, parameters: Mapping[str, Any]) -> 
             raise ValueError(
                 f"evaluator {id!r} has no parameter {name!r}; it has {', '.join(dict.fromkeys([*known, *COMMON_PARAMETERS]))}"
             )
-    if lacking := {field.name for field in fields if _is_required(field)} - parameters.keys():
+    required = {
+        field.name
+        for field in fields
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
+    if lacking := required - parameters.keys():
         raise ValueError(
             f"evaluator {id!r} needs {', '.join(sorted(lacking))}: get_evaluator({id!r}, {min(lacking)}=…)"
         )
@@ -374,22 +371,105 @@ def _list_field_names(factory: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(factory) if field.init)
 
 
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
 def _list_changed_parameters(instance: Any) -> dict[str, Any]:
-    pairs = ((field, getattr(instance, field.name)) for field in dataclasses.fields(instance) if field.init)
-    return {field.name: value for field, value in pairs if value != _get_field_default(field)}
+    """Return the parameters of an instance that differ from their defaults."""
+    changed = {}
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name) if field.init else None
+        factory = field.default_factory
+        if field.init and value != (field.default if factory is dataclasses.MISSING else factory()):
+            changed[field.name] = value
+    return changed
 
 
-def _get_field_default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+# entries have the form id = "package.module:name", where `name` is a callable, a class or an Evaluator
+ENTRY_POINT_GROUP = "spanwise.evaluators"
+
+
+def _list_entry_points() -> dict[str, EntryPoint]:
+    """Return the evaluators of installed packages, by id."""
+    # imported here, because it takes a tenth of the time to import this package
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _load_entry_point(point: EntryPoint) -> Any:
+    """Load the object of an entry point. Raises `ValueError` if it cannot be imported."""
+    try:
+        return point.load()
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"evaluator {point.name!r} ({point.value} of {_get_distribution_name(point)}) cannot be loaded: {why}"
+        ) from error
+
+
+def _get_distribution_name(point: EntryPoint) -> str:
+    """Return the name of the distribution that provides the entry point."""
+    return point.dist.name if point.dist is not None else "another package"
+
+
+def _make_plugin_evaluator(point: EntryPoint, own: dict[str, Any], options: dict[str, Any]) -> Evaluator:
+    """Return a plugin's evaluator. `own` holds the plugin's own parameters, `options` those of `make_evaluator`. Raises
+    `ValueError`.
+    """
+    offered = _load_entry_point(point)
+    if isinstance(offered, Evaluator):
+        if given := ", ".join(name for name in (*own, *options) if name != "origin"):
+            raise ValueError(f"evaluator {point.name!r} is already configured and takes no parameters, got {given}")
+        return offered
+    if isinstance(offered, type):
+        try:
+            offered = offered(**own)
+        except TypeError as error:
+            raise ValueError(f"evaluator {point.name!r} of {point.value!r}: {error}") from error
+    elif own:
+        raise ValueError(f"evaluator {point.name!r} of {point.value!r} takes no parameters, got {', '.join(own)}")
+    if not callable(offered):
+        raise ValueError(f"evaluator {point.name!r} of {point.value!r} is not callable: {offered!r:.200}")
+    return make_evaluator(offered, name=point.name, parameters=own, **options)
+
+
+def _describe_plugin(point: EntryPoint) -> EvaluatorSpec:
+    """Return the facts about a plugin's evaluator that are known before it gets parameters.
+
+    Raises `ValueError` if the plugin cannot be loaded.
+    """
+    offered = _load_entry_point(point)
+    if isinstance(offered, type):
+        needs, uses = read_call_fields(offered)
+        declared = getattr(offered, "metrics", None)
+        metrics = declared if isinstance(declared, tuple) else (Metric(point.name, None, primary=True),)
+        return _make_plugin_spec(point, needs, metrics=metrics, uses=uses)
+    evaluator = _make_plugin_evaluator(point, {}, {})
+    return _make_plugin_spec(
+        point,
+        evaluator.needs,
+        metrics=evaluator.metrics,
+        uses=evaluator.uses,
+        version=evaluator.version,
+        standards=evaluator.standards,
+        summary=evaluator.summary,
+        kind=evaluator.make.source,
+    )
+
+
+def _make_plugin_spec(point: EntryPoint, needs: tuple[str, ...], **facts: Any) -> EvaluatorSpec:
+    source = f"{point.value} of {_get_distribution_name(point)}"
+    return EvaluatorSpec(
+        id=point.name,
+        group=_get_distribution_name(point),
+        needs=needs,
+        llm="documents" not in needs,
+        source=source,
+        **facts,
+    )
 
 
 def _find_entry_point(id: str) -> EntryPoint:
     """Return the entry point of a plugin's evaluator. Raises `ValueError` that lists the closest of all ids."""
-    offered = evaluator_plugins.list_entry_points()
+    offered = _list_entry_points()
     if id in offered:
         return offered[id]
     hint = did_you_mean(id, list_evaluators(), 3) or "; `spanwise evaluators list` shows all"

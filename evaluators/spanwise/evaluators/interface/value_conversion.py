@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from math import inf, isfinite
 from typing import Any
 
@@ -35,18 +36,12 @@ def to_plain(value: Any) -> JSON:
     ):
         return value
     if kind is not dict and hasattr(kind, "tolist"):
-        value = _array_to_list(value)
+        # converting arrays and numpy scalars as a whole is many times faster than item by item
+        with suppress(Exception):  # an unrelated method has this name; `to_json` handles the value
+            value = value.tolist()
         if type(value) in _JSON_SCALARS:
             return value
     return orjson.loads(to_json(value, MAX_BYTES, MAX_MEMBERS, inf))
-
-
-def _array_to_list(value: Any) -> Any:
-    """Convert arrays and numpy scalars to Python types as a whole, which is many times faster than item by item."""
-    try:
-        return value.tolist()
-    except Exception:  # an unrelated method has this name; `to_json` handles the value
-        return value
 
 
 CONTENT_FIELDS = ("content", "page_content", "text")
@@ -102,8 +97,8 @@ def _from_mapping(value: Mapping[str, Any]) -> Document:
     if not any(name in value for name in (*CONTENT_FIELDS, *ID_FIELDS)):
         raise ValueError(f"a document needs content or an id, got {dict(value)!r:.200}")
     known = {*CONTENT_FIELDS, *ID_FIELDS, "score", "metadata"}
-    rest = {name: kept for name, kept in value.items() if name not in known}
-    metadata = {**rest, **(value.get("metadata") or {})}
+    others = {name: member for name, member in value.items() if name not in known}
+    metadata = {**others, **(value.get("metadata") or {})}
     if value.get("doc_uri") is not None:
         metadata["doc_uri"] = value["doc_uri"]
     return Document(str(content), None if id is None else str(id), value.get("score"), metadata)
@@ -163,3 +158,17 @@ def encode_infinities(value: Any) -> Any:
 def decode_infinity(value: Any) -> Any:
     """Convert the text "Infinity" or "-Infinity" to a number; return other values unchanged."""
     return _NUMBER_BY_WORD.get(value, value) if isinstance(value, str) else value
+
+
+def to_stored_value(value: Any) -> Any:
+    """Return a value in the form in which a store returns it. Values of types that JSON lacks become text."""
+    return orjson.loads(orjson.dumps(value, default=_to_json_value, option=orjson.OPT_NON_STR_KEYS))
+
+
+def _to_json_value(value: Any) -> Any:
+    """Convert a value that JSON lacks: scalars and arrays of numpy and similar libraries to numbers and lists, others
+    to text.
+    """
+    if callable(tolist := getattr(value, "tolist", None)):
+        return tolist()
+    return str(value)
