@@ -43,9 +43,9 @@ def load_json(text: bytes | str, where: str) -> JSON:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        said = text if isinstance(text, str) else text.decode()
-        if _PYTHON_CONSTANT.search(said) or _LONG_INTEGER.search(said):
-            return _load_python_json(said, where, error)
+        decoded = text if isinstance(text, str) else text.decode()
+        if _PYTHON_CONSTANT.search(decoded) or _LONG_INTEGER.search(decoded):
+            return _load_python_json(decoded, where, error)
         raise BadRow(f"{where} is not JSON: {error}") from None
     if not (_LONG_INTEGER.search(text) if isinstance(text, str) else _LONG_INTEGER_BYTES.search(text)):
         return value
@@ -78,12 +78,12 @@ _BYTE_ORDER_MARKS = (  # longer marks first: that of UTF-32 begins with that of 
 UTF_8 = "utf-8-sig"  # accepts a byte order mark, but does not require one
 
 
-def detect_encoding(path: Path, said: str | None) -> str:
+def detect_encoding(path: Path, given: str | None) -> str:
     """Return the encoding of a file: the given one, else that of its byte order mark, else UTF-8. Raises
     `ValueError` for an unknown encoding and `BadRow` for UTF-16 without a mark.
     """
-    if said is not None:
-        return _check_encoding(said)
+    if given is not None:
+        return _check_encoding(given)
     with path.open("rb") as file:
         head = file.read(4)
     marked = next((name for mark, name in _BYTE_ORDER_MARKS if head.startswith(mark)), None)
@@ -110,13 +110,13 @@ def encoding_error(where: str, encoding: str, error: UnicodeError) -> BadRow:
     return BadRow(f"{where} is not {name}{bad}: pass its encoding, such as encoding={others}")
 
 
-def _check_encoding(said: str) -> str:
+def _check_encoding(given: str) -> str:
     try:
-        name = codecs.lookup(said).name
+        name = codecs.lookup(given).name
         "".encode(name)
     except LookupError:
         raise ValueError(
-            f"encoding {said!r} is unknown: use 'utf-8', 'utf-16', 'cp1252' or another encoding that Python supports"
+            f"encoding {given!r} is unknown: use 'utf-8', 'utf-16', 'cp1252' or another encoding that Python supports"
         ) from None
     return UTF_8 if name == "utf-8" else name
 
@@ -133,7 +133,7 @@ def read_frame(table: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     ids = table.index if named in FIELDS["id"] and named not in names else None
     for number, cells in enumerate(table.itertuples(index=False, name=None), 1):
         if whole:
-            cells = [_to_integer(cell) if place in whole else cell for place, cell in enumerate(cells)]
+            cells = [int(cell) if place in whole and cell == cell else cell for place, cell in enumerate(cells)]
         row = _table_row(names, cells)
         yield f"row {number}", row if ids is None else {named: to_python_value(ids[number - 1]), **row}
 
@@ -167,12 +167,20 @@ def read_xlsx(path: Path, cell: Callable[[str], JSON]) -> Iterator[tuple[str, Ma
         raise BadRow(f"{path.name} is not an Excel file: {error!r:.200}") from None
     try:
         rows = iter(book.worksheets[0].iter_rows(values_only=True))
-        names = _header_names(next(rows, ()), path.name)
+        names = ["" if name is None else str(name) for name in next(rows, ())]
+        while names and not names[-1]:
+            names.pop()
+        check_distinct_names(names, path.name)
         for number, cells in enumerate(rows, 2):
             where = f"{path.name}:{number}"
             if more := [value for value in cells[len(names) :] if value is not None]:
                 raise BadRow(f"{where} has more cells than the header has columns: {more!r:.120}")
-            row = {name: _excel_value(value, cell) for name, value in _table_row(names, cells[: len(names)]).items()}
+            row = _table_row(names, cells[: len(names)])
+            for name, value in row.items():
+                if isinstance(value, str):
+                    row[name] = cell(value)
+                elif hasattr(value, "isoformat"):
+                    row[name] = value.isoformat()
             if row:
                 yield where, row
     finally:
@@ -204,28 +212,10 @@ def _holds_integers(column: Any) -> bool:
     return 0 < len(there) < len(column) and bool((there % 1 == 0).all())
 
 
-def _to_integer(cell: Any) -> Any:
-    return int(cell) if cell == cell else cell
-
-
 def _table_row(names: Any, cells: Any) -> dict[str, Any]:
     """Return the cells of a row by column name. Empty cells are left out, except in `MARKER_COLUMNS`."""
     values = zip(names, map(to_python_value, cells), strict=False)
     return {name: value for name, value in values if value is not None or name in MARKER_COLUMNS}
-
-
-def _header_names(head: Sequence[object], where: str) -> list[str]:
-    names = ["" if name is None else str(name) for name in head]
-    while names and not names[-1]:
-        names.pop()
-    check_distinct_names(names, where)
-    return names
-
-
-def _excel_value(value: Any, cell: Callable[[str], JSON]) -> JSON:
-    if isinstance(value, str):
-        return cell(value)
-    return value.isoformat() if hasattr(value, "isoformat") else value
 
 
 def check_distinct_names(names: Sequence[str], where: str) -> None:
@@ -244,7 +234,10 @@ def read_file_rows(path: Path, encoding: str | None = None) -> Rows:
     suffix.
     """
     if not path.exists():
-        raise FileNotFoundError(f"there is no file {str(path)!r}{_suggest_file(path)}")
+        siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+        nearest = find_nearest(path.name, siblings)
+        hint = "".join(f"; did you mean {str(path.with_name(name))!r}?" for name in nearest)
+        raise FileNotFoundError(f"there is no file {str(path)!r}{hint}")
     suffix = path.suffix.lower()
     if suffix in _TABLE_READERS:
         if encoding is not None:
@@ -253,12 +246,6 @@ def read_file_rows(path: Path, encoding: str | None = None) -> Rows:
     if suffix in _TEXT_READERS:
         return _TEXT_READERS[suffix](path, detect_encoding(path, encoding))
     raise ValueError(f"cannot read {path.name!r}: supported suffixes are {', '.join(READABLE_SUFFIXES)}")
-
-
-def _suggest_file(path: Path) -> str:
-    """Return a suggestion with the full path of a file with a similar name in the same folder, or ""."""
-    beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    return "".join(f"; did you mean {str(path.with_name(name))!r}?" for name in find_nearest(path.name, beside))
 
 
 def _read_json_lines(path: Path, encoding: str) -> Rows:
@@ -304,10 +291,6 @@ def _read_csv(path: Path, encoding: str, delimiter: str = ",") -> Rows:
             raise BadRow(f"{path.name}, after line {reader.line_num}: {error}") from None
         except UnicodeError as error:
             raise encoding_error(f"{path.name}, after line {reader.line_num},", encoding, error) from None
-
-
-def _read_tsv(path: Path, encoding: str) -> Rows:
-    return _read_csv(path, encoding, "\t")
 
 
 def _detect_delimiter(lines: TextIO, usual: str) -> str:
@@ -386,7 +369,7 @@ _TEXT_READERS: Mapping[str, Callable[[Path, str], Rows]] = {
     ".ndjson": _read_json_lines,
     ".json": _read_json,
     ".csv": _read_csv,
-    ".tsv": _read_tsv,
+    ".tsv": lambda path, encoding: _read_csv(path, encoding, "\t"),
     ".yaml": _read_yaml,
     ".yml": _read_yaml,
 }
@@ -399,20 +382,9 @@ READABLE_SUFFIXES = (*_TEXT_READERS, *_TABLE_READERS)
 
 ExampleFormat = Literal["spanwise", "openai", "databricks"]
 _FIELD_ORDER = (
-    "id",
-    "inputs",
-    "reference_outputs",
-    "outputs",
-    "documents",
-    "expected_documents",
-    "conditions",
-    "guidelines",
-    "categories",
-    "history",
-    "base_id",
-    "split",
-    "metadata",
-)
+    "id inputs reference_outputs outputs documents expected_documents conditions guidelines categories history base_id "
+    "split metadata"
+).split()
 _OPTIONAL_FIELDS = ("categories", "metadata")
 
 
@@ -445,7 +417,11 @@ def to_row(example: Example) -> dict[str, JSON]:
     filled = {
         name: getattr(example, name) for name in _FIELD_ORDER if name not in _OPTIONAL_FIELDS or getattr(example, name)
     }
-    return {name: _json_value(value) for name, value in filled.items() if value is not None or name == "inputs"}
+    row = {name: value for name, value in filled.items() if value is not None or name == "inputs"}
+    for name, value in row.items():
+        if isinstance(value, tuple):
+            row[name] = [_document_row(item) if isinstance(item, Document) else item for item in value]
+    return row
 
 
 def to_openai(example: Example) -> dict[str, JSON]:
@@ -485,12 +461,6 @@ ROW_FORMATS: Mapping[str, Callable[[Example], dict[str, JSON]]] = {
     "openai": to_openai,
     "databricks": to_databricks,
 }
-
-
-def _json_value(value: Any) -> JSON:
-    if isinstance(value, tuple):
-        return [_document_row(item) if isinstance(item, Document) else item for item in value]
-    return value
 
 
 def _document_row(document: Document) -> dict[str, JSON]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -68,7 +68,10 @@ def make_source(
         listed = [member for member in given if not _is_judgement(member)]
         return _make_trace_source(default_name, lambda: _load_traces(listed, store, stored), len(listed))
     if isinstance(given, str) and not datasets.is_file(given):
-        return _make_stored_source(store, *_parse_dataset_name(given), splits)
+        name, at, version = given.rpartition("@")
+        if at and version.isdigit():
+            return _make_stored_source(store, name, int(version), splits)
+        return _make_stored_source(store, given, None, splits)
     if datasets.is_file(given) and Path(given).exists() and Path(given).stat().st_size > MAX_STORED_FILE:
         return _make_stream_source(Path(given).stem, given, splits, outputs_are_references)
     if isinstance(given, Iterator) or (isinstance(given, Iterable) and not hasattr(given, "__len__")):
@@ -78,7 +81,11 @@ def make_source(
         split=splits if datasets.has_splits(given) else None,
         outputs_are_references=outputs_are_references,
     )
-    name = Path(given).stem if datasets.is_file(given) else _name_by_content(examples)
+    if datasets.is_file(given):
+        name = Path(given).stem
+    else:  # the name is derived from the example ids, so that the same examples get the same name
+        digest = hashlib.sha256("".join(example.id for example in examples).encode())
+        name = f"examples-{digest.hexdigest()[:8]}"
     if not keep:
         return _make_list_source(Dataset(name=name, version=0), examples, splits)
     return _make_list_source(*datasets.store_examples(store, name, examples, replace=True), splits)
@@ -88,13 +95,13 @@ def iterate_async_rows(rows: AsyncIterable[Any], wait: AwaitFunction) -> Iterato
     """Yield the rows of an async generator to a thread. The thread calls `wait`, which runs each fetch on the event
     loop.
     """
-    ahead = aiter(rows)
-    while (row := wait(_get_next_row(ahead))) is not _END:
+    iterator = aiter(rows)
+
+    async def fetch() -> Any:
+        return await anext(iterator, _END)
+
+    while (row := wait(fetch())) is not _END:
         yield row
-
-
-async def _get_next_row(rows: AsyncIterator[Any]) -> Any:
-    return await anext(rows, _END)
 
 
 def plan_runs(
@@ -133,10 +140,10 @@ def _select_by_id(
         for id in found:
             if pair[0].id == id or (len(id) >= MIN_ID_PREFIX and pair[0].id.startswith(id)):
                 found[id].append(pair)
-    if lacking := [id for id, pairs in found.items() if not pairs]:
-        raise NotFound(f"no example has the id {lacking[0]!r}, or an id that begins with it (only=…)")
-    taken = {pair[0].id: pair for pairs in found.values() for pair in pairs}
-    return list(taken.values())
+    if missing := [id for id, pairs in found.items() if not pairs]:
+        raise NotFound(f"no example has the id {missing[0]!r}, or an id that begins with it (only=…)")
+    selected = {pair[0].id: pair for pairs in found.values() for pair in pairs}
+    return list(selected.values())
 
 
 def _select_examples(
@@ -169,12 +176,6 @@ def _make_stored_source(store: Store, name: str, version: int | None, splits: Se
     return ExampleSource(
         name, dataset.version, dataset.kind, count, lambda: _iterate_stored_examples(store, dataset, splits)
     )
-
-
-def _name_by_content(examples: Sequence[Example]) -> str:
-    """Return a dataset name derived from the example ids, so that the same examples get the same name."""
-    digest = hashlib.sha256("".join(example.id for example in examples).encode())
-    return f"examples-{digest.hexdigest()[:8]}"
 
 
 def _make_list_source(dataset: Dataset, examples: Sequence[Example], splits: Sequence[str] | None) -> ExampleSource:
@@ -245,11 +246,6 @@ def _is_trace_list(given: Any, *, none: bool) -> bool:
     for first in given:
         return isinstance(first, Trace | TraceSummary)
     return none
-
-
-def _parse_dataset_name(given: str) -> tuple[str, int | None]:
-    name, at, version = given.rpartition("@")
-    return (name, int(version)) if at and version.isdigit() else (given, None)
 
 
 EXAMPLE_PAGE = 500
@@ -327,8 +323,8 @@ def attach_example(runs: Sequence[Run], root: Run, example: Example, inputs: JSO
     """Return the runs of a trace and its root, with the example stored in the root's attributes. For `inputs` see
     `make_example_attributes`.
     """
-    carrying = replace(root, attributes={**root.attributes, **make_example_attributes(example, root, inputs)})
-    return tuple(carrying if run is root else run for run in runs), carrying
+    with_example = replace(root, attributes={**root.attributes, **make_example_attributes(example, root, inputs)})
+    return tuple(with_example if run is root else run for run in runs), with_example
 
 
 def read_attached_example(root: Run) -> Example | None:
