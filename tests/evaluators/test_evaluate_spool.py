@@ -87,7 +87,7 @@ def test_where_no_file_can_be_written_memory_keeps_the_results(store, tmp_path):
     (tmp_path / "file").write_text("")
     spool = ResultSpool("e" * 32, [tmp_path / "file", tmp_path / "file" / "below"])
     spool.add(SpoolBatch([run()], []))
-    assert (spool.paths, len(list(spool.parcels()))) == ([], 1)
+    assert (spool.paths, len(list(spool.batches()))) == ([], 1)
     assert spool.deliver(store) == store.count()["spans"] == 1
 
 
@@ -190,7 +190,7 @@ def test_a_spool_that_is_too_large_is_not_read(store, tmp_path):
     spool.add(SpoolBatch([run()], []))
     spool.close()
     with pytest.raises(Refused, match=r"spanwise-spool-.*too large to read"):
-        make_spooled_store(store, spool, largest=100).many(["1" * 32])
+        make_spooled_store(store, spool, max_bytes=100).many(["1" * 32])
 
 
 def test_scoring_further_delivers_the_spool_first(store):

@@ -15,7 +15,7 @@ from os import PathLike
 from typing import Any, cast
 
 from spanwise.collector.errors import NotFound, SpanwiseError
-from spanwise.collector.records import JSON, Example, Feedback, Trace
+from spanwise.collector.records import JSON, Example
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.statistics import select_latest
 from spanwise.collector.store_connection import OnDemandStore
@@ -102,7 +102,7 @@ def prepare_experiment(
         return _prepare_rescoring(dataset, evaluators, set_evaluators, store, settings)
     name = settings.name or (task.name if task else "given")
     source = make_source(dataset, store, name, settings.splits, outputs_are_references=task is not None)
-    record, recalled, tally = _begin_or_resume(name, task, source, evaluators, store, settings)
+    record, stored, tally = _begin_or_resume(name, task, source, evaluators, store, settings)
     items, total = plan_runs(
         source, repetitions=settings.repetitions, limit=settings.limit, seed=settings.seed, only=settings.ids
     )
@@ -116,9 +116,9 @@ def prepare_experiment(
         keep_examples=source.keep,
     )
     items = _check_first_run(items, plan, settings.splits)
-    if recalled is not None:
-        items = _iterate_remaining_runs(items, recalled, evaluators, tally, store)
-        total = None if total is None else max(0, total - len(recalled.traces))
+    if stored is not None:
+        items = _iterate_remaining_runs(items, stored, evaluators, tally, store)
+        total = None if total is None else max(0, total - len(stored.traces))
     job = ExperimentJob(plan, record, store, tally, items, total, set_evaluators, collect_environment(), source.listed)
     store.save_experiment(record)
     return job
@@ -132,11 +132,20 @@ def _begin_or_resume(
     store: Store,
     settings: ExperimentSettings,
 ) -> tuple[Record, StoredRuns | None, ExperimentTally]:
-    """Return the record of a new or an interrupted experiment, with its stored runs."""
+    """Return the record of a new or an interrupted experiment, with its stored runs.
+
+    With `resume=True`, a new experiment begins if there is none of this name. Raises `NotFound` for an unknown id.
+    """
     setup = make_setup(task, settings.parameters, dataset=source.name, dataset_version=source.version)
     described = describe_evaluators(evaluators)
     tally = ExperimentTally((metric for evaluator in evaluators for metric in evaluator.metrics), settings.repetitions)
-    earlier = _find_earlier(name, store, settings)
+    earlier: Record | None = None
+    if settings.resume:
+        try:
+            earlier = store.experiment(name if settings.resume is True else settings.resume)
+        except NotFound:
+            if settings.resume is not True:
+                raise
     if earlier is None:
         # `resume` and `compare` use the newest experiment of a name, which must not be a partial one
         if settings.only and not name.endswith("-only"):
@@ -147,7 +156,7 @@ def _begin_or_resume(
             name=name,
             dataset=source.name,
             dataset_version=source.version,
-            project=_get_project(),
+            project=tracing().settings.project,  # that of the spans
             evaluators=described,
             metadata=metadata,
             example_count=source.count or 0,
@@ -176,12 +185,12 @@ def _begin_or_resume(
         example_count=source.count or earlier.example_count,
         seen_ns=time.time_ns(),
     )
-    recalled = read_stored_runs(store, record, tally, evaluators, retrying=task is not None)
+    stored = read_stored_runs(store, record, tally, evaluators, retrying=task is not None)
     # delete the replaced runs, in case an earlier process was killed before it deleted them
-    SpoolBatch([], [], recalled.replaced).deliver(store)
-    if recalled.again and settings.progress is not False:
-        print_message(f"spanwise: rerunning {sum(map(len, recalled.again.values()))} failed runs")
-    return record, recalled, tally
+    SpoolBatch([], [], stored.replaced).deliver(store)
+    if stored.retried and settings.progress is not False:
+        print_message(f"spanwise: rerunning {sum(map(len, stored.retried.values()))} failed runs")
+    return record, stored, tally
 
 
 def _prepare_rescoring(
@@ -204,20 +213,20 @@ def _prepare_rescoring(
     repetitions = int((record.metadata.get("setup") or {}).get("repetitions") or 1)
     metrics = chain(read_metrics(record), (metric for evaluator in evaluators for metric in evaluator.metrics))
     tally = ExperimentTally(metrics, repetitions)
-    recalled = read_stored_runs(store, record, tally, evaluators)
+    stored = read_stored_runs(store, record, tally, evaluators)
     kind = store.dataset(record.dataset).kind if record.dataset_version is not None else "kv"
     plan = ExperimentPlan(
         experiment_id=record.id, name=record.name, task=None, evaluators=evaluators, settings=settings, kind=kind
     )
     plan.remarks.update(tally.remarks)
-    items = _iterate_stored_runs(experiment, recalled, evaluators, tally)
+    items = _iterate_stored_runs(experiment, stored, evaluators, tally)
     return ExperimentJob(
         plan,
         record,
         store,
         tally,
         items,
-        len(recalled.traces),
+        len(stored.traces),
         set_evaluators,
         collect_environment(),
         rescores=True,
@@ -225,19 +234,19 @@ def _prepare_rescoring(
 
 
 def _iterate_stored_runs(
-    experiment: Experiment, recalled: StoredRuns, evaluators: tuple[Evaluator, ...], tally: ExperimentTally
+    experiment: Experiment, stored: StoredRuns, evaluators: tuple[Evaluator, ...], tally: ExperimentTally
 ) -> Iterator[PlannedRun]:
     for slot, row in enumerate(experiment.rows()):
         tally.traces[slot] = row.trace.trace_id
-        missing = recalled.missing(row.trace.trace_id, evaluators)
+        missing = stored.missing(row.trace.trace_id, evaluators)
         if missing:
-            errors = recalled.seen.errors(row.trace.trace_id)
+            errors = stored.evaluated.errors(row.trace.trace_id)
             yield PlannedRun(slot, row.known_example, row.repetition, row.trace, missing, stored=True, errors=errors)
 
 
 def _iterate_remaining_runs(
     items: Iterator[PlannedRun],
-    recalled: StoredRuns,
+    stored: StoredRuns,
     evaluators: tuple[Evaluator, ...],
     tally: ExperimentTally,
     store: Store,
@@ -247,14 +256,14 @@ def _iterate_remaining_runs(
     """
     for item in items:
         run = item.example.id, item.repetition
-        trace_id = recalled.traces.get(run)
+        trace_id = stored.traces.get(run)
         if trace_id is None:
-            yield replace(item, replaces=recalled.again.get(run, ()))
+            yield replace(item, replaces=stored.retried.get(run, ()))
             continue
         tally.traces[item.slot] = trace_id
-        missing = recalled.missing(trace_id, evaluators)
+        missing = stored.missing(trace_id, evaluators)
         if missing:
-            errors = recalled.seen.errors(trace_id)
+            errors = stored.evaluated.errors(trace_id)
             yield replace(item, trace=store.trace(trace_id), evaluators=missing, stored=True, errors=errors)
 
 
@@ -290,25 +299,6 @@ def open_experiment_store(settings: ExperimentSettings) -> Store:
     return cast(Store, store)
 
 
-def _find_earlier(name: str, store: Store, settings: ExperimentSettings) -> Record | None:
-    """Return the experiment to resume, or None to start a new one: without `resume`, or if `resume=True` finds no
-    experiment of this name. Raises `NotFound` for an unknown id.
-    """
-    if not settings.resume:
-        return None
-    try:
-        return store.experiment(name if settings.resume is True else settings.resume)
-    except NotFound:
-        if settings.resume is True:
-            return None
-        raise
-
-
-def _get_project() -> str:
-    """Return the project to which the tracer assigns its spans."""
-    return tracing().settings.project
-
-
 def prepare_attach(
     dataset: Any,
     task: TaskFunction | None,
@@ -322,71 +312,28 @@ def prepare_attach(
 
     Raises `ValueError` if there is no trace to which feedback could be attached.
     """
-    _check_attach_options(task, set_evaluators, settings)
-    store, name = cast(Store, settings.store), settings.name or "attached"
+    if task is not None:
+        raise ValueError("attach=True scores existing traces: pass task=None")
+    if set_evaluators:
+        key = set_evaluators[0].key
+        raise ValueError(f"attach=True: the set-level evaluator {key!r} scores all cases together, not a trace")
+    if settings.repetitions != 1:
+        raise ValueError(f"attach=True requires repetitions=1, got {settings.repetitions!r}")
+    if isinstance(settings.resume, str):
+        raise ValueError(f"attach=True stores no experiment with an id: use resume=True, got {settings.resume!r}")
     if isinstance(dataset, Experiment):
         raise ValueError(
             "attach=True requires live traces: score the runs of an experiment with experiment.evaluate([…])"
         )
+    store, name = cast(Store, settings.store), settings.name or "attached"
     source = make_source(dataset, store, name, settings.splits, stored=True)
     if not source.traces:
         raise ValueError(f"attach=True requires live traces: a Filter or a list of traces, got {dataset!r:.200}")
     items, total = plan_runs(source, limit=settings.limit, seed=settings.seed, only=settings.ids)
     if settings.resume:
         items = (_select_missing_evaluators(item, evaluators) for item in items)
-    record = _make_unsaved_record(name, source, evaluators, settings)
-    plan = ExperimentPlan(experiment_id=record.id, name=name, task=None, evaluators=evaluators, settings=settings)
-    tally = ExperimentTally(metric for evaluator in evaluators for metric in evaluator.metrics)
-    return ExperimentJob(plan, record, store, tally, items, total, (), collect_environment(), is_saved=False)
-
-
-def find_existing_feedback(trace: Trace, evaluators: Sequence[Evaluator]) -> list[Feedback]:
-    """Return the feedback that these evaluators, at their current versions, have given on a trace. Errors are left
-    out.
-    """
-    versions = {(evaluator.make.name, evaluator.version) for evaluator in evaluators}
-    said = [one for one in select_latest(trace.feedback) if (one.evaluator, one.version) in versions]
-    return [one for one in said if one.outcome != "error"]
-
-
-def _check_attach_options(
-    task: TaskFunction | None, set_evaluators: Sequence[Evaluator], settings: ExperimentSettings
-) -> None:
-    if task is not None:
-        raise ValueError("attach=True scores existing traces: pass task=None")
-    if set_evaluators:
-        raise ValueError(
-            f"attach=True: the set-level evaluator {set_evaluators[0].key!r} scores all cases together, which have no common trace"
-        )
-    if settings.repetitions != 1:
-        raise ValueError(f"attach=True requires repetitions=1, got {settings.repetitions!r}")
-    if isinstance(settings.resume, str):
-        raise ValueError(f"attach=True stores no experiment with an id: use resume=True, got {settings.resume!r}")
-
-
-def _select_missing_evaluators(item: PlannedRun, evaluators: tuple[Evaluator, ...]) -> PlannedRun:
-    """Return an item with only the evaluators that still have to score its trace, and with the existing feedback."""
-    if item.trace is None:
-        return item
-    known = find_existing_feedback(item.trace, evaluators)
-    named = Counter(evaluator.make.name for evaluator in evaluators)
-    keys = {(one.evaluator, one.key) for one in known}
-    names = {one.evaluator for one in known}
-    missing = tuple(
-        evaluator
-        for evaluator in evaluators
-        if not any((evaluator.make.name, key) in keys for key in evaluator.make.keys)
-        and not (evaluator.make.name in names and named[evaluator.make.name] == 1)
-    )
-    return replace(item, evaluators=missing, known=tuple(known))
-
-
-def _make_unsaved_record(
-    name: str, source: ExampleSource, evaluators: tuple[Evaluator, ...], settings: ExperimentSettings
-) -> Record:
-    """Return a record that is never saved. With `attach=True` there are no runs that it could describe."""
     setup = make_setup(None, settings.parameters, dataset=source.name, dataset_version=None)
-    return Record(
+    record = Record(
         id=secrets.token_hex(16),
         name=name,
         dataset=source.name,
@@ -394,6 +341,33 @@ def _make_unsaved_record(
         metadata={**to_stored_value(settings.metadata or {}), "setup": {**setup, "attach": True}},
         example_count=source.count or 0,
     )
+    plan = ExperimentPlan(experiment_id=record.id, name=name, task=None, evaluators=evaluators, settings=settings)
+    tally = ExperimentTally(metric for evaluator in evaluators for metric in evaluator.metrics)
+    return ExperimentJob(plan, record, store, tally, items, total, (), collect_environment(), is_saved=False)
+
+
+def _select_missing_evaluators(item: PlannedRun, evaluators: tuple[Evaluator, ...]) -> PlannedRun:
+    """Return an item with only the evaluators that still have to score its trace at their current version, and with
+    the existing feedback of all evaluators. Errors do not count as feedback.
+    """
+    if item.trace is None:
+        return item
+    versions = {(evaluator.make.name, evaluator.version) for evaluator in evaluators}
+    feedback = tuple(
+        each
+        for each in select_latest(item.trace.feedback)
+        if (each.evaluator, each.version) in versions and each.outcome != "error"
+    )
+    counts = Counter(evaluator.make.name for evaluator in evaluators)
+    keys = {(each.evaluator, each.key) for each in feedback}
+    names = {each.evaluator for each in feedback}
+    missing = tuple(
+        evaluator
+        for evaluator in evaluators
+        if not any((evaluator.make.name, key) in keys for key in evaluator.make.keys)
+        and not (evaluator.make.name in names and counts[evaluator.make.name] == 1)
+    )
+    return replace(item, evaluators=missing, known=feedback)
 
 
 def make_setup(

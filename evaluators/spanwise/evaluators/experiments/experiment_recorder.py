@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from spanwise.collector.dialects import read_sdk_span
-from spanwise.collector.records import JSON, Case, Document, Example, Feedback, Target, Trace
+from spanwise.collector.records import JSON, Example, Feedback, Target, Trace
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.statistics import select_latest
 from spanwise.collector.stores import Store
@@ -45,7 +45,12 @@ class OpenRun:
     def __init__(self, example: Example, captured: Captured, judgements: JudgementBuffer, repetition: int = 0) -> None:
         self.example = example
         self._target = Target(trace_id=captured.trace_id)
-        self._known = {"judgements": judgements, "target": self._target, "repetition": repetition, "inside": None}
+        self._judge_context = {
+            "judgements": judgements,
+            "target": self._target,
+            "repetition": repetition,
+            "inside": None,
+        }
         self.feedback: list[Feedback] = []
         self._captured = captured
         self._outputs: JSON = None
@@ -61,7 +66,9 @@ class OpenRun:
         """
         if outputs is not None:
             self.set_outputs(outputs)
-        case = make_case(None, self.example, **{"documents": self._retrieved(), "outputs": outputs, **fields})
+        runs = tuple(read_sdk_span(span) for span in self._captured.spans(0)[0])
+        documents = retrieved_documents(Trace(runs[0], runs)) if runs else None
+        case = make_case(None, self.example, **{"documents": documents, "outputs": outputs, **fields})
         with self.judging():
             feedback = [replace(outcome, target=self._target, id="") for outcome in score(evaluator, case)]
         self.feedback += feedback
@@ -69,29 +76,23 @@ class OpenRun:
 
     def look_back(self, evaluators: Sequence[Evaluator], trace: Trace) -> None:
         """Score the finished run with evaluators that read its spans and recorded outputs."""
-        case = make_case(trace, self.example, outputs=self._outputs)
+        case, target = make_case(trace, self.example, outputs=self._outputs), Target(trace_id=trace.trace_id)
         with self.judging():
             for evaluator in evaluators:
-                self.feedback += self._looked_back(evaluator, case, Target(trace_id=trace.trace_id))
+                if case.outputs is None and (skipped := skip_failed(evaluator, case, target)):
+                    self.feedback += skipped
+                elif case.outputs is None and "outputs" in evaluator.needs:
+                    self.feedback += evaluator.make.skip(target, NO_OUTPUTS_MESSAGE)
+                else:
+                    self.feedback += score(evaluator, case)
 
     def judging(self) -> AbstractContextManager[None]:
         """Return a context in which judge calls are recorded with this run as their target."""
-        return use_judge_context(**self._known)
+        return use_judge_context(**self._judge_context)
 
     def note(self, key: str, score: bool, comment: str | None) -> None:
         """Add a score that comes from the caller, not from an evaluator."""
         self.feedback.append(Feedback(target=self._target, key=key, score=score, comment=comment))
-
-    def _looked_back(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
-        if case.outputs is None and (skipped := skip_failed(evaluator, case, target)):
-            return skipped
-        if case.outputs is None and "outputs" in evaluator.needs:
-            return evaluator.make.skip(target, NO_OUTPUTS_MESSAGE)
-        return score(evaluator, case)
-
-    def _retrieved(self) -> tuple[Document, ...] | None:
-        runs = tuple(read_sdk_span(span) for span in self._captured.spans(0)[0])
-        return retrieved_documents(Trace(runs[0], runs)) if runs else None
 
 
 class Recorder:
@@ -116,8 +117,8 @@ class Recorder:
         `finish_stored_experiment`.
         """
         check_keys(evaluators)
-        known = {"repetitions": repetitions} if repetitions > 1 else {}
-        setup = make_setup(None, known, dataset=dataset, dataset_version=dataset_version)
+        parameters = {"repetitions": repetitions} if repetitions > 1 else {}
+        setup = make_setup(None, parameters, dataset=dataset, dataset_version=dataset_version)
         self._store = store
         self._environment = collect_environment()
         self._record = Record(
@@ -153,16 +154,15 @@ class Recorder:
         becomes the root of its run.
         """
         attributes = {names.EXPERIMENT: self._record.id, names.EXAMPLE: example.id, names.REPETITION: repetition}
-        with_spans: Captured | None = None
+        opened: OpenRun | None = None
         try:
             with capture(name, inputs=example.inputs, attributes=attributes) as captured:
-                with_spans = captured
                 opened = OpenRun(example, captured, self._judgements, repetition)
                 with opened.judging():
                     yield opened
         finally:
-            if with_spans is not None:
-                self._keep(with_spans, opened, after, traced=is_traced(function))
+            if opened is not None:
+                self._store_run(captured, opened, after, traced=is_traced(function))
 
     def finish(self, status: EndStatus = "finished") -> Experiment:
         """Run the set-level evaluators over all runs, and record the end of the experiment."""
@@ -171,7 +171,7 @@ class Recorder:
             self._record, self._store, self._tally, self._set_evaluators, self._environment.result(), status
         )
 
-    def _keep(self, captured: Captured, opened: OpenRun, after: Sequence[Evaluator], *, traced: bool) -> None:
+    def _store_run(self, captured: Captured, opened: OpenRun, after: Sequence[Evaluator], *, traced: bool) -> None:
         spans, still_open = captured.spans()
         runs = tuple(read_sdk_span(span) for span in spans)
         root = around = next(run for run in runs if run.parent_id is None)
@@ -206,7 +206,7 @@ def _finish_experiment(
     store: Store,
     tally: ExperimentTally,
     set_evaluators: Sequence[Evaluator],
-    around: Mapping[str, JSON],
+    environment: Mapping[str, JSON],
     status: EndStatus,
 ) -> Experiment:
     ended = replace(
@@ -217,7 +217,7 @@ def _finish_experiment(
         example_count=len(tally.traces),
         metadata={
             **record.metadata,
-            "setup": {**record.metadata["setup"], **around},
+            "setup": {**record.metadata["setup"], **environment},
             "totals": dict(tally.totals()),
         },
     )

@@ -178,14 +178,14 @@ class RunTotals:
         if cost is not None:
             self.cost = (self.cost or 0.0) + cost
 
-    def add_judgements(self, said: Iterable[Feedback], counted: set[Hashable] | None = None) -> None:
+    def add_judgements(self, feedback: Iterable[Feedback], counted: set[Hashable] | None = None) -> None:
         """Add the judge calls behind feedback. Pass the same set `counted` to several calls to count each judgement
         once.
         """
         counted = set() if counted is None else counted
-        for feedback in said:
-            if feedback.metadata:
-                self.spent.add(feedback, counted)
+        for each in feedback:
+            if each.metadata:
+                self.spent.add(each, counted)
 
     def percentiles_ms(self, *percents: int) -> list[float | None]:
         """Return durations at these percentiles (nearest rank), in milliseconds; None without runs."""
@@ -244,9 +244,8 @@ class ExperimentTally(RunTotals):
         self._repeats = repetitions > 1
         self.keys: dict[str, KeyTally] = {}
         self.overall: dict[str, Feedback] = {}  # feedback of set-level evaluators on the experiment
-        self.ends: dict[
-            str, RepetitionStats
-        ] = {}  # by example, only with repetitions: whether its tasks ended without an error
+        # by example, only with repetitions: whether its tasks ended without an error
+        self.ends: dict[str, RepetitionStats] = {}
 
     def metric(self, key: str) -> Metric:
         """Return the metric of a key, or a default metric if no evaluator declares the key."""
@@ -267,7 +266,10 @@ class ExperimentTally(RunTotals):
 
         Every feedback counts. If a later one may replace an earlier one, apply `select_latest` first.
         """
-        of_key = self.keys.get(feedback.key) or self._new(feedback)
+        of_key = self.keys.get(feedback.key)
+        if of_key is None:
+            of_key = self.keys[feedback.key] = KeyTally(Tally(self.metric(feedback.key).passes))
+            of_key.judge = (feedback.version or "") if feedback.source == "model" else None
         passes = of_key.tally.add(feedback)
         outcome = feedback.outcome
         if outcome == "score":
@@ -298,8 +300,3 @@ class ExperimentTally(RunTotals):
     def judge_versions(self) -> dict[str, str]:
         """Return the keys that judges score, each with the judge's version."""
         return {key: of_key.judge for key, of_key in self.keys.items() if of_key.judge is not None}
-
-    def _new(self, feedback: Feedback) -> KeyTally:
-        of_key = self.keys[feedback.key] = KeyTally(Tally(self.metric(feedback.key).passes))
-        of_key.judge = (feedback.version or "") if feedback.source == "model" else None
-        return of_key
