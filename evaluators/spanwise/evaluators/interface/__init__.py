@@ -105,7 +105,6 @@ from spanwise.evaluators.interface.sync_bridge import (
 )
 from spanwise.evaluators.interface.value_conversion import (
     encode_infinities,
-    to_document,
     to_documents,
     to_messages,
     to_plain,
@@ -144,7 +143,6 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "digest_code",
     "list_declared_keys",
     "read_definition",
-    "to_document",
     "to_documents",
     "capture_awaitable",
     "is_interruption",

@@ -150,10 +150,10 @@ def evaluator(function: Callable[..., Any] | None = None, /, **options: Unpack[E
 
 def _check_options(options: RegistryOptions) -> None:
     """Raise `ValueError` for options that would fail on every case or have no effect."""
-    for name, (words, holds) in OPTION_RULES.items():
+    for name, (expected, is_valid) in OPTION_RULES.items():
         value = options.get(name)
-        if value is not None and not holds(value):
-            raise ValueError(f"{name} must be {words}, got {value!r:.200}")
+        if value is not None and not is_valid(value):
+            raise ValueError(f"{name} must be {expected}, got {value!r:.200}")
     if options.get("retry_on") is not None and not options.get("retries"):
         raise ValueError("retry_on has no effect because retries is 0: set retries to 1 or more")
 
@@ -259,10 +259,10 @@ def check_keys(evaluators: Sequence[Evaluator], recorded: Iterable[Mapping[str, 
             if key in owners:
                 raise ValueError(_describe_collision(key, owners[key], evaluator.key))
             owners[key] = evaluator.key
-    given = {evaluator.key for evaluator in evaluators}
+    replaced = {evaluator.key for evaluator in evaluators}
     for record in recorded:
         for metric in record.get("metrics", ()):
-            if record["key"] not in given and metric["key"] in owners:
+            if record["key"] not in replaced and metric["key"] in owners:
                 raise ValueError(_describe_collision(metric["key"], record["key"], owners[metric["key"]]))
 
 
@@ -273,10 +273,10 @@ def claim_keys(
 
     `owners` maps keys to the evaluators that declare them or returned them first. New keys are added.
     """
-    for one in feedback:
-        owner = owners.setdefault(one.key, evaluator.key)
+    for each in feedback:
+        owner = owners.setdefault(each.key, evaluator.key)
         if owner != evaluator.key:
-            collision = f"{evaluator.key!r} returned the key {one.key!r}, which is a key of {owner!r}, too"
+            collision = f"{evaluator.key!r} returned the key {each.key!r}, which is a key of {owner!r}, too"
             return evaluator.make.failure(target, InvalidResult(f"{collision}; {_COLLISION_REMEDY}"))
     return feedback
 

@@ -147,8 +147,8 @@ def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
             return
         yield cause
         reason = _read_attribute(cause, "reason")  # `URLError` of urllib keeps its cause in `reason`
-        behind = reason if isinstance(reason, BaseException) else cause.__cause__
-        cause = None if isinstance(cause, _PROGRAMMING_ERRORS) or _read_http_status(cause) is not None else behind
+        is_last = isinstance(cause, _PROGRAMMING_ERRORS) or _read_http_status(cause) is not None
+        cause = None if is_last else reason if isinstance(reason, BaseException) else cause.__cause__
 
 
 def _is_transient_error(error: BaseException) -> bool:
