@@ -81,7 +81,6 @@ MARKER_COLUMNS = frozenset({"retrieval_context", "additional_metadata"})
 _PHOENIX_PREFIXES = {"input": "inputs", "output": "reference_outputs", "metadata": "metadata"}
 _DEEPEVAL_COLUMNS = frozenset({"context", *MARKER_COLUMNS})
 _MLFLOW_TRACE_COLUMNS = frozenset({"trace_id", "request", "response", "assessments"})
-_MLFLOW_COLUMNS = frozenset({"expectations", "dataset_record_id"})
 _SPAN_PREFIX = "attributes."  # prefix of most columns in a DataFrame of Phoenix spans
 _SPAN_INPUTS = "attributes.input.value"
 
@@ -184,12 +183,10 @@ def _from_messages(row: Columns) -> Columns:
 def _from_prefixes(row: Columns) -> Columns:
     """Convert a row of Phoenix's CSV, in which the prefix of a column names its field."""
     split = {name: name.partition("_") for name in row if name != "example_id"}
-    if not split or not {head for head, _, part in split.values() if part} <= _PHOENIX_PREFIXES.keys():
+    if not split or not all(key and prefix in _PHOENIX_PREFIXES for prefix, _, key in split.values()):
         return row
-    if not all(part for _, _, part in split.values()):
-        return row
-    named = {name: f"{_PHOENIX_PREFIXES[head]}.{part}" for name, (head, _, part) in split.items()}
-    return {named.get(name, name): value for name, value in row.items()}
+    renamed = {name: f"{_PHOENIX_PREFIXES[prefix]}.{key}" for name, (prefix, _, key) in split.items()}
+    return {renamed.get(name, name): value for name, value in row.items()}
 
 
 Row = Mapping[str, JSON]

@@ -129,11 +129,13 @@ def read_frame(table: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     names = [str(name) for name in table.columns]
     check_distinct_names(names, "the DataFrame")
     named = str(table.index.name)
-    whole = {place for place, name in enumerate(names) if _holds_integers(table.iloc[:, place])}
+    integer_columns = {place for place, name in enumerate(names) if _holds_integers(table.iloc[:, place])}
     ids = table.index if named in FIELDS["id"] and named not in names else None
     for number, cells in enumerate(table.itertuples(index=False, name=None), 1):
-        if whole:
-            cells = [int(cell) if place in whole and cell == cell else cell for place, cell in enumerate(cells)]
+        if integer_columns:
+            cells = [
+                int(cell) if place in integer_columns and cell == cell else cell for place, cell in enumerate(cells)
+            ]
         row = _table_row(names, cells)
         yield f"row {number}", row if ids is None else {named: to_python_value(ids[number - 1]), **row}
 
@@ -149,8 +151,8 @@ def read_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
             check_distinct_names(names, path.name)
             rows = (row for batch in file.iter_batches(PARQUET_BATCH_ROWS) for row in batch.to_pylist())
             for number, row in enumerate(rows, 1):
-                kept = {name: value for name, value in row.items() if not name.startswith("__index_level_")}
-                yield f"{path.name}, row {number}", _table_row(kept, kept.values())
+                columns = {name: value for name, value in row.items() if not name.startswith("__index_level_")}
+                yield f"{path.name}, row {number}", _table_row(columns, columns.values())
     except (ArrowException, OSError) as error:
         raise BadRow(f"{path.name} is not Parquet: {' '.join(str(error).split())}") from None
 
@@ -208,8 +210,8 @@ def _holds_integers(column: Any) -> bool:
     """
     if getattr(column.dtype, "kind", "") != "f":
         return False
-    there = column.dropna()
-    return 0 < len(there) < len(column) and bool((there % 1 == 0).all())
+    values = column.dropna()
+    return 0 < len(values) < len(column) and bool((values % 1 == 0).all())
 
 
 def _table_row(names: Any, cells: Any) -> dict[str, Any]:
@@ -476,11 +478,11 @@ def _document_uris(documents: tuple[Document, ...] | None) -> list[dict[str, JSO
 
 
 def _conversation(example: Example) -> list[JSON]:
-    asked = unwrap_single_value(example.inputs)
+    question = unwrap_single_value(example.inputs)
     earlier = to_messages(example.history)
-    if isinstance(asked, str):
-        return [*earlier, {"role": "user", "content": asked}]
-    if turns := to_messages(asked):
+    if isinstance(question, str):
+        return [*earlier, {"role": "user", "content": question}]
+    if turns := to_messages(question):
         return [*earlier, *turns]
     raise ValueError(f"example {example.id[:12]}: inputs {example.inputs!r:.120} are neither a string nor messages")
 

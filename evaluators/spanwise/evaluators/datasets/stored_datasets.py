@@ -50,10 +50,10 @@ def check_kind(examples: Iterable[Example], kind: DatasetKind) -> None:
     """Raise `ValueError` for the first example that is not of the kind."""
     for number, example in enumerate(examples, 1):
         if kind != "kv" and infer_kind([example]) != kind:
-            wanted = "a text" if kind == "llm" else "a list of messages"
+            expected = "a string" if kind == "llm" else "a list of messages"
             raise ValueError(
                 f"example {number} ({example.id[:12]}) is not of kind {kind!r}: inputs must be "
-                f"{{'input': {wanted}}}, not {example.inputs!r:.120}"
+                f"{{'input': {expected}}}, not {example.inputs!r:.120}"
             )
 
 
@@ -137,9 +137,9 @@ def check_schema(examples: Iterable[Example], schema: Schema) -> None:
 def _validate_schema(schema: Schema) -> None:
     from jsonschema import Draft202012Validator
 
-    if strange := sorted(set(schema) - set(SCHEMA_PARTS)):
+    if unknown := sorted(set(schema) - set(SCHEMA_PARTS)):
         raise SchemaError(
-            f"unknown key {strange[0]!r} in the dataset's schema: put a JSON Schema under "
+            f"unknown key {unknown[0]!r} in the dataset's schema: put a JSON Schema under "
             f"{' or '.join(map(repr, SCHEMA_PARTS))}, as in {{'inputs': {{…}}}}"
         )
     meta = Draft202012Validator(Draft202012Validator.META_SCHEMA)
@@ -201,19 +201,19 @@ def align_examples(examples: Sequence[Example], stored: Iterable[Example]) -> li
     are paired in order. Every remaining example gets an id that no stored example has.
     """
     keys = [derive_example_id(example) for example in examples]
-    asking: dict[str, list[int]] = defaultdict(list)  # positions of the examples without a given id, by key
+    unassigned: dict[str, list[int]] = defaultdict(list)  # positions of the examples without a given id, by key
     for place, (example, key) in enumerate(zip(examples, keys, strict=True)):
         if is_derived_id(example.id, key):
-            asking[key].append(place)
-    if not asking:
+            unassigned[key].append(place)
+    if not unassigned:
         return list(examples)
     given = {example.id for example, key in zip(examples, keys, strict=True) if not is_derived_id(example.id, key)}
-    taken, known = _find_same_inputs(stored, asking)
+    stored_ids, candidates = _find_same_inputs(stored, unassigned)
     found: dict[int, str] = {}
-    for key, alike in known.items():
-        old = {example.id: example for example in alike if example.id not in given}
-        found.update(_pair_examples({place: examples[place] for place in asking[key]}, old))
-    numbering = ExampleNumbering(taken | given)
+    for key, same_inputs in candidates.items():
+        old = {example.id: example for example in same_inputs if example.id not in given}
+        found.update(_pair_examples({place: examples[place] for place in unassigned[key]}, old))
+    numbering = ExampleNumbering(stored_ids | given)
     return [
         example
         if example.id in given or found.get(place) == example.id
@@ -241,17 +241,17 @@ def stored_examples(
         offset += len(examples)
 
 
-def _find_same_inputs(stored: Iterable[Example], asking: Container[str]) -> tuple[set[str], dict[str, list[Example]]]:
+def _find_same_inputs(stored: Iterable[Example], keys: Container[str]) -> tuple[set[str], dict[str, list[Example]]]:
     """Return the ids of all stored examples. Also return, by key, the stored examples that have the same inputs as a new
     example.
     """
-    taken: set[str] = set()
-    known: dict[str, list[Example]] = defaultdict(list)
+    stored_ids: set[str] = set()
+    candidates: dict[str, list[Example]] = defaultdict(list)
     for example in stored:
-        taken.add(example.id)
-        if (key := derive_example_id(example)) in asking:
-            known[key].append(example)
-    return taken, known
+        stored_ids.add(example.id)
+        if (key := derive_example_id(example)) in keys:
+            candidates[key].append(example)
+    return stored_ids, candidates
 
 
 def _pair_examples(new: dict[int, Example], old: dict[str, Example]) -> Mapping[int, str]:

@@ -153,15 +153,15 @@ def _select_examples(
         yield from source.examples()
         return
     if seed is None or source.count is None:
-        wanted = set(range(limit))
+        positions = set(range(limit))
     else:
-        everything = random.Random(seed).sample(range(source.count), source.count)
-        wanted = set(everything[:limit])  # with the same seed, the sample of a larger limit contains this one
+        shuffled = random.Random(seed).sample(range(source.count), source.count)
+        positions = set(shuffled[:limit])  # with the same seed, the sample of a larger limit contains this one
     for position, pair in enumerate(source.examples()):
-        if position in wanted:
-            wanted.remove(position)
+        if position in positions:
+            positions.remove(position)
             yield pair
-        if not wanted:
+        if not positions:
             return
 
 

@@ -61,14 +61,14 @@ class Row:
 
     @property
     def feedback(self) -> Mapping[str, Feedback]:
-        """Return the newest feedback for each key, given on the run or one of its spans.
+        """Return the newest feedback for each key, given on the run or each of its spans.
 
-        For one key, a judge's score takes precedence over a person's label on that score.
+        For each key, a judge's score takes precedence over a person's label on that score.
         """
-        said = [outcome for outcome in self.trace.feedback if outcome.target.document is None]
-        judged = {outcome.key for outcome in said if outcome.source == "model"}
-        by_age = sorted(said, key=lambda outcome: outcome.created_ns)
-        return {one.key: one for one in by_age if one.source != "human" or one.key not in judged}
+        feedback = [outcome for outcome in self.trace.feedback if outcome.target.document is None]
+        judged = {outcome.key for outcome in feedback if outcome.source == "model"}
+        by_age = sorted(feedback, key=lambda outcome: outcome.created_ns)
+        return {each.key: each for each in by_age if each.source != "human" or each.key not in judged}
 
     @property
     def scores(self) -> Mapping[str, float | bool | str | None]:
@@ -78,8 +78,8 @@ class Row:
         }
 
     def __repr__(self) -> str:
-        said = f"error={first_line(self.error)!r}" if self.error else f"outputs={first_line(repr(self.outputs))}"
-        return f"<Row {self.example_id[:12]} {said} {dict(self.scores)!r:.300}>"
+        result = f"error={first_line(self.error)!r}" if self.error else f"outputs={first_line(repr(self.outputs))}"
+        return f"<Row {self.example_id[:12]} {result} {dict(self.scores)!r:.300}>"
 
     def _repr_html_(self) -> str:
         return _render_row(self)
@@ -95,7 +95,7 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         """Return one flat dict: the fields of the run, one entry per key, and the evaluators' parameters if any."""
         root = self.trace.root
-        parameters = {key: given for key, one in self.feedback.items() if (given := get_parameters(one))}
+        parameters = {key: given for key, each in self.feedback.items() if (given := get_parameters(each))}
         return {
             "example_id": self.example_id,
             "repetition": self.repetition,

@@ -143,19 +143,24 @@ class Binding:
         that the incomplete ones lack. Cases are read one by one and not kept.
         """
         columns: Arguments = {name: [] for name, _ in (*self.required, *self.optional)}
-        taken = left_out = 0
-        lacking: set[str] = set()
+        complete = incomplete = 0
+        missing_fields: set[str] = set()
         for case in cases:
             arguments, missing = self.arguments(case)
             if missing:
-                left_out += 1
-                lacking.update(missing)
+                incomplete += 1
+                missing_fields.update(missing)
                 continue
-            taken += 1
+            complete += 1
             for name, values in columns.items():
                 values.append(arguments.get(name))
         absent = [name for name, _ in self.optional if all(value is None for value in columns[name])]
-        return {name: columns[name] for name in columns if name not in absent}, taken, left_out, sorted(lacking)
+        return (
+            {name: columns[name] for name in columns if name not in absent},
+            complete,
+            incomplete,
+            sorted(missing_fields),
+        )
 
 
 def bind(
@@ -181,9 +186,9 @@ def bind(
         if parameter.kind is parameter.VAR_POSITIONAL:
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
-            taken = {known for known, _ in required} | {known for known, _ in optional}
-            everything = {**{k: v for k, v in FIELDS.items() if k != "case"}, **paths}
-            optional += [(k, get) for k, get in everything.items() if k not in taken]
+            named = {known for known, _ in (*required, *optional)}
+            getters = {**{field: get for field, get in FIELDS.items() if field != "case"}, **paths}
+            optional += [(field, get) for field, get in getters.items() if field not in named]
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
             positional.append(parameter.name)
@@ -265,9 +270,9 @@ def read_call_fields(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
     ones.
     """
     call = list(inspect.signature(kind.__call__).parameters.values())[1:]  # without self
-    asked = [parameter for parameter in call if parameter.name in FIELDS and parameter.name != "case"]
-    needs = tuple(parameter.name for parameter in asked if parameter.default is parameter.empty)
-    return needs, tuple(parameter.name for parameter in asked if parameter.default is not parameter.empty)
+    fields = [parameter for parameter in call if parameter.name in FIELDS and parameter.name != "case"]
+    needs = tuple(parameter.name for parameter in fields if parameter.default is parameter.empty)
+    return needs, tuple(parameter.name for parameter in fields if parameter.default is not parameter.empty)
 
 
 def _signature_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -303,15 +308,15 @@ def _compile_prepare(
 def _compile_path(argument: str, path: str | Callable[[Case], Any]) -> Getter:
     if callable(path):
         return path
-    first, *rest = path.split(".")
+    first, *steps = path.split(".")
     if first not in FIELDS:
         if argument not in FIELDS:
             raise BindingError(f"map: the path {path!r} must begin with one of: {', '.join(FIELDS)}")
-        first, rest = argument, [first, *rest]
+        first, steps = argument, [first, *steps]
     if first == "outputs":
-        return _OutputsPath(rest)
+        return _OutputsPath(steps)
     field = FIELDS[first]
-    return lambda case: _resolve_path(field(case), rest)
+    return lambda case: _resolve_path(field(case), steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,14 +230,14 @@ class Evaluator:
         """
         try:
             cases = islice(cases, self.max_cases)
-            columns, taken, left_out, missing = await run_in_thread(lambda: self.binding.columns(cases))
-            if not taken:
+            columns, complete, incomplete, missing = await run_in_thread(lambda: self.binding.columns(cases))
+            if not complete:
                 why = f"needs {' and '.join(missing)}; no case has them" if missing else "there are no cases"
                 return self.make.skip(target, why)
-            if taken < self.min_cases:
-                return self.make.skip(target, f"{taken} cases, fewer than {self.min_cases}")
+            if complete < self.min_cases:
+                return self.make.skip(target, f"{complete} cases, fewer than {self.min_cases}")
             outcomes = self.make.wrap(await self._attempt(self.function, columns), target)
-            counts = {"cases": taken, "left_out": left_out}
+            counts = {"cases": complete, "left_out": incomplete}
             return [replace(outcome, metadata={**outcome.metadata, **counts}) for outcome in outcomes]
         except BaseException as error:
             if is_interruption(error):
@@ -354,8 +354,8 @@ def _read_batch_results(returned: Any, count: int) -> list[Any]:
         raise InvalidResult(f"batch() must return a list of {count} results, got {returned!r:.200}")
     listed = list(islice(returned, count + 1))  # the iterator may be infinite
     if len(listed) != count:
-        told = f"more than {count}" if len(listed) > count else len(listed)
-        raise InvalidResult(f"batch() returned {told} results for {count} cases")
+        number = f"more than {count}" if len(listed) > count else len(listed)
+        raise InvalidResult(f"batch() returned {number} results for {count} cases")
     return listed
 
 

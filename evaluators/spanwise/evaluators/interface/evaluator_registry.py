@@ -360,9 +360,9 @@ def _check_parameters(id: str, factory: type, parameters: Mapping[str, Any]) -> 
         for field in fields
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
-    if lacking := required - parameters.keys():
+    if missing := required - parameters.keys():
         raise ValueError(
-            f"evaluator {id!r} needs {', '.join(sorted(lacking))}: get_evaluator({id!r}, {min(lacking)}=…)"
+            f"evaluator {id!r} needs {', '.join(sorted(missing))}: get_evaluator({id!r}, {min(missing)}=…)"
         )
     argument_binding.check_parameter_types(id, factory, parameters)
 

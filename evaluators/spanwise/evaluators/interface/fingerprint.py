@@ -57,11 +57,11 @@ def digest_source(function: Any) -> dict[str, str]:
 
     Raises `SourceUnavailable`.
     """
-    whole = inspect.unwrap(function)
-    walk = _walk_code(whole, _read_source)
+    inner = inspect.unwrap(function)
+    walk = _walk_code(inner, _read_source)
     # an installed function is digested alone: the code that it calls changes only with its package
     if not walk.digests:
-        walk.digests[_qualified_name(whole)] = _digest(_read_source(whole if inspect.isroutine(whole) else type(whole)))
+        walk.digests[_qualified_name(inner)] = _digest(_read_source(inner if inspect.isroutine(inner) else type(inner)))
     return walk.unmutated()
 
 

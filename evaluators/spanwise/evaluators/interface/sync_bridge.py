@@ -60,11 +60,11 @@ def _filter_user_frames(frames: TracebackType | None) -> TracebackType | None:
     """
     if frames is None:
         return None
-    rest = _filter_user_frames(frames.tb_next)
+    inner = _filter_user_frames(frames.tb_next)
     module = str(frames.tb_frame.f_globals.get("__name__"))
     if module.startswith(_INTERNAL_MODULES):
-        return rest
-    return TracebackType(rest, frames.tb_frame, frames.tb_lasti, frames.tb_lineno)
+        return inner
+    return TracebackType(inner, frames.tb_frame, frames.tb_lasti, frames.tb_lineno)
 
 
 class _LoopThread(Generic[T]):

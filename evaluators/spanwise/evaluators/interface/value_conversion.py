@@ -135,8 +135,8 @@ def _to_message(value: JSON) -> dict[str, Any] | None:
     role = value.get("role") or value.get("type")
     if not isinstance(role, str) or ("content" not in value and "tool_calls" not in value):
         return None
-    kept = ("content", "name", "tool_calls", "tool_call_id")
-    return {"role": _ROLES.get(role, role), **{key: value[key] for key in kept if value.get(key) is not None}}
+    keys = ("content", "name", "tool_calls", "tool_call_id")
+    return {"role": _ROLES.get(role, role), **{key: value[key] for key in keys if value.get(key) is not None}}
 
 
 _NUMBER_BY_WORD = {"Infinity": inf, "-Infinity": -inf}
