@@ -238,7 +238,7 @@ def _iterate_stored_runs(
 ) -> Iterator[PlannedRun]:
     for slot, row in enumerate(experiment.rows()):
         tally.traces[slot] = row.trace.trace_id
-        missing = stored.missing(row.trace.trace_id, evaluators)
+        missing = stored.evaluated.missing(row.trace.trace_id, evaluators)
         if missing:
             errors = stored.evaluated.errors(row.trace.trace_id)
             yield PlannedRun(slot, row.known_example, row.repetition, row.trace, missing, stored=True, errors=errors)
@@ -261,7 +261,7 @@ def _iterate_remaining_runs(
             yield replace(item, replaces=stored.retried.get(run, ()))
             continue
         tally.traces[item.slot] = trace_id
-        missing = stored.missing(trace_id, evaluators)
+        missing = stored.evaluated.missing(trace_id, evaluators)
         if missing:
             errors = stored.evaluated.errors(trace_id)
             yield replace(item, trace=store.trace(trace_id), evaluators=missing, stored=True, errors=errors)

@@ -27,23 +27,6 @@ FEEDBACK_PAGE = 20_000
 CurrentVersions: TypeAlias = Mapping[tuple[str | None, str], tuple[str | None, int]]
 
 
-@dataclass(slots=True)
-class StoredRuns:
-    """Stored runs by (example id, repetition), and the evaluators that have scored each of them."""
-
-    traces: dict[tuple[str, int], str] = field(default_factory=dict)
-    order: list[str] = field(default_factory=list)  # trace ids by start time
-    examples: dict[str, str] = field(default_factory=dict)  # trace id → example id
-    # trace ids of failed runs that will be run again, by (example id, repetition)
-    retried: dict[tuple[str, int], list[str]] = field(default_factory=dict)
-    replaced: list[str] = field(default_factory=list)  # trace ids of failed runs that were run again later
-    evaluated: EvaluatedTraces = field(default_factory=lambda: EvaluatedTraces((), frozenset()))
-
-    def missing(self, trace_id: str, evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
-        """Return the evaluators that have not scored a trace, scored it at another version, or failed on it."""
-        return self.evaluated.missing(trace_id, evaluators)
-
-
 class EvaluatedTraces:
     """Record of which evaluators have scored which traces, and on which they failed, as one bit per evaluator."""
 
@@ -101,6 +84,18 @@ class EvaluatedTraces:
         return self._only_evaluators.get((feedback.evaluator, feedback.version), 0)
 
 
+@dataclass(slots=True)
+class StoredRuns:
+    """Stored runs by (example id, repetition), and the evaluators that have scored each of them."""
+
+    evaluated: EvaluatedTraces
+    traces: dict[tuple[str, int], str] = field(default_factory=dict)
+    examples: dict[str, str] = field(default_factory=dict)  # trace id → example id
+    # trace ids of failed runs that will be run again, by (example id, repetition)
+    retried: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+    replaced: list[str] = field(default_factory=list)  # trace ids of failed runs that were run again later
+
+
 def read_stored_runs(
     store: Store,
     experiment: Experiment,
@@ -115,9 +110,7 @@ def read_stored_runs(
     another version, from before they changed, or on a trace where they failed. With `retrying`, runs whose task
     failed are not counted either.
     """
-    stored = StoredRuns(
-        evaluated=EvaluatedTraces(evaluators, frozenset(metric.key for metric in read_metrics(experiment)))
-    )
+    stored = StoredRuns(EvaluatedTraces(evaluators, frozenset(metric.key for metric in read_metrics(experiment))))
     summaries = list(iterate_pages(partial(store.traces, experiment=experiment.id, limit=RUN_PAGE)))
     for summary in _iterate_counted(summaries, experiment, stored):
         if retrying and summary.status == "error":
@@ -178,7 +171,6 @@ def read_metrics(experiment: Experiment) -> list[Metric]:
 def _add_run(summary: TraceSummary, tally: ExperimentTally, stored: StoredRuns) -> None:
     example_id = summary.example_id or summary.trace_id
     stored.traces[example_id, summary.repetition] = summary.trace_id
-    stored.order.append(summary.trace_id)
     stored.examples[summary.trace_id] = example_id
     error = (summary.error or "error") if summary.status == "error" else None
     tally.count_run(summary.duration_ns, error, example_id)
