@@ -504,7 +504,7 @@ def test_a_split_without_examples_is_named(store):
     [
         ({"limit": 0}, "limit must be an integer >= 1, got 0"),
         ({"repetitions": 1.5}, "repetitions must be an integer >= 1, got 1.5"),
-        ({"retries": -1}, r"retries and span_wait must be >= 0, got -1 and 1.0"),
+        ({"retries": -1}, r"retries must be an integer >= 0, got -1"),
         ({"timeout": 0}, "timeout must be a number of seconds > 0, or None for no limit, got 0"),
     ],
 )
