@@ -323,8 +323,13 @@ def attach_example(runs: Sequence[Run], root: Run, example: Example, inputs: JSO
     """Return the runs of a trace and its root, with the example stored in the root's attributes. For `inputs` see
     `make_example_attributes`.
     """
-    with_example = replace(root, attributes={**root.attributes, **make_example_attributes(example, root, inputs)})
-    return tuple(with_example if run is root else run for run in runs), with_example
+    return add_root_attributes(runs, root, make_example_attributes(example, root, inputs))
+
+
+def add_root_attributes(runs: Sequence[Run], root: Run, attributes: Mapping[str, JSON]) -> tuple[tuple[Run, ...], Run]:
+    """Return the runs of a trace and its root, with more attributes on the root."""
+    changed = replace(root, attributes={**root.attributes, **attributes})
+    return tuple(changed if run is root else run for run in runs), changed
 
 
 def read_attached_example(root: Run) -> Example | None:

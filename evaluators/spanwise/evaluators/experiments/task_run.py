@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from spanwise.collector.dialects import RawLog, SideRecord, read_feedback, read_sdk_span
 from spanwise.collector.records import JSON, Feedback, Link, Run, Target, Trace
 from spanwise.evaluators.datasets import view_outputs
-from spanwise.evaluators.experiments.dataset_source import attach_example, make_example_attributes
+from spanwise.evaluators.experiments.dataset_source import add_root_attributes, attach_example, make_example_attributes
 from spanwise.evaluators.experiments.experiment_plan import ExperimentPlan, FinishedRun, PlannedRun, StopConditions
 from spanwise.evaluators.experiments.task_call import (
     TaskFunction,
@@ -203,13 +203,14 @@ def _make_finished_run(
     side_records: list[SideRecord] = []
     around, runs, root = _find_root(task, attempt, spans, side_records)
     outputs = _select_outputs(attempt, around, root)
-    if attempt.error is None and outputs is None:
-        runs, root = mark_null_output(runs, root)
+    if attempt.error is None and outputs is None and names.OUTPUT_VALUE not in root.attributes:
+        # mark the null output explicitly, even if the settings exclude inputs and outputs from recording
+        runs, root = add_root_attributes(runs, root, {names.OUTPUT_VALUE: "null"})
     if plan.keep_examples:
         runs, root = attach_example(runs, root, item.example, around.inputs)
     earlier: Sequence[Run] = ()
     if failed:
-        runs, root = mark_attempt(runs, root, len(failed) + 1)
+        runs, root = add_root_attributes(runs, root, {names.ATTEMPT: len(failed) + 1})
         trees = [_find_root(task, each, each.captured.spans(0)[0], [])[1:] for each in failed]
         earlier = [run for number, tree in enumerate(trees, 1) for run in move_below_root(*tree, number, root)]
     trace = Trace(root, runs, complete=not still_open)
@@ -284,17 +285,6 @@ def promote_task_span(
     return remaining, root
 
 
-def mark_null_output(runs: tuple[Run, ...], root: Run) -> tuple[tuple[Run, ...], Run]:
-    """Return the runs of a task that returned None, and their root with an explicit null output.
-
-    The attribute is set even if the settings exclude inputs and outputs from recording.
-    """
-    if names.OUTPUT_VALUE in root.attributes:
-        return runs, root
-    marked = replace(root, attributes={**root.attributes, names.OUTPUT_VALUE: "null"})
-    return tuple(marked if run is root else run for run in runs), marked
-
-
 def _is_task_root(own: Run, around: Run, wrapped: bool) -> bool:
     in_time = names.LOCAL_ROOT not in own.attributes  # only spans that end after their local root carry this attribute
     has_outputs = not wrapped or own.outputs in (None, around.outputs)
@@ -313,19 +303,14 @@ def _move_span_counts(around: Run, run: Run, root_id: str) -> Run:
     return replace(run, attributes={**attributes, **moved})
 
 
-def mark_attempt(runs: Sequence[Run], root: Run, number: int) -> tuple[tuple[Run, ...], Run]:
-    """Return the runs of an attempt and their root. The root is marked with the attempt's number, starting at 1."""
-    marked = replace(root, attributes={**root.attributes, names.ATTEMPT: number})
-    return tuple(marked if run is root else run for run in runs), marked
-
-
 def move_below_root(runs: Sequence[Run], root: Run, number: int, final: Run) -> Iterator[Run]:
-    """Yield the runs of a failed attempt, moved into the trace of the final attempt, below its root `final`.
+    """Yield the runs of a failed attempt, moved into the trace of the final attempt, below its root `final`. Their root
+    is marked with the attempt's number, starting at 1.
 
     They do not belong to the experiment's example. Only the final run counts, and evaluators do not see the others (see
     `make_case`).
     """
-    marked_runs, own = mark_attempt(runs, root, number)
+    marked_runs, own = add_root_attributes(runs, root, {names.ATTEMPT: number})
     for run in marked_runs:
         parent = final.span_id if run is own else run.parent_id
         yield replace(run, trace_id=final.trace_id, parent_id=parent, experiment_id=None, example_id=None, repetition=0)
