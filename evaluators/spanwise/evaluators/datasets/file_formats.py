@@ -263,7 +263,11 @@ def _parse_lines(name: str, lines: Iterable[bytes | str]) -> Rows:
     for number, line in enumerate(lines, 1):
         if line.strip():
             where = f"{name}:{number}"
-            yield where, _require_object(_load_utf8_json(line, where), where)
+            try:
+                value = load_json(line, where)
+            except UnicodeError as error:
+                raise encoding_error(where, UTF_8, error) from None
+            yield where, _require_object(value, where)
 
 
 def _read_csv(path: Path, encoding: str, delimiter: str = ",") -> Rows:
@@ -318,10 +322,8 @@ def parse_cell(text: str) -> JSON:
 
 
 def _read_json(path: Path, encoding: str) -> Rows:
-    if encoding == UTF_8:
-        return _iterate_list(path, _load_utf8_json(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), path.name))
     with open_text(path, encoding) as text:
-        return _iterate_list(path, _load_utf8_json(text.read(), path.name))
+        return _iterate_list(path, load_json(text.read(), path.name))
 
 
 def _read_yaml(path: Path, encoding: str) -> Rows:
@@ -357,13 +359,6 @@ def _require_object(value: JSON, where: str) -> Mapping[str, JSON]:
     if not isinstance(value, Mapping):
         raise BadRow(f"{where} is {value!r:.80}, not an object")
     return value
-
-
-def _load_utf8_json(text: bytes | str, where: str) -> JSON:
-    try:
-        return load_json(text, where)
-    except UnicodeError as error:
-        raise encoding_error(where, UTF_8, error) from None
 
 
 _TEXT_READERS: Mapping[str, Callable[[Path, str], Rows]] = {

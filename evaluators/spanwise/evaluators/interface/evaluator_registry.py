@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from spanwise.evaluators.interface import argument_binding
 from spanwise.evaluators.interface.adapters import (
-    autoevals_adapter,
-    deepeval_adapter,
-    pydantic_evals_adapter,
-    ragas_adapter,
+    AdaptedMetric,
+    adapt_autoevals_scorer,
+    adapt_deepeval_metric,
+    adapt_pydantic_evaluator,
+    adapt_ragas_metric,
 )
-from spanwise.evaluators.interface.adapters.adapted_metric import AdaptedMetric
 from spanwise.evaluators.interface.argument_binding import read_call_fields
 from spanwise.evaluators.interface.evaluator_execution import Evaluator
 from spanwise.evaluators.interface.evaluator_factory import make_evaluator
@@ -477,10 +477,10 @@ def _find_entry_point(id: str) -> EntryPoint:
 
 
 _ADAPTERS: Mapping[str, Callable[[Any], AdaptedMetric | None]] = {
-    "autoevals": autoevals_adapter.adapt_autoevals_scorer,
-    "deepeval": deepeval_adapter.adapt_deepeval_metric,
-    "pydantic_evals": pydantic_evals_adapter.adapt_pydantic_evaluator,
-    "ragas": ragas_adapter.adapt_ragas_metric,
+    "autoevals": adapt_autoevals_scorer,
+    "deepeval": adapt_deepeval_metric,
+    "pydantic_evals": adapt_pydantic_evaluator,
+    "ragas": adapt_ragas_metric,
 }
 
 
