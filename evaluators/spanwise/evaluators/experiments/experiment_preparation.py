@@ -113,13 +113,15 @@ def prepare_experiment(
         evaluators=evaluators,
         settings=settings,
         kind=source.kind,
-        keep_examples=source.keep,
+        keep_examples=source.is_unsaved,
     )
     items = _check_first_run(items, plan, settings.splits)
     if stored is not None:
         items = _iterate_remaining_runs(items, stored, evaluators, tally, store)
         total = None if total is None else max(0, total - len(stored.traces))
-    job = ExperimentJob(plan, record, store, tally, items, total, set_evaluators, collect_environment(), source.listed)
+    job = ExperimentJob(
+        plan, record, store, tally, items, total, set_evaluators, collect_environment(), source.in_memory
+    )
     store.save_experiment(record)
     return job
 
@@ -326,8 +328,8 @@ def prepare_attach(
             "attach=True requires live traces: score the runs of an experiment with experiment.evaluate([…])"
         )
     store, name = cast(Store, settings.store), settings.name or "attached"
-    source = make_source(dataset, store, name, settings.splits, stored=True)
-    if not source.traces:
+    source = make_source(dataset, store, name, settings.splits, reload_traces=True)
+    if not source.has_traces:
         raise ValueError(f"attach=True requires live traces: a Filter or a list of traces, got {dataset!r:.200}")
     items, total = plan_runs(source, limit=settings.limit, seed=settings.seed, only=settings.ids)
     if settings.resume:

@@ -259,7 +259,7 @@ def dry_run(dataset: Any, evaluators: Iterable[Any], **options: Unpack[EvaluateO
     settings = make_settings(options, "dry_run")
     store = open_experiment_store(settings)
     try:
-        source = make_source(dataset, store, "dry run", settings.splits, keep=False)
+        source = make_source(dataset, store, "dry run", settings.splits, save=False)
         items, _ = plan_runs(source, limit=settings.limit, seed=settings.seed, only=settings.ids)
         return estimate(evaluators, (item.trace or item.example for item in items), repetitions=settings.repetitions)
     finally:
