@@ -182,8 +182,7 @@ def _set_threshold(threshold: float, metric: Metric) -> Metric:
     """
     low, high = metric.range or (-math.inf, math.inf)
     if isinstance(threshold, bool) or not low <= threshold <= high:
-        within = f"whose scores are {low:g} to {high:g}"
-        raise ValueError(f"threshold of {metric.key!r}, {within}, is a number within that, not {threshold!r}")
+        raise ValueError(f"threshold of {metric.key!r} must be a number from {low:g} to {high:g}, got {threshold!r}")
     return replace(metric, threshold=threshold)
 
 
