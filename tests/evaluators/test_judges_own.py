@@ -203,7 +203,7 @@ def test_a_definition_holds_no_key():
 
 
 def test_a_definition_with_a_function_as_its_judge_is_told_to_be_none():
-    with pytest.raises(ValueError, match="which is no plain value"):
+    with pytest.raises(ValueError, match="is not a JSON value"):
         judge("polite", POLITE, judge=says("yes")).to_dict()
 
 
