@@ -127,11 +127,37 @@ def _to_finite_number(value: Any) -> float:
     return value if isinstance(value, int | float) and isfinite(value) and value >= 0 else 0
 
 
-class RunTotals:
-    """Totals of runs: counts, durations, tokens and cost, and the trace of each result slot."""
+def compute_wall_ns(runs: Sequence[Run]) -> int:
+    """Return the time from the first start to the last end of a trace's runs, in nanoseconds.
 
-    def __init__(self) -> None:
-        self.traces: dict[int, str] = {}
+    Failed attempts are included, as in `TraceSummary`.
+    """
+    return max(0, max(run.end_ns for run in runs) - min(run.start_ns for run in runs))
+
+
+@dataclass(slots=True)
+class KeyTally:
+    """Tally of one key of an experiment, with one of its errors and the variation over repetitions."""
+
+    tally: Tally
+    why: str | None = None  # one of the errors
+    lacking: str | None = None  # reason of one of the skips
+    judge: str | None = None  # version of the judge that gave the scores; None for code and human feedback
+    # per example; filled only if there are repetitions
+    spreads: dict[str, RepetitionStats] = field(default_factory=dict)
+
+    def repeat(self, example: str, score: float, passes: bool | None) -> None:
+        """Add a score as one more repetition of its example."""
+        self.spreads.setdefault(example, RepetitionStats()).add(score, passes)
+
+
+class ExperimentTally:
+    """Totals of an experiment's runs, and a tally per key: the data of its summary."""
+
+    def __init__(self, metrics: Iterable[Metric] = (), repetitions: int = 1) -> None:
+        self._metrics = {metric.key: metric for metric in metrics}
+        self._repeats = repetitions > 1
+        self.traces: dict[int, str] = {}  # trace id of each result slot
         self.runs = 0
         self.failed = 0  # runs whose task failed
         self.why: str | None = None  # error of the failed run with the lowest example id
@@ -144,6 +170,10 @@ class RunTotals:
         self.models: Counter[str] = Counter()
         self.spent = JudgeCost()
         self.remarks: Mapping[str, None] = {}  # remarks shown below the summary table
+        self.keys: dict[str, KeyTally] = {}
+        self.overall: dict[str, Feedback] = {}  # feedback of set-level evaluators on the experiment
+        # by example, only with repetitions: whether its tasks ended without an error
+        self.ends: dict[str, RepetitionStats] = {}
 
     def add_run(
         self, slot: int, trace_id: str, duration_ns: int, error: str | None, open_spans: int = 0, example: str = ""
@@ -157,6 +187,8 @@ class RunTotals:
         """Count a finished run of an example. `error` is the task's error, or None."""
         self.runs += 1
         self.durations_ns.append(duration_ns)
+        if self._repeats:
+            self.ends.setdefault(example, RepetitionStats()).add(float(error is None), error is None)
         if error is not None:
             self.failed += 1
             # choose by example id, so that the result does not depend on the order in which runs end or are read
@@ -207,46 +239,6 @@ class RunTotals:
         }
         return {name: value for name, value in known.items() if value is not None}
 
-
-def compute_wall_ns(runs: Sequence[Run]) -> int:
-    """Return the time from the first start to the last end of a trace's runs, in nanoseconds.
-
-    Failed attempts are included, as in `TraceSummary`.
-    """
-    return max(0, max(run.end_ns for run in runs) - min(run.start_ns for run in runs))
-
-
-@dataclass(slots=True)
-class KeyTally:
-    """Tally of one key of an experiment, with one of its errors and the variation over repetitions."""
-
-    tally: Tally
-    why: str | None = None  # one of the errors
-    lacking: str | None = None  # reason of one of the skips
-    judge: str | None = None  # version of the judge that gave the scores; None for code and human feedback
-    # per example; filled only if there are repetitions
-    spreads: dict[str, RepetitionStats] = field(default_factory=dict)
-
-    def repeat(self, example: str, score: float, passes: bool | None) -> None:
-        """Add a score as one more repetition of its example."""
-        spread = self.spreads.get(example)
-        if spread is None:
-            spread = self.spreads[example] = RepetitionStats()
-        spread.add(score, passes)
-
-
-class ExperimentTally(RunTotals):
-    """Totals of an experiment's runs, and a tally per key: the data of its summary."""
-
-    def __init__(self, metrics: Iterable[Metric] = (), repetitions: int = 1) -> None:
-        super().__init__()
-        self._metrics = {metric.key: metric for metric in metrics}
-        self._repeats = repetitions > 1
-        self.keys: dict[str, KeyTally] = {}
-        self.overall: dict[str, Feedback] = {}  # feedback of set-level evaluators on the experiment
-        # by example, only with repetitions: whether its tasks ended without an error
-        self.ends: dict[str, RepetitionStats] = {}
-
     def metric(self, key: str) -> Metric:
         """Return the metric of a key, or a default metric if no evaluator declares the key."""
         return self._metrics.get(key) or Metric(key)
@@ -279,13 +271,6 @@ class ExperimentTally(RunTotals):
             of_key.why = of_key.why or feedback.error
         else:
             of_key.lacking = of_key.lacking or feedback.comment
-
-    def count_run(self, duration_ns: int, error: str | None, example: str = "") -> None:
-        """Count a finished run as `RunTotals.count_run` does. With repetitions, count it for its example too."""
-        super().count_run(duration_ns, error, example)
-        if self._repeats:
-            ok = error is None
-            self.ends.setdefault(example, RepetitionStats()).add(float(ok), ok)
 
     @property
     def task_ok(self) -> FeedbackStats:
