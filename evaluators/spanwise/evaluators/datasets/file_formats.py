@@ -429,7 +429,21 @@ def to_openai(example: Example) -> dict[str, JSON]:
     """
     if example.reference_outputs is None:
         raise ValueError(f"example {example.id[:12]} has no reference outputs to train on")
-    return {"messages": _conversation(example) + _answer_turns(example)}
+    messages = to_messages(example.history)
+    question = unwrap_single_value(example.inputs)
+    if isinstance(question, str):
+        messages.append({"role": "user", "content": question})
+    elif turns := to_messages(question):
+        messages += turns
+    else:
+        raise ValueError(f"example {example.id[:12]}: inputs {example.inputs!r:.120} are neither a string nor messages")
+    reference = unwrap_single_value(example.reference_outputs)
+    if turns := to_messages(reference):
+        messages += turns
+    else:
+        text = reference if isinstance(reference, str) else orjson.dumps(reference).decode()
+        messages.append({"role": "assistant", "content": text})
+    return {"messages": messages}
 
 
 def to_databricks(example: Example) -> dict[str, JSON]:
@@ -470,24 +484,6 @@ def _document_uris(documents: tuple[Document, ...] | None) -> list[dict[str, JSO
     return [
         {"content": document.content, **({"doc_uri": document.id} if document.id else {})} for document in documents
     ]
-
-
-def _conversation(example: Example) -> list[JSON]:
-    question = unwrap_single_value(example.inputs)
-    earlier = to_messages(example.history)
-    if isinstance(question, str):
-        return [*earlier, {"role": "user", "content": question}]
-    if turns := to_messages(question):
-        return [*earlier, *turns]
-    raise ValueError(f"example {example.id[:12]}: inputs {example.inputs!r:.120} are neither a string nor messages")
-
-
-def _answer_turns(example: Example) -> list[JSON]:
-    reference = unwrap_single_value(example.reference_outputs)
-    if turns := to_messages(reference):
-        return list(turns)
-    text = reference if isinstance(reference, str) else orjson.dumps(reference).decode()
-    return [{"role": "assistant", "content": text}]
 
 
 def _encode_json_lines(rows: list[dict[str, JSON]]) -> bytes:
