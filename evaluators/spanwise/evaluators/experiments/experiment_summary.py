@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-AGREEMENT_COLUMN = "people"  # column with a judge's agreement with human feedback
+AGREEMENT_COLUMN = "agreement"  # column with a judge's agreement with human feedback
 _TEXT_COLUMNS = ("key", "verdict", AGREEMENT_COLUMN)
 # Command that resumes an interrupted experiment, set by callers such as the command line interface
 resume_command: ContextVar[str | None] = ContextVar("spanwise_go_on", default=None)
