@@ -194,8 +194,8 @@ def get_factory(id: str) -> Any:
     """
     if own := get_registration(id):
         return own.factory
-    offered = _load_entry_point(_find_entry_point(id))
-    return offered.function if isinstance(offered, Evaluator) else offered
+    loaded = _load_entry_point(_find_entry_point(id))
+    return loaded.function if isinstance(loaded, Evaluator) else loaded
 
 
 def get_evaluator(id: str, **parameters: Any) -> Evaluator:
@@ -375,9 +375,10 @@ def _list_changed_parameters(instance: Any) -> dict[str, Any]:
     """Return the parameters of an instance that differ from their defaults."""
     changed = {}
     for field in dataclasses.fields(instance):
-        value = getattr(instance, field.name) if field.init else None
-        factory = field.default_factory
-        if field.init and value != (field.default if factory is dataclasses.MISSING else factory()):
+        if not field.init:
+            continue
+        value, factory = getattr(instance, field.name), field.default_factory
+        if value != (field.default if factory is dataclasses.MISSING else factory()):
             changed[field.name] = value
     return changed
 
@@ -399,9 +400,9 @@ def _load_entry_point(point: EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"evaluator {point.name!r} ({point.value} of {_get_distribution_name(point)}) cannot be loaded: {why}"
+            f"evaluator {point.name!r} ({point.value} of {_get_distribution_name(point)}) cannot be loaded: {reason}"
         ) from error
 
 
@@ -414,21 +415,21 @@ def _make_plugin_evaluator(point: EntryPoint, own: dict[str, Any], options: dict
     """Return a plugin's evaluator. `own` holds the plugin's own parameters, `options` those of `make_evaluator`. Raises
     `ValueError`.
     """
-    offered = _load_entry_point(point)
-    if isinstance(offered, Evaluator):
+    loaded = _load_entry_point(point)
+    if isinstance(loaded, Evaluator):
         if given := ", ".join(name for name in (*own, *options) if name != "origin"):
             raise ValueError(f"evaluator {point.name!r} is already configured and takes no parameters, got {given}")
-        return offered
-    if isinstance(offered, type):
+        return loaded
+    if isinstance(loaded, type):
         try:
-            offered = offered(**own)
+            loaded = loaded(**own)
         except TypeError as error:
             raise ValueError(f"evaluator {point.name!r} of {point.value!r}: {error}") from error
     elif own:
         raise ValueError(f"evaluator {point.name!r} of {point.value!r} takes no parameters, got {', '.join(own)}")
-    if not callable(offered):
-        raise ValueError(f"evaluator {point.name!r} of {point.value!r} is not callable: {offered!r:.200}")
-    return make_evaluator(offered, name=point.name, parameters=own, **options)
+    if not callable(loaded):
+        raise ValueError(f"evaluator {point.name!r} of {point.value!r} is not callable: {loaded!r:.200}")
+    return make_evaluator(loaded, name=point.name, parameters=own, **options)
 
 
 def _describe_plugin(point: EntryPoint) -> EvaluatorSpec:
@@ -436,10 +437,10 @@ def _describe_plugin(point: EntryPoint) -> EvaluatorSpec:
 
     Raises `ValueError` if the plugin cannot be loaded.
     """
-    offered = _load_entry_point(point)
-    if isinstance(offered, type):
-        needs, uses = read_call_fields(offered)
-        declared = getattr(offered, "metrics", None)
+    loaded = _load_entry_point(point)
+    if isinstance(loaded, type):
+        needs, uses = read_call_fields(loaded)
+        declared = getattr(loaded, "metrics", None)
         metrics = declared if isinstance(declared, tuple) else (Metric(point.name, None, primary=True),)
         return _make_plugin_spec(point, needs, metrics=metrics, uses=uses)
     evaluator = _make_plugin_evaluator(point, {}, {})
@@ -469,9 +470,9 @@ def _make_plugin_spec(point: EntryPoint, needs: tuple[str, ...], **facts: Any) -
 
 def _find_entry_point(id: str) -> EntryPoint:
     """Return the entry point of a plugin's evaluator. Raises `ValueError` that lists the closest of all ids."""
-    offered = _list_entry_points()
-    if id in offered:
-        return offered[id]
+    points = _list_entry_points()
+    if id in points:
+        return points[id]
     hint = did_you_mean(id, list_evaluators(), 3) or "; `spanwise evaluators list` shows all"
     raise ValueError(f"there is no evaluator {id!r}{hint}")
 
