@@ -142,8 +142,8 @@ def _select_by_id(
                 found[id].append(pair)
     if missing := [id for id, pairs in found.items() if not pairs]:
         raise NotFound(f"no example has the id {missing[0]!r}, or an id that begins with it (only=…)")
-    selected = {pair[0].id: pair for pairs in found.values() for pair in pairs}
-    return list(selected.values())
+    unique = {pair[0].id: pair for pairs in found.values() for pair in pairs}
+    return list(unique.values())
 
 
 def _select_examples(
