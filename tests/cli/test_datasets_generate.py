@@ -104,7 +104,7 @@ def test_a_reply_that_cannot_be_read_is_said_and_left_out(generate, endpoint, tm
     (tmp_path / "docs.jsonl").write_text('{"id": "1", "content": "one"}\n{"id": "2", "content": "two"}\n')
     result = generate(endpoint("I cannot.", '[{"question": "Q", "answer": "A"}]'), tmp_path / "docs.jsonl", "--json")
     assert json.loads(result.stdout)["example_count"] == 1
-    assert "skipped: the model's reply holds no JSON list of examples" in result.stderr
+    assert "skipped: the model's reply contains no JSON list of examples" in result.stderr
 
 
 def test_variations_of_a_dataset(generate, endpoint, tmp_path):

@@ -154,7 +154,10 @@ def test_a_definition_is_shown_and_is_the_same_judge(spanwise, tmp_path):
 def test_a_file_that_defines_nothing_is_one_line(tmp_path):
     (tmp_path / "x.yaml").write_text("[1]")
     shown = CliRunner().invoke(app, ["evaluators", "show", f"{tmp_path}/x.yaml"])
-    assert (shown.exit_code, "is no definition of an evaluator" in str(shown.exception or shown.output)) == (1, True)
+    assert (shown.exit_code, "is not the definition of an evaluator" in str(shown.exception or shown.output)) == (
+        1,
+        True,
+    )
 
 
 def test_an_evaluator_looks_at_a_stored_trace(spanwise, database):

@@ -17,7 +17,7 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.records import Document, Example, Experiment, Feedback, Rule, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.terminal_escaping import TerminalConsole, escape_line, escape_message, escape_text
-from spanwise.evaluators.experiments.experiment_progress import TerminalBar
+from spanwise.evaluators.interface.progress_display import TerminalBar
 
 # Colours, a title, the clipboard (OSC 52), NUL, BEL, C1's CSI, bidi marks and isolates, a lone surrogate, another line
 EVIL = "\x1b[31mred\x1b]0;title\x07\x1b]52;c;ZXZpbA==\x07\x00\x9b1m\u202eesrever\u2066\u200f\ud800\r\nstore: fake\u2028x\x7f"

@@ -236,7 +236,7 @@ def test_deepeval_metrics_that_judge_no_single_case_are_refused():
     arena = type("BaseArenaMetric", (), {"__module__": "deepeval.metrics.base_metric"})
     with pytest.raises(ValueError, match="compares several answers"):
         as_evaluator(arena())
-    with pytest.raises(ValueError, match="traces that deepeval records"):
+    with pytest.raises(ValueError, match="traces that deepeval recorded"):
         as_evaluator(type("Loops", (BaseMetric,), {"requires_trace": True})())
 
 
@@ -291,7 +291,7 @@ def test_ragas_metric_that_is_handed_its_model_is_refused():
     class Discrete(SimpleBaseMetric):
         async def ascore(self, **kwargs): ...
 
-    with pytest.raises(ValueError, match="is handed its model when it is asked"):
+    with pytest.raises(ValueError, match="takes its model as an argument"):
         as_evaluator(Discrete())
 
 
@@ -353,7 +353,7 @@ def test_pydantic_evals_evaluator_that_finds_nothing_to_compare_is_a_skip():
 
 
 def test_anything_else_is_no_metric():
-    with pytest.raises(TypeError, match="an evaluator is a callable"):
+    with pytest.raises(TypeError, match="an evaluator must be a callable"):
         as_evaluator(SimpleNamespace(score=1))
-    with pytest.raises(TypeError, match="an evaluator is a callable"):
+    with pytest.raises(TypeError, match="an evaluator must be a callable"):
         as_evaluator(Levenshtein)

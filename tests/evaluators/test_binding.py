@@ -53,7 +53,7 @@ def test_prepare_data_that_raises_is_an_error():
 
 
 def test_prepare_data_that_asks_for_what_no_case_has_is_refused():
-    with pytest.raises(BindingError, match="evaluator 'prepare_data' asks for 'output'"):
+    with pytest.raises(BindingError, match="evaluator 'prepare_data' has the parameter 'output'"):
         evaluator(prepare_data=lambda output: {})(lambda pair: 1)
 
 
@@ -156,7 +156,7 @@ def test_a_map_changes_the_fields_of_a_whole_case_and_no_others():
 def test_an_unknown_field_names_those_that_there_are_and_the_way_out():
     with pytest.raises(BindingError) as caught:
         as_evaluator(lambda answer: 1)
-    assert "none of inputs, outputs, reference_outputs, documents" in str(caught.value)
+    assert "not a field of a case (inputs, outputs, reference_outputs, documents" in str(caught.value)
     assert ", case" not in str(caught.value)
     assert str(caught.value).endswith("map={'answer': 'outputs.answer'}")
 

@@ -162,7 +162,7 @@ def test_intervals_hold_for_all_keys_together_and_it_is_said(store):
     sides = [evaluate(DATASET, lambda q, s=s: q * s, [keyed], store=store, progress=False) for s in (1, 2)]
     both = compare(*sides)
     assert both.contrasts()["k0"].interval == both.significance()["k0"].interval(1 - 0.05 / 4)
-    assert "95 % for all 4 differences together (Bonferroni)" in " ".join(str(both).split())
+    assert "95 % interval for all 4 differences together (Bonferroni)" in " ".join(str(both).split())
 
 
 def test_two_experiments_are_compared_without_reading_what_their_runs_hold(store):

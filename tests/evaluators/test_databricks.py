@@ -249,7 +249,7 @@ def test_what_a_custom_judge_lacks_is_named_under_its_own_key():
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ({"assessment_type": "BOTH"}, "assessment_type is 'ANSWER' or 'RETRIEVAL', not 'BOTH'"),
+        ({"assessment_type": "BOTH"}, "assessment_type must be 'ANSWER' or 'RETRIEVAL', got 'BOTH'"),
         ({"assessment_type": "RETRIEVAL"}, "it has to name {documents}"),
         ({"assessment_name": ""}, "assessment_name is a text that is not empty"),
     ],

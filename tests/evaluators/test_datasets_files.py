@@ -45,7 +45,7 @@ def test_another_encoding_has_to_be_said(tmp_path, name):
 
 def test_utf_16_without_a_mark_is_recognised(tmp_path):
     (tmp_path / "a.csv").write_text(ROWS, "utf-16-le")
-    with pytest.raises(datasets.BadRow, match=r"a\.csv looks like UTF-16: say encoding='utf-16-le'"):
+    with pytest.raises(datasets.BadRow, match=r"a\.csv looks like UTF-16: pass encoding='utf-16-le'"):
         datasets.read(tmp_path / "a.csv")
     assert datasets.read(tmp_path / "a.csv", encoding="utf-16-le")[0].reference_outputs == "Straße"
 
@@ -54,7 +54,7 @@ def test_an_encoding_that_cannot_be_meant(tmp_path):
     (tmp_path / "a.csv").write_text(ROWS, "utf-8")
     with pytest.raises(ValueError, match="encoding 'utf-99' is unknown"):
         datasets.read(tmp_path / "a.csv", encoding="utf-99")
-    with pytest.raises(ValueError, match="encoding='latin-1' is of text files"):
+    with pytest.raises(ValueError, match="encoding='latin-1' applies only to text files"):
         datasets.read([{"q": 1}], encoding="latin-1")
 
 
@@ -76,7 +76,7 @@ def test_integers_of_64_bits_are_exact(tmp_path, number):
 def test_integers_beyond_64_bits_are_no_floats(tmp_path, number):
     (tmp_path / "a.jsonl").write_text(f'{{"q": 1}}\n{{"q": [{number}]}}\n')
     with pytest.raises(
-        datasets.BadRow, match=rf"a\.jsonl:2 holds the integer {number[:20]}.*, beyond 64 bits: write it"
+        datasets.BadRow, match=rf"a\.jsonl:2 contains the integer {number[:20]}.*, which exceeds 64 bits: write it"
     ):
         datasets.read(tmp_path / "a.jsonl")
     (tmp_path / "a.csv").write_text(f'q\n"[{number}]"\n')
@@ -91,7 +91,9 @@ def test_depth_is_no_crash(tmp_path):
 
 def test_an_ending_that_is_not_read_lists_those_that_are(tmp_path, monkeypatch):
     (tmp_path / "faq.docx").write_text("x")
-    with pytest.raises(ValueError, match=r"cannot read 'faq\.docx': known endings are \.jsonl, .*\.parquet, \.xlsx"):
+    with pytest.raises(
+        ValueError, match=r"cannot read 'faq\.docx': supported suffixes are \.jsonl, .*\.parquet, \.xlsx"
+    ):
         datasets.read(tmp_path / "faq.docx")
     monkeypatch.chdir(tmp_path)
     with SQLiteStore(tmp_path / "a.db") as store, pytest.raises(ValueError, match=r"cannot read 'faq\.docx'"):
@@ -161,7 +163,7 @@ class Part(list):
 def test_a_dict_of_splits_names_them():
     given = {"train": Part([{"q": n} for n in range(3)]), "test": Part([{"q": 7, "split": "own"}])}
     with pytest.raises(
-        ValueError, match=r"has several splits: say split='train', .* it has 'train' \(3\), 'test' \(1\)"
+        ValueError, match=r"has several splits: select one with split='train', .* it has 'train' \(3\), 'test' \(1\)"
     ):
         datasets.read(given)
     with pytest.raises(ValueError, match=r"there is no split 'dev': the dict has 'train'"):

@@ -80,7 +80,7 @@ def test_a_refusal_and_an_end_too_soon_cost_one_document(said):
     with serving([Reply(body=said), REPLY]) as server:
         judge = Judge(model="small", base_url=server.url)
         assert len(datasets.generate(["a", "b"], judge, on_error=problems.append)) == 2
-    assert "the model's reply holds no examples" in str(problems[0])
+    assert "the model's reply contains no examples" in str(problems[0])
 
 
 def test_where_nobody_answers_it_ends():

@@ -136,10 +136,13 @@ def test_doubles_are_told_by_their_inputs():
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ({"type": "object"}, "has a JSON Schema under 'inputs' and 'reference_outputs', not 'type'"),
+        (
+            {"type": "object"},
+            "unknown key 'type' in the dataset's schema: put a JSON Schema under 'inputs' or 'reference_outputs'",
+        ),
         (
             {"inputs": {"properties": {"q": {"type": "strin"}}}},
-            r"no JSON Schema at inputs\.properties\.q\.type: 'strin'",
+            r"not a valid JSON Schema at inputs\.properties\.q\.type: 'strin'",
         ),
     ],
 )

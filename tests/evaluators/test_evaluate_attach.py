@@ -63,7 +63,7 @@ def test_no_experiment_is_kept(store, live):
     assert store.experiments() == []
     assert {row.trace.trace_id for row in experiment.rows()} == set(live)
     assert [row.scores for row in experiment.rows() if row.outputs == "aaa"] == [{"length": 3.0}]
-    with pytest.raises(ValueError, match="attached feedback has no experiment"):
+    with pytest.raises(ValueError, match="attach=True stores no experiment"):
         experiment.evaluate(["exact"])
 
 
@@ -110,14 +110,17 @@ def task(q):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda store: evaluate(Filter(name="answer"), task, store=store, attach=True), "give None in place of a task"),
-        (lambda store: attached(store, [{"q": 1}]), "takes live traces, a Filter or a list of them, not"),
-        (lambda store: attached(store, evaluate([{"q": 1}], task, store=store)), "an experiment's runs are scored by"),
-        (lambda store: attached(store, repetitions=2), "the same trace has no repetitions, not 2"),
-        (lambda store: attached(store, resume="abc"), "say resume=True, not 'abc'"),
+        (lambda store: evaluate(Filter(name="answer"), task, store=store, attach=True), "pass task=None"),
+        (lambda store: attached(store, [{"q": 1}]), "requires live traces: a Filter or a list of traces, got"),
+        (
+            lambda store: attached(store, evaluate([{"q": 1}], task, store=store)),
+            "score the runs of an experiment with",
+        ),
+        (lambda store: attached(store, repetitions=2), "attach=True requires repetitions=1, got 2"),
+        (lambda store: attached(store, resume="abc"), "use resume=True, got 'abc'"),
         (
             lambda store: attached(store, summary_evaluators=[evaluator(summary=True)(lambda outputs: 1)]),
-            "judges a whole",
+            "scores all cases together",
         ),
     ],
 )
@@ -145,7 +148,7 @@ def test_it_stops_and_goes_on_without_an_experiment(store, live, capfd):
 
     with pytest.raises(KeyboardInterrupt):
         attached(store, judges=[interrupted])
-    assert "go on with evaluate(…, attach=True, resume=True)" in capfd.readouterr().err
+    assert "continue with evaluate(…, attach=True, resume=True)" in capfd.readouterr().err
     assert store.experiments() == []
 
 

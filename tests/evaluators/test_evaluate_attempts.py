@@ -130,7 +130,7 @@ def test_a_retry_on_that_fails_is_told_and_costs_no_run(store):
 
 
 def test_nonsense_is_refused_before_anything_runs(store):
-    with pytest.raises(ValueError, match="retry_on is an exception type, a tuple of these, or a function"):
+    with pytest.raises(ValueError, match="retry_on must be an exception type, a tuple of these, or a function"):
         evaluate(DATA, search, retry_on="KeyError", store=store)
 
 

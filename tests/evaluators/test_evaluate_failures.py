@@ -6,7 +6,7 @@ import pytest
 
 from spanwise.evaluators import Experiment, evaluate, evaluator
 from spanwise.evaluators.experiments import rerun_command
-from spanwise.evaluators.experiments.experiment_report import make_summary
+from spanwise.evaluators.experiments.experiment_summary import make_summary
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
 from spanwise.tracer import current_run
 
@@ -75,7 +75,7 @@ def test_with_repetitions_it_is_told_where_a_task_fails_now_and_then(store):
 
 
 def test_nobody_else_has_that_key(store):
-    with pytest.raises(ValueError, match="'task_ok' is said of every run anyway"):
+    with pytest.raises(ValueError, match="the key 'task_ok' is reserved"):
         evaluate(DATA, survivor, [evaluator(key="task_ok")(lambda outputs: True)], store=store)
     said = evaluate(DATA, lambda q: current_run().feedback("task_ok", False), store=store, progress=False).summary()
     assert (list(said), said["task_ok"].mean) == ([], 1.0)

@@ -97,7 +97,7 @@ def test_what_cannot_be_copied_is_shared_and_said(store):
     data = iter([{"inputs": {"numbers": (n for n in range(3))}}])
     experiment = evaluate(data, lambda numbers: list(numbers), repetitions=2, store=store, progress=False)
     assert sorted(map(len, (row.outputs for row in experiment.rows()))) == [0, 3]
-    said = "inputs with a generator are the same in every attempt and repetition (cannot pickle 'generator' object)"
+    said = "inputs with a generator are shared by all attempts and repetitions (cannot pickle 'generator' object)"
     assert said in str(experiment)
     assert said in str(type(experiment).load(store, experiment.id))
 

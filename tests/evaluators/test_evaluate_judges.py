@@ -42,7 +42,7 @@ def test_what_judges_cost_stands_beside_what_the_tasks_cost(store):
     summary = run(store, [relevance()]).summary()
     assert (summary.tokens, summary.cost, summary.models) == (12, None, ())
     assert (summary.judge_calls, summary.judge_cached, summary.judge_tokens) == (4, 0, 440)
-    assert "4 calls of judges · 440 tokens" in str(summary)
+    assert "4 judge calls · 440 tokens" in str(summary)
 
 
 def priced(server, path, price=None):
@@ -69,7 +69,7 @@ def test_a_sum_of_costs_says_how_many_calls_it_lacks(store, tmp_path):
         experiment = run(store, both, ROWS[:2])
     summary = experiment.summary()
     assert summary.judge_cost == pytest.approx(2 * 15e-6)
-    assert "4 calls of judges · 60 tokens · $0.0000 · cost of 2 of these unknown" in str(summary)
+    assert "4 judge calls · 60 tokens · $0.0000 · cost of 2 calls unknown" in str(summary)
     assert store.experiment(experiment.id).metadata["totals"]["judge_unpriced"] == 2
 
 
@@ -94,7 +94,7 @@ def test_it_is_recorded_read_back_and_shown(store):
     totals = store.experiment(experiment.id).metadata["totals"]
     assert (totals["input_tokens"], totals["judge_input_tokens"], totals["judge_calls"]) == (4, 400, 4)
     assert Experiment.load(store, experiment.id).summary().judge_tokens == 440
-    assert "4 calls of judges" in experiment.to_html()
+    assert "4 judge calls" in experiment.to_html()
 
 
 def test_without_judges_nothing_is_said_of_them(store):

@@ -223,7 +223,7 @@ def test_an_evaluation_that_is_cancelled_from_outside_is_not_lost_silently(store
 
         await aevaluate(DATA, plain_task, [cancels_all], store=store, progress=False)
 
-    with pytest.raises(RuntimeError, match="cancelled the asyncio task in which evaluators look at a run"):
+    with pytest.raises(RuntimeError, match="cancelled the asyncio task that scores a run"):
         asyncio.run(main())
     assert store.experiments()[0].status == "interrupted"
 

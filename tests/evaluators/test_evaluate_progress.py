@@ -12,7 +12,7 @@ from rich.console import Console
 
 from spanwise.evaluators import evaluate
 from spanwise.evaluators.experiments.experiment_liveness import describe_pending_work
-from spanwise.evaluators.experiments.experiment_progress import HiddenBar, NotebookBar, TerminalBar, make_progress_bar
+from spanwise.evaluators.interface.progress_display import NotebookBar, TerminalBar, make_progress_bar
 
 DATA = [{"q": n} for n in range(3)]
 
@@ -28,9 +28,9 @@ def screen(monkeypatch):
 def test_quiet_where_there_is_no_terminal_and_in_ci(screen, monkeypatch):
     assert isinstance(make_progress_bar("x", 3, None, screen), TerminalBar)
     monkeypatch.setenv("CI", "true")
-    assert isinstance(make_progress_bar("x", 3, None, screen), HiddenBar)
+    assert not make_progress_bar("x", 3, None, screen).is_visible
     assert isinstance(make_progress_bar("x", 3, True, screen), TerminalBar)
-    assert isinstance(make_progress_bar("x", 3, False, screen), HiddenBar)
+    assert not make_progress_bar("x", 3, False, screen).is_visible
 
 
 def test_the_bar_shows_how_far_it_is_and_what_failed(screen):
@@ -43,7 +43,7 @@ def test_the_bar_shows_how_far_it_is_and_what_failed(screen):
 
 def test_the_bar_says_what_is_waited_for(screen):
     with make_progress_bar("an experiment", 3, True, screen) as shown:
-        shown.waiting("waiting for [somebody]")
+        shown.show_status("waiting for [somebody]")
     assert "waiting for [somebody]" in screen.file.getvalue()
 
 
@@ -115,7 +115,7 @@ def test_a_notebook_gets_a_bar_that_needs_no_widgets(notebook):
         assert isinstance(shown, NotebookBar)
         shown.advance(2, 1)
         assert 'an &lt;experiment&gt; <progress value="2" max="3"></progress> 2 of 3 runs, 1 failed' in shown.html()
-        shown.waiting("waiting for <x>")
+        shown.show_status("waiting for <x>")
         assert notebook[0].endswith("1 failed, waiting for &lt;x&gt;</p>")
     (left,) = notebook
     assert left.startswith("<p>an &lt;experiment&gt;: 2 runs, 1 failed in 0")

@@ -161,7 +161,7 @@ def test_a_store_that_fails_at_the_very_end_does_not_cost_the_results(store, tmp
             self.store.save_experiment(record)
 
     assert run(Task(), Closed(store, Unavailable("full"))).summary()["exact"].n == 8
-    assert "could not note the end of the experiment: full" in capfd.readouterr().err
+    assert "the end of the experiment could not be stored: full" in capfd.readouterr().err
 
 
 def test_a_finished_experiment_is_not_run_again_by_mistake(store):

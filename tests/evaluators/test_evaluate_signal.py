@@ -39,7 +39,7 @@ def test_ctrl_c(tmp_path, kind):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=240)
     assert process.returncode == -signal.SIGINT
-    assert "go on with evaluate(…, resume=" in said
+    assert "continue with evaluate(…, resume=" in said
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         experiment = Experiment.load(store, "x")
         assert experiment.record.status == "interrupted"
@@ -53,7 +53,7 @@ def test_an_interrupted_command_says_its_own_flag(tmp_path):
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=240)
-    assert "go on with spanwise eval check.py --store a.db --resume\n" in said
+    assert "continue with spanwise eval check.py --store a.db --resume\n" in said
 
 
 EVALUATION = """

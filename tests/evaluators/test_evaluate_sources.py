@@ -262,7 +262,7 @@ def test_evaluators_see_odd_numbers_as_they_are_read_back(store):
 
 def test_corrections_of_traces_that_were_not_picked_are_said(store, traces):
     corrections = {traces[0].trace_id: "right", "f" * 32: "nobody's"}
-    with pytest.raises(ValueError, match=f"1 corrections are of traces that were not picked, as '{'f' * 32}'"):
+    with pytest.raises(ValueError, match=f"1 corrections refer to traces that were not selected, such as '{'f' * 32}'"):
         datasets.from_traces(store, [run.trace_id for run in traces], corrections=corrections)
 
 

@@ -87,7 +87,7 @@ def test_where_no_file_can_be_written_memory_keeps_the_results(store, tmp_path):
     (tmp_path / "file").write_text("")
     spool = ResultSpool("e" * 32, [tmp_path / "file", tmp_path / "file" / "below"])
     spool.add(SpoolBatch([run()], []))
-    assert (spool.paths, len(list(spool.parcels()))) == ([], 1)
+    assert (spool.paths, len(list(spool.batches()))) == ([], 1)
     assert spool.deliver(store) == store.count()["spans"] == 1
 
 
@@ -120,7 +120,7 @@ def test_a_line_that_a_kill_cut_off_is_passed_over_and_any_other_is_told(store, 
     assert deliver_spool(file, store) == 1
     assert not file.exists()
     file.write_bytes(line + b"{}\n" + line)
-    with pytest.raises(ValueError, match="line 2 holds no runs"):
+    with pytest.raises(ValueError, match="line 2 is invalid"):
         deliver_spool(file, store)
     assert file.exists()
 
@@ -133,7 +133,7 @@ def test_what_another_process_is_writing_is_left_alone(store, tmp_path, capfd):
         fcntl.flock(file, fcntl.LOCK_EX)
         go(store)
         assert path.exists()
-    assert f"another process still writes {path}" in capfd.readouterr().err
+    assert f"another process is still writing {path}" in capfd.readouterr().err
     go(store)
     assert not path.exists()
 
@@ -181,7 +181,7 @@ def test_what_only_the_absent_store_has_is_told_in_one_line(store):
 
     first = go(store)
     store.delete(trace_ids=(next(first.rows()).trace.trace_id,))
-    with pytest.raises(Unavailable, match="5 of the runs are not in the spool, and away: gone"):
+    with pytest.raises(Unavailable, match="5 of the runs are not in the spool file and cannot be read: gone"):
         list(go(Gone(store)).rows())
 
 
@@ -189,8 +189,8 @@ def test_a_spool_that_is_too_large_is_not_read(store, tmp_path):
     spool = ResultSpool("e" * 32, [tmp_path])
     spool.add(SpoolBatch([run()], []))
     spool.close()
-    with pytest.raises(Refused, match=r"spanwise-spool-.*too much to be read there"):
-        make_spooled_store(store, spool, largest=100).many(["1" * 32])
+    with pytest.raises(Refused, match=r"spanwise-spool-.*too large to read"):
+        make_spooled_store(store, spool, max_bytes=100).many(["1" * 32])
 
 
 def test_scoring_further_delivers_the_spool_first(store):

@@ -122,7 +122,7 @@ def test_resume_refuses_an_object_with_another_prompt_and_says_what_it_cannot_co
 
     run(App("p1"), progress=False)
     run(App("p1"))
-    assert "cannot tell whether this is as it was: " in (said := capfd.readouterr().err)
+    assert "cannot check whether these values have changed: " in (said := capfd.readouterr().err)
     assert "App().lock (lock)" in said
     with pytest.raises(CannotResume, match=r"the task's code changed: .*App\(\)\.prompt\. Its stored runs"):
         run(App("p2"), progress=False)

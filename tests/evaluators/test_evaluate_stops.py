@@ -63,7 +63,7 @@ def test_what_ran_is_stored_and_it_goes_on_where_it_stopped(store, capfd):
     resume_command.set(None)  # as if no command had run in this process
     stopped = ran(store, fails, max_failures=2)
     assert (stopped.record.status, store.experiment("x").status) == ("interrupted", "interrupted")
-    assert f"go on with evaluate(…, resume='{stopped.id[:8]}')" in capfd.readouterr().err
+    assert f"continue with evaluate(…, resume='{stopped.id[:8]}')" in capfd.readouterr().err
     loaded = Experiment.load(store, stopped.id)
     assert "x on " in str(loaded)
     assert ", interrupted" in str(loaded)
@@ -121,11 +121,11 @@ def test_failed_attempts_count_against_the_budget(store):
 def test_a_price_that_nobody_knows_is_said(store, usd):
     summary = ran(store, lambda q: costs(q, usd), max_usd=0.01).summary()
     assert summary.runs == 200
-    assert [line.split(":")[0] for line in summary.remarks] == ["max_usd leaves out calls of our-own"]
+    assert [line.split(",")[0] for line in summary.remarks] == ["max_usd does not count calls of our-own"]
 
 
 def test_a_share_needs_a_count(store):
-    with pytest.raises(ValueError, match=r"max_failures=0\.2 is a share of a number of runs that nobody knows"):
+    with pytest.raises(ValueError, match=r"max_failures=0\.2 is a share of the runs"):
         evaluate(({"q": n} for n in range(3)), fails, max_failures=0.2, store=store, progress=False)
     assert (
         evaluate(({"q": n} for n in range(9)), fails, max_failures=2, store=store, progress=False).summary().failed >= 2
@@ -140,7 +140,9 @@ NONSENSE = [float("nan"), float("inf"), -1, 0, True, "3", 1.5]
 def test_nonsense_is_refused_with_words(store, name, value):
     if value == 1.5 and name != "max_failures":
         return
-    with pytest.raises(ValueError, match=rf"^{name} is some|^{name} is a whole number, at least 1, or a share") as told:
+    with pytest.raises(
+        ValueError, match=rf"^{name} must be a number of|^{name} must be an integer >= 1, a share"
+    ) as told:
         ran(store, fails, **{name: value})
     assert repr(value) in str(told.value)
 
@@ -164,7 +166,7 @@ def test_nonsense_is_refused_with_words(store, name, value):
 )
 def test_other_nonsense_too(store, settings):
     ((name, value),) = settings.items()
-    with pytest.raises(ValueError, match=f"^{name} is ") as told:
+    with pytest.raises(ValueError, match=f"^{name} must be ") as told:
         ran(store, fails, **settings)
     assert repr(value) in str(told.value)
 
@@ -189,7 +191,7 @@ def test_one_example_is_run_alone_by_its_id_or_how_it_begins(store):
 
 def test_an_id_that_is_not_there_is_named(store):
     for data in (DATA, iter(DATA)):
-        with pytest.raises(NotFound, match=r"no example has the id 'abc', nor one that begins so \(only=…\)"):
+        with pytest.raises(NotFound, match=r"no example has the id 'abc', or an id that begins with it \(only=…\)"):
             evaluate(data, fails, only="abc", store=store, progress=False)
 
 
@@ -238,6 +240,6 @@ def test_why_it_stopped_is_still_said_when_it_was_scored_further(store):
 
 
 def test_a_share_of_runs_that_nobody_has_counted_begins_nothing(store):
-    with pytest.raises(ValueError, match="a share of a number of runs that nobody knows beforehand"):
+    with pytest.raises(ValueError, match="a share of the runs, but their number is not known in advance"):
         evaluate(iter(DATA), fails, max_failures=0.5, store=store, progress=False)
     assert store.experiments() == []

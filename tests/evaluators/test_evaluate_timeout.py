@@ -65,7 +65,7 @@ def test_the_run_fails_at_its_time_and_the_others_go_on(store, task):
 @pytest.mark.parametrize(("task", "still"), [(swallows, 3), (late, 0), (hangs, 3), (streams, 3)])
 def test_what_is_still_at_work_is_said(store, task, still):
     experiment = evaluate(DATA, task, timeout=0.5, store=store, progress=False)
-    said = f"{still} tasks did not stop at their timeout and are still at work in this process"
+    said = f"{still} tasks did not stop at their timeout and still run in this process"
     assert (said in str(experiment)) == bool(still)
     assert ("did not stop" in str(Experiment.load(store, experiment.id))) == bool(still)
 
@@ -153,6 +153,6 @@ def test_one_ctrl_c_is_enough(tmp_path, kind, bound):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=240)
     assert process.returncode == -signal.SIGINT
-    assert "go on with evaluate(…, resume=" in said
+    assert "continue with evaluate(…, resume=" in said
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         assert store.experiment("x").status == "interrupted"

@@ -169,7 +169,7 @@ def test_patterns_are_searched_for_as_in_jsonschema(answer, passes):
 def test_the_schemas_true_and_false():
     assert score(get_evaluator("json_schema", json_schema=True), outputs="1")[0].score is True
     assert score(get_evaluator("json_schema", json_schema=False), outputs="1")[0].score is False
-    with pytest.raises(ValueError, match="json_schema is a dict"):
+    with pytest.raises(ValueError, match="json_schema must be a dict"):
         get_evaluator("json_schema", json_schema=[1])
 
 

@@ -109,7 +109,7 @@ def test_a_judge_is_data_without_its_key_and_is_made_again_from_it(monkeypatch):
 
 
 def test_a_function_is_no_data():
-    with pytest.raises(ValueError, match="which is no plain value"):
+    with pytest.raises(ValueError, match="is not a JSON value"):
         get_evaluator("relevance_to_query", judge=scripted("a")).to_dict()
 
 

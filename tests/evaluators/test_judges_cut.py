@@ -50,8 +50,8 @@ def test_each_value_that_is_cut_is_named():
 def test_a_summary_counts_the_texts_that_were_cut():
     rows = [{"inputs": n, "outputs": text} for n, text in enumerate((LONG, "short", LONG))]
     experiment = evaluate(rows, None, [own(max_characters=1_000)], progress=False)
-    assert "2 texts cut before judging" in str(experiment)
-    assert "cut before judging" not in str(evaluate(rows[1:2], None, [own(max_characters=1_000)], progress=False))
+    assert "2 texts truncated before judging" in str(experiment)
+    assert "truncated before judging" not in str(evaluate(rows[1:2], None, [own(max_characters=1_000)], progress=False))
 
 
 JUDGES = {

@@ -176,7 +176,7 @@ def test_examples_are_shown_before_the_question():
         ({"outputs": "x", "rationale": "y"}, "example 2 lacks rating"),
         ({**SHOT, "rating": "perhaps"}, "the rating 'perhaps', which is none of 'yes', 'no'"),
         ({**SHOT, "rationale": " "}, "has no rationale"),
-        ("Go away.", "examples is a list of a dict"),
+        ("Go away.", "examples must be a list of dicts"),
     ],
 )
 def test_examples_are_checked_against_the_columns(example, why):
@@ -203,7 +203,7 @@ def test_a_definition_holds_no_key():
 
 
 def test_a_definition_with_a_function_as_its_judge_is_told_to_be_none():
-    with pytest.raises(ValueError, match="which is no plain value"):
+    with pytest.raises(ValueError, match="is not a JSON value"):
         judge("polite", POLITE, judge=says("yes")).to_dict()
 
 

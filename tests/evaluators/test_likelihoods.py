@@ -250,7 +250,7 @@ def test_nothing_passes_or_fails_a_perplexity_until_a_threshold_is_given():
     [found] = score(get_evaluator("perplexity", model=Noting()), outputs="a")
     assert get_evaluator("perplexity").metrics[0].passes(found.score) is None
     assert get_evaluator("perplexity", threshold=20).metrics[0].passes(found.score)
-    with pytest.raises(ValueError, match=r"whose scores are 1 to inf, is a number within that, not 0\.5"):
+    with pytest.raises(ValueError, match=r"must be a number from 1 to inf, got 0\.5"):
         get_evaluator("perplexity", metric_threshold=0.5)
 
 

@@ -83,15 +83,15 @@ def test_the_least_that_can_be_meant_is_taken(options):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"retries": 1.0}, "retries is a whole number, 0 or more, not 1.0"),
-        ({"retries": True}, "retries is a whole number, 0 or more, not True"),
-        ({"retries": 1, "retry_on": "no"}, "retry_on is an exception type, a tuple of these, or a function"),
-        ({"retry_on": OSError}, "retry_on says what is tried again, but retries, how often, is 0"),
-        ({"max_cases": 0}, "max_cases is a whole number, 1 or more, not 0"),
-        ({"timeout": 0}, "timeout is seconds, more than 0, not 0"),
-        ({"timeout": "1"}, "timeout is seconds, more than 0, not '1'"),
-        ({"threshold": float("nan")}, "threshold is a number, not nan"),
-        ({"key": 5}, "key is a text that is not empty, not 5"),
+        ({"retries": 1.0}, "retries must be an integer >= 0, got 1.0"),
+        ({"retries": True}, "retries must be an integer >= 0, got True"),
+        ({"retries": 1, "retry_on": "no"}, "retry_on must be an exception type, a tuple of these, or a function"),
+        ({"retry_on": OSError}, "retry_on has no effect because retries is 0"),
+        ({"max_cases": 0}, "max_cases must be an integer >= 1, got 0"),
+        ({"timeout": 0}, "timeout must be a number of seconds > 0, got 0"),
+        ({"timeout": "1"}, "timeout must be a number of seconds > 0, got '1'"),
+        ({"threshold": float("nan")}, "threshold must be a number, got nan"),
+        ({"key": 5}, "key must be a non-empty string, got 5"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(options, words):
@@ -142,7 +142,7 @@ def test_plain_values_within_values_can_be_written(value):
 @pytest.mark.parametrize("value", [{1: "a"}, [len], {"a": {"b": object()}}, b"bytes"])
 def test_a_value_that_no_json_holds_cannot(value):
     judge = interface.make_evaluator(of_this_module, origin={"type": "x", "init_parameters": {"value": value}})
-    with pytest.raises(ValueError, match=r"has the parameter value=.*, which is no plain value"):
+    with pytest.raises(ValueError, match=r"cannot be serialized: the parameter value=.* is not a JSON value"):
         judge.to_dict()
 
 

@@ -80,7 +80,11 @@ def test_undefined_and_infinite_scores_keep_their_metadata():
     undefined = only({"score": float("nan"), "metadata": {"a": 1}})
     infinite = only({"score": float("-inf"), "metadata": {"a": 1}, "key": "other"})
     assert (undefined.outcome, undefined.comment) == ("skip", "the score is NaN: undefined for this case")
-    assert (infinite.outcome, infinite.error, infinite.key) == ("error", "InvalidResult: -inf is no score", "other")
+    assert (infinite.outcome, infinite.error, infinite.key) == (
+        "error",
+        "InvalidResult: the score -inf is not finite",
+        "other",
+    )
     assert undefined.metadata == infinite.metadata == {"a": 1}
 
 
@@ -108,7 +112,8 @@ def test_results_may_be_a_single_one():
 
 def test_a_misspelt_field_is_named_with_those_that_there_are():
     with pytest.raises(
-        InvalidResult, match=r"a dict with 'scor'; known are comment, error, judge_trace_id, key, label"
+        InvalidResult,
+        match=r"a dict with unknown fields: 'scor'; known fields: comment, error, judge_trace_id, key, label",
     ):
         made({"scor": 1})
 
@@ -187,8 +192,8 @@ GIVEN = Example(inputs=1, outputs="o")
         (
             ["reference_outputs"],
             Case(example=GIVEN),
-            "needs reference_outputs; the example has given outputs alone: if those are the reference, read them with "
-            "columns={'outputs': 'reference_outputs'}",
+            "needs reference_outputs; the example has outputs but no reference: if its outputs are the "
+            "reference, read them with columns={'outputs': 'reference_outputs'}",
         ),
     ],
 )

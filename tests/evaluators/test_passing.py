@@ -126,7 +126,7 @@ def test_an_option_says_which(given):
 
 @pytest.mark.parametrize("given", ["ValueError", 3, (), (ValueError, "no"), int])
 def test_an_option_that_says_nothing_is_refused(given):
-    with pytest.raises(ValueError, match="retry_on is an exception type"):
+    with pytest.raises(ValueError, match="retry_on must be an exception type"):
         compile_retry_on(given)
 
 

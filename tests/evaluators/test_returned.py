@@ -188,7 +188,7 @@ def test_whatever_is_undefined_is_a_skip(nothing):
 
 @pytest.mark.parametrize("endless", [float("inf"), np.float32("-inf"), Decimal("Infinity"), "inf"], ids=repr)
 def test_whatever_is_infinite_is_an_error(endless):
-    assert only({"score": endless}).error.endswith("inf is no score")
+    assert only({"score": endless}).error.endswith("inf is not finite")
 
 
 @pytest.mark.parametrize(("given", "value"), [("4", 4.0), (" 0.5 ", 0.5), ("-1e-3", -0.001), (np.str_("4"), 4.0)])
@@ -232,7 +232,9 @@ def test_what_is_no_result_is_nonsense(nonsense):
 
 @pytest.mark.parametrize("returned", [[0.5, "because"], ("good", "because"), [1, 2]])
 def test_several_values_without_keys_are_told_how_to_say_it(returned):
-    with pytest.raises(InvalidResult, match=r"'judge' twice.*Give each its own.*a score and why are \{'score'"):
+    with pytest.raises(
+        InvalidResult, match=r"'judge' twice.*Give each result its own key.*a score with its reason is \{'score'"
+    ):
         MAKER.wrap(returned, TARGET)
 
 

@@ -117,7 +117,7 @@ def test_the_source_of_a_function_and_of_what_it_calls_makes_the_version(tmp_pat
 
 def test_code_without_source_needs_a_version_by_hand() -> None:
     made = eval("lambda outputs: 1")
-    with pytest.raises(ValueError, match=r"is not to be had; say monitor\('r', …, version="):
+    with pytest.raises(ValueError, match=r"is not available; say monitor\('r', …, version="):
         monitor("r", evaluators=[made])
     one, two = (monitor("r", evaluators=[made], version=version).record for version in ("1", "2"))
     assert one.version != two.version

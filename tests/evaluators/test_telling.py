@@ -10,12 +10,12 @@ import sys
 import pytest
 
 from spanwise.evaluators.interface import progress_display
-from spanwise.evaluators.interface.progress_display import redirect_progress, show_status, track_progress
+from spanwise.evaluators.interface.progress_display import redirect_status, show_status, track_progress
 
 
 def test_who_draws_already_is_told_and_told_when_it_is_over():
     said: list[str] = []
-    with redirect_progress(said.append), pytest.raises(ValueError, match="broken"), show_status("loading x"):
+    with redirect_status(said.append), pytest.raises(ValueError, match="broken"), show_status("loading x"):
         assert said == ["loading x"]
         raise ValueError("broken")
     assert said == ["loading x", ""]
@@ -30,7 +30,7 @@ def test_nobody_is_told_where_nobody_looks(capfd: pytest.CaptureFixture[str]):
 def test_how_far_it_is_is_told_when_it_takes_a_while(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(progress_display, "SHOW_AFTER", -1.0)
     said: list[str] = []
-    with redirect_progress(said.append):
+    with redirect_status(said.append):
         assert list(track_progress([["a"] * 1000, ["b"] * 1000], "texts embedded"))
     assert said == ["1,000 of 2,000 texts embedded", "2,000 of 2,000 texts embedded", ""]
 
@@ -38,7 +38,7 @@ def test_how_far_it_is_is_told_when_it_takes_a_while(monkeypatch: pytest.MonkeyP
 def test_one_part_is_told_of_by_nobody(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(progress_display, "SHOW_AFTER", -1.0)
     said: list[str] = []
-    with redirect_progress(said.append):
+    with redirect_status(said.append):
         assert list(track_progress([["a"]], "texts embedded")) == [["a"]]
     assert said == []
 

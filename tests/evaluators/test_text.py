@@ -151,7 +151,7 @@ def test_a_tuple_is_the_list_that_json_makes_of_it():
     ("id", "threshold"), [("exact", 5), ("exact", -0.1), ("latency", -1), ("pii", 2), ("exact", True)]
 )
 def test_a_threshold_that_no_score_or_every_score_is_beyond_is_refused(id, threshold):
-    with pytest.raises(ValueError, match=rf"is a number within that, not {threshold}"):
+    with pytest.raises(ValueError, match=rf"must be a number from .*, got {threshold}"):
         get_evaluator(id, threshold=threshold)
 
 
@@ -163,7 +163,7 @@ def test_thresholds_within_the_range_of_scores_and_at_its_ends_are_taken(id, thr
 
 
 def test_a_threshold_of_ones_own_evaluator_is_within_the_range_that_it_declares():
-    with pytest.raises(ValueError, match="threshold of 'stars', whose scores are 1 to 5"):
+    with pytest.raises(ValueError, match="threshold of 'stars' must be a number from 1 to 5"):
         evaluator(key="stars", range=(1, 5), threshold=0.5)(lambda outputs: 3)
     assert evaluator(key="stars", threshold=50)(lambda outputs: 3).metrics[0].threshold == 50
 

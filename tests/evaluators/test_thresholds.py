@@ -82,12 +82,12 @@ def test_fewer_scores_than_it_takes_are_told_below_the_mean(count, few, tmp_path
         made = evaluate(rows, lambda text: text, evaluators=[long], store=store, progress=False)
         again = Experiment.load(store, made.id)
     assert made.summary().few == again.summary().few == few
-    assert ("long is of no use yet: it takes 3 scores (min_test_cases)" in str(again)) == bool(few)
+    assert ("long has too few scores: it requires 3 (min_test_cases)" in str(again)) == bool(few)
 
 
 @pytest.mark.parametrize("least", [-1, 2.5, True, "many"])
 def test_how_many_it_takes_is_a_whole_number(least):
-    with pytest.raises(ValueError, match="min_cases is a whole number, 0 or more"):
+    with pytest.raises(ValueError, match="min_cases must be an integer >= 0"):
         get_evaluator("exact", min_test_cases=least)
 
 

@@ -52,6 +52,7 @@ def test_a_summary_can_be_printed_when_the_store_is_closed(tmp_path: Path) -> No
 def test_an_experiment_without_judges_has_no_such_column(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         text = str(evaluate(ROWS, lambda q: q, [get_evaluator("exact")], store=store, name="plain"))
+    assert "agreement" not in text
     assert "people" not in text
 
 

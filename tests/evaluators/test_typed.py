@@ -69,14 +69,14 @@ class Declared:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("text", 5, "text is a text, not 5"),
-        ("count", "5", "count is a whole number or None, not '5'"),
-        ("share", "x", "share is a number, not 'x'"),
-        ("strict", 1, "strict is true or false, not 1"),
-        ("kind", "c", "kind is 'a' or 'b', not 'c'"),
-        ("names", 5, "names is a list of a text or None, not 5"),
-        ("detect", 5, "detect is a function or None, not 5"),
-        ("schema", 5, "schema is a dict or a text, not 5"),
+        ("text", 5, "text must be a string, got 5"),
+        ("count", "5", "count must be an integer or None, got '5'"),
+        ("share", "x", "share must be a number, got 'x'"),
+        ("strict", 1, "strict must be True or False, got 1"),
+        ("kind", "c", "kind must be 'a' or 'b', got 'c'"),
+        ("names", 5, "names must be a list of strings or None, got 5"),
+        ("detect", 5, "detect must be a function or None, got 5"),
+        ("schema", 5, "schema must be a dict or a string, got 5"),
     ],
 )
 def test_what_should_have_been_given_is_told_in_words(name, value, words):
@@ -87,5 +87,5 @@ def test_what_should_have_been_given_is_told_in_words(name, value, words):
 
 def test_every_parameter_is_looked_at():
     check_parameter_types("judge", Declared, {"text": "a", "count": 3})
-    with pytest.raises(ValueError, match="count is"):
+    with pytest.raises(ValueError, match="count must be"):
         check_parameter_types("judge", Declared, {"text": "a", "count": "3"})

@@ -28,7 +28,7 @@
       Stuck(RuntimeError)            hanging evaluators occupy every slot of a rule in this process
       BadRow(ValueError)             a row of a data file cannot become an example
       SchemaError(ValueError)        an example violates its dataset's schema, or the schema is invalid
-      ModelSaid(ValueError)          a model's reply holds no examples
+      ModelSaid(ValueError)          a model's reply contains no examples
       ConditionError(ValueError)     a condition of an evaluator is malformed
       InvalidJSON(ValueError)        a text is not JSON, or not the JSON that a schema requires
 

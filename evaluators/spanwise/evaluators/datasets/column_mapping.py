@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from spanwise.collector.errors import SpanwiseError
-from spanwise.collector.records import JSON, Document, Example
+from spanwise.collector.records import JSON, Example
 from spanwise.evaluators.interface import to_documents, to_plain
 
 Split: TypeAlias = str | Sequence[str] | None
@@ -61,20 +61,17 @@ def read_split_rows(source: Mapping[str, Any], split: Split) -> Iterator[tuple[s
 
 
 def _choose_splits(source: Mapping[str, Any], split: Split) -> Sequence[str]:
-    there = ", ".join(f"{name!r}{_describe_size(part)}" for name, part in source.items())
+    sizes = {name: f" ({len(part):,})" if hasattr(part, "__len__") else "" for name, part in source.items()}
+    available = ", ".join(f"{name!r}{size}" for name, size in sizes.items())
     if split is None and len(source) > 1:
         first = next(iter(source))
         raise ValueError(
-            f"a {type(source).__name__} has several splits: say split={first!r}, or a list; it has {there}"
+            f"a {type(source).__name__} has several splits: select one with split={first!r}, or pass a list; it has {available}"
         )
     names = list(source) if split is None else [split] if isinstance(split, str) else list(split)
     if absent := [name for name in names if name not in source]:
-        raise ValueError(f"there is no split {absent[0]!r}: the {type(source).__name__} has {there}")
+        raise ValueError(f"there is no split {absent[0]!r}: the {type(source).__name__} has {available}")
     return names
-
-
-def _describe_size(part: Any) -> str:
-    return f" ({len(part):,})" if hasattr(part, "__len__") else ""
 
 
 Columns: TypeAlias = dict[str, JSON]
@@ -84,7 +81,6 @@ MARKER_COLUMNS = frozenset({"retrieval_context", "additional_metadata"})
 _PHOENIX_PREFIXES = {"input": "inputs", "output": "reference_outputs", "metadata": "metadata"}
 _DEEPEVAL_COLUMNS = frozenset({"context", *MARKER_COLUMNS})
 _MLFLOW_TRACE_COLUMNS = frozenset({"trace_id", "request", "response", "assessments"})
-_MLFLOW_COLUMNS = frozenset({"expectations", "dataset_record_id"})
 _SPAN_PREFIX = "attributes."  # prefix of most columns in a DataFrame of Phoenix spans
 _SPAN_INPUTS = "attributes.input.value"
 
@@ -113,14 +109,14 @@ def normalize_layout(row: Columns) -> Columns:
 def _from_mlflow_trace(row: Columns) -> Columns:
     """Return request, response and expectations of a row of `mlflow.search_traces()`."""
     assessments = row["assessments"] if isinstance(row["assessments"], list) else []
-    said = [one for one in assessments if isinstance(one, Mapping) and "expectation" in one]
-    expected = {str(one.get("assessment_name")): _expectation_value(one["expectation"]) for one in said}
-    named = {name: row[name] for name in ("request", "response")}
-    return {**named, "expectations": expected, "metadata": {"trace_id": row["trace_id"]}}
-
-
-def _expectation_value(expectation: JSON) -> JSON:
-    return expectation.get("value") if isinstance(expectation, Mapping) else expectation
+    expected = {}
+    for assessment in assessments:
+        if isinstance(assessment, Mapping) and "expectation" in assessment:
+            value = assessment["expectation"]
+            name = str(assessment.get("assessment_name"))
+            expected[name] = value.get("value") if isinstance(value, Mapping) else value
+    columns = {name: row[name] for name in ("request", "response")}
+    return {**columns, "expectations": expected, "metadata": {"trace_id": row["trace_id"]}}
 
 
 def _from_deepeval(row: Columns) -> Columns:
@@ -137,28 +133,28 @@ def _from_deepeval(row: Columns) -> Columns:
 def _from_turns(row: Columns) -> Columns:
     """Convert a conversation of DeepEval: the assistant's last turn is the output. A row without turns is a scenario."""
     turns = row.get("turns")
-    rest = {"reference_outputs" if name == "expected_outcome" else name: value for name, value in row.items()}
+    others = {"reference_outputs" if name == "expected_outcome" else name: value for name, value in row.items()}
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, Mapping) for turn in turns):
-        return {"inputs.scenario" if name == "scenario" else name: value for name, value in rest.items()}
-    del rest["turns"]
-    said = [{"role": turn.get("role"), "content": turn.get("content")} for turn in turns]
-    if said[-1]["role"] != "assistant":
-        return {"inputs": {"input": said}, **rest}
-    return {"inputs": {"input": said[:-1]}, "outputs": {"output": said[-1]}, **rest}
+        return {"inputs.scenario" if name == "scenario" else name: value for name, value in others.items()}
+    del others["turns"]
+    messages = [{"role": turn.get("role"), "content": turn.get("content")} for turn in turns]
+    if messages[-1]["role"] != "assistant":
+        return {"inputs": {"input": messages}, **others}
+    return {"inputs": {"input": messages[:-1]}, "outputs": {"output": messages[-1]}, **others}
 
 
 def _from_span(row: Columns) -> Columns:
     """Convert a span of Phoenix or Arize with OpenInference attributes."""
     retrieved = row.get("attributes.retrieval.documents")
-    named: Columns = {"inputs": _parse_mime_value(row, "input"), "outputs": _parse_mime_value(row, "output")}
+    fields: Columns = {"inputs": _parse_mime_value(row, "input"), "outputs": _parse_mime_value(row, "output")}
     if isinstance(retrieved, list):
-        named["documents"] = [
-            {name.removeprefix("document."): value for name, value in one.items()}
-            for one in retrieved
-            if isinstance(one, Mapping)
+        fields["documents"] = [
+            {name.removeprefix("document."): value for name, value in document.items()}
+            for document in retrieved
+            if isinstance(document, Mapping)
         ]
     others = {name: value for name, value in row.items() if not name.startswith(_SPAN_PREFIX) and name != "parent_id"}
-    return {**others, **named}
+    return {**others, **fields}
 
 
 def _parse_mime_value(row: Columns, side: str) -> JSON:
@@ -178,21 +174,19 @@ def _from_messages(row: Columns) -> Columns:
     turns = row["messages"]
     if not isinstance(turns, list) or not turns or not isinstance(turns[-1], Mapping):
         return row
-    rest = {name: value for name, value in row.items() if name != "messages"}
+    others = {name: value for name, value in row.items() if name != "messages"}
     if turns[-1].get("role") != "assistant":
-        return {"inputs": {"input": turns}, **rest}
-    return {"inputs": {"input": turns[:-1]}, "reference_outputs": {"output": turns[-1]}, **rest}
+        return {"inputs": {"input": turns}, **others}
+    return {"inputs": {"input": turns[:-1]}, "reference_outputs": {"output": turns[-1]}, **others}
 
 
 def _from_prefixes(row: Columns) -> Columns:
     """Convert a row of Phoenix's CSV, in which the prefix of a column names its field."""
     split = {name: name.partition("_") for name in row if name != "example_id"}
-    if not split or not {head for head, _, part in split.values() if part} <= _PHOENIX_PREFIXES.keys():
+    if not split or not all(key and prefix in _PHOENIX_PREFIXES for prefix, _, key in split.values()):
         return row
-    if not all(part for _, _, part in split.values()):
-        return row
-    named = {name: f"{_PHOENIX_PREFIXES[head]}.{part}" for name, (head, _, part) in split.items()}
-    return {named.get(name, name): value for name, value in row.items()}
+    renamed = {name: f"{_PHOENIX_PREFIXES[prefix]}.{key}" for name, (prefix, _, key) in split.items()}
+    return {renamed.get(name, name): value for name, value in row.items()}
 
 
 Row = Mapping[str, JSON]
@@ -252,13 +246,14 @@ def to_example(row: Row, *, where: str = "row", columns: Mapping[str, str] | Non
     row = {name: value for name, value in row.items() if not _is_missing(value) or name in MARKER_COLUMNS}
     if not columns and "inputs" in row and row.keys() <= FIELDS.keys():
         return _build_example(row, where)  # all names are field names, so no mapping is needed
-    draft, rest = _split_fields(normalize_layout(_rename_columns(row, columns or {})))
-    _assign_references(draft, rest, row)
+    renamed = {(columns or {}).get(name, str(name)): value for name, value in row.items()}
+    draft, others = _split_fields(normalize_layout(renamed))
+    _assign_references(draft, others, row)
     if "inputs" in draft:
-        known = {name: value for name, value in rest.items() if value is not None}
+        known = {name: value for name, value in others.items() if value is not None}
         draft["metadata"] = {**known, **_require_mapping(draft.get("metadata"), "metadata", where)}
-    elif rest:
-        draft["inputs"] = rest
+    elif others:
+        draft["inputs"] = others
     else:
         raise BadRow(f"{where} has no inputs, only {sorted(row)!r}: name them with columns={{'…': 'inputs'}}")
     return _build_example(draft, where)
@@ -268,17 +263,13 @@ def normalize_example(example: Example) -> Example:
     """Convert the fields of a hand-made example to plain values, but not its inputs and documents. An example with plain
     values is returned unchanged.
     """
-    values = ((name, getattr(example, name)) for name in _PLAIN_FIELDS)
-    changed = {name: seen for name, value in values if not _is_empty(value) and (seen := to_plain(value)) is not value}
+    changed = {}
+    for name in _PLAIN_FIELDS:
+        value = getattr(example, name)
+        is_empty = value is None or (type(value) is dict and not value)
+        if not is_empty and (plain := to_plain(value)) is not value:
+            changed[name] = plain
     return replace(example, **changed) if changed else example
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or (type(value) is dict and not value)
-
-
-def _rename_columns(row: Row, columns: Mapping[str, str]) -> dict[str, JSON]:
-    return {columns.get(name, str(name)): value for name, value in row.items()}
 
 
 def _split_fields(row: Row) -> tuple[dict[str, JSON], dict[str, JSON]]:
@@ -288,8 +279,13 @@ def _split_fields(row: Row) -> tuple[dict[str, JSON], dict[str, JSON]]:
     If two columns map to one field, the first wins. The other remains a separate column, so no data is lost.
     """
     draft: dict[str, JSON] = {}
-    rest: dict[str, JSON] = {}
-    for name, value in sorted(row.items(), key=_is_part):  # fields precede their parts
+    others: dict[str, JSON] = {}
+
+    def is_part(column: tuple[str, JSON]) -> bool:
+        head, dot, _ = column[0].partition(".")
+        return bool(dot) and _FIELD_OF.get(head) in _WITH_PARTS
+
+    for name, value in sorted(row.items(), key=is_part):  # fields precede their parts
         head, _, part = name.partition(".")
         field = _FIELD_OF.get(head, "")
         if part and field in _WITH_PARTS and isinstance(draft.get(field) or {}, Mapping):
@@ -297,24 +293,19 @@ def _split_fields(row: Row) -> tuple[dict[str, JSON], dict[str, JSON]]:
         elif not part and field and draft.get(field) is None:
             draft[field] = value
         else:
-            rest[name] = value
-    return draft, rest
+            others[name] = value
+    return draft, others
 
 
-def _is_part(column: tuple[str, JSON]) -> bool:
-    head, dot, _ = column[0].partition(".")
-    return bool(dot) and _FIELD_OF.get(head) in _WITH_PARTS
-
-
-def _assign_references(draft: dict[str, JSON], rest: dict[str, JSON], row: Row) -> None:
+def _assign_references(draft: dict[str, JSON], others: dict[str, JSON], row: Row) -> None:
     """Move outputs to the reference if the export calls the reference "outputs". A column `answer` becomes the
     reference, or the outputs if there is a reference.
     """
     if draft.get("reference_outputs") is None and _outputs_are_references(row):
         draft["reference_outputs"] = draft.pop("outputs", None)
-    elif "answer" in rest and "inputs" not in draft:
+    elif "answer" in others and "inputs" not in draft:
         field = "outputs" if draft.get("reference_outputs") is not None else "reference_outputs"
-        draft.setdefault(field, rest.pop("answer"))
+        draft.setdefault(field, others.pop("answer"))
 
 
 def _outputs_are_references(row: Row) -> bool:
@@ -324,13 +315,19 @@ def _outputs_are_references(row: Row) -> bool:
 
 
 def _build_example(draft: dict[str, Any], where: str) -> Example:
-    seen = {name: value if name in _UNCONVERTED_FIELDS else to_plain(value) for name, value in draft.items()}
-    known: dict[str, Any] = {name: value for name, value in seen.items() if value is not None}
+    plain = {name: value if name in _UNCONVERTED_FIELDS else to_plain(value) for name, value in draft.items()}
+    known: dict[str, Any] = {name: value for name, value in plain.items() if value is not None}
     for name in ("documents", "expected_documents"):
         if name in known:
-            known[name] = _parse_documents(known[name], name, where)
+            value = known[name]
+            try:
+                known[name] = to_documents([value] if isinstance(value, str | Mapping) else value)
+            except (TypeError, ValueError) as error:
+                raise BadRow(f"{where}, {name}: {error}") from None
     if "categories" in known:
-        known["categories"] = _parse_texts(known["categories"])
+        value = known["categories"]
+        names = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+        known["categories"] = tuple(str(name).strip() for name in names)
     if "metadata" in known:
         known["metadata"] = _require_mapping(known["metadata"], "metadata", where)
     _assign_split(known)
@@ -362,18 +359,6 @@ def _assign_split(known: dict[str, Any]) -> None:
     names = several if isinstance(several, list) else [several] if several else []
     if names and "split" not in known:
         known["split"] = next((name for name in names if name != "base"), names[0])
-
-
-def _parse_documents(value: JSON, name: str, where: str) -> tuple[Document, ...]:
-    try:
-        return to_documents([value] if isinstance(value, str | Mapping) else value)
-    except (TypeError, ValueError) as error:
-        raise BadRow(f"{where}, {name}: {error}") from None
-
-
-def _parse_texts(value: JSON) -> tuple[str, ...]:
-    values = value.split(",") if isinstance(value, str) else value
-    return tuple(str(text).strip() for text in (values if isinstance(values, list | tuple) else [values]))
 
 
 def _require_mapping(value: JSON, name: str, where: str) -> dict[str, JSON]:

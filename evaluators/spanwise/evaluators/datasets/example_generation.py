@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from spanwise.collector.errors import SpanwiseError
-from spanwise.collector.records import JSON, Document, Example, number_duplicates
+from spanwise.collector.records import JSON, Example, number_duplicates
 from spanwise.evaluators.datasets.column_mapping import BadRow, to_example
 from spanwise.evaluators.interface import run_coroutine, to_documents
 
@@ -96,8 +96,10 @@ def _ask_model(judge: Judge, prompt: str) -> str:
     try:
         return str(run_coroutine(judge.ask(Ask(messages=({"role": "user", "content": prompt},)))).value)
     except (CutOff, Declined) as error:
-        said = error.metadata.get("reply", "")
-        raise ModelSaid(f"the model's reply holds no examples: {error}{f': {said!r:.300}' if said else ''}") from None
+        reply = error.metadata.get("reply", "")
+        raise ModelSaid(
+            f"the model's reply contains no examples: {error}{f': {reply!r:.300}' if reply else ''}"
+        ) from None
 
 
 def _generate_from(seed: Any, judge: Judge, n: int) -> Iterator[Example]:
@@ -110,7 +112,7 @@ def _generate_from(seed: Any, judge: Judge, n: int) -> Iterator[Example]:
         (document,) = to_documents([seed])
         reply = _ask_model(judge, DOCUMENT_PROMPT.format(n=n, content=document.content))
         for row in _parse_reply_rows(reply):
-            yield replace(_make_generated(row, reply), expected_documents=(_without_score(document),), id="")
+            yield replace(_make_generated(row, reply), expected_documents=(replace(document, score=None),), id="")
 
 
 def _parse_reply_rows(reply: str) -> list[Mapping[str, JSON]]:
@@ -121,7 +123,7 @@ def _parse_reply_rows(reply: str) -> list[Mapping[str, JSON]]:
     except orjson.JSONDecodeError:
         rows = None
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise ModelSaid(f"the model's reply holds no JSON list of examples: {reply!r:.300}")
+        raise ModelSaid(f"the model's reply contains no JSON list of examples: {reply!r:.300}")
     return rows
 
 
@@ -131,10 +133,6 @@ def _make_generated(row: Mapping[str, JSON], reply: str) -> Example:
     except BadRow as error:
         raise ModelSaid(f"{error}; the model's reply: {reply!r:.300}") from None
     return replace(example, metadata={**example.metadata, "generated": True})
-
-
-def _without_score(document: Document) -> Document:
-    return replace(document, score=None)
 
 
 def _dump_json(value: JSON) -> str:

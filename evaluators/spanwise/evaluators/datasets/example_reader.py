@@ -23,12 +23,8 @@ from spanwise.evaluators.datasets.file_formats import READABLE_SUFFIXES, read_fi
 from spanwise.evaluators.interface import StoreLocation, open_store_location
 
 _FRAME_METHODS = ("to_df", "to_dataframe")  # methods of MLflow's EvaluationDataset and of Phoenix's Dataset
-_LIST_ATTRIBUTES = (
-    "goldens",
-    "test_cases",
-    "items",
-    "examples",
-)  # attributes of DeepEval's EvaluationDataset (the first two) and of Langfuse's dataset
+# attributes of DeepEval's EvaluationDataset (the first two) and of Langfuse's dataset
+_LIST_ATTRIBUTES = ("goldens", "test_cases", "items", "examples")
 
 
 def unwrap_dataset(source: Any) -> Any:
@@ -48,21 +44,19 @@ def object_fields(item: Any, where: str) -> Mapping[str, Any]:
     """
     for name in ("model_dump", "to_dict", "dict"):
         dump = getattr(item, name, None)
-        if callable(dump) and not isinstance(item, type):
-            row = _dump_plain(dump) if name == "model_dump" else dump()
-            if isinstance(row, Mapping):
-                return row
+        if not callable(dump) or isinstance(item, type):
+            continue
+        try:  # in pydantic's JSON mode, ids, times and enumerations become texts, as in files
+            row = dump(mode="json") if name == "model_dump" else dump()
+        except (TypeError, ValueError):
+            if name != "model_dump":
+                raise
+            row = dump()
+        if isinstance(row, Mapping):
+            return row
     if is_dataclass(item) and not isinstance(item, type):
         return asdict(item)
     raise BadRow(f"{where} is {item!r:.120}, neither a dict nor an example")
-
-
-def _dump_plain(dump: Any) -> Any:
-    """Dump in pydantic's JSON mode if possible: ids, times and enumerations then become texts, as in files."""
-    try:
-        return dump(mode="json")
-    except (TypeError, ValueError):
-        return dump()
 
 
 PAGE_TRACES = 200
@@ -86,17 +80,17 @@ def from_traces(
 
     `store` may be a path or URL. Raises `ValueError` for a correction of a trace that was not selected.
     """
-    left = dict(corrections or {})
-    with open_store_location(cast(StoreLocation, store)) as found:
-        traces = read_traces(found, trace_ids, limit=limit, filter=filter, **conditions)
+    unused = dict(corrections or {})
+    with open_store_location(cast(StoreLocation, store)) as opened:
+        traces = read_traces(opened, trace_ids, limit=limit, filter=filter, **conditions)
         examples = [
-            make_trace_example(trace, left.pop(trace.trace_id, None), outputs_are_references) for trace in traces
+            make_trace_example(trace, unused.pop(trace.trace_id, None), outputs_are_references) for trace in traces
         ]
-    if left:
-        named = ", ".join(repr(id) for id in list(left)[:3])
+    if unused:
+        named = ", ".join(repr(id) for id in list(unused)[:3])
         raise ValueError(
-            f"{len(left)} corrections are of traces that were not picked, as {named}: name these traces, or let the "
-            "filter and limit take them in"
+            f"{len(unused)} corrections refer to traces that were not selected, such as {named}: name these traces, "
+            "or widen the filter and the limit"
         )
     return deduplicate_inputs(examples, corrections or {})
 
@@ -107,16 +101,16 @@ def deduplicate_inputs(examples: Iterable[Example], corrected: Container[str] = 
 
     Contradictory corrections are all kept: one is wrong, and only a person can decide which.
     """
-    kept: dict[bytes, list[Example]] = {}
+    by_inputs: dict[bytes, list[Example]] = {}
     for example in examples:
-        same = kept.setdefault(canonical_json(example.inputs), [])
+        same = by_inputs.setdefault(canonical_json(example.inputs), [])
         if not same:
             same.append(example)
         elif example.id in corrected:
-            others = [one for one in same if one.id in corrected]
-            if all(one.reference_outputs != example.reference_outputs for one in others):
+            others = [other for other in same if other.id in corrected]
+            if all(other.reference_outputs != example.reference_outputs for other in others):
                 same[:] = [*others, example]
-    return [example for same in kept.values() for example in same]
+    return [example for same in by_inputs.values() for example in same]
 
 
 def read_traces(
@@ -211,12 +205,20 @@ def _read_examples(
     source: Any, columns: Mapping[str, str] | None, split: Split, encoding: str | None, outputs_are_references: bool
 ) -> Iterator[Example]:
     if encoding is not None and not is_file(source):
-        raise ValueError(f"encoding={encoding!r} is of text files, not of {source!r:.80}")
+        raise ValueError(f"encoding={encoding!r} applies only to text files, not to {source!r:.80}")
     for where, row in _source_rows(source, split, encoding):
-        example = _row_example(row, where, columns)
-        if outputs_are_references and example is not None and not isinstance(row, Example | Trace):
-            example = use_outputs_as_reference(example)
-        if example is not None and in_split(example, split):
+        if isinstance(row, Example):
+            example = normalize_example(row)
+        elif isinstance(row, Trace):
+            example = make_trace_example(row)
+        else:
+            fields = row if isinstance(row, Mapping) else object_fields(row, where)
+            if fields.get("status") == "ARCHIVED":
+                continue
+            example = to_example(fields, where=where, columns=columns)
+            if outputs_are_references:
+                example = use_outputs_as_reference(example)
+        if in_split(example, split):
             yield example
 
 
@@ -233,7 +235,7 @@ def _source_rows(source: Any, split: Split, encoding: str | None) -> Iterable[tu
     if isinstance(source, Iterable) and not isinstance(source, str | bytes | Mapping):
         return ((f"example {number}", row) for number, row in enumerate(source, 1))
     raise ValueError(
-        f"a dataset is a name, a path ({', '.join(READABLE_SUFFIXES)}), a DataFrame or a list of examples, not {source!r:.120}"
+        f"a dataset must be a name, a path ({', '.join(READABLE_SUFFIXES)}), a DataFrame or a list of examples, got {source!r:.120}"
     )
 
 
@@ -242,13 +244,3 @@ def use_outputs_as_reference(example: Example) -> Example:
     if example.reference_outputs is not None or example.outputs is None:
         return example
     return replace(example, reference_outputs=example.outputs, outputs=None)
-
-
-def _row_example(row: Any, where: str, columns: Mapping[str, str] | None) -> Example | None:
-    if isinstance(row, Example):
-        return normalize_example(row)
-    if isinstance(row, Trace):
-        return make_trace_example(row)
-    if not isinstance(row, Mapping):
-        row = object_fields(row, where)
-    return None if row.get("status") == "ARCHIVED" else to_example(row, where=where, columns=columns)

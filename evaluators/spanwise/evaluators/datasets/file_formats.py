@@ -43,9 +43,9 @@ def load_json(text: bytes | str, where: str) -> JSON:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        said = text if isinstance(text, str) else text.decode()
-        if _PYTHON_CONSTANT.search(said) or _LONG_INTEGER.search(said):
-            return _load_python_json(said, where, error)
+        decoded = text if isinstance(text, str) else text.decode()
+        if _PYTHON_CONSTANT.search(decoded) or _LONG_INTEGER.search(decoded):
+            return _load_python_json(decoded, where, error)
         raise BadRow(f"{where} is not JSON: {error}") from None
     if not (_LONG_INTEGER.search(text) if isinstance(text, str) else _LONG_INTEGER_BYTES.search(text)):
         return value
@@ -56,7 +56,9 @@ def _load_python_json(text: str, where: str, error: orjson.JSONDecodeError | Non
     try:
         return json.loads(text, parse_constant=lambda name: None, parse_int=_parse_integer)
     except _IntegerTooLarge as large:
-        raise BadRow(f"{where} holds the integer {large}, beyond 64 bits: write it as a text, in quotes") from None
+        raise BadRow(
+            f"{where} contains the integer {large}, which exceeds 64 bits: write it as a string, in quotes"
+        ) from None
     except (ValueError, RecursionError) as another:
         raise BadRow(f"{where} is not JSON: {error or another}") from None
 
@@ -76,17 +78,17 @@ _BYTE_ORDER_MARKS = (  # longer marks first: that of UTF-32 begins with that of 
 UTF_8 = "utf-8-sig"  # accepts a byte order mark, but does not require one
 
 
-def detect_encoding(path: Path, said: str | None) -> str:
+def detect_encoding(path: Path, given: str | None) -> str:
     """Return the encoding of a file: the given one, else that of its byte order mark, else UTF-8. Raises
     `ValueError` for an unknown encoding and `BadRow` for UTF-16 without a mark.
     """
-    if said is not None:
-        return _check_encoding(said)
+    if given is not None:
+        return _check_encoding(given)
     with path.open("rb") as file:
         head = file.read(4)
     marked = next((name for mark, name in _BYTE_ORDER_MARKS if head.startswith(mark)), None)
     if marked is None and b"\0" in head:
-        raise BadRow(f"{path.name} looks like UTF-16: say encoding='utf-16-le' or 'utf-16-be'")
+        raise BadRow(f"{path.name} looks like UTF-16: pass encoding='utf-16-le' or 'utf-16-be'")
     return marked or UTF_8
 
 
@@ -105,16 +107,16 @@ def encoding_error(where: str, encoding: str, error: UnicodeError) -> BadRow:
     name = "UTF-8" if encoding == UTF_8 else encoding
     bad = f" (byte {error.object[error.start]:#04x})" if isinstance(error, UnicodeDecodeError) else ""
     others = " or ".join(repr(other) for other in ("cp1252", "latin-1", "utf-16") if other != encoding)
-    return BadRow(f"{where} is not {name}{bad}: say which it is, as in encoding={others}")
+    return BadRow(f"{where} is not {name}{bad}: pass its encoding, such as encoding={others}")
 
 
-def _check_encoding(said: str) -> str:
+def _check_encoding(given: str) -> str:
     try:
-        name = codecs.lookup(said).name
+        name = codecs.lookup(given).name
         "".encode(name)
     except LookupError:
         raise ValueError(
-            f"encoding {said!r} is unknown: say 'utf-8', 'utf-16', 'cp1252' or another of Python's"
+            f"encoding {given!r} is unknown: use 'utf-8', 'utf-16', 'cp1252' or another encoding that Python supports"
         ) from None
     return UTF_8 if name == "utf-8" else name
 
@@ -127,11 +129,13 @@ def read_frame(table: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     names = [str(name) for name in table.columns]
     check_distinct_names(names, "the DataFrame")
     named = str(table.index.name)
-    whole = {place for place, name in enumerate(names) if _holds_integers(table.iloc[:, place])}
+    integer_columns = {place for place, name in enumerate(names) if _holds_integers(table.iloc[:, place])}
     ids = table.index if named in FIELDS["id"] and named not in names else None
     for number, cells in enumerate(table.itertuples(index=False, name=None), 1):
-        if whole:
-            cells = [_to_integer(cell) if place in whole else cell for place, cell in enumerate(cells)]
+        if integer_columns:
+            cells = [
+                int(cell) if place in integer_columns and cell == cell else cell for place, cell in enumerate(cells)
+            ]
         row = _table_row(names, cells)
         yield f"row {number}", row if ids is None else {named: to_python_value(ids[number - 1]), **row}
 
@@ -147,8 +151,8 @@ def read_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
             check_distinct_names(names, path.name)
             rows = (row for batch in file.iter_batches(PARQUET_BATCH_ROWS) for row in batch.to_pylist())
             for number, row in enumerate(rows, 1):
-                kept = {name: value for name, value in row.items() if not name.startswith("__index_level_")}
-                yield f"{path.name}, row {number}", _table_row(kept, kept.values())
+                columns = {name: value for name, value in row.items() if not name.startswith("__index_level_")}
+                yield f"{path.name}, row {number}", _table_row(columns, columns.values())
     except (ArrowException, OSError) as error:
         raise BadRow(f"{path.name} is not Parquet: {' '.join(str(error).split())}") from None
 
@@ -165,12 +169,20 @@ def read_xlsx(path: Path, cell: Callable[[str], JSON]) -> Iterator[tuple[str, Ma
         raise BadRow(f"{path.name} is not an Excel file: {error!r:.200}") from None
     try:
         rows = iter(book.worksheets[0].iter_rows(values_only=True))
-        names = _header_names(next(rows, ()), path.name)
+        names = ["" if name is None else str(name) for name in next(rows, ())]
+        while names and not names[-1]:
+            names.pop()
+        check_distinct_names(names, path.name)
         for number, cells in enumerate(rows, 2):
             where = f"{path.name}:{number}"
             if more := [value for value in cells[len(names) :] if value is not None]:
                 raise BadRow(f"{where} has more cells than the header has columns: {more!r:.120}")
-            row = {name: _excel_value(value, cell) for name, value in _table_row(names, cells[: len(names)]).items()}
+            row = _table_row(names, cells[: len(names)])
+            for name, value in row.items():
+                if isinstance(value, str):
+                    row[name] = cell(value)
+                elif hasattr(value, "isoformat"):
+                    row[name] = value.isoformat()
             if row:
                 yield where, row
     finally:
@@ -198,32 +210,14 @@ def _holds_integers(column: Any) -> bool:
     """
     if getattr(column.dtype, "kind", "") != "f":
         return False
-    there = column.dropna()
-    return 0 < len(there) < len(column) and bool((there % 1 == 0).all())
-
-
-def _to_integer(cell: Any) -> Any:
-    return int(cell) if cell == cell else cell
+    values = column.dropna()
+    return 0 < len(values) < len(column) and bool((values % 1 == 0).all())
 
 
 def _table_row(names: Any, cells: Any) -> dict[str, Any]:
     """Return the cells of a row by column name. Empty cells are left out, except in `MARKER_COLUMNS`."""
     values = zip(names, map(to_python_value, cells), strict=False)
     return {name: value for name, value in values if value is not None or name in MARKER_COLUMNS}
-
-
-def _header_names(head: Sequence[object], where: str) -> list[str]:
-    names = ["" if name is None else str(name) for name in head]
-    while names and not names[-1]:
-        names.pop()
-    check_distinct_names(names, where)
-    return names
-
-
-def _excel_value(value: Any, cell: Callable[[str], JSON]) -> JSON:
-    if isinstance(value, str):
-        return cell(value)
-    return value.isoformat() if hasattr(value, "isoformat") else value
 
 
 def check_distinct_names(names: Sequence[str], where: str) -> None:
@@ -242,21 +236,18 @@ def read_file_rows(path: Path, encoding: str | None = None) -> Rows:
     suffix.
     """
     if not path.exists():
-        raise FileNotFoundError(f"there is no file {str(path)!r}{_suggest_file(path)}")
+        siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+        nearest = find_nearest(path.name, siblings)
+        hint = "".join(f"; did you mean {str(path.with_name(name))!r}?" for name in nearest)
+        raise FileNotFoundError(f"there is no file {str(path)!r}{hint}")
     suffix = path.suffix.lower()
     if suffix in _TABLE_READERS:
         if encoding is not None:
-            raise ValueError(f"{path.name!r} is no text file: leave encoding={encoding!r} away")
+            raise ValueError(f"{path.name!r} is not a text file: remove encoding={encoding!r}")
         return _TABLE_READERS[suffix](path)
     if suffix in _TEXT_READERS:
         return _TEXT_READERS[suffix](path, detect_encoding(path, encoding))
-    raise ValueError(f"cannot read {path.name!r}: known endings are {', '.join(READABLE_SUFFIXES)}")
-
-
-def _suggest_file(path: Path) -> str:
-    """Return a suggestion with the full path of a file with a similar name in the same folder, or ""."""
-    beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    return "".join(f"; did you mean {str(path.with_name(name))!r}?" for name in find_nearest(path.name, beside))
+    raise ValueError(f"cannot read {path.name!r}: supported suffixes are {', '.join(READABLE_SUFFIXES)}")
 
 
 def _read_json_lines(path: Path, encoding: str) -> Rows:
@@ -272,7 +263,11 @@ def _parse_lines(name: str, lines: Iterable[bytes | str]) -> Rows:
     for number, line in enumerate(lines, 1):
         if line.strip():
             where = f"{name}:{number}"
-            yield where, _require_object(_load_utf8_json(line, where), where)
+            try:
+                value = load_json(line, where)
+            except UnicodeError as error:
+                raise encoding_error(where, UTF_8, error) from None
+            yield where, _require_object(value, where)
 
 
 def _read_csv(path: Path, encoding: str, delimiter: str = ",") -> Rows:
@@ -304,10 +299,6 @@ def _read_csv(path: Path, encoding: str, delimiter: str = ",") -> Rows:
             raise encoding_error(f"{path.name}, after line {reader.line_num},", encoding, error) from None
 
 
-def _read_tsv(path: Path, encoding: str) -> Rows:
-    return _read_csv(path, encoding, "\t")
-
-
 def _detect_delimiter(lines: TextIO, usual: str) -> str:
     """Return the usual delimiter, or a semicolon or tab if the header contains only that: spreadsheets in some locales
     write semicolons.
@@ -331,10 +322,8 @@ def parse_cell(text: str) -> JSON:
 
 
 def _read_json(path: Path, encoding: str) -> Rows:
-    if encoding == UTF_8:
-        return _iterate_list(path, _load_utf8_json(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), path.name))
     with open_text(path, encoding) as text:
-        return _iterate_list(path, _load_utf8_json(text.read(), path.name))
+        return _iterate_list(path, load_json(text.read(), path.name))
 
 
 def _read_yaml(path: Path, encoding: str) -> Rows:
@@ -358,7 +347,9 @@ def _iterate_list(path: Path, content: Any) -> Iterator[tuple[str, Mapping[str, 
     if isinstance(content, Mapping):
         content = next((content[key] for key in _LIST_KEYS if isinstance(content.get(key), list)), content)
     if not isinstance(content, list):
-        raise BadRow(f"{path.name} holds no list of examples (nor one under any of {', '.join(_LIST_KEYS)})")
+        raise BadRow(
+            f"{path.name} contains no list of examples, at the top level or under one of: {', '.join(_LIST_KEYS)}"
+        )
     for number, row in enumerate(content, 1):
         where = f"{path.name}, example {number}"
         yield where, _require_object(row, where)
@@ -370,19 +361,12 @@ def _require_object(value: JSON, where: str) -> Mapping[str, JSON]:
     return value
 
 
-def _load_utf8_json(text: bytes | str, where: str) -> JSON:
-    try:
-        return load_json(text, where)
-    except UnicodeError as error:
-        raise encoding_error(where, UTF_8, error) from None
-
-
 _TEXT_READERS: Mapping[str, Callable[[Path, str], Rows]] = {
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
     ".json": _read_json,
     ".csv": _read_csv,
-    ".tsv": _read_tsv,
+    ".tsv": lambda path, encoding: _read_csv(path, encoding, "\t"),
     ".yaml": _read_yaml,
     ".yml": _read_yaml,
 }
@@ -395,20 +379,9 @@ READABLE_SUFFIXES = (*_TEXT_READERS, *_TABLE_READERS)
 
 ExampleFormat = Literal["spanwise", "openai", "databricks"]
 _FIELD_ORDER = (
-    "id",
-    "inputs",
-    "reference_outputs",
-    "outputs",
-    "documents",
-    "expected_documents",
-    "conditions",
-    "guidelines",
-    "categories",
-    "history",
-    "base_id",
-    "split",
-    "metadata",
-)
+    "id inputs reference_outputs outputs documents expected_documents conditions guidelines categories history base_id "
+    "split metadata"
+).split()
 _OPTIONAL_FIELDS = ("categories", "metadata")
 
 
@@ -421,7 +394,7 @@ def write(examples: Iterable[Example], path: str | Path, *, format: ExampleForma
     """
     path = Path(path)
     if format not in ROW_FORMATS:
-        raise ValueError(f"there is no format {format!r}: known are {', '.join(ROW_FORMATS)}")
+        raise ValueError(f"unknown format {format!r}; expected one of: {', '.join(ROW_FORMATS)}")
     return write_rows([ROW_FORMATS[format](example) for example in examples], path)
 
 
@@ -431,7 +404,7 @@ def write_rows(rows: list[dict[str, JSON]], path: Path) -> int:
     """
     writer = _WRITERS.get(path.suffix.lower())
     if writer is None:
-        raise ValueError(f"cannot write {path.name!r}: known are {', '.join(_WRITERS)}")
+        raise ValueError(f"cannot write {path.name!r}: supported suffixes are {', '.join(_WRITERS)}")
     path.write_bytes(writer(rows))
     return len(rows)
 
@@ -441,7 +414,11 @@ def to_row(example: Example) -> dict[str, JSON]:
     filled = {
         name: getattr(example, name) for name in _FIELD_ORDER if name not in _OPTIONAL_FIELDS or getattr(example, name)
     }
-    return {name: _json_value(value) for name, value in filled.items() if value is not None or name == "inputs"}
+    row = {name: value for name, value in filled.items() if value is not None or name == "inputs"}
+    for name, value in row.items():
+        if isinstance(value, tuple):
+            row[name] = [_document_row(item) if isinstance(item, Document) else item for item in value]
+    return row
 
 
 def to_openai(example: Example) -> dict[str, JSON]:
@@ -452,7 +429,21 @@ def to_openai(example: Example) -> dict[str, JSON]:
     """
     if example.reference_outputs is None:
         raise ValueError(f"example {example.id[:12]} has no reference outputs to train on")
-    return {"messages": _conversation(example) + _answer_turns(example)}
+    messages = to_messages(example.history)
+    question = unwrap_single_value(example.inputs)
+    if isinstance(question, str):
+        messages.append({"role": "user", "content": question})
+    elif turns := to_messages(question):
+        messages += turns
+    else:
+        raise ValueError(f"example {example.id[:12]}: inputs {example.inputs!r:.120} are neither a string nor messages")
+    reference = unwrap_single_value(example.reference_outputs)
+    if turns := to_messages(reference):
+        messages += turns
+    else:
+        text = reference if isinstance(reference, str) else orjson.dumps(reference).decode()
+        messages.append({"role": "assistant", "content": text})
+    return {"messages": messages}
 
 
 def to_databricks(example: Example) -> dict[str, JSON]:
@@ -483,12 +474,6 @@ ROW_FORMATS: Mapping[str, Callable[[Example], dict[str, JSON]]] = {
 }
 
 
-def _json_value(value: Any) -> JSON:
-    if isinstance(value, tuple):
-        return [_document_row(item) if isinstance(item, Document) else item for item in value]
-    return value
-
-
 def _document_row(document: Document) -> dict[str, JSON]:
     return {name: value for name, value in asdict(document).items() if value not in (None, {}) or name == "content"}
 
@@ -499,24 +484,6 @@ def _document_uris(documents: tuple[Document, ...] | None) -> list[dict[str, JSO
     return [
         {"content": document.content, **({"doc_uri": document.id} if document.id else {})} for document in documents
     ]
-
-
-def _conversation(example: Example) -> list[JSON]:
-    asked = unwrap_single_value(example.inputs)
-    earlier = to_messages(example.history)
-    if isinstance(asked, str):
-        return [*earlier, {"role": "user", "content": asked}]
-    if turns := to_messages(asked):
-        return [*earlier, *turns]
-    raise ValueError(f"example {example.id[:12]}: inputs {example.inputs!r:.120} are neither one text nor messages")
-
-
-def _answer_turns(example: Example) -> list[JSON]:
-    reference = unwrap_single_value(example.reference_outputs)
-    if turns := to_messages(reference):
-        return list(turns)
-    text = reference if isinstance(reference, str) else orjson.dumps(reference).decode()
-    return [{"role": "assistant", "content": text}]
 
 
 def _encode_json_lines(rows: list[dict[str, JSON]]) -> bytes:

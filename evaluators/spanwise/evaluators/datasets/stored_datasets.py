@@ -14,7 +14,7 @@ versions derived. Examples without a given id are therefore matched with stored 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import eq
 from typing import Any, Literal, cast
@@ -50,10 +50,10 @@ def check_kind(examples: Iterable[Example], kind: DatasetKind) -> None:
     """Raise `ValueError` for the first example that is not of the kind."""
     for number, example in enumerate(examples, 1):
         if kind != "kv" and infer_kind([example]) != kind:
-            wanted = "a text" if kind == "llm" else "a list of messages"
+            expected = "a string" if kind == "llm" else "a list of messages"
             raise ValueError(
                 f"example {number} ({example.id[:12]}) is not of kind {kind!r}: inputs must be "
-                f"{{'input': {wanted}}}, not {example.inputs!r:.120}"
+                f"{{'input': {expected}}}, not {example.inputs!r:.120}"
             )
 
 
@@ -119,36 +119,36 @@ def check_schema(examples: Iterable[Example], schema: Schema) -> None:
     from jsonschema import Draft202012Validator
 
     _validate_schema(schema)
-    checks = {part: Draft202012Validator(schema[part]) for part in SCHEMA_PARTS if schema.get(part)}
+    validators = {part: Draft202012Validator(schema[part]) for part in SCHEMA_PARTS if schema.get(part)}
     for number, example in enumerate(examples, 1):
-        for part, check in checks.items():
+        for part, validator in validators.items():
             value = getattr(example, part)
-            if value is not None or part == "inputs":
-                _validate_value(check, value, part, f"example {number} ({example.id[:12]})")
+            if value is None and part != "inputs":
+                continue
+            errors = sorted(validator.iter_errors(value), key=lambda error: list(map(str, error.path)))
+            if errors:
+                field = ".".join([part, *map(str, errors[0].path)])
+                raise SchemaError(
+                    f"example {number} ({example.id[:12]}) does not follow the dataset's schema at {field}: "
+                    f"{errors[0].message}"
+                )
 
 
 def _validate_schema(schema: Schema) -> None:
     from jsonschema import Draft202012Validator
 
-    if strange := sorted(set(schema) - set(SCHEMA_PARTS)):
+    if unknown := sorted(set(schema) - set(SCHEMA_PARTS)):
         raise SchemaError(
-            f"a dataset's schema has a JSON Schema under {' and '.join(map(repr, SCHEMA_PARTS))}, not {strange[0]!r}: "
-            "put yours under one of them, as in {'inputs': {…}}"
+            f"unknown key {unknown[0]!r} in the dataset's schema: put a JSON Schema under "
+            f"{' or '.join(map(repr, SCHEMA_PARTS))}, as in {{'inputs': {{…}}}}"
         )
     meta = Draft202012Validator(Draft202012Validator.META_SCHEMA)
     for part in SCHEMA_PARTS:
         error = next(meta.iter_errors(schema.get(part, {})), None)
         if error is not None:
             raise SchemaError(
-                f"the schema is no JSON Schema at {'.'.join([part, *map(str, error.path)])}: {error.message}"
+                f"the schema is not a valid JSON Schema at {'.'.join([part, *map(str, error.path)])}: {error.message}"
             )
-
-
-def _validate_value(check: Any, value: JSON, part: str, where: str) -> None:
-    error = next(iter(sorted(check.iter_errors(value), key=lambda error: list(map(str, error.path)))), None)
-    if error is not None:
-        field = ".".join([part, *map(str, error.path)])
-        raise SchemaError(f"{where} does not follow the dataset's schema at {field}: {error.message}")
 
 
 def _infer_value(value: JSON) -> dict[str, Any]:
@@ -160,12 +160,8 @@ def _infer_value(value: JSON) -> dict[str, Any]:
             "type": ["array"],
             **({"items": _join_schemas([_infer_value(inner) for inner in value])} if value else {}),
         }
-    return {"type": [_scalar_type(value)]}
-
-
-def _scalar_type(value: JSON) -> str:
     kinds = ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (type(None), "null"))
-    return next((name for kind, name in kinds if isinstance(value, kind)), "string")
+    return {"type": [next((name for kind, name in kinds if isinstance(value, kind)), "string")]}
 
 
 def _join_schemas(schemas: list[dict[str, Any]]) -> dict[str, Any]:
@@ -205,19 +201,19 @@ def align_examples(examples: Sequence[Example], stored: Iterable[Example]) -> li
     are paired in order. Every remaining example gets an id that no stored example has.
     """
     keys = [derive_example_id(example) for example in examples]
-    asking: dict[str, list[int]] = defaultdict(list)  # positions of the examples without a given id, by key
+    unassigned: dict[str, list[int]] = defaultdict(list)  # positions of the examples without a given id, by key
     for place, (example, key) in enumerate(zip(examples, keys, strict=True)):
         if is_derived_id(example.id, key):
-            asking[key].append(place)
-    if not asking:
+            unassigned[key].append(place)
+    if not unassigned:
         return list(examples)
     given = {example.id for example, key in zip(examples, keys, strict=True) if not is_derived_id(example.id, key)}
-    taken, known = _find_same_inputs(stored, asking)
+    stored_ids, candidates = _find_same_inputs(stored, unassigned)
     found: dict[int, str] = {}
-    for key, alike in known.items():
-        old = {example.id: example for example in alike if example.id not in given}
-        found.update(_pair_examples({place: examples[place] for place in asking[key]}, old))
-    numbering = ExampleNumbering(taken | given)
+    for key, same_inputs in candidates.items():
+        old = {example.id: example for example in same_inputs if example.id not in given}
+        found.update(_pair_examples({place: examples[place] for place in unassigned[key]}, old))
+    numbering = ExampleNumbering(stored_ids | given)
     return [
         example
         if example.id in given or found.get(place) == example.id
@@ -245,17 +241,17 @@ def stored_examples(
         offset += len(examples)
 
 
-def _find_same_inputs(stored: Iterable[Example], asking: Container[str]) -> tuple[set[str], dict[str, list[Example]]]:
+def _find_same_inputs(stored: Iterable[Example], keys: Container[str]) -> tuple[set[str], dict[str, list[Example]]]:
     """Return the ids of all stored examples. Also return, by key, the stored examples that have the same inputs as a new
     example.
     """
-    taken: set[str] = set()
-    known: dict[str, list[Example]] = defaultdict(list)
+    stored_ids: set[str] = set()
+    candidates: dict[str, list[Example]] = defaultdict(list)
     for example in stored:
-        taken.add(example.id)
-        if (key := derive_example_id(example)) in asking:
-            known[key].append(example)
-    return taken, known
+        stored_ids.add(example.id)
+        if (key := derive_example_id(example)) in keys:
+            candidates[key].append(example)
+    return stored_ids, candidates
 
 
 def _pair_examples(new: dict[int, Example], old: dict[str, Example]) -> Mapping[int, str]:
@@ -267,42 +263,30 @@ def _pair_examples(new: dict[int, Example], old: dict[str, Example]) -> Mapping[
     if len(new) == len(old) == 1:
         return dict(zip(new, old, strict=True))
     found: dict[int, str] = {}
-    for likeness in _MATCH_LEVELS if old else ():
-        waiting: dict[object, deque[str]] = defaultdict(deque)
+    for make_key in _MATCH_LEVELS if old else ():
+        unpaired: dict[object, deque[str]] = defaultdict(deque)
         for example in old.values():
-            waiting[likeness(example)].append(example.id)
+            unpaired[make_key(example)].append(example.id)
         for place, example in list(new.items()):
-            if ids := waiting.get(likeness(example)):
+            if ids := unpaired.get(make_key(example)):
                 found[place] = ids.popleft()
                 del old[found[place]], new[place]
     return found
 
 
-def _id_and_content(example: Example) -> object:
-    return example.id, _content(example)
-
-
-def _content(example: Example) -> object:
+def _content_key(example: Example) -> object:
     return canonical_json({name: value for name, value in to_row(example).items() if name != "id"})
 
 
-def _id_and_split(example: Example) -> object:
-    return example.id, example.split
-
-
-def _split_only(example: Example) -> object:
-    return example.split
-
-
-def _id_only(example: Example) -> object:
-    return example.id
-
-
-def _match_any(example: Example) -> object:
-    return None
-
-
-_MATCH_LEVELS = (_id_and_content, _content, _id_and_split, _split_only, _id_only, _match_any)
+# keys under which new and stored examples are paired, the strictest first; the last pairs any two examples
+_MATCH_LEVELS: tuple[Callable[[Example], object], ...] = (
+    lambda example: (example.id, _content_key(example)),
+    _content_key,
+    lambda example: (example.id, example.split),
+    lambda example: example.split,
+    lambda example: example.id,
+    lambda example: None,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,9 +320,9 @@ def save(
     (else `SchemaError`). `replace` removes stored examples that the source lacks. `store` may be a path or URL.
     """
     examples = read(source, columns=columns)
-    with open_store_location(cast(StoreLocation, store)) as found:
+    with open_store_location(cast(StoreLocation, store)) as opened:
         return store_examples(
-            found,
+            opened,
             name,
             examples,
             kind=kind,
@@ -361,16 +345,19 @@ def store_examples(
     metadata: Mapping[str, JSON] | None = None,
 ) -> tuple[Dataset, list[Example]]:
     """Save examples like `save`, and also return them with their ids in the store."""
-    known = _find_dataset(store, name)
+    try:
+        known = store.dataset(name)
+    except NotFound:
+        known = None
     if known and not _is_unchanged(examples, store, known):
         examples = align_examples(examples, stored_examples(store, name, known.version))
     kind = kind or (known.kind if known else infer_kind(examples))
     check_kind(examples, kind)
-    held = infer_schema(examples) if schema == "infer" else schema or (known.schema if known else None)
-    if held:
-        check_schema(examples, held)
+    effective = infer_schema(examples) if schema == "infer" else schema or (known.schema if known else None)
+    if effective:
+        check_schema(examples, effective)
     saved = store.save_examples(
-        name, examples, replace=replace, kind=kind, schema=held, description=description, metadata=metadata
+        name, examples, replace=replace, kind=kind, schema=effective, description=description, metadata=metadata
     )
     return saved, list(examples)
 
@@ -379,7 +366,13 @@ def diff(before: Iterable[Example], after: Iterable[Example]) -> Diff:
     """Return the differences between two lists of examples, such as two versions of a dataset."""
     old = {example.id: example for example in before}
     new = {example.id: example for example in after}
-    changes = {id: _changed_fields(old[id], new[id]) for id in new if id in old}
+    changes = {
+        id: tuple(
+            field.name for field in fields(Example) if getattr(old[id], field.name) != getattr(new[id], field.name)
+        )
+        for id in new
+        if id in old
+    }
     return Diff(
         added=tuple(example for id, example in new.items() if id not in old),
         removed=tuple(example for id, example in old.items() if id not in new),
@@ -395,13 +388,6 @@ def deduplicate(examples: Iterable[Example]) -> list[Example]:
     return list(seen.values())
 
 
-def _find_dataset(store: ControlStore, name: str) -> Dataset | None:
-    try:
-        return store.dataset(name)
-    except NotFound:
-        return None
-
-
 def _is_unchanged(examples: Sequence[Example], store: ControlStore, known: Dataset) -> bool:
     """Return whether the dataset consists of exactly these examples, as when an experiment is repeated. Then the
     costlier matching is not needed.
@@ -413,10 +399,6 @@ def _is_unchanged(examples: Sequence[Example], store: ControlStore, known: Datas
     # inputs with arrays or `pandas.NA` cannot be compared, as the result has no truth value
     except (TypeError, ValueError):
         return False
-
-
-def _changed_fields(old: Example, new: Example) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(Example) if getattr(old, field.name) != getattr(new, field.name))
 
 
 def _input_fingerprint(value: JSON) -> str:

@@ -4,10 +4,11 @@ Modules, in the order in which data flows:
 
 - `experiment_runner`: Entry points `evaluate()`, `aevaluate()` and `dry_run()`; execution of a prepared experiment.
 - `experiment_settings`: Options of `evaluate()`: defaults, validation, and hints for option names of other products.
-- `experiment_preparation`: Preparation of an experiment: new, resumed, rescored, or attached to live traces.
+- `experiment_preparation`: Preparation of an experiment: new, resumed, rescored, or attached to live traces; its
+  recorded setup.
 - `dataset_source`: Dataset source: stored datasets, files, lists and traces as examples, and lookup of stored
   examples.
-- `experiment_resume`: Resume of an experiment: stored runs and scores, recorded setup, and detection of changes that
+- `experiment_resume`: Resume of an experiment: its stored runs and scores, and the changes of its setup that
   invalidate them.
 - `experiment_plan`: Plan of an experiment: its planned and finished runs, and the conditions that stop it early.
 - `evaluation_pipeline`: Evaluation pipeline: worker threads or event-loop workers take planned runs, run and score
@@ -16,23 +17,24 @@ Modules, in the order in which data flows:
 - `task_run`: Task run: attempts under a root span, retries, the resulting trace, and runs that exist already.
 - `result_writer`: Result writer: stores finished runs in batches, and spools to a file the runs that the store refuses.
 - `experiment_totals`: Running totals of an experiment: runs, scores per key, repetitions, and judge cost.
-- `experiment_results`: Results of an experiment: rows, errors, rescoring, and set-level evaluators.
-- `experiment_report`: Report of an experiment: summary table for terminal, notebook and pandas, and the HTML page.
+- `experiment_results`: Results of an experiment: summary, rows, errors, rescoring, and set-level evaluators.
+- `experiment_summary`: Summary of an experiment: its table for terminal, notebook and pandas, and the commands to
+  resume or rerun it.
+- `experiment_rows`: Rows of an experiment: runs with their feedback, errors, and the HTML page that shows them.
 - `experiment_comparison`: Comparison of experiments: means per key, significance of differences, changed examples.
 - `experiment_recorder`: Recorder: an experiment whose runs a caller such as the pytest plugin opens around its own
   code.
-- `experiment_progress`: Progress bar of an experiment in terminal and notebook, and messages on stderr.
 - `experiment_liveness`: Liveness of an experiment: heartbeat in its record, and a watchdog that reports a stall and
   its cause.
 """
 
 from spanwise.evaluators.experiments.experiment_comparison import Change, Comparison, compare
 from spanwise.evaluators.experiments.experiment_preparation import CannotResume
-from spanwise.evaluators.experiments.experiment_progress import rerun_command, resume_command
 from spanwise.evaluators.experiments.experiment_recorder import OpenRun, Recorder, finish_stored_experiment
-from spanwise.evaluators.experiments.experiment_report import KeySummary, Summary
-from spanwise.evaluators.experiments.experiment_results import Experiment, Failure, Row
+from spanwise.evaluators.experiments.experiment_results import Experiment
+from spanwise.evaluators.experiments.experiment_rows import Failure, Row
 from spanwise.evaluators.experiments.experiment_runner import aevaluate, dry_run, evaluate
+from spanwise.evaluators.experiments.experiment_summary import KeySummary, Summary, rerun_command, resume_command
 from spanwise.evaluators.experiments.experiment_totals import JudgeCost
 from spanwise.evaluators.experiments.result_writer import deliver_spool
 from spanwise.evaluators.experiments.task_call import TaskError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,8 +29,8 @@ class ExampleSource:
     """Source of the examples of an experiment.
 
     `count` is None if the number of examples is unknown until the end. Each call of `examples` starts from the
-    first example. `listed` holds the examples if they are in memory. `keep` means that no stored dataset contains
-    the examples, so that each run must store its own example.
+    first example. `in_memory` holds the examples if they are in memory. `is_unsaved` means that no stored dataset
+    contains the examples, so that each run must store its own example.
     """
 
     name: str
@@ -38,19 +38,19 @@ class ExampleSource:
     kind: str
     count: int | None
     examples: Callable[[], Iterable[tuple[Example, Trace | None]]]
-    listed: Sequence[Example] | None = None
-    keep: bool = False
-    traces: bool = False  # the examples were made from existing traces
+    in_memory: Sequence[Example] | None = None
+    is_unsaved: bool = False
+    has_traces: bool = False  # the examples were made from existing traces
 
 
 def make_source(
-    given: Any,
+    dataset: Any,
     store: Store,
     default_name: str,
     splits: Sequence[str] | None,
     *,
-    stored: bool = False,
-    keep: bool = True,
+    reload_traces: bool = False,
+    save: bool = True,
     outputs_are_references: bool = False,
 ) -> ExampleSource:
     """Return the source for a dataset argument.
@@ -58,28 +58,35 @@ def make_source(
     The argument is a name in the store (also `name@3`), a file, a DataFrame, a list, traces or a filter.
 
     A dataset that fits into memory is stored as a version of a dataset, so that experiments over it can be compared
-    and resumed. Nothing is stored if `keep` is false. Generators and files larger than `MAX_STORED_FILE` are
-    streamed. With `stored`, traces are read from the store again; a trace that is missing there is an error. For
+    and resumed. Nothing is stored if `save` is false. Generators and files larger than `MAX_STORED_FILE` are
+    streamed. With `reload_traces`, traces are read from the store again; a trace that is missing there is an error. For
     `outputs_are_references` see `datasets.read`. Raises `NotFound` or `BadRow`.
     """
-    if isinstance(given, Filter):
-        return _make_trace_source(default_name, lambda: datasets.read_traces(store, filter=given, limit=10**9))
-    if _is_trace_list(given, none=stored):
-        listed = [member for member in given if not _is_judgement(member)]
-        return _make_trace_source(default_name, lambda: _load_traces(listed, store, stored), len(listed))
-    if isinstance(given, str) and not datasets.is_file(given):
-        return _make_stored_source(store, *_parse_dataset_name(given), splits)
-    if datasets.is_file(given) and Path(given).exists() and Path(given).stat().st_size > MAX_STORED_FILE:
-        return _make_stream_source(Path(given).stem, given, splits, outputs_are_references)
-    if isinstance(given, Iterator) or (isinstance(given, Iterable) and not hasattr(given, "__len__")):
-        return _make_stream_source(default_name, given, splits, outputs_are_references)
+    if isinstance(dataset, Filter):
+        return _make_trace_source(default_name, lambda: datasets.read_traces(store, filter=dataset, limit=10**9))
+    if _is_trace_list(dataset, if_empty=reload_traces):
+        traces = [trace for trace in dataset if not _is_judgement(trace)]
+        return _make_trace_source(default_name, lambda: _load_traces(traces, store, reload_traces), len(traces))
+    if isinstance(dataset, str) and not datasets.is_file(dataset):
+        name, at, version = dataset.rpartition("@")
+        if at and version.isdigit():
+            return _make_stored_source(store, name, int(version), splits)
+        return _make_stored_source(store, dataset, None, splits)
+    if datasets.is_file(dataset) and Path(dataset).exists() and Path(dataset).stat().st_size > MAX_STORED_FILE:
+        return _make_stream_source(Path(dataset).stem, dataset, splits, outputs_are_references)
+    if isinstance(dataset, Iterator) or (isinstance(dataset, Iterable) and not hasattr(dataset, "__len__")):
+        return _make_stream_source(default_name, dataset, splits, outputs_are_references)
     examples = datasets.read(
-        given,
-        split=splits if datasets.has_splits(given) else None,
+        dataset,
+        split=splits if datasets.has_splits(dataset) else None,
         outputs_are_references=outputs_are_references,
     )
-    name = Path(given).stem if datasets.is_file(given) else _name_by_content(examples)
-    if not keep:
+    if datasets.is_file(dataset):
+        name = Path(dataset).stem
+    else:  # the name is derived from the example ids, so that the same examples get the same name
+        digest = hashlib.sha256("".join(example.id for example in examples).encode())
+        name = f"examples-{digest.hexdigest()[:8]}"
+    if not save:
         return _make_list_source(Dataset(name=name, version=0), examples, splits)
     return _make_list_source(*datasets.store_examples(store, name, examples, replace=True), splits)
 
@@ -88,13 +95,13 @@ def iterate_async_rows(rows: AsyncIterable[Any], wait: AwaitFunction) -> Iterato
     """Yield the rows of an async generator to a thread. The thread calls `wait`, which runs each fetch on the event
     loop.
     """
-    ahead = aiter(rows)
-    while (row := wait(_get_next_row(ahead))) is not _END:
+    iterator = aiter(rows)
+
+    async def fetch() -> Any:
+        return await anext(iterator, _END)
+
+    while (row := wait(fetch())) is not _END:
         yield row
-
-
-async def _get_next_row(rows: AsyncIterator[Any]) -> Any:
-    return await anext(rows, _END)
 
 
 def plan_runs(
@@ -111,32 +118,32 @@ def plan_runs(
     examples whose id is listed, or begins with a listed prefix of at least 6 characters. Raises `NotFound` for
     ids that no example has.
     """
-    chosen = _select_examples(source, limit, seed)
+    selected = _select_examples(source, limit, seed)
     if only is not None:
-        named = _select_by_id(chosen, only)
+        named = _select_by_id(selected, only)
         return _iterate_planned_runs(named, repetitions), len(named) * repetitions
     count = source.count if limit is None or source.count is None else min(limit, source.count)
-    return _iterate_planned_runs(chosen, repetitions), None if count is None else count * repetitions
+    return _iterate_planned_runs(selected, repetitions), None if count is None else count * repetitions
 
 
-def _iterate_planned_runs(chosen: Iterable[tuple[Example, Trace | None]], repetitions: int) -> Iterator[PlannedRun]:
-    for position, (example, trace) in enumerate(chosen):
+def _iterate_planned_runs(selected: Iterable[tuple[Example, Trace | None]], repetitions: int) -> Iterator[PlannedRun]:
+    for position, (example, trace) in enumerate(selected):
         for repetition in range(repetitions):
             yield PlannedRun(position * repetitions + repetition, example, repetition, trace)
 
 
 def _select_by_id(
-    chosen: Iterable[tuple[Example, Trace | None]], only: Sequence[str]
+    selected: Iterable[tuple[Example, Trace | None]], only: Sequence[str]
 ) -> list[tuple[Example, Trace | None]]:
     found: dict[str, list[tuple[Example, Trace | None]]] = {id: [] for id in only}
-    for pair in chosen:
+    for pair in selected:
         for id in found:
             if pair[0].id == id or (len(id) >= MIN_ID_PREFIX and pair[0].id.startswith(id)):
                 found[id].append(pair)
-    if lacking := [id for id, pairs in found.items() if not pairs]:
-        raise NotFound(f"no example has the id {lacking[0]!r}, nor one that begins so (only=…)")
-    taken = {pair[0].id: pair for pairs in found.values() for pair in pairs}
-    return list(taken.values())
+    if missing := [id for id, pairs in found.items() if not pairs]:
+        raise NotFound(f"no example has the id {missing[0]!r}, or an id that begins with it (only=…)")
+    unique = {pair[0].id: pair for pairs in found.values() for pair in pairs}
+    return list(unique.values())
 
 
 def _select_examples(
@@ -146,15 +153,15 @@ def _select_examples(
         yield from source.examples()
         return
     if seed is None or source.count is None:
-        wanted = set(range(limit))
+        positions = set(range(limit))
     else:
-        everything = random.Random(seed).sample(range(source.count), source.count)
-        wanted = set(everything[:limit])  # with the same seed, the sample of a larger limit contains this one
+        shuffled = random.Random(seed).sample(range(source.count), source.count)
+        positions = set(shuffled[:limit])  # with the same seed, the sample of a larger limit contains this one
     for position, pair in enumerate(source.examples()):
-        if position in wanted:
-            wanted.remove(position)
+        if position in positions:
+            positions.remove(position)
             yield pair
-        if not wanted:
+        if not positions:
             return
 
 
@@ -171,20 +178,14 @@ def _make_stored_source(store: Store, name: str, version: int | None, splits: Se
     )
 
 
-def _name_by_content(examples: Sequence[Example]) -> str:
-    """Return a dataset name derived from the example ids, so that the same examples get the same name."""
-    digest = hashlib.sha256("".join(example.id for example in examples).encode())
-    return f"examples-{digest.hexdigest()[:8]}"
-
-
 def _make_list_source(dataset: Dataset, examples: Sequence[Example], splits: Sequence[str] | None) -> ExampleSource:
     """Return the source of a dataset from its examples in memory, without reading them from the store."""
-    chosen = [example for example in examples if datasets.in_split(example, splits)]
+    selected = [example for example in examples if datasets.in_split(example, splits)]
 
     def pairs() -> Iterator[tuple[Example, Trace | None]]:
-        return ((example, None) for example in chosen)
+        return ((example, None) for example in selected)
 
-    return ExampleSource(dataset.name, dataset.version, dataset.kind, len(chosen), pairs, listed=chosen)
+    return ExampleSource(dataset.name, dataset.version, dataset.kind, len(selected), pairs, in_memory=selected)
 
 
 def _iterate_stored_examples(
@@ -207,14 +208,14 @@ def _make_stream_source(
             if datasets.in_split(example, splits):
                 yield example, None
 
-    return ExampleSource(name, None, "kv", None, examples, keep=True)
+    return ExampleSource(name, None, "kv", None, examples, is_unsaved=True)
 
 
 def _make_trace_source(name: str, traces: Callable[[], Iterable[Trace]], count: int | None = None) -> ExampleSource:
     def examples() -> Iterator[tuple[Example, Trace | None]]:
         return ((datasets.make_trace_example(trace), trace) for trace in traces() if not _is_judgement(trace))
 
-    return ExampleSource(name, None, "kv", count, examples, traces=True)
+    return ExampleSource(name, None, "kv", count, examples, has_traces=True)
 
 
 def _is_judgement(given: Trace | TraceSummary) -> bool:
@@ -225,31 +226,27 @@ def _is_judgement(given: Trace | TraceSummary) -> bool:
     return root.kind == EVALUATOR_KIND and root.experiment_id is None
 
 
-def _load_traces(given: Sequence[Trace | TraceSummary], store: Store, all_stored: bool) -> Iterator[Trace]:
-    for start in range(0, len(given), SOURCE_PAGE):
-        page = given[start : start + SOURCE_PAGE]
-        named = [member.trace_id for member in page if all_stored or isinstance(member, TraceSummary)]
-        stored = {trace.trace_id: trace for trace in store.many(named)}
-        for member in page:
-            trace = stored.get(member.trace_id, None if all_stored else member)
+def _load_traces(traces: Sequence[Trace | TraceSummary], store: Store, reload: bool) -> Iterator[Trace]:
+    """Yield the traces, read from the store if only their summary is given. With `reload`, read all of them."""
+    for start in range(0, len(traces), SOURCE_PAGE):
+        page = traces[start : start + SOURCE_PAGE]
+        ids = [given.trace_id for given in page if reload or isinstance(given, TraceSummary)]
+        stored = {trace.trace_id: trace for trace in store.many(ids)}
+        for given in page:
+            trace = stored.get(given.trace_id, None if reload else given)
             if isinstance(trace, Trace):
                 yield trace
-            elif all_stored:
-                raise NotFound(f"trace {member.trace_id} is not in the store, where feedback could be attached to it")
+            elif reload:
+                raise NotFound(f"trace {given.trace_id} is not in the store, so no feedback can be attached to it")
 
 
-def _is_trace_list(given: Any, *, none: bool) -> bool:
-    """Return whether a dataset argument is a list of traces; `none` is the result for an empty list."""
-    if isinstance(given, str | Path | Iterator) or not isinstance(given, Iterable) or hasattr(given, "columns"):
+def _is_trace_list(dataset: Any, *, if_empty: bool) -> bool:
+    """Return whether a dataset argument is a list of traces; `if_empty` is the result for an empty list."""
+    if isinstance(dataset, str | Path | Iterator) or not isinstance(dataset, Iterable) or hasattr(dataset, "columns"):
         return False
-    for first in given:
+    for first in dataset:
         return isinstance(first, Trace | TraceSummary)
-    return none
-
-
-def _parse_dataset_name(given: str) -> tuple[str, int | None]:
-    name, at, version = given.rpartition("@")
-    return (name, int(version)) if at and version.isdigit() else (given, None)
+    return if_empty
 
 
 EXAMPLE_PAGE = 500
@@ -327,8 +324,13 @@ def attach_example(runs: Sequence[Run], root: Run, example: Example, inputs: JSO
     """Return the runs of a trace and its root, with the example stored in the root's attributes. For `inputs` see
     `make_example_attributes`.
     """
-    carrying = replace(root, attributes={**root.attributes, **make_example_attributes(example, root, inputs)})
-    return tuple(carrying if run is root else run for run in runs), carrying
+    return add_root_attributes(runs, root, make_example_attributes(example, root, inputs))
+
+
+def add_root_attributes(runs: Sequence[Run], root: Run, attributes: Mapping[str, JSON]) -> tuple[tuple[Run, ...], Run]:
+    """Return the runs of a trace and its root, with more attributes on the root."""
+    changed = replace(root, attributes={**root.attributes, **attributes})
+    return tuple(changed if run is root else run for run in runs), changed
 
 
 def read_attached_example(root: Run) -> Example | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
@@ -15,7 +15,8 @@ from spanwise.collector import statistics
 from spanwise.collector.records import iterate_pages
 from spanwise.collector.statistics import TASK_OK, Contrast, PairedTest
 from spanwise.collector.stores import Store
-from spanwise.evaluators.experiments.experiment_report import (
+from spanwise.evaluators.experiments.experiment_results import Experiment
+from spanwise.evaluators.experiments.experiment_summary import (
     KeySummary,
     format_counts,
     format_labels,
@@ -24,7 +25,6 @@ from spanwise.evaluators.experiments.experiment_report import (
     make_text_table,
     render_text,
 )
-from spanwise.evaluators.experiments.experiment_results import Experiment
 from spanwise.evaluators.interface import StoreLocation, resolve_store
 
 if TYPE_CHECKING:
@@ -97,31 +97,23 @@ class Comparison:
         rows = []
         for place, experiment in enumerate(self.experiments):
             contrasts = self.contrasts(place) if place else {}
+            summary = experiment.summary()
             for key in self.keys:
-                named = {"key": key, "experiment": experiment.name, "experiment_id": experiment.id}
-                rows.append(
-                    {
-                        **named,
-                        **_list_summary_values(experiment.summary().get(key)),
-                        **_list_contrast_values(contrasts.get(key)),
-                    }
-                )
+                row: dict[str, Any] = {"key": key, "experiment": experiment.name, "experiment_id": experiment.id}
+                row |= {"n": 0, "mean": None, "passed": None, "failed": 0, "skipped": 0}
+                if key in summary:
+                    row |= {name: getattr(summary[key], name) for name in ("n", "mean", "passed", "failed", "skipped")}
+                rows.append({**row, **_list_contrast_values(contrasts.get(key))})
         return pandas.DataFrame(rows)
 
     def _scores(self, place: int) -> statistics.Scores:
         """Return scores by example and key, read from the store once."""
         if place not in self._read:
             experiment = self.experiments[place]
-            self._read[place] = read_scores_by_example(experiment.store, experiment.id, tasks=self._failing)
+            # if a task has failed in any experiment, the other scores cover only some of the runs
+            tasks = any(each.summary().failed for each in self.experiments)
+            self._read[place] = read_scores_by_example(experiment.store, experiment.id, tasks=tasks)
         return self._read[place]
-
-    @property
-    def _failing(self) -> bool:
-        """Return whether a task has failed in any experiment.
-
-        If so, the other scores cover only some of the runs.
-        """
-        return any(experiment.summary().failed for experiment in self.experiments)
 
     def to_html(self) -> str:
         """Return the table as HTML."""
@@ -132,44 +124,57 @@ class Comparison:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         head, rows = self._cells()
-        yield make_text_table(self._title, head, [_color_row(head, row) for row in rows])
+        colored = [
+            [
+                _color_conclusion(cell) if name == CHANGE_COLUMNS[-1] else cell
+                for name, cell in zip(head, row, strict=True)
+            ]
+            for row in rows
+        ]
+        yield make_text_table(self._title, head, colored)
         yield from map(Text, self._notes())
 
     def _repr_html_(self) -> str:
-        return make_html_table(self._title, *self._cells()) + "".join(
-            f"<p>{escape(note)}</p>" for note in self._notes()
-        )
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self._notes())
+        return make_html_table(self._title, *self._cells()) + notes
 
     @property
     def _title(self) -> str:
         return " | ".join(f"{experiment.name} ({experiment.id[:8]})" for experiment in self.experiments)
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
-        others = range(1, len(self.experiments))
-        names = _make_distinct_names([experiment.name for experiment in self.experiments])
+        names = [experiment.name for experiment in self.experiments]
+        # columns have unique names: repeated experiment names get their position appended
+        names = [f"{name} ({place})" if names.count(name) > 1 else name for place, name in enumerate(names, 1)]
         head = ["key", names[0], *(text for name in names[1:] for text in (name, *CHANGE_COLUMNS))]
-        trust = [experiment.summary().trust() for experiment in self.experiments]
-        rows = [self._row(key, [self.contrasts(other).get(key) for other in others], trust) for key in self.keys]
+        summaries = [experiment.summary() for experiment in self.experiments]
+        agreement = [summary.trust() for summary in summaries]
+        rows = []
+        for key in self.keys:
+            row = [key]
+            for place, summary in enumerate(summaries):
+                row.append(_format_cell(summary.get(key), agreement[place].get(key, "")))
+                if place:
+                    row += _format_contrast(self.contrasts(place).get(key))
+            rows.append(row)
         return head, rows
-
-    def _row(self, key: str, contrasts: Sequence[Contrast | None], trust: Sequence[Mapping[str, str]]) -> list[str]:
-        sides = zip(self.experiments, trust, strict=True)
-        base, *others = (_format_cell(experiment.summary().get(key), said.get(key, "")) for experiment, said in sides)
-        pairs = zip(others, contrasts, strict=True)
-        return [key, base, *(text for cell, contrast in pairs for text in (cell, *_format_contrast(contrast)))]
 
     def _notes(self) -> list[str]:
         """Return the explanation of the intervals, then the counts of better and worse scores per other experiment."""
-        others = range(1, len(self.experiments))
-        families = {contrast.family for other in others for contrast in self.contrasts(other).values()}
-        return [_explain_intervals(max(families, default=1)), *map(self._note, others)]
-
-    def _note(self, other: int) -> str:
-        contrasts = self.contrasts(other).values()
-        better = sum(contrast.better or 0 for contrast in contrasts)
-        worse = sum(contrast.worse or 0 for contrast in contrasts)
-        name = self.experiments[other].name
-        return f"{name}: {better} scores better, {worse} worse than in {self.experiments[0].name}"
+        family, counts = 1, []
+        for other in range(1, len(self.experiments)):
+            contrasts = self.contrasts(other).values()
+            family = max([family, *(contrast.family for contrast in contrasts)])
+            better = sum(contrast.better or 0 for contrast in contrasts)
+            worse = sum(contrast.worse or 0 for contrast in contrasts)
+            name = self.experiments[other].name
+            counts.append(f"{name}: {better} scores better, {worse} worse than in {self.experiments[0].name}")
+        together = f" for all {family} differences together (Bonferroni)" if family > 1 else ""
+        explanation = (
+            f"change: mean difference over the examples scored in both, with its 95 % interval{together}; "
+            "p: of one key alone; unclear: the interval or p does not rule out chance"
+        )
+        return [explanation, *counts]
 
 
 def compare(*experiments: Experiment | str, store: StoreLocation | None = None) -> Comparison:
@@ -178,9 +183,17 @@ def compare(*experiments: Experiment | str, store: StoreLocation | None = None) 
     Raises `ValueError` for fewer than two experiments, or for names without a store.
     """
     if len(experiments) < 2:
-        raise ValueError(f"compare() takes two experiments or more, not {len(experiments)}")
-    found = resolve_store(store) if store is not None else None
-    return Comparison(tuple(_load_experiment(experiment, found) for experiment in experiments))
+        raise ValueError(f"compare() requires two or more experiments, got {len(experiments)}")
+    opened = resolve_store(store) if store is not None else None
+
+    def load(experiment: Experiment | str) -> Experiment:
+        if isinstance(experiment, Experiment):
+            return experiment
+        if opened is None:
+            raise ValueError(f"experiment {experiment!r} is a name: pass its store, compare(…, store=…)")
+        return Experiment.load(opened, experiment)
+
+    return Comparison(tuple(map(load, experiments)))
 
 
 def read_scores_by_example(store: Store, experiment_id: str, *, tasks: bool = False) -> statistics.Scores:
@@ -192,24 +205,15 @@ def read_scores_by_example(store: Store, experiment_id: str, *, tasks: bool = Fa
     return statistics.mean_by_example(statistics.iterate_scores(runs, tasks=tasks))
 
 
-def _load_experiment(experiment: Experiment | str, store: Store | None) -> Experiment:
-    if isinstance(experiment, Experiment):
-        return experiment
-    if store is None:
-        raise ValueError(f"experiment {experiment!r} is a name: say in which store, compare(…, store=…)")
-    return Experiment.load(store, experiment)
-
-
-def _format_cell(summary: KeySummary | None, trust: str) -> str:
+def _format_cell(summary: KeySummary | None, agreement: str) -> str:
     """Return the mean with its number of scores, and on the next line a judge's agreement with human feedback."""
     if summary is None:
         return "–"
     value = format_number(summary.mean) if summary.mean is not None else format_labels(summary.labels)
-    troubles = ((summary.failed, "failed"), (summary.skipped, "skipped"))
-    said = ", ".join(
-        [f"{value}  n={format_counts(summary)}", *(f"{count} {what}" for count, what in troubles if count)]
-    )
-    return f"{said}\n{trust.replace(' (', chr(10) + '(')}" if trust else said
+    cell = f"{value}  n={format_counts(summary)}"
+    cell += f", {summary.failed} failed" if summary.failed else ""
+    cell += f", {summary.skipped} skipped" if summary.skipped else ""
+    return f"{cell}\n{agreement.replace(' (', chr(10) + '(')}" if agreement else cell
 
 
 CHANGE_COLUMNS = ("change [95 %]", "verdict")
@@ -225,28 +229,10 @@ def _format_contrast(contrast: Contrast | None) -> tuple[str, str]:
     return f"{contrast.test.mean:+.3g} over {pairs}{interval}", f"{contrast.verdict}\np {p}"
 
 
-def _explain_intervals(family: int) -> str:
-    together = f" for all {family} differences together (Bonferroni)" if family > 1 else ""
-    return (
-        f"change: the mean over examples that both have scored, with an interval of 95 %{together}; "
-        "p: of one key alone; unclear: one of them does not rule out chance"
-    )
-
-
-def _color_cell(cell: str) -> Text:
+def _color_conclusion(cell: str) -> Text:
     """Return a cell with its first line, the conclusion, in colour."""
-    word, *rest = cell.splitlines() or [""]
-    return Text("\n").join([Text(word, COLOURS.get(word, "")), *map(Text, rest)])
-
-
-def _color_row(head: Sequence[str], row: Sequence[str]) -> list[str | Text]:
-    return [_color_cell(cell) if name == CHANGE_COLUMNS[-1] else cell for name, cell in zip(head, row, strict=True)]
-
-
-def _list_summary_values(summary: KeySummary | None) -> Mapping[str, Any]:
-    if summary is None:
-        return {"n": 0, "mean": None, "passed": None, "failed": 0, "skipped": 0}
-    return {name: getattr(summary, name) for name in ("n", "mean", "passed", "failed", "skipped")}
+    conclusion, *lines = cell.splitlines() or [""]
+    return Text("\n").join([Text(conclusion, COLOURS.get(conclusion, "")), *map(Text, lines)])
 
 
 def _list_contrast_values(contrast: Contrast | None) -> Mapping[str, Any]:
@@ -262,8 +248,3 @@ def _list_contrast_values(contrast: Contrast | None) -> Mapping[str, Any]:
         "same": contrast.same,
     }
     return {"change": test.mean, "low": low, "high": high, "p": test.p, **moved}
-
-
-def _make_distinct_names(names: Sequence[str]) -> list[str]:
-    """Return unique column names: repeated experiment names get their position appended."""
-    return [f"{name} ({place})" if names.count(name) > 1 else name for place, name in enumerate(names, 1)]

@@ -30,7 +30,7 @@ class ExperimentPlan:
     # remarks to be shown below the summary table, without repetitions
     remarks: dict[str, None] = field(default_factory=dict)
 
-    strays: AbandonedTasks = field(default_factory=AbandonedTasks)  # tasks that continued to run after their timeout
+    abandoned: AbandonedTasks = field(default_factory=AbandonedTasks)  # tasks that continued to run after their timeout
 
     def remark(self, text: str) -> None:
         """Add a remark to be shown below the summary table. Repetitions are ignored; at most `MAX_REMARKS` are kept."""
@@ -86,22 +86,23 @@ class FinishedRun:
     raised: BaseException | None = None  # error of the task, for `evaluate()` to raise
 
     @property
-    def root(self) -> Run:
-        """Return the root run of its trace."""
+    def trace(self) -> Trace:
+        """Return its trace."""
         if self.case.trace is None:
             raise ValueError("a run without a trace")  # unreachable: every case here has a trace
-        return self.case.trace.root
+        return self.case.trace
 
     @property
     def error(self) -> str | None:
         """Return the error of the task, or None."""
-        return self.root.error or "error" if self.root.status == "error" else None
+        root = self.trace.root
+        return root.error or "error" if root.status == "error" else None
 
 
 class StopConditions:
     """Stop conditions, checked after every finished run.
 
-    Once a condition is met, `why` names it and no new run starts. Running ones finish.
+    Once a condition is met, `reason` names it and no new run starts. Running ones finish.
     """
 
     def __init__(self, settings: ExperimentSettings, total: int | None, remark: Callable[[str], None]) -> None:
@@ -109,45 +110,44 @@ class StopConditions:
 
         Raises `ValueError` if a condition is a share of the runs and `total` is None.
         """
-        self.why = ""
+        self.reason = ""
         self.raised: BaseException | None = None  # error of a task, for `evaluate()` to raise
         self._settings = settings
         self._remark = remark
-        self._most, self._bound = _compute_failure_limit(settings, total)
+        self._max_failed, self._failure_option = _compute_failure_limit(settings, total)
         self._lock = threading.Lock()
-        self._failed = self._done = 0
+        self._failed = self._finished = 0
         self._usd = 0.0
-        self._watches = bool(self._most or settings.max_usd)
+        self._is_active = bool(self._max_failed or settings.max_usd)
 
-    def saw(self, done: FinishedRun) -> None:
+    def check(self, finished: FinishedRun) -> None:
         """Check the conditions after a finished run; may be called from any thread."""
         # an existing run was scored: the conditions concern only runs of the task
-        if not self._watches or done.item.trace is not None:
+        if not self._is_active or finished.item.trace is not None:
             return
         with self._lock:
-            self._done += 1
-            self._count_failures(done)
+            self._finished += 1
+            self._failed += finished.error is not None
+            self.raised = self.raised or finished.raised
+            if self._max_failed is not None and self._failed >= self._max_failed:
+                self._stop(f"{self._failed} of {self._finished} runs failed ({self._failure_option})")
             if self._settings.max_usd is not None:
-                self._count_cost(done, self._settings.max_usd)
+                self._add_cost(finished, self._settings.max_usd)
 
-    def _count_failures(self, done: FinishedRun) -> None:
-        self._failed += done.error is not None
-        self.raised = self.raised or done.raised
-        if self._most is not None and self._failed >= self._most:
-            self._stop(f"{self._failed} of {self._done} runs failed ({self._bound})")
-
-    def _count_cost(self, done: FinishedRun, most: float) -> None:
-        for run in done.runs:
+    def _add_cost(self, finished: FinishedRun, max_usd: float) -> None:
+        for run in finished.runs:
             known = run.cost is not None and math.isfinite(run.cost)
             self._usd += max(0.0, run.cost or 0.0) if known else 0.0
             if not known and (run.model or run.usage):
-                unknown = f"max_usd leaves out calls of {run.model or 'a model without a name'}: their price is unknown"
-                self._remark(f"{unknown} (set_usage(cost=…) says it)")
-        if self._usd >= most:
-            self._stop(f"{self._done} runs have cost ${self._usd:,.4f} (max_usd={most!r})")
+                unknown = (
+                    f"max_usd does not count calls of {run.model or 'a model without a name'}, whose price is unknown"
+                )
+                self._remark(f"{unknown} (report it with set_usage(cost=…))")
+        if self._usd >= max_usd:
+            self._stop(f"{self._finished} runs have cost ${self._usd:,.4f} (max_usd={max_usd!r})")
 
-    def _stop(self, why: str) -> None:
-        self.why = self.why or why
+    def _stop(self, reason: str) -> None:
+        self.reason = self.reason or reason
 
 
 def _compute_failure_limit(settings: ExperimentSettings, total: int | None) -> tuple[int | None, str]:
@@ -156,14 +156,14 @@ def _compute_failure_limit(settings: ExperimentSettings, total: int | None) -> t
         return 1, "raise_errors"
     if settings.fail_fast:
         return 1, "fail_fast"
-    most = settings.max_failures
-    told = f"max_failures={most!r}"
-    if most is None:
+    limit = settings.max_failures
+    if limit is None:
         return None, ""
-    if isinstance(most, float):
-        if total is None:
-            raise ValueError(
-                f"{told} is a share of a number of runs that nobody knows beforehand: say how many, as in 5"
-            )
-        return max(1, math.ceil(most * total)), told
-    return most, told
+    option = f"max_failures={limit!r}"
+    if not isinstance(limit, float):
+        return limit, option
+    if total is None:
+        raise ValueError(
+            f"{option} is a share of the runs, but their number is not known in advance: pass a number of runs, such as 5"
+        )
+    return max(1, math.ceil(limit * total)), option

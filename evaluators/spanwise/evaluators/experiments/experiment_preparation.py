@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import platform
 import secrets
+import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from os import PathLike
 from typing import Any, cast
 
 from spanwise.collector.errors import NotFound, SpanwiseError
-from spanwise.collector.records import JSON, Example, Feedback, Trace
+from spanwise.collector.records import JSON, Example
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.statistics import select_latest
 from spanwise.collector.store_connection import OnDemandStore
 from spanwise.collector.stores import Store
-from spanwise.evaluators.experiments import experiment_resume
 from spanwise.evaluators.experiments.dataset_source import ExampleSource, make_source, plan_runs
 from spanwise.evaluators.experiments.experiment_plan import ExperimentPlan, PlannedRun, StopConditions
-from spanwise.evaluators.experiments.experiment_progress import print_message
 from spanwise.evaluators.experiments.experiment_results import Experiment
 from spanwise.evaluators.experiments.experiment_resume import (
     StoredRuns,
     list_example_changes,
+    list_setup_changes,
+    merge_evaluators,
     read_metrics,
     read_stored_runs,
 )
@@ -33,7 +35,16 @@ from spanwise.evaluators.experiments.experiment_settings import ExperimentSettin
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
 from spanwise.evaluators.experiments.result_writer import SpoolBatch, deliver_pending_spools
 from spanwise.evaluators.experiments.task_call import TaskFunction
-from spanwise.evaluators.interface import Evaluator, check_keys, list_untracked_state
+from spanwise.evaluators.interface import (
+    Evaluator,
+    check_keys,
+    digest_code,
+    encode_infinities,
+    list_untracked_state,
+    print_message,
+    to_stored_value,
+)
+from spanwise.tracer.otel.live_span import SCOPE
 from spanwise.tracer.process_runtime import get_runtime as tracing
 
 MAX_UNTRACKED = 5  # maximum number of values listed in the message on state that cannot be compared
@@ -53,26 +64,26 @@ class ExperimentJob:
     tally: ExperimentTally
     items: Iterator[PlannedRun]
     total: int | None
-    whole: tuple[Evaluator, ...]  # set-level evaluators
-    surroundings: Future[dict[str, JSON]]
+    set_evaluators: tuple[Evaluator, ...]  # set-level evaluators
+    environment: Future[dict[str, JSON]]
     examples: Sequence[Example] | None = None  # all examples, if they are in memory
-    kept: bool = True  # False: `record` is never saved
+    is_saved: bool = True  # False: `record` is never saved
     rescores: bool = False  # True: scores existing runs only, and the record keeps its status
-    brake: StopConditions = field(init=False)
+    conditions: StopConditions = field(init=False)
 
     def __post_init__(self) -> None:
         """Create the stop conditions.
 
         Raises `ValueError` if a condition is a share of the runs and their number is unknown.
         """
-        self.brake = StopConditions(self.plan.settings, self.total, self.plan.remark)
+        self.conditions = StopConditions(self.plan.settings, self.total, self.plan.remark)
 
 
 def prepare_experiment(
     dataset: Any,
     task: TaskFunction | None,
     evaluators: tuple[Evaluator, ...],
-    whole: tuple[Evaluator, ...],
+    set_evaluators: tuple[Evaluator, ...],
     settings: ExperimentSettings,
 ) -> ExperimentJob:
     """Determine the planned and finished runs, and save the experiment's record.
@@ -85,13 +96,13 @@ def prepare_experiment(
     store = cast(Store, settings.store)
     if isinstance(dataset, Experiment):
         if task is not None:
-            raise ValueError("an experiment's runs are there already: score them with task=None, or name a dataset")
+            raise ValueError("the runs of an experiment exist already: score them with task=None, or pass a dataset")
         if (dataset.record.metadata.get("setup") or {}).get("attach"):
-            raise ValueError("attached feedback has no experiment: score the traces again, with attach=True")
-        return _prepare_rescoring(dataset, evaluators, whole, store, settings)
+            raise ValueError("attach=True stores no experiment: score the traces again with attach=True")
+        return _prepare_rescoring(dataset, evaluators, set_evaluators, store, settings)
     name = settings.name or (task.name if task else "given")
     source = make_source(dataset, store, name, settings.splits, outputs_are_references=task is not None)
-    record, recalled, tally = _begin_or_resume(name, task, source, evaluators, store, settings)
+    record, stored, tally = _begin_or_resume(name, task, source, evaluators, store, settings)
     items, total = plan_runs(
         source, repetitions=settings.repetitions, limit=settings.limit, seed=settings.seed, only=settings.ids
     )
@@ -102,14 +113,14 @@ def prepare_experiment(
         evaluators=evaluators,
         settings=settings,
         kind=source.kind,
-        keep_examples=source.keep,
+        keep_examples=source.is_unsaved,
     )
     items = _check_first_run(items, plan, settings.splits)
-    if recalled is not None:
-        items = _iterate_remaining_runs(items, recalled, evaluators, tally, store)
-        total = None if total is None else max(0, total - len(recalled.traces))
+    if stored is not None:
+        items = _iterate_remaining_runs(items, stored, evaluators, tally, store)
+        total = None if total is None else max(0, total - len(stored.traces))
     job = ExperimentJob(
-        plan, record, store, tally, items, total, whole, experiment_resume.collect_environment(), source.listed
+        plan, record, store, tally, items, total, set_evaluators, collect_environment(), source.in_memory
     )
     store.save_experiment(record)
     return job
@@ -123,39 +134,48 @@ def _begin_or_resume(
     store: Store,
     settings: ExperimentSettings,
 ) -> tuple[Record, StoredRuns | None, ExperimentTally]:
-    """Return the record of a new or an interrupted experiment, with its stored runs."""
-    setup = experiment_resume.make_setup(task, settings.parameters, dataset=source.name, dataset_version=source.version)
-    described = experiment_resume.describe_evaluators(evaluators)
+    """Return the record of a new or an interrupted experiment, with its stored runs.
+
+    With `resume=True`, a new experiment begins if there is none of this name. Raises `NotFound` for an unknown id.
+    """
+    setup = make_setup(task, settings.parameters, dataset=source.name, dataset_version=source.version)
+    described = describe_evaluators(evaluators)
     tally = ExperimentTally((metric for evaluator in evaluators for metric in evaluator.metrics), settings.repetitions)
-    earlier = _find_earlier(name, store, settings)
+    earlier: Record | None = None
+    if settings.resume:
+        try:
+            earlier = store.experiment(name if settings.resume is True else settings.resume)
+        except NotFound:
+            if settings.resume is not True:
+                raise
     if earlier is None:
         # `resume` and `compare` use the newest experiment of a name, which must not be a partial one
         if settings.only and not name.endswith("-only"):
             name += "-only"
-        metadata = {**experiment_resume.to_stored_value(settings.metadata or {}), "setup": setup}
+        metadata = {**to_stored_value(settings.metadata or {}), "setup": setup}
         record = Record(
             id=secrets.token_hex(16),
             name=name,
             dataset=source.name,
             dataset_version=source.version,
-            project=_get_project(),
+            project=tracing().settings.project,  # that of the spans
             evaluators=described,
             metadata=metadata,
             example_count=source.count or 0,
             seen_ns=time.time_ns(),
         )
         return record, None, tally
-    changed = experiment_resume.list_setup_changes(earlier, setup, settings.metadata or {})
+    changed = list_setup_changes(earlier, setup, settings.metadata or {})
     if changed := changed or list_example_changes(store, earlier, source, setup):
         raise CannotResume(
             f"experiment {earlier.name!r} ({earlier.id[:8]}) cannot be resumed: {'; '.join(changed)}. "
-            "Its stored runs are of something else: begin a new experiment, without resume"
+            "Its stored runs do not match any more: start a new experiment, without resume"
         )
     if task and settings.progress is not False and (unknown := list_untracked_state(task.function)):
-        print_message(f"spanwise: cannot tell whether this is as it was: {', '.join(unknown[:MAX_UNTRACKED])}")
+        print_message(f"spanwise: cannot check whether these values have changed: {', '.join(unknown[:MAX_UNTRACKED])}")
     deliver_pending_spools(earlier.id, store)
     check_keys(evaluators, earlier.evaluators)
-    merged = experiment_resume.merge_evaluators(earlier.evaluators, described)
+    merged = merge_evaluators(earlier.evaluators, described)
     record = replace(
         earlier,
         dataset=source.name,
@@ -167,18 +187,18 @@ def _begin_or_resume(
         example_count=source.count or earlier.example_count,
         seen_ns=time.time_ns(),
     )
-    recalled = read_stored_runs(store, record, tally, evaluators, retrying=task is not None)
+    stored = read_stored_runs(store, record, tally, evaluators, retrying=task is not None)
     # delete the replaced runs, in case an earlier process was killed before it deleted them
-    SpoolBatch([], [], recalled.replaced).deliver(store)
-    if recalled.again and settings.progress is not False:
-        print_message(f"spanwise: {sum(map(len, recalled.again.values()))} runs that failed are run again")
-    return record, recalled, tally
+    SpoolBatch([], [], stored.replaced).deliver(store)
+    if stored.retried and settings.progress is not False:
+        print_message(f"spanwise: rerunning {sum(map(len, stored.retried.values()))} failed runs")
+    return record, stored, tally
 
 
 def _prepare_rescoring(
     experiment: Experiment,
     evaluators: tuple[Evaluator, ...],
-    whole: tuple[Evaluator, ...],
+    set_evaluators: tuple[Evaluator, ...],
     store: Store,
     settings: ExperimentSettings,
 ) -> ExperimentJob:
@@ -186,49 +206,49 @@ def _prepare_rescoring(
     deliver_pending_spools(experiment.id, store)
     record = store.experiment(experiment.id)  # another process may have added scores
     check_keys(evaluators, record.evaluators)
-    merged = experiment_resume.merge_evaluators(record.evaluators, experiment_resume.describe_evaluators(evaluators))
+    merged = merge_evaluators(record.evaluators, describe_evaluators(evaluators))
     record = replace(
         record,
         evaluators=merged,
-        metadata={**record.metadata, **experiment_resume.to_stored_value(settings.metadata or {})},
+        metadata={**record.metadata, **to_stored_value(settings.metadata or {})},
     )
     repetitions = int((record.metadata.get("setup") or {}).get("repetitions") or 1)
     metrics = chain(read_metrics(record), (metric for evaluator in evaluators for metric in evaluator.metrics))
     tally = ExperimentTally(metrics, repetitions)
-    recalled = read_stored_runs(store, record, tally, evaluators)
+    stored = read_stored_runs(store, record, tally, evaluators)
     kind = store.dataset(record.dataset).kind if record.dataset_version is not None else "kv"
     plan = ExperimentPlan(
         experiment_id=record.id, name=record.name, task=None, evaluators=evaluators, settings=settings, kind=kind
     )
     plan.remarks.update(tally.remarks)
-    items = _iterate_stored_runs(experiment, recalled, evaluators, tally)
+    items = _iterate_stored_runs(experiment, stored, evaluators, tally)
     return ExperimentJob(
         plan,
         record,
         store,
         tally,
         items,
-        len(recalled.traces),
-        whole,
-        experiment_resume.collect_environment(),
+        len(stored.traces),
+        set_evaluators,
+        collect_environment(),
         rescores=True,
     )
 
 
 def _iterate_stored_runs(
-    experiment: Experiment, recalled: StoredRuns, evaluators: tuple[Evaluator, ...], tally: ExperimentTally
+    experiment: Experiment, stored: StoredRuns, evaluators: tuple[Evaluator, ...], tally: ExperimentTally
 ) -> Iterator[PlannedRun]:
     for slot, row in enumerate(experiment.rows()):
         tally.traces[slot] = row.trace.trace_id
-        missing = recalled.missing(row.trace.trace_id, evaluators)
+        missing = stored.evaluated.missing(row.trace.trace_id, evaluators)
         if missing:
-            errors = recalled.seen.errors(row.trace.trace_id)
+            errors = stored.evaluated.errors(row.trace.trace_id)
             yield PlannedRun(slot, row.known_example, row.repetition, row.trace, missing, stored=True, errors=errors)
 
 
 def _iterate_remaining_runs(
     items: Iterator[PlannedRun],
-    recalled: StoredRuns,
+    stored: StoredRuns,
     evaluators: tuple[Evaluator, ...],
     tally: ExperimentTally,
     store: Store,
@@ -238,14 +258,14 @@ def _iterate_remaining_runs(
     """
     for item in items:
         run = item.example.id, item.repetition
-        trace_id = recalled.traces.get(run)
+        trace_id = stored.traces.get(run)
         if trace_id is None:
-            yield replace(item, replaces=recalled.again.get(run, ()))
+            yield replace(item, replaces=stored.retried.get(run, ()))
             continue
         tally.traces[item.slot] = trace_id
-        missing = recalled.missing(trace_id, evaluators)
+        missing = stored.evaluated.missing(trace_id, evaluators)
         if missing:
-            errors = recalled.seen.errors(trace_id)
+            errors = stored.evaluated.errors(trace_id)
             yield replace(item, trace=store.trace(trace_id), evaluators=missing, stored=True, errors=errors)
 
 
@@ -281,30 +301,11 @@ def open_experiment_store(settings: ExperimentSettings) -> Store:
     return cast(Store, store)
 
 
-def _find_earlier(name: str, store: Store, settings: ExperimentSettings) -> Record | None:
-    """Return the experiment to resume, or None to start a new one: without `resume`, or if `resume=True` finds no
-    experiment of this name. Raises `NotFound` for an unknown id.
-    """
-    if not settings.resume:
-        return None
-    try:
-        return store.experiment(name if settings.resume is True else settings.resume)
-    except NotFound:
-        if settings.resume is True:
-            return None
-        raise
-
-
-def _get_project() -> str:
-    """Return the project to which the tracer assigns its spans."""
-    return tracing().settings.project
-
-
 def prepare_attach(
     dataset: Any,
     task: TaskFunction | None,
     evaluators: tuple[Evaluator, ...],
-    whole: Sequence[Evaluator],
+    set_evaluators: Sequence[Evaluator],
     settings: ExperimentSettings,
 ) -> ExperimentJob:
     """Prepare an evaluation with `attach=True`.
@@ -313,73 +314,131 @@ def prepare_attach(
 
     Raises `ValueError` if there is no trace to which feedback could be attached.
     """
-    _check_attach_options(task, whole, settings)
-    store, name = cast(Store, settings.store), settings.name or "attached"
+    if task is not None:
+        raise ValueError("attach=True scores existing traces: pass task=None")
+    if set_evaluators:
+        key = set_evaluators[0].key
+        raise ValueError(f"attach=True: the set-level evaluator {key!r} scores all cases together, not a trace")
+    if settings.repetitions != 1:
+        raise ValueError(f"attach=True requires repetitions=1, got {settings.repetitions!r}")
+    if isinstance(settings.resume, str):
+        raise ValueError(f"attach=True stores no experiment with an id: use resume=True, got {settings.resume!r}")
     if isinstance(dataset, Experiment):
-        raise ValueError("attach=True takes live traces; an experiment's runs are scored by experiment.evaluate([…])")
-    source = make_source(dataset, store, name, settings.splits, stored=True)
-    if not source.traces:
-        raise ValueError(f"attach=True takes live traces, a Filter or a list of them, not {dataset!r:.200}")
+        raise ValueError(
+            "attach=True requires live traces: score the runs of an experiment with experiment.evaluate([…])"
+        )
+    store, name = cast(Store, settings.store), settings.name or "attached"
+    source = make_source(dataset, store, name, settings.splits, reload_traces=True)
+    if not source.has_traces:
+        raise ValueError(f"attach=True requires live traces: a Filter or a list of traces, got {dataset!r:.200}")
     items, total = plan_runs(source, limit=settings.limit, seed=settings.seed, only=settings.ids)
     if settings.resume:
         items = (_select_missing_evaluators(item, evaluators) for item in items)
-    record = _make_unsaved_record(name, source, evaluators, settings)
+    setup = make_setup(None, settings.parameters, dataset=source.name, dataset_version=None)
+    record = Record(
+        id=secrets.token_hex(16),
+        name=name,
+        dataset=source.name,
+        evaluators=describe_evaluators(evaluators),
+        metadata={**to_stored_value(settings.metadata or {}), "setup": {**setup, "attach": True}},
+        example_count=source.count or 0,
+    )
     plan = ExperimentPlan(experiment_id=record.id, name=name, task=None, evaluators=evaluators, settings=settings)
     tally = ExperimentTally(metric for evaluator in evaluators for metric in evaluator.metrics)
-    return ExperimentJob(
-        plan, record, store, tally, items, total, (), experiment_resume.collect_environment(), kept=False
-    )
-
-
-def find_existing_feedback(trace: Trace, evaluators: Sequence[Evaluator]) -> list[Feedback]:
-    """Return the feedback that these evaluators, at their current versions, have given on a trace. Errors are left
-    out.
-    """
-    versions = {(evaluator.make.name, evaluator.version) for evaluator in evaluators}
-    said = [one for one in select_latest(trace.feedback) if (one.evaluator, one.version) in versions]
-    return [one for one in said if one.outcome != "error"]
-
-
-def _check_attach_options(task: TaskFunction | None, whole: Sequence[Evaluator], settings: ExperimentSettings) -> None:
-    if task is not None:
-        raise ValueError("attach=True scores traces that are there: give None in place of a task")
-    if whole:
-        raise ValueError(f"attach=True: {whole[0].key!r} judges a whole set, which has no one trace to attach to")
-    if settings.repetitions != 1:
-        raise ValueError(f"attach=True: the same trace has no repetitions, not {settings.repetitions!r}")
-    if isinstance(settings.resume, str):
-        raise ValueError(
-            f"attach=True keeps no experiment that could be resumed: say resume=True, not {settings.resume!r}"
-        )
+    return ExperimentJob(plan, record, store, tally, items, total, (), collect_environment(), is_saved=False)
 
 
 def _select_missing_evaluators(item: PlannedRun, evaluators: tuple[Evaluator, ...]) -> PlannedRun:
-    """Return an item with only the evaluators that still have to score its trace, and with the existing feedback."""
+    """Return an item with only the evaluators that still have to score its trace at their current version, and with
+    the existing feedback of all evaluators. Errors do not count as feedback.
+    """
     if item.trace is None:
         return item
-    known = find_existing_feedback(item.trace, evaluators)
-    named = Counter(evaluator.make.name for evaluator in evaluators)
-    keys = {(one.evaluator, one.key) for one in known}
-    names = {one.evaluator for one in known}
+    versions = {(evaluator.make.name, evaluator.version) for evaluator in evaluators}
+    feedback = tuple(
+        each
+        for each in select_latest(item.trace.feedback)
+        if (each.evaluator, each.version) in versions and each.outcome != "error"
+    )
+    counts = Counter(evaluator.make.name for evaluator in evaluators)
+    keys = {(each.evaluator, each.key) for each in feedback}
+    names = {each.evaluator for each in feedback}
     missing = tuple(
         evaluator
         for evaluator in evaluators
         if not any((evaluator.make.name, key) in keys for key in evaluator.make.keys)
-        and not (evaluator.make.name in names and named[evaluator.make.name] == 1)
+        and not (evaluator.make.name in names and counts[evaluator.make.name] == 1)
     )
-    return replace(item, evaluators=missing, known=tuple(known))
+    return replace(item, evaluators=missing, known=feedback)
 
 
-def _make_unsaved_record(
-    name: str, source: ExampleSource, evaluators: tuple[Evaluator, ...], settings: ExperimentSettings
-) -> Record:
-    """Return a record that is never saved. With `attach=True` there are no runs that it could describe."""
-    setup = experiment_resume.make_setup(None, settings.parameters, dataset=source.name, dataset_version=None)
-    return Record(
-        id=secrets.token_hex(16),
-        name=name,
-        dataset=source.name,
-        evaluators=experiment_resume.describe_evaluators(evaluators),
-        metadata={**experiment_resume.to_stored_value(settings.metadata or {}), "setup": {**setup, "attach": True}},
-        example_count=source.count or 0,
+def make_setup(
+    task: TaskFunction | None, parameters: Mapping[str, JSON], *, dataset: str, dataset_version: int | None
+) -> dict[str, JSON]:
+    """Return plain values that describe the setup of an experiment.
+
+    Facts that take long to find out are added by `collect_environment`.
+    """
+    return {
+        "dataset": dataset,
+        "dataset_version": dataset_version,
+        "task": task.name if task else None,
+        "task_code": digest_code(task.function) if task else None,
+        **parameters,
+    }
+
+
+def describe_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]:
+    """Return descriptions of evaluators in the form in which an experiment records them."""
+    return tuple(
+        {
+            "key": evaluator.key,
+            "version": evaluator.version,
+            "source": evaluator.make.source,
+            "summary": evaluator.summary,
+            "metrics": [metric.to_dict() for metric in evaluator.metrics],
+            "origin": encode_infinities(_describe_origin(evaluator)),
+            "code": {} if evaluator.spec else digest_code(evaluator.function),
+            "standards": list(evaluator.standards),
+            **({"min_cases": evaluator.min_cases} if evaluator.min_cases else {}),
+        }
+        for evaluator in evaluators
     )
+
+
+def _describe_origin(evaluator: Evaluator) -> Mapping[str, Any]:
+    """Return the origin of an evaluator, with judges replaced by their identities.
+
+    Identities are the same in every process and contain no API keys.
+    """
+    parameters = evaluator.origin.get("init_parameters") or {}
+    judges = getattr(evaluator.asking, "judges", ())
+    if "judge" not in parameters or not judges:
+        return dict(evaluator.origin)
+    identities = [dict(judge.identity) for judge in judges]
+    return {**evaluator.origin, "init_parameters": {**parameters, "judge": identities}}
+
+
+def collect_environment() -> Future[dict[str, JSON]]:
+    """Start a background thread that reads versions, the git commit, and whether tracked files are changed."""
+
+    def read() -> dict[str, JSON]:
+        versions: dict[str, JSON] = {"spanwise": SCOPE.version, "python": platform.python_version()}
+        commit = _run_git("rev-parse", "HEAD")
+        if commit is not None:
+            changed = _run_git("status", "--porcelain", "--untracked-files=no")
+            versions |= {"git_commit": commit, "git_changed": bool(changed)}
+        return versions
+
+    pool = ThreadPoolExecutor(1, "spanwise-setup")
+    future = pool.submit(read)
+    pool.shutdown(wait=False)
+    return future
+
+
+def _run_git(*arguments: str) -> str | None:
+    try:
+        finished = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return finished.stdout.strip()

@@ -10,15 +10,14 @@ from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from spanwise.collector.dialects import read_sdk_span
-from spanwise.collector.records import JSON, Case, Document, Example, Feedback, Target, Trace
+from spanwise.collector.records import JSON, Example, Feedback, Target, Trace
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.statistics import select_latest
 from spanwise.collector.stores import Store
 from spanwise.evaluators.experiments.dataset_source import attach_example
 from spanwise.evaluators.experiments.experiment_liveness import Heartbeat
+from spanwise.evaluators.experiments.experiment_preparation import collect_environment, describe_evaluators, make_setup
 from spanwise.evaluators.experiments.experiment_results import Experiment, run_set_evaluators
-from spanwise.evaluators.experiments.experiment_resume import collect_environment, describe_evaluators, make_setup
-from spanwise.evaluators.experiments.experiment_resume import to_stored_value as as_kept
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally, compute_wall_ns
 from spanwise.evaluators.experiments.task_run import promote_task_span, read_task_feedback
 from spanwise.evaluators.interface import (
@@ -27,6 +26,7 @@ from spanwise.evaluators.interface import (
     check_keys,
     run_coroutine,
     to_plain,
+    to_stored_value,
     use_judge_context,
 )
 from spanwise.evaluators.scoring import make_case, retrieved_documents, score, skip_failed
@@ -35,7 +35,7 @@ from spanwise.tracer.trace_capture import Captured, capture, is_traced
 
 EndStatus: TypeAlias = Literal["finished", "interrupted"]
 NO_OUTPUTS_MESSAGE = (
-    "needs outputs; nothing has shown any: call an evaluator with them, or current_run().set_outputs(…)"
+    "needs outputs; none were recorded: pass them to an evaluator, or call current_run().set_outputs(…)"
 )
 
 
@@ -45,7 +45,12 @@ class OpenRun:
     def __init__(self, example: Example, captured: Captured, judgements: JudgementBuffer, repetition: int = 0) -> None:
         self.example = example
         self._target = Target(trace_id=captured.trace_id)
-        self._known = {"judgements": judgements, "target": self._target, "repetition": repetition, "inside": None}
+        self._judge_context = {
+            "judgements": judgements,
+            "target": self._target,
+            "repetition": repetition,
+            "inside": None,
+        }
         self.feedback: list[Feedback] = []
         self._captured = captured
         self._outputs: JSON = None
@@ -61,7 +66,9 @@ class OpenRun:
         """
         if outputs is not None:
             self.set_outputs(outputs)
-        case = make_case(None, self.example, **{"documents": self._retrieved(), "outputs": outputs, **fields})
+        runs = tuple(read_sdk_span(span) for span in self._captured.spans(0)[0])
+        documents = retrieved_documents(Trace(runs[0], runs)) if runs else None
+        case = make_case(None, self.example, **{"documents": documents, "outputs": outputs, **fields})
         with self.judging():
             feedback = [replace(outcome, target=self._target, id="") for outcome in score(evaluator, case)]
         self.feedback += feedback
@@ -69,29 +76,23 @@ class OpenRun:
 
     def look_back(self, evaluators: Sequence[Evaluator], trace: Trace) -> None:
         """Score the finished run with evaluators that read its spans and recorded outputs."""
-        case = make_case(trace, self.example, outputs=self._outputs)
+        case, target = make_case(trace, self.example, outputs=self._outputs), Target(trace_id=trace.trace_id)
         with self.judging():
             for evaluator in evaluators:
-                self.feedback += self._looked_back(evaluator, case, Target(trace_id=trace.trace_id))
+                if case.outputs is None and (skipped := skip_failed(evaluator, case, target)):
+                    self.feedback += skipped
+                elif case.outputs is None and "outputs" in evaluator.needs:
+                    self.feedback += evaluator.make.skip(target, NO_OUTPUTS_MESSAGE)
+                else:
+                    self.feedback += score(evaluator, case)
 
     def judging(self) -> AbstractContextManager[None]:
         """Return a context in which judge calls are recorded with this run as their target."""
-        return use_judge_context(**self._known)
+        return use_judge_context(**self._judge_context)
 
     def note(self, key: str, score: bool, comment: str | None) -> None:
         """Add a score that comes from the caller, not from an evaluator."""
         self.feedback.append(Feedback(target=self._target, key=key, score=score, comment=comment))
-
-    def _looked_back(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
-        if case.outputs is None and (skipped := skip_failed(evaluator, case, target)):
-            return skipped
-        if case.outputs is None and "outputs" in evaluator.needs:
-            return evaluator.make.skip(target, NO_OUTPUTS_MESSAGE)
-        return score(evaluator, case)
-
-    def _retrieved(self) -> tuple[Document, ...] | None:
-        runs = tuple(read_sdk_span(span) for span in self._captured.spans(0)[0])
-        return retrieved_documents(Trace(runs[0], runs)) if runs else None
 
 
 class Recorder:
@@ -116,10 +117,10 @@ class Recorder:
         `finish_stored_experiment`.
         """
         check_keys(evaluators)
-        known = {"repetitions": repetitions} if repetitions > 1 else {}
-        setup = make_setup(None, known, dataset=dataset, dataset_version=dataset_version)
+        parameters = {"repetitions": repetitions} if repetitions > 1 else {}
+        setup = make_setup(None, parameters, dataset=dataset, dataset_version=dataset_version)
         self._store = store
-        self._surroundings = collect_environment()
+        self._environment = collect_environment()
         self._record = Record(
             id=id or secrets.token_hex(16),
             name=name,
@@ -127,11 +128,11 @@ class Recorder:
             dataset_version=dataset_version,
             evaluators=describe_evaluators(evaluators),
             started_ns=started_ns or time.time_ns(),
-            metadata={**as_kept(metadata or {}), "setup": setup},
+            metadata={**to_stored_value(metadata or {}), "setup": setup},
             seen_ns=time.time_ns(),
         )
         self._judgements = JudgementBuffer()
-        self._whole = [evaluator for evaluator in evaluators if evaluator.summary]
+        self._set_evaluators = [evaluator for evaluator in evaluators if evaluator.summary]
         self._tally = ExperimentTally((metric for evaluator in evaluators for metric in evaluator.metrics), repetitions)
         self._tally.remarks = dict.fromkeys(remark for evaluator in evaluators for remark in evaluator.remarks)
         self._store.save_experiment(self._record)
@@ -153,25 +154,24 @@ class Recorder:
         becomes the root of its run.
         """
         attributes = {names.EXPERIMENT: self._record.id, names.EXAMPLE: example.id, names.REPETITION: repetition}
-        with_spans: Captured | None = None
+        opened: OpenRun | None = None
         try:
             with capture(name, inputs=example.inputs, attributes=attributes) as captured:
-                with_spans = captured
                 opened = OpenRun(example, captured, self._judgements, repetition)
                 with opened.judging():
                     yield opened
         finally:
-            if with_spans is not None:
-                self._keep(with_spans, opened, after, traced=is_traced(function))
+            if opened is not None:
+                self._store_run(captured, opened, after, traced=is_traced(function))
 
     def finish(self, status: EndStatus = "finished") -> Experiment:
         """Run the set-level evaluators over all runs, and record the end of the experiment."""
         self._heartbeat.stop()
         return _finish_experiment(
-            self._record, self._store, self._tally, self._whole, self._surroundings.result(), status
+            self._record, self._store, self._tally, self._set_evaluators, self._environment.result(), status
         )
 
-    def _keep(self, captured: Captured, opened: OpenRun, after: Sequence[Evaluator], *, traced: bool) -> None:
+    def _store_run(self, captured: Captured, opened: OpenRun, after: Sequence[Evaluator], *, traced: bool) -> None:
         spans, still_open = captured.spans()
         runs = tuple(read_sdk_span(span) for span in spans)
         root = around = next(run for run in runs if run.parent_id is None)
@@ -191,18 +191,22 @@ class Recorder:
             self._tally.add_feedback(outcome, opened.example.id)
 
 
-def finish_stored_experiment(store: Store, id: str, whole: Sequence[Evaluator], status: EndStatus) -> Experiment:
+def finish_stored_experiment(
+    store: Store, id: str, set_evaluators: Sequence[Evaluator], status: EndStatus
+) -> Experiment:
     """Finish an experiment to which other processes have added runs; see `Recorder.finish`."""
     loaded = Experiment.load(store, id)
-    return _finish_experiment(loaded.record, store, loaded._tally, whole, collect_environment().result(), status)
+    return _finish_experiment(
+        loaded.record, store, loaded._tally, set_evaluators, collect_environment().result(), status
+    )
 
 
 def _finish_experiment(
     record: Record,
     store: Store,
     tally: ExperimentTally,
-    whole: Sequence[Evaluator],
-    around: Mapping[str, JSON],
+    set_evaluators: Sequence[Evaluator],
+    environment: Mapping[str, JSON],
     status: EndStatus,
 ) -> Experiment:
     ended = replace(
@@ -213,11 +217,11 @@ def _finish_experiment(
         example_count=len(tally.traces),
         metadata={
             **record.metadata,
-            "setup": {**record.metadata["setup"], **around},
+            "setup": {**record.metadata["setup"], **environment},
             "totals": dict(tally.totals()),
         },
     )
     experiment = Experiment(ended, store, tally)
-    run_coroutine(run_set_evaluators(experiment, whole, store, tally))
+    run_coroutine(run_set_evaluators(experiment, set_evaluators, store, tally))
     store.save_experiment(ended)
     return experiment

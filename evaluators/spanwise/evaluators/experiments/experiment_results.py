@@ -1,4 +1,4 @@
-"""Results of an experiment: rows, errors, rescoring, and set-level evaluators.
+"""Results of an experiment: summary, rows, errors, rescoring, and set-level evaluators.
 
 Runs are read page by page. For set-level evaluators, only the fields that they request are held in memory, not whole
 cases.
@@ -8,39 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from spanwise.collector.errors import StoreError
-from spanwise.collector.formatting import first_line, standing
-from spanwise.collector.records import JSON, Case, Example, Feedback, Target, Trace
+from spanwise.collector.formatting import standing
+from spanwise.collector.records import Example, Feedback, Target
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.statistics import BooleanRates, compute_boolean_rates, databricks_table
 from spanwise.collector.stores import JudgeAgreement, Store
 from spanwise.evaluators.experiments.dataset_source import ExampleLookup, iterate_example_pages, read_attached_example
-from spanwise.evaluators.experiments.experiment_report import (
-    Summary,
-    get_min_cases,
-    make_summary,
-    render_experiment_html,
-    render_row_html,
-)
-from spanwise.evaluators.experiments.experiment_resume import StoredRuns, read_metrics, read_stored_runs
+from spanwise.evaluators.experiments.experiment_resume import read_metrics, read_stored_runs
+from spanwise.evaluators.experiments.experiment_rows import Failure, Row, render_experiment_html
 from spanwise.evaluators.experiments.experiment_settings import EvaluateOptions
+from spanwise.evaluators.experiments.experiment_summary import Summary, make_summary
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
 from spanwise.evaluators.experiments.result_writer import UnstoredRuns
-from spanwise.evaluators.interface import (
-    PARAMETERS_KEY,
-    Evaluator,
-    JudgementBuffer,
-    StoreLocation,
-    get_parameters,
-    resolve_store,
-    use_judge_context,
-)
+from spanwise.evaluators.interface import Evaluator, JudgementBuffer, StoreLocation, resolve_store, use_judge_context
 from spanwise.evaluators.scoring import make_case
 
 if TYPE_CHECKING:
@@ -48,120 +34,6 @@ if TYPE_CHECKING:
 
 
 ROW_PAGE = 200
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Row:
-    """One run of an experiment: its trace with all feedback, and its example if the example is stored."""
-
-    example: Example | None
-    trace: Trace
-
-    @property
-    def example_id(self) -> str:
-        """Return the id of the example, or the trace id if the run has no example."""
-        return self.trace.root.example_id or self.trace.trace_id
-
-    @property
-    def repetition(self) -> int:
-        """Return the number of the repetition, starting at 0."""
-        return self.trace.root.repetition
-
-    @property
-    def known_example(self) -> Example:
-        """Return the stored example; if there is none, an example built from the run."""
-        return self.example or Example(id=self.example_id, inputs=self.inputs)
-
-    @property
-    def inputs(self) -> JSON:
-        """Return the example's inputs. Without an example, return the inputs recorded by the root run, whose names may
-        differ.
-        """
-        return self.example.inputs if self.example is not None else self.trace.root.inputs
-
-    @property
-    def outputs(self) -> JSON:
-        """Return the outputs of the task; None if it failed."""
-        return self.trace.root.outputs
-
-    @property
-    def reference_outputs(self) -> JSON:
-        """Return the expected outputs of the example, or None."""
-        return self.example.reference_outputs if self.example else None
-
-    @property
-    def error(self) -> str | None:
-        """Return the error of the task, or None."""
-        return self.trace.root.error
-
-    @property
-    def feedback(self) -> Mapping[str, Feedback]:
-        """Return the newest feedback for each key, given on the run or one of its spans.
-
-        For one key, a judge's score takes precedence over a person's label on that score.
-        """
-        said = [outcome for outcome in self.trace.feedback if outcome.target.document is None]
-        judged = {outcome.key for outcome in said if outcome.source == "model"}
-        by_age = sorted(said, key=lambda outcome: outcome.created_ns)
-        return {one.key: one for one in by_age if one.source != "human" or one.key not in judged}
-
-    @property
-    def scores(self) -> Mapping[str, float | bool | str | None]:
-        """Return the score (or label) per key; None for an error or a skip."""
-        return {
-            key: outcome.label if outcome.score is None else outcome.score for key, outcome in self.feedback.items()
-        }
-
-    def __repr__(self) -> str:
-        said = f"error={first_line(self.error)!r}" if self.error else f"outputs={first_line(repr(self.outputs))}"
-        return f"<Row {self.example_id[:12]} {said} {dict(self.scores)!r:.300}>"
-
-    def _repr_html_(self) -> str:
-        return render_row_html(self)
-
-    @property
-    def why(self) -> str | None:
-        """Return the first line of the task's error, else of an evaluator's error; None if nothing failed."""
-        if self.error is not None:
-            return first_line(self.error)
-        failed = (outcome for outcome in self.feedback.values() if outcome.error is not None)
-        return next((f"{outcome.key}: {first_line(outcome.error or '')}" for outcome in failed), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return one flat dict: the fields of the run, one entry per key, and the evaluators' parameters if any."""
-        root = self.trace.root
-        parameters = {key: given for key, one in self.feedback.items() if (given := get_parameters(one))}
-        return {
-            "example_id": self.example_id,
-            "repetition": self.repetition,
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "reference_outputs": self.reference_outputs,
-            "error": self.error,
-            "duration_ms": root.duration_ns / 1e6,
-            "trace_id": root.trace_id,
-            **self.scores,
-            **({PARAMETERS_KEY: parameters} if parameters else {}),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Error of a task or an evaluator (`key`), with its traceback if there is one.
-
-    `example_id` and `trace_id` are empty for a set-level evaluator, which scores all runs.
-    """
-
-    example_id: str
-    trace_id: str
-    key: str | None
-    error: str
-    traceback: str
-
-    def __str__(self) -> str:
-        who = f"evaluator {self.key!r}" if self.key else "the task"
-        where = f"example {self.example_id}" if self.example_id else "the whole set"
-        return f"{who} failed on {where}: {self.error}\n{self.traceback}".rstrip()
 
 
 class RescoreFunction(Protocol):
@@ -211,9 +83,13 @@ class Experiment:
         store = resolve_store(store)
         record = store.experiment(id_or_name)
         tally = ExperimentTally(read_metrics(record), _get_repetitions(record))
-        recalled = read_stored_runs(store, record, tally)
+        traces = read_stored_runs(store, record, tally).traces
+        # order the runs as in the dataset; runs whose example is not in the dataset follow, ordered by start time
         ids = (example.id for page in iterate_example_pages(store, record) for example in page)
-        tally.traces = dict(enumerate(_order_traces(recalled, ids)))
+        position = {id: place for place, id in enumerate(ids)}
+        last = len(position)
+        keys = sorted(enumerate(traces), key=lambda pair: (position.get(pair[1][0], last), pair[1][1], pair[0]))
+        tally.traces = dict(enumerate(traces[key] for _, key in keys))
         return cls(record, store, tally)
 
     @property
@@ -242,18 +118,17 @@ class Experiment:
         return make_summary(
             title,
             self._tally,
-            _get_repetitions(record) > 1,
-            _get_task_name(record),
-            self._trust,
-            get_min_cases(record.evaluators),
+            repeats=_get_repetitions(record) > 1,
+            has_task=bool((record.metadata.get("setup") or {}).get("task")),
+            read_agreement=self._read_agreement,
+            evaluators=record.evaluators,
         )
 
-    def _trust(self) -> Mapping[str, str]:
+    def _read_agreement(self) -> Mapping[str, str]:
         """Return each judge's agreement with human feedback; {} if the store is unavailable or closed."""
+        versions = {key: version or None for key, version in self._tally.judge_versions.items()}
         try:
-            return JudgeAgreement(self._store).said(
-                {key: version or None for key, version in self._tally.judge_versions.items()}
-            )
+            return JudgeAgreement(self._store).said(versions)
         except StoreError:
             return {}
 
@@ -273,7 +148,9 @@ class Experiment:
         """Yield every error of the task and of evaluators, with tracebacks."""
         for row in self.rows():
             if row.error is not None:
-                yield Failure(row.example_id, row.trace.trace_id, None, row.error, _get_task_traceback(row.trace))
+                events = [event for event in row.trace.root.events if event.name == "exception"]
+                stack = str(events[-1].attributes.get("exception.stacktrace", "")) if events else ""
+                yield Failure(row.example_id, row.trace.trace_id, None, row.error, stack)
             for outcome in row.feedback.values():
                 if outcome.error is not None:
                     yield Failure(
@@ -319,7 +196,9 @@ class Experiment:
 
     def to_html(self) -> str:
         """Return a self-contained HTML document: the summary, then the runs, failures first, 500 at most."""
-        return render_experiment_html(self)
+        record = self.record
+        subtitle = f"{record.dataset} · {record.status} · {self.id}"
+        return render_experiment_html(record.name, subtitle, self._repr_html_(), self.rows())
 
     def evaluate(self, evaluators: Iterable[Any], **options: Unpack[EvaluateOptions]) -> Experiment:
         """Score the existing runs with more evaluators; the task is not run again. For options see `evaluate()`."""
@@ -343,44 +222,24 @@ def _get_feedback_traceback(feedback: Feedback) -> str:
     return str(feedback.metadata.get("traceback", ""))
 
 
-def _get_task_name(record: Record) -> str | None:
-    return (record.metadata.get("setup") or {}).get("task")
-
-
 def _get_repetitions(record: Record) -> int:
     return int((record.metadata.get("setup") or {}).get("repetitions") or 1)
-
-
-def _order_traces(recalled: StoredRuns, examples: Iterable[str]) -> list[str]:
-    """Return trace ids in the dataset's order. Traces whose example is not in the dataset follow, ordered by start
-    time.
-    """
-    position = {id: place for place, id in enumerate(examples)}
-    last = len(position)
-    keys = sorted(enumerate(recalled.traces), key=lambda pair: (position.get(pair[1][0], last), pair[1][1], pair[0]))
-    return [recalled.traces[key] for _, key in keys]
-
-
-def _get_task_traceback(trace: Trace) -> str:
-    events = [event for event in trace.root.events if event.name == "exception"]
-    return str(events[-1].attributes.get("exception.stacktrace", "")) if events else ""
 
 
 async def run_set_evaluators(
     experiment: Experiment, evaluators: Sequence[Evaluator], store: Store, tally: ExperimentTally
 ) -> None:
     """Run set-level evaluators over an experiment, store their feedback, and add it to the tally."""
+    if not evaluators:
+        return
+    record = experiment.record
+    kind = store.dataset(record.dataset, record.dataset_version).kind if record.dataset_version is not None else "kv"
     judgements, target = JudgementBuffer(), Target(experiment_id=experiment.id)
     for evaluator in evaluators:
         named = {"evaluator": evaluator.make.name, "version": evaluator.version, "target": target}
         with use_judge_context(judgements=judgements, inside=None, **named):
-            feedback = await evaluator.evaluate_set(_iterate_cases(experiment, store), target)
+            cases = (make_case(row.trace, row.known_example, kind) for row in experiment.rows())
+            feedback = await evaluator.evaluate_set(cases, target)
         tally.overall.update({outcome.key: outcome for outcome in feedback})
         tally.add_judgements(feedback)
         await asyncio.to_thread(store.append, judgements.take(), feedback)
-
-
-def _iterate_cases(experiment: Experiment, store: Store) -> Iterator[Case]:
-    record = experiment.record
-    kind = store.dataset(record.dataset, record.dataset_version).kind if record.dataset_version is not None else "kv"
-    return (make_case(row.trace, row.known_example, kind) for row in experiment.rows())

@@ -1,30 +1,23 @@
-"""Resume of an experiment: stored runs and scores, recorded setup, and detection of changes that invalidate them."""
+"""Resume of an experiment: its stored runs and scores, and the changes of its setup that invalidate them."""
 
 from __future__ import annotations
 
-import platform
 import re
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-import orjson
-
 from spanwise.collector.errors import NotFound
-from spanwise.collector.records import JSON, Example, Experiment, Feedback, Target, TraceSummary, iterate_pages
+from spanwise.collector.records import JSON, Experiment, Feedback, Target, TraceSummary, iterate_pages
 from spanwise.collector.statistics import get_feedback_slot
 from spanwise.collector.stores import Store
 from spanwise.evaluators.datasets import diff, stored_examples
 from spanwise.evaluators.experiments.dataset_source import ExampleSource
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
-from spanwise.evaluators.experiments.task_call import TaskFunction
-from spanwise.evaluators.interface import Evaluator, Metric, digest_code, encode_infinities
-from spanwise.tracer.otel.live_span import SCOPE
+from spanwise.evaluators.interface import Evaluator, Metric, to_stored_value
 
 RUN_PAGE = 2_000  # runs per page
 # feedback per page; large, because the store sorts all of an experiment's feedback for each page
@@ -32,23 +25,6 @@ FEEDBACK_PAGE = 20_000
 
 # Per (evaluator, key): the counted version, and the time from which on it counts (nanoseconds)
 CurrentVersions: TypeAlias = Mapping[tuple[str | None, str], tuple[str | None, int]]
-
-
-@dataclass(slots=True)
-class StoredRuns:
-    """Stored runs by (example id, repetition), and the evaluators that have scored each of them."""
-
-    traces: dict[tuple[str, int], str] = field(default_factory=dict)
-    order: list[str] = field(default_factory=list)  # trace ids by start time
-    examples: dict[str, str] = field(default_factory=dict)  # trace id → example id
-    # trace ids of failed runs that will be run again, by (example id, repetition)
-    again: dict[tuple[str, int], list[str]] = field(default_factory=dict)
-    replaced: list[str] = field(default_factory=list)  # trace ids of failed runs that were run again later
-    seen: EvaluatedTraces = field(default_factory=lambda: EvaluatedTraces((), frozenset()))
-
-    def missing(self, trace_id: str, evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
-        """Return the evaluators that have not scored a trace, scored it at another version, or failed on it."""
-        return self.seen.missing(trace_id, evaluators)
 
 
 class EvaluatedTraces:
@@ -65,47 +41,59 @@ class EvaluatedTraces:
             for place, evaluator in enumerate(evaluators)
             for key in evaluator.make.keys
         }
-        self._alone: dict[tuple[str | None, str | None], int] = {
+        self._only_evaluators: dict[tuple[str | None, str | None], int] = {
             (evaluator.make.name, evaluator.version): 1 << place
             for place, evaluator in enumerate(evaluators)
             if named[evaluator.make.name] == 1
         }
         self._declared = declared
-        self._looked: dict[str, int] = {}
+        self._done: dict[str, int] = {}
         self._failed: dict[str, int] = {}
         self._errors: dict[str, list[str]] = {}
 
     def note(self, feedback: Feedback) -> None:
         """Record that an evaluator has given this feedback."""
-        trace_id, bits = feedback.target.trace_id or "", self._of(feedback)
-        if not bits:
+        trace_id, bit = feedback.target.trace_id or "", self._get_bit(feedback)
+        if not bit:
             return
-        self._looked[trace_id] = self._looked.get(trace_id, 0) | bits
+        self._done[trace_id] = self._done.get(trace_id, 0) | bit
         if feedback.outcome == "error":
-            self._failed[trace_id] = self._failed.get(trace_id, 0) | bits
+            self._failed[trace_id] = self._failed.get(trace_id, 0) | bit
             self._errors.setdefault(trace_id, []).append(feedback.id)
 
     def missing(self, trace_id: str, evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
         """Return the evaluators that have not scored a trace, or failed on it."""
-        done = self._looked.get(trace_id, 0) & ~self._failed.get(trace_id, 0)
+        done = self._done.get(trace_id, 0) & ~self._failed.get(trace_id, 0)
         return tuple(evaluator for place, evaluator in enumerate(evaluators) if not done >> place & 1)
 
-    def is_said_again(self, feedback: Feedback) -> bool:
+    def is_scored_again(self, feedback: Feedback) -> bool:
         """Return whether the evaluator of this feedback will score the trace again, because it failed under one of its
         keys.
         """
-        return bool(self._of(feedback) & self._failed.get(feedback.target.trace_id or "", 0))
+        return bool(self._get_bit(feedback) & self._failed.get(feedback.target.trace_id or "", 0))
 
     def errors(self, trace_id: str) -> Sequence[str]:
         """Return the ids of error feedback on a trace, from evaluators that will score it again."""
         return self._errors.get(trace_id, ())
 
-    def _of(self, feedback: Feedback) -> int:
+    def _get_bit(self, feedback: Feedback) -> int:
         """Return the bit of the evaluator that gave the feedback, or 0 for an evaluator that is not indexed."""
-        bits = self._bits.get((feedback.evaluator, feedback.version, feedback.key), 0)
-        if bits or feedback.key in self._declared:
-            return bits
-        return self._alone.get((feedback.evaluator, feedback.version), 0)
+        bit = self._bits.get((feedback.evaluator, feedback.version, feedback.key), 0)
+        if bit or feedback.key in self._declared:
+            return bit
+        return self._only_evaluators.get((feedback.evaluator, feedback.version), 0)
+
+
+@dataclass(slots=True)
+class StoredRuns:
+    """Stored runs by (example id, repetition), and the evaluators that have scored each of them."""
+
+    evaluated: EvaluatedTraces
+    traces: dict[tuple[str, int], str] = field(default_factory=dict)
+    examples: dict[str, str] = field(default_factory=dict)  # trace id → example id
+    # trace ids of failed runs that will be run again, by (example id, repetition)
+    retried: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+    replaced: list[str] = field(default_factory=list)  # trace ids of failed runs that were run again later
 
 
 def read_stored_runs(
@@ -122,31 +110,35 @@ def read_stored_runs(
     another version, from before they changed, or on a trace where they failed. With `retrying`, runs whose task
     failed are not counted either.
     """
-    recalled = StoredRuns(
-        seen=EvaluatedTraces(evaluators, frozenset(metric.key for metric in read_metrics(experiment)))
-    )
+    stored = StoredRuns(EvaluatedTraces(evaluators, frozenset(metric.key for metric in read_metrics(experiment))))
     summaries = list(iterate_pages(partial(store.traces, experiment=experiment.id, limit=RUN_PAGE)))
-    for summary in _iterate_counted(summaries, experiment, recalled):
+    for summary in _iterate_counted(summaries, experiment, stored):
         if retrying and summary.status == "error":
-            recalled.again.setdefault(_make_run_key(summary), []).append(summary.trace_id)
+            stored.retried.setdefault(_make_run_key(summary), []).append(summary.trace_id)
         else:
-            _add_run(summary, tally, recalled)
+            _add_run(summary, tally, stored)
     for feedback in store.feedbacks(target=Target(experiment_id=experiment.id)):
         tally.overall.setdefault(feedback.key, feedback)
     tally.add_judgements(tally.overall.values())
-    current = _select_current_versions(experiment, evaluators)
+    current: dict[tuple[str | None, str], tuple[str | None, int]] = {}
+    recorded = {evaluator["key"]: evaluator.get("since_ns") or 0 for evaluator in experiment.evaluators}
+    for evaluator in evaluators:
+        # human feedback is always read again, because people may have added more
+        is_human = evaluator.spec is not None and evaluator.spec.kind == "human"
+        since_ns = time.time_ns() if is_human else recorded.get(evaluator.key, 0)
+        current.update({(evaluator.make.name, key): (evaluator.version, since_ns) for key in evaluator.make.keys})
     if evaluators:
-        for feedback in _iterate_feedback(store, experiment.id, recalled, current):
-            recalled.seen.note(feedback)
-    _add_feedback(_iterate_feedback(store, experiment.id, recalled, current), tally, recalled, current)
+        for feedback in _iterate_feedback(store, experiment.id, stored, current):
+            stored.evaluated.note(feedback)
+    _add_feedback(_iterate_feedback(store, experiment.id, stored, current), tally, stored, current)
     totals = experiment.metadata.get("totals", {})
     tally.models.update(totals.get("models", ()))
     tally.remarks = dict.fromkeys(totals.get("remarks", ()))
-    return recalled
+    return stored
 
 
 def _iterate_counted(
-    summaries: Sequence[TraceSummary], experiment: Experiment, recalled: StoredRuns
+    summaries: Sequence[TraceSummary], experiment: Experiment, stored: StoredRuns
 ) -> Iterator[TraceSummary]:
     """Yield the runs that count, by start time. A failed run does not count if a later run has replaced it.
 
@@ -163,7 +155,7 @@ def _iterate_counted(
         if summary.status != "error" or counting[_make_run_key(summary)] == summary.trace_id:
             yield summary
         else:
-            recalled.replaced.append(summary.trace_id)
+            stored.replaced.append(summary.trace_id)
 
 
 def _make_run_key(summary: TraceSummary) -> tuple[str, int]:
@@ -176,11 +168,10 @@ def read_metrics(experiment: Experiment) -> list[Metric]:
     return [Metric.from_dict(metric) for metric in recorded]
 
 
-def _add_run(summary: TraceSummary, tally: ExperimentTally, recalled: StoredRuns) -> None:
+def _add_run(summary: TraceSummary, tally: ExperimentTally, stored: StoredRuns) -> None:
     example_id = summary.example_id or summary.trace_id
-    recalled.traces[example_id, summary.repetition] = summary.trace_id
-    recalled.order.append(summary.trace_id)
-    recalled.examples[summary.trace_id] = example_id
+    stored.traces[example_id, summary.repetition] = summary.trace_id
+    stored.examples[summary.trace_id] = example_id
     error = (summary.error or "error") if summary.status == "error" else None
     tally.count_run(summary.duration_ns, error, example_id)
     tally.input_tokens += summary.input_tokens
@@ -188,64 +179,43 @@ def _add_run(summary: TraceSummary, tally: ExperimentTally, recalled: StoredRuns
     tally.add_cost(summary.cost)
 
 
-def _select_current_versions(experiment: Experiment, evaluators: Sequence[Evaluator]) -> CurrentVersions:
-    recorded = {evaluator["key"]: evaluator.get("since_ns") or 0 for evaluator in experiment.evaluators}
-    return {
-        (evaluator.make.name, key): (evaluator.version, _get_counted_since(evaluator, recorded))
-        for evaluator in evaluators
-        for key in evaluator.make.keys
-    }
-
-
-def _get_counted_since(evaluator: Evaluator, recorded: Mapping[str, int]) -> int:
-    """Return the time in nanoseconds from which on feedback of an evaluator counts.
-
-    Human feedback is always read again, because people may have added more.
-    """
-    if evaluator.spec is not None and evaluator.spec.kind == "human":
-        return time.time_ns()
-    return recorded.get(evaluator.key, 0)
-
-
 def _iterate_feedback(
-    store: Store, experiment_id: str, recalled: StoredRuns, current: CurrentVersions
+    store: Store, experiment_id: str, stored: StoredRuns, current: CurrentVersions
 ) -> Iterator[Feedback]:
     """Yield feedback on the counted runs, newest first, without feedback from before an evaluator changed."""
     for feedback in iterate_pages(partial(store.feedbacks, experiment=experiment_id, limit=FEEDBACK_PAGE)):
         _, since = current.get((feedback.evaluator, feedback.key), ("", 0))
-        if feedback.target.trace_id in recalled.examples and feedback.created_ns >= since:
+        if feedback.target.trace_id in stored.examples and feedback.created_ns >= since:
             yield feedback
 
 
 def _add_feedback(
-    said: Iterable[Feedback], tally: ExperimentTally, recalled: StoredRuns, current: CurrentVersions
+    newest_first: Iterable[Feedback], tally: ExperimentTally, stored: StoredRuns, current: CurrentVersions
 ) -> None:
     """Add the newest feedback per slot (see `statistics.get_feedback_slot`) to the tally.
-
-    The feedback must come newest first.
 
     A person's label on a judge's score is a check of the judge. It is not counted in addition to the score.
     """
     counted: set[Hashable] = set()
     judged: set[Hashable] = set()
-    votes: list[Feedback] = []
+    labels: list[Feedback] = []
     judgements: set[Hashable] = set()
-    for feedback in said:
+    for feedback in newest_first:
         version, _ = current.get((feedback.evaluator, feedback.key), (feedback.version, 0))
-        place = get_feedback_slot(feedback)
-        if place in counted or version != feedback.version or recalled.seen.is_said_again(feedback):
+        slot = get_feedback_slot(feedback)
+        if slot in counted or version != feedback.version or stored.evaluated.is_scored_again(feedback):
             continue
-        counted.add(place)
+        counted.add(slot)
         if feedback.source == "human":
-            votes.append(feedback)
+            labels.append(feedback)
             continue
         if feedback.source == "model":
             judged.add((feedback.target.trace_id, feedback.key))
         tally.add_judgements((feedback,), judgements)
-        tally.add_feedback(feedback, recalled.examples[feedback.target.trace_id or ""])
-    for vote in votes:
-        if (vote.target.trace_id, vote.key) not in judged:
-            tally.add_feedback(vote, recalled.examples[vote.target.trace_id or ""])
+        tally.add_feedback(feedback, stored.examples[feedback.target.trace_id or ""])
+    for label in labels:
+        if (label.target.trace_id, label.key) not in judged:
+            tally.add_feedback(label, stored.examples[label.target.trace_id or ""])
 
 
 _CONTENT_NAME = re.compile(r"examples-[0-9a-f]{8}")  # dataset name derived from its examples
@@ -257,11 +227,11 @@ def list_reductions(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
     repetitions = then.get("repetitions") or 1, now.get("repetitions") or 1
     limits = then.get("limit"), now.get("limit")
     less = limits[1] is not None and (limits[0] is None or limits[1] < limits[0])
-    told = [f"repetitions was {repetitions[0]} and is {repetitions[1]}"] if repetitions[1] < repetitions[0] else []
-    told += [f"limit was {limits[0]} and is {limits[1]}"] if less else []
+    changes = [f"repetitions was {repetitions[0]} and is {repetitions[1]}"] if repetitions[1] < repetitions[0] else []
+    changes += [f"limit was {limits[0]} and is {limits[1]}"] if less else []
     ids = _to_id_set(then.get("only")), _to_id_set(now.get("only"))
     less = ids[1] is not None and (ids[0] is None or not ids[0] <= ids[1])
-    return [*told, f"only was {then.get('only')} and is {now.get('only')}"] if less else told
+    return [*changes, f"only was {then.get('only')} and is {now.get('only')}"] if less else changes
 
 
 def _to_id_set(only: str | Sequence[str] | None) -> set[str] | None:
@@ -282,32 +252,25 @@ def list_example_changes(store: Store, earlier: Experiment, source: ExampleSourc
     try:
         old, new = (list(stored_examples(store, *version)) for version in (before, after))
     except NotFound as error:
-        return [f"its examples are not there to be compared with: {error}"]
-    told = _list_lost_examples(old, new)
-    if not told and now.get("limit") is not None:
-        told = _list_limit_changes(old, new, now)
-    return told
-
-
-def _list_lost_examples(old: Sequence[Example], new: Sequence[Example]) -> list[str]:
-    found = diff(old, new)
-    told = [f"example {id} changed ({', '.join(names)})" for id, names in list(found.changed.items())[:_MAX_LISTED]]
-    told += _count_more(len(found.changed), "changed")
-    told += [f"example {example.id} is gone" for example in found.removed[:_MAX_LISTED]]
-    return told + _count_more(len(found.removed), "are gone")
-
-
-def _count_more(count: int, what: str) -> list[str]:
-    return [f"{count - _MAX_LISTED} more {what}"] if count > _MAX_LISTED else []
-
-
-def _list_limit_changes(old: Sequence[Example], new: Sequence[Example], now: Mapping[str, Any]) -> list[str]:
-    """Describe why `limit` now selects other examples, although all earlier examples still exist."""
+        return [f"its examples cannot be compared: {error}"]
+    differences = diff(old, new)
+    changed = [f"example {id} changed ({', '.join(names)})" for id, names in differences.changed.items()]
+    removed = [f"example {example.id} was removed" for example in differences.removed]
+    changes = [*_shorten(changed, "changed"), *_shorten(removed, "were removed")]
+    if changes or now.get("limit") is None:
+        return changes
+    # all earlier examples still exist, but `limit` may select others now
     if now.get("seed") is not None:
-        return ["the dataset has grown, of which a random sample (seed, limit) is another one"]
+        return ["the dataset has grown, so that the random sample (seed, limit) differs"]
     if [example.id for example in old] != [example.id for example in new[: len(old)]]:
-        return ["examples were added before others, so that limit takes other ones"]
+        return ["examples were inserted before existing ones, so that limit selects other examples"]
     return []
+
+
+def _shorten(changes: list[str], verb: str) -> list[str]:
+    """Return the first changes, and the number of the others."""
+    more = len(changes) - _MAX_LISTED
+    return [*changes[:_MAX_LISTED], f"{more} more {verb}"] if more > 0 else changes
 
 
 def _format_dataset(name: str, version: int | None) -> str:
@@ -319,53 +282,6 @@ def _format_dataset(name: str, version: int | None) -> str:
 # concurrency, timeout, retries, the commit, installed packages.
 _FIXED_FIELDS = ("task", "seed", "split")
 _MAX_NAMED = 5  # maximum number of changes listed by name
-
-
-def make_setup(
-    task: TaskFunction | None, parameters: Mapping[str, JSON], *, dataset: str, dataset_version: int | None
-) -> dict[str, JSON]:
-    """Return plain values that describe the setup of an experiment.
-
-    Facts that take long to find out are added by `collect_environment`.
-    """
-    return {
-        "dataset": dataset,
-        "dataset_version": dataset_version,
-        "task": task.name if task else None,
-        "task_code": digest_code(task.function) if task else None,
-        **parameters,
-    }
-
-
-def describe_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]:
-    """Return descriptions of evaluators in the form in which an experiment records them."""
-    return tuple(
-        {
-            "key": evaluator.key,
-            "version": evaluator.version,
-            "source": evaluator.make.source,
-            "summary": evaluator.summary,
-            "metrics": [metric.to_dict() for metric in evaluator.metrics],
-            "origin": encode_infinities(_describe_origin(evaluator)),
-            "code": {} if evaluator.spec else digest_code(evaluator.function),
-            "standards": list(evaluator.standards),
-            **({"min_cases": evaluator.min_cases} if evaluator.min_cases else {}),
-        }
-        for evaluator in evaluators
-    )
-
-
-def _describe_origin(evaluator: Evaluator) -> Mapping[str, Any]:
-    """Return the origin of an evaluator, with judges replaced by their identities.
-
-    Identities are the same in every process and contain no API keys.
-    """
-    parameters = evaluator.origin.get("init_parameters") or {}
-    judges = getattr(evaluator.asking, "judges", ())
-    if "judge" not in parameters or not judges:
-        return dict(evaluator.origin)
-    identities = [dict(judge.identity) for judge in judges]
-    return {**evaluator.origin, "init_parameters": {**parameters, "judge": identities}}
 
 
 def list_setup_changes(record: Experiment, setup: Mapping[str, JSON], metadata: Mapping[str, JSON]) -> list[str]:
@@ -381,7 +297,8 @@ def list_setup_changes(record: Experiment, setup: Mapping[str, JSON], metadata: 
     ]
     differences += list_reductions(then, setup)
     if changed := _list_changed_keys(then.get("task_code") or {}, setup.get("task_code") or {}):
-        differences.append(f"the task's code changed: {_join_names(changed)}")
+        more = f" and {len(changed) - _MAX_NAMED} more" if len(changed) > _MAX_NAMED else ""
+        differences.append(f"the task's code changed: {', '.join(changed[:_MAX_NAMED])}{more}")
     given = to_stored_value(metadata)
     known = {name: value for name, value in record.metadata.items() if name not in ("setup", "totals")}
     if given:
@@ -399,66 +316,22 @@ def merge_evaluators(
     An evaluator whose version, parameters or code have changed gets the present time as `since_ns`: its earlier
     scores are no longer counted.
     """
-    known = {record["key"]: record for record in before}
-    added = {record["key"]: _add_since(known.get(record["key"]), record) for record in now}
-    return tuple({**known, **added}.values())
-
-
-def _add_since(before: Mapping[str, JSON] | None, now: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    if before is None:
-        return now
-    same = all(to_stored_value(before.get(name)) == to_stored_value(now[name]) for name in ("version", "code"))
-    since = before.get("since_ns") if same else time.time_ns()
-    return {**now, "since_ns": since} if since else now
+    merged = {record["key"]: record for record in before}
+    for record in now:
+        earlier = merged.get(record["key"])
+        if earlier is not None:
+            same = all(
+                to_stored_value(earlier.get(name)) == to_stored_value(record[name]) for name in ("version", "code")
+            )
+            since_ns = earlier.get("since_ns") if same else time.time_ns()
+            record = {**record, "since_ns": since_ns} if since_ns else record
+        merged[record["key"]] = record
+    return tuple(merged.values())
 
 
 def _list_changed_keys(then: Mapping[str, JSON], now: Mapping[str, JSON]) -> list[str]:
     return [name for name in {**then, **now} if then.get(name) != now.get(name)]
 
 
-def _join_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + more
-
-
 def _format_change(name: str, then: JSON, now: JSON) -> str:
     return f"{name} was {then!r} and is {now!r}"
-
-
-def to_stored_value(value: Any) -> Any:
-    """Return a value in the form in which a store returns it. Values of types that JSON lacks become text."""
-    return orjson.loads(orjson.dumps(value, default=_json_default, option=orjson.OPT_NON_STR_KEYS))
-
-
-def _json_default(value: Any) -> Any:
-    """Convert a value that JSON lacks: scalars and arrays of numpy and similar libraries to numbers and lists, others
-    to text.
-    """
-    if callable(tolist := getattr(value, "tolist", None)):
-        return tolist()
-    return str(value)
-
-
-def collect_environment() -> Future[dict[str, JSON]]:
-    """Start a background thread that reads versions, the git commit, and whether tracked files are changed."""
-    pool = ThreadPoolExecutor(1, "spanwise-setup")
-    future = pool.submit(_read_environment)
-    pool.shutdown(wait=False)
-    return future
-
-
-def _read_environment() -> dict[str, JSON]:
-    versions: dict[str, JSON] = {"spanwise": SCOPE.version, "python": platform.python_version()}
-    commit = _run_git("rev-parse", "HEAD")
-    if commit is not None:
-        changed = _run_git("status", "--porcelain", "--untracked-files=no")
-        versions |= {"git_commit": commit, "git_changed": bool(changed)}
-    return versions
-
-
-def _run_git(*arguments: str) -> str | None:
-    try:
-        finished = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return finished.stdout.strip()

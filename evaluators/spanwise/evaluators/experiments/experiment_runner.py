@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
-from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Unpack
 
 from spanwise.collector.errors import StoreError
 from spanwise.collector.records import Experiment as Record
-from spanwise.collector.records import Run
 from spanwise.collector.statistics import select_latest
 from spanwise.collector.store_connection import OnDemandStore
 from spanwise.evaluators.experiments.dataset_source import iterate_async_rows, make_source, plan_runs
 from spanwise.evaluators.experiments.evaluation_pipeline import run_pipeline
 from spanwise.evaluators.experiments.experiment_liveness import Heartbeat, StallWatchdog
-from spanwise.evaluators.experiments.experiment_plan import FinishedRun, StopConditions
+from spanwise.evaluators.experiments.experiment_plan import FinishedRun
 from spanwise.evaluators.experiments.experiment_preparation import (
     ExperimentJob,
     open_experiment_store,
     prepare_attach,
     prepare_experiment,
-)
-from spanwise.evaluators.experiments.experiment_progress import (
-    ProgressBar,
-    format_resume_command,
-    make_progress_bar,
-    print_message,
-    stderr_console,
 )
 from spanwise.evaluators.experiments.experiment_results import Experiment, register_rescore, run_set_evaluators
 from spanwise.evaluators.experiments.experiment_settings import (
@@ -39,6 +30,7 @@ from spanwise.evaluators.experiments.experiment_settings import (
     accept_options,
     make_settings,
 )
+from spanwise.evaluators.experiments.experiment_summary import format_resume_command
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally, compute_wall_ns
 from spanwise.evaluators.experiments.result_writer import ResultWriter, UnstoredRuns, make_spool, make_spooled_store
 from spanwise.evaluators.experiments.task_call import make_task, run_and_cancel_others
@@ -47,10 +39,13 @@ from spanwise.evaluators.interface import (
     as_evaluator,
     check_keys,
     make_loop_waiter,
+    make_progress_bar,
+    print_message,
+    redirect_status,
     run_coroutine,
+    stderr_console,
     use_judge_context,
 )
-from spanwise.evaluators.interface.progress_display import redirect_progress
 from spanwise.evaluators.scoring import Estimate, estimate
 
 
@@ -116,127 +111,101 @@ async def run_experiment(
     dataset: Any, task: Any, evaluators: Iterable[Any], settings: ExperimentSettings
 ) -> Experiment:
     """Prepare an experiment, run it until it is finished, and return it."""
-    judges = [as_evaluator(given) for given in ([evaluators] if isinstance(evaluators, str) else evaluators)]
-    whole = (*(judge for judge in judges if judge.summary), *map(as_evaluator, settings.summary_evaluators))
-    single = tuple(judge for judge in judges if not judge.summary)
-    check_keys((*single, *whole))
-    for judge in (*single, *whole):
-        if judge.asking is not None:
-            judge.asking.ready()
+    given = [as_evaluator(each) for each in ([evaluators] if isinstance(evaluators, str) else evaluators)]
+    set_evaluators = (*(each for each in given if each.summary), *map(as_evaluator, settings.summary_evaluators))
+    case_evaluators = tuple(each for each in given if not each.summary)
+    check_keys((*case_evaluators, *set_evaluators))
+    for evaluator in (*case_evaluators, *set_evaluators):
+        if evaluator.asking is not None:
+            evaluator.asking.ready()
     task = make_task(task) if task is not None else None
     if isinstance(dataset, AsyncIterable):
         dataset = iterate_async_rows(dataset, make_loop_waiter(asyncio.get_running_loop()))
     prepare = prepare_attach if settings.attach else prepare_experiment
     store = await asyncio.to_thread(open_experiment_store, settings)
+    settings = replace(settings, store=store)
     try:
-        job = await asyncio.to_thread(prepare, dataset, task, single, whole, replace(settings, store=store))
-        with _freeze_objects(), Heartbeat(job.store, job.record.id) if job.kept else nullcontext():
+        job = await asyncio.to_thread(prepare, dataset, task, case_evaluators, set_evaluators, settings)
+        with Heartbeat(job.store, job.record.id) if job.is_saved else nullcontext():
             return await _run_job(job)
     finally:
         if isinstance(store, OnDemandStore):
             await asyncio.to_thread(store.release)
 
 
-# Number of frozen objects. From Python 3.12 on, the interpreter itself freezes some hundreds (375 in 3.12.1). An
-# application that calls `gc.freeze()` freezes many thousands, possibly before it imports this package.
-_MAX_INTERPRETER_FROZEN = 1_000
-
-
-@contextmanager
-def _freeze_objects() -> Iterator[None]:
-    """Exclude existing objects from garbage collection during an experiment.
-
-    Once the libraries of a model are loaded, one collection takes longer than many runs.
-
-    Nothing is frozen if the application has called `gc.freeze()`, because `gc.unfreeze()` would release its objects
-    too.
-    """
-    ours = gc.get_freeze_count() <= _MAX_INTERPRETER_FROZEN
-    if ours:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if ours:
-            gc.unfreeze()
-
-
 async def _run_job(job: ExperimentJob) -> Experiment:
-    for evaluator in (*job.plan.evaluators, *job.whole):
+    plan, conditions = job.plan, job.conditions
+    for evaluator in (*plan.evaluators, *job.set_evaluators):
         for remark in evaluator.remarks:
-            job.plan.remark(remark)
-    job.tally.remarks = job.plan.remarks
-    brake = job.brake
-    spool = make_spool(job.plan.experiment_id, job.store)
-    progress = job.plan.settings.progress
-    shown = make_progress_bar(job.plan.name, job.total, progress)
+            plan.remark(remark)
+    job.tally.remarks = plan.remarks
+    spool = make_spool(plan.experiment_id, job.store)
+    progress = plan.settings.progress
+    bar = make_progress_bar(plan.name, job.total, progress)
+    loop = asyncio.get_running_loop()
     with (
-        shown,
-        redirect_progress(shown.waiting),
-        StallWatchdog(shown, asyncio.get_running_loop(), aloud=progress is not False) as watch,
+        bar,
+        redirect_status(bar.show_status),
+        StallWatchdog(bar, loop, prints=progress is not False) as watchdog,
     ):
+
+        def count(batch: Sequence[FinishedRun]) -> None:
+            _count_batch(job.tally, batch)
+            bar.advance(len(batch), job.tally.failed)
+            watchdog.note_progress()
+
         judgements = JudgementBuffer()
-        writer = ResultWriter(job.store, spool, lambda batch: _count_batch(job.tally, batch, shown, watch), judgements)
+        writer = ResultWriter(job.store, spool, count, judgements)
         try:
             with use_judge_context(judgements=judgements, inside=None):
-                await run_pipeline(job.plan, job.items, writer, brake)
+                await run_pipeline(plan, job.items, writer, conditions)
         except BaseException as error:
-            await _handle_interruption(job, writer, error, watch.text)
-            raise _unwrap_group(error) from None
+            await _handle_interruption(job, writer, error, watchdog.status)
+            while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+                error = error.exceptions[0]
+            raise error from None
         unstored = await asyncio.to_thread(writer.close)
-    _add_end_remarks(job, brake)
+    if conditions.reason:
+        plan.remarks[f"stopped: {conditions.reason}"] = None
+        print_message(f"spanwise: stopped: {conditions.reason}; continue with {_format_resume_hint(job)}")
+    if running := plan.abandoned.alive:
+        plan.remark(f"{running} tasks did not stop at their timeout and still run in this process")
     store = job.store if unstored is None else make_spooled_store(job.store, spool)
     experiment = Experiment(job.record, store, job.tally, unstored=unstored, examples=job.examples)
     if unstored is not None:
         print_message(_describe_unstored(unstored, job))
     try:
-        if job.whole and unstored is None and not brake.why:
-            await run_set_evaluators(experiment, job.whole, job.store, job.tally)
-        status = "interrupted" if unstored or brake.why else "finished"
+        if job.set_evaluators and unstored is None and not conditions.reason:
+            await run_set_evaluators(experiment, job.set_evaluators, job.store, job.tally)
+        status = "interrupted" if unstored or conditions.reason else "finished"
         experiment.record = await asyncio.to_thread(_close_record, job, status)
     # return the results even if the record could not be updated: the runs are stored
     except (StoreError, OSError) as problem:
-        print_message(f"spanwise: the store could not note the end of the experiment: {problem}")
+        print_message(f"spanwise: the end of the experiment could not be stored: {problem}")
     if progress is not False and stderr_console.is_terminal and not stderr_console.is_jupyter:
         stderr_console.print(experiment)
     return experiment
 
 
-def _add_end_remarks(job: ExperimentJob, brake: StopConditions) -> None:
-    """Add remarks on why the experiment stopped and on tasks that still run. Print at once why it stopped."""
-    if brake.why:
-        job.plan.remarks[f"stopped: {brake.why}"] = None
-        print_message(f"spanwise: stopped, as {brake.why}; go on with {_format_resume_hint(job)}")
-    if still := job.plan.strays.alive:
-        job.plan.remark(f"{still} tasks did not stop at their timeout and are still at work in this process")
-
-
-def _count_batch(
-    tally: ExperimentTally, batch: Sequence[FinishedRun], shown: ProgressBar, watch: StallWatchdog
-) -> None:
-    for done in batch:
-        item, root = done.item, done.root
+def _count_batch(tally: ExperimentTally, batch: Sequence[FinishedRun]) -> None:
+    """Add a stored batch of runs and their feedback to the totals."""
+    for run in batch:
+        item, trace = run.item, run.trace
         if not item.stored:
-            runs = done.runs or _get_attached_runs(done)
-            tally.add_run(item.slot, root.trace_id, compute_wall_ns(runs), done.error, done.open_spans, item.example.id)
-            tally.add_calls(runs)
-        tally.add_judgements(done.feedback[len(item.known) :])
-        for outcome in select_latest(done.feedback):
-            tally.add_feedback(outcome, done.item.example.id)
-    shown.advance(len(batch), tally.failed)
-    watch.moved()
-
-
-def _get_attached_runs(done: FinishedRun) -> Sequence[Run]:
-    """Return the runs of a trace to which feedback was attached. They are already in the store."""
-    return done.case.trace.runs if done.case.trace is not None else ()
+            spans = run.runs or trace.runs  # without own runs, feedback was attached to a trace that is stored already
+            wall_ns = compute_wall_ns(spans)
+            tally.add_run(item.slot, trace.trace_id, wall_ns, run.error, run.open_spans, item.example.id)
+            tally.add_calls(spans)
+        tally.add_judgements(run.feedback[len(item.known) :])
+        for outcome in select_latest(run.feedback):
+            tally.add_feedback(outcome, item.example.id)
 
 
 def _format_resume_hint(job: ExperimentJob) -> str:
-    return format_resume_command(job.record.id) if job.kept else "evaluate(…, attach=True, resume=True)"
+    return format_resume_command(job.record.id) if job.is_saved else "evaluate(…, attach=True, resume=True)"
 
 
-async def _handle_interruption(job: ExperimentJob, writer: ResultWriter, error: BaseException, waiting: str) -> None:
+async def _handle_interruption(job: ExperimentJob, writer: ResultWriter, error: BaseException, status: str) -> None:
     """Store the finished runs, and print the command that resumes the experiment."""
     unstored = await asyncio.to_thread(writer.close)
     if unstored is not None:
@@ -244,16 +213,16 @@ async def _handle_interruption(job: ExperimentJob, writer: ResultWriter, error: 
     try:
         await asyncio.to_thread(_close_record, job, "interrupted")
     except StoreError as problem:
-        print_message(f"spanwise: the store could not note the interruption: {problem}")
+        print_message(f"spanwise: the interruption could not be stored: {problem}")
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
-        while_waiting = f", while {waiting}" if waiting else ""
+        while_waiting = f", while {status}" if status else ""
         print_message(
-            f"spanwise: interrupted after {job.tally.runs} runs{while_waiting}; go on with {_format_resume_hint(job)}"
+            f"spanwise: interrupted after {job.tally.runs} runs{while_waiting}; continue with {_format_resume_hint(job)}"
         )
 
 
 def _close_record(job: ExperimentJob, status: Any) -> Record:
-    setup, now = {**(job.record.metadata.get("setup") or {}), **job.surroundings.result()}, time.time_ns()
+    setup, now = {**(job.record.metadata.get("setup") or {}), **job.environment.result()}, time.time_ns()
     before = job.record  # rescoring keeps the recorded end time and status
     ended_ns = before.ended_ns or now
     totals = {**job.tally.totals(), "seconds": round((ended_ns - job.record.started_ns) / 1e9, 3)}
@@ -265,25 +234,20 @@ def _close_record(job: ExperimentJob, status: Any) -> Record:
         example_count=job.record.example_count or len(job.tally.traces) // max(1, job.plan.settings.repetitions),
         metadata={**job.record.metadata, "setup": setup, "totals": totals},
     )
-    if job.kept:
+    if job.is_saved:
         job.store.save_experiment(record)
     return record
 
 
 def _describe_unstored(unstored: UnstoredRuns, job: ExperimentJob) -> str:
-    told = f"spanwise: the store did not take {unstored.runs} runs ({unstored.why})."
+    message = f"spanwise: the store did not accept {unstored.runs} runs ({unstored.why})."
     if not unstored.paths:
-        return f"{told} Nor could a file be written: they are in memory alone, as the rows of what evaluate() returns"
-    kept = " and ".join(map(str, unstored.paths))
-    way = format_resume_command(job.record.id) if job.kept else f"spanwise experiments deliver {kept}"
-    return f"{told} They are kept in {kept}: {way} stores them without running anything again"
-
-
-def _unwrap_group(error: BaseException) -> BaseException:
-    """Return the error inside an exception group that contains only one."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+        return (
+            f"{message} No file could be written either: they exist only in memory, as rows of the returned experiment"
+        )
+    files = " and ".join(map(str, unstored.paths))
+    command = format_resume_command(job.record.id) if job.is_saved else f"spanwise experiments deliver {files}"
+    return f"{message} They are saved in {files}: {command} stores them without running anything again"
 
 
 def dry_run(dataset: Any, evaluators: Iterable[Any], **options: Unpack[EvaluateOptions]) -> Estimate:
@@ -295,7 +259,7 @@ def dry_run(dataset: Any, evaluators: Iterable[Any], **options: Unpack[EvaluateO
     settings = make_settings(options, "dry_run")
     store = open_experiment_store(settings)
     try:
-        source = make_source(dataset, store, "dry run", settings.splits, keep=False)
+        source = make_source(dataset, store, "dry run", settings.splits, save=False)
         items, _ = plan_runs(source, limit=settings.limit, seed=settings.seed, only=settings.ids)
         return estimate(evaluators, (item.trace or item.example for item in items), repetitions=settings.repetitions)
     finally:

@@ -17,10 +17,10 @@ from spanwise.tracer.suggestions import make_unknown_option_error
 
 NameFilter: TypeAlias = "str | Iterable[str] | None"
 StoreArgument: TypeAlias = "Store | str | PathLike[str] | None"
-_BOUNDS = {
-    "timeout": "some seconds",
-    "max_failures": "a whole number, at least 1, or a share of the runs, as 0.2",
-    "max_usd": "some dollars",
+_LIMITS = {
+    "timeout": "a number of seconds > 0",
+    "max_failures": "an integer >= 1, a share of the runs such as 0.2",
+    "max_usd": "a number of US dollars > 0",
 }
 _STOP_OPTIONS = ("fail_fast", "max_failures", "max_usd")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -87,21 +87,20 @@ class ExperimentSettings:
         for name in ("concurrency", "repetitions", "batch_size", "limit"):
             value = getattr(self, name)
             if not (value is None and name == "limit") and not (_is_integer(value) and value >= 1):
-                raise ValueError(f"{name} is a whole number, at least 1, not {value!r}")
-        for name in ("retries", "span_wait"):
-            if not (_is_integer if name == "retries" else _is_number)(getattr(self, name)):
-                raise ValueError(f"{name} is a number, not {getattr(self, name)!r}")
-        if self.retries < 0 or self.span_wait < 0:
-            raise ValueError(f"retries ({self.retries!r}) and span_wait ({self.span_wait!r}) are not negative")
-        for name, what in _BOUNDS.items():
+                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+        if not _is_integer(self.retries) or self.retries < 0:
+            raise ValueError(f"retries must be an integer >= 0, got {self.retries!r}")
+        if not _is_number(self.span_wait) or self.span_wait < 0:
+            raise ValueError(f"span_wait must be a number of seconds >= 0, got {self.span_wait!r}")
+        for name, expected in _LIMITS.items():
             value = getattr(self, name)
-            is_bound = _is_number(value) and value > 0
+            is_limit = _is_number(value) and value > 0
             is_no_share = name == "max_failures" and isinstance(value, float) and value > 1
-            if value is not None and (not is_bound or is_no_share):
-                raise ValueError(f"{name} is {what}, or None for no bound, not {value!r}")
+            if value is not None and (not is_limit or is_no_share):
+                raise ValueError(f"{name} must be {expected}, or None for no limit, got {value!r}")
         for name in ("fail_fast", "raise_errors", "attach"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} is True or False, not {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         compile_retry_on(self.retry_on)
         for name in ("split", "only"):
             object.__setattr__(self, name, _check_name_filter(name, getattr(self, name)))
@@ -144,7 +143,7 @@ def _check_name_filter(option: str, given: NameFilter) -> str | list[str] | None
         return given
     listed = list(given) if isinstance(given, Iterable) else []
     if not listed or not all(isinstance(name, str) for name in listed):
-        raise ValueError(f"{option} is a name or a list of names, not {given!r}")
+        raise ValueError(f"{option} must be a name or a list of names, got {given!r}")
     return listed
 
 
@@ -183,7 +182,20 @@ def accept_options(function: F) -> F:
     If a call uses option names of another product, the error gives the names in Spanwise, even if required arguments
     are missing.
     """
-    called: Any = _wrap_async(function) if inspect.iscoroutinefunction(function) else _wrap_sync(function)
+    called: Any
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def called(*args: Any, **options: Any) -> Any:
+            _check_foreign_names(options, function.__name__, args)
+            return await function(*args, **options)
+    else:
+
+        @wraps(function)
+        def called(*args: Any, **options: Any) -> Any:
+            _check_foreign_names(options, function.__name__, args)
+            return function(*args, **options)
+
     signature = inspect.signature(function)
     own = [known for known in signature.parameters.values() if known.kind is not known.VAR_KEYWORD]
     options = [
@@ -194,36 +206,18 @@ def accept_options(function: F) -> F:
     return cast(F, called)
 
 
-def _wrap_sync(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def called(*args: Any, **options: Any) -> Any:
-        _check_foreign_names(options, function.__name__, args)
-        return function(*args, **options)
-
-    return called
-
-
-def _wrap_async(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    async def called(*args: Any, **options: Any) -> Any:
-        _check_foreign_names(options, function.__name__, args)
-        return await function(*args, **options)
-
-    return called
-
-
 def _check_foreign_names(options: Mapping[str, Any], caller: str, args: Sequence[Any]) -> None:
     """Raise `TypeError` that lists all options with names of other products.
 
     It is called before Python itself complains about the first missing argument.
     """
-    elsewhere = [name for name in options if name in _FOREIGN_NAMES and name not in _ACCEPTED_NAMES]
+    foreign = [name for name in options if name in _FOREIGN_NAMES and name not in _ACCEPTED_NAMES]
     target_first = bool(args) and callable(args[0])  # the task comes first, as in LangSmith's evaluate(target, data=…)
-    if len(elsewhere) == 1 and not target_first:
-        raise make_unknown_option_error(f"{caller}()", elsewhere[0], (*POSITIONAL_NAMES, *OPTION_NAMES), _FOREIGN_NAMES)
-    if elsewhere:
-        renamed = ", ".join(f"{name!r} (here it is {_FOREIGN_NAMES[name]})" for name in elsewhere)
+    if len(foreign) == 1 and not target_first:
+        raise make_unknown_option_error(f"{caller}()", foreign[0], (*POSITIONAL_NAMES, *OPTION_NAMES), _FOREIGN_NAMES)
+    if foreign:
+        renamed = ", ".join(f"{name!r} (here it is {_FOREIGN_NAMES[name]})" for name in foreign)
         first = "; the dataset is the first argument, and the task the second" if target_first else ""
-        plural = "s" if len(elsewhere) > 1 else ""
+        plural = "s" if len(foreign) > 1 else ""
         known = ", ".join((*POSITIONAL_NAMES, *OPTION_NAMES))
         raise TypeError(f"{caller}() has no option{plural} {renamed}{first}; it takes {known}")

@@ -111,101 +111,20 @@ class JudgeCost:
         return {f"judge_{name}": value for name, value in known.items() if value is not None} if self else {}
 
     def __str__(self) -> str:
-        parts = [f"{self.calls:,} calls of judges"]
-        parts += [f"{self.cached:,} answers known before"] * bool(self.cached)
+        parts = [f"{self.calls:,} judge calls"]
+        parts += [f"{self.cached:,} cached replies"] * bool(self.cached)
         parts += [f"{self.tokens:,} tokens"] * bool(self.tokens)
         parts += [] if self.known_cost is None else [f"${self.known_cost:,.4f}"]
         if self.unpriced:
-            parts.append("cost unknown" if self.known_cost is None else f"cost of {self.unpriced:,} of these unknown")
+            parts.append("cost unknown" if self.known_cost is None else f"cost of {self.unpriced:,} calls unknown")
         if self.texts_cut:
-            parts.append(f"{self.texts_cut:,} text{'s' if self.texts_cut > 1 else ''} cut before judging")
+            parts.append(f"{self.texts_cut:,} text{'s' if self.texts_cut > 1 else ''} truncated before judging")
         return " · ".join(parts)
 
 
 def _to_finite_number(value: Any) -> float:
     """Return a non-negative finite number, else 0: metadata can contain arbitrary values."""
     return value if isinstance(value, int | float) and isfinite(value) and value >= 0 else 0
-
-
-class RunTotals:
-    """Totals of runs: counts, durations, tokens and cost, and the trace of each result slot."""
-
-    def __init__(self) -> None:
-        self.traces: dict[int, str] = {}
-        self.runs = 0
-        self.failed = 0  # runs whose task failed
-        self.why: str | None = None  # error of the failed run with the lowest example id
-        self.failed_on = ""  # id of the example of `why`
-        self.open = 0  # number of runs with spans that were still open after `span_wait`
-        self.durations_ns = array("q")
-        self.input_tokens = 0
-        self.output_tokens = 0
-        self.cost: float | None = None
-        self.models: Counter[str] = Counter()
-        self.spent = JudgeCost()
-        self.remarks: Mapping[str, None] = {}  # remarks shown below the summary table
-
-    def add_run(
-        self, slot: int, trace_id: str, duration_ns: int, error: str | None, open_spans: int = 0, example: str = ""
-    ) -> None:
-        """Add a finished run of an example, and record its trace under its slot."""
-        self.traces[slot] = trace_id
-        self.open += open_spans > 0
-        self.count_run(duration_ns, error, example)
-
-    def count_run(self, duration_ns: int, error: str | None, example: str = "") -> None:
-        """Count a finished run of an example. `error` is the task's error, or None."""
-        self.runs += 1
-        self.durations_ns.append(duration_ns)
-        if error is not None:
-            self.failed += 1
-            # choose by example id, so that the result does not depend on the order in which runs end or are read
-            if self.why is None or example < self.failed_on:
-                self.why, self.failed_on = error, example
-
-    def add_calls(self, runs: Iterable[Run]) -> None:
-        """Add the models, tokens and cost of the spans of a run."""
-        for run in runs:
-            if run.model:
-                self.models[run.model] += 1
-            if run.usage:
-                self.input_tokens += run.usage.input_tokens
-                self.output_tokens += run.usage.output_tokens
-            self.add_cost(run.cost)
-
-    def add_cost(self, cost: float | None) -> None:
-        """Add a cost in US dollars. The total stays None until the first known cost."""
-        if cost is not None:
-            self.cost = (self.cost or 0.0) + cost
-
-    def add_judgements(self, said: Iterable[Feedback], counted: set[Hashable] | None = None) -> None:
-        """Add the judge calls behind feedback. Pass the same set `counted` to several calls to count each judgement
-        once.
-        """
-        counted = set() if counted is None else counted
-        for feedback in said:
-            if feedback.metadata:
-                self.spent.add(feedback, counted)
-
-    def percentiles_ms(self, *percents: int) -> list[float | None]:
-        """Return durations at these percentiles (nearest rank), in milliseconds; None without runs."""
-        ordered = sorted(self.durations_ns)
-        return [percentile(ordered, percent) / 1e6 if ordered else None for percent in percents]
-
-    def totals(self) -> Mapping[str, object]:
-        """Return the totals that are recorded with the experiment when it ends."""
-        known = {
-            "runs": self.runs,
-            "failed": self.failed,
-            "models": sorted(self.models),
-            "remarks": list(self.remarks) or None,
-            "input_tokens": self.input_tokens,
-            "output_tokens": self.output_tokens,
-            "cost": self.cost,
-            "mean_ms": sum(self.durations_ns) / self.runs / 1e6 if self.runs else None,
-            **self.spent.totals(),
-        }
-        return {name: value for name, value in known.items() if value is not None}
 
 
 def compute_wall_ns(runs: Sequence[Run]) -> int:
@@ -229,24 +148,96 @@ class KeyTally:
 
     def repeat(self, example: str, score: float, passes: bool | None) -> None:
         """Add a score as one more repetition of its example."""
-        spread = self.spreads.get(example)
-        if spread is None:
-            spread = self.spreads[example] = RepetitionStats()
-        spread.add(score, passes)
+        self.spreads.setdefault(example, RepetitionStats()).add(score, passes)
 
 
-class ExperimentTally(RunTotals):
+class ExperimentTally:
     """Totals of an experiment's runs, and a tally per key: the data of its summary."""
 
     def __init__(self, metrics: Iterable[Metric] = (), repetitions: int = 1) -> None:
-        super().__init__()
         self._metrics = {metric.key: metric for metric in metrics}
         self._repeats = repetitions > 1
+        self.traces: dict[int, str] = {}  # trace id of each result slot
+        self.runs = 0
+        self.failed = 0  # runs whose task failed
+        self.why: str | None = None  # error of the failed run with the lowest example id
+        self.failed_on = ""  # id of the example of `why`
+        self.open = 0  # number of runs with spans that were still open after `span_wait`
+        self.durations_ns = array("q")
+        self.input_tokens = 0
+        self.output_tokens = 0
+        self.cost: float | None = None
+        self.models: Counter[str] = Counter()
+        self.spent = JudgeCost()
+        self.remarks: Mapping[str, None] = {}  # remarks shown below the summary table
         self.keys: dict[str, KeyTally] = {}
         self.overall: dict[str, Feedback] = {}  # feedback of set-level evaluators on the experiment
-        self.ends: dict[
-            str, RepetitionStats
-        ] = {}  # by example, only with repetitions: whether its tasks ended without an error
+        # by example, only with repetitions: whether its tasks ended without an error
+        self.ends: dict[str, RepetitionStats] = {}
+
+    def add_run(
+        self, slot: int, trace_id: str, duration_ns: int, error: str | None, open_spans: int = 0, example: str = ""
+    ) -> None:
+        """Add a finished run of an example, and record its trace under its slot."""
+        self.traces[slot] = trace_id
+        self.open += open_spans > 0
+        self.count_run(duration_ns, error, example)
+
+    def count_run(self, duration_ns: int, error: str | None, example: str = "") -> None:
+        """Count a finished run of an example. `error` is the task's error, or None."""
+        self.runs += 1
+        self.durations_ns.append(duration_ns)
+        if self._repeats:
+            self.ends.setdefault(example, RepetitionStats()).add(float(error is None), error is None)
+        if error is not None:
+            self.failed += 1
+            # choose by example id, so that the result does not depend on the order in which runs end or are read
+            if self.why is None or example < self.failed_on:
+                self.why, self.failed_on = error, example
+
+    def add_calls(self, runs: Iterable[Run]) -> None:
+        """Add the models, tokens and cost of the spans of a run."""
+        for run in runs:
+            if run.model:
+                self.models[run.model] += 1
+            if run.usage:
+                self.input_tokens += run.usage.input_tokens
+                self.output_tokens += run.usage.output_tokens
+            self.add_cost(run.cost)
+
+    def add_cost(self, cost: float | None) -> None:
+        """Add a cost in US dollars. The total stays None until the first known cost."""
+        if cost is not None:
+            self.cost = (self.cost or 0.0) + cost
+
+    def add_judgements(self, feedback: Iterable[Feedback], counted: set[Hashable] | None = None) -> None:
+        """Add the judge calls behind feedback. Pass the same set `counted` to several calls to count each judgement
+        once.
+        """
+        counted = set() if counted is None else counted
+        for each in feedback:
+            if each.metadata:
+                self.spent.add(each, counted)
+
+    def percentiles_ms(self, *percents: int) -> list[float | None]:
+        """Return durations at these percentiles (nearest rank), in milliseconds; None without runs."""
+        ordered = sorted(self.durations_ns)
+        return [percentile(ordered, percent) / 1e6 if ordered else None for percent in percents]
+
+    def totals(self) -> Mapping[str, object]:
+        """Return the totals that are recorded with the experiment when it ends."""
+        known = {
+            "runs": self.runs,
+            "failed": self.failed,
+            "models": sorted(self.models),
+            "remarks": list(self.remarks) or None,
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "cost": self.cost,
+            "mean_ms": sum(self.durations_ns) / self.runs / 1e6 if self.runs else None,
+            **self.spent.totals(),
+        }
+        return {name: value for name, value in known.items() if value is not None}
 
     def metric(self, key: str) -> Metric:
         """Return the metric of a key, or a default metric if no evaluator declares the key."""
@@ -267,7 +258,10 @@ class ExperimentTally(RunTotals):
 
         Every feedback counts. If a later one may replace an earlier one, apply `select_latest` first.
         """
-        of_key = self.keys.get(feedback.key) or self._new(feedback)
+        of_key = self.keys.get(feedback.key)
+        if of_key is None:
+            of_key = self.keys[feedback.key] = KeyTally(Tally(self.metric(feedback.key).passes))
+            of_key.judge = (feedback.version or "") if feedback.source == "model" else None
         passes = of_key.tally.add(feedback)
         outcome = feedback.outcome
         if outcome == "score":
@@ -277,13 +271,6 @@ class ExperimentTally(RunTotals):
             of_key.why = of_key.why or feedback.error
         else:
             of_key.lacking = of_key.lacking or feedback.comment
-
-    def count_run(self, duration_ns: int, error: str | None, example: str = "") -> None:
-        """Count a finished run as `RunTotals.count_run` does. With repetitions, count it for its example too."""
-        super().count_run(duration_ns, error, example)
-        if self._repeats:
-            ok = error is None
-            self.ends.setdefault(example, RepetitionStats()).add(float(ok), ok)
 
     @property
     def task_ok(self) -> FeedbackStats:
@@ -298,8 +285,3 @@ class ExperimentTally(RunTotals):
     def judge_versions(self) -> dict[str, str]:
         """Return the keys that judges score, each with the judge's version."""
         return {key: of_key.judge for key, of_key in self.keys.items() if of_key.judge is not None}
-
-    def _new(self, feedback: Feedback) -> KeyTally:
-        of_key = self.keys[feedback.key] = KeyTally(Tally(self.metric(feedback.key).passes))
-        of_key.judge = (feedback.version or "") if feedback.source == "model" else None
-        return of_key

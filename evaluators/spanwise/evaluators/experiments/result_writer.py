@@ -34,8 +34,7 @@ from spanwise.collector.former_names import FORMER, PRESENT, present_feedback, p
 from spanwise.collector.records import Example, Feedback, Run, Trace
 from spanwise.collector.stores import Store, TraceStore
 from spanwise.evaluators.experiments.experiment_plan import FinishedRun
-from spanwise.evaluators.experiments.experiment_progress import print_message
-from spanwise.evaluators.interface import JudgementBuffer
+from spanwise.evaluators.interface import JudgementBuffer, print_message
 from spanwise.tracer.backoff import compute_backoff
 from spanwise.tracer.process_runtime import get_runtime as tracing
 
@@ -86,7 +85,7 @@ class ResultWriter:
         self._on_stored = on_stored
         self._queue: queue.SimpleQueue[FinishedRun | None] = queue.SimpleQueue()
         self._spooled = 0
-        self._why = ""
+        self._reason = ""
         self._error: BaseException | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="spanwise-write", daemon=True)
@@ -113,24 +112,26 @@ class ResultWriter:
         if self._spooled and self._offer(self._spool.deliver):
             self._spooled = 0
         self._spool.close()
-        return UnstoredRuns(self._spooled, tuple(self._spool.paths), self._why) if self._spooled else None
+        return UnstoredRuns(self._spooled, tuple(self._spool.paths), self._reason) if self._spooled else None
 
     def _work(self) -> None:
         try:
-            while batch := self._batch():
-                self._keep(batch)
+            while batch := self._take_batch():
+                self._store_batch(make_spool_batch(batch, self._judgements.take()), len(batch))
                 self._on_stored(batch)
-            self._keep_rest()
+            # judgements that are left come from abandoned evaluators
+            if judgements := self._judgements.take():
+                self._store_batch(SpoolBatch(judgements, []), 1)
         except BaseException as error:
             self._error = error
 
-    def _batch(self) -> list[FinishedRun]:
+    def _take_batch(self) -> list[FinishedRun]:
         """Return the next runs in the order in which they were queued; [] when the writer is closed."""
         first = self._queue.get()
         if first is None:
             return []
         batch = [first]
-        self._linger()
+        self._wait_for_more()
         while len(batch) < BATCH_SIZE:
             try:
                 done = self._queue.get_nowait()
@@ -142,7 +143,7 @@ class ResultWriter:
             batch.append(done)
         return batch
 
-    def _linger(self) -> None:
+    def _wait_for_more(self) -> None:
         """Wait until more runs have been queued and then no further ones arrive for a moment.
 
         Tasks that wait for a model at the same time end at the same time, so their runs fit into one batch. The
@@ -155,19 +156,11 @@ class ResultWriter:
             if self._closing.wait(QUIET_PERIOD) or self._queue.qsize() == before:
                 return
 
-    def _keep(self, batch: Sequence[FinishedRun]) -> None:
-        parcel = make_spool_batch(batch, self._judgements.take())
-        if self._offer(parcel.deliver):
-            return
-        self._spool.add(parcel)
-        self._spooled += len(batch)
-
-    def _keep_rest(self) -> None:
-        """Store the judgements that are left, which come from abandoned evaluators."""
-        rest = self._judgements.take()
-        if rest and not self._offer(lambda store: store.append(rest)):
-            self._spool.add(SpoolBatch(rest, []))
-            self._spooled += 1
+    def _store_batch(self, batch: SpoolBatch, runs: int) -> None:
+        """Store a batch of a number of runs, or add it to the spool."""
+        if not self._offer(batch.deliver):
+            self._spool.add(batch)
+            self._spooled += runs
 
     def _offer(self, give: Callable[[TraceStore], Any]) -> bool:
         """Offer data to the store by calling `give`, and return whether the store accepted it.
@@ -179,7 +172,7 @@ class ResultWriter:
                 give(self._store)
                 return True
             except Exception as error:  # spool the runs, whatever the store raises
-                self._why = f"{type(error).__name__}: {error}"
+                self._reason = f"{type(error).__name__}: {error}"
                 if not isinstance(error, Unavailable) or self.is_full:
                     return False
                 time.sleep(compute_backoff(attempt, error.retry_after, MAX_PAUSE))
@@ -216,12 +209,12 @@ class SpoolBatch(msgspec.Struct):
 
 def make_spool_batch(batch: Sequence[FinishedRun], judgements: Sequence[Run] = ()) -> SpoolBatch:
     """Return the batch of finished runs and of judgements."""
-    said = {outcome.id for done in batch if done.item.errors for outcome in done.feedback}
+    new_ids = {outcome.id for done in batch if done.item.errors for outcome in done.feedback}
     return SpoolBatch(
         [*(run for done in batch for run in done.runs), *judgements],
         [outcome for done in batch for outcome in done.feedback],
         [trace_id for done in batch for trace_id in done.item.replaces],
-        [id for done in batch for id in done.item.errors if id not in said],
+        [id for done in batch for id in done.item.errors if id not in new_ids],
     )
 
 
@@ -230,23 +223,23 @@ class ResultSpool:
 
     def __init__(self, experiment_id: str, folders: Iterable[Path]) -> None:
         self._name = f"spanwise-spool-{experiment_id[:12]}-{secrets.token_hex(4)}.jsonl"
-        self._ahead = iter(folders)  # folders that have not been tried yet
+        self._folders = iter(folders)  # folders that have not been tried yet
         self._file: BinaryIO | None = None
         self.paths: list[Path] = []
-        self.held: list[SpoolBatch] = []  # batches that could not be written to any file
+        self.in_memory: list[SpoolBatch] = []  # batches that could not be written to any file
 
-    def add(self, parcel: SpoolBatch) -> None:
+    def add(self, batch: SpoolBatch) -> None:
         """Append a batch to the file. If writing fails, use a new file in the next folder."""
         try:
-            line = msgspec.json.encode(parcel, enc_hook=str) + b"\n"
+            line = msgspec.json.encode(batch, enc_hook=str) + b"\n"
         # the batch is not encodable as JSON, although stores accept it because they sanitize such values
         except (TypeError, ValueError, OverflowError, RecursionError):
-            self.held.append(parcel)
+            self.in_memory.append(batch)
             return
-        while not self._written(line):
-            folder = next(self._ahead, None)
+        while not self._write(line):
+            folder = next(self._folders, None)
             if folder is None:
-                self.held.append(parcel)
+                self.in_memory.append(batch)
                 return
             self._begin(folder)
 
@@ -256,18 +249,18 @@ class ResultSpool:
         Raises the errors of the store.
         """
         count = sum(_deliver_file(path, store) for path in self.paths)
-        for parcel in self.held:
-            parcel.deliver(store)
-            count += len(parcel.runs)
-        self.paths, self.held = [], []
+        for batch in self.in_memory:
+            batch.deliver(store)
+            count += len(batch.runs)
+        self.paths, self.in_memory = [], []
         return count
 
-    def parcels(self) -> Iterator[SpoolBatch]:
+    def batches(self) -> Iterator[SpoolBatch]:
         """Yield the batches that are still spooled."""
         for path in self.paths:
             if path.exists():
                 yield from _read_batches(path)
-        yield from self.held
+        yield from self.in_memory
 
     @property
     def size(self) -> int:
@@ -290,7 +283,7 @@ class ResultSpool:
             _try_lock(self._file)
             self.paths.append(path)
 
-    def _written(self, line: bytes) -> bool:
+    def _write(self, line: bytes) -> bool:
         """Write a line to the file, and return whether that succeeded. A line that was written in part is removed."""
         if self._file is None:
             return False
@@ -320,10 +313,13 @@ def deliver_pending_spools(experiment_id: str, store: Store) -> None:
     for folder in dict.fromkeys(folders):
         names = (f"{product}-spool-{experiment_id[:12]}*.jsonl" for product in (PRESENT, FORMER))
         for path in sorted(path for name in names for path in folder.glob(name)):
-            if _is_locked(path):
-                print_message(f"spanwise: another process still writes {path}: what is in it is done again")
+            is_locked = False
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                is_locked = not _try_lock(file)
+            if is_locked:
+                print_message(f"spanwise: another process is still writing {path}: its runs are run again")
             else:
-                print_message(f"spanwise: stored {deliver_spool(path, store)} spans that were kept in {path}")
+                print_message(f"spanwise: stored {deliver_spool(path, store)} spans from {path}")
 
 
 def deliver_spool(path: Path, store: TraceStore) -> int:
@@ -333,12 +329,12 @@ def deliver_spool(path: Path, store: TraceStore) -> int:
 
 def _iterate_spool_folders(store: Store) -> Iterator[Path]:
     """Yield the folders for spool files, the preferred one first."""
-    where = store.where
-    if "://" not in where and Path(where).is_file():
-        yield Path(where).resolve().parent
-    waiting = tracing().settings.spill_dir
-    if waiting is not None:
-        yield waiting / "experiments"
+    address = store.where
+    if "://" not in address and Path(address).is_file():
+        yield Path(address).resolve().parent
+    spill_folder = tracing().settings.spill_dir
+    if spill_folder is not None:
+        yield spill_folder / "experiments"
     temporary = Path(tempfile.gettempdir(), f"spanwise-{os.getuid()}")
     if _is_private_folder(temporary):
         yield temporary
@@ -356,9 +352,9 @@ def _is_private_folder(folder: Path) -> bool:
 
 def _deliver_file(path: Path, store: TraceStore) -> int:
     count = 0
-    for parcel in _read_batches(path):
-        parcel.deliver(store)
-        count += len(parcel.runs)
+    for batch in _read_batches(path):
+        batch.deliver(store)
+        count += len(batch.runs)
     # the results are stored; if the file remains, delivering it again changes nothing
     with contextlib.suppress(OSError):
         path.unlink()
@@ -381,13 +377,13 @@ def _read_batches(path: Path) -> Iterator[SpoolBatch]:
             if not line.endswith(b"\n"):
                 return
             try:
-                parcel = decoder.decode(line)
+                batch = decoder.decode(line)
             except msgspec.DecodeError as error:
-                raise ValueError(f"{path}: line {number} holds no runs ({error}): mend it, or take it out") from None
+                raise ValueError(f"{path}: line {number} is invalid ({error}): fix or remove it") from None
             yield msgspec.structs.replace(
-                parcel,
-                runs=[present_run(run) for run in parcel.runs],
-                feedback=[present_feedback(one) for one in parcel.feedback],
+                batch,
+                runs=list(map(present_run, batch.runs)),
+                feedback=list(map(present_feedback, batch.feedback)),
             )
 
 
@@ -402,33 +398,25 @@ def _try_lock(file: BinaryIO) -> bool:
     return True
 
 
-def _is_locked(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return not _try_lock(file)
-    except OSError:
-        return False
-
-
 MAX_SPOOL_BYTES = 64 * 2**20  # maximum bytes of spool files that are read into memory
 
 
-def make_spooled_store(store: Store, spool: ResultSpool, largest: int = MAX_SPOOL_BYTES) -> Store:
+def make_spooled_store(store: Store, spool: ResultSpool, max_bytes: int = MAX_SPOOL_BYTES) -> Store:
     """Return a store that also reads spooled results, until they are delivered.
 
-    Raises an error on reading if the spool files are larger than `largest` bytes.
+    Raises an error on reading if the spool files are larger than `max_bytes`.
     """
-    return cast(Store, _SpooledStore(store, spool, largest))
+    return cast(Store, _SpooledStore(store, spool, max_bytes))
 
 
 class _SpooledStore:
     """Store that adds spooled results when runs and examples are read. All other operations are passed to the store."""
 
-    def __init__(self, store: Store, spool: ResultSpool, largest: int) -> None:
-        self._store, self._spool, self._largest = store, spool, largest
+    def __init__(self, store: Store, spool: ResultSpool, max_bytes: int) -> None:
+        self._store, self._spool, self._max_bytes = store, spool, max_bytes
         self._runs: dict[str, list[Run]] = {}
         self._feedback: dict[str, list[Feedback]] = {}
-        self._read = -1  # size of the files when they were read
+        self._read_size = -1  # size of the files when they were read
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -438,51 +426,53 @@ class _SpooledStore:
 
         Raises `Unavailable` if the store is unavailable and some traces are not spooled.
         """
-        self._look()
-        elsewhere = [trace_id for trace_id in trace_ids if trace_id not in self._runs]
-        stored = {trace.trace_id: trace for trace in self._stored(elsewhere)}
-        found = (self._kept(id) if id in self._runs else stored.get(id) for id in trace_ids)
-        return [trace for trace in found if trace is not None]
+        self._read_spool()
+        others = [trace_id for trace_id in trace_ids if trace_id not in self._runs]
+        try:
+            stored = {trace.trace_id: trace for trace in (self._store.many(others) if others else ())}
+        except Unavailable as error:
+            raise Unavailable(
+                f"{len(others)} of the runs are not in the spool file and cannot be read: {error}"
+            ) from None
+        traces = []
+        for trace_id in trace_ids:
+            if trace_id in self._runs:
+                traces.append(self._make_trace(trace_id))
+            elif trace := stored.get(trace_id):
+                spooled = self._feedback.get(trace_id, ())
+                traces.append(replace(trace, feedback=(*trace.feedback, *spooled)) if spooled else trace)
+        return traces
 
     def trace(self, trace_id: str) -> Trace:
         """Return one trace. Raises `NotFound`."""
-        self._look()
-        return self._kept(trace_id) if trace_id in self._runs else self._store.trace(trace_id)
+        self._read_spool()
+        return self._make_trace(trace_id) if trace_id in self._runs else self._store.trace(trace_id)
 
     def examples(self, *args: Any, **given: Any) -> list[Example]:
         """Return examples of the store. Raises `Unavailable` with a short explanation."""
         try:
             return self._store.examples(*args, **given)
         except Unavailable as error:
-            raise Unavailable(f"the runs are kept in a spool, but their examples are away: {error}") from None
+            raise Unavailable(f"the runs are in a spool file, but their examples cannot be read: {error}") from None
 
-    def _stored(self, trace_ids: Sequence[str]) -> Iterable[Trace]:
-        try:
-            traces = self._store.many(trace_ids) if trace_ids else []
-        except Unavailable as error:
-            raise Unavailable(f"{len(trace_ids)} of the runs are not in the spool, and away: {error}") from None
-        for trace in traces:
-            more = self._feedback.get(trace.trace_id, ())
-            yield replace(trace, feedback=(*trace.feedback, *more)) if more else trace
-
-    def _kept(self, trace_id: str) -> Trace:
+    def _make_trace(self, trace_id: str) -> Trace:
         runs = tuple(self._runs[trace_id])
         root = next((run for run in runs if run.parent_id is None), runs[0])
         return Trace(root, runs, feedback=tuple(self._feedback.get(trace_id, ())))
 
-    def _look(self) -> None:
+    def _read_spool(self) -> None:
         """Read the spool files if their size has changed, for example because another process has delivered them."""
         size = self._spool.size
-        if size == self._read:
+        if size == self._read_size:
             return
-        if size > self._largest:
+        if size > self._max_bytes:
             paths = " and ".join(map(str, self._spool.paths))
             raise Refused(
-                f"{size / 2**20:.3g} MiB of runs wait in {paths}, too much to be read there: deliver them first"
+                f"{size / 2**20:.3g} MiB of runs in {paths} are too large to read: deliver them to a store first"
             )
-        self._read, self._runs, self._feedback = size, {}, {}
-        for parcel in self._spool.parcels():
-            for run in parcel.runs:
+        self._read_size, self._runs, self._feedback = size, {}, {}
+        for batch in self._spool.batches():
+            for run in batch.runs:
                 self._runs.setdefault(run.trace_id, []).append(run)
-            for outcome in parcel.feedback:
+            for outcome in batch.feedback:
                 self._feedback.setdefault(outcome.target.trace_id or "", []).append(outcome)

@@ -63,9 +63,13 @@ class TaskFunction:
             extra = {"example": example, "seed": seed, "history": example.history}
             absent = self.wants - named.keys() - ({self.first} if positional else set())
             named = {**named, **{name: extra[name] for name in absent}}
-        lacking = self.needs - named.keys() - ({self.first} if positional else set())
-        if lacking:
-            raise TaskError(self._misfit(sorted(lacking), example))
+        missing = self.needs - named.keys() - ({self.first} if positional else set())
+        if missing:
+            has = sorted(inputs) if isinstance(inputs, Mapping) else f"a {type(inputs).__name__}"
+            raise TaskError(
+                f"task {self.name!r} needs {', '.join(map(repr, sorted(missing)))}, but the example's inputs are {has}: "
+                "rename the parameter or the column, or take the whole dict with a parameter named 'inputs'"
+            )
         return positional, named
 
     def _split(self, inputs: JSON, kind: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -77,59 +81,39 @@ class TaskFunction:
             return (next(iter(inputs.values())),), {}
         return (), dict(inputs) if self.takes_all else {k: v for k, v in inputs.items() if k in self.takes}
 
-    def _misfit(self, lacking: list[str], example: Example) -> str:
-        has = sorted(example.inputs) if isinstance(example.inputs, Mapping) else f"a {type(example.inputs).__name__}"
-        return (
-            f"task {self.name!r} needs {', '.join(map(repr, lacking))}, but the example's inputs are {has}: rename the "
-            "parameter or the column, or take the whole dict with a parameter named 'inputs'"
-        )
-
 
 def make_task(function: Any) -> TaskFunction:
     """Read the signature of a callable, and return it as a task. Raises `TaskError` if it is not callable."""
     if not callable(function):
-        raise TaskError(f"a task is a function, or None to score what is there, not {function!r}")
-    parameters = _read_parameters(function)
+        raise TaskError(f"task must be a function, or None to score existing outputs, got {function!r}")
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"cannot read the parameters of {function!r}: wrap it in a function ({error})") from error
+    inner = getattr(function, "func", function)  # `functools.partial` holds the function as `func`
+    functions = (inner, getattr(inner, "__call__", None))  # noqa: B004
     named = [parameter for parameter in parameters if parameter.kind in _KEYWORD_KINDS]
     by_position = [parameter for parameter in parameters if parameter.kind in _POSITIONAL_KINDS]
     takes = frozenset(parameter.name for parameter in named)
     needs = frozenset(parameter.name for parameter in (*by_position, *named) if parameter.default is parameter.empty)
     return TaskFunction(
         function=function,
-        name=_get_function_name(function),
+        name=str(getattr(inner, "__name__", None) or type(inner).__name__),
         takes=takes,
         needs=needs,
         wants=needs & _EXAMPLE_PARAMETERS | takes & {"seed"},
         takes_all=any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters),
         first=by_position[0].name if by_position else None,
-        is_async=_is_async_function(function),
+        is_async=any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in functions),
         is_traced=is_traced(function),
         is_wrapped=is_wrapped(function),
     )
 
 
-def join_chunks(pieces: Iterable[Any]) -> Any:
+def join_chunks(items: Iterable[Any]) -> Any:
     """Join the items that an iterator yields: to one text if all items are texts, else to a list."""
-    listed = list(pieces)
-    return "".join(listed) if listed and all(isinstance(piece, str) for piece in listed) else listed
-
-
-def _read_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError) as error:
-        raise TaskError(f"cannot read the parameters of {function!r}: wrap it in a function ({error})") from error
-
-
-def _get_function_name(function: Any) -> str:
-    inner = getattr(function, "func", function)  # `functools.partial` holds the function as `func`
-    return str(getattr(inner, "__name__", None) or type(inner).__name__)
-
-
-def _is_async_function(function: Any) -> bool:
-    inner = getattr(function, "func", function)
-    candidates = (inner, getattr(inner, "__call__", None))  # noqa: B004
-    return any(inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called) for called in candidates)
+    chunks = list(items)
+    return "".join(chunks) if chunks and all(isinstance(chunk, str) for chunk in chunks) else chunks
 
 
 _COPIED_FIELDS = (
@@ -155,7 +139,7 @@ class ValueCopier:
         try:
             return self._copy(value, {})
         except RecursionError:
-            return self._shared(value, "nested too deeply")
+            return self._share(value, "nested too deeply")
 
     def of_example(self, example: Example) -> Example:
         """Return a copy of the example with copied values, for tasks that have a parameter `example`."""
@@ -168,10 +152,10 @@ class ValueCopier:
         if id(value) in made:
             return made[id(value)]
         if kind is dict:
-            known = made[id(value)] = {}
+            copied = made[id(value)] = {}
             for name, member in value.items():
-                known[name] = member if type(member) in _IMMUTABLE_TYPES else self._copy(member, made)
-            return known
+                copied[name] = member if type(member) in _IMMUTABLE_TYPES else self._copy(member, made)
+            return copied
         if kind is list:
             listed = made[id(value)] = []
             listed.extend([self._copy(member, made) for member in value])
@@ -179,10 +163,10 @@ class ValueCopier:
         try:
             return deepcopy(value, made)
         except Exception as error:  # a `__deepcopy__` or `__reduce__` method may raise anything
-            return self._shared(value, str(error))
+            return self._share(value, str(error))
 
-    def _shared(self, value: Any, why: str) -> Any:
-        self._remark(f"inputs with a {type(value).__name__} are the same in every attempt and repetition ({why:.100})")
+    def _share(self, value: Any, reason: str) -> Any:
+        self._remark(f"inputs with a {type(value).__name__} are shared by all attempts and repetitions ({reason:.100})")
         return value
 
 
@@ -196,45 +180,45 @@ class AbandonedTasks:
     """Threads and tasks that were abandoned after a timeout; the end of the experiment reports those still running."""
 
     def __init__(self) -> None:
-        self._left: list[threading.Thread | asyncio.Task[Any]] = []
+        self._tasks: list[threading.Thread | asyncio.Task[Any]] = []
         self._lock = threading.Lock()
 
     @property
     def alive(self) -> int:
         """Return the number of abandoned threads and tasks that still run."""
         with self._lock:
-            return sum(map(_is_alive, self._left))
+            return sum(map(_is_alive, self._tasks))
 
-    def add(self, left: threading.Thread | asyncio.Task[Any]) -> None:
+    def add(self, task: threading.Thread | asyncio.Task[Any]) -> None:
         """Add a thread or task that is no longer waited for; may be called from any thread."""
         with self._lock:
-            if len(self._left) >= _MAX_TRACKED:
-                self._left = [one for one in self._left if _is_alive(one)]
-            self._left.append(left)
+            if len(self._tasks) >= _MAX_TRACKED:
+                self._tasks = list(filter(_is_alive, self._tasks))
+            self._tasks.append(task)
 
 
-def run_with_timeout(seconds: float, call: Callable[[], Any], strays: AbandonedTasks) -> Any:
+def run_with_timeout(seconds: float, call: Callable[[], Any], abandoned: AbandonedTasks) -> Any:
     """Run a call on its own thread. Raises the error of the call, or `TimeoutError`."""
-    answers: queue.SimpleQueue[CallResult[Any]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[CallResult[Any]] = queue.SimpleQueue()
     context = contextvars.copy_context()
     thread = threading.Thread(
-        target=lambda: answers.put(context.run(capture_call, call)), name="spanwise-task", daemon=True
+        target=lambda: results.put(context.run(capture_call, call)), name="spanwise-task", daemon=True
     )
     thread.start()
     try:
-        answer = answers.get(timeout=seconds)
+        result = results.get(timeout=seconds)
     except queue.Empty:
-        strays.add(thread)
+        abandoned.add(thread)
         raise make_timeout_error(seconds) from None
-    return answer.get()
+    return result.get()
 
 
 async def await_with_timeout(
-    awaitable: Awaitable[Any], seconds: float | None, strays: AbandonedTasks, told: float | None = None
+    awaitable: Awaitable[Any], seconds: float | None, abandoned: AbandonedTasks, limit: float | None = None
 ) -> Any:
     """Return the result of an awaitable. Raises its error, or `TimeoutError` after `seconds`.
 
-    The message of the timeout error states the limit `told` if it is given, else `seconds`.
+    The message of the timeout error states `limit` if it is given, else `seconds`.
     """
     if seconds is None:
         return await awaitable
@@ -242,24 +226,24 @@ async def await_with_timeout(
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     finally:
-        await cancel_tasks({task}, strays)
+        await cancel_tasks({task}, abandoned)
     if not done:
-        raise make_timeout_error(seconds if told is None else told)
+        raise make_timeout_error(seconds if limit is None else limit)
     return task.result().get()
 
 
 async def cancel_tasks(
-    tasks: Collection[asyncio.Task[Any]], strays: AbandonedTasks, grace: float = CANCEL_GRACE
+    tasks: Collection[asyncio.Task[Any]], abandoned: AbandonedTasks, grace: float = CANCEL_GRACE
 ) -> None:
     """Cancel the tasks that are still running, and abandon those that do not end within `grace` seconds."""
-    going = {task for task in tasks if not task.done()}
-    for task in going:
+    running = {task for task in tasks if not task.done()}
+    for task in running:
         task.cancel()
-    if going:
-        _, stubborn = await asyncio.wait(going, timeout=grace)
+    if running:
+        _, stubborn = await asyncio.wait(running, timeout=grace)
         for task in stubborn:
             _abandon_task(task)
-            strays.add(task)
+            abandoned.add(task)
 
 
 async def run_and_cancel_others(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -268,16 +252,16 @@ async def run_and_cancel_others(coroutine: Coroutine[Any, Any, T]) -> T:
 
     Returns the result of the coroutine.
     """
-    around = asyncio.all_tasks()
+    before = asyncio.all_tasks()
     try:
         return await coroutine
     finally:
-        await cancel_tasks(asyncio.all_tasks() - around, AbandonedTasks(), STOP_GRACE)
+        await cancel_tasks(asyncio.all_tasks() - before, AbandonedTasks(), STOP_GRACE)
 
 
-def compute_remaining(seconds: float | None, began: float) -> float | None:
-    """Return the seconds that remain of a limit since `began` (`time.monotonic`), at least 0; None without a limit."""
-    return None if seconds is None else max(0.0, seconds - (time.monotonic() - began))
+def compute_remaining(seconds: float | None, started: float) -> float | None:
+    """Return the seconds that remain of a limit since `started` (`time.monotonic`), at least 0; None without a limit."""
+    return None if seconds is None else max(0.0, seconds - (time.monotonic() - started))
 
 
 def make_timeout_error(seconds: float) -> TimeoutError:
@@ -296,5 +280,5 @@ def _abandon_task(task: asyncio.Task[Any]) -> None:
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
 
-def _is_alive(left: threading.Thread | asyncio.Task[Any]) -> bool:
-    return left.is_alive() if isinstance(left, threading.Thread) else not left.done()
+def _is_alive(task: threading.Thread | asyncio.Task[Any]) -> bool:
+    return task.is_alive() if isinstance(task, threading.Thread) else not task.done()

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from opentelemetry.sdk.trace import ReadableSpan
 
 from spanwise.collector.dialects import RawLog, SideRecord, read_feedback, read_sdk_span
-from spanwise.collector.records import JSON, Case, Example, Feedback, Link, Run, Target, Trace
+from spanwise.collector.records import JSON, Feedback, Link, Run, Target, Trace
 from spanwise.evaluators.datasets import view_outputs
-from spanwise.evaluators.experiments.dataset_source import attach_example, make_example_attributes
+from spanwise.evaluators.experiments.dataset_source import add_root_attributes, attach_example, make_example_attributes
 from spanwise.evaluators.experiments.experiment_plan import ExperimentPlan, FinishedRun, PlannedRun, StopConditions
 from spanwise.evaluators.experiments.task_call import (
     TaskFunction,
@@ -51,15 +51,15 @@ class TaskAttempt(NamedTuple):
 
 
 def run_task_on_thread(
-    plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, wait: AwaitFunction, brake: StopConditions
+    plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, wait: AwaitFunction, conditions: StopConditions
 ) -> FinishedRun:
     """Run a plain task on this thread; `wait` resolves an awaitable that the task may return."""
     failed: list[TaskAttempt] = []
     attempt = _attempt_on_thread(plan, task, item, wait)
     while (pause := _compute_pause(plan, attempt, len(failed))) is not None:
         for seconds in _slice_pause(pause):
-            time.sleep(0 if brake.why else seconds)
-        if brake.why:
+            time.sleep(0 if conditions.reason else seconds)
+        if conditions.reason:
             break
         failed.append(attempt)
         attempt = _attempt_on_thread(plan, task, item, wait)
@@ -68,15 +68,15 @@ def run_task_on_thread(
 
 
 async def run_task_on_loop(
-    plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, brake: StopConditions
+    plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, conditions: StopConditions
 ) -> FinishedRun:
     """Run an async task on the running loop."""
     failed: list[TaskAttempt] = []
     attempt = await _attempt_on_loop(plan, task, item)
     while (pause := _compute_pause(plan, attempt, len(failed))) is not None:
         for seconds in _slice_pause(pause):
-            await asyncio.sleep(0 if brake.why else seconds)
-        if brake.why:
+            await asyncio.sleep(0 if conditions.reason else seconds)
+        if conditions.reason:
             break
         failed.append(attempt)
         attempt = await _attempt_on_loop(plan, task, item)
@@ -90,18 +90,18 @@ def _compute_pause(plan: ExperimentPlan, attempt: TaskAttempt, failed: int) -> f
     if attempt.error is None or failed >= plan.settings.retries:
         return None
     try:
-        again = compile_retry_on(plan.settings.retry_on)(attempt.error)
+        retries = compile_retry_on(plan.settings.retry_on)(attempt.error)
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        plan.remark(f"retry_on raised {told:.200}; what it was asked about was not tried again")
+        text = f"{type(error).__name__}: {error}"
+        plan.remark(f"retry_on raised {text:.200}; the failed attempt was not retried")
         return None
-    return compute_retry_delay(failed, attempt.error) if again else None
+    return compute_retry_delay(failed, attempt.error) if retries else None
 
 
 def _slice_pause(seconds: float) -> Iterator[float]:
     """Yield the parts of a pause, so that the caller can check between them whether the experiment was stopped."""
-    whole, rest = divmod(seconds, PAUSE_SLICE)
-    yield from (*repeat(PAUSE_SLICE, int(whole)), rest)
+    slices, remainder = divmod(seconds, PAUSE_SLICE)
+    yield from (*repeat(PAUSE_SLICE, int(slices)), remainder)
 
 
 def _get_span_wait(plan: ExperimentPlan, attempt: TaskAttempt) -> float:
@@ -126,7 +126,7 @@ async def _attempt_on_loop(plan: ExperimentPlan, task: TaskFunction, item: Plann
         with _capture_root(plan, task, item) as captured:
             args, named = _make_arguments(plan, task, item)
             called = _await_outputs(task.function(*args, **named))
-            outputs, as_returned = await await_with_timeout(called, plan.settings.timeout, plan.strays)
+            outputs, as_returned = await await_with_timeout(called, plan.settings.timeout, plan.abandoned)
             captured.run.set_outputs(outputs)
     except BaseException as error:
         if is_interruption(error):
@@ -161,7 +161,7 @@ def _call_task(
     """Call the task. Return its outputs, and whether they are the returned value itself (not assembled from a
     stream).
     """
-    timeout, began = plan.settings.timeout, time.monotonic()
+    timeout, started = plan.settings.timeout, time.monotonic()
 
     def call() -> tuple[Any, bool]:
         returned = task.function(*args, **named)
@@ -171,10 +171,10 @@ def _call_task(
             return join_chunks(returned), False
         if not (inspect.isawaitable(returned) or isinstance(returned, AsyncIterable)):
             return returned, True
-        left = compute_remaining(timeout, began)
-        return wait(await_with_timeout(_await_outputs(returned), left, plan.strays, timeout))[0], False
+        remaining = compute_remaining(timeout, started)
+        return wait(await_with_timeout(_await_outputs(returned), remaining, plan.abandoned, timeout))[0], False
 
-    return call() if timeout is None else run_with_timeout(timeout, call, plan.strays)
+    return call() if timeout is None else run_with_timeout(timeout, call, plan.abandoned)
 
 
 async def _await_outputs(returned: Any) -> tuple[Any, bool]:
@@ -184,7 +184,7 @@ async def _await_outputs(returned: Any) -> tuple[Any, bool]:
     if inspect.isawaitable(returned):
         returned = await returned
     if isinstance(returned, AsyncIterable):
-        return join_chunks([piece async for piece in returned]), False
+        return join_chunks([chunk async for chunk in returned]), False
     # the iterator may block for each chunk, so read it on a thread and keep the loop free
     if isinstance(returned, Iterator):
         return await asyncio.to_thread(join_chunks, returned), False
@@ -200,44 +200,42 @@ def _make_finished_run(
     spans: Sequence[ReadableSpan],
     still_open: int,
 ) -> FinishedRun:
-    also: list[SideRecord] = []
-    around, runs, root = _find_root(task, attempt, spans, also)
+    side_records: list[SideRecord] = []
+    around, runs, root = _find_root(task, attempt, spans, side_records)
     outputs = _select_outputs(attempt, around, root)
-    if attempt.error is None and outputs is None:
-        runs, root = mark_null_output(runs, root)
+    if attempt.error is None and outputs is None and names.OUTPUT_VALUE not in root.attributes:
+        # mark the null output explicitly, even if the settings exclude inputs and outputs from recording
+        runs, root = add_root_attributes(runs, root, {names.OUTPUT_VALUE: "null"})
     if plan.keep_examples:
         runs, root = attach_example(runs, root, item.example, around.inputs)
     earlier: Sequence[Run] = ()
     if failed:
-        runs, root = mark_attempt(runs, root, len(failed) + 1)
-        trees = [_find_root(task, one, one.captured.spans(0)[0], [])[1:] for one in failed]
+        runs, root = add_root_attributes(runs, root, {names.ATTEMPT: len(failed) + 1})
+        trees = [_find_root(task, each, each.captured.spans(0)[0], [])[1:] for each in failed]
         earlier = [run for number, tree in enumerate(trees, 1) for run in move_below_root(*tree, number, root)]
     trace = Trace(root, runs, complete=not still_open)
-    case = _make_task_case(plan, item.example, trace, outputs)
-    feedback = read_task_feedback(attempt.captured, around, root) + read_span_feedback(also, around, root)
+    case = make_case(trace, item.example, plan.kind, outputs=view_outputs(outputs, plan.kind))
+    feedback = read_task_feedback(attempt.captured, around, root) + read_span_feedback(side_records, around, root)
     raised = attempt.error if plan.settings.raise_errors else None
     return FinishedRun(item, case, Target(trace_id=trace.trace_id), (*earlier, *runs), feedback, still_open, raised)
 
 
 def _find_root(
-    task: TaskFunction, attempt: TaskAttempt, spans: Sequence[ReadableSpan], also: list[SideRecord]
+    task: TaskFunction, attempt: TaskAttempt, spans: Sequence[ReadableSpan], side_records: list[SideRecord]
 ) -> tuple[Run, tuple[Run, ...], Run]:
-    """Return the run that was opened around the task, all runs of the trace, and their root."""
-    runs, around = _read_spans(spans, also)
+    """Convert spans to runs. Return the run that was opened around the task, all runs of the trace by start time, and
+    their root.
+
+    Side records of the spans are appended to `side_records`.
+    """
+    runs = tuple([read_sdk_span(span, side_records) for span in spans])
+    around = runs[0]
+    if len(runs) > 1:
+        runs = tuple(sorted(runs, key=lambda run: run.start_ns))
+        around = next(run for run in runs if run.parent_id is None)
     if not task.is_traced:
         return around, runs, around
     return around, *promote_task_span(runs, around, as_returned=attempt.as_returned, wrapped=task.is_wrapped)
-
-
-def _read_spans(spans: Sequence[ReadableSpan], also: list[SideRecord]) -> tuple[tuple[Run, ...], Run]:
-    """Convert spans to runs. Return the runs by start time, and their root. Side records of the spans are appended to
-    `also`.
-    """
-    runs = tuple([read_sdk_span(span, also) for span in spans])
-    if len(runs) == 1:
-        return runs, runs[0]
-    runs = tuple(sorted(runs, key=lambda run: run.start_ns))
-    return runs, next(run for run in runs if run.parent_id is None)
 
 
 def _select_outputs(attempt: TaskAttempt, around: Run, root: Run) -> JSON:
@@ -249,10 +247,6 @@ def _select_outputs(attempt: TaskAttempt, around: Run, root: Run) -> JSON:
     if root.outputs is not around.outputs and root.outputs != around.outputs:
         return root.outputs  # the task recorded other outputs on its own span
     return to_plain(attempt.outputs)
-
-
-def _make_task_case(plan: ExperimentPlan, example: Example, trace: Trace, outputs: JSON) -> Case:
-    return make_case(trace, example, plan.kind, outputs=view_outputs(outputs, plan.kind))
 
 
 _COUNT_ATTRIBUTES = (names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED, names.CALLS_SENT)
@@ -270,10 +264,10 @@ def promote_task_span(
     The root's outputs are those recorded by the task's span. They are taken from the span around if the task's span
     has none, or if `as_returned` is False because a stream was joined.
     """
-    below = [run for run in runs if run.parent_id == around.span_id]
-    if len(below) != 1 or not _is_task_root(below[0], around, wrapped):
+    children = [run for run in runs if run.parent_id == around.span_id]
+    if len(children) != 1 or not _is_task_root(children[0], around, wrapped):
         return tuple(runs), around
-    own = below[0]
+    own = children[0]
     counts = {name: around.attributes[name] for name in _COUNT_ATTRIBUTES if name in around.attributes}
     root = replace(
         own,
@@ -285,27 +279,16 @@ def promote_task_span(
         repetition=around.repetition,
     )
     root = _move_span_counts(around, root, root.span_id)
-    kept = tuple(
+    remaining = tuple(
         root if run is own else _move_span_counts(around, run, root.span_id) for run in runs if run is not around
     )
-    return kept, root
-
-
-def mark_null_output(runs: tuple[Run, ...], root: Run) -> tuple[tuple[Run, ...], Run]:
-    """Return the runs of a task that returned None, and their root with an explicit null output.
-
-    The attribute is set even if the settings exclude inputs and outputs from recording.
-    """
-    if names.OUTPUT_VALUE in root.attributes:
-        return runs, root
-    said = replace(root, attributes={**root.attributes, names.OUTPUT_VALUE: "null"})
-    return tuple(said if run is root else run for run in runs), said
+    return remaining, root
 
 
 def _is_task_root(own: Run, around: Run, wrapped: bool) -> bool:
     in_time = names.LOCAL_ROOT not in own.attributes  # only spans that end after their local root carry this attribute
-    said_so = not wrapped or own.outputs in (None, around.outputs)
-    return in_time and said_so and (around.status == "error") == (own.status == "error")
+    has_outputs = not wrapped or own.outputs in (None, around.outputs)
+    return in_time and has_outputs and (around.status == "error") == (own.status == "error")
 
 
 def _move_span_counts(around: Run, run: Run, root_id: str) -> Run:
@@ -320,22 +303,17 @@ def _move_span_counts(around: Run, run: Run, root_id: str) -> Run:
     return replace(run, attributes={**attributes, **moved})
 
 
-def mark_attempt(runs: Sequence[Run], root: Run, number: int) -> tuple[tuple[Run, ...], Run]:
-    """Return the runs of an attempt and their root. The root is marked with the attempt's number, starting at 1."""
-    root_ = replace(root, attributes={**root.attributes, names.ATTEMPT: number})
-    return tuple(root_ if run is root else run for run in runs), root_
-
-
-def move_below_root(runs: Sequence[Run], root: Run, number: int, below: Run) -> Iterator[Run]:
-    """Yield the runs of a failed attempt, moved into the trace of the final attempt, `below` its root.
+def move_below_root(runs: Sequence[Run], root: Run, number: int, final: Run) -> Iterator[Run]:
+    """Yield the runs of a failed attempt, moved into the trace of the final attempt, below its root `final`. Their root
+    is marked with the attempt's number, starting at 1.
 
     They do not belong to the experiment's example. Only the final run counts, and evaluators do not see the others (see
     `make_case`).
     """
-    marked_runs, own = mark_attempt(runs, root, number)
+    marked_runs, own = add_root_attributes(runs, root, {names.ATTEMPT: number})
     for run in marked_runs:
-        parent = below.span_id if run is own else run.parent_id
-        yield replace(run, trace_id=below.trace_id, parent_id=parent, experiment_id=None, example_id=None, repetition=0)
+        parent = final.span_id if run is own else run.parent_id
+        yield replace(run, trace_id=final.trace_id, parent_id=parent, experiment_id=None, example_id=None, repetition=0)
 
 
 def read_task_feedback(captured: Captured, around: Run, root: Run) -> list[Feedback]:
@@ -352,14 +330,18 @@ def read_task_feedback(captured: Captured, around: Run, root: Run) -> list[Feedb
     return [record for record in records if record is not None]
 
 
-def read_span_feedback(also: Iterable[SideRecord], around: Run, root: Run) -> list[Feedback]:
-    """Return the feedback among the side records of spans: annotations, evaluation results of other libraries."""
-    found = [one for one in also if isinstance(one, Feedback)]
-    return [_retarget(one, around, root) if one.target.span_id == around.span_id else one for one in found]
+def read_span_feedback(side_records: Iterable[SideRecord], around: Run, root: Run) -> list[Feedback]:
+    """Return the feedback among the side records of spans: annotations, evaluation results of other libraries.
 
-
-def _retarget(feedback: Feedback, around: Run, root: Run) -> Feedback:
-    return replace(feedback, target=replace(feedback.target, span_id=root.span_id), id="")
+    Feedback on the span `around` the task is moved to the root that replaced it.
+    """
+    feedback = [record for record in side_records if isinstance(record, Feedback)]
+    return [
+        replace(each, target=replace(each.target, span_id=root.span_id), id="")
+        if each.target.span_id == around.span_id
+        else each
+        for each in feedback
+    ]
 
 
 def _parse_feedback_event(event: FeedbackEvent, moved: dict[str, str]) -> Feedback | None:

@@ -6,7 +6,6 @@ Modules, in the order in which data flows:
   metric keys.
 - `evaluator_registry`: Registry of evaluators by id: built-in modules, plugins, library metrics, and their serialized
   form.
-- `evaluator_plugins`: Evaluators that installed packages provide through entry points.
 - `evaluator_spec`: Declared facts of an evaluator: metrics with thresholds, required and optional arguments, sources
   and compliance standards.
 - `argument_binding`: Argument binding: which fields of a case a callable receives, and type checks of parameters.
@@ -19,12 +18,12 @@ Modules, in the order in which data flows:
 - `sync_bridge`: Bridge between synchronous and asynchronous code: threads, event loops, Ctrl-C and captured results.
 - `retry_policy`: Retry policy: which errors are transient, and how long to wait before the next attempt.
 - `judge_context`: Context of a judgement: target, evaluator, repetition, and the buffer for the judge's traces.
-- `return_values`: Return values of evaluators in all accepted forms, normalized: LangSmith results, pairs, enums,
-  objects.
-- `outcomes`: Outcomes of an evaluator as feedback: a score, a skip or an error.
+- `outcomes`: Outcomes of an evaluator as feedback: return values in all accepted forms become a score, a skip or an
+  error.
 - `fingerprint`: Fingerprints of code: digests of the code that a function reaches, and evaluator versions derived from
   them.
-- `progress_display`: Progress display in the terminal while a model loads or reads many texts.
+- `progress_display`: Progress display: bar of an experiment in terminal and notebook, status of slow steps, and
+  messages on stderr.
 - `store_location`: Store arguments: an open store, or the path or URL of one.
 """
 
@@ -74,6 +73,15 @@ from spanwise.evaluators.interface.outcomes import (
     Unjudged,
     explain_missing_fields,
 )
+from spanwise.evaluators.interface.progress_display import (
+    ProgressBar,
+    make_progress_bar,
+    print_message,
+    redirect_status,
+    show_status,
+    stderr_console,
+    track_progress,
+)
 from spanwise.evaluators.interface.retry_policy import (
     RetryOn,
     compile_retry_on,
@@ -97,80 +105,87 @@ from spanwise.evaluators.interface.sync_bridge import (
 )
 from spanwise.evaluators.interface.value_conversion import (
     encode_infinities,
-    to_document,
     to_documents,
     to_messages,
     to_plain,
+    to_stored_value,
     unwrap_single_value,
 )
 
-__all__ = [  # noqa: RUF022 (in plain order, as everywhere)
-    "JudgeBackedFunction",
+__all__ = [
+    "DATABRICKS_COLUMNS",
+    "PARAMETERS_KEY",
+    "SYNONYMS",
+    "AwaitFunction",
     "Batch",
     "Binding",
     "BindingError",
-    "DATABRICKS_COLUMNS",
     "CallResult",
-    "Evaluator",
-    "JudgementBuffer",
-    "StoreLocation",
-    "FeedbackFactory",
-    "Metric",
-    "SourceUnavailable",
-    "InvalidResult",
-    "EvaluatorOptions",
-    "PARAMETERS_KEY",
-    "RetryOn",
-    "SYNONYMS",
-    "Skip",
-    "EvaluatorSpec",
-    "Unjudged",
     "DiscardedJudgements",
-    "AwaitFunction",
+    "Evaluator",
+    "EvaluatorOptions",
+    "EvaluatorSpec",
+    "FeedbackFactory",
+    "InvalidResult",
+    "JudgeBackedFunction",
+    "JudgementBuffer",
+    "Metric",
+    "ProgressBar",
+    "RetryOn",
+    "Skip",
+    "SourceUnavailable",
+    "StoreLocation",
+    "Unjudged",
     "as_evaluator",
-    "register_builtin",
+    "capture_awaitable",
     "capture_call",
     "check_keys",
     "claim_keys",
-    "digest_code",
-    "list_declared_keys",
-    "read_definition",
-    "to_document",
-    "to_documents",
-    "capture_awaitable",
-    "is_interruption",
-    "evaluator",
-    "get_factory",
-    "compute_fingerprint",
-    "run_coroutine",
-    "from_dict",
-    "get_evaluator",
-    "get_response_headers",
-    "encode_infinities",
-    "run_in_thread",
-    "is_task_cancelled",
-    "use_judge_context",
-    "make_evaluator",
-    "is_transient",
-    "to_messages",
-    "explain_missing_fields",
-    "list_evaluators",
-    "make_untraced_target",
-    "unwrap_single_value",
-    "open_store_location",
-    "get_parameters",
-    "to_plain",
     "compile_retry_on",
-    "get_retry_after",
-    "digest_source",
-    "get_spec",
-    "list_specs",
-    "get_http_status",
-    "resolve_store",
-    "get_judge_context",
-    "list_untracked_state",
-    "get_case_field",
-    "compute_version",
+    "compute_fingerprint",
     "compute_retry_delay",
+    "compute_version",
+    "digest_code",
+    "digest_source",
+    "encode_infinities",
+    "evaluator",
+    "explain_missing_fields",
+    "from_dict",
+    "get_case_field",
+    "get_evaluator",
+    "get_factory",
+    "get_http_status",
+    "get_judge_context",
+    "get_parameters",
+    "get_response_headers",
+    "get_retry_after",
+    "get_spec",
+    "is_interruption",
+    "is_task_cancelled",
+    "is_transient",
+    "list_declared_keys",
+    "list_evaluators",
+    "list_specs",
+    "list_untracked_state",
+    "make_evaluator",
     "make_loop_waiter",
+    "make_progress_bar",
+    "make_untraced_target",
+    "open_store_location",
+    "print_message",
+    "read_definition",
+    "redirect_status",
+    "register_builtin",
+    "resolve_store",
+    "run_coroutine",
+    "run_in_thread",
+    "show_status",
+    "stderr_console",
+    "to_documents",
+    "to_messages",
+    "to_plain",
+    "to_stored_value",
+    "track_progress",
+    "unwrap_single_value",
+    "use_judge_context",
 ]

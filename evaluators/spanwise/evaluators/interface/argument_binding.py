@@ -27,18 +27,8 @@ Getter: TypeAlias = Callable[[Case], Any]
 Arguments: TypeAlias = dict[str, Any]
 
 
-def _inputs(case: Case) -> Any:
-    return case.example.inputs if case.inputs is None and case.example is not None else case.inputs
-
-
 def _outputs(case: Case) -> Any:
     return case.outputs
-
-
-def _reference_outputs(case: Case) -> Any:
-    if case.reference_outputs is None and case.example is not None:
-        return case.example.reference_outputs
-    return case.reference_outputs
 
 
 def _field_or_example_field(name: str) -> Getter:
@@ -50,9 +40,9 @@ def _field_or_example_field(name: str) -> Getter:
 
 
 FIELDS: Mapping[str, Getter] = {
-    "inputs": _inputs,
+    "inputs": _field_or_example_field("inputs"),
     "outputs": _outputs,
-    "reference_outputs": _reference_outputs,
+    "reference_outputs": _field_or_example_field("reference_outputs"),
     "documents": lambda case: case.documents,
     "expected_documents": _field_or_example_field("expected_documents"),
     "conditions": _field_or_example_field("conditions"),
@@ -103,7 +93,7 @@ class Binding:
     positional: tuple[str, ...] = ()
     prepare: Callable[[Case], Mapping[str, Any]] | None = None
     paths: tuple[tuple[str, Getter], ...] = ()  # arguments in `map`, each with the function that reads its value
-    theirs: Callable[[Any], Any] = copy_value  # function that copies a value for the callable
+    copy: Callable[[Any], Any] = copy_value  # function that copies a value for the callable
     # True: the callable gets views, because it requests records, or `map` contains functions of the case
     views: bool = False
     shares: bool = False  # True: the callable gets the original values, because built-in evaluators change nothing
@@ -120,17 +110,17 @@ class Binding:
             if arguments and name in arguments:
                 value = arguments[name]
             elif type(value := get(case)) not in IMMUTABLE_TYPES:
-                value = self.theirs(value)
+                value = self.copy(value)
             if value is None and not _is_null_answer(get, case):
                 missing.append(name)
             else:
                 arguments[name] = value
         for name, get in self.optional:
             if name not in arguments and ((value := get(case)) is not None or _is_null_answer(get, case)):
-                arguments[name] = value if type(value) in IMMUTABLE_TYPES else self.theirs(value)
+                arguments[name] = value if type(value) in IMMUTABLE_TYPES else self.copy(value)
         return arguments, missing
 
-    def taken(self, arguments: Arguments) -> Sequence[Any]:
+    def pop_positional(self, arguments: Arguments) -> Sequence[Any]:
         """Remove the arguments of positional-only parameters from `arguments`, and return them in order."""
         if not self.positional:
             return ()
@@ -153,19 +143,24 @@ class Binding:
         that the incomplete ones lack. Cases are read one by one and not kept.
         """
         columns: Arguments = {name: [] for name, _ in (*self.required, *self.optional)}
-        taken = left_out = 0
-        lacking: set[str] = set()
+        complete = incomplete = 0
+        missing_fields: set[str] = set()
         for case in cases:
             arguments, missing = self.arguments(case)
             if missing:
-                left_out += 1
-                lacking.update(missing)
+                incomplete += 1
+                missing_fields.update(missing)
                 continue
-            taken += 1
+            complete += 1
             for name, values in columns.items():
                 values.append(arguments.get(name))
         absent = [name for name, _ in self.optional if all(value is None for value in columns[name])]
-        return {name: columns[name] for name in columns if name not in absent}, taken, left_out, sorted(lacking)
+        return (
+            {name: columns[name] for name in columns if name not in absent},
+            complete,
+            incomplete,
+            sorted(missing_fields),
+        )
 
 
 def bind(
@@ -191,13 +186,13 @@ def bind(
         if parameter.kind is parameter.VAR_POSITIONAL:
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
-            taken = {known for known, _ in required} | {known for known, _ in optional}
-            everything = {**{k: v for k, v in FIELDS.items() if k != "case"}, **paths}
-            optional += [(k, get) for k, get in everything.items() if k not in taken]
+            named = {known for known, _ in (*required, *optional)}
+            getters = {**{field: get for field, get in FIELDS.items() if field != "case"}, **paths}
+            optional += [(field, get) for field, get in getters.items() if field not in named]
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
             positional.append(parameter.name)
-        getter = paths.get(parameter.name) or _find_getter(parameter.name)
+        getter = paths.get(parameter.name) or FIELDS.get(PLURALS.get(parameter.name, parameter.name))
         if parameter.default is not parameter.empty:
             if getter is not None:
                 optional.append((parameter.name, getter))
@@ -206,20 +201,25 @@ def bind(
         elif getter is not None:
             required.append((parameter.name, getter))
         elif prepare_data is not None:
-            required.append((parameter.name, _return_none))
+            required.append((parameter.name, lambda case: None))
         else:
             raise _make_unknown_parameter_error(name or getattr(function, "__name__", repr(function)), parameter.name)
     _check_map(function, paths)
     prepare = _compile_prepare(prepare_data, {name for name, _ in (*required, *optional)})
-    asked = {PLURALS.get(name, name) for name, _ in (*required, *optional)}
-    views = not shares and (not asked.isdisjoint(_RECORD_FIELDS) or any(map(callable, (where or {}).values())))
+    requested = {PLURALS.get(name, name) for name, _ in (*required, *optional)}
+    views = not shares and (not requested.isdisjoint(_RECORD_FIELDS) or any(map(callable, (where or {}).values())))
+    # a callable that requires both `run` and `example` gets `example` in LangSmith's form, with the reference in
+    # `example.outputs`
+    required_fields = {PLURALS.get(name, name) for name, _ in required}
+    if "example" in required_fields and not required_fields.isdisjoint({"run", "root_run"}):
+        required = [(name, make_langsmith_example if get is FIELDS["example"] else get) for name, get in required]
     return Binding(
-        required=_use_langsmith_example(required),
+        required=tuple(required),
         optional=tuple(optional),
         positional=tuple(positional),
         prepare=prepare,
         paths=tuple(paths.items()),
-        theirs=_identity if shares or views else copy_value,
+        copy=(lambda value: value) if shares or views else copy_value,
         views=views,
         shares=shares,
         misspelt=tuple(misspelt),
@@ -245,10 +245,12 @@ def _check_map(function: Callable[..., Any], paths: Mapping[str, Getter]) -> Non
     Fields of a case are allowed even if the evaluator does not use them, because users share one map between
     evaluators.
     """
-    asked = {parameter.name for parameter in _signature_parameters(function)}
-    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in _signature_parameters(function))
-    if unknown := [name for name in paths if not everything and name not in asked and name not in FIELDS]:
-        raise BindingError(f"map: {unknown[0]!r} is no argument of the evaluator; it has {', '.join(sorted(asked))}")
+    parameters = _signature_parameters(function)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    names = {parameter.name for parameter in parameters}
+    if unknown := [name for name in paths if name not in names and name not in FIELDS]:
+        raise BindingError(f"map: the evaluator has no argument {unknown[0]!r}; it has {', '.join(sorted(names))}")
 
 
 def get_case_field(case: Case, name: str) -> Any:
@@ -268,9 +270,9 @@ def read_call_fields(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
     ones.
     """
     call = list(inspect.signature(kind.__call__).parameters.values())[1:]  # without self
-    asked = [parameter for parameter in call if parameter.name in FIELDS and parameter.name != "case"]
-    needs = tuple(parameter.name for parameter in asked if parameter.default is parameter.empty)
-    return needs, tuple(parameter.name for parameter in asked if parameter.default is not parameter.empty)
+    fields = [parameter for parameter in call if parameter.name in FIELDS and parameter.name != "case"]
+    needs = tuple(parameter.name for parameter in fields if parameter.default is parameter.empty)
+    return needs, tuple(parameter.name for parameter in fields if parameter.default is not parameter.empty)
 
 
 def _signature_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -278,27 +280,6 @@ def _signature_parameters(function: Callable[..., Any]) -> list[inspect.Paramete
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
         raise BindingError(f"cannot read the parameters of {function!r}: wrap it in a function ({error})") from error
-
-
-def _use_langsmith_example(required: list[tuple[str, Getter]]) -> tuple[tuple[str, Getter], ...]:
-    """Pass `example` in LangSmith's form, with the reference in `example.outputs`, if the callable requests `run`
-    too.
-    """
-    asked = {PLURALS.get(name, name) for name, _ in required}
-    both = "example" in asked and not asked.isdisjoint({"run", "root_run"})
-    return tuple((name, make_langsmith_example if both and get is FIELDS["example"] else get) for name, get in required)
-
-
-def _identity(value: Any) -> Any:
-    return value
-
-
-def _find_getter(name: str) -> Getter | None:
-    return FIELDS.get(PLURALS.get(name, name))
-
-
-def _return_none(case: Case) -> None:
-    return None
 
 
 def _compile_prepare(
@@ -327,15 +308,14 @@ def _compile_prepare(
 def _compile_path(argument: str, path: str | Callable[[Case], Any]) -> Getter:
     if callable(path):
         return path
-    first, *rest = path.split(".")
+    first, *steps = path.split(".")
     if first not in FIELDS:
         if argument not in FIELDS:
-            raise BindingError(f"map: {path!r} begins with none of {', '.join(FIELDS)}")
-        first, rest = argument, [first, *rest]
-    return _OutputsPath(rest) if first == "outputs" else _make_field_path(FIELDS[first], rest)
-
-
-def _make_field_path(field: Getter, steps: list[str]) -> Getter:
+            raise BindingError(f"map: the path {path!r} must begin with one of: {', '.join(FIELDS)}")
+        first, steps = argument, [first, *steps]
+    if first == "outputs":
+        return _OutputsPath(steps)
+    field = FIELDS[first]
     return lambda case: _resolve_path(field(case), steps)
 
 
@@ -354,9 +334,9 @@ class _OutputsPath:
         """Return whether the path exists in the outputs and ends at None."""
         if case.outputs is None:
             return has_null_output(case)
-        *way, last = self.steps
-        holder = _resolve_path(case.outputs, way)
-        return isinstance(holder, Mapping) and last in holder and holder[last] is None
+        *parents, last = self.steps
+        parent = _resolve_path(case.outputs, parents)
+        return isinstance(parent, Mapping) and last in parent and parent[last] is None
 
 
 def _is_null_answer(get: Getter, case: Case) -> bool:
@@ -382,8 +362,8 @@ def _make_unknown_parameter_error(name: str, parameter: str) -> BindingError:
     close = closest_field(parameter)
     hint = f" (did you mean {close!r}?)" if close else ""
     return BindingError(
-        f"evaluator {name!r} asks for {parameter!r}, which is none of {known}{hint}; "
-        f"give it a default, or say where it is: map={{{parameter!r}: 'outputs.{parameter}'}}"
+        f"evaluator {name!r} has the parameter {parameter!r}, which is not a field of a case ({known}){hint}; "
+        f"give it a default, or map it: map={{{parameter!r}: 'outputs.{parameter}'}}"
     )
 
 
@@ -392,20 +372,19 @@ def check_parameter_types(id: str, kind: type, parameters: Mapping[str, Any]) ->
     hints = _get_type_hints(kind)
     for name, value in parameters.items():
         if not is_of_type(value, hints[name]):
-            raise ValueError(f"evaluator {id!r}: {name} is {_describe_type(hints[name])}, not {value!r:.200}")
+            raise ValueError(f"evaluator {id!r}: {name} must be {_describe_type(hints[name])}, got {value!r:.200}")
 
 
 def decode_infinite_parameters(kind: type, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters with the texts "Infinity" and "-Infinity" converted to numbers, where the class expects a
     number.
     """
-    hints = _get_type_hints(kind)
-    return {name: _decode_number(value, hints.get(name, Any)) for name, value in parameters.items()}
-
-
-def _decode_number(value: Any, hint: Any) -> Any:
-    number = decode_infinity(value)
-    return number if number is not value and not is_of_type(value, hint) and is_of_type(number, hint) else value
+    hints, decoded = _get_type_hints(kind), dict(parameters)
+    for name, value in parameters.items():
+        number, hint = decode_infinity(value), hints.get(name, Any)
+        if number is not value and not is_of_type(value, hint) and is_of_type(number, hint):
+            decoded[name] = number
+    return decoded
 
 
 def is_of_type(value: Any, hint: Any) -> bool:
@@ -438,6 +417,7 @@ def _describe_type(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(map(repr, inner))
     if origin in (Sequence, tuple):
-        return f"a list of {_describe_type(inner[0])}"
-    simple = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "None"}
+        item = _describe_type(inner[0])
+        return "a list of " + {"a string": "strings", "a dict": "dicts"}.get(item, item)
+    simple = {str: "a string", int: "an integer", float: "a number", bool: "True or False", types.NoneType: "None"}
     return simple.get(hint, "a function" if origin is Callable else "a dict" if origin is Mapping else str(hint))

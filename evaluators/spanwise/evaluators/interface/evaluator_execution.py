@@ -145,11 +145,13 @@ class Evaluator:
         Restoring such parameters would run any code that the data names.
         """
         if not self.origin:
-            raise ValueError(f"evaluator {self.key!r} wraps {self.function!r}, which cannot be found again by name")
+            raise ValueError(
+                f"evaluator {self.key!r} cannot be serialized: {self.function!r} cannot be imported by name"
+            )
         for name, value in self.origin["init_parameters"].items():
             if not _is_json(value):
                 raise ValueError(
-                    f"evaluator {self.key!r} has the parameter {name}={value!r:.200}, which is no plain value"
+                    f"evaluator {self.key!r} cannot be serialized: the parameter {name}={value!r:.200} is not a JSON value"
                 )
         plain: dict[str, Any] = encode_infinities(self.origin)
         return plain
@@ -178,7 +180,7 @@ class Evaluator:
             arguments, missing = self.binding.arguments(case)
             if missing:
                 return self.make.skip(target, explain_missing_fields(missing, case))
-            args = self.binding.taken(arguments)
+            args = self.binding.pop_positional(arguments)
             returned = self.function(*args, **arguments)
             if type(returned) not in SCALAR_TYPES and inspect.isawaitable(returned):
                 returned = wait(returned)
@@ -202,7 +204,13 @@ class Evaluator:
         if not isinstance(self.function, Batch):
             outcomes = await asyncio.gather(*map(self.evaluate, cases, targets), return_exceptions=True)
             return [self.settled(outcome, target) for outcome, target in zip(outcomes, targets, strict=True)]
-        return await self._evaluate_batch(cases, targets)
+        prepared = [self._prepare_case(case, target) for case, target in zip(cases, targets, strict=True)]
+        ready = [case for case in prepared if isinstance(case, Case)]
+        values = iter(await self._bisect(ready, await self._call_batch(ready)) if ready else [])
+        return [
+            self._wrap_value(next(values), target) if isinstance(outcome, Case) else outcome
+            for outcome, target in zip(prepared, targets, strict=True)
+        ]
 
     def settled(self, outcome: list[Feedback] | BaseException, target: Target) -> list[Feedback]:
         """Return feedback for a result of `asyncio.gather`. The result is an exception if an evaluator cancelled its
@@ -214,15 +222,6 @@ class Evaluator:
             raise outcome
         return self.make.failure(target, outcome)
 
-    async def _evaluate_batch(self, cases: Sequence[Case], targets: Sequence[Target]) -> list[list[Feedback]]:
-        outcomes = [self._ready(case, target) for case, target in zip(cases, targets, strict=True)]
-        ready = [case for case in outcomes if isinstance(case, Case)]
-        values = iter(await self._batch(ready))
-        return [
-            self._wrapped(next(values), target) if isinstance(outcome, Case) else outcome
-            for outcome, target in zip(outcomes, targets, strict=True)
-        ]
-
     async def evaluate_set(self, cases: Iterable[Case], target: Target) -> list[Feedback]:
         """Return the feedback on all cases together. Incomplete cases are left out and counted.
 
@@ -231,14 +230,14 @@ class Evaluator:
         """
         try:
             cases = islice(cases, self.max_cases)
-            columns, taken, left_out, missing = await run_in_thread(lambda: self.binding.columns(cases))
-            if not taken:
+            columns, complete, incomplete, missing = await run_in_thread(lambda: self.binding.columns(cases))
+            if not complete:
                 why = f"needs {' and '.join(missing)}; no case has them" if missing else "there are no cases"
                 return self.make.skip(target, why)
-            if taken < self.min_cases:
-                return self.make.skip(target, f"{taken} cases, fewer than {self.min_cases}")
+            if complete < self.min_cases:
+                return self.make.skip(target, f"{complete} cases, fewer than {self.min_cases}")
             outcomes = self.make.wrap(await self._attempt(self.function, columns), target)
-            counts = {"cases": taken, "left_out": left_out}
+            counts = {"cases": complete, "left_out": incomplete}
             return [replace(outcome, metadata={**outcome.metadata, **counts}) for outcome in outcomes]
         except BaseException as error:
             if is_interruption(error):
@@ -257,56 +256,50 @@ class Evaluator:
             return ""
         return "; outputs is a text: use outputs itself, or let the task return a dict such as {'output': …}"
 
-    def _ready(self, case: Case, target: Target) -> Case | list[Feedback]:
+    def _prepare_case(self, case: Case, target: Target) -> Case | list[Feedback]:
         """Return the case in the form that `batch` receives, or a skip or error if `batch` cannot receive it."""
         try:
-            lacking = self._lacking(case)
-            return (
-                self.make.skip(target, explain_missing_fields(lacking, case)) if lacking else self.binding.mapped(case)
-            )
+            try:
+                missing = self.binding.arguments(case)[1]
+            except Exception:
+                missing = []  # `batch` will fail in the same way and report the error
+            if missing:
+                return self.make.skip(target, explain_missing_fields(missing, case))
+            return self.binding.mapped(case)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             return self.make.failure(target, error)
 
-    def _lacking(self, case: Case) -> list[str]:
+    def _wrap_value(self, value: Any, target: Target) -> list[Feedback]:
+        if isinstance(value, BaseException):
+            return self.make.failure(target, value)
         try:
-            return self.binding.arguments(case)[1]
-        except Exception:
-            return []  # `batch` will fail in the same way and report the error
-
-    def _wrapped(self, value: Any, target: Target) -> list[Feedback]:
-        try:
-            return (
-                self.make.failure(target, value) if isinstance(value, BaseException) else self.make.wrap(value, target)
-            )
+            return self.make.wrap(value, target)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             return self.make.failure(target, error)
 
-    async def _batch(self, cases: list[Case]) -> list[Any]:
-        """Return the value or the exception of each case."""
-        return await self._narrowed(cases, await self._at_once(cases)) if cases else []
+    async def _bisect(self, cases: list[Case], results: list[Any] | BaseException) -> list[Any]:
+        """Return the value or the exception of each case, from the results of a batch or the exception that it raised.
 
-    async def _narrowed(self, cases: list[Case], came: list[Any] | BaseException) -> list[Any]:
-        """Return the results of a batch that gave `came`. A failed batch is split in halves until only the failing
-        cases fail.
+        A failed batch is split in halves until only the failing cases fail.
         """
-        if not isinstance(came, BaseException):
-            return came
-        if len(cases) == 1 or isinstance(came, InvalidResult):
-            return [came] * len(cases)
+        if not isinstance(results, BaseException):
+            return results
+        if len(cases) == 1 or isinstance(results, InvalidResult):
+            return [results] * len(cases)
         middle = len(cases) // 2
         halves = (cases[:middle], cases[middle:])
-        tried = [await self._at_once(half) for half in halves]
-        if is_independent_of_input(came) and all(
-            isinstance(half, BaseException) and is_independent_of_input(half) for half in tried
-        ):
-            return [came] * len(cases)
-        return [value for half, again in zip(halves, tried, strict=True) for value in await self._narrowed(half, again)]
+        results_of_halves = [await self._call_batch(half) for half in halves]
+        errors = [error for error in (results, *results_of_halves) if isinstance(error, BaseException)]
+        if len(errors) == 3 and all(map(is_independent_of_input, errors)):
+            return [results] * len(cases)
+        bisected = [await self._bisect(half, found) for half, found in zip(halves, results_of_halves, strict=True)]
+        return [value for values in bisected for value in values]
 
-    async def _at_once(self, cases: list[Case]) -> list[Any] | BaseException:
+    async def _call_batch(self, cases: list[Case]) -> list[Any] | BaseException:
         """Return the results of `batch`, or the exception that it raised."""
         try:
             returned = await self._attempt(self.function.batch, {"cases": cases})  # type: ignore[attr-defined]
@@ -329,19 +322,19 @@ class Evaluator:
         return await self._call(function, arguments)
 
     async def _call(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        arguments = dict(arguments)  # copy: `taken` removes entries that a retry needs again
-        args = self.binding.taken(arguments)
+        arguments = dict(arguments)  # copy: `pop_positional` removes entries that a retry needs again
+        args = self.binding.pop_positional(arguments)
         if self.timeout is None:
-            return await self._unbounded(function, args, arguments)
+            return await self._call_function(function, args, arguments)
         try:
             async with asyncio.timeout(self.timeout) as limit:
-                return await self._unbounded(function, args, arguments)
+                return await self._call_function(function, args, arguments)
         except TimeoutError as error:
             if not limit.expired():
                 raise  # the function itself raised this error, for example for a judge's timeout
             raise TimeoutError(f"the evaluator took more than {self.timeout} s") from error
 
-    async def _unbounded(self, function: Callable[..., Any], args: Sequence[Any], arguments: dict[str, Any]) -> Any:
+    async def _call_function(self, function: Callable[..., Any], args: Sequence[Any], arguments: dict[str, Any]) -> Any:
         if (self._pace.slow or self.timeout is not None) and not _is_async(function):
             returned = await run_in_thread(lambda: function(*args, **arguments))
         else:
@@ -358,11 +351,11 @@ def _read_batch_results(returned: Any, count: int) -> list[Any]:
     Raises `InvalidResult`, and the errors of an iterator.
     """
     if isinstance(returned, str | bytes | Mapping | Set) or not isinstance(returned, Iterable):
-        raise InvalidResult(f"batch() gave {returned!r:.200}, which is no list of {count} results")
+        raise InvalidResult(f"batch() must return a list of {count} results, got {returned!r:.200}")
     listed = list(islice(returned, count + 1))  # the iterator may be infinite
     if len(listed) != count:
-        told = f"more than {count}" if len(listed) > count else len(listed)
-        raise InvalidResult(f"batch() gave {told} results for {count} cases")
+        number = f"more than {count}" if len(listed) > count else len(listed)
+        raise InvalidResult(f"batch() returned {number} results for {count} cases")
     return listed
 
 

@@ -46,12 +46,12 @@ def _is_integer(value: object) -> TypeGuard[int]:
 
 
 OPTION_RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "key": ("a text that is not empty", lambda value: isinstance(value, str) and value != ""),
+    "key": ("a non-empty string", lambda value: isinstance(value, str) and value != ""),
     "threshold": ("a number", lambda value: isinstance(value, int | float) and value == value),
-    "timeout": ("seconds, more than 0", lambda value: isinstance(value, int | float) and value > 0),
-    "retries": ("a whole number, 0 or more", lambda value: _is_integer(value) and value >= 0),
-    "min_cases": ("a whole number, 0 or more", lambda value: _is_integer(value) and value >= 0),
-    "max_cases": ("a whole number, 1 or more", lambda value: _is_integer(value) and value >= 1),
+    "timeout": ("a number of seconds > 0", lambda value: isinstance(value, int | float) and value > 0),
+    "retries": ("an integer >= 0", lambda value: _is_integer(value) and value >= 0),
+    "min_cases": ("an integer >= 0", lambda value: _is_integer(value) and value >= 0),
+    "max_cases": ("an integer >= 1", lambda value: _is_integer(value) and value >= 1),
 }
 
 
@@ -78,9 +78,13 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
     key = options.get("key") or own
     renamed = _rename_keys(own, key, options.get("metrics", ()))
     metrics = _declare_metrics(key, renamed, options)
-    revision = options.get("revision") or options.get("version") or "1"
-    version = options.get("version") or _compute_function_version(function, options.get("name") or key, options)
-    summary, origin = options.get("summary"), options.get("origin")
+    # `map` and `prepare_data` determine the arguments of the function, so they are part of its version
+    arguments = {name: value for name in ("map", "prepare_data") if (value := options.get(name)) is not None}
+    parameters = {**options.get("parameters", {}), **arguments}
+    version = options.get("version") or compute_version(
+        options.get("name") or key, function=function, parameters=parameters
+    )
+    threshold, summary, origin = options.get("threshold"), options.get("summary"), options.get("origin")
     return Evaluator(
         key=key,
         function=function,
@@ -99,10 +103,10 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
             source=options.get("source", "code"),
             renamed=renamed,
             details=options.get("details", True),
-            parameters=format_parameters(_select_shown_parameters(options)),
+            parameters=format_parameters(parameters if threshold is None else {**parameters, "threshold": threshold}),
         ),
         version=version,
-        revision=revision,
+        revision=options.get("revision") or options.get("version") or "1",
         metrics=metrics,
         summary=is_set_level(function) if summary is None else summary,
         timeout=options.get("timeout"),
@@ -146,33 +150,12 @@ def evaluator(function: Callable[..., Any] | None = None, /, **options: Unpack[E
 
 def _check_options(options: RegistryOptions) -> None:
     """Raise `ValueError` for options that would fail on every case or have no effect."""
-    for name, (words, holds) in OPTION_RULES.items():
+    for name, (expected, is_valid) in OPTION_RULES.items():
         value = options.get(name)
-        if value is not None and not holds(value):
-            raise ValueError(f"{name} is {words}, not {value!r:.200}")
+        if value is not None and not is_valid(value):
+            raise ValueError(f"{name} must be {expected}, got {value!r:.200}")
     if options.get("retry_on") is not None and not options.get("retries"):
-        raise ValueError("retry_on says what is tried again, but retries, how often, is 0")
-
-
-def _compute_function_version(function: Callable[..., Any], name: str, options: RegistryOptions) -> str:
-    """Return the version of a function: a hash of its name, its source text, and the options that determine its
-    arguments.
-    """
-    return compute_version(
-        name, function=function, parameters={**options.get("parameters", {}), **_select_argument_options(options)}
-    )
-
-
-def _select_argument_options(options: RegistryOptions) -> dict[str, Any]:
-    """Return the options that determine the arguments of a function."""
-    return {name: value for name in ("map", "prepare_data") if (value := options.get(name)) is not None}
-
-
-def _select_shown_parameters(options: RegistryOptions) -> dict[str, Any]:
-    """Return the parameters that are stored with each feedback."""
-    threshold = options.get("threshold")
-    given = {**options.get("parameters", {}), **_select_argument_options(options)}
-    return given if threshold is None else {**given, "threshold": threshold}
+        raise ValueError("retry_on has no effect because retries is 0: set retries to 1 or more")
 
 
 def _declare_metrics(key: str, renamed: Mapping[str, str], options: RegistryOptions) -> tuple[Metric, ...]:
@@ -186,8 +169,9 @@ def _declare_metrics(key: str, renamed: Mapping[str, str], options: RegistryOpti
         return (metric if threshold is None else _set_threshold(threshold, metric),)
     if threshold is None:
         return declared
+    has_primary = any(metric.primary for metric in declared)
     return tuple(
-        _set_threshold(threshold, metric) if _is_threshold_metric(metric, declared) else metric for metric in declared
+        _set_threshold(threshold, metric) if metric.primary or not has_primary else metric for metric in declared
     )
 
 
@@ -198,16 +182,8 @@ def _set_threshold(threshold: float, metric: Metric) -> Metric:
     """
     low, high = metric.range or (-math.inf, math.inf)
     if isinstance(threshold, bool) or not low <= threshold <= high:
-        within = f"whose scores are {low:g} to {high:g}"
-        raise ValueError(f"threshold of {metric.key!r}, {within}, is a number within that, not {threshold!r}")
+        raise ValueError(f"threshold of {metric.key!r} must be a number from {low:g} to {high:g}, got {threshold!r}")
     return replace(metric, threshold=threshold)
-
-
-def _is_threshold_metric(metric: Metric, metrics: Sequence[Metric]) -> bool:
-    """Return whether an evaluator's threshold applies to a metric: to the primary metric, or to all if none is
-    primary.
-    """
-    return metric.primary or not any(other.primary for other in metrics)
 
 
 def _rename_keys(own: str, key: str, metrics: Sequence[Metric]) -> dict[str, str]:
@@ -278,14 +254,14 @@ def check_keys(evaluators: Sequence[Evaluator], recorded: Iterable[Mapping[str, 
     for evaluator in evaluators:
         for key in dict.fromkeys((evaluator.key, *evaluator.make.keys)):
             if key == TASK_OK:
-                raise ValueError(f"{TASK_OK!r} is said of every run anyway: give the evaluator another with key='…'")
+                raise ValueError(f"the key {TASK_OK!r} is reserved: give the evaluator another one with key='…'")
             if key in owners:
                 raise ValueError(_describe_collision(key, owners[key], evaluator.key))
             owners[key] = evaluator.key
-    given = {evaluator.key for evaluator in evaluators}
+    replaced = {evaluator.key for evaluator in evaluators}
     for record in recorded:
         for metric in record.get("metrics", ()):
-            if record["key"] not in given and metric["key"] in owners:
+            if record["key"] not in replaced and metric["key"] in owners:
                 raise ValueError(_describe_collision(metric["key"], record["key"], owners[metric["key"]]))
 
 
@@ -296,10 +272,10 @@ def claim_keys(
 
     `owners` maps keys to the evaluators that declare them or returned them first. New keys are added.
     """
-    for one in feedback:
-        owner = owners.setdefault(one.key, evaluator.key)
+    for each in feedback:
+        owner = owners.setdefault(each.key, evaluator.key)
         if owner != evaluator.key:
-            collision = f"{evaluator.key!r} returned the key {one.key!r}, which is a key of {owner!r}, too"
+            collision = f"{evaluator.key!r} returned the key {each.key!r}, which is a key of {owner!r}, too"
             return evaluator.make.failure(target, InvalidResult(f"{collision}; {_COLLISION_REMEDY}"))
     return feedback
 

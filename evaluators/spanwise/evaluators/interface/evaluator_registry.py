@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from spanwise.evaluators.interface import argument_binding, evaluator_plugins
+from spanwise.evaluators.interface import argument_binding
 from spanwise.evaluators.interface.adapters import (
-    autoevals_adapter,
-    deepeval_adapter,
-    pydantic_evals_adapter,
-    ragas_adapter,
+    AdaptedMetric,
+    adapt_autoevals_scorer,
+    adapt_deepeval_metric,
+    adapt_pydantic_evaluator,
+    adapt_ragas_metric,
 )
-from spanwise.evaluators.interface.adapters.adapted_metric import AdaptedMetric
 from spanwise.evaluators.interface.argument_binding import read_call_fields
 from spanwise.evaluators.interface.evaluator_execution import Evaluator
 from spanwise.evaluators.interface.evaluator_factory import make_evaluator
@@ -164,21 +164,21 @@ def as_evaluator(judge: Any) -> Evaluator:
         return _wrap_library_metric(metric, judge)
     if isinstance(judge, type) or not callable(judge):
         raise TypeError(
-            f"an evaluator is a callable or the id of one (see spanwise.evaluators.list_evaluators()), not {judge!r}"
+            f"an evaluator must be a callable or a registered id (see spanwise.evaluators.list_evaluators()), got {judge!r}"
         )
     return _wrap_instance(judge) or make_evaluator(judge)
 
 
 def list_evaluators() -> list[str]:
     """Return the ids of all evaluators that `get_evaluator` knows, in alphabetical order."""
-    return sorted({*BUILTIN_MODULES, *evaluator_plugins.list_entry_points()})
+    return sorted({*BUILTIN_MODULES, *_list_entry_points()})
 
 
 def get_spec(id: str) -> EvaluatorSpec:
     """Return the facts of an evaluator. Raises `ValueError` that lists the closest ids."""
     if own := get_registration(id):
         return own.spec
-    return evaluator_plugins.describe_plugin(_find_entry_point(id))
+    return _describe_plugin(_find_entry_point(id))
 
 
 def list_specs() -> list[EvaluatorSpec]:
@@ -194,8 +194,8 @@ def get_factory(id: str) -> Any:
     """
     if own := get_registration(id):
         return own.factory
-    offered = evaluator_plugins.load_entry_point(_find_entry_point(id))
-    return offered.function if isinstance(offered, Evaluator) else offered
+    loaded = _load_entry_point(_find_entry_point(id))
+    return loaded.function if isinstance(loaded, Evaluator) else loaded
 
 
 def get_evaluator(id: str, **parameters: Any) -> Evaluator:
@@ -211,21 +211,15 @@ def get_evaluator(id: str, **parameters: Any) -> Evaluator:
     if registered is not None:
         parameters = argument_binding.decode_infinite_parameters(registered.factory, parameters)
     origin = {"type": id, "init_parameters": parameters}
-    options = {
-        COMMON_PARAMETERS[name]: _decode_option(name, value)
-        for name, value in parameters.items()
-        if name in COMMON_PARAMETERS
-    }
-    also = _list_field_names(registered.factory) if registered else ()
-    own = {name: value for name, value in parameters.items() if name not in COMMON_PARAMETERS or name in also}
+    options = {COMMON_PARAMETERS[name]: value for name, value in parameters.items() if name in COMMON_PARAMETERS}
+    if "threshold" in options:
+        options["threshold"] = decode_infinity(options["threshold"])
+    fields = _list_field_names(registered.factory) if registered else ()
+    own = {name: value for name, value in parameters.items() if name not in COMMON_PARAMETERS or name in fields}
     if registered is None:
-        return evaluator_plugins.make_plugin_evaluator(_find_entry_point(id), own, {**options, "origin": origin})
+        return _make_plugin_evaluator(_find_entry_point(id), own, {**options, "origin": origin})
     _check_parameters(id, registered.factory, own)
     return _make_registered(registered, registered.factory(**own), origin, options)
-
-
-def _decode_option(name: str, value: Any) -> Any:
-    return decode_infinity(value) if name in ("threshold", "metric_threshold") else value
 
 
 def from_dict(data: Mapping[str, Any]) -> Evaluator:
@@ -243,16 +237,20 @@ def from_dict(data: Mapping[str, Any]) -> Evaluator:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"there is no evaluator {name!r}: {error}") from error
     if not isinstance(decorated, Evaluator):
-        raise ValueError(f"{name!r} is no evaluator: put @evaluator above it")
+        raise ValueError(f"{name!r} is not an evaluator: decorate it with @evaluator")
     return decorated
 
 
 def _wrap_library_metric(metric: AdaptedMetric, given: object) -> Evaluator:
     """Return an evaluator for a metric object of another library.
 
-    Its version includes the object's parameters.
+    Its version includes the object's parameters: the attributes that have plain values and the names of its
+    constructor's parameters.
     """
-    parameters = _read_constructor_values(given)
+    values = {name: getattr(given, name, None) for name in inspect.signature(type(given)).parameters}
+    parameters = {
+        name: value for name, value in values.items() if value is not None and to_stable_text(value) is not None
+    }
     return make_evaluator(
         metric,
         name=metric.name,
@@ -269,12 +267,6 @@ def _wrap_library_metric(metric: AdaptedMetric, given: object) -> Evaluator:
     )
 
 
-def _read_constructor_values(given: object) -> dict[str, Any]:
-    """Return the attributes of an object that have plain values and the names of its constructor's parameters."""
-    values = {name: getattr(given, name, None) for name in inspect.signature(type(given)).parameters}
-    return {name: value for name, value in values.items() if value is not None and to_stable_text(value) is not None}
-
-
 def read_definition(file: Path) -> Mapping[str, Any]:
     """Read the definition of an evaluator from a JSON or YAML file. `from_dict` accepts the result.
 
@@ -283,12 +275,14 @@ def read_definition(file: Path) -> Mapping[str, Any]:
     import yaml  # JSON is a subset of YAML
 
     try:
-        told = yaml.safe_load(file.read_bytes())
+        definition = yaml.safe_load(file.read_bytes())
     except yaml.YAMLError as error:
         raise ValueError(f"{str(file)!r} is neither JSON nor YAML: {error}") from error
-    if not isinstance(told, Mapping) or not isinstance(told.get("type"), str):
-        raise ValueError(f"{str(file)!r} is no definition of an evaluator, which is {{type: …, init_parameters: …}}")
-    return told
+    if not isinstance(definition, Mapping) or not isinstance(definition.get("type"), str):
+        raise ValueError(
+            f"{str(file)!r} is not the definition of an evaluator; expected {{type: …, init_parameters: …}}"
+        )
+    return definition
 
 
 def _wrap_instance(instance: object) -> Evaluator | None:
@@ -361,9 +355,14 @@ def _check_parameters(id: str, factory: type, parameters: Mapping[str, Any]) -> 
             raise ValueError(
                 f"evaluator {id!r} has no parameter {name!r}; it has {', '.join(dict.fromkeys([*known, *COMMON_PARAMETERS]))}"
             )
-    if lacking := {field.name for field in fields if _is_required(field)} - parameters.keys():
+    required = {
+        field.name
+        for field in fields
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
+    if missing := required - parameters.keys():
         raise ValueError(
-            f"evaluator {id!r} needs {', '.join(sorted(lacking))}: get_evaluator({id!r}, {min(lacking)}=…)"
+            f"evaluator {id!r} needs {', '.join(sorted(missing))}: get_evaluator({id!r}, {min(missing)}=…)"
         )
     argument_binding.check_parameter_types(id, factory, parameters)
 
@@ -372,33 +371,117 @@ def _list_field_names(factory: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(factory) if field.init)
 
 
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
 def _list_changed_parameters(instance: Any) -> dict[str, Any]:
-    pairs = ((field, getattr(instance, field.name)) for field in dataclasses.fields(instance) if field.init)
-    return {field.name: value for field, value in pairs if value != _get_field_default(field)}
+    """Return the parameters of an instance that differ from their defaults."""
+    changed = {}
+    for field in dataclasses.fields(instance):
+        if not field.init:
+            continue
+        value, factory = getattr(instance, field.name), field.default_factory
+        if value != (field.default if factory is dataclasses.MISSING else factory()):
+            changed[field.name] = value
+    return changed
 
 
-def _get_field_default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+# entries have the form id = "package.module:name", where `name` is a callable, a class or an Evaluator
+ENTRY_POINT_GROUP = "spanwise.evaluators"
+
+
+def _list_entry_points() -> dict[str, EntryPoint]:
+    """Return the evaluators of installed packages, by id."""
+    # imported here, because it takes a tenth of the time to import this package
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _load_entry_point(point: EntryPoint) -> Any:
+    """Load the object of an entry point. Raises `ValueError` if it cannot be imported."""
+    try:
+        return point.load()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"evaluator {point.name!r} ({point.value} of {_get_distribution_name(point)}) cannot be loaded: {reason}"
+        ) from error
+
+
+def _get_distribution_name(point: EntryPoint) -> str:
+    """Return the name of the distribution that provides the entry point."""
+    return point.dist.name if point.dist is not None else "another package"
+
+
+def _make_plugin_evaluator(point: EntryPoint, own: dict[str, Any], options: dict[str, Any]) -> Evaluator:
+    """Return a plugin's evaluator. `own` holds the plugin's own parameters, `options` those of `make_evaluator`. Raises
+    `ValueError`.
+    """
+    loaded = _load_entry_point(point)
+    if isinstance(loaded, Evaluator):
+        if given := ", ".join(name for name in (*own, *options) if name != "origin"):
+            raise ValueError(f"evaluator {point.name!r} is already configured and takes no parameters, got {given}")
+        return loaded
+    if isinstance(loaded, type):
+        try:
+            loaded = loaded(**own)
+        except TypeError as error:
+            raise ValueError(f"evaluator {point.name!r} of {point.value!r}: {error}") from error
+    elif own:
+        raise ValueError(f"evaluator {point.name!r} of {point.value!r} takes no parameters, got {', '.join(own)}")
+    if not callable(loaded):
+        raise ValueError(f"evaluator {point.name!r} of {point.value!r} is not callable: {loaded!r:.200}")
+    return make_evaluator(loaded, name=point.name, parameters=own, **options)
+
+
+def _describe_plugin(point: EntryPoint) -> EvaluatorSpec:
+    """Return the facts about a plugin's evaluator that are known before it gets parameters.
+
+    Raises `ValueError` if the plugin cannot be loaded.
+    """
+    loaded = _load_entry_point(point)
+    if isinstance(loaded, type):
+        needs, uses = read_call_fields(loaded)
+        declared = getattr(loaded, "metrics", None)
+        metrics = declared if isinstance(declared, tuple) else (Metric(point.name, None, primary=True),)
+        return _make_plugin_spec(point, needs, metrics=metrics, uses=uses)
+    evaluator = _make_plugin_evaluator(point, {}, {})
+    return _make_plugin_spec(
+        point,
+        evaluator.needs,
+        metrics=evaluator.metrics,
+        uses=evaluator.uses,
+        version=evaluator.version,
+        standards=evaluator.standards,
+        summary=evaluator.summary,
+        kind=evaluator.make.source,
+    )
+
+
+def _make_plugin_spec(point: EntryPoint, needs: tuple[str, ...], **facts: Any) -> EvaluatorSpec:
+    source = f"{point.value} of {_get_distribution_name(point)}"
+    return EvaluatorSpec(
+        id=point.name,
+        group=_get_distribution_name(point),
+        needs=needs,
+        llm="documents" not in needs,
+        source=source,
+        **facts,
+    )
 
 
 def _find_entry_point(id: str) -> EntryPoint:
     """Return the entry point of a plugin's evaluator. Raises `ValueError` that lists the closest of all ids."""
-    offered = evaluator_plugins.list_entry_points()
-    if id in offered:
-        return offered[id]
+    points = _list_entry_points()
+    if id in points:
+        return points[id]
     hint = did_you_mean(id, list_evaluators(), 3) or "; `spanwise evaluators list` shows all"
     raise ValueError(f"there is no evaluator {id!r}{hint}")
 
 
 _ADAPTERS: Mapping[str, Callable[[Any], AdaptedMetric | None]] = {
-    "autoevals": autoevals_adapter.adapt_autoevals_scorer,
-    "deepeval": deepeval_adapter.adapt_deepeval_metric,
-    "pydantic_evals": pydantic_evals_adapter.adapt_pydantic_evaluator,
-    "ragas": ragas_adapter.adapt_ragas_metric,
+    "autoevals": adapt_autoevals_scorer,
+    "deepeval": adapt_deepeval_metric,
+    "pydantic_evals": adapt_pydantic_evaluator,
+    "ragas": adapt_ragas_metric,
 }
 
 

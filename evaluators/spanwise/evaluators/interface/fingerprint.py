@@ -45,9 +45,7 @@ _OWN_PACKAGES = ("spanwise.tracer", "spanwise.collector", "spanwise.evaluators",
 
 def digest_code(function: Any) -> dict[str, str]:
     """Return the digests of all functions, classes and values that a callable reaches in its project, by name."""
-    walk = _walk_code(function)
-    known = {name: digest for name, digest in walk.digests.items() if name not in walk.stored}
-    return dict(sorted({**known, **digest_unmutated_state(walk.state, walk.moving)}.items()))
+    return _walk_code(function).unmutated()
 
 
 class SourceUnavailable(ValueError):
@@ -59,13 +57,12 @@ def digest_source(function: Any) -> dict[str, str]:
 
     Raises `SourceUnavailable`.
     """
-    whole = inspect.unwrap(function)
-    walk = _walk_code(whole, _read_source)
+    inner = inspect.unwrap(function)
+    walk = _walk_code(inner, _read_source)
     # an installed function is digested alone: the code that it calls changes only with its package
     if not walk.digests:
-        walk.digests[_qualified_name(whole)] = _digest(_read_source(whole if inspect.isroutine(whole) else type(whole)))
-    known = {name: digest for name, digest in walk.digests.items() if name not in walk.stored}
-    return dict(sorted({**known, **digest_unmutated_state(walk.state, walk.moving)}.items()))
+        walk.digests[_qualified_name(inner)] = _digest(_read_source(inner if inspect.isroutine(inner) else type(inner)))
+    return walk.unmutated()
 
 
 def compute_version(
@@ -114,8 +111,8 @@ def list_untracked_state(function: Any) -> list[str]:
     walk = _walk_code(function)
     return sorted(
         f"{path} ({kind.__qualname__})"
-        for path, (name, kind) in walk.unknown.items()
-        if not (kind in (list, set, dict) and walk.moving.holds(name, container=True))
+        for path, (name, kind) in walk.untracked.items()
+        if not (kind in (list, set, dict) and walk.mutated.includes(name, container=True))
     )
 
 
@@ -129,7 +126,7 @@ def _read_source(function: Any) -> str:
         text = _read_code_source(code) if isinstance(code, CodeType) else inspect.cleandoc(inspect.getsource(function))
         return former_source(text)
     except (OSError, TypeError, SyntaxError):
-        raise SourceUnavailable(f"the source of {_qualified_name(function)} is not to be had") from None
+        raise SourceUnavailable(f"the source of {_qualified_name(function)} is not available") from None
 
 
 @functools.lru_cache(4096)
@@ -159,7 +156,7 @@ def _instruction_positions(code: CodeType) -> list[tuple[tuple[int, int], tuple[
 def _walk_code(function: Any, text: Callable[[FunctionType], str] = _read_bytecode) -> _CodeWalk:
     walk = _CodeWalk(text)
     walk.add("", function)
-    while walk.ahead and len(walk.digests) < MAX_ENTRIES:
+    while walk.pending and len(walk.digests) < MAX_ENTRIES:
         walk.step()
     return walk
 
@@ -171,14 +168,22 @@ class _CodeWalk:
         self._text = text
         self.digests: dict[str, str] = {}
         # variables that the code itself assigns: they are counters and caches, not settings
-        self.stored: set[str] = set()
-        self.ahead: list[Any] = []
+        self.assigned: set[str] = set()
+        self.pending: list[Any] = []
         # state of objects by path: name, digest, whether it is a container
         self.state: dict[str, tuple[str, str, bool]] = {}
-        self.moving = MutatedNames()
-        self.unknown: dict[str, tuple[str, type]] = {}  # values that are not plain, by path: name and type
+        self.mutated = MutatedNames()
+        self.untracked: dict[str, tuple[str, type]] = {}  # values that are not plain, by path: name and type
         self._seen: set[int] = set()
         self._objects: dict[int, Any] = {}  # references that keep the objects alive, so that their ids are not reused
+
+    def unmutated(self) -> dict[str, str]:
+        """Return the digests by name, without those of variables and attributes that the code changes."""
+        known = {name: digest for name, digest in self.digests.items() if name not in self.assigned}
+        for path, (name, digest, is_container) in self.state.items():
+            if not self.mutated.includes(name, container=is_container):
+                known[path] = digest
+        return dict(sorted(known.items()))
 
     def add(self, name: str, value: Any) -> None:
         """Add the digest of a constant, or queue an object to visit."""
@@ -189,24 +194,26 @@ class _CodeWalk:
         value = inspect.unwrap(value) if callable(value) else value
         if isinstance(value, functools.partial):
             self.add("", value.func)
-            self._all(f"{name or _qualified_name(value.func)}(…)", {**value.keywords, **dict(enumerate(value.args))})
+            self._add_all(
+                f"{name or _qualified_name(value.func)}(…)", {**value.keywords, **dict(enumerate(value.args))}
+            )
         elif isinstance(value, MethodType):
             self.add("", value.__func__)
             self.add(name, value.__self__)
         elif isinstance(value, FunctionType | type):
-            self._remember(value)
+            self._enqueue(value)
         elif not isinstance(value, ModuleType):
-            self._remember(type(value))
-            self._object(name or f"{_qualified_name(type(value))}()", value)
+            self._enqueue(type(value))
+            self._add_object(name or f"{_qualified_name(type(value))}()", value)
 
-    def _object(self, path: str, value: Any) -> None:
+    def _add_object(self, path: str, value: Any) -> None:
         if id(value) in self._objects or len(self.state) > MAX_ENTRIES or not _is_project(type(value).__module__):
             return
         self._objects[id(value)] = value
         for name, inner in read_attributes(value).items():
-            self._held(f"{path}.{name}", name, inner)
+            self._add_state(f"{path}.{name}", name, inner)
 
-    def _held(self, path: str, name: str, value: Any) -> None:
+    def _add_state(self, path: str, name: str, value: Any) -> None:
         """Add the value that an object or a closure holds as `name`."""
         text = to_stable_text(value)
         if text is not None:
@@ -214,33 +221,33 @@ class _CodeWalk:
         elif callable(value) or isinstance(value, ModuleType) or _is_project(type(value).__module__):
             self.add(path, value)
         else:
-            self.unknown[path] = name, type(value)
+            self.untracked[path] = name, type(value)
 
     def step(self) -> None:
         """Visit one function or class."""
-        value = self.ahead.pop()
+        value = self.pending.pop()
         if isinstance(value, type):
-            self._all(
+            self._add_all(
                 _qualified_name(value),
                 {name: _unwrap_member(member) for name, member in vars(value).items() if _is_user_member(name, member)},
             )
             for base in value.__bases__:
                 self.add("", base)
         else:
-            self._function(value)
+            self._visit_function(value)
 
-    def _function(self, function: FunctionType) -> None:
+    def _visit_function(self, function: FunctionType) -> None:
         code, module = function.__code__, function.__module__
         self.digests[_qualified_name(function)] = _digest(self._text(function))
         for inner in _iterate_nested_code(code):
-            self.moving.note(function.__name__, inner)
+            self.mutated.note(function.__name__, inner)
         named = {name for inner in _iterate_nested_code(code) for name in inner.co_names}
-        self.stored.update(
+        self.assigned.update(
             f"{module}.{name}"
             for inner in _iterate_nested_code(code)
             for name in _iterate_stored_names(inner, "STORE_GLOBAL")
         )
-        self.stored.update(
+        self.assigned.update(
             f"{_qualified_name(function)}.{name}"
             for inner in _iterate_nested_code(code)
             for name in _iterate_stored_names(inner, "STORE_DEREF")
@@ -249,28 +256,28 @@ class _CodeWalk:
             value = function.__globals__.get(name, sys.modules.get(name))
             if isinstance(value, ModuleType):
                 if _is_project(value.__name__):
-                    self._all(
+                    self._add_all(
                         value.__name__, {name: vars(value)[name] for name in sorted(named) if name in vars(value)}
                     )
             elif name in function.__globals__:
-                self._named(f"{module}.{name}", name, value)
-        self._all(f"{_qualified_name(function)}.", _read_defaults(function))
-        self._all(_qualified_name(function), _read_closure(function))
+                self._add_named(f"{module}.{name}", name, value)
+        self._add_all(f"{_qualified_name(function)}.", _read_defaults(function))
+        self._add_all(_qualified_name(function), _read_closure(function))
 
-    def _all(self, prefix: str, values: Mapping[Any, Any]) -> None:
+    def _add_all(self, prefix: str, values: Mapping[Any, Any]) -> None:
         for name, value in values.items():
-            self._named(f"{prefix}.{name}", str(name), value)
+            self._add_named(f"{prefix}.{name}", str(name), value)
 
-    def _named(self, path: str, name: str, value: Any) -> None:
+    def _add_named(self, path: str, name: str, value: Any) -> None:
         if is_container(value):
-            self._held(path, name, value)
+            self._add_state(path, name, value)
         else:
             self.add(path, value)
 
-    def _remember(self, value: Any) -> None:
+    def _enqueue(self, value: Any) -> None:
         if id(value) not in self._seen and _is_project(getattr(value, "__module__", None)):
             self._seen.add(id(value))
-            self.ahead.append(value)
+            self.pending.append(value)
 
 
 @functools.cache
@@ -423,11 +430,6 @@ class MutatedNames:
         if _MUTATORS & set(code.co_names) or any(step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for step in steps):
             self._mutated.update((*code.co_names, *code.co_freevars, *code.co_varnames))
 
-    def holds(self, name: str, *, container: bool) -> bool:
+    def includes(self, name: str, *, container: bool) -> bool:
         """Return whether an attribute or variable is mutated; `container` states whether it holds a container."""
         return name in self._assigned or (container and name in self._mutated)
-
-
-def digest_unmutated_state(state: Mapping[str, tuple[str, str, bool]], moving: MutatedNames) -> dict[str, str]:
-    """Return the digests of values that are not mutated, from {path: (name, digest, whether it is a container)}."""
-    return {path: digest for path, (name, digest, held) in state.items() if not moving.holds(name, container=held)}

@@ -22,18 +22,18 @@ class JudgementBuffer:
     """
 
     def __init__(self) -> None:
-        self._ended: deque[Sequence[Run]] = deque()
+        self._finished: deque[Sequence[Run]] = deque()
 
     def add(self, runs: Sequence[Run]) -> None:
         """Add the runs of one judgement."""
-        self._ended.append(runs)
+        self._finished.append(runs)
 
     def take(self) -> list[Run]:
         """Remove and return all runs."""
         taken: list[Run] = []
-        while self._ended:
+        while self._finished:
             try:
-                taken += self._ended.popleft()
+                taken += self._finished.popleft()
             except IndexError:  # another thread has taken the last runs
                 break
         return taken
@@ -70,15 +70,15 @@ get_judge_context = _context_variable.get
 
 
 @contextmanager
-def use_judge_context(**known: Any) -> Iterator[None]:
+def use_judge_context(**fields: Any) -> Iterator[None]:
     """Set fields of the `JudgeContext` by name for the block.
 
     A target without a trace is ignored, so that it does not replace the target of an enclosing context.
     """
-    target = known.get("target")
+    target = fields.get("target")
     if target is not None and target.trace_id == _INVALID_TRACE_ID:
-        del known["target"]
-    token = _context_variable.set(replace(_context_variable.get(), **known))
+        del fields["target"]
+    token = _context_variable.set(replace(_context_variable.get(), **fields))
     try:
         yield
     finally:

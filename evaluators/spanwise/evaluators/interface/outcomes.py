@@ -1,43 +1,45 @@
-"""Outcomes of an evaluator as feedback: a score, a skip or an error."""
+"""Outcomes of an evaluator as feedback: return values in all accepted forms become a score, a skip or an error.
+
+Besides Spanwise's own forms, these are accepted: LangSmith's `EvaluationResult` and `{"results": […]}`, objects with
+a score, objects with a value and a reason, (score, comment) pairs, enums, and the missing values of pandas.
+"""
 
 from __future__ import annotations
 
+import enum
 import math
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from functools import lru_cache
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import orjson
+
 from spanwise.collector.errors import SpanwiseError
 from spanwise.collector.records import Case, Feedback, Source, Target, make_score
-from spanwise.evaluators.interface import return_values
+from spanwise.evaluators.interface.value_conversion import to_plain
 
 RESULT_FIELDS = frozenset(
-    {
-        "key",
-        "score",
-        "value",
-        "label",
-        "comment",
-        "reasoning",
-        "error",
-        "metadata",
-        "target",
-        "results",
-        "judge_trace_id",
-    }
+    "key score value label comment reasoning error metadata target results judge_trace_id".split()
 )
-_LANGSMITH = frozenset(return_values.LANGSMITH_FIELDS)
-_ALLOWED_FIELDS = RESULT_FIELDS | _LANGSMITH
+# Additional fields of LangSmith's result dicts. `target_run_id` selects the target; all others are kept as metadata.
+_LANGSMITH_FIELDS = ("correction", "evaluator_info", "feedback_config", "extra", "source_run_id", "target_run_id")
+_COMMENT_FIELDS = ("comment", "reasoning", "reason", "rationale", "explanation")
+# an object with a `value` is an evaluator's result if it also has one of these fields
+_RESULT_MARKERS = ("key", "name", *_COMMENT_FIELDS)
+_COPIED_FIELDS = ("score", "value", "label", "metadata", "error", *_LANGSMITH_FIELDS)
+_SPAN_ID = 16  # hex digits of a span id
+_ALLOWED_FIELDS = RESULT_FIELDS | frozenset(_LANGSMITH_FIELDS)
 FIELD_TYPES: tuple[tuple[str, type], ...] = (("key", str), ("metadata", Mapping), ("target", Target))
 SCALAR_TYPES = frozenset({bool, int, float, str})
 _NUMBER_TYPES = SCALAR_TYPES - {str}
 _REFERENCE_HINT = (  # LangSmith's exports have references under `outputs` without marking them
-    "the example has given outputs alone: if those are the reference, read them with "
+    "the example has outputs but no reference: if its outputs are the reference, read them with "
     "columns={'outputs': 'reference_outputs'}"
 )
 TRACEBACK_LIMIT = 8000  # maximum characters of a traceback
@@ -86,11 +88,11 @@ class FeedbackFactory:
 
     def feedback(self, target: Target, key: str | None = None, **values: Any) -> Feedback:
         """Return one feedback of this evaluator."""
-        return self._as_it_is(target, self.key if key is None else self.renamed.get(key, key), **values)
+        return self._make(target, self.key if key is None else self.renamed.get(key, key), **values)
 
     def skip(self, target: Target, why: str) -> list[Feedback]:
         """Return a skip under every key of the evaluator."""
-        return [self._as_it_is(target, key, outcome="skip", comment=why) for key in self.keys]
+        return [self._make(target, key, outcome="skip", comment=why) for key in self.keys]
 
     def failure(self, target: Target, error: BaseException, hint: str = "") -> list[Feedback]:
         """Return an error with its traceback under every key of the evaluator. For a `Skip`, return a skip.
@@ -99,19 +101,17 @@ class FeedbackFactory:
         """
         if isinstance(error, Skip):
             return self.skip(target, str(error))
+        judge_trace_id = None
         if isinstance(error, Unjudged):
-            return self._unjudged(target, error)
-        words = _read_message(error)
-        told = f"{type(error).__name__}: {words}" if words else type(error).__name__
-        told += hint
-        text = "".join(traceback.format_exception(type(error), error, _trim_traceback(error)))[-TRACEBACK_LIMIT:]
-        metadata = {"traceback": text}
-        return [self._as_it_is(target, key, outcome="error", error=told, metadata=metadata) for key in self.keys]
-
-    def _unjudged(self, target: Target, error: Unjudged) -> list[Feedback]:
-        values: dict[str, Any] = {"error": str(error), "metadata": error.metadata if self.details else {}}
-        made = (self._as_it_is(target, key, outcome="error", **values) for key in self.keys)
-        return [replace(failed, judge_trace_id=error.judge_trace_id) for failed in made]
+            text, metadata = str(error), error.metadata if self.details else {}
+            judge_trace_id = error.judge_trace_id
+        else:
+            message = _read_message(error)
+            text = (f"{type(error).__name__}: {message}" if message else type(error).__name__) + hint
+            frames = traceback.format_exception(type(error), error, _trim_traceback(error))
+            metadata = {"traceback": "".join(frames)[-TRACEBACK_LIMIT:]}
+        failed = [self._make(target, key, outcome="error", error=text, metadata=metadata) for key in self.keys]
+        return [replace(feedback, judge_trace_id=judge_trace_id) for feedback in failed] if judge_trace_id else failed
 
     def wrap(self, returned: Any, target: Target) -> list[Feedback]:
         """Return the feedback for a returned value. Raises `InvalidResult`."""
@@ -134,7 +134,7 @@ class FeedbackFactory:
             if _is_score_mapping(returned):
                 return [self._from_value(value, target, key) for key, value in returned.items()]
             return [self._from_mapping(returned, target)]
-        several = return_values.unwrap_results(returned)
+        several = _unwrap_results(returned)
         if several is None:
             return [self._from_item(returned, target)]
         feedback = [self._from_item(item, target) for item in several]
@@ -155,8 +155,8 @@ class FeedbackFactory:
                 metadata={**self.parameters, **value.metadata},
                 id="",
             )
-        said = return_values.normalize_value(value)
-        return self._from_value(value, target) if said is value else self._from_item(said, target)
+        normalized = _normalize_value(value)
+        return self._from_value(value, target) if normalized is value else self._from_item(normalized, target)
 
     def _from_value(
         self,
@@ -168,14 +168,20 @@ class FeedbackFactory:
         label: str | None = None,
     ) -> Feedback:
         """Return the feedback for a score or a label. `label` is a label in addition to a score."""
-        key = self._key(key)
+        if key == "":
+            raise InvalidResult("the evaluator returned an empty key")
+        key = self.key if key is None else self.renamed.get(key, key)
         if isinstance(value, str):
             # `str.__str__` also converts strings of numpy and members of string enums
             score, label = None, str.__str__(value)
         else:
             score = to_number(value)
             if type(score) is float and not math.isfinite(score):
-                return self._not_finite(score, target, key, metadata or {})
+                if math.isnan(score):
+                    reason = "the score is NaN: undefined for this case"
+                    return self._make(target, key, outcome="skip", comment=reason, metadata=metadata)
+                error = f"InvalidResult: the score {score!r} is not finite"
+                return self._make(target, key, outcome="error", error=error, metadata=metadata)
         return make_score(
             target,
             key,
@@ -188,51 +194,37 @@ class FeedbackFactory:
             metadata={**self.parameters, **metadata} if metadata else (self.parameters or None),
         )
 
-    def _key(self, key: str | None) -> str:
-        if key is None:
-            return self.key
-        if not key:
-            raise InvalidResult("the evaluator returned an empty key")
-        return self.renamed.get(key, key)
-
-    def _not_finite(self, score: float, target: Target, key: str, metadata: Mapping[str, Any]) -> Feedback:
-        if math.isnan(score):
-            why = "the score is NaN: undefined for this case"
-            return self._as_it_is(target, key, outcome="skip", comment=why, metadata=metadata)
-        why = f"InvalidResult: {score!r} is no score"
-        return self._as_it_is(target, key, outcome="error", error=why, metadata=metadata)
-
     def _from_mapping(self, value: Mapping[str, Any], target: Target) -> Feedback:
         _check_mapping(value)
-        feedback = self._of_mapping(value, target)
-        judged = value.get("judge_trace_id")
-        return feedback if judged is None else replace(feedback, judge_trace_id=str(judged))
+        feedback = self._from_fields(value, target)
+        judge_trace_id = value.get("judge_trace_id")
+        return feedback if judge_trace_id is None else replace(feedback, judge_trace_id=str(judge_trace_id))
 
-    def _of_mapping(self, value: Mapping[str, Any], target: Target) -> Feedback:
+    def _from_fields(self, value: Mapping[str, Any], target: Target) -> Feedback:
         get = value.get
         key, comment, metadata = get("key"), get("comment") or get("reasoning"), get("metadata") or {}
         target = get("target") or target
         comment = None if comment is None else str(comment)
-        if not _LANGSMITH.isdisjoint(value):
-            target, theirs = return_values.read_langsmith_fields(value, target)
-            metadata = {**metadata, **theirs}
+        if not value.keys().isdisjoint(_LANGSMITH_FIELDS):
+            target, langsmith = _read_langsmith_fields(value, target)
+            metadata = {**metadata, **langsmith}
         metadata = metadata if self.details else {}
         if (error := get("error")) is not None:
             return self.feedback(target, key, outcome="error", error=str(error), comment=comment, metadata=metadata)
         score, label = get("score"), get("label")
         if type(score) not in _NUMBER_TYPES:
-            score = return_values.normalize_score(score)
+            score = _normalize_score(score)
         if label is None and "value" in value:
-            label = return_values.normalize_label(value["value"])
+            label = _normalize_label(value["value"])
         if score is None:
             score, label = label, None
         if score is None:
             why = comment or "the evaluator gave no score"
             return self.feedback(target, key, outcome="skip", comment=why, metadata=metadata)
-        beside = label if isinstance(label, str) and not isinstance(score, str) else None
-        return self._from_value(score, target, key, comment, metadata, beside)
+        label = label if isinstance(label, str) and not isinstance(score, str) else None
+        return self._from_value(score, target, key, comment, metadata, label)
 
-    def _as_it_is(self, target: Target, key: str, metadata: Mapping[str, Any] | None = None, **values: Any) -> Feedback:
+    def _make(self, target: Target, key: str, metadata: Mapping[str, Any] | None = None, **values: Any) -> Feedback:
         made = {"source": self.source, "evaluator": self.name, "version": self.version, **values}
         return Feedback(target=target, key=key, metadata={**self.parameters, **(metadata or {})}, **made)
 
@@ -247,7 +239,9 @@ def to_number(value: Any) -> float | bool:
     try:
         plain = item() if callable(item) else float(value)  # Decimal is not a `Real`
     except (TypeError, ValueError) as error:
-        raise InvalidResult(f"the evaluator returned {value!r:.200}, which is no score, label, dict or list") from error
+        raise InvalidResult(
+            f"the evaluator returned {value!r:.200}, which is not a score, label, dict or list"
+        ) from error
     return plain if isinstance(plain, bool) else float(plain)
 
 
@@ -277,14 +271,14 @@ def _check_mapping(value: Mapping[str, Any]) -> None:
     """Raise `InvalidResult` for a dict with unknown fields, or with field values of a wrong type."""
     if not value.keys() <= _ALLOWED_FIELDS:
         raise InvalidResult(
-            f"the evaluator returned a dict with {', '.join(repr(name) for name in value if name not in _ALLOWED_FIELDS)}; "
-            f"known are {', '.join(sorted(RESULT_FIELDS))}"
+            f"the evaluator returned a dict with unknown fields: {', '.join(repr(name) for name in value if name not in _ALLOWED_FIELDS)}; "
+            f"known fields: {', '.join(sorted(RESULT_FIELDS))}"
         )
     for name, kind in FIELD_TYPES:
         given = value.get(name)
         if given is not None and not isinstance(given, kind):
             raise InvalidResult(
-                f"the evaluator returned the {name} {given!r:.200}, which is no {kind.__name__.lower()}"
+                f"the evaluator returned the {name} {given!r:.200}, which is not a {kind.__name__.lower()}"
             )
 
 
@@ -326,7 +320,108 @@ def _check_distinct_keys(feedback: list[Feedback]) -> list[Feedback]:
         if (given.target, given.key) in seen:
             raise InvalidResult(
                 f"the evaluator returned the key {given.key!r} twice: the second would overwrite the first. "
-                "Give each its own: [{'key': …, 'score': …}, …]; a score and why are {'score': …, 'comment': …}"
+                "Give each result its own key: [{'key': …, 'score': …}, …]; a score with its reason is {'score': …, 'comment': …}"
             )
         seen.add((given.target, given.key))
     return feedback
+
+
+def _unwrap_results(returned: Any) -> list[Any] | tuple[Any, ...] | None:
+    """Return the separate results, if the value is a list or a dict with `results`; None for a single value."""
+    if isinstance(returned, list | tuple):
+        if type(returned) is not list and (hasattr(returned, "_fields") or _is_score_comment_pair(returned)):
+            return None
+        return (
+            [inner for item in returned for inner in _unwrap_item(item)]
+            if any(map(_has_results, returned))
+            else returned
+        )
+    return _unwrap_item(returned) if _has_results(returned) else None
+
+
+def _normalize_value(value: Any) -> Any:
+    """Return one value as a mapping if it contains more than a score or a label, else the value itself."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, str | Real):
+        return value
+    if _is_pandas_missing(value):
+        return float("nan")
+    if _is_score_comment_pair(value):
+        return {"score": value[0], "comment": value[1]}
+    return value if isinstance(value, type) else _read_object(value)
+
+
+def _normalize_score(value: Any) -> Any:
+    """Return the content of a result's field `score`. Numbers in texts, as models write them, become numbers; other
+    texts are labels.
+    """
+    value = _normalize_value(value)
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _normalize_label(value: Any) -> Any:
+    """Return the content of a result's field `value` as a label. A dict, which LangSmith allows, becomes JSON text."""
+    return orjson.dumps(to_plain(value)).decode() if isinstance(value, Mapping) else _normalize_value(value)
+
+
+def _read_langsmith_fields(value: Mapping[str, Any], target: Target) -> tuple[Target, dict[str, Any]]:
+    """Return the target that LangSmith's `target_run_id` names within the trace, and the LangSmith fields to keep as
+    metadata.
+    """
+    kept = {name: to_plain(value[name]) for name in _LANGSMITH_FIELDS if _is_set(value.get(name))}
+    run_id = str(kept.get("target_run_id") or "").replace("-", "")
+    if target.trace_id is None or (run_id != target.trace_id and len(run_id) != _SPAN_ID):
+        return target, kept
+    del kept["target_run_id"]
+    return (target if run_id == target.trace_id else Target(trace_id=target.trace_id, span_id=run_id)), kept
+
+
+def _has_results(value: Any) -> bool:
+    return "results" in value if type(value) is dict else isinstance(value, Mapping) and "results" in value
+
+
+def _unwrap_item(value: Any) -> list[Any] | tuple[Any, ...]:
+    if not _has_results(value):
+        return [value]
+    inner = value["results"]
+    several = _unwrap_results(inner)
+    return [inner] if several is None else several
+
+
+def _is_score_comment_pair(returned: Any) -> bool:
+    """Return whether the value is a score with a comment: `(0.5, "because")`."""
+    if type(returned) is not tuple or len(returned) != 2 or not isinstance(returned[1], str):
+        return False
+    score = returned[0]
+    return isinstance(score, Real | Decimal) or _is_pandas_missing(score) or getattr(score, "ndim", None) == 0
+
+
+def _is_pandas_missing(value: Any) -> bool:
+    """Return whether the value is `pandas.NA` or `pandas.NaT`."""
+    return type(value).__name__ in ("NAType", "NaTType") and type(value).__module__.startswith("pandas.")
+
+
+def _read_object(value: Any) -> Any:
+    """Return the fields of a result object (pydantic model, dataclass) as a mapping; other values unchanged."""
+    is_marked = any(_is_set(getattr(value, name, None)) for name in _RESULT_MARKERS)
+    if not (_has_field(value, "score") or (_has_field(value, "value") and is_marked)):
+        return value
+    fields = {name: getattr(value, name) for name in _COPIED_FIELDS if _is_set(getattr(value, name, None))}
+    for name, names in (("key", ("key", "name")), ("comment", _COMMENT_FIELDS)):
+        found = next((given for other in names if _is_set(given := getattr(value, other, None))), None)
+        if found is not None:
+            fields[name] = found
+    return fields
+
+
+def _has_field(value: Any, name: str) -> bool:
+    return hasattr(value, name) and not callable(getattr(value, name))
+
+
+def _is_set(value: Any) -> bool:
+    """Return whether a LangSmith field has a value. LangSmith leaves unset fields at None or an empty dict."""
+    return value is not None and not callable(value) and not (isinstance(value, Mapping) and not value)

@@ -81,10 +81,13 @@ def compile_retry_on(given: RetryOn | None) -> Callable[[BaseException], bool]:
     """
     if given is None:
         return is_transient
-    if _is_exception_type(given):
+    kinds = given if isinstance(given, tuple) else (given,)
+    if kinds and all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
         return lambda error: isinstance(error, Exception) and isinstance(error, given)  # type: ignore[arg-type]
     if isinstance(given, type | tuple) or not callable(given):
-        raise ValueError(f"retry_on is an exception type, a tuple of these, or a function of the error, not {given!r}")
+        raise ValueError(
+            f"retry_on must be an exception type, a tuple of these, or a function of the error, got {given!r}"
+        )
     return lambda error: isinstance(error, Exception) and bool(given(error))
 
 
@@ -95,9 +98,9 @@ def compute_retry_delay(attempt: int, error: BaseException) -> float:
     random part keeps clients that failed together from retrying together. Up to half of the backoff is random. A
     delay that the server requested is never shortened, but extended by up to a quarter.
     """
-    asked = get_retry_after(error)
-    if asked is not None:
-        return min(asked * (1 + _random.random() / 4), MAX_RETRY_DELAY)
+    requested = get_retry_after(error)
+    if requested is not None:
+        return min(requested * (1 + _random.random() / 4), MAX_RETRY_DELAY)
     return compute_backoff(attempt, longest=MAX_RETRY_DELAY) * (0.5 + _random.random() / 2)
 
 
@@ -107,9 +110,13 @@ def get_retry_after(error: BaseException) -> float | None:
     """
     for cause in _iterate_causes(error):
         given = _read_attribute(cause, "retry_after")
-        seconds = _parse_seconds(_read_retry_after_header(cause) if given is None else given)
-        if seconds is not None:
-            return seconds
+        if given is None:
+            given = _read_retry_after_header(cause)
+        # a number of seconds, the same as text, or an HTTP date
+        if isinstance(given, int | float | str) and not isinstance(given, bool):
+            seconds = parse_retry_after(str(given))
+            if seconds is not None:
+                return seconds
     return None
 
 
@@ -123,21 +130,13 @@ def get_response_headers(error: BaseException) -> Mapping[str, str]:
     for cause in _iterate_causes(error):
         for holder in (_read_attribute(cause, "response"), cause):
             headers = _read_attribute(holder, "headers")
-            if headers is not None:
-                return _normalize_headers(headers)
+            if headers is None:
+                continue
+            try:
+                return {str(name).lower(): str(value) for name, value in headers.items()}
+            except Exception:  # an unrelated attribute has this name
+                return {}
     return {}
-
-
-def _normalize_headers(headers: Any) -> dict[str, str]:
-    try:
-        return {str(name).lower(): str(value) for name, value in headers.items()}
-    except Exception:  # an unrelated attribute has this name
-        return {}
-
-
-def _is_exception_type(given: object) -> bool:
-    kinds = given if isinstance(given, tuple) else (given,)
-    return bool(kinds) and all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
 
 
 def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
@@ -148,8 +147,8 @@ def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
             return
         yield cause
         reason = _read_attribute(cause, "reason")  # `URLError` of urllib keeps its cause in `reason`
-        behind = reason if isinstance(reason, BaseException) else cause.__cause__
-        cause = None if isinstance(cause, _PROGRAMMING_ERRORS) or _read_http_status(cause) is not None else behind
+        is_last = isinstance(cause, _PROGRAMMING_ERRORS) or _read_http_status(cause) is not None
+        cause = None if is_last else reason if isinstance(reason, BaseException) else cause.__cause__
 
 
 def _is_transient_error(error: BaseException) -> bool:
@@ -170,21 +169,16 @@ def _is_transient_error(error: BaseException) -> bool:
 def _read_http_status(error: BaseException) -> int | None:
     """Return the HTTP status of an error, or None."""
     response = _read_attribute(error, "response")
+    botocore = response.get("ResponseMetadata") if isinstance(response, Mapping) else None
     candidates = (
         *(_read_attribute(error, name) for name in ("status_code", "status", "code", "http_status")),
         *(_read_attribute(response, name) for name in ("status_code", "status")),
-        _read_botocore_status(response),
+        botocore.get("HTTPStatusCode") if isinstance(botocore, Mapping) else None,
     )
-    return next((int(value) for value in candidates if _is_status(value)), None)
-
-
-def _is_status(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 100 <= value < 600
-
-
-def _read_botocore_status(response: object) -> object:
-    metadata = response.get("ResponseMetadata") if isinstance(response, Mapping) else None
-    return metadata.get("HTTPStatusCode") if isinstance(metadata, Mapping) else None
+    for value in candidates:
+        if isinstance(value, int) and not isinstance(value, bool) and 100 <= value < 600:
+            return int(value)
+    return None
 
 
 def _read_grpc_code(error: BaseException) -> str | None:
@@ -205,13 +199,6 @@ def _read_retry_after_header(error: BaseException) -> object:
             if given is not None:
                 return given
     return None
-
-
-def _parse_seconds(given: Any) -> float | None:
-    """Parse a `Retry-After` value: a number of seconds, the same as text, or an HTTP date. Return seconds, or None."""
-    if isinstance(given, bool) or not isinstance(given, int | float | str):
-        return None
-    return parse_retry_after(str(given))
 
 
 def _read_attribute(holder: object, name: str) -> Any:

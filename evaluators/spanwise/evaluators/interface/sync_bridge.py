@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -59,11 +60,11 @@ def _filter_user_frames(frames: TracebackType | None) -> TracebackType | None:
     """
     if frames is None:
         return None
-    rest = _filter_user_frames(frames.tb_next)
+    inner = _filter_user_frames(frames.tb_next)
     module = str(frames.tb_frame.f_globals.get("__name__"))
     if module.startswith(_INTERNAL_MODULES):
-        return rest
-    return TracebackType(rest, frames.tb_frame, frames.tb_lasti, frames.tb_lineno)
+        return inner
+    return TracebackType(inner, frames.tb_frame, frames.tb_lasti, frames.tb_lineno)
 
 
 class _LoopThread(Generic[T]):
@@ -120,8 +121,14 @@ async def run_in_thread(call: Callable[[], Any]) -> Any:
     outcome: asyncio.Future[CallResult[Any]] = loop.create_future()
     context = contextvars.copy_context()
 
+    def deliver(result: CallResult[Any]) -> None:
+        if not outcome.done():
+            outcome.set_result(result)
+
     def work() -> None:
-        _deliver_result(loop, outcome, context.run(capture_call, call))
+        result = context.run(capture_call, call)
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(deliver, result)
 
     threading.Thread(target=work, name="spanwise-evaluator", daemon=True).start()
     return (await outcome).get()
@@ -150,20 +157,6 @@ async def capture_awaitable(awaitable: Awaitable[Any]) -> CallResult[Any]:
         if is_task_cancelled():
             raise
         return CallResult(error=error)
-
-
-def _deliver_result(
-    loop: asyncio.AbstractEventLoop, future: asyncio.Future[CallResult[Any]], ended: CallResult[Any]
-) -> None:
-    try:
-        loop.call_soon_threadsafe(_set_result, future, ended)
-    except RuntimeError:  # the loop is closed
-        pass
-
-
-def _set_result(future: asyncio.Future[CallResult[Any]], ended: CallResult[Any]) -> None:
-    if not future.done():
-        future.set_result(ended)
 
 
 @dataclass(frozen=True, slots=True)

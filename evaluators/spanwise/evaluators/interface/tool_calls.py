@@ -12,12 +12,8 @@ import orjson
 from spanwise.collector.records import Run, Trace
 
 # Span attributes that hold a tool's name: OTel GenAI, OpenInference, the AI SDK, Haystack, Traceloop
-TOOL_NAME_ATTRIBUTES = (
-    "gen_ai.tool.name",
-    "tool.name",
-    "ai.toolCall.name",
-    "haystack.tool.name",
-    "traceloop.entity.name",
+TOOL_NAME_ATTRIBUTES = tuple(
+    "gen_ai.tool.name tool.name ai.toolCall.name haystack.tool.name traceloop.entity.name".split()
 )
 CALL_ID_ATTRIBUTES = ("gen_ai.tool.call.id", "tool_call.id", "tool.id", "ai.toolCall.id", "tool_call_id")
 # prefixes of the span names of tools; the tool's name follows
@@ -29,13 +25,10 @@ CONTAINER_KEYS = (
     "response candidates replies tool_calls toolCalls raw additional_kwargs"
 ).split()
 CALL_LIST_KEYS = ("tool_calls", "toolCalls")
-DUPLICATE_KEYS = (
-    "raw",
-    "additional_kwargs",
-)  # LangChain and LlamaIndex repeat the calls in the vendor's format under these keys
-OTHER_ROLES = frozenset(
-    ("user", "human", "system", "developer", "tool", "function", "ipython")
-)  # roles of messages that are not the model's
+# LangChain and LlamaIndex repeat the calls in the vendor's format under these keys
+DUPLICATE_KEYS = ("raw", "additional_kwargs")
+# roles of messages that are not the model's
+OTHER_ROLES = frozenset(("user", "human", "system", "developer", "tool", "function", "ipython"))
 ARGUMENT_KEYS = ("arguments", "args", "input", "tool_kwargs", "parameters")
 CALL_ID_KEYS = ("id", "call_id", "tool_call_id", "toolCallId", "toolUseId")
 CALL_TYPES = frozenset(  # values of `type` that mark a call
@@ -70,19 +63,28 @@ def extract_tool_calls(trace: Trace) -> list[ToolCall] | None:
     """
     runs = _select_agent_runs(trace)
     spans = [run for run in runs if run.kind == "tool"]
-    models = [run for run in runs if run.kind == "llm" and _has_messages(run)]
+    # the messages of a model run are known if its reply was recorded, or if it failed without a reply
+    models = [
+        run
+        for run in runs
+        if run.kind == "llm" and (run.outputs is not None or (run.status == "error" and run.inputs is not None))
+    ]
     if not spans and not models:
         return None
     requests = _RequestedCalls(models, runs)
     executed = [call for run in _filter_outermost(spans, runs) if (call := requests.executed(run))]
-    asked = [call for call in requests.all if not call.executed]
-    return sorted([*asked, *executed], key=lambda call: call.time_ns)
+    requested = [call for call in requests.all if not call.executed]
+    return sorted([*requested, *executed], key=lambda call: call.time_ns)
 
 
 def get_tool_name(run: Run) -> str:
     """Return the name of the tool that a span of kind "tool" ran."""
     given = _read_attribute(run, ("name",)) if run.name == LOGFIRE_SPAN_NAME else None
-    return given or _read_attribute(run, TOOL_NAME_ATTRIBUTES) or _strip_prefix(run.name)
+    given = given or _read_attribute(run, TOOL_NAME_ATTRIBUTES)
+    for prefix in SPAN_NAME_PREFIXES:
+        if not given and run.name.startswith(prefix) and len(run.name) > len(prefix):
+            return run.name[len(prefix) :]
+    return given or run.name
 
 
 def parse_arguments(arguments: Any) -> Any:
@@ -102,7 +104,7 @@ class _RequestedCalls:
     models: list[Run]
     runs: list[Run]
     all: list[ToolCall] = field(default_factory=list)
-    _by: dict[tuple[str, ...], list[ToolCall]] = field(default_factory=dict)
+    _by_key: dict[tuple[str, ...], list[ToolCall]] = field(default_factory=dict)
     _ids: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -120,14 +122,14 @@ class _RequestedCalls:
 
     def _add(self, call: ToolCall) -> None:
         exact = _make_exact_key(call.name, call.arguments[0])
-        known = self._by.get(("id", call.id), ()) if call.id else ()
+        known = self._by_key.get(("id", call.id), ()) if call.id else ()
         if any(exact == _make_exact_key(other.name, other.arguments[0]) for other in known):
             # a repeated call; other arguments under the same id are another call, because some servers restart ids in
             # each reply
             return
         self.all.append(call)
         for key in (*([("id", call.id)] if call.id else ()), exact, ("name", call.name)):
-            self._by.setdefault(key, []).append(call)
+            self._by_key.setdefault(key, []).append(call)
 
     def executed(self, run: Run) -> ToolCall | None:
         """Return the call that a tool span executed. Return None if the call is already known, as for a second
@@ -136,7 +138,7 @@ class _RequestedCalls:
         name, arguments, id = get_tool_name(run), _read_arguments(run), _read_call_id(run)
         keys: list[tuple[str, ...]] = [("id", id)] if id else []
         exact = [_make_exact_key(name, each) for each in arguments]
-        if not id or ("id", id) not in self._by:
+        if not id or ("id", id) not in self._by_key:
             keys += [*exact, ("name", name)]
         request = next(filter(None, (self._first(key, run) for key in keys)), None)
         if id:
@@ -151,12 +153,10 @@ class _RequestedCalls:
 
     def _first(self, key: tuple[str, ...], run: Run) -> ToolCall | None:
         """Return the first call under a key that has no tool span yet and was requested before this span started."""
-        waiting = self._by.get(key, [])
-        while waiting and waiting[0].executed:
-            waiting.pop(0)
-        if waiting and waiting[0].run.start_ns <= run.start_ns:
-            return waiting[0]
-        return None
+        calls = self._by_key.get(key, [])
+        while calls and calls[0].executed:
+            calls.pop(0)
+        return calls[0] if calls and calls[0].run.start_ns <= run.start_ns else None
 
 
 def _select_agent_runs(trace: Trace) -> list[Run]:
@@ -195,16 +195,11 @@ def _filter_outermost(spans: list[Run], runs: list[Run]) -> Iterator[Run]:
     parents = _map_parents(runs)
     for run in spans:
         name, id = get_tool_name(run), _read_call_id(run)
-        around = [
+        same_tool = [
             each for each in _iterate_ancestors(run, parents) if each.kind == "tool" and get_tool_name(each) == name
         ]
-        if not any(id is None or _read_call_id(each) in (None, id) for each in around):
+        if not any(id is None or _read_call_id(each) in (None, id) for each in same_tool):
             yield run
-
-
-def _has_messages(run: Run) -> bool:
-    """Return whether the messages of a model run are known: its reply was recorded, or it failed without a reply."""
-    return run.outputs is not None or (run.status == "error" and run.inputs is not None)
 
 
 def _is_output_tool(name: str, run: Run) -> bool:
@@ -215,13 +210,6 @@ def _is_output_tool(name: str, run: Run) -> bool:
 def _read_attribute(run: Run, names: tuple[str, ...]) -> str | None:
     given = (run.attributes.get(name) for name in names)
     return next((value for value in given if isinstance(value, str) and value), None)
-
-
-def _strip_prefix(name: str) -> str:
-    for prefix in SPAN_NAME_PREFIXES:
-        if name.startswith(prefix) and len(name) > len(prefix):
-            return name[len(prefix) :]
-    return name
 
 
 def _read_call_id(run: Run) -> str | None:
@@ -241,8 +229,8 @@ def _read_arguments(run: Run) -> list[Any]:
     possibility.
     """
     given = parse_arguments(run.inputs)
-    alone = isinstance(given, Mapping) and len(given) == 1
-    inner = parse_arguments(next(iter(given.values()))) if alone else None
+    is_single = isinstance(given, Mapping) and len(given) == 1
+    inner = parse_arguments(next(iter(given.values()))) if is_single else None
     return [given, inner] if isinstance(inner, Mapping) else [given]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from math import inf, isfinite
 from typing import Any
 
@@ -35,18 +36,12 @@ def to_plain(value: Any) -> JSON:
     ):
         return value
     if kind is not dict and hasattr(kind, "tolist"):
-        value = _array_to_list(value)
+        # converting arrays and numpy scalars as a whole is many times faster than item by item
+        with suppress(Exception):  # an unrelated method has this name; `to_json` handles the value
+            value = value.tolist()
         if type(value) in _JSON_SCALARS:
             return value
     return orjson.loads(to_json(value, MAX_BYTES, MAX_MEMBERS, inf))
-
-
-def _array_to_list(value: Any) -> Any:
-    """Convert arrays and numpy scalars to Python types as a whole, which is many times faster than item by item."""
-    try:
-        return value.tolist()
-    except Exception:  # an unrelated method has this name; `to_json` handles the value
-        return value
 
 
 CONTENT_FIELDS = ("content", "page_content", "text")
@@ -60,7 +55,7 @@ def to_documents(value: Iterable[Any]) -> tuple[Document, ...]:
     value that is not a list, and the errors of `to_document`.
     """
     if isinstance(value, str | Mapping):
-        raise TypeError(f"documents are a list, not {value!r:.200}")
+        raise TypeError(f"documents must be a list, got {value!r:.200}")
     if type(value) is not tuple:
         return tuple(map(to_document, value))
     for member in value:  # fast path, because retrieval evaluators call this often with the documents of cases
@@ -90,7 +85,7 @@ def _from_object(value: Any) -> Document:
     contents = [getattr(value, name) for name in CONTENT_FIELDS if hasattr(value, name)]
     content = next((text for text in contents if text is not None), "" if contents else None)
     if not isinstance(content, str):
-        raise TypeError(f"a document is a string, a dict with its content, or a document, not {value!r:.200}")
+        raise TypeError(f"a document must be a string, a dict or a Document, got {value!r:.200}")
     metadata = getattr(value, "metadata", None) or getattr(value, "meta", None) or {}
     id = next((id for name in (*ID_FIELDS, "id_", "node_id") if (id := getattr(value, name, None)) is not None), None)
     return Document(content, None if id is None else str(id), getattr(value, "score", None), dict(metadata))
@@ -100,10 +95,10 @@ def _from_mapping(value: Mapping[str, Any]) -> Document:
     content = next((value[name] for name in CONTENT_FIELDS if value.get(name) is not None), "")
     id = next((value[name] for name in ID_FIELDS if value.get(name) is not None), None)
     if not any(name in value for name in (*CONTENT_FIELDS, *ID_FIELDS)):
-        raise ValueError(f"a document has content or an id: {dict(value)!r:.200}")
+        raise ValueError(f"a document needs content or an id, got {dict(value)!r:.200}")
     known = {*CONTENT_FIELDS, *ID_FIELDS, "score", "metadata"}
-    rest = {name: kept for name, kept in value.items() if name not in known}
-    metadata = {**rest, **(value.get("metadata") or {})}
+    others = {name: member for name, member in value.items() if name not in known}
+    metadata = {**others, **(value.get("metadata") or {})}
     if value.get("doc_uri") is not None:
         metadata["doc_uri"] = value["doc_uri"]
     return Document(str(content), None if id is None else str(id), value.get("score"), metadata)
@@ -140,8 +135,8 @@ def _to_message(value: JSON) -> dict[str, Any] | None:
     role = value.get("role") or value.get("type")
     if not isinstance(role, str) or ("content" not in value and "tool_calls" not in value):
         return None
-    kept = ("content", "name", "tool_calls", "tool_call_id")
-    return {"role": _ROLES.get(role, role), **{key: value[key] for key in kept if value.get(key) is not None}}
+    keys = ("content", "name", "tool_calls", "tool_call_id")
+    return {"role": _ROLES.get(role, role), **{key: value[key] for key in keys if value.get(key) is not None}}
 
 
 _NUMBER_BY_WORD = {"Infinity": inf, "-Infinity": -inf}
@@ -163,3 +158,17 @@ def encode_infinities(value: Any) -> Any:
 def decode_infinity(value: Any) -> Any:
     """Convert the text "Infinity" or "-Infinity" to a number; return other values unchanged."""
     return _NUMBER_BY_WORD.get(value, value) if isinstance(value, str) else value
+
+
+def to_stored_value(value: Any) -> Any:
+    """Return a value in the form in which a store returns it. Values of types that JSON lacks become text."""
+    return orjson.loads(orjson.dumps(value, default=_to_json_value, option=orjson.OPT_NON_STR_KEYS))
+
+
+def _to_json_value(value: Any) -> Any:
+    """Convert a value that JSON lacks: scalars and arrays of numpy and similar libraries to numbers and lists, others
+    to text.
+    """
+    if callable(tolist := getattr(value, "tolist", None)):
+        return tolist()
+    return str(value)

@@ -9,3 +9,17 @@ Modules, in the order in which data flows:
 - `pydantic_evals_adapter`: Adapter for pydantic-evals evaluators.
 - `ragas_adapter`: Adapter for ragas metrics, for those that take a sample and those that take arguments.
 """
+
+from spanwise.evaluators.interface.adapters.adapted_metric import AdaptedMetric
+from spanwise.evaluators.interface.adapters.autoevals_adapter import adapt_autoevals_scorer
+from spanwise.evaluators.interface.adapters.deepeval_adapter import adapt_deepeval_metric
+from spanwise.evaluators.interface.adapters.pydantic_evals_adapter import adapt_pydantic_evaluator
+from spanwise.evaluators.interface.adapters.ragas_adapter import adapt_ragas_metric
+
+__all__ = [
+    "AdaptedMetric",
+    "adapt_autoevals_scorer",
+    "adapt_deepeval_metric",
+    "adapt_pydantic_evaluator",
+    "adapt_ragas_metric",
+]

@@ -69,9 +69,9 @@ def to_text(value: Any) -> str | None:
     value = unwrap_single_value(value)
     if value is None or isinstance(value, str):
         return value
-    spoken = to_messages(value)
-    if spoken and isinstance(spoken[-1].get("content"), str):
-        return str(spoken[-1]["content"])
+    messages = to_messages(value)
+    if messages and isinstance(messages[-1].get("content"), str):
+        return str(messages[-1]["content"])
     return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
@@ -82,5 +82,4 @@ def list_contents(documents: Iterable[Document] | None) -> list[str] | None:
 
 def list_document_ids(documents: Iterable[Document] | None) -> list[str] | None:
     """Return the ids of documents; None if none has one."""
-    found = [] if documents is None else [document.id for document in documents if document.id is not None]
-    return found or None
+    return [document.id for document in documents or () if document.id is not None] or None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from spanwise.evaluators.interface.adapters.adapted_metric import (
@@ -46,13 +45,26 @@ def adapt_autoevals_scorer(scorer: Any) -> AdaptedMetric | None:
     """
     if not is_derived_from(scorer, "autoevals", "Scorer"):
         return None
-    given = _read_fixed_arguments(scorer)
+    # arguments that `Scorer.partial(…)` or a prompt has fixed
+    given = {**getattr(type(scorer), "_partial_args", dict)(), **(getattr(scorer, "render_args", None) or {})}
     needed = [name for name in ("output", *_list_needed_arguments(scorer)) if name not in given]
     fields = tuple(field for name, field in _FIELD_BY_ARGUMENT.items() if name in needed)
     others = tuple(field for name, field in _FIELD_BY_ARGUMENT.items() if name not in given and field not in fields)
 
+    unconverted = any(kind.__name__ in _UNCONVERTED for kind in type(scorer).__mro__)
+
     async def ask(values: CaseValues) -> Any:
-        return _read_score(await _call_scorer(scorer, _arguments(scorer, values)))
+        arguments = {}
+        for name, field in _FIELD_BY_ARGUMENT.items():
+            if (value := values.get(field)) is not None:
+                converted = value if unconverted else to_text(value)
+                arguments[name] = list_contents(value) if name == "context" else converted
+        score = await _call_scorer(scorer, arguments)
+        if score.error is not None:
+            raise score.error
+        metadata = dict(score.metadata or {})
+        rationale = metadata.get("rationale")
+        return {"score": score.score, "comment": None if rationale is None else str(rationale), "metadata": metadata}
 
     return AdaptedMetric(
         name=scorer._name(),
@@ -64,12 +76,6 @@ def adapt_autoevals_scorer(scorer: Any) -> AdaptedMetric | None:
     )
 
 
-def _read_fixed_arguments(scorer: Any) -> Mapping[str, Any]:
-    """Return the arguments that `Scorer.partial(…)` or a prompt has fixed."""
-    partial = getattr(type(scorer), "_partial_args", dict)
-    return {**partial(), **(getattr(scorer, "render_args", None) or {})}
-
-
 def _list_needed_arguments(scorer: Any) -> tuple[str, ...]:
     for kind in type(scorer).__mro__:
         if kind.__name__ in _NEEDS:
@@ -77,15 +83,6 @@ def _list_needed_arguments(scorer: Any) -> tuple[str, ...]:
     prompts = [message.get("content") for message in getattr(scorer, "messages", None) or ()]
     named = {name for prompt in prompts if isinstance(prompt, str) for name in _VARIABLE.findall(prompt)}
     return tuple(name for name in ("input", "expected", "context") if name in named)
-
-
-def _arguments(scorer: Any, values: CaseValues) -> dict[str, Any]:
-    whole = any(kind.__name__ in _UNCONVERTED for kind in type(scorer).__mro__)
-    given = {}
-    for name, field in _FIELD_BY_ARGUMENT.items():
-        if (value := values.get(field)) is not None:
-            given[name] = list_contents(value) if name == "context" else value if whole else to_text(value)
-    return given
 
 
 async def _call_scorer(scorer: Any, arguments: dict[str, Any]) -> Any:
@@ -100,14 +97,6 @@ async def _call_scorer(scorer: Any, arguments: dict[str, Any]) -> Any:
 
 def _get_client_class(scorer: Any) -> str:
     """Return the class name of the client that the scorer uses: its own client, or the one set by `autoevals.init`."""
-    of_all = getattr(sys.modules.get("autoevals.oai"), "_client_var", None)
-    client = getattr(scorer, "client", None) or (of_all.get(None) if of_all is not None else None)
+    shared = getattr(sys.modules.get("autoevals.oai"), "_client_var", None)
+    client = getattr(scorer, "client", None) or (shared.get(None) if shared is not None else None)
     return type(getattr(client, "openai", client)).__name__
-
-
-def _read_score(score: Any) -> dict[str, Any]:
-    if score.error is not None:
-        raise score.error
-    metadata = dict(score.metadata or {})
-    why = metadata.get("rationale")
-    return {"score": score.score, "comment": None if why is None else str(why), "metadata": metadata}

@@ -39,41 +39,35 @@ def adapt_deepeval_metric(metric: Any) -> AdaptedMetric | None:
     deepeval's own traces.
     """
     if is_derived_from(metric, "deepeval", "BaseArenaMetric"):
-        raise ValueError(f"{type(metric).__name__} compares several answers, and is no evaluator of single ones")
-    talks = is_derived_from(metric, "deepeval", "BaseConversationalMetric")
-    if not talks and not is_derived_from(metric, "deepeval", "BaseMetric"):
+        raise ValueError(f"{type(metric).__name__} compares several answers and cannot score a single one")
+    is_conversational = is_derived_from(metric, "deepeval", "BaseConversationalMetric")
+    if not is_conversational and not is_derived_from(metric, "deepeval", "BaseMetric"):
         return None
     if getattr(metric, "requires_trace", False):
-        raise ValueError(f"{type(metric).__name__} reads the traces that deepeval records itself; there are none here")
-    needs = () if talks else tuple(_NEEDS[name] for name in _list_required_fields(metric) if name in _NEEDS)
-    case_of = _make_conversation if talks else _make_test_case
+        raise ValueError(
+            f"{type(metric).__name__} requires traces that deepeval recorded, which Spanwise does not have"
+        )
+    needs: tuple[str, ...] = ()
+    if not is_conversational:
+        declared = getattr(metric, "evaluation_params", None) or getattr(metric, "_required_params", None)
+        names = [str(getattr(name, "value", name)) for name in declared] if isinstance(declared, list | tuple) else []
+        needs = tuple(_NEEDS[name] for name in names if name in _NEEDS)
+    make_case = _make_conversation if is_conversational else _make_test_case
 
     async def ask(values: CaseValues) -> Any:
-        return await _call_metric(metric, case_of(values))
+        return await _call_metric(metric, make_case(values))
 
-    higher = _higher_is_better(metric)
-    threshold = metric.threshold if isinstance(metric.threshold, int | float) else None
     return AdaptedMetric(
         name=str(metric.__name__),
         ask=ask,
         needs=needs,
         uses=_USES,
-        threshold=threshold,
+        threshold=metric.threshold if isinstance(metric.threshold, int | float) else None,
         range=None,
-        higher_is_better=higher,
-        source="model" if _has_model(metric) else "code",
+        higher_is_better=_higher_is_better(metric),
+        source="code" if getattr(metric, "model", None) is None else "model",
         version=get_library_version("deepeval"),
     )
-
-
-def _list_required_fields(metric: Any) -> list[str]:
-    """Return the fields of a test case that the metric declares as required."""
-    told = getattr(metric, "evaluation_params", None) or getattr(metric, "_required_params", None)
-    return [str(getattr(name, "value", name)) for name in told] if isinstance(told, list | tuple) else []
-
-
-def _has_model(metric: Any) -> bool:
-    return getattr(metric, "model", None) is not None
 
 
 def _higher_is_better(metric: Any) -> bool:
@@ -82,32 +76,26 @@ def _higher_is_better(metric: Any) -> bool:
     try:
         probe.error = None
         probe.score = 0.0
-        least = probe.is_successful()
+        accepts_lowest = probe.is_successful()
         probe.score = 1.0
-        return bool(probe.is_successful()) or not least
+        return bool(probe.is_successful()) or not accepts_lowest
     except Exception:  # `is_successful` of a custom metric may need more than a score
         return True
 
 
 def _make_test_case(values: CaseValues) -> Any:
     kinds = import_module("deepeval.test_case")
-    ground = values.get("expected_documents") or values.get("documents")
     trace: Trace | None = values.get("trace")
+    calls = None if trace is None else extract_tool_calls(trace)  # None if they are unknown
     return kinds.LLMTestCase(
         input=to_text(values.get("inputs")) or "",
         actual_output=to_text(values.get("outputs")),
         expected_output=to_text(values.get("reference_outputs")),
         retrieval_context=list_contents(values.get("documents")),
-        context=list_contents(ground),
-        tools_called=None if trace is None else _make_tool_calls(trace, kinds.ToolCall),
+        context=list_contents(values.get("expected_documents") or values.get("documents")),
+        tools_called=None if calls is None else [_make_tool_call(call, kinds.ToolCall) for call in calls],
         metadata=dict(values.get("metadata") or {}) or None,
     )
-
-
-def _make_tool_calls(trace: Trace, kind: Callable[..., Any]) -> list[Any] | None:
-    """Return the tool calls of a trace in deepeval's form; None if they are unknown."""
-    calls = extract_tool_calls(trace)
-    return None if calls is None else [_make_tool_call(call, kind) for call in calls]
 
 
 def _make_tool_call(call: ToolCall, kind: Callable[..., Any]) -> Any:
@@ -121,13 +109,13 @@ def _make_tool_call(call: ToolCall, kind: Callable[..., Any]) -> Any:
 
 def _make_conversation(values: CaseValues) -> Any:
     kinds = import_module("deepeval.test_case")
-    spoken = [message for message in to_messages(values.get("history")) if message["role"] in ("user", "assistant")]
+    messages = [message for message in to_messages(values.get("history")) if message["role"] in ("user", "assistant")]
     ends = (("user", to_text(values.get("inputs"))), ("assistant", to_text(values.get("outputs"))))
     last = [{"role": role, "content": content} for role, content in ends if content is not None]
     # do not add these messages if a session's history already ends with them
-    while last and spoken[-len(last) :] == last:
+    if last and messages[-len(last) :] == last:
         last = []
-    turns = [kinds.Turn(role=turn["role"], content=to_text(turn.get("content")) or "") for turn in (*spoken, *last)]
+    turns = [kinds.Turn(role=turn["role"], content=to_text(turn.get("content")) or "") for turn in (*messages, *last)]
     if not turns:
         raise Skip("needs history; the case has none")
     return kinds.ConversationalTestCase(turns=turns, expected_outcome=to_text(values.get("reference_outputs")))
@@ -159,6 +147,6 @@ def _read_result(metric: Any) -> dict[str, Any]:
     if metric.skipped:
         raise Skip(metric.reason or "deepeval skipped it")
     names = ("success", "threshold", "score_breakdown", "evaluation_model", "evaluation_cost", "input_tokens")
-    told = {name: getattr(metric, name, None) for name in (*names, "output_tokens")}
-    metadata = {name: value for name, value in told.items() if value is not None}
+    values = {name: getattr(metric, name, None) for name in (*names, "output_tokens")}
+    metadata = {name: value for name, value in values.items() if value is not None}
     return {"score": metric.score, "comment": metric.reason, "metadata": metadata}

@@ -13,8 +13,8 @@ from spanwise.evaluators.interface.adapters.adapted_metric import (
     is_derived_from,
 )
 
-_REFERENCE_EVALUATORS = frozenset({"EqualsExpected"})  # evaluators of pydantic-evals that require a reference
-_TRACE_EVALUATORS = frozenset({"MaxDuration"})
+# arguments that some evaluators of pydantic-evals require besides the outputs
+_MORE_NEEDS: Mapping[str, tuple[str, ...]] = {"EqualsExpected": ("reference_outputs",), "MaxDuration": ("trace",)}
 
 
 def adapt_pydantic_evaluator(evaluator: Any) -> AdaptedMetric | None:
@@ -24,20 +24,18 @@ def adapt_pydantic_evaluator(evaluator: Any) -> AdaptedMetric | None:
     """
     if not is_derived_from(evaluator, "pydantic_evals", "Evaluator"):
         return None
-    kind = type(evaluator).__name__
-    needs = [
-        "outputs",
-        *(["reference_outputs"] if kind in _REFERENCE_EVALUATORS else []),
-        *(["trace"] if kind in _TRACE_EVALUATORS else []),
-    ]
+    needs = ("outputs", *_MORE_NEEDS.get(type(evaluator).__name__, ()))
 
     async def ask(values: CaseValues) -> Any:
-        return _read_output(await evaluator.evaluate_async(_make_context(values)))
+        output = await evaluator.evaluate_async(_make_context(values))
+        if isinstance(output, Mapping):
+            return [{"key": str(name), **_read_value(value)} for name, value in output.items()]
+        return _read_value(output)
 
     return AdaptedMetric(
         name=evaluator.get_default_evaluation_name(),
         ask=ask,
-        needs=tuple(needs),
+        needs=needs,
         uses=("inputs", "reference_outputs", "metadata", "trace", "example"),
         range=None,
         source="model" if is_derived_from(evaluator, "pydantic_evals", "LLMJudge", "GEval") else "code",
@@ -56,16 +54,12 @@ def _make_context(values: CaseValues) -> Any:
         expected_output=values.get("reference_outputs"),
         output=values.get("outputs"),
         duration=float("nan") if trace is None else trace.root.duration_ns / 1e9,
-        _span_tree=no_tree("the runs of a trace are no tree of spans here: ask for `trace` in a function of your own"),
+        _span_tree=no_tree(
+            "Spanwise provides no span tree: write an evaluator function with the parameter `trace` instead"
+        ),
         attributes={},
         metrics={},
     )
-
-
-def _read_output(output: Any) -> Any:
-    if isinstance(output, Mapping):
-        return [{"key": str(name), **_read_value(value)} for name, value in output.items()]
-    return _read_value(output)
 
 
 def _read_value(output: Any) -> dict[str, Any]:

@@ -41,11 +41,8 @@ def adapt_ragas_metric(metric: Any) -> AdaptedMetric | None:
         return _adapt_argument_metric(metric)
     if not is_derived_from(metric, "ragas", "Metric"):
         return None
-    return (
-        _adapt_conversation_metric(metric)
-        if not hasattr(metric, "single_turn_ascore")
-        else _adapt_sample_metric(metric)
-    )
+    adapt = _adapt_sample_metric if hasattr(metric, "single_turn_ascore") else _adapt_conversation_metric
+    return adapt(metric)
 
 
 def _adapt_sample_metric(metric: Any) -> AdaptedMetric:
@@ -70,17 +67,22 @@ def _adapt_conversation_metric(metric: Any) -> AdaptedMetric:
 
 def _adapt_argument_metric(metric: Any) -> AdaptedMetric:
     parameters = inspect.signature(getattr(metric, "_func", None) or metric.ascore).parameters
-    asked = {name: given for name, given in parameters.items() if given.kind is not given.VAR_KEYWORD}
-    required = [name for name, given in asked.items() if given.default is given.empty]
+    named = {name: given for name, given in parameters.items() if given.kind is not given.VAR_KEYWORD}
+    required = [name for name, given in named.items() if given.default is given.empty]
     unknown = [name for name in required if name not in _COLUMNS]
-    if unknown or not asked:
-        told = f"asks for {', '.join(unknown)}" if unknown else "is handed its model when it is asked"
-        raise ValueError(f"ragas' {metric.name!r} {told}: put it into a function that hands it {', '.join(_COLUMNS)}")
+    if unknown or not named:
+        problem = f"requires {', '.join(unknown)}" if unknown else "takes its model as an argument"
+        raise ValueError(
+            f"ragas' {metric.name!r} {problem}: call it in an evaluator function of your own that passes {', '.join(_COLUMNS)}"
+        )
 
     async def ask(values: CaseValues) -> Any:
-        return _read_result(await metric.ascore(**_select_columns(asked, values)))
+        result = await metric.ascore(**_select_columns(named, values))
+        if result.value is None:  # its reason is an error message
+            return {"error": result.reason or "ragas gave no value"}
+        return {"score": result.value, "comment": result.reason}
 
-    return _make_adapted(metric, ask, required, tuple(asked))
+    return _make_adapted(metric, ask, required, tuple(named))
 
 
 def _make_adapted(
@@ -112,23 +114,18 @@ def _select_columns(names: Any, values: CaseValues) -> dict[str, Any]:
 
 def _make_turns(values: CaseValues) -> list[Any]:
     kinds = import_module("ragas.messages")
-    spoken = to_messages(values.get("history")) or to_messages(values.get("inputs"))
-    if not spoken and (asked := to_text(values.get("inputs"))) is not None:
-        spoken = [{"role": "user", "content": asked}]
+    messages = to_messages(values.get("history")) or to_messages(values.get("inputs"))
+    if not messages and (question := to_text(values.get("inputs"))) is not None:
+        messages = [{"role": "user", "content": question}]
     answer = to_text(values.get("outputs"))
-    if answer is not None and (not spoken or spoken[-1] != {"role": "assistant", "content": answer}):
-        spoken = [*spoken, {"role": "assistant", "content": answer}]
+    if answer is not None and (not messages or messages[-1] != {"role": "assistant", "content": answer}):
+        messages = [*messages, {"role": "assistant", "content": answer}]
     by_role = {"user": kinds.HumanMessage, "assistant": kinds.AIMessage}
     turns = [
-        by_role[turn["role"]](content=to_text(turn.get("content")) or "") for turn in spoken if turn["role"] in by_role
+        by_role[turn["role"]](content=to_text(turn.get("content")) or "")
+        for turn in messages
+        if turn["role"] in by_role
     ]
     if not turns:
         raise Skip("needs history; the case has none")
     return turns
-
-
-def _read_result(result: Any) -> dict[str, Any]:
-    """Return a result dict for a `MetricResult`. If its value is None, its reason is an error message."""
-    if result.value is None:
-        return {"error": result.reason or "ragas gave no value"}
-    return {"score": result.value, "comment": result.reason}

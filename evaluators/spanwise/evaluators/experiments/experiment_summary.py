@@ -1,0 +1,310 @@
+"""Summary of an experiment: its table for terminal, notebook and pandas, and the commands to resume or rerun it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from html import escape
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from spanwise.collector import statistics
+from spanwise.collector.formatting import first_line
+from spanwise.collector.records import Feedback, FeedbackStats
+from spanwise.collector.statistics import TASK_OK
+from spanwise.collector.terminal_escaping import TerminalConsole
+from spanwise.evaluators.experiments.experiment_totals import ExperimentTally, JudgeCost, RepetitionStats
+
+if TYPE_CHECKING:
+    import pandas
+
+
+AGREEMENT_COLUMN = "agreement"  # column with a judge's agreement with human feedback
+_TEXT_COLUMNS = ("key", "verdict", AGREEMENT_COLUMN)
+# Command that resumes an interrupted experiment, set by callers such as the command line interface
+resume_command: ContextVar[str | None] = ContextVar("spanwise_go_on", default=None)
+# Start of the command that runs one example alone; `--only ID --pdb` is appended to it
+rerun_command: ContextVar[str | None] = ContextVar("spanwise_run_again", default=None)
+
+
+def format_resume_command(experiment_id: str) -> str:
+    """Return the command or call that resumes an experiment."""
+    return resume_command.get() or f"evaluate(…, resume={experiment_id[:8]!r})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeySummary(FeedbackStats):
+    """Summary of one feedback key over an experiment: aggregates of its scores and their variation over repetitions.
+
+    `passed` is the share of scores that pass the threshold, or None without a threshold. With repetitions, `variance`
+    is computed for each example over its repetitions, and averaged over the examples. `flaky` is the number of
+    examples whose repetitions have different scores or, with a threshold, of which only some pass.
+
+    `task_failed` is the number of failed runs of the experiment. Means leave these runs out, unless the
+    evaluator scores failed runs. `failed` counts the evaluator's own errors.
+    """
+
+    task_failed: int = 0
+    variance: float | None = None
+    flaky: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary(Mapping[str, KeySummary]):
+    """Summary of an experiment: its keys by name.
+
+    `overall` holds the feedback of set-level evaluators. Durations are milliseconds.
+
+    `task_ok` is the share of runs whose task ended without an error. Iteration includes it only if a task has failed,
+    but `summary["task_ok"]` always works.
+    """
+
+    title: str
+    keys_: Mapping[str, KeySummary]
+    task_ok: KeySummary
+    overall: Mapping[str, Feedback]
+    runs: int
+    failed: int
+    open_spans: int
+    p50_ms: float | None
+    p95_ms: float | None
+    tokens: int
+    cost: float | None
+    models: tuple[str, ...] = ()
+    repeats: bool = False
+    why: Mapping[str, str] = field(default_factory=dict)  # an error of the task and of each key, if any
+    # keys under which every run was skipped, each with one of the reasons
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    few: Mapping[str, int] = field(default_factory=dict)  # keys with too few scores, each with the required number
+    remarks: tuple[str, ...] = ()
+    failed_on: str = ""  # the id of an example on which the task failed
+    judge_calls: int = 0  # judge calls for the counted feedback; `tokens` and `cost` of the tasks do not include them
+    judge_cached: int = 0  # judge replies that came from the cache
+    judge_tokens: int = 0
+    judge_cost: float | None = None
+    judge_unpriced: int = 0  # judge calls of unknown cost
+    judge_texts_cut: int = 0  # texts that were truncated for a judge
+    arrows: Mapping[str, str] = field(default_factory=dict)  # ↑ or ↓ per key whose better direction is known
+    # agreement of each judge with human feedback, read when the table is shown
+    trust: Callable[[], Mapping[str, str]] = field(default=dict, repr=False, compare=False)
+
+    def __getitem__(self, key: str) -> KeySummary:
+        return self.task_ok if key == TASK_OK else self.keys_[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys_)
+
+    def __len__(self) -> int:
+        return len(self.keys_)
+
+    def __str__(self) -> str:
+        return render_text(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield make_text_table(self.title, *self._cells())
+        yield from map(Text, self._notes())
+
+    def _repr_html_(self) -> str:
+        return make_html_table(self.title, *self._cells()) + "".join(f"<p>{escape(note)}</p>" for note in self._notes())
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row per key."""
+        import pandas
+
+        return pandas.DataFrame([asdict(row) for row in self.values()])
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        head = ["key", "n", "mean", *["task failed"] * bool(self.failed), "passed", "failed", "skipped"]
+        head += ["variance", "flaky"] * self.repeats
+        rows = []
+        for key, row in self.items():
+            mean = format_number(row.mean) if row.mean is not None else format_labels(row.labels)
+            flaky = "" if row.flaky is None else str(row.flaky)
+            rows.append(self._row(key, key, row, mean, format_share(row.passed), format_number(row.variance), flaky))
+        agreement = self.trust()
+        if agreement:
+            head.append(AGREEMENT_COLUMN)
+            rows = [[*row, agreement.get(key, "")] for key, row in zip(self, rows, strict=True)]
+        for feedback in self.overall.values():
+            stats = statistics.summarize_by_key([feedback])[feedback.key]
+            value = feedback.label or "" if feedback.score is None else format_number(float(feedback.score))
+            row_of_set = self._row(feedback.key, f"{feedback.key} (all)", stats, value)
+            rows.append([*row_of_set, *[""] * bool(agreement)])
+        return head, rows
+
+    def _row(
+        self,
+        key: str,
+        name: str,
+        stats: FeedbackStats,
+        value: str,
+        passed: str = "",
+        variance: str = "",
+        flaky: str = "",
+    ) -> list[str]:
+        """Return the cells of a row, its name with the arrow of the key's better direction if that is known."""
+        name = f"{name} {self.arrows.get(key, '')}".rstrip()
+        task_failed = [f"{self.failed} of {self.runs}"] * bool(self.failed)
+        cells = [name, format_counts(stats), value, *task_failed, passed, str(stats.failed), str(stats.skipped)]
+        return cells + [variance, flaky] * self.repeats
+
+    def _notes(self) -> list[str]:
+        """Return the lines below the table."""
+        parts = [f"{self.runs} runs", f"{self.failed} failed"]
+        if self.p50_ms is not None and self.p95_ms is not None:
+            parts.append(f"p50 {self.p50_ms:,.1f} ms, p95 {self.p95_ms:,.1f} ms")
+        if self.tokens:
+            parts.append(f"{self.tokens:,} tokens")
+        if self.cost is not None:
+            parts.append(f"${self.cost:,.4f}")
+        if self.models:
+            parts.append(", ".join(self.models))
+        judged = JudgeCost(
+            calls=self.judge_calls,
+            cached=self.judge_cached,
+            input_tokens=self.judge_tokens,
+            cost=self.judge_cost,
+            unpriced=self.judge_unpriced,
+            texts_cut=self.judge_texts_cut,
+        )
+        notes = [" · ".join(parts), *([str(judged)] if judged else []), *self.remarks]
+        if self.open_spans:
+            notes.append(f"{self.open_spans} runs had spans that were still open when their task ended (see span_wait)")
+        notes += [f"{key} has too few scores: it requires {n} (min_test_cases)" for key, n in self.few.items()]
+        notes += [f"{what} failed, for example: {first_line(error)}" for what, error in self.why.items()]
+        if self.failed_on:
+            command = rerun_command.get()
+            call = f"evaluate(…, only={self.failed_on!r}, raise_errors=True)"
+            notes.append(f"run that example alone: {f'{command} --only {self.failed_on} --pdb' if command else call}")
+        return notes + [f"{key} skipped every run: {first_line(lacking)}" for key, lacking in self.lacking.items()]
+
+
+def make_summary(
+    title: str,
+    tally: ExperimentTally,
+    *,
+    repeats: bool,
+    has_task: bool = False,
+    read_agreement: Callable[[], Mapping[str, str]] = dict,
+    evaluators: Sequence[Mapping[str, Any]] = (),
+) -> Summary:
+    """Return the summary of the runs and scores counted so far.
+
+    With `has_task`, the summary names a failed example and how to run it again. `evaluators` are the recorded
+    evaluators of the experiment. Those that declare a minimum number of scores (`min_test_cases`) get a note if they
+    have fewer.
+    """
+    p50, p95 = tally.percentiles_ms(50, 95)
+    in_order = tally.in_order()
+    task_ok = _summarize_key(tally.task_ok, tally.ends.values(), tally, repeats)
+    keys = {
+        key: _summarize_key(of_key.tally.stats(key), of_key.spreads.values(), tally, repeats)
+        for key, of_key in in_order
+        if key != TASK_OK  # reserved name, which feedback from users must not replace
+    }
+    errors = {"the task": tally.why, **{key: of_key.why for key, of_key in in_order}}
+    errors |= {key: feedback.error for key, feedback in tally.overall.items()}
+    minimums = {
+        metric["key"]: evaluator["min_cases"]
+        for evaluator in evaluators
+        if evaluator.get("min_cases") and not evaluator.get("summary")
+        for metric in evaluator["metrics"]
+    }
+    return Summary(
+        title=title,
+        keys_={TASK_OK: task_ok, **keys} if tally.failed else keys,
+        task_ok=task_ok,
+        overall=dict(tally.overall),
+        runs=tally.runs,
+        failed=tally.failed,
+        open_spans=tally.open,
+        p50_ms=p50,
+        p95_ms=p95,
+        tokens=tally.input_tokens + tally.output_tokens,
+        cost=tally.cost,
+        models=tuple(sorted(tally.models)),
+        repeats=repeats,
+        why={source: error for source, error in errors.items() if error},
+        lacking={
+            key: of_key.lacking for key, of_key in in_order if of_key.lacking and of_key.tally.skipped == tally.runs
+        },
+        few={key: count for key, count in minimums.items() if (keys[key].n if key in keys else 0) < count},
+        remarks=tuple(tally.remarks),
+        failed_on=tally.failed_on if has_task else "",
+        judge_calls=tally.spent.calls,
+        judge_cached=tally.spent.cached,
+        judge_tokens=tally.spent.tokens,
+        judge_cost=tally.spent.known_cost,
+        judge_unpriced=tally.spent.unpriced,
+        judge_texts_cut=tally.spent.texts_cut,
+        arrows=tally.arrows,
+        trust=read_agreement,
+    )
+
+
+def _summarize_key(
+    stats: FeedbackStats, spreads: Collection[RepetitionStats], tally: ExperimentTally, repeats: bool
+) -> KeySummary:
+    variances = [spread.variance for spread in spreads if spread.variance is not None]
+    return KeySummary(
+        **asdict(stats),
+        task_failed=tally.failed,
+        variance=sum(variances) / len(variances) if variances else None,
+        flaky=sum(spread.is_flaky for spread in spreads) if repeats else None,
+    )
+
+
+def format_counts(stats: FeedbackStats) -> str:
+    """Return the number of scores and the number of labels without a score: "3", "8 labels" or "3, 8 labels"."""
+    labels = f"{stats.labelled} label{'s' * (stats.labelled != 1)}"
+    return str(stats.n) if not stats.labelled else labels if not stats.n else f"{stats.n}, {labels}"
+
+
+def format_number(value: float | None) -> str:
+    """Format a number with at most four significant digits; "" for None."""
+    return "" if value is None else f"{value:.4g}"
+
+
+def format_share(value: float | None) -> str:
+    """Format a share as a percentage; "" for None."""
+    return "" if value is None else f"{value:.1%}"
+
+
+def format_labels(counts: Mapping[str, int]) -> str:
+    """Return the three most frequent labels with their counts."""
+    common = sorted(counts.items(), key=lambda pair: -pair[1])[:3]
+    return ", ".join(f"{label} {count}" for label, count in common)
+
+
+def make_text_table(title: str, head: Sequence[str], rows: Iterable[Iterable[str | Text]]) -> Table:
+    """Return a terminal table: text columns left-aligned, numbers right-aligned.
+
+    Cell texts are not parsed as markup.
+    """
+    table = Table(title=Text(title), title_justify="left")
+    for name in head:
+        table.add_column(Text(name), justify="left" if name in _TEXT_COLUMNS else "right", no_wrap=name == "key")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return table
+
+
+def make_html_table(title: str, head: list[str], rows: list[list[str]]) -> str:
+    """Return the table as HTML for notebooks, with every text escaped."""
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><caption>{escape(title)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def render_text(renderable: Any) -> str:
+    """Return the plain text that rich would print."""
+    text = StringIO()
+    # `force_jupyter=False`: in a notebook, rich would display the text instead of writing it to the file
+    console = TerminalConsole(file=text, width=120, color_system=None, force_terminal=False, force_jupyter=False)
+    console.print(renderable)
+    return text.getvalue()
