@@ -17,9 +17,10 @@ from spanwise.collector.errors import Refused, Unavailable
 from spanwise.collector.ingest import Limits
 from spanwise.collector.ingest.ingest_errors import ItemRefused, PermanentError, RetryableError
 from spanwise.collector.ingest.ingest_pipeline import LARGE_BODY_BYTES, IngestPipeline
+from spanwise.collector.ingest.limits import check_ids
 from spanwise.collector.ingest.offload import Offloader
 from spanwise.collector.ingest.otlp_signals import TRACES, Request
-from spanwise.collector.ingest.request_decoder import DecodedRequest, check_ids, decode
+from spanwise.collector.ingest.request_decoder import DecodedRequest, decode
 from spanwise.collector.ingest.store_sink import BATCH_SIZE, StoreSink
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import Run

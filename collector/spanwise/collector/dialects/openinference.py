@@ -157,14 +157,22 @@ DOCUMENT_FIELDS = frozenset(("content", "id", "score", "metadata"))
 
 
 def take_retrieved_documents(draft: Draft) -> None:
-    """Take retrieved documents. Use the query of a reranker as inputs if the span has none."""
-    draft.fields.setdefault("documents", _take_documents(draft))
-    if is_repr_of(draft.fields.get("outputs"), draft.fields["documents"]):
-        del draft.fields["outputs"]
+    """Take retrieved documents. Use the query of a reranker as inputs if the span has none.
+
+    If another dialect has found documents, a list of other documents stays in the attributes.
+    """
+    fields = draft.fields
+    remaining = dict(draft.attributes)
+    listed = _take_documents(remaining, fields.get("outputs"))
+    documents = fields.setdefault("documents", listed)
+    if documents is listed or _repeat_documents(listed, documents):
+        draft.attributes = remaining
+    if is_repr_of(fields.get("outputs"), fields["documents"]):
+        del fields["outputs"]
     query = draft.attributes.get(RERANKER_QUERY)
-    if "inputs" not in draft.fields and query is not None:
+    if "inputs" not in fields and query is not None:
         given = [_to_json(one) for one in take_indexed_list(draft.attributes, RERANKER_DOCUMENTS, "document")]
-        draft.fields["inputs"] = {"query": query, "documents": given} if given else query
+        fields["inputs"] = {"query": query, "documents": given} if given else query
         del draft.attributes[RERANKER_QUERY]
 
 
@@ -223,13 +231,23 @@ def _to_json(flat: Mapping[str, JSON]) -> JSON:
     return {**flat, "metadata": parse_json(flat["metadata"])} if "metadata" in flat else dict(flat)
 
 
-def _take_documents(draft: Draft) -> tuple[Document, ...]:
+def _take_documents(attributes: dict[str, Any], outputs: JSON) -> tuple[Document, ...]:
     for prefix in DOCUMENT_LISTS:
-        if listed := take_indexed_list(draft.attributes, prefix, "document"):
+        if listed := take_indexed_list(attributes, prefix, "document"):
             found = tuple(map(read_listed_document, listed))
-            outputs = draft.fields.get("outputs")
             return found if outputs is None or all(one.id for one in found) else _add_output_ids(found, outputs)
     return ()
+
+
+def _repeat_documents(listed: tuple[Document, ...], documents: tuple[Document, ...]) -> bool:
+    """Return whether the listed documents hold nothing but values of the documents at the same ranks."""
+    return len(listed) == len(documents) and all(
+        one.content == other.content
+        and one.id in (None, other.id)
+        and one.score in (None, other.score)
+        and (not one.metadata or one.metadata == other.metadata)
+        for one, other in zip(listed, documents, strict=True)
+    )
 
 
 def _add_output_ids(found: tuple[Document, ...], outputs: JSON) -> tuple[Document, ...]:

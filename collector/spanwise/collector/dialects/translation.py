@@ -101,7 +101,6 @@ STATUSES: tuple[Status, ...] = ("unset", "ok", "error")
 CANCELLATIONS = frozenset(("CancelledError", "Cancelled", "GeneratorExit", "AbortError"))
 SPAN_KINDS = ("", "", "server", "client", "producer", "consumer")  # "internal" is the default, so it is not recorded
 ENVIRONMENTS = (names.ENVIRONMENT, "deployment.environment", "langfuse.environment")
-AWAITS = "spanwise.awaits"  # attribute with the names of fields that a dialect expects in other messages
 
 
 def retrieval(draft: Draft) -> None:
@@ -184,7 +183,7 @@ def read_span(
 def _build_run(span: RawSpan, draft: Draft) -> Run:
     attributes, get = draft.attributes, draft.fields.get
     if draft.awaits:
-        attributes[AWAITS] = list(draft.awaits)
+        attributes[names.AWAITS] = list(draft.awaits)
     _, project, environment = resolve_project(span.resource)
     status = resolve_status(span.status, attributes, span.events)
     name = get("name")

@@ -19,7 +19,7 @@ Modules, in the order in which data flows:
   records.
 - `store_sink`: Sink of the pipeline that writes decoded items to the store, within the sender's project.
 - `responses`: OTLP responses: success, partial success and errors, with HTTP status and gRPC code.
-- `limits`: Limits of requests, JSON bodies, names and texts, and the size thresholds for large requests.
+- `limits`: Limits of requests, JSON bodies, ids, names and texts, and the size thresholds for large requests.
 - `ingest_errors`: Errors that refuse a request (permanent or retryable) or a single item of one.
 """
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
         Limits,
         check_amendment,
         check_feedback_names,
+        check_ids,
         check_json,
         truncate_fields,
     )
     from spanwise.collector.ingest.otlp_signals import HOPS_HEADER, Request, parse_hops
     from spanwise.collector.ingest.request_body import ClientDisconnected, RequestBody
-    from spanwise.collector.ingest.request_decoder import check_ids
     from spanwise.collector.ingest.responses import PROTOBUF_TYPE, encode_error
     from spanwise.collector.ingest.store_sink import Sink, scope_or_refuse
 else:
@@ -50,8 +50,7 @@ else:
         __name__,
         responses="PROTOBUF_TYPE encode_error",
         request_body="ClientDisconnected RequestBody",
-        limits="Limits MAX_COST MAX_TOKENS check_amendment check_feedback_names check_json truncate_fields",
-        request_decoder="check_ids",
+        limits="Limits MAX_COST MAX_TOKENS check_amendment check_feedback_names check_ids check_json truncate_fields",
         decode_pool="MAX_DECODERS default_decoder_count",
         ingest_errors="ItemRefused PermanentError RequestRefused RetryableError",
         store_sink="Sink scope_or_refuse",

@@ -17,9 +17,16 @@ import msgspec
 from spanwise.collector.clock_skew import INT_MAX
 from spanwise.collector.dialects import FaultHandler, RawLog, RawSpan, TranslatedSpan
 from spanwise.collector.ingest.ingest_errors import ItemRefused
-from spanwise.collector.ingest.limits import JSON_STRING, Allowance, check_json
+from spanwise.collector.ingest.limits import (
+    JSON_STRING,
+    Allowance,
+    check_groups,
+    check_ids,
+    check_item_count,
+    check_json,
+)
 from spanwise.collector.ingest.protobuf_decoder import finite_or_name
-from spanwise.collector.ingest.request_decoder import Codec, Group, Scope, check_count, check_groups, check_ids
+from spanwise.collector.ingest.request_decoder import Codec, Group, Scope
 from spanwise.collector.records import JSON, Event, Link
 
 Integer = int | str
@@ -354,9 +361,9 @@ def make_codec(
     requests, envelopes = _make_decoder(what, items, item), _make_decoder(what, items, msgspec.Raw)
     one = msgspec.json.Decoder(item)
 
-    def split(body: bytes, most: int) -> Iterable[Group]:
+    def split(body: bytes, max_items: int) -> Iterable[Group]:
         groups = _groups(_decode_or_repair(envelopes.decode, check_json(body)))
-        check_count(sum(len(items) for _, _, items in groups), most)
+        check_item_count(sum(len(items) for _, _, items in groups), max_items)
         return groups
 
     return Codec(
@@ -396,9 +403,9 @@ def _to_camel_case(name: str) -> str:
 
 def _make_decoder(what: str, items: str, item: type[Any]) -> msgspec.json.Decoder[Any]:
     """Build the decoder of `{"resource…": [{"resource": …, "scope…": [{"scope": …, items: [item, …]}]}]}`."""
-    part = _define_message({"scope": ("scope", JSONScope), "items": (items, list[item])})  # type: ignore[valid-type]
-    whole = _define_message({"resource": ("resource", JSONResource), "parts": ("scope" + what, list[part])})  # type: ignore[valid-type]
-    return msgspec.json.Decoder(_define_message({"wholes": ("resource" + what, list[whole])}))  # type: ignore[valid-type]
+    subgroup = _define_message({"scope": ("scope", JSONScope), "items": (items, list[item])})  # type: ignore[valid-type]
+    group = _define_message({"resource": ("resource", JSONResource), "scopes": ("scope" + what, list[subgroup])})  # type: ignore[valid-type]
+    return msgspec.json.Decoder(_define_message({"resources": ("resource" + what, list[group])}))  # type: ignore[valid-type]
 
 
 def _define_message(fields: Mapping[str, tuple[str, Any]]) -> type[msgspec.Struct]:
@@ -408,17 +415,14 @@ def _define_message(fields: Mapping[str, tuple[str, Any]]) -> type[msgspec.Struc
 
 
 def _groups(request: Any) -> Iterable[Group]:
+    groups = request.resources or ()
+    check_groups(len(groups), sum(len(group.scopes or ()) for group in groups))
     return [
         (
-            whole.resource,
-            (Scope(part.scope.name or "", part.scope.version or "") if part.scope else NO_SCOPE),
-            part.items or (),
+            group.resource,
+            Scope(subgroup.scope.name or "", subgroup.scope.version or "") if subgroup.scope else NO_SCOPE,
+            subgroup.items or (),
         )
-        for whole in _limit_groups(request.wholes)
-        for part in _limit_groups(whole.parts)
+        for group in groups
+        for subgroup in group.scopes or ()
     ]
-
-
-def _limit_groups(groups: Sequence[Any] | None) -> Sequence[Any]:
-    check_groups(len(groups or ()))
-    return groups or ()

@@ -1,4 +1,4 @@
-"""Limits of requests, JSON bodies, names and texts, and the size thresholds for large requests."""
+"""Limits of requests, JSON bodies, ids, names and texts, and the size thresholds for large requests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from spanwise.collector.stores.amendment_merge import apply_amendment, encode_fi
 
 MIB = 1024 * 1024
 MAX_TOKENS, MAX_COST = 2**53, 1e12  # upper bounds: floating-point totals stay exact, and no real cost is higher
-# maximum number of groups by resource in a request, and of groups by scope in each. A group costs about as much as a
-# span
+# maximum number of groups by resource in a request, and of groups by scope. A group costs about as much as a span
 MAX_GROUPS = 10_000
 
 
@@ -56,6 +55,36 @@ class Allowance:
         self.used += values
         if self.used > self.values:
             raise PermanentError("too_many", f"more than {self.values:,} values in one request: send less")
+
+
+def check_groups(resources: int, scopes: int) -> None:
+    """Raise `PermanentError` if a request has too many groups by resource or by scope."""
+    if max(resources, scopes) > MAX_GROUPS:
+        raise PermanentError(
+            "too_many", f"{max(resources, scopes):,} groups in one request, at most {MAX_GROUPS:,}: send less"
+        )
+
+
+def check_item_count(count: int, maximum: int) -> None:
+    """Raise `PermanentError` if a request has too many items."""
+    if count > maximum:
+        raise PermanentError("too_many", f"{count:,} items in one request, at most {maximum:,}: send less")
+
+
+INVALID_IDS = ("", "0" * 16, "0" * 32)
+
+
+def check_ids(trace_id: str, span_id: str, parent_id: str) -> str | None:
+    """Return the parent's id, None if there is none. Raises `ItemRefused` for ids that OpenTelemetry calls invalid."""
+    if len(trace_id) != 32 or trace_id in INVALID_IDS:
+        raise ItemRefused("ids", f"trace id {trace_id[:64]!r} is not 16 bytes other than all zeros")
+    if len(span_id) != 16 or span_id in INVALID_IDS:
+        raise ItemRefused("ids", f"span id {span_id[:64]!r} is not 8 bytes other than all zeros")
+    if parent_id in INVALID_IDS:
+        return None
+    if len(parent_id) != 16:
+        raise ItemRefused("ids", f"parent span id {parent_id[:64]!r} is not 8 bytes")
+    return parent_id
 
 
 LARGE_BODY_BYTES = 512 * 1024  # larger bodies are decoded outside of the event loop, and wait for a lane

@@ -80,10 +80,12 @@ class Offloader:
         if size < LARGE_BODY_BYTES:
             yield
             return
-        async with (self._large if size < HUGE_BODY_BYTES else self._huge).turn(size):
-            yield
-        if size >= HUGE_BODY_BYTES:
-            self.trim()
+        try:
+            async with (self._large if size < HUGE_BODY_BYTES else self._huge).turn(size):
+                yield
+        finally:
+            if size >= HUGE_BODY_BYTES:
+                self.trim()
 
     def trim(self) -> None:
         """Schedule the return of free memory to the operating system in one second."""

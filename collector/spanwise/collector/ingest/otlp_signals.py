@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
 from google.protobuf.message import Message
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
@@ -30,8 +30,8 @@ from spanwise.collector.dialects import (
 )
 from spanwise.collector.ingest import json_decoder, protobuf_decoder
 from spanwise.collector.ingest.ingest_errors import ItemRefused, SideRecordRefused
-from spanwise.collector.ingest.limits import Allowance, check_feedback_names, truncate_fields
-from spanwise.collector.ingest.request_decoder import Codec, Group, check_ids
+from spanwise.collector.ingest.limits import Allowance, check_feedback_names, check_ids, truncate_fields
+from spanwise.collector.ingest.request_decoder import Codec
 from spanwise.collector.records import JSON, Amendment, Feedback, ProcessReport, Run
 from spanwise.tracer import attribute_names as names
 
@@ -152,15 +152,9 @@ def _check_ids(log: RawLog) -> None:
     check_ids(log.trace_id, log.span_id or PLACEHOLDER_SPAN_ID, "")
 
 
-def _parse_logs(body: bytes) -> Iterable[Group]:
-    return protobuf_decoder.iterate_groups(
-        ExportLogsServiceRequest.FromString(body).resource_logs, "scope_logs", "log_records"
-    )
-
-
 LOGS_PROTOBUF: Codec[LogItem] = Codec(
     errors=protobuf_decoder.ERRORS,
-    parse=_parse_logs,
+    parse=protobuf_decoder.iterate_log_groups,
     split=protobuf_decoder.split_request,
     parse_item=protobuf_decoder.make_item_parser(LogRecord, "log"),
     resource=protobuf_decoder.read_resource,

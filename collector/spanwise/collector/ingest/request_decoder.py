@@ -23,7 +23,7 @@ from spanwise.collector.ingest.ingest_errors import (
     UnparsableRequest,
     classify_item_error,
 )
-from spanwise.collector.ingest.limits import LARGE_BODY_BYTES, MAX_GROUPS, Allowance, Limits
+from spanwise.collector.ingest.limits import LARGE_BODY_BYTES, Allowance, Limits, check_item_count
 from spanwise.collector.records import JSON
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ def _decode_whole(codec: Codec[T], body: bytes, allowance: Allowance, decoded: D
     except codec.errors as error:
         _decode_items(codec, body, allowance, decoded, error)
         return
-    check_count(sum(len(items) for _, _, items in groups), allowance.limits.spans)
+    check_item_count(sum(len(items) for _, _, items in groups), allowance.limits.spans)
     for resource, scope, items in groups:
         _convert_items(codec, resource, scope, items, len(items), allowance, decoded)
 
@@ -169,7 +169,6 @@ def _parse_items(codec: Codec[T], items: Iterable[Any], decoded: DecodedRequest[
             yield parsed
 
 
-INVALID_IDS = ("", "0" * 16, "0" * 32)
 MAX_REASONS = 3  # reasons in one response
 
 
@@ -250,28 +249,3 @@ def _format_reasons(refused: Counter[tuple[str, str]]) -> str:
         return ""
     shown = [f"{count} × {message}" for (_, message), count in refused.most_common(MAX_REASONS)]
     return "; ".join(shown) + ("; …" if len(refused) > MAX_REASONS else "")
-
-
-def check_ids(trace_id: str, span_id: str, parent_id: str) -> str | None:
-    """Return the parent's id, None if there is none. Raises `ItemRefused` for ids that OpenTelemetry calls invalid."""
-    if len(trace_id) != 32 or trace_id in INVALID_IDS:
-        raise ItemRefused("ids", f"trace id {trace_id[:64]!r} is not 16 bytes other than all zeros")
-    if len(span_id) != 16 or span_id in INVALID_IDS:
-        raise ItemRefused("ids", f"span id {span_id[:64]!r} is not 8 bytes other than all zeros")
-    if parent_id in INVALID_IDS:
-        return None
-    if len(parent_id) != 16:
-        raise ItemRefused("ids", f"parent span id {parent_id[:64]!r} is not 8 bytes")
-    return parent_id
-
-
-def check_groups(count: int) -> None:
-    """Raise `PermanentError` if a request has too many groups."""
-    if count > MAX_GROUPS:
-        raise PermanentError("too_many", f"{count:,} groups in one request, at most {MAX_GROUPS:,}: send less")
-
-
-def check_count(count: int, most: int) -> None:
-    """Raise `PermanentError` if a request has too many items."""
-    if count > most:
-        raise PermanentError("too_many", f"{count:,} items in one request, at most {most:,}: send less")
