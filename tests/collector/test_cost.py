@@ -23,7 +23,7 @@ from spanwise.collector.ingest.offload import Offloader, PriorityLane
 from spanwise.collector.ingest.otlp_signals import LOGS, METRICS, TRACES
 from spanwise.collector.ingest.protobuf_decoder import MAX_MESSAGES, check_messages, split_groups
 from spanwise.collector.ingest.request_body import make_buffer
-from spanwise.collector.ingest.request_decoder import decode
+from spanwise.collector.ingest.request_decoder import count_by_reason, decode
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -121,7 +121,7 @@ def test_a_large_body_is_read_as_a_small_one_is(kind):
         spans = [json_span("good"), {"name": 5}, json_span("x" * LARGE_BODY_BYTES), json_span("last")]
         decoded = decode(TRACES.json, json.dumps(json_request(*spans)).encode(), Limits())
     assert [item.name[:4] for item in decoded.items] == ["good", "xxxx", "last"]
-    assert decoded.refused_by_reason == {"malformed": 1}
+    assert count_by_reason(decoded.refused) == {"malformed": 1}
 
 
 def test_a_large_body_that_is_cut_short_is_refused():

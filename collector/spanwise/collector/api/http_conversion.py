@@ -58,12 +58,12 @@ async def _read_body(request: Request) -> AsyncIterator[bytes]:
     A large body also waits until no other large body is being processed.
     """
     receiver: Receiver = request.app.state.receiver
-    body, beside = Incoming(receiver.pending, receiver.limits), receiver.beside
+    body, offloader = Incoming(receiver.pending, receiver.limits), receiver.offloader
     try:
         whole = await body.read(dict(request.scope["headers"]), request.receive)
-        async with beside.turn(len(whole)):
+        async with offloader.turn(len(whole)):
             if len(whole) > MIN_COUNTED_BYTES:
-                await beside(check_json, whole)
+                await offloader(check_json, whole)
             yield whole
     except PermanentError as refused:
         raise (TooLarge(str(refused)) if refused.reason in TOO_LARGE_REASONS else refused) from None

@@ -75,7 +75,9 @@ def check_side_records(also: Sequence[SideResult]) -> None:
     """Raise `TypeError` for anything but feedback, amendments and `ValueError`s."""
     for one in also:
         if not isinstance(one, Feedback | Amendment | ValueError):
-            raise TypeError(f"a dialect says {one!r:.200} beside a span, which is neither feedback nor an amendment")
+            raise TypeError(
+                f"a dialect returned the side record {one!r:.200}, which is neither feedback nor an amendment"
+            )
 
 
 class RunFields(TypedDict, total=False):
@@ -129,10 +131,10 @@ def check_fields(fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
         kinds = FIELD_TYPES[name]
         if kinds is not None and type(value) not in kinds:
-            raise TypeError(f"a dialect has filled in {name}={value!r:.200}, which a run cannot have")
+            raise TypeError(f"a dialect has filled in {name}={value!r:.200}, which is of a wrong type")
     for name, kind in ELEMENT_TYPES:
         if (items := fields.get(name)) and set(map(type, items)) != kind:
-            raise TypeError(f"a dialect has filled in {name}={items!r:.200}, which a run cannot have")
+            raise TypeError(f"a dialect has filled in {name}={items!r:.200}, which is of a wrong type")
 
 
 class Draft:

@@ -142,7 +142,7 @@ def _target(log: RawLog, attributes: dict[str, JSON]) -> Target:
 def _take_required_id(attributes: dict[str, JSON], name: str) -> str:
     id = text_or_none(attributes.pop(name, None))
     if id is None:
-        raise ValueError(f"feedback on a session or an experiment names it in {name!r}")
+        raise ValueError(f"feedback on a session or an experiment requires the attribute {name!r}")
     return id
 
 

@@ -136,7 +136,7 @@ def read_langfuse_score(body: Mapping[str, JSON], sent: JSON = None) -> Feedback
         if body.get(field) not in (None, default)
     }
     if name is None:
-        raise ValueError(f"a score needs a name, not {body.get('name')!r:.100}")
+        raise ValueError(f"name of a score must be a non-empty string, got {body.get('name')!r:.100}")
     said = body.get("source")
     source: Source = SCORE_SOURCES.get(said, "code") if isinstance(said, str) else "code"
     if said is None and body.get("queueId"):  # annotation queues are for human feedback
@@ -165,16 +165,16 @@ def _read_target(body: Mapping[str, JSON], metadata: dict[str, JSON]) -> Target:
             span_id=_make_otel_id(span, SPAN_ID, "span", metadata),
         )
     if span is not None:
-        raise ValueError(f"observationId {span!r:.100} comes without the traceId of its trace")
+        raise ValueError(f"observationId {span!r:.100} requires the traceId of its trace")
     if session is None and run is None:
-        raise ValueError("a score is about something: say traceId, sessionId or datasetRunId")
+        raise ValueError("a score requires a traceId, sessionId or datasetRunId")
     return Target(session_id=session) if session is not None else Target(experiment_id=run)
 
 
 def _read_optional_text(body: Mapping[str, JSON], name: str) -> str | None:
     given = body.get(name)
     if given is not None and not isinstance(given, str):
-        raise ValueError(f"{name} is {given!r:.100}, not a text")
+        raise ValueError(f"{name} must be a string, got {given!r:.100}")
     return given or None
 
 
@@ -197,7 +197,9 @@ def _read_score_value(name: str, body: Mapping[str, JSON], metadata: dict[str, J
     if kind is None:
         kind = "BOOLEAN" if isinstance(value, bool) else "CATEGORICAL" if isinstance(value, str) else "NUMERIC"
     if kind not in DATA_TYPES:
-        raise ValueError(f"score {name!r:.100}: dataType {kind!r:.100} is none of {', '.join(DATA_TYPES)}")
+        raise ValueError(
+            f"score {name!r:.100}: unknown dataType {kind!r:.100}; expected one of: {', '.join(DATA_TYPES)}"
+        )
     if kind == "CORRECTION" and isinstance(value, str):
         metadata |= {"langfuse.comment": said} if said is not None else {}
         return {"label": CORRECTION_LABEL, "comment": value}
@@ -208,7 +210,7 @@ def _read_score_value(name: str, body: Mapping[str, JSON], metadata: dict[str, J
     score = None if isinstance(value, str) else parse_number(value)
     if kind == "NUMERIC" and score is not None:
         return {"score": score, "comment": said}
-    raise ValueError(f"score {name!r:.100}: {value!r:.200} is no value of {kind}")
+    raise ValueError(f"score {name!r:.100}: {value!r:.200} is not a valid value of dataType {kind}")
 
 
 def _parse_timestamp(given: JSON) -> int:
@@ -219,7 +221,7 @@ def _parse_timestamp(given: JSON) -> int:
         try:
             when = datetime.fromisoformat(to_text(given))
         except ValueError:
-            raise ValueError(f"timestamp {given!r:.100} is no time in ISO 8601") from None
+            raise ValueError(f"timestamp must be an ISO 8601 time, got {given!r:.100}") from None
     when = when if when.tzinfo else when.replace(tzinfo=UTC)
     since = when - datetime(1970, 1, 1, tzinfo=UTC)
     return max(0, (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000)

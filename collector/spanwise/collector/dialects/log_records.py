@@ -26,7 +26,7 @@ def started(log: RawLog) -> OpenRun | None:
     if log.event != names.STARTED_EVENT:
         return None
     if log.span_id is None:
-        raise ValueError(f"event {log.event!r} says that a span has started, and names none")
+        raise ValueError(f"event {log.event!r} requires a span id")
     attributes, (_, project, environment) = log.attributes, resolve_project(log.resource)
     return OpenRun(
         trace_id=log.trace_id,
@@ -48,7 +48,9 @@ def report(log: RawLog) -> ProcessReport | None:
         return None
     instance, (_, project, environment) = log.resource.get(names.INSTANCE), resolve_project(log.resource)
     if not isinstance(instance, str) or not 0 < len(instance) <= _MAX_INSTANCE_CHARS:
-        raise ValueError(f"event {log.event!r} needs a resource whose {names.INSTANCE!r} says which process it is of")
+        raise ValueError(
+            f"event {log.event!r} requires the resource attribute {names.INSTANCE!r}, of at most {_MAX_INSTANCE_CHARS} characters"
+        )
     said = log.attributes
     value = parse_json(said.get(names.REPORT_DROPPED))
     counts = {reason: parse_count(number) for reason, number in value.items()} if isinstance(value, Mapping) else {}

@@ -311,7 +311,7 @@ def _read_annotation(draft: Draft, scope: str, flat: Mapping[str, JSON]) -> Feed
     kind, key = flat.get("annotator_kind"), flat.get("name")
     score, label = flat.get("score"), flat.get("label")
     if not text_or_none(key):
-        raise ValueError(f"an annotation has no name, only {sorted(flat)!r:.200}")
+        raise ValueError(f"an annotation has no name; its fields are {sorted(flat)!r:.200}")
     if score is not None and (isinstance(score, bool | str) or parse_number(score) is None):
         raise ValueError(f"annotation {key!r:.200}: score {score!r:.200} is not a number")
     if score is None and label is None:
@@ -351,7 +351,7 @@ def _find_target(draft: Draft, scope: str) -> Target:
     if scope == "session":
         if session := text_or_none(span.attributes.get(names.SESSION)):
             return Target(session_id=session)
-        raise ValueError(f"an annotation of a session stands on span {span.name!r:.200}, which has no session.id")
+        raise ValueError(f"span {span.name!r:.200} has an annotation of its session, but no attribute session.id")
     trace_id, span_id = (
         _get_linked_ids(span)
         if draft.fields.get("kind") in CARRIER_KINDS and span.links
@@ -367,7 +367,7 @@ def _get_linked_ids(span: RawSpan) -> tuple[str, str]:
     """
     if len(span.links) != 1:
         raise ValueError(
-            f"span {span.name!r:.200} carries annotations and {len(span.links)} links, where one says whose"
+            f"span {span.name!r:.200} has annotations and {len(span.links)} links: send exactly one link, to the annotated span"
         )
     return span.links[0].trace_id, span.links[0].span_id
 

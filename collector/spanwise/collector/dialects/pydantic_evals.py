@@ -60,7 +60,7 @@ def _read_value(name: str, value: JSON) -> dict[str, Any]:
         return {"label": value}
     score = parse_number(value)
     if score is None:
-        raise ValueError(f"feedback {name!r}: {value!r:.200} is neither a finite number nor a text")
+        raise ValueError(f"feedback {name!r}: {value!r:.200} is neither a finite number nor a string")
     return {"score": score}
 
 

@@ -79,7 +79,7 @@ def _find_ids(span: ReadableSpan) -> tuple[str, str, str | None, str]:
         return f"{span.local.trace_id:032x}", f"{span.span_id:016x}", parent, f"ot={span.ot}" if span.ot else ""
     context = span.get_span_context()
     if context is None:
-        raise ValueError(f"span {span.name!r} has no context, so neither trace nor span id")
+        raise ValueError(f"span {span.name!r} has no span context, and so no ids")
     return *_format_ids(context), _format_ids(span.parent)[1] if span.parent else None, context.trace_state.to_header()
 
 
@@ -158,13 +158,13 @@ def _read_experiment(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """
     if names.EXPERIMENT not in attributes:
         if not _EXPERIMENT.isdisjoint(attributes):
-            raise ValueError("ids of no experiment")
+            raise ValueError("no experiment id")
         return {}
     experiment, example, repetition = (attributes.get(name) for name in _EXPERIMENT_ORDER)
     if not (isinstance(experiment, str) and isinstance(example, str) and type(repetition) is int):
-        raise ValueError("ids of another type")
+        raise ValueError("ids of a wrong type")
     if not experiment or not example or not 0 <= repetition < 2**53:
-        raise ValueError("ids that say nothing")
+        raise ValueError("empty ids or invalid repetition")
     return {"experiment_id": experiment, "example_id": example, "repetition": repetition}
 
 
@@ -178,9 +178,9 @@ def _read_value(attributes: Mapping[str, Any], name: str, mime: str) -> JSON:
     """
     if name not in attributes:
         if mime in attributes:
-            raise ValueError("a type without a value")
+            raise ValueError("a MIME type without a value")
         return None
     value = attributes[name]
     if not isinstance(value, str):
-        raise ValueError("not a text")
+        raise ValueError("not a string")
     return orjson.loads(value) if attributes.get(mime) == "application/json" else value

@@ -66,7 +66,7 @@ def get_dialect_name(dialect: Callable[..., Any]) -> str:
 
 def log_dialect_error(dialect: str, error: Exception) -> None:
     """Log that a dialect failed on an item, and that the item was translated without it."""
-    log_once(f"dialect {dialect!r} failed on what was sent, which is read without it", error)
+    log_once(f"dialect {dialect!r} failed on an item; the item is read without it", error)
 
 
 def log_once(message: str, error: Exception) -> None:

@@ -91,9 +91,9 @@ def unpack_envelope(record: bytes) -> Envelope:
     try:
         about = msgspec.json.decode(head, type=_Header)
     except msgspec.DecodeError as error:
-        raise ValueError(f"the record is none of ours: {error}") from error
+        raise ValueError(f"not a forwarded request: {error}") from error
     if not divided or about.signal not in _SIGNAL_SHAPES:
-        raise ValueError(f"the record is none of ours: it is of signal {about.signal!r}")
+        raise ValueError(f"not a forwarded request: unknown signal {about.signal!r}")
     return Envelope(about.signal, about.json, about.hops, body)
 
 
@@ -115,7 +115,7 @@ def _select_protobuf_items(letter: Envelope, choose: ItemSelector) -> bytes | No
     try:
         request.ParseFromString(letter.body)
     except DecodeError as error:
-        raise ValueError(f"the body can only be read item by item: {error}") from error
+        raise ValueError(f"the body cannot be parsed as a whole: {error}") from error
     kept, numbers = False, _numbers()
     for resource in getattr(request, resources):
         for scope in getattr(resource, scopes):
@@ -138,7 +138,7 @@ def _select_json_items(letter: Envelope, choose: ItemSelector) -> bytes | None:
                 scope[items] = [item for item in scope.get(items) or () if choose(next(numbers), item)]
                 kept = kept or bool(scope[items])
     except (msgspec.DecodeError, AttributeError, TypeError) as error:
-        raise ValueError(f"the body can only be read item by item: {error}") from error
+        raise ValueError(f"the body cannot be parsed as a whole: {error}") from error
     return msgspec.json.encode(request) if kept else None
 
 

@@ -101,7 +101,7 @@ class FeedbackSender:
             try:
                 later = self._send_all()
             except Exception as error:  # an error of the store or a bug must not end the thread
-                log_once(f"sending feedback on to {self._target.name!r} failed, and is tried again", error)
+                log_once(f"forwarding feedback to {self._target.name!r} failed; it is retried", error)
                 later = DeliveryResult("later", type(error).__name__)
             if later is None:
                 self._end.wait(POLL_INTERVAL)
@@ -119,7 +119,7 @@ class FeedbackSender:
                 )
                 if later.reason != self._error:
                     self._error = later.reason
-                    message = "sending feedback on to %r (%s) fails: %s; it waits in the store"
+                    message = "forwarding feedback to %r (%s) fails: %s; the feedback stays in the store and is retried"
                     logger.warning(message, self._target.name, self._target.url, later.reason)
                     self._store.move_outlet(self._target.name, self._cursor, 0, 0, later.reason)
                 return later
@@ -188,7 +188,7 @@ class FeedbackSender:
                 count("spanwise_feedback_out_dropped_total", number, reason=reason)
         if self._error is not None:
             self._error = None
-            logger.warning("feedback goes out to %r again", self._target.name)
+            logger.warning("forwarding feedback to %r works again", self._target.name)
 
 
 SCOPE_NAME = "spanwise.feedback"

@@ -110,12 +110,12 @@ class ForwardQueue:
                     )
                     if answer.reason != self._away:
                         self._away = answer.reason
-                        message = "forwarding to %r (%s) fails: %s; requests wait on disk, in %s"
+                        message = "forwarding to %r (%s) fails: %s; requests are kept in %s and retried"
                         logger.warning(message, self.target.name, self.target.url, answer.reason, self._folder)
                     return answer
             return None
         except Exception as error:  # a disk error or a bug must not end the thread
-            log_once(f"forwarding to {self.target.name!r} failed, and is tried again", error)
+            log_once(f"forwarding to {self.target.name!r} failed; it is retried", error)
             return DeliveryResult("later", type(error).__name__)
 
     def _send_segment(self, segment: Path) -> DeliveryResult | None:
@@ -142,7 +142,7 @@ class ForwardQueue:
         self._failed = self._faults = 0
         if self._away:
             self._away = ""
-            logger.warning("forwarding to %r goes on", self.target.name)
+            logger.warning("forwarding to %r works again", self.target.name)
         if answer.verdict == "taken":
             self._metrics.add("spanwise_forwarded_total", len(letters), target=self.target.name)
             self._metrics.add("spanwise_forward_rejected_total", answer.rejected, target=self.target.name)
@@ -192,7 +192,7 @@ class ForwardQueue:
             self._dropped += Counter(lost)
             if self._dropped and time.monotonic() - self._told_at >= LOSS_LOG_INTERVAL:
                 told = ", ".join(f"{count} {reason}" for reason, count in self._dropped.most_common())
-                logger.warning("forwarding to %r has given up requests: %s", self.target.name, told)
+                logger.warning("forwarding to %r dropped requests: %s", self.target.name, told)
                 self._dropped, self._told_at = Counter(), time.monotonic()
 
     def _waiting_bytes(self) -> float:

@@ -64,7 +64,7 @@ def parse_targets(
         target = ForwardTarget(name, url.rstrip("/"), _parse_headers(variable, environment.get(variable, "")))
         if target.name in found:
             raise Refused(
-                f"{option}: two targets are called {target.name!r}: name them apart, as in other={target.url}"
+                f"{option}: duplicate target name {target.name!r}: give one of them another name, such as other={target.url}"
             )
         found[target.name] = target
     return list(found.values())
@@ -82,12 +82,16 @@ def _parse_url(url: str, option: str) -> SplitResult:
         parts, port = SplitResult("", "", "", "", ""), None
     can_be = parts.scheme in ("http", "https") and parts.hostname and port != 0 and not re.search(r"[\s?#]", url)
     if "@" in (parts.netloc if can_be else url):
-        raise Refused(f"{option}: an address with a password in it shows to all; put it into {HEADERS_VARIABLE}<NAME>")
+        raise Refused(
+            f"{option}: the URL contains credentials, which other users can see: set them in {HEADERS_VARIABLE}<NAME>"
+        )
     if not can_be:
-        said = re.split("[?#]", url)[0]
-        raise Refused(f"{option} {said!r} is no address of an OTLP endpoint, such as https://host or name=https://host")
+        visible = re.split("[?#]", url)[0]
+        raise Refused(
+            f"{option}: {visible!r} is not the URL of an OTLP endpoint; expected https://host or name=https://host"
+        )
     if parts.path.rstrip("/").endswith(("/v1/traces", "/v1/logs", "/v1/metrics")):
-        raise Refused(f"{option} {url!r}: give the address without /v1/…, which is added for each signal")
+        raise Refused(f"{option}: omit /v1/… from {url!r}; it is added for each signal")
     return parts
 
 
@@ -102,7 +106,9 @@ def _parse_headers(variable: str, text: str) -> dict[str, str]:
         name, divided, value = pair.partition("=")
         name, value = unquote(name).strip().lower(), unquote(value).strip()
         if not divided or not _TOKEN.fullmatch(name) or not value.isascii() or not value.isprintable():
-            raise Refused(f"{variable}: header {number} is not name=value in printable ASCII (, is %2C, = may stay)")
+            raise Refused(
+                f"{variable}: header {number} must be name=value in printable ASCII, with commas written as %2C"
+            )
         found[name] = value
     return found
 

@@ -76,7 +76,7 @@ class Forwarder:
             try:
                 await asyncio.to_thread(self._put, request)
             except Exception as error:
-                log_once("a request could not be passed on", error)
+                log_once("a request could not be queued for forwarding", error)
                 self._lose("internal")
         return ()
 

@@ -78,7 +78,7 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
         metadata: Metadata = tuple(context.invocation_metadata() or ())
         try:
             if self._under_way > MAX_CALLS:
-                raise RetryableError("overload", f"{self._under_way:,} calls are under way")
+                raise RetryableError("overload", f"{self._under_way:,} calls are in progress: retry later")
             address = _parse_peer(context.peer())
             if not self._door.locked and (elsewhere := check_forwarded(metadata)):
                 raise _AccessDenied(elsewhere)
@@ -90,10 +90,10 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
             self._count(signal, closed.refusal.code)
             await _abort(context, closed.refusal.code, closed.refusal.message, closed.refusal.retry_after)
         except _AlreadyAnswered:
-            self._receiver.intake.refused(signal, "too_large")
+            self._receiver.pipeline.count_refused_request(signal, "too_large")
             return b""
         except RequestRefused as refused:
-            self._receiver.intake.refused(signal, refused.reason)
+            self._receiver.pipeline.count_refused_request(signal, refused.reason)
             code = responses.error_status(refused)[1]
             self._count(signal, code)
             await _abort(context, code, str(refused), responses.retry_after_seconds(refused))
@@ -109,7 +109,7 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
             content = await self._reads(partial(_read_message, context, body))
             request = Request(signal, signal.protobuf, content, access.project, marks, admit=body.grow)
             del content  # drop this reference, so that the memory is freed when the request drops its own
-            decoded = await receiver.intake.take(request)
+            decoded = await receiver.pipeline.process(request)
         finally:
             body.release()
         return bytes(responses.make_export_response(signal, decoded).SerializeToString())
@@ -154,7 +154,7 @@ async def _read_message(context: Any, body: RequestBody) -> bytes:
     """
     message = await context.read()
     if not isinstance(message, bytes):
-        raise PermanentError("malformed", "the call has no message") if context.peer() else _AlreadyAnswered
+        raise PermanentError("malformed", "the call contains no message") if context.peer() else _AlreadyAnswered
     return await body.read(_detect_encoding(message), _make_receive(message))
 
 
@@ -207,7 +207,7 @@ class ReadLimiter:
                 self._under_way[limit] = asyncio.get_running_loop().time()
                 return await read()
         except TimeoutError:
-            raise RetryableError("stalled", "the rest of the message did not come") from None
+            raise RetryableError("stalled", "timed out while reading the message") from None
         finally:
             self._under_way.pop(limit, None)
             self._free.release()
@@ -231,4 +231,4 @@ class ReadLimiter:
             async with asyncio.timeout(QUEUE_TIMEOUT):
                 await self._free.acquire()
         except TimeoutError:
-            raise RetryableError("overload", "too many messages come at the same time") from None
+            raise RetryableError("overload", "too many messages arrive at the same time: retry later") from None

@@ -113,7 +113,7 @@ def _check_available(host: str, port: int) -> None:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 who = store_connection.describe_port_holder(host, port)
-                message = f"port {port}, for gRPC, is held by {who}: stop it, or choose another with --grpc-port"
+                message = f"gRPC port {port} is in use by {who}: stop it, or choose another port with --grpc-port"
                 raise Refused(message) from error
             raise Refused(f"gRPC cannot bind to {host!r} port {port}: {error.strerror or error}") from error
 

@@ -35,7 +35,7 @@ def export_lines(store: Store, format: str, filter: Filter | None = None) -> Ite
     exported, because they belong to one server.
     """
     if format not in FORMATS:
-        raise Refused(f"format {format!r} is none of {', '.join(FORMATS)}")
+        raise Refused(f"unknown format {format!r}; expected one of: {', '.join(FORMATS)}")
     if filter == Filter():
         filter = None
     if format == "jsonl":
@@ -59,7 +59,7 @@ def write_file(lines: Iterable[tuple[bytes, Counter[str]]], path: Path) -> Count
     The file has a temporary name until it is complete. Raises `Refused` if `path` exists.
     """
     if path.exists():
-        raise Refused(f"there is a file {str(path)!r} already; name another one")
+        raise Refused(f"file {str(path)!r} already exists: choose another name")
     part = path.with_name(path.name + ".part")
     counts = Counter[str]()
     try:
@@ -100,7 +100,9 @@ def _list_all(what: str, ask: Callable[..., Sequence[Any]]) -> Sequence[Any]:
     except Refused:
         found = ask(limit=MAX_LIST_SIZE)
     if len(found) == MAX_LIST_SIZE:
-        raise Refused(f"the server gives no more than {MAX_LIST_SIZE:,} {what}; export from its file, with --store")
+        raise Refused(
+            f"the server returns at most {MAX_LIST_SIZE:,} {what}: export from its database file with --store"
+        )
     return found
 
 

@@ -88,7 +88,7 @@ class _FileImport:
     def run(self, file: BinaryIO) -> ImportResult:
         for number, line in enumerate(_read_lines(file), 1):
             if line is None:
-                self.taken.refuse(number, f"it is longer than {MAX_LINE_BYTES:,} bytes")
+                self.taken.refuse(number, f"longer than {MAX_LINE_BYTES:,} bytes")
             elif line.strip():
                 self._line(number, line)
                 self._bytes += len(line)
@@ -110,7 +110,7 @@ class _FileImport:
                 for name in known:
                     _SIGNAL_READERS[name](self, number, line)
             else:
-                self.taken.refuse(number, "it is neither a request of OTLP nor a record of ours")
+                self.taken.refuse(number, "neither an OTLP request nor a Spanwise record")
         except (Unavailable, Closed):
             raise
         except (SpanwiseError, ValueError, TypeError, RecursionError) as error:
@@ -121,7 +121,7 @@ class _FileImport:
             self.taken.left_out[kind] += 1
             return
         if kind not in RECORD_TYPES:
-            raise Refused(f"there is no record {kind!r}; there are {', '.join(RECORD_TYPES)}")
+            raise Refused(f"unknown record {kind!r}; expected one of: {', '.join(RECORD_TYPES)}")
         record = record_encoding.decode(RECORD_TYPES[kind], value)
         if kind == "run":
             self._runs.append((number, present_run(record)))
@@ -148,8 +148,8 @@ class _FileImport:
                 self.taken.kept["amendment"] += 1
             else:
                 self.taken.left_out["log record"] += 1
-        if decoded.passed:
-            self.taken.left_out["log record"] += decoded.passed
+        if decoded.ignored:
+            self.taken.left_out["log record"] += decoded.ignored
         if decoded.refused:
             self.taken.refuse(number, decoded.reason, decoded.refused_count)
 

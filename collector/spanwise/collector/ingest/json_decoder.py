@@ -392,8 +392,8 @@ def _snake_case_hint(body: bytes) -> str:
     if not any(part in head for part in _SNAKE_CASE_MARKERS):
         return ""
     names = sorted({name.decode() for name in _SNAKE_CASE_NAME.findall(head)})
-    known = ", ".join(f"{name!r} is {_to_camel_case(name)!r}" for name in names[:3])
-    return f"names that OTLP's JSON does not have are passed over: there {known}" if names else ""
+    known = ", ".join(f"{_to_camel_case(name)!r} instead of {name!r}" for name in names[:3])
+    return f"snake_case names are ignored in OTLP/JSON: send {known}" if names else ""
 
 
 def _to_camel_case(name: str) -> str:

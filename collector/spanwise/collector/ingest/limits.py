@@ -198,23 +198,26 @@ def check_feedback_names(feedback: Feedback) -> None:
     named = (feedback.key, feedback.label, feedback.author, feedback.evaluator, feedback.version, feedback.rule)
     for name in (*named, feedback.id, feedback.target.session_id, feedback.target.experiment_id):
         if name is not None and len(name) > MAX_NAME_CHARS:
-            message = (
-                f"feedback {feedback.key[:40]!r} has a name of {len(name):,} characters, at most {MAX_NAME_CHARS:,}"
+            raise ItemRefused(
+                "too_long",
+                f"feedback {feedback.key[:40]!r} has a name of {len(name):,} characters, at most {MAX_NAME_CHARS:,}:"
+                " send longer text as the comment",
             )
-            raise ItemRefused("too_long", f"{message}: what is longer is a comment")
 
 
 def check_amendment(fields: Mapping[str, JSON]) -> None:
     """Raise `ItemRefused` for values that no run may have, `Refused` for fields that runs do not have."""
     run = apply_amendment(_EMPTY_RUN, encode_fields(fields))
     if truncate_fields(run) is not run:
-        raise ItemRefused("too_long", f"{', '.join(fields)} of a run: names have {MAX_NAME_CHARS:,} characters at most")
+        raise ItemRefused(
+            "too_long", f"{', '.join(fields)} of a run: names may have up to {MAX_NAME_CHARS:,} characters"
+        )
     if run.cost is not None and not 0 <= run.cost <= MAX_COST:
-        raise ItemRefused("value", f"cost is {run.cost!r}: amounts are within 0 and {MAX_COST:,.0f}")
+        raise ItemRefused("value", f"cost must be from 0 to {MAX_COST:,.0f}, got {run.cost!r}")
     usage = run.usage or Usage()
     for tokens in (usage.input_tokens, usage.output_tokens, *usage.details.values()):
         if not 0 <= tokens <= MAX_TOKENS:
-            raise ItemRefused("value", f"usage says {tokens!r}: tokens are within 0 and 2^53")
+            raise ItemRefused("value", f"token counts must be from 0 to 2^53, got {tokens!r}")
 
 
 _EMPTY_RUN = Run(trace_id="", span_id="", name="", start_ns=0, end_ns=0)

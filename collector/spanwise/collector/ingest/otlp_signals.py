@@ -99,7 +99,7 @@ def _check_side_record(said: SideResult) -> SideResult:
         return said
     except ValueError as error:
         reason = error.reason if isinstance(error, ItemRefused) else "value"
-        return SideRecordRefused(reason, f"beside a span: {error}")
+        return SideRecordRefused(reason, f"side record of a span: {error}")
 
 
 def _check_target(trace_id: str | None, span_id: str | None) -> None:

@@ -134,7 +134,9 @@ def _find_extent(message: memoryview, position: int, wire_type: int) -> tuple[in
     else:
         raise MalformedMessage(f"wire type {wire_type} at byte {position}")
     if position + length > len(message):
-        raise MalformedMessage(f"a field of {length:,} bytes at byte {position} passes the end: the body is cut short")
+        raise MalformedMessage(
+            f"a field of {length:,} bytes at byte {position} exceeds the message: the body is truncated"
+        )
     return position, position + length
 
 
@@ -147,7 +149,7 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
         value |= (byte & 127) << (7 * index)
         if byte < 128:
             return value, position + index + 1
-    raise MalformedMessage(f"no number at byte {position}")
+    raise MalformedMessage(f"invalid varint at byte {position}")
 
 
 M = TypeVar("M")

@@ -86,13 +86,13 @@ class InflatingBuffer:
                     if self.members > MAX_GZIP_MEMBERS:
                         raise PermanentError(
                             "bad_compression",
-                            f"the body has more than {MAX_GZIP_MEMBERS:,} compressed members: send one",
+                            f"the body has more than {MAX_GZIP_MEMBERS:,} compressed members: compress it as one",
                         )
                     self.inflater = zlib.decompressobj(self.wbits)
                 self._inflate(piece, min(enough - self.size, self.plain.limit - self.size + 1))
                 piece = self.inflater.unused_data if self.inflater.eof else self.inflater.unconsumed_tail
         except zlib.error as error:
-            raise PermanentError("bad_compression", f"the body cannot be inflated: {error}") from error
+            raise PermanentError("bad_compression", f"the body cannot be decompressed: {error}") from error
         return piece
 
     def _inflate(self, piece: bytes, most: int) -> None:
@@ -107,7 +107,7 @@ class InflatingBuffer:
     def finish(self) -> bytes:
         """Return the complete body. Raises `PermanentError` if the compressed data is truncated."""
         if not self.inflater.eof:
-            raise PermanentError("bad_compression", "the compressed body is cut short")
+            raise PermanentError("bad_compression", "the compressed body is truncated")
         return self.plain.finish()
 
 
@@ -145,7 +145,7 @@ class PendingBytes:
         """Count `size` more bytes of a body of `body` bytes in total. Raises `RetryableError` beyond the limit."""
         self.size += size
         if self.size > (self.limit if body < LARGE_BODY_BYTES else self.limit * 5 // 6):
-            raise RetryableError("overload", f"{self.size:,} bytes of requests are waiting")
+            raise RetryableError("overload", f"the server is overloaded: {self.size:,} bytes of requests are pending")
 
 
 class RequestBody:
@@ -168,7 +168,7 @@ class RequestBody:
                 async with asyncio.timeout(self._limits.stall_seconds):
                     more = await self._piece(receive, into)
         except TimeoutError:
-            raise RetryableError("stalled", "the rest of the body did not come") from None
+            raise RetryableError("stalled", "timed out while reading the body") from None
         return into.finish()
 
     def grow(self, size: int) -> None:
