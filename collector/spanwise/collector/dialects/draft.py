@@ -73,10 +73,10 @@ def make_side_record(make: Callable[..., SideRecord], *args: Any) -> SideResult:
 
 def check_side_records(also: Sequence[SideResult]) -> None:
     """Raise `TypeError` for anything but feedback, amendments and `ValueError`s."""
-    for one in also:
-        if not isinstance(one, Feedback | Amendment | ValueError):
+    for record in also:
+        if not isinstance(record, Feedback | Amendment | ValueError):
             raise TypeError(
-                f"a dialect returned the side record {one!r:.200}, which is neither feedback nor an amendment"
+                f"a dialect returned the side record {record!r:.200}, which is neither feedback nor an amendment"
             )
 
 
@@ -194,10 +194,10 @@ class Applicability(NamedTuple):
 
 def applies_to(*namespaces: str, scope: str | tuple[str, ...] = ()) -> Callable[[Dialect], Dialect]:
     """Restrict a dialect to spans with these namespaces or scopes. A dialect without this decorator gets all spans."""
-    place = Applicability(frozenset(namespaces), (scope,) if isinstance(scope, str) else scope)
+    applicability = Applicability(frozenset(namespaces), (scope,) if isinstance(scope, str) else scope)
 
     def mark(dialect: Dialect) -> Dialect:
-        dialect.place = place  # type: ignore[attr-defined]
+        dialect.place = applicability  # type: ignore[attr-defined]
         return dialect
 
     return mark
@@ -205,5 +205,9 @@ def applies_to(*namespaces: str, scope: str | tuple[str, ...] = ()) -> Callable[
 
 def is_applicable(dialect: Dialect, namespaces: Set[str], scope: str) -> bool:
     """Return whether a dialect applies to a span with these namespaces and this scope."""
-    place: Applicability | None = getattr(dialect, "place", None)
-    return place is None or not place.namespaces.isdisjoint(namespaces) or scope.startswith(place.scopes)
+    applicability: Applicability | None = getattr(dialect, "place", None)
+    return (
+        applicability is None
+        or not applicability.namespaces.isdisjoint(namespaces)
+        or scope.startswith(applicability.scopes)
+    )

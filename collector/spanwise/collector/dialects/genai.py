@@ -13,6 +13,8 @@ from spanwise.collector.dialects.attribute_parsing import (
     COST_NAMES,
     NamesMemo,
     NameTuple,
+    find_count,
+    find_name,
     new_usage,
     parse_count,
     parse_json,
@@ -55,14 +57,14 @@ MESSAGE_CONTENT_FIELDS = (
 def read_event_messages(name: str, body: JSON, attributes: Mapping[str, JSON]) -> tuple[list[JSON], list[JSON]]:
     """Return the input and output messages in an event of `MESSAGE_EVENTS`; both empty if no content was recorded."""
     if name == DETAILS_EVENT:
-        said = {**attributes, **body} if isinstance(body, dict) else attributes
-        return read_input_messages(said), read_choices(parse_json(said.get(OUTPUT_MESSAGES)))
+        content = {**attributes, **body} if isinstance(body, dict) else attributes
+        return read_input_messages(content), read_choices(parse_json(content.get(OUTPUT_MESSAGES)))
     if name in EVENT_ATTRIBUTES:
-        told = _as_list(parse_json(attributes.get(EVENT_ATTRIBUTES[name], body)))
-        return (told, []) if name == PROMPT_EVENT else ([], told)
+        messages = _as_list(parse_json(attributes.get(EVENT_ATTRIBUTES[name], body)))
+        return (messages, []) if name == PROMPT_EVENT else ([], messages)
     message = _read_event_body(body, attributes)
     if name == CHOICE_EVENT:
-        return [], [made for made in read_choices([message]) if isinstance(made, dict) and _has_content(made)]
+        return [], [choice for choice in read_choices([message]) if isinstance(choice, dict) and _has_content(choice)]
     return ([{"role": MESSAGE_ROLES[name], **message}], []) if _has_content(message) else ([], [])
 
 
@@ -95,21 +97,21 @@ def _read_choice(value: JSON) -> JSON:
         message = {"content": message}
     if not isinstance(message, dict) or "content" in value or "parts" in value:
         return value
-    beside = {name: said for name, said in value.items() if name != "message" and said is not None}
-    if beside.get("index") == 0:
-        del beside["index"]
-    return {"role": "assistant", **message, **beside}
+    other_fields = {name: content for name, content in value.items() if name != "message" and content is not None}
+    if other_fields.get("index") == 0:
+        del other_fields["index"]
+    return {"role": "assistant", **message, **other_fields}
 
 
 def _read_event_body(body: JSON, attributes: Mapping[str, JSON]) -> dict[str, Any]:
     """Return the content of an event from its body, or else from its attributes."""
-    said = parse_json(body if body is not None else attributes.get(CONTENT_ATTRIBUTE))
-    if said is None:
+    content = parse_json(body if body is not None else attributes.get(CONTENT_ATTRIBUTE))
+    if content is None:
         plain = {name: value for name, value in attributes.items() if name not in ENVELOPE_NAMES}
         return {
             name: parse_json(value) if name in ("tool_calls", "content") else value for name, value in plain.items()
         }
-    return said if isinstance(said, dict) else {"content": said}
+    return content if isinstance(content, dict) else {"content": content}
 
 
 def _as_list(value: JSON) -> list[JSON]:
@@ -129,15 +131,21 @@ def read_event_list(value: JSON) -> tuple[list[JSON], list[JSON]] | None:
     events = parse_json(value)
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         return None
-    messages: tuple[list[JSON], list[JSON]] = ([], [])
+    inputs: list[JSON] = []
+    outputs: list[JSON] = []
     for event in events:
         name = event.get("event.name")
         if name not in MESSAGE_EVENTS:
             return None
-        body = {key: said for key, said in event.items() if key not in ENVELOPE_NAMES and key != "gen_ai.message.index"}
-        for all_of_it, said in zip(messages, read_event_messages(name, body, {}), strict=True):
-            all_of_it += said
-    return messages
+        body = {
+            key: content
+            for key, content in event.items()
+            if key not in ENVELOPE_NAMES and key != "gen_ai.message.index"
+        }
+        more_inputs, more_outputs = read_event_messages(name, body, {})
+        inputs += more_inputs
+        outputs += more_outputs
+    return inputs, outputs
 
 
 OPERATION_KINDS = {
@@ -231,38 +239,42 @@ def _usage(draft: Draft) -> None:
     attributes = draft.attributes
     if "usage" in draft.fields:
         return
-    (given_as, given), (made_as, made) = (
+    (input_name, input_tokens), (output_name, output_tokens) = (
         _find_count(attributes, TOKEN_NAMES[0]),
         _find_count(attributes, TOKEN_NAMES[1]),
     )
-    if given_as is None and made_as is None:
+    if input_name is None and output_name is None:
         return
     details = _take_details(attributes)
-    leaves_out = draft.span.scope.startswith(EXCLUDING_SCOPES)
+    excludes_tokens = draft.span.scope.startswith(EXCLUDING_SCOPES)
     draft.fields["usage"] = (
-        _normalize_parts(draft, given, made, details) if details or leaves_out else new_usage(given, made, details)
+        _normalize_parts(draft, input_tokens, output_tokens, details)
+        if details or excludes_tokens
+        else new_usage(input_tokens, output_tokens, details)
     )
-    for name in (given_as, made_as):
+    for name in (input_name, output_name):
         if name is not None:
             del attributes[name]
 
 
-def _normalize_parts(draft: Draft, given: int, made: int, details: dict[str, int]) -> Usage:
+def _normalize_parts(draft: Draft, input_tokens: int, output_tokens: int, details: dict[str, int]) -> Usage:
     """Return the usage. Add cached or reasoning tokens to the totals if the sender is known, or appears, to exclude
     them.
     """
     attributes, scope = draft.span.attributes, draft.span.scope
-    provider = next((said for name in PROVIDERS if (said := text_or_none(attributes.get(name)))), "")
+    provider = next((text for name in PROVIDERS if (text := text_or_none(attributes.get(name)))), "")
     return normalize_usage(
-        given,
-        made,
+        input_tokens,
+        output_tokens,
         details,
-        total=next(
-            (tokens for name in TOTAL_TOKEN_NAMES if (tokens := parse_count(attributes.get(name))) is not None), None
+        total=find_count(attributes, TOTAL_TOKEN_NAMES),
+        cache_apart=any(
+            scope.startswith(scope_prefix) and provider.startswith(provider_prefix)
+            for scope_prefix, provider_prefix in SENDERS_EXCLUDING_CACHE
         ),
-        cache_apart=any(scope.startswith(named) and provider.startswith(by) for named, by in SENDERS_EXCLUDING_CACHE),
         reasoning_apart=any(
-            scope.startswith(named) and provider.startswith(by) for named, by in SENDERS_EXCLUDING_REASONING
+            scope.startswith(scope_prefix) and provider.startswith(provider_prefix)
+            for scope_prefix, provider_prefix in SENDERS_EXCLUDING_REASONING
         ),
     )
 
@@ -278,17 +290,17 @@ def _find_count(attributes: Mapping[str, Any], candidates: tuple[str, ...]) -> t
 def _take_details(attributes: dict[str, Any]) -> dict[str, int]:
     """Remove detailed token counts from the attributes and return them under their current names."""
     details: dict[str, int] = {}
-    for name, known in _get_detail_names(tuple(attributes)):
-        if (tokens := parse_count(attributes[name])) is not None and details.setdefault(known, tokens) == tokens:
+    for name, detail in _get_detail_names(tuple(attributes)):
+        if (tokens := parse_count(attributes[name])) is not None and details.setdefault(detail, tokens) == tokens:
             del attributes[name]
     return details
 
 
 def _select_detail_names(names: NameTuple) -> tuple[tuple[str, str], ...]:
     """Return pairs of the attribute name of a detailed token count and its current name."""
-    finer = (name for name in names if name.startswith(USAGE) and name not in BASE_USAGE_NAMES)
-    plain = ((name, name.removeprefix(USAGE).removeprefix("details.")) for name in finer)
-    return tuple((name, DETAIL_NAMES.get(known, known)) for name, known in plain)
+    detailed = (name for name in names if name.startswith(USAGE) and name not in BASE_USAGE_NAMES)
+    shortened = ((name, name.removeprefix(USAGE).removeprefix("details.")) for name in detailed)
+    return tuple((name, DETAIL_NAMES.get(detail, detail)) for name, detail in shortened)
 
 
 _get_detail_names = NamesMemo(_select_detail_names).__getitem__
@@ -300,11 +312,11 @@ def _content(draft: Draft) -> None:
     if "inputs" not in fields:
         _inputs(draft)
     if "outputs" not in fields:
-        if (said := parse_json(attributes.get(OUTPUT_MESSAGES))) is not None:
-            plain = read_choices(said) if _holds_choices(said) else None
-            fields["outputs"] = plain or said
+        if (messages := parse_json(attributes.get(OUTPUT_MESSAGES))) is not None:
+            choices = read_choices(messages) if _holds_choices(messages) else None
+            fields["outputs"] = choices or messages
             del attributes[OUTPUT_MESSAGES]
-        elif name := _find_present(OUTPUTS, attributes):
+        elif name := find_name(attributes, OUTPUTS):
             fields["outputs"] = parse_json(attributes.pop(name))
     if draft.span.events and ("inputs" not in fields or "outputs" not in fields):
         _events(draft)
@@ -319,16 +331,16 @@ def _inputs(draft: Draft) -> None:
     attributes, fields = draft.attributes, draft.fields
     messages = parse_json(attributes.get(INPUT_MESSAGES))
     if INSTRUCTIONS in attributes and (messages is None or isinstance(messages, list)):
-        added = read_instructions(attributes, messages or ())
-        if whole := [*added, *(messages or ())]:
-            fields["inputs"] = whole
+        instructions = read_instructions(attributes, messages or ())
+        if all_messages := [*instructions, *(messages or ())]:
+            fields["inputs"] = all_messages
             attributes.pop(INPUT_MESSAGES, None)
-            if added:
+            if instructions:
                 del attributes[INSTRUCTIONS]
     elif messages is not None:
         fields["inputs"] = messages
         del attributes[INPUT_MESSAGES]
-    elif name := _find_present(INPUTS, attributes):
+    elif name := find_name(attributes, INPUTS):
         fields["inputs"] = parse_json(attributes.pop(name))
 
 
@@ -336,21 +348,26 @@ def _holds_choices(value: JSON) -> bool:
     """Return whether the value holds OpenAI's choices instead of messages."""
     if isinstance(value, dict):
         return isinstance(value.get("choices"), list)
-    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) and "message" in one for one in value)
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(element, dict) and "message" in element for element in value)
+    )
 
 
 def _events(draft: Draft) -> None:
     """Read content from the span's events. The events also stay with the run."""
-    messages: tuple[list[JSON], list[JSON]] = ([], [])
+    inputs: list[JSON] = []
+    outputs: list[JSON] = []
     for event in draft.span.events:
         if event.name in MESSAGE_EVENTS:
-            for all_of_it, said in zip(messages, read_event_messages(event.name, None, event.attributes), strict=True):
-                all_of_it += said
-    given, made = messages
-    if given:
-        draft.fields.setdefault("inputs", given)
-    if made:
-        draft.fields.setdefault("outputs", made)
+            more_inputs, more_outputs = read_event_messages(event.name, None, event.attributes)
+            inputs += more_inputs
+            outputs += more_outputs
+    if inputs:
+        draft.fields.setdefault("inputs", inputs)
+    if outputs:
+        draft.fields.setdefault("outputs", outputs)
 
 
 def _retrieval(draft: Draft, operation: str | None) -> None:
@@ -361,12 +378,13 @@ def _retrieval(draft: Draft, operation: str | None) -> None:
     if fields.get("kind") != "embedding" or OPERATION_KINDS.get(operation or "") != "embedding":
         return
     outputs = fields.get("outputs")
-    told = outputs.get("documents") if isinstance(outputs, dict) else outputs
-    if isinstance(told, list) and told and all(isinstance(one, dict) for one in told) and read_documents(told):
-        fields.setdefault("documents", read_documents(told))
+    documents = outputs.get("documents") if isinstance(outputs, dict) else outputs
+    if (
+        isinstance(documents, list)
+        and documents
+        and all(isinstance(document, dict) for document in documents)
+        and read_documents(documents)
+    ):
+        fields.setdefault("documents", read_documents(documents))
     if fields.get("documents") or QUERY in draft.span.attributes:
         fields["kind"] = "retriever"
-
-
-def _find_present(candidates: tuple[str, ...], attributes: Mapping[str, Any]) -> str | None:
-    return next((name for name in candidates if name in attributes), None)

@@ -12,6 +12,8 @@ from math import isfinite
 from typing import Any
 
 from spanwise.collector.dialects.attribute_parsing import (
+    AGGREGATE_KINDS,
+    DOCUMENT_KINDS,
     DOCUMENT_NAMESPACES,
     LLAMA_INDEX_REPR,
     NamesMemo,
@@ -52,19 +54,19 @@ def take_messages(draft: Draft) -> None:
     if not get_indexed_lists(tuple(attributes)) and attributes.keys().isdisjoint(SINGLE_ATTRIBUTE_LISTS):
         return
     if "inputs" not in fields and (
-        said := _take_message_list(attributes, INPUT_MESSAGES) or _take_texts(attributes, PROMPTS, "prompt")
+        content := _take_message_list(attributes, INPUT_MESSAGES) or _take_texts(attributes, PROMPTS, "prompt")
     ):
-        fields["inputs"] = said
+        fields["inputs"] = content
     if "outputs" not in fields and (
-        said := _take_message_list(attributes, OUTPUT_MESSAGES) or _take_texts(attributes, CHOICES, "completion")
+        content := _take_message_list(attributes, OUTPUT_MESSAGES) or _take_texts(attributes, CHOICES, "completion")
     ):
-        fields["outputs"] = said
+        fields["outputs"] = content
 
 
 def _take_message_list(attributes: dict[str, Any], prefix: str) -> list[dict[str, JSON]]:
     """Take a list of messages if at least one has content. The answer of a failed call has only a role."""
-    listed = get_indexed_lists(tuple(attributes)).get((prefix, "message"), ())
-    if any(rest not in NON_CONTENT_FIELDS for one in listed for rest, _ in one):
+    elements = get_indexed_lists(tuple(attributes)).get((prefix, "message"), ())
+    if any(rest not in NON_CONTENT_FIELDS for element in elements for rest, _ in element):
         return [build_message(flat) for flat in take_indexed_list(attributes, prefix, "message")]
     return []
 
@@ -84,15 +86,15 @@ def _take_texts(attributes: dict[str, Any], prefix: str, element: str) -> JSON:
 def _has_only_texts(attributes: Mapping[str, JSON], prefix: str, element: str) -> bool:
     lists = get_indexed_lists(tuple(attributes))
     others = any(of[0] == prefix and of[1] != element for of in lists)
-    return not others and all(rest == "text" for one in lists.get((prefix, element), ()) for rest, _ in one)
+    return not others and all(rest == "text" for part in lists.get((prefix, element), ()) for rest, _ in part)
 
 
 def build_message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
     """Build a message from flat attribute names. Fields without a counterpart in OpenAI's format keep their names."""
-    made: dict[str, JSON] = {}
+    message: dict[str, JSON] = {}
     calls: dict[int, dict[str, JSON]] = {}
     parts: dict[int, dict[str, JSON]] = {}
-    within: dict[int, dict[str, JSON]] = {}  # tool calls among the content parts, as in Anthropic's messages
+    calls_in_content: dict[int, dict[str, JSON]] = {}  # tool calls among the content parts, as in Anthropic's messages
     for name, value in flat.items():
         place = get_indexed_name(f"message.{name}") if "." in name else None
         if place is not None and place.prefix == "message.tool_calls" and place.element == "tool_call":
@@ -100,15 +102,15 @@ def build_message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
         elif place is not None and place.prefix == "message.contents" and place.element == "message_content":
             parts.setdefault(place.position, {})[place.rest] = value
         elif place is not None and place.prefix == "message.contents" and place.element == "tool_call":
-            within.setdefault(place.position, {})[place.rest] = value
+            calls_in_content.setdefault(place.position, {})[place.rest] = value
         elif place is not None and place.prefix == "message.contents":
             parts.setdefault(place.position, {})[f"{place.element}.{place.rest}"] = value
         else:
-            made[name] = value
-    if within:
-        _move_calls(within, parts, calls)
+            message[name] = value
+    if calls_in_content:
+        _move_calls(calls_in_content, parts, calls)
     if parts:
-        made["content" if made.get("content") is None else CONTENT_PARTS] = [
+        message["content" if message.get("content") is None else CONTENT_PARTS] = [
             _build_content_part(parts[place]) for place in sorted(parts)
         ]
     if calls:
@@ -118,35 +120,37 @@ def build_message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
                 name: call.pop(f"function.{name}") for name in ("name", "arguments") if f"function.{name}" in call
             }
             tool_calls.append({"type": "function", **call, "function": function})
-        made[TOOL_CALLS] = tool_calls
-    return made
+        message[TOOL_CALLS] = tool_calls
+    return message
 
 
 def _move_calls(
-    within: Mapping[int, dict[str, JSON]], parts: dict[int, dict[str, JSON]], calls: dict[int, dict[str, JSON]]
+    calls_in_content: Mapping[int, dict[str, JSON]],
+    parts: dict[int, dict[str, JSON]],
+    calls: dict[int, dict[str, JSON]],
 ) -> None:
     """Move tool calls from the content parts of a message to its list of calls, unless the list has a call with the same
     id.
     """
     ids = {call.get("id") for call in calls.values()}
-    for position in sorted(within):
-        if within[position].get("id") is None or within[position]["id"] not in ids:
-            calls[max(calls, default=-1) + 1] = within[position]
+    for position in sorted(calls_in_content):
+        if calls_in_content[position].get("id") is None or calls_in_content[position]["id"] not in ids:
+            calls[max(calls, default=-1) + 1] = calls_in_content[position]
         if parts.get(position, {}).keys() <= {"type"}:
             parts.pop(position, None)
 
 
 def _build_content_part(flat: Mapping[str, JSON]) -> dict[str, JSON]:
     """Build a content part from flat attribute names: `image.image.url` becomes `{"image": {"url": …}}`."""
-    made: dict[str, Any] = {}
+    part: dict[str, Any] = {}
     for name, value in flat.items():
         head, _, tail = name.partition(".")
-        inner = made.setdefault(head, {}) if tail else None
+        inner = part.setdefault(head, {}) if tail else None
         if isinstance(inner, dict):
             inner[tail.removeprefix(f"{head}.")] = value
         else:
-            made[name] = value
-    return made
+            part[name] = value
+    return part
 
 
 DOCUMENT_LISTS = (names.DOCUMENTS, "reranker.output_documents")
@@ -171,8 +175,10 @@ def take_retrieved_documents(draft: Draft) -> None:
         del fields["outputs"]
     query = draft.attributes.get(RERANKER_QUERY)
     if "inputs" not in fields and query is not None:
-        given = [_to_json(one) for one in take_indexed_list(draft.attributes, RERANKER_DOCUMENTS, "document")]
-        fields["inputs"] = {"query": query, "documents": given} if given else query
+        candidates = [
+            _to_json(document) for document in take_indexed_list(draft.attributes, RERANKER_DOCUMENTS, "document")
+        ]
+        fields["inputs"] = {"query": query, "documents": candidates} if candidates else query
         del draft.attributes[RERANKER_QUERY]
 
 
@@ -192,21 +198,21 @@ def take_files(draft: Draft) -> None:
     if (
         INPUT_FILES in namespaces
         and "inputs" not in fields
-        and (given := take_indexed_list(attributes, INPUT_FILES, "document"))
+        and (files := take_indexed_list(attributes, INPUT_FILES, "document"))
     ):
-        fields["inputs"] = [_to_json(one) for one in given]
+        fields["inputs"] = [_to_json(file) for file in files]
     if OUTPUT_FILES not in namespaces:
         return
-    if fields.get("kind") in ("retriever", "reranker") and not fields.get("documents"):
+    if fields.get("kind") in DOCUMENT_KINDS and not fields.get("documents"):
         fields["documents"] = tuple(map(read_listed_document, take_indexed_list(attributes, OUTPUT_FILES, "document")))
-    elif "outputs" not in fields and (made := take_indexed_list(attributes, OUTPUT_FILES, "document")):
-        fields["outputs"] = [_to_json(one) for one in made]
+    elif "outputs" not in fields and (output_files := take_indexed_list(attributes, OUTPUT_FILES, "document")):
+        fields["outputs"] = [_to_json(file) for file in output_files]
 
 
 def read_listed_document(flat: Mapping[str, JSON]) -> Document:
     """Build a document from flat attribute names. Values for which `Document` has no field become metadata."""
-    if len(flat) == len(DOCUMENT_FIELDS) and (plain := _read_complete_document(flat)):
-        return plain
+    if len(flat) == len(DOCUMENT_FIELDS) and (complete := _read_complete_document(flat)):
+        return complete
     read = build_document(flat)
     if flat.keys() <= DOCUMENT_FIELDS and read.score == flat.get("score") and (read.metadata or "metadata" not in flat):
         return read
@@ -235,7 +241,9 @@ def _take_documents(attributes: dict[str, Any], outputs: JSON) -> tuple[Document
     for prefix in DOCUMENT_LISTS:
         if listed := take_indexed_list(attributes, prefix, "document"):
             found = tuple(map(read_listed_document, listed))
-            return found if outputs is None or all(one.id for one in found) else _add_output_ids(found, outputs)
+            return (
+                found if outputs is None or all(document.id for document in found) else _add_output_ids(found, outputs)
+            )
     return ()
 
 
@@ -258,16 +266,16 @@ def _add_output_ids(found: tuple[Document, ...], outputs: JSON) -> tuple[Documen
     """
     if isinstance(outputs, str):
         outputs = parse_json(outputs) if len(outputs) <= MAX_SEARCHED_CHARS else None
-    named, waiting = [], list(reversed(found))
-    for said in read_documents(outputs):
-        if waiting and waiting[-1].content == said.content:
+    merged, waiting = [], list(reversed(found))
+    for document in read_documents(outputs):
+        if waiting and waiting[-1].content == document.content:
             listed = waiting.pop()
-            named.append(Document(listed.content, listed.id or said.id, listed.score, listed.metadata))
-        elif said.content:
+            merged.append(Document(listed.content, listed.id or document.id, listed.score, listed.metadata))
+        elif document.content:
             return found
         else:
-            named.append(said)
-    return found if waiting else tuple(named)
+            merged.append(document)
+    return found if waiting else tuple(merged)
 
 
 # Prefix of the attributes → (target of the feedback, element name)
@@ -319,7 +327,7 @@ def _read_annotation(draft: Draft, scope: str, flat: Mapping[str, JSON]) -> Feed
             raise ValueError(f"annotation {key!r:.200} has neither score, label nor explanation")
         label = EXPLANATION_LABEL
     source = ANNOTATOR_SOURCES.get(kind, "code") if isinstance(kind, str) else "code"
-    named = None if flat.get("identifier") is None else to_text(flat["identifier"])
+    identifier = None if flat.get("identifier") is None else to_text(flat["identifier"])
     return Feedback(
         target=_find_target(draft, scope),
         key=to_text(key),
@@ -327,8 +335,8 @@ def _read_annotation(draft: Draft, scope: str, flat: Mapping[str, JSON]) -> Feed
         label=None if label is None else to_text(label),
         comment=None if flat.get("explanation") is None else to_text(flat["explanation"]),
         source=source,
-        author=named if source == "human" else None,
-        evaluator=None if source == "human" else named,
+        author=identifier if source == "human" else None,
+        evaluator=None if source == "human" else identifier,
         metadata=_read_annotation_metadata(flat),
         created_ns=draft.span.end_ns or time.time_ns(),
     )
@@ -401,9 +409,6 @@ REPR_DETAILS = {
     "cache_creation_input_tokens": "cache_creation.input_tokens",
     "reasoning_tokens": "reasoning.output_tokens",
 }
-# On spans of these kinds some instrumentors (smolagents, CrewAI) send the total of the calls below. It is ignored,
-# because the calls report their own tokens
-AGGREGATE_KINDS = frozenset(("agent", "chain"))
 PROMPT_TOKENS, COMPLETION_TOKENS, TOTAL_TOKENS = (
     "llm.token_count.prompt",
     "llm.token_count.completion",
@@ -498,7 +503,7 @@ def _take_rare_fields(draft: Draft) -> None:
         if not draft.attributes.keys().isdisjoint(COUNT_NAMES):
             is_decision = str(draft.span.attributes.get(names.KIND)).upper() == "DECISION"
             if draft.fields.get("kind") in AGGREGATE_KINDS and not is_decision:
-                draft.sums = True
+                draft.sums = True  # some instrumentors (smolagents, CrewAI) send the total of the calls below
             else:
                 _usage(draft, PROMPT_TOKENS, COMPLETION_TOKENS)
         take_messages(draft)
@@ -507,8 +512,8 @@ def _take_rare_fields(draft: Draft) -> None:
     if "embedding" in namespaces and "inputs" not in draft.fields:
         # use the embedded texts as inputs if the span has no others. They also stay as attributes, together with the
         # vectors
-        listed = take_indexed_list(dict(draft.attributes), "embedding.embeddings", "embedding")
-        if texts := [one["text"] for one in listed if isinstance(one.get("text"), str)]:
+        embeddings = take_indexed_list(dict(draft.attributes), "embedding.embeddings", "embedding")
+        if texts := [embedding["text"] for embedding in embeddings if isinstance(embedding.get("text"), str)]:
             draft.fields["inputs"] = texts[0] if len(texts) == 1 else texts
 
 
@@ -520,18 +525,21 @@ def _model(draft: Draft) -> None:
     if "model" in fields or attributes.keys().isdisjoint(PARAMETERS):
         return
     if attributes.keys().isdisjoint(GENAI_MODEL_NAMES):
-        asked = (parse_json(attributes[name]) for name in PARAMETERS if name in attributes)
-        named = (
-            parameters.get(key) for parameters in asked if isinstance(parameters, dict) for key in MODEL_PARAMETERS
+        parameter_sets = (parse_json(attributes[name]) for name in PARAMETERS if name in attributes)
+        candidates = (
+            parameters.get(key)
+            for parameters in parameter_sets
+            if isinstance(parameters, dict)
+            for key in MODEL_PARAMETERS
         )
-        if model := next(filter(None, map(text_or_none, named)), None):
+        if model := next(filter(None, map(text_or_none, candidates)), None):
             fields["model"] = model
 
 
 def _usage(draft: Draft, input: str, output: str) -> None:
     attributes = draft.attributes
-    given, made = parse_count(attributes.get(input)), parse_count(attributes.get(output))
-    if (given is None and made is None) or "usage" in draft.fields:
+    input_tokens, output_tokens = parse_count(attributes.get(input)), parse_count(attributes.get(output))
+    if (input_tokens is None and output_tokens is None) or "usage" in draft.fields:
         return
     total, details = parse_count(attributes.get(TOTAL_TOKENS)), dict[str, int]()
     if not attributes.keys().isdisjoint(DETAIL_NAMES):
@@ -540,11 +548,11 @@ def _usage(draft: Draft, input: str, output: str) -> None:
             if count is not None and details.setdefault(detail, count) == count:
                 del attributes[key]
     details = details or _find_haystack_details(draft)
-    draft.fields["usage"] = usage = normalize_usage(given or 0, made or 0, details, total=total)
-    for name, tokens in ((input, given), (output, made)):
+    draft.fields["usage"] = usage = normalize_usage(input_tokens or 0, output_tokens or 0, details, total=total)
+    for name, tokens in ((input, input_tokens), (output, output_tokens)):
         if tokens is not None:
             del attributes[name]
-    if total is not None and total in (usage.total_tokens, (given or 0) + (made or 0)):
+    if total is not None and total in (usage.total_tokens, (input_tokens or 0) + (output_tokens or 0)):
         del attributes[TOTAL_TOKENS]
 
 
@@ -553,9 +561,9 @@ def _find_haystack_details(draft: Draft) -> dict[str, int]:
     outputs = draft.span.attributes.get(names.OUTPUT_VALUE)
     if draft.span.scope != HAYSTACK or not isinstance(outputs, str):
         return {}
-    said = outputs[outputs.rfind("'usage':") :] if "'usage':" in outputs else ""
-    found = ((name, re.search(rf"\b{key}'?[:=] ?([0-9]{{1,15}})\b", said)) for key, name in REPR_DETAILS.items())
-    return {name: int(match[1]) for name, match in found if match}
+    usage = outputs[outputs.rfind("'usage':") :] if "'usage':" in outputs else ""
+    matches = ((name, re.search(rf"\b{key}'?[:=] ?([0-9]{{1,15}})\b", usage)) for key, name in REPR_DETAILS.items())
+    return {name: int(match[1]) for name, match in matches if match}
 
 
 # (namespaces, step): a step runs if the span has attributes in one of the namespaces. Steps run in this order

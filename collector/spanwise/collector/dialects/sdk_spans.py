@@ -35,9 +35,9 @@ def read_sdk_span(span: ReadableSpan, also: list[SideRecord] | None = None) -> R
     resource = _read_resource(span.resource)
     if isinstance(span, LiveSpan) and (run := read_plain_span(span, resource)):
         return run
-    run, beside = read_span(make_raw_span(span))
-    if also is not None and beside:
-        also += [one for one in beside if not isinstance(one, ValueError)]
+    run, side_records = read_span(make_raw_span(span))
+    if also is not None and side_records:
+        also += [record for record in side_records if not isinstance(record, ValueError)]
     return run
 
 
@@ -130,7 +130,7 @@ def read_plain_span(span: LiveSpan, resource: Mapping[str, JSON]) -> Run | None:
         outputs = _read_value(attributes, names.OUTPUT_VALUE, names.OUTPUT_MIME)
     except ValueError:
         return None
-    kept = _COUNTS if outputs is not None else _COUNTS_AND_NULL
+    stored_names = _COUNTS if outputs is not None else _COUNTS_AND_NULL
     _, project, environment = resolve_project(resource)
     return Run(
         trace_id=f"{span.local.trace_id:032x}",
@@ -143,7 +143,7 @@ def read_plain_span(span: LiveSpan, resource: Mapping[str, JSON]) -> Run | None:
         status=STATUSES[code.value],
         inputs=inputs,
         outputs=outputs,
-        attributes={name: value for name, value in attributes.items() if name in kept},
+        attributes={name: value for name, value in attributes.items() if name in stored_names},
         resource=resource,
         project=project,
         environment=environment,

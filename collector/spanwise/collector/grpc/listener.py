@@ -48,10 +48,17 @@ class GrpcListener:
     """
 
     def __init__(
-        self, host: str, port: int, receiver: Receiver, door: Authenticator, metrics: Metrics, *, required: bool = True
+        self,
+        host: str,
+        port: int,
+        receiver: Receiver,
+        authenticator: Authenticator,
+        metrics: Metrics,
+        *,
+        required: bool = True,
     ) -> None:
         self.host, self.port, self.why = host or "0.0.0.0", port, ""
-        self._receiver, self._door, self._metrics, self._required = receiver, door, metrics, required
+        self._receiver, self._authenticator, self._metrics, self._required = receiver, authenticator, metrics, required
         self._server: grpc.aio.Server | None = None
         try:
             _check_available(self.host, port)
@@ -73,7 +80,7 @@ class GrpcListener:
         from spanwise.collector.grpc.export_services import ExportServices
 
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        server.add_generic_rpc_handlers((ExportServices(self._receiver, self._door, self._metrics),))
+        server.add_generic_rpc_handlers((ExportServices(self._receiver, self._authenticator, self._metrics),))
         try:
             self.port = server.add_insecure_port(_format_authority(self.host, self.port))
         except RuntimeError:  # another process took the port in the meantime
@@ -112,8 +119,8 @@ def _check_available(host: str, port: int) -> None:
             probe.listen(1)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                who = store_connection.describe_port_holder(host, port)
-                message = f"gRPC port {port} is in use by {who}: stop it, or choose another port with --grpc-port"
+                holder = store_connection.describe_port_holder(host, port)
+                message = f"gRPC port {port} is in use by {holder}: stop it, or choose another port with --grpc-port"
                 raise Refused(message) from error
             raise Refused(f"gRPC cannot bind to {host!r} port {port}: {error.strerror or error}") from error
 

@@ -39,16 +39,18 @@ def export_lines(store: Store, format: str, filter: Filter | None = None) -> Ite
     if filter == Filter():
         filter = None
     if format == "jsonl":
-        beside = _control_records(store) if filter is None else iter(())
+        control_records = _control_records(store) if filter is None else iter(())
         decisions = iterate_pages(partial(store.decisions, limit=RUNS_PER_LINE)) if filter is None else iter(())
-        records = chain(beside, _runs_and_feedback(store, filter), (("decision", decision) for decision in decisions))
+        records = chain(
+            control_records, _runs_and_feedback(store, filter), (("decision", decision) for decision in decisions)
+        )
         for kind, record in records:
             yield record_encoding.encode({"record": kind, "value": record}), Counter({kind: 1})
         return
     for runs in _runs(store, filter):
-        for some in _split_batches(iter(runs), RUNS_PER_LINE):
-            line, without = otlp_json.encode_runs(some)
-            yield line, Counter({"run": len(some) - len(without), "left out": len(without)})
+        for batch in _split_batches(iter(runs), RUNS_PER_LINE):
+            line, inexpressible = otlp_json.encode_runs(batch)
+            yield line, Counter({"run": len(batch) - len(inexpressible), "left out": len(inexpressible)})
     for feedback in _split_batches(_feedback(store, filter), RUNS_PER_LINE):
         yield otlp_json.encode_feedback(feedback), Counter(feedback=len(feedback))
 
@@ -60,18 +62,18 @@ def write_file(lines: Iterable[tuple[bytes, Counter[str]]], path: Path) -> Count
     """
     if path.exists():
         raise Refused(f"file {str(path)!r} already exists: choose another name")
-    part = path.with_name(path.name + ".part")
+    temporary = path.with_name(path.name + ".part")
     counts = Counter[str]()
     try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
-            for line, held in lines:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+            for line, line_counts in lines:
                 file.write(line + b"\n")
-                counts += held
+                counts += line_counts
             file.flush()
             os.fsync(file.fileno())
-        part.rename(path)
+        temporary.rename(path)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return counts
 
 
@@ -119,23 +121,23 @@ def _runs(store: Store, filter: Filter | None) -> Iterator[list[Run]]:
     summaries = store.each(filter)
     if filter is None:
         summaries = chain(summaries, store.each(kind=EVALUATOR_KIND))
-    for lot in _split_trace_batches(summaries):
-        traces = store.many([summary.trace_id for summary in lot])
+    for batch in _split_trace_batches(summaries):
+        traces = store.many([summary.trace_id for summary in batch])
         if runs := [run for trace in traces for run in trace.runs]:
             yield runs
 
 
 def _split_trace_batches(summaries: Iterable[TraceSummary]) -> Iterator[list[TraceSummary]]:
-    lot: list[TraceSummary] = []
-    held = 0
+    batch: list[TraceSummary] = []
+    span_count = 0
     for summary in summaries:
-        if lot and (held + summary.span_count > RUNS_PER_LINE or len(lot) == TRACES_PER_BATCH):
-            yield lot
-            lot, held = [], 0
-        lot.append(summary)
-        held += summary.span_count
-    if lot:
-        yield lot
+        if batch and (span_count + summary.span_count > RUNS_PER_LINE or len(batch) == TRACES_PER_BATCH):
+            yield batch
+            batch, span_count = [], 0
+        batch.append(summary)
+        span_count += summary.span_count
+    if batch:
+        yield batch
 
 
 def _feedback(store: Store, filter: Filter | None) -> Iterator[Feedback]:
@@ -143,5 +145,5 @@ def _feedback(store: Store, filter: Filter | None) -> Iterator[Feedback]:
 
 
 def _split_batches(items: Iterator[T], size: int) -> Iterator[list[T]]:
-    while lot := list(islice(items, size)):
-        yield lot
+    while batch := list(islice(items, size)):
+        yield batch

@@ -161,15 +161,15 @@ def repair_json(body: bytes) -> bytes:
 
 
 def _repair_token(token: re.Match[bytes]) -> bytes:
-    written = token.group()
-    if not written.startswith(b'"'):
-        return b'"%s"' % written
-    return _ESCAPE.sub(_repair_escape, written) if b"\\u" in written else written
+    text = token.group()
+    if not text.startswith(b'"'):
+        return b'"%s"' % text
+    return _ESCAPE.sub(_repair_escape, text) if b"\\u" in text else text
 
 
 def _repair_escape(escape: re.Match[bytes]) -> bytes:
-    written = escape.group()
-    return b"\\ufffd" if len(written) == _SURROGATE_LENGTH else written
+    text = escape.group()
+    return b"\\ufffd" if len(text) == _SURROGATE_LENGTH else text
 
 
 def read_resource(message: JSONResource | None, limits: Allowance) -> dict[str, JSON]:
@@ -359,7 +359,7 @@ def make_codec(
 ) -> Codec[T]:
     """Build the codec of a signal whose lists are named `resource{what}`, `scope{what}` and `items`."""
     requests, envelopes = _make_decoder(what, items, item), _make_decoder(what, items, msgspec.Raw)
-    one = msgspec.json.Decoder(item)
+    item_decoder = msgspec.json.Decoder(item)
 
     def split(body: bytes, max_items: int) -> Iterable[Group]:
         groups = _groups(_decode_or_repair(envelopes.decode, check_json(body)))
@@ -370,7 +370,7 @@ def make_codec(
         errors=ERRORS,
         parse=lambda body: _groups(requests.decode(body)),
         split=split,
-        parse_item=lambda raw: _decode_or_repair(one.decode, raw),
+        parse_item=lambda raw: _decode_or_repair(item_decoder.decode, raw),
         resource=read_resource,
         raw=raw,
         read=read,
@@ -392,8 +392,8 @@ def _snake_case_hint(body: bytes) -> str:
     if not any(part in head for part in _SNAKE_CASE_MARKERS):
         return ""
     names = sorted({name.decode() for name in _SNAKE_CASE_NAME.findall(head)})
-    known = ", ".join(f"{_to_camel_case(name)!r} instead of {name!r}" for name in names[:3])
-    return f"snake_case names are ignored in OTLP/JSON: send {known}" if names else ""
+    corrections = ", ".join(f"{_to_camel_case(name)!r} instead of {name!r}" for name in names[:3])
+    return f"snake_case names are ignored in OTLP/JSON: send {corrections}" if names else ""
 
 
 def _to_camel_case(name: str) -> str:

@@ -183,14 +183,16 @@ def truncate_fields(run: Run) -> Run:
 
 
 def _truncate(run: Run) -> Run:
-    most = {**dict.fromkeys(NAME_FIELDS, MAX_NAME_CHARS), "error": MAX_ERROR_CHARS}
-    texts: dict[str, str] = {name: getattr(run, name) or "" for name in most}
-    kept: dict[str, Any] = {name: text[: most[name]] for name, text in texts.items() if len(text) > most[name]}
-    sent: dict[str, Any] = {f"{SENT_PREFIX}{name}": texts[name] for name in kept}
+    max_chars = {**dict.fromkeys(NAME_FIELDS, MAX_NAME_CHARS), "error": MAX_ERROR_CHARS}
+    texts: dict[str, str] = {name: getattr(run, name) or "" for name in max_chars}
+    truncated: dict[str, Any] = {
+        name: text[: max_chars[name]] for name, text in texts.items() if len(text) > max_chars[name]
+    }
+    originals: dict[str, Any] = {f"{SENT_PREFIX}{name}": texts[name] for name in truncated}
     if len(run.tags) > MAX_TAGS or any(len(tag) > MAX_NAME_CHARS for tag in run.tags):
-        kept["tags"] = tuple(tag[:MAX_NAME_CHARS] for tag in run.tags[:MAX_TAGS])
-        sent[f"{SENT_PREFIX}tags"] = list(run.tags)
-    return replace(run, **kept, attributes={**run.attributes, **sent}) if kept else run
+        truncated["tags"] = tuple(tag[:MAX_NAME_CHARS] for tag in run.tags[:MAX_TAGS])
+        originals[f"{SENT_PREFIX}tags"] = list(run.tags)
+    return replace(run, **truncated, attributes={**run.attributes, **originals}) if truncated else run
 
 
 def check_feedback_names(feedback: Feedback) -> None:

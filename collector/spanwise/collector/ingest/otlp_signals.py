@@ -78,25 +78,25 @@ def read_span_item(
     span: RawSpan, fault: FaultHandler, dialects: Sequence[Dialect] | None = None
 ) -> Run | TranslatedSpan:
     """Translate a span to a run with corrected times. Return a `TranslatedSpan` if the span has side records."""
-    if found := correct_span_times(span.start_ns, span.end_ns):
-        span.start_ns, span.end_ns = found.start_ns, found.end_ns
-        span.attributes = {**span.attributes, **found.sent}
+    if corrected := correct_span_times(span.start_ns, span.end_ns):
+        span.start_ns, span.end_ns = corrected.start_ns, corrected.end_ns
+        span.attributes = {**span.attributes, **corrected.sent}
     run, also = read_span(span, fault, dialects)
     run = truncate_fields(run)
     return TranslatedSpan(run, tuple(map(_check_side_record, also))) if also else run
 
 
-def _check_side_record(said: SideResult) -> SideResult:
+def _check_side_record(record: SideResult) -> SideResult:
     """Return the side record with a corrected time, or the reason why it is refused."""
     try:
-        if isinstance(said, ValueError):
-            raise said
-        if isinstance(said, Feedback):
-            check_feedback_names(said)
-            _check_target(said.target.trace_id, said.target.span_id)
-            return correct_feedback_time(said)
-        _check_target(said.trace_id, said.span_id)
-        return said
+        if isinstance(record, ValueError):
+            raise record
+        if isinstance(record, Feedback):
+            check_feedback_names(record)
+            _check_target(record.target.trace_id, record.target.span_id)
+            return correct_feedback_time(record)
+        _check_target(record.trace_id, record.span_id)
+        return record
     except ValueError as error:
         reason = error.reason if isinstance(error, ItemRefused) else "value"
         return SideRecordRefused(reason, f"side record of a span: {error}")
@@ -126,8 +126,8 @@ TRACES = Signal("traces", TRACES_PROTOBUF, TRACES_JSON, ExportTraceServiceRespon
 def read_log_item(log: RawLog, fault: FaultHandler, dialects: Sequence[LogDialect] | None = None) -> LogItem | None:
     """Translate a log record; return None if no dialect recognizes it. Raises `ItemRefused` for an invalid one."""
     sent = log.time_ns = log.time_ns or time.time_ns()
-    if (kept := correct_time(sent)) != sent:
-        log.time_ns, log.attributes = kept, {**log.attributes, f"{SENT_PREFIX}created_ns": sent}
+    if (corrected := correct_time(sent)) != sent:
+        log.time_ns, log.attributes = corrected, {**log.attributes, f"{SENT_PREFIX}created_ns": sent}
     try:
         item = read_log(log, fault, dialects)
     except ValueError as error:

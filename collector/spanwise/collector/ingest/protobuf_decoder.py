@@ -97,11 +97,11 @@ def check_messages(message: View, kind: str) -> View:
         while waiting:
             view, schema = waiting.pop()
             for field, start, end in _iterate_fields(view):
-                inner = schema.get(field)
-                if inner is not None:
+                inner_kind = schema.get(field)
+                if inner_kind is not None:
                     count += 1
                     if end - start > 1:
-                        waiting.append((view[start:end], MESSAGE_FIELDS[inner]))
+                        waiting.append((view[start:end], MESSAGE_FIELDS[inner_kind]))
                     if count > MAX_MESSAGES:
                         raise PermanentError("too_many", f"more than {MAX_MESSAGES:,} values in one item: send less")
     return message
@@ -425,11 +425,11 @@ def iterate_columnar_groups(body: bytes) -> Iterable[Group]:
     check_groups(len(resources), sum(len(group.scope_spans) for group in resources))
     # use no local variables, which would keep the parsed lists in memory while the groups are decoded
     attribute_count = len(_parse_attribute_lists(body).merged.merged.merged.all)
-    named = attribute_count == len(_parse_name_lists(body).merged.merged.merged.all.key)
+    is_named = attribute_count == len(_parse_name_lists(body).merged.merged.merged.all.key)
     for group_index, group in enumerate(resources):
         for subgroup_index, subgroup in enumerate(group.scope_spans):
             load = original.make_loader(group_index, subgroup_index)
-            items = list(zip(subgroup.spans, count(), repeat(load))) if named else load()
+            items = list(zip(subgroup.spans, count(), repeat(load))) if is_named else load()
             yield group.resource, _read_scope(subgroup.scope), items
 
 
@@ -441,12 +441,12 @@ def convert_columnar_span(
         return convert_span(item, resource, scope, limits)
     span, index, load = item
     pairs = span.attributes
-    names, given = pairs.key[:], pairs.value[:]
+    names, values = pairs.key[:], pairs.value[:]
     used = limits.used
     try:
-        if len(names) == len(given) and limits.value_bytes >= SHORT_VALUE_BYTES:
+        if len(names) == len(values) and limits.value_bytes >= SHORT_VALUE_BYTES:
             limits.use(len(names))
-            attributes = dict(zip(names, _read_values(given, limits), strict=True))
+            attributes = dict(zip(names, _read_values(values, limits), strict=True))
             return convert_span_with_attributes(span, attributes, resource, scope, limits)
     # OTLP's classes cannot parse the request either, so `load` raises `UnparsableRequest`
     except (UnicodeDecodeError, DecodeError):
@@ -455,19 +455,19 @@ def convert_columnar_span(
     return convert_span(load()[index], resource, scope, limits)
 
 
-def _read_values(given: Sequence[bytes], limits: Allowance) -> list[JSON]:
+def _read_values(values: Sequence[bytes], limits: Allowance) -> list[JSON]:
     """Return the values of attributes. Raises `ItemRefused`."""
-    heads, used = TEXT_PREFIXES, limits.used
+    prefixes, used = TEXT_PREFIXES, limits.used
     try:
         return [
             text.decode()
-            if (text := value.removeprefix(heads[len(value)])) is not value
+            if (text := value.removeprefix(prefixes[len(value)])) is not value
             else _read_other_value(value, limits)
-            for value in given
+            for value in values
         ]
     except IndexError:  # a value longer than the prefix table
         limits.used = used  # undo the count of the values before it
-        return [_read_other_value(value, limits) for value in given]
+        return [_read_other_value(value, limits) for value in values]
 
 
 def _read_other_value(value: bytes, limits: Allowance) -> JSON:
