@@ -75,9 +75,7 @@ def check_side_records(also: Sequence[SideResult]) -> None:
     """Raise `TypeError` for anything but feedback, amendments and `ValueError`s."""
     for record in also:
         if not isinstance(record, Feedback | Amendment | ValueError):
-            raise TypeError(
-                f"a dialect returned the side record {record!r:.200}, which is neither feedback nor an amendment"
-            )
+            raise TypeError(f"a side record must be feedback or an amendment, got {record!r:.200}")
 
 
 class RunFields(TypedDict, total=False):
@@ -206,8 +204,6 @@ def applies_to(*namespaces: str, scope: str | tuple[str, ...] = ()) -> Callable[
 def is_applicable(dialect: Dialect, namespaces: Set[str], scope: str) -> bool:
     """Return whether a dialect applies to a span with these namespaces and this scope."""
     applicability: Applicability | None = getattr(dialect, "place", None)
-    return (
-        applicability is None
-        or not applicability.namespaces.isdisjoint(namespaces)
-        or scope.startswith(applicability.scopes)
-    )
+    if applicability is None:
+        return True
+    return not applicability.namespaces.isdisjoint(namespaces) or scope.startswith(applicability.scopes)

@@ -210,11 +210,9 @@ def read_token_details(value: Mapping[str, JSON]) -> dict[str, int]:
 def take_cost(draft: Draft, name: str) -> None:
     """Fill in a cost from an object in an attribute. Remove the attribute if it holds nothing but the total."""
     amounts = parse_json(draft.attributes.get(name))
-    if (
-        isinstance(amounts, dict)
-        and fill_field(draft, "cost", read_cost(amounts))
-        and amounts.keys() <= {*TOTAL_COST_FIELDS}
-    ):
+    if not isinstance(amounts, dict) or not fill_field(draft, "cost", read_cost(amounts)):
+        return
+    if amounts.keys() <= {*TOTAL_COST_FIELDS}:
         del draft.attributes[name]
 
 

@@ -44,6 +44,7 @@ INPUT_MESSAGES, OUTPUT_MESSAGES = "gen_ai.input.messages", "gen_ai.output.messag
 INSTRUCTIONS = "gen_ai.system_instructions"
 CONTENT_ATTRIBUTE = "gen_ai.event.content"  # attribute that holds the event's body as JSON
 ENVELOPE_NAMES = frozenset(("gen_ai.system", "gen_ai.provider.name", "event.name", CONTENT_ATTRIBUTE))
+LISTED_ENVELOPE_NAMES = ENVELOPE_NAMES | {"gen_ai.message.index"}  # of events that are listed in an attribute
 # messages without any of these are ignored
 MESSAGE_CONTENT_FIELDS = (
     "content",
@@ -131,18 +132,13 @@ def read_event_list(value: JSON) -> tuple[list[JSON], list[JSON]] | None:
     events = parse_json(value)
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         return None
+    if any(event.get("event.name") not in MESSAGE_EVENTS for event in events):
+        return None
     inputs: list[JSON] = []
     outputs: list[JSON] = []
     for event in events:
-        name = event.get("event.name")
-        if name not in MESSAGE_EVENTS:
-            return None
-        body = {
-            key: content
-            for key, content in event.items()
-            if key not in ENVELOPE_NAMES and key != "gen_ai.message.index"
-        }
-        more_inputs, more_outputs = read_event_messages(name, body, {})
+        body = {key: value for key, value in event.items() if key not in LISTED_ENVELOPE_NAMES}
+        more_inputs, more_outputs = read_event_messages(event["event.name"], body, {})
         inputs += more_inputs
         outputs += more_outputs
     return inputs, outputs
@@ -172,7 +168,8 @@ INPUTS = ("gen_ai.tool.call.arguments", QUERY, "gen_ai.prompt")
 OUTPUTS = ("gen_ai.tool.call.result", "gen_ai.completion")
 PROVIDERS = ("gen_ai.provider.name", "gen_ai.system")
 USAGE = "gen_ai.usage."
-TOKEN_NAMES = ((names.INPUT_TOKENS, f"{USAGE}prompt_tokens"), (names.OUTPUT_TOKENS, f"{USAGE}completion_tokens"))
+INPUT_TOKEN_NAMES = (names.INPUT_TOKENS, f"{USAGE}prompt_tokens")
+OUTPUT_TOKEN_NAMES = (names.OUTPUT_TOKENS, f"{USAGE}completion_tokens")
 # Names of token details in older conventions and of vendors → current names. Other names are kept
 DETAIL_NAMES = {
     "cache_read_input_tokens": "cache_read.input_tokens",
@@ -192,7 +189,7 @@ DETAIL_NAMES = {
     "output_audio_tokens": "audio.output_tokens",
 }
 TOTAL_TOKEN_NAMES = (f"{USAGE}total_tokens", "llm.usage.total_tokens")
-BASE_USAGE_NAMES = frozenset((*(name for pair in TOKEN_NAMES for name in pair), *TOTAL_TOKEN_NAMES, *COST_NAMES))
+BASE_USAGE_NAMES = frozenset((*INPUT_TOKEN_NAMES, *OUTPUT_TOKEN_NAMES, *TOTAL_TOKEN_NAMES, *COST_NAMES))
 # Senders that exclude cached or reasoning tokens from their totals: (prefix of the scope, prefix of the provider). An
 # empty prefix matches any provider
 SENDERS_EXCLUDING_CACHE = (("opentelemetry.instrumentation.bedrock", ""), ("openlit", "anthropic"), ("openlit", "aws"))
@@ -239,43 +236,33 @@ def _usage(draft: Draft) -> None:
     attributes = draft.attributes
     if "usage" in draft.fields:
         return
-    (input_name, input_tokens), (output_name, output_tokens) = (
-        _find_count(attributes, TOKEN_NAMES[0]),
-        _find_count(attributes, TOKEN_NAMES[1]),
-    )
+    input_name, input_tokens = _find_count(attributes, INPUT_TOKEN_NAMES)
+    output_name, output_tokens = _find_count(attributes, OUTPUT_TOKEN_NAMES)
     if input_name is None and output_name is None:
         return
     details = _take_details(attributes)
-    excludes_tokens = draft.span.scope.startswith(EXCLUDING_SCOPES)
-    draft.fields["usage"] = (
-        _normalize_parts(draft, input_tokens, output_tokens, details)
-        if details or excludes_tokens
-        else new_usage(input_tokens, output_tokens, details)
-    )
+    if details or draft.span.scope.startswith(EXCLUDING_SCOPES):
+        draft.fields["usage"] = _normalize_usage(draft, input_tokens, output_tokens, details)
+    else:
+        draft.fields["usage"] = new_usage(input_tokens, output_tokens, details)
     for name in (input_name, output_name):
         if name is not None:
             del attributes[name]
 
 
-def _normalize_parts(draft: Draft, input_tokens: int, output_tokens: int, details: dict[str, int]) -> Usage:
+def _normalize_usage(draft: Draft, input_tokens: int, output_tokens: int, details: dict[str, int]) -> Usage:
     """Return the usage. Add cached or reasoning tokens to the totals if the sender is known, or appears, to exclude
     them.
     """
     attributes, scope = draft.span.attributes, draft.span.scope
     provider = next((text for name in PROVIDERS if (text := text_or_none(attributes.get(name)))), "")
+    cache_apart, reasoning_apart = (
+        any(scope.startswith(of_scope) and provider.startswith(of_provider) for of_scope, of_provider in senders)
+        for senders in (SENDERS_EXCLUDING_CACHE, SENDERS_EXCLUDING_REASONING)
+    )
+    total = find_count(attributes, TOTAL_TOKEN_NAMES)
     return normalize_usage(
-        input_tokens,
-        output_tokens,
-        details,
-        total=find_count(attributes, TOTAL_TOKEN_NAMES),
-        cache_apart=any(
-            scope.startswith(scope_prefix) and provider.startswith(provider_prefix)
-            for scope_prefix, provider_prefix in SENDERS_EXCLUDING_CACHE
-        ),
-        reasoning_apart=any(
-            scope.startswith(scope_prefix) and provider.startswith(provider_prefix)
-            for scope_prefix, provider_prefix in SENDERS_EXCLUDING_REASONING
-        ),
+        input_tokens, output_tokens, details, total=total, cache_apart=cache_apart, reasoning_apart=reasoning_apart
     )
 
 
@@ -348,11 +335,9 @@ def _holds_choices(value: JSON) -> bool:
     """Return whether the value holds OpenAI's choices instead of messages."""
     if isinstance(value, dict):
         return isinstance(value.get("choices"), list)
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(element, dict) and "message" in element for element in value)
-    )
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(element, dict) and "message" in element for element in value)
 
 
 def _events(draft: Draft) -> None:
@@ -379,12 +364,8 @@ def _retrieval(draft: Draft, operation: str | None) -> None:
         return
     outputs = fields.get("outputs")
     documents = outputs.get("documents") if isinstance(outputs, dict) else outputs
-    if (
-        isinstance(documents, list)
-        and documents
-        and all(isinstance(document, dict) for document in documents)
-        and read_documents(documents)
-    ):
-        fields.setdefault("documents", read_documents(documents))
+    is_list = isinstance(documents, list) and all(isinstance(document, dict) for document in documents)
+    if is_list and (found := read_documents(documents)):
+        fields.setdefault("documents", found)
     if fields.get("documents") or QUERY in draft.span.attributes:
         fields["kind"] = "retriever"

@@ -88,11 +88,9 @@ def haystack(draft: Draft) -> None:
 
 def _documents(documents: JSON) -> tuple[Document, ...]:
     """Return the documents in a list; () if any element is not a document."""
-    if not isinstance(documents, list) or not all(
-        isinstance(document, dict) and "content" in document for document in documents
-    ):
-        return ()
-    return tuple(map(_document, documents))
+    if isinstance(documents, list) and all(isinstance(each, dict) and "content" in each for each in documents):
+        return tuple(map(_document, documents))
+    return ()
 
 
 def _document(document: Mapping[str, Any]) -> Document:

@@ -148,12 +148,9 @@ def read_langfuse_score(body: Mapping[str, JSON], sent: JSON = None) -> Feedback
     source: Source = SCORE_SOURCES.get(origin, "code") if isinstance(origin, str) else "code"
     if origin is None and body.get("queueId"):  # annotation queues are for human feedback
         source = "human"
-    # a hash of the score's id cannot collide with ids from other sources
-    id = (
-        sha256(repr(("langfuse", "score", to_text(body["id"]))).encode("utf-8", "replace")).hexdigest()[:32]
-        if body.get("id")
-        else ""
-    )
+    id = secrets.token_hex(16)
+    if body.get("id"):  # a hash of the id cannot collide with ids from other sources
+        id = sha256(repr(("langfuse", "score", to_text(body["id"]))).encode("utf-8", "replace")).hexdigest()[:32]
     return Feedback(
         target=_read_target(body, metadata),
         key=name,
@@ -162,7 +159,7 @@ def read_langfuse_score(body: Mapping[str, JSON], sent: JSON = None) -> Feedback
         author=text_or_none(body.get("authorUserId")),
         metadata=metadata,
         created_ns=_parse_timestamp(body.get("timestamp") or sent),
-        id=id or secrets.token_hex(16),
+        id=id,
     )
 
 

@@ -82,16 +82,12 @@ def _usage(draft: Draft) -> None:
     reply_usage = outputs.get("usage_metadata") if isinstance(outputs, dict) else None
     reported = field_extraction.parse_container(draft.attributes.get(USAGE, reply_usage))
     counts: dict[str, JSON] = reported if isinstance(reported, dict) else {}
-    input_tokens, output_tokens = (
-        parse_count(attributes.get(names.INPUT_TOKENS)),
-        parse_count(attributes.get(names.OUTPUT_TOKENS)),
-    )
+    input_tokens = parse_count(attributes.get(names.INPUT_TOKENS))
+    output_tokens = parse_count(attributes.get(names.OUTPUT_TOKENS))
     usage = field_extraction.read_usage(counts)
     if input_tokens is not None or output_tokens is not None:
-        total = parse_count(counts.get("total_tokens"))
-        usage = normalize_usage(
-            input_tokens or 0, output_tokens or 0, field_extraction.read_token_details(counts), total=total
-        )
+        total, details = parse_count(counts.get("total_tokens")), field_extraction.read_token_details(counts)
+        usage = normalize_usage(input_tokens or 0, output_tokens or 0, details, total=total)
     if not field_extraction.fill_field(draft, "usage", usage):
         return
     for name, tokens in ((names.INPUT_TOKENS, input_tokens), (names.OUTPUT_TOKENS, output_tokens)):
@@ -127,9 +123,7 @@ def read_langchain_outputs(value: JSON) -> list[JSON] | None:
     generations = value.get("generations") if isinstance(value, dict) else None
     if not isinstance(generations, list) or len(generations) != 1 or not isinstance(generations[0], list):
         return None
-    return _read_messages(
-        [generation.get("message") if isinstance(generation, dict) else None for generation in generations[0]]
-    )
+    return _read_messages([choice.get("message") if isinstance(choice, dict) else None for choice in generations[0]])
 
 
 def _read_messages(value: JSON) -> list[JSON] | None:

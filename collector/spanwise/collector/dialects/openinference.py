@@ -175,9 +175,7 @@ def take_retrieved_documents(draft: Draft) -> None:
         del fields["outputs"]
     query = draft.attributes.get(RERANKER_QUERY)
     if "inputs" not in fields and query is not None:
-        candidates = [
-            _to_json(document) for document in take_indexed_list(draft.attributes, RERANKER_DOCUMENTS, "document")
-        ]
+        candidates = list(map(_to_json, take_indexed_list(draft.attributes, RERANKER_DOCUMENTS, "document")))
         fields["inputs"] = {"query": query, "documents": candidates} if candidates else query
         del draft.attributes[RERANKER_QUERY]
 
@@ -241,9 +239,8 @@ def _take_documents(attributes: dict[str, Any], outputs: JSON) -> tuple[Document
     for prefix in DOCUMENT_LISTS:
         if listed := take_indexed_list(attributes, prefix, "document"):
             found = tuple(map(read_listed_document, listed))
-            return (
-                found if outputs is None or all(document.id for document in found) else _add_output_ids(found, outputs)
-            )
+            has_ids = all(document.id for document in found)
+            return found if outputs is None or has_ids else _add_output_ids(found, outputs)
     return ()
 
 

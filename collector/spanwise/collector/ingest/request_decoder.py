@@ -71,13 +71,14 @@ def decode(codec: Codec[T], body: bytes, limits: Limits, pause: float = PAUSE_SE
     """
     allowance = Allowance(limits)
     decoded: DecodedRequest[T] = DecodedRequest()  # `DecodedRequest[T]()` would take some microseconds more
+    parse_errors: tuple[type[Exception], ...] = (UnparsableRequest, *codec.errors)
     if len(body) < LARGE_BODY_BYTES:
         try:
             groups = list(codec.parse(body))
             check_item_count(sum(len(items) for _, _, items in groups), limits.spans)
             for resource, scope, items in groups:
                 _convert_items(codec, resource, scope, items, len(items), allowance, decoded)
-        except (UnparsableRequest, *codec.errors) as error:
+        except parse_errors as error:
             allowance, decoded = Allowance(limits), DecodedRequest()  # discard the items that were read so far
             _decode_items(codec, body, allowance, decoded, error)
     else:
