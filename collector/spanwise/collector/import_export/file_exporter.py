@@ -39,11 +39,10 @@ def export_lines(store: Store, format: str, filter: Filter | None = None) -> Ite
     if filter == Filter():
         filter = None
     if format == "jsonl":
-        control_records = _control_records(store) if filter is None else iter(())
-        decisions = iterate_pages(partial(store.decisions, limit=RUNS_PER_LINE)) if filter is None else iter(())
-        records = chain(
-            control_records, _runs_and_feedback(store, filter), (("decision", decision) for decision in decisions)
-        )
+        records = _runs_and_feedback(store, filter)
+        if filter is None:
+            decisions = iterate_pages(partial(store.decisions, limit=RUNS_PER_LINE))
+            records = chain(_control_records(store), records, (("decision", decision) for decision in decisions))
         for kind, record in records:
             yield record_encoding.encode({"record": kind, "value": record}), Counter({kind: 1})
         return

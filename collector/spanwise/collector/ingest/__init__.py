@@ -7,7 +7,8 @@ Modules, in the order in which data flows:
 - `ingest_pipeline`: Ingest pipeline: decodes a request, counts its items and hands them to the sinks, for HTTP and
   gRPC.
 - `offload`: Offloading of large requests from the event loop: priority lanes and a thread pool.
-- `decode_pool`: Pool of decode worker processes in the server: start, dispatch, timeouts, restart after a crash.
+- `decode_pool`: Decoding of requests in the server, in a thread or in a worker process; start, timeouts and restart of
+  workers.
 - `decode_protocol`: Messages between the server and a decode worker process.
 - `decode_worker`: Decode worker: main loop of a process that decodes requests for the server that started it.
 - `request_decoder`: Decoding of one OTLP request: codec interface, item-by-item recovery, and the decoded items with

@@ -191,16 +191,17 @@ def read_resource(message: Resource, limits: Allowance) -> dict[str, JSON]:
     return read_attributes(message.attributes, limits)
 
 
-def convert_span(span: Span, resource: dict[str, JSON], scope: Scope, limits: Allowance) -> RawSpan:
-    """Convert one span to a `RawSpan`. Raises `ItemRefused`."""
-    return convert_span_with_attributes(span, read_attributes(span.attributes, limits), resource, scope, limits)
-
-
-def convert_span_with_attributes(
-    span: Span, attributes: dict[str, JSON], resource: dict[str, JSON], scope: Scope, limits: Allowance
+def convert_span(
+    span: Span,
+    resource: dict[str, JSON],
+    scope: Scope,
+    limits: Allowance,
+    attributes: dict[str, JSON] | None = None,
 ) -> RawSpan:
-    """Convert one span whose attributes were read separately. Raises `ItemRefused`."""
-    if len(attributes) > limits.attributes:
+    """Convert one span to a `RawSpan`, with the given attributes if they were read separately. Raises `ItemRefused`."""
+    if attributes is None:
+        attributes = read_attributes(span.attributes, limits)
+    elif len(attributes) > limits.attributes:
         raise _too_many(len(attributes), limits)
     trace_id, span_id, status = span.trace_id.hex(), span.span_id.hex(), span.status
     return RawSpan(
@@ -447,7 +448,7 @@ def convert_columnar_span(
         if len(names) == len(values) and limits.value_bytes >= SHORT_VALUE_BYTES:
             limits.use(len(names))
             attributes = dict(zip(names, _read_values(values, limits), strict=True))
-            return convert_span_with_attributes(span, attributes, resource, scope, limits)
+            return convert_span(span, resource, scope, limits, attributes)
     # OTLP's classes cannot parse the request either, so `load` raises `UnparsableRequest`
     except (UnicodeDecodeError, DecodeError):
         pass
