@@ -28,10 +28,8 @@ IDENTITY_NAMES = {
 # Prefixes of metadata keys that LangChain and LangSmith set themselves; such keys are not user metadata
 SDK_PREFIXES: tuple[str, ...] = ("ls_", "LANGSMITH_", "LANGCHAIN_", "langgraph_", "lc_versions", "checkpoint_ns")
 SDK_PREFIXES += ("revision_id", "usage_metadata")
-INPUT_TOKEN_NAMES, OUTPUT_TOKEN_NAMES = (
-    ("input_tokens", "prompt_tokens", "input"),
-    ("output_tokens", "completion_tokens", "output"),
-)
+INPUT_TOKEN_NAMES = ("input_tokens", "prompt_tokens", "input")
+OUTPUT_TOKEN_NAMES = ("output_tokens", "completion_tokens", "output")
 INPUT_DETAILS = {
     "cache_read": "cache_read.input_tokens",
     "cached_tokens": "cache_read.input_tokens",

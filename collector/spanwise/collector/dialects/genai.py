@@ -29,15 +29,9 @@ from spanwise.tracer import attribute_names as names
 MESSAGE_ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
 CHOICE_EVENT = "gen_ai.choice"
 # up to v1.27, all messages in one event
-PROMPT_EVENT, COMPLETION_EVENT = (
-    "gen_ai.content.prompt",
-    "gen_ai.content.completion",
-)
+PROMPT_EVENT, COMPLETION_EVENT = "gen_ai.content.prompt", "gen_ai.content.completion"
 # event → its attribute with the messages
-EVENT_ATTRIBUTES = {
-    PROMPT_EVENT: "gen_ai.prompt",
-    COMPLETION_EVENT: "gen_ai.completion",
-}
+EVENT_ATTRIBUTES = {PROMPT_EVENT: "gen_ai.prompt", COMPLETION_EVENT: "gen_ai.completion"}
 DETAILS_EVENT = "gen_ai.client.inference.operation.details"
 MESSAGE_EVENTS = frozenset((*MESSAGE_ROLES, CHOICE_EVENT, *EVENT_ATTRIBUTES, DETAILS_EVENT))
 INPUT_MESSAGES, OUTPUT_MESSAGES = "gen_ai.input.messages", "gen_ai.output.messages"
@@ -46,13 +40,7 @@ CONTENT_ATTRIBUTE = "gen_ai.event.content"  # attribute that holds the event's b
 ENVELOPE_NAMES = frozenset(("gen_ai.system", "gen_ai.provider.name", "event.name", CONTENT_ATTRIBUTE))
 LISTED_ENVELOPE_NAMES = ENVELOPE_NAMES | {"gen_ai.message.index"}  # of events that are listed in an attribute
 # messages without any of these are ignored
-MESSAGE_CONTENT_FIELDS = (
-    "content",
-    "tool_calls",
-    "parts",
-    "refusal",
-    "reasoning_content",
-)
+MESSAGE_CONTENT_FIELDS = ("content", "tool_calls", "parts", "refusal", "reasoning_content")
 
 
 def read_event_messages(name: str, body: JSON, attributes: Mapping[str, JSON]) -> tuple[list[JSON], list[JSON]]:

@@ -35,12 +35,8 @@ from spanwise.collector.dialects.token_costs import normalize_usage
 from spanwise.collector.records import JSON, Document, Feedback, Source, Target
 from spanwise.tracer import attribute_names as names
 
-INPUT_MESSAGES, OUTPUT_MESSAGES, PROMPTS, CHOICES = (
-    "llm.input_messages",
-    "llm.output_messages",
-    "llm.prompts",
-    "llm.choices",
-)
+INPUT_MESSAGES, OUTPUT_MESSAGES = "llm.input_messages", "llm.output_messages"
+PROMPTS, CHOICES = "llm.prompts", "llm.choices"
 SINGLE_ATTRIBUTE_LISTS = (PROMPTS, CHOICES)  # these lists may also be sent as one attribute
 TOOL_CALLS, CONTENT_PARTS = "tool_calls", "contents"
 NON_CONTENT_FIELDS = frozenset(("role", "name", "finish_reason"))
@@ -406,11 +402,8 @@ REPR_DETAILS = {
     "cache_creation_input_tokens": "cache_creation.input_tokens",
     "reasoning_tokens": "reasoning.output_tokens",
 }
-PROMPT_TOKENS, COMPLETION_TOKENS, TOTAL_TOKENS = (
-    "llm.token_count.prompt",
-    "llm.token_count.completion",
-    "llm.token_count.total",
-)
+PROMPT_TOKENS, COMPLETION_TOKENS = "llm.token_count.prompt", "llm.token_count.completion"
+TOTAL_TOKENS = "llm.token_count.total"
 DECISION_TOKENS = ("decision.token_count.input", "decision.token_count.output")
 COUNT_NAMES = (PROMPT_TOKENS, COMPLETION_TOKENS, "llm.cost.total", "llm.cost.prompt", "llm.cost.completion")
 DETAIL_NAMES = {

@@ -47,10 +47,8 @@ DETAILS = {
 }
 # Up to version 5, the input tokens of these providers exclude cached tokens. Version 6 includes them, and is
 # recognized by an attribute
-PROVIDERS_EXCLUDING_CACHE, CACHE_INCLUDED_MARKER = (
-    ("anthropic", "bedrock"),
-    "ai.usage.inputTokenDetails.cacheReadTokens",
-)
+PROVIDERS_EXCLUDING_CACHE = ("anthropic", "bedrock")
+CACHE_INCLUDED_MARKER = "ai.usage.inputTokenDetails.cacheReadTokens"
 METADATA_PREFIX = "ai.telemetry.metadata."
 SESSIONS, USERS = ("sessionId", "session_id", "session.id"), ("userId", "user_id", "user.id")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -68,20 +69,18 @@ class Envelope:
 
         Raises `ValueError` if the body cannot be parsed as a whole.
         """
-        count = 0
+        total = 0
 
-        def counted(number: int, item: Any) -> bool:
-            nonlocal count
-            count = number + 1
+        def count_item(index: int, _: Any) -> bool:
+            nonlocal total
+            total = index + 1
             return True
 
-        self.chosen(counted)
-        if count < 2:
+        self.chosen(count_item)
+        middle = total // 2
+        if not middle:
             return []
-        parts = (
-            self.chosen(lambda number, _: number < count // 2),
-            self.chosen(lambda number, _: number >= count // 2),
-        )
+        parts = self.chosen(lambda index, _: index < middle), self.chosen(lambda index, _: index >= middle)
         return [part for part in parts if part is not None]
 
 
@@ -120,7 +119,7 @@ def _select_protobuf_items(envelope: Envelope, choose: ItemSelector) -> bytes | 
         request.ParseFromString(envelope.body)
     except DecodeError as error:
         raise ValueError(f"the body cannot be parsed as a whole: {error}") from error
-    is_any_selected, numbers = False, _numbers()
+    is_any_selected, numbers = False, count()
     for resource in getattr(request, resources):
         for scope in getattr(resource, scopes):
             found = getattr(scope, items)
@@ -134,7 +133,7 @@ def _select_protobuf_items(envelope: Envelope, choose: ItemSelector) -> bytes | 
 
 def _select_json_items(envelope: Envelope, choose: ItemSelector) -> bytes | None:
     _, (resources, scopes, items), _ = _SIGNAL_SHAPES[envelope.signal]
-    is_any_selected, numbers = False, _numbers()
+    is_any_selected, numbers = False, count()
     try:
         request = msgspec.json.decode(envelope.body)
         for resource in request.get(resources) or ():
@@ -144,10 +143,3 @@ def _select_json_items(envelope: Envelope, choose: ItemSelector) -> bytes | None
     except (msgspec.DecodeError, AttributeError, TypeError) as error:
         raise ValueError(f"the body cannot be parsed as a whole: {error}") from error
     return msgspec.json.encode(request) if is_any_selected else None
-
-
-def _numbers() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1

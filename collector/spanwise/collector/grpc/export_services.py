@@ -35,9 +35,11 @@ from spanwise.collector.security.authorization import Access
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 MAX_CALLS = 1000  # concurrent calls, in any state
-METHOD_PATH = "/opentelemetry.proto.collector.{name}.v1.{title}Service/Export"
-SERVICE_TITLES = {"traces": "Trace", "logs": "Logs", "metrics": "Metrics"}
-PROTO_PACKAGES = {"traces": "trace", "logs": "logs", "metrics": "metrics"}
+METHOD_PATHS = {
+    "traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+    "logs": "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
+    "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+}
 STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 STATUS_DETAILS_KEY = "grpc-status-details-bin"  # gRPC's metadata key for a google.rpc.Status
 RETRY_INFO_KEY = "google.rpc.retryinfo-bin"  # where OpenTelemetry's Python exporter looks for the retry delay
@@ -55,9 +57,7 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
         self._read_limiter, self._call_count = ReadLimiter(), 0
         metrics.gauge("spanwise_grpc_calls", lambda: self._call_count)
         self._handlers = {
-            METHOD_PATH.format(
-                name=PROTO_PACKAGES[signal.name], title=SERVICE_TITLES[signal.name]
-            ): grpc.stream_unary_rpc_method_handler(partial(self._call, signal), None, None)
+            METHOD_PATHS[signal.name]: grpc.stream_unary_rpc_method_handler(partial(self._call, signal), None, None)
             for signal in SIGNALS
         }
 

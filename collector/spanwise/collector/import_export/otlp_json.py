@@ -56,9 +56,8 @@ def encode_attributes(plain: Mapping[str, JSON]) -> list[dict[str, Any]]:
 
 SpanKey = tuple[str, str]  # trace id and span id
 EXACT_ATTRIBUTE = "spanwise.exact"
-FILE_LIMITS = Limits(
-    spans=10**9, values=10**9, value_bytes=2**31, attributes=10**6
-)  # practically no limits, because users import their own files
+# practically no limits, because users import their own files
+FILE_LIMITS = Limits(spans=10**9, values=10**9, value_bytes=2**31, attributes=10**6)
 _ID_FIELDS = ("trace_id", "span_id", "parent_id")
 
 

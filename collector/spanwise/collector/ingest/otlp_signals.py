@@ -36,9 +36,8 @@ from spanwise.collector.records import JSON, Amendment, Feedback, ProcessReport,
 from spanwise.tracer import attribute_names as names
 
 T = TypeVar("T")
-HOPS_HEADER = (
-    b"spanwise-forwarded"  # HTTP header or gRPC metadata with the marks of the collectors that forwarded a request
-)
+# HTTP header or gRPC metadata with the marks of the collectors that forwarded a request
+HOPS_HEADER = b"spanwise-forwarded"
 MAX_HOP_MARKS = 32  # maximum number of marks that are read
 
 
