@@ -77,16 +77,15 @@ class Forwarder:
 
     def _put(self, request: Request[Any]) -> None:
         is_json = request.codec is request.signal.json
-        envelope: Envelope | None = Envelope(request.signal.name, is_json, (*request.hops, self._mark), request.body)
-        if envelope is not None and request.refused:
-            try:
-                envelope = envelope.chosen(_make_selector(request.refused, is_json))
-            except ValueError:  # refused items cannot be separated from the others
-                self._count_dropped("project")
-                return
-        if envelope is not None:
+        received = Envelope(request.signal.name, is_json, (*request.hops, self._mark), request.body)
+        try:
+            allowed = received.chosen(_make_selector(request.refused, is_json)) if request.refused else received
+        except ValueError:  # refused items cannot be separated from the others
+            self._count_dropped("project")
+            return
+        if allowed is not None:
             for queue in self._queues:
-                queue.put(envelope)
+                queue.put(allowed)
 
     def _count_dropped(self, reason: str) -> None:
         for target in self.targets:

@@ -280,12 +280,7 @@ def read_value(value: AnyValue | None, limits: Allowance, depth: int) -> JSON:
         try:
             return finite_or_name(float(value.double_value))
         except ValueError:
-            raise ItemRefused(
-                "value",
-                f"{value.double_value[:64]!r} is not a number"
-                if isinstance(value.double_value, str)
-                else repr(value.double_value),
-            ) from None
+            raise ItemRefused("value", f"{str(value.double_value)[:64]!r} is not a number") from None
     text = value.string_value if value.string_value is not None else value.bytes_value
     if text is not None and len(text) > limits.value_bytes:
         raise _too_long(text, limits)

@@ -102,6 +102,7 @@ def _check_side_record(record: SideResult) -> SideResult:
 
 
 def _check_target(trace_id: str | None, span_id: str | None) -> None:
+    """Raise `ItemRefused` unless the trace id is valid or None, and the span id is valid or missing."""
     if trace_id is not None:
         check_ids(trace_id, span_id or PLACEHOLDER_SPAN_ID, "")
 
@@ -131,12 +132,12 @@ def read_log_item(log: RawLog, fault: FaultHandler, dialects: Sequence[LogDialec
         item = read_log(log, fault, dialects)
     except ValueError as error:
         if log.event != names.REPORT_EVENT:
-            _check_ids(log)
+            _check_target(log.trace_id, log.span_id)
         raise ItemRefused("value", str(error)) from error
     if isinstance(item, Feedback):
         check_feedback_names(item)
     if item is not None and not _needs_no_trace_id(item):
-        _check_ids(log)
+        _check_target(log.trace_id, log.span_id)
     return item
 
 
@@ -144,11 +145,6 @@ def _needs_no_trace_id(item: LogItem) -> bool:
     if isinstance(item, Feedback):
         return item.target.trace_id is None  # its target is a session or an experiment
     return isinstance(item, ProcessReport) or (isinstance(item, Amendment) and item.response_id is not None)
-
-
-def _check_ids(log: RawLog) -> None:
-    """Raise `ItemRefused` unless the record has a valid trace id, and a valid span id or none."""
-    check_ids(log.trace_id, log.span_id or PLACEHOLDER_SPAN_ID, "")
 
 
 LOGS_PROTOBUF: Codec[LogItem] = Codec(
