@@ -166,7 +166,7 @@ def test_a_dialect_that_says_something_else_is_left_out():
     told: list[Exception] = []
     raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s")
     assert read_span(raw, lambda _, error: told.append(error), [wrong]).also == ()
-    assert "neither feedback nor an amendment" in str(told[0])
+    assert "must be feedback or an amendment" in str(told[0])
 
 
 rows = st.fixed_dictionaries(

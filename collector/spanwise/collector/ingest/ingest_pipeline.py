@@ -50,7 +50,8 @@ class IngestPipeline:
         if not keep_body:
             request.body = b""  # free the body, because it and the decoded items may both be large
         request.admit(decoded.values * VALUE_OVERHEAD_BYTES)
-        self._count(request.signal, "spanwise_received_total", decoded.count + decoded.refused_count + decoded.ignored)
+        received = decoded.count + decoded.refused.total() + decoded.ignored
+        self._count(request.signal, "spanwise_received_total", received)
         if decoded.ignored:
             self._count(request.signal, "spanwise_passed_over_total", decoded.ignored)
         try:
