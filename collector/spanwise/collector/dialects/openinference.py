@@ -162,11 +162,12 @@ def take_retrieved_documents(draft: Draft) -> None:
     If another dialect has found documents, a list of other documents stays in the attributes.
     """
     fields = draft.fields
-    remaining = dict(draft.attributes)
-    listed = _take_documents(remaining, fields.get("outputs"))
-    documents = fields.setdefault("documents", listed)
-    if documents is listed or _repeat_documents(listed, documents):
-        draft.attributes = remaining
+    if not fields.get("documents"):
+        fields["documents"] = _take_documents(draft.attributes, fields.get("outputs"))
+    else:
+        remaining = dict(draft.attributes)
+        if _repeat_documents(_take_documents(remaining, None), fields["documents"]):
+            draft.attributes = remaining
     if is_repr_of(fields.get("outputs"), fields["documents"]):
         del fields["outputs"]
     query = draft.attributes.get(RERANKER_QUERY)

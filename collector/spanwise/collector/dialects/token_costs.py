@@ -146,9 +146,9 @@ def export_prices() -> dict[PriceKey, Price | None]:
     return dict(_price_memo)
 
 
-def import_prices(prices: Mapping[PriceKey, Price | None]) -> None:
+def import_prices(known: Mapping[PriceKey, Price | None]) -> None:
     """Add prices from another process to the cache."""
-    for key, price in prices.items():
+    for key, price in known.items():
         _price_memo.keep(key, price, len(key.model))
 
 

@@ -42,7 +42,7 @@ class BodyBuffer:
 
         Raises `PermanentError` beyond the limit, or if the data is not in the declared format.
         """
-        if self._inflater is None:
+        if self.wbits is None:
             self._append(chunk)
             return b""
         enough = self.size + step
