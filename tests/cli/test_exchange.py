@@ -56,5 +56,5 @@ def test_what_cannot_be_kept_is_told_and_the_exit_status_says_so(tmp_path: Path)
 
 def test_a_format_that_there_is_not_is_refused(path: Path, tmp_path: Path) -> None:
     refused = spanwise("export", tmp_path / "x", "--format", "csv", "--store", path)
-    assert "format 'csv' is none of otlp, jsonl" in str(refused.exception)
+    assert "unknown format 'csv'; expected one of: otlp, jsonl" in str(refused.exception)
     assert list(tmp_path.glob("x*")) == []

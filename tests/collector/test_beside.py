@@ -76,7 +76,7 @@ def test_in_json_it_is_the_same(tmp_path):
     says = {"key": "vendor.says", "value": {"stringValue": SOME}}
     body = json.dumps(json_request(json_span(attributes=[says]))).encode()
     found = decode(replace(TRACES.json, read=read_item), body, Limits())
-    assert ([type(one) for one in found.items], [one.key for one in found.also]) == ([Run], ["ok"])
+    assert ([type(one) for one in found.items], [one.key for one in found.side_records]) == ([Run], ["ok"])
 
 
 def test_a_faulty_one_costs_itself_and_is_told(tmp_path):
@@ -84,7 +84,7 @@ def test_a_faulty_one_costs_itself_and_is_told(tmp_path):
     answer, feedback, metrics = sent(tmp_path, body)
     count, reason = rejected(answer.content)
     assert (answer.status_code, count, [one.key for one in feedback]) == (200, 0, ["ok"])
-    assert "beside a span: the key of feedback must not be empty" in reason
+    assert "side record of a span: the key of feedback must not be empty" in reason
     assert metrics.value("spanwise_beside_refused_total", signal="traces", reason="value") == 2
     assert metrics.value("spanwise_stored_total", signal="traces") == 2
     assert metrics.value("spanwise_refused_total") == 0
@@ -166,7 +166,7 @@ def test_a_dialect_that_says_something_else_is_left_out():
     told: list[Exception] = []
     raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s")
     assert read_span(raw, lambda _, error: told.append(error), [wrong]).also == ()
-    assert "neither feedback nor an amendment" in str(told[0])
+    assert "must be feedback or an amendment" in str(told[0])
 
 
 rows = st.fixed_dictionaries(

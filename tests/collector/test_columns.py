@@ -17,7 +17,7 @@ from spanwise.collector.ingest import protobuf_decoder
 from spanwise.collector.ingest.ingest_errors import ItemRefused, PermanentError
 from spanwise.collector.ingest.limits import Allowance, Limits
 from spanwise.collector.ingest.otlp_signals import TRACES, read_span_item
-from spanwise.collector.ingest.request_decoder import Scope, decode
+from spanwise.collector.ingest.request_decoder import Scope, count_by_reason, decode
 
 LENGTHS = (0, 1, 126, 127, 128, 129, 130, 4091, 4092, 4093, 4094, 16_390)
 TEXTS = st.text(max_size=5) | st.sampled_from(LENGTHS).map(lambda length: "x" * length)
@@ -120,7 +120,7 @@ def test_a_text_that_is_none_costs_its_span_alone_whatever_was_read_before():
     good, bad = span(attributes=[attribute("a", "good")]), span(attributes=[attribute("a", "~~~~")])
     decoded = decode(TRACES.protobuf, request(good, bad, good).replace(b"~~~~", b"\xff\xff\xff\xff"), Limits())
     assert [run.attributes for run in decoded.items] == [{"a": "good"}] * 2
-    assert decoded.refused_by_reason == {"malformed": 1}
+    assert count_by_reason(decoded.refused) == {"malformed": 1}
     assert decoded.values == 2
 
 

@@ -20,10 +20,10 @@ from spanwise.collector.ingest import Limits, check_json
 from spanwise.collector.ingest.ingest_errors import PermanentError
 from spanwise.collector.ingest.limits import HUGE_BODY_BYTES, LARGE_BODY_BYTES, MAX_GROUPS, MAX_JSON_OBJECTS
 from spanwise.collector.ingest.offload import Offloader, PriorityLane
-from spanwise.collector.ingest.otlp_signals import TRACES
+from spanwise.collector.ingest.otlp_signals import LOGS, METRICS, TRACES
 from spanwise.collector.ingest.protobuf_decoder import MAX_MESSAGES, check_messages, split_groups
 from spanwise.collector.ingest.request_body import make_buffer
-from spanwise.collector.ingest.request_decoder import decode
+from spanwise.collector.ingest.request_decoder import count_by_reason, decode
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -73,6 +73,30 @@ def test_a_small_body_of_too_many_groups_is_refused_as_a_large_one_is(count):
         decode(TRACES.protobuf, body, Limits())
 
 
+def scopes(kind: str, count: int) -> bytes:
+    """A request of two groups by resource that together have `count` groups by scope."""
+    if kind == "json":
+        groups = [{"scopeSpans": [{}] * (count // 2)}, {"scopeSpans": [{}] * (count - count // 2)}]
+        return json.dumps({"resourceSpans": groups}).encode()
+    return b"".join(field(1, b"\x12\x00" * half) for half in (count // 2, count - count // 2))
+
+
+@pytest.mark.parametrize("signal", [TRACES, LOGS, METRICS], ids=lambda signal: signal.name)
+@pytest.mark.parametrize("kind", ["protobuf", "json"])
+def test_groups_are_counted_over_the_whole_request(signal, kind):
+    codec = getattr(signal, kind)
+    body = scopes(kind, MAX_GROUPS + 1).replace(b"Spans", signal.name.title().replace("Traces", "Spans").encode())
+    padding = field(9, bytes(LARGE_BODY_BYTES)) if kind == "protobuf" else b" " * LARGE_BODY_BYTES
+    for sent in (body, body + padding):
+        with pytest.raises(PermanentError, match="groups in one request"):
+            decode(codec, sent, Limits())
+
+
+@pytest.mark.parametrize("kind", ["protobuf", "json"])
+def test_as_many_groups_as_allowed_are_read(kind):
+    decode(getattr(TRACES, kind), scopes(kind, MAX_GROUPS), Limits())
+
+
 @pytest.mark.parametrize("values", [9, 10])
 def test_values_of_all_spans_together_have_a_bound(values):
     body = request(
@@ -97,7 +121,7 @@ def test_a_large_body_is_read_as_a_small_one_is(kind):
         spans = [json_span("good"), {"name": 5}, json_span("x" * LARGE_BODY_BYTES), json_span("last")]
         decoded = decode(TRACES.json, json.dumps(json_request(*spans)).encode(), Limits())
     assert [item.name[:4] for item in decoded.items] == ["good", "xxxx", "last"]
-    assert decoded.refused_by_reason == {"malformed": 1}
+    assert count_by_reason(decoded.refused) == {"malformed": 1}
 
 
 def test_a_large_body_that_is_cut_short_is_refused():
@@ -230,6 +254,21 @@ def test_the_large_do_not_wait_for_the_huge_nor_the_small_for_either():
             beside.close()
 
     assert asyncio.run(asyncio.wait_for(passes(), 30))
+
+
+def test_memory_is_given_back_after_a_huge_request_that_failed():
+    async def failing() -> bool:
+        trimmed, beside = asyncio.Event(), Offloader()
+        beside.trim = trimmed.set  # type: ignore[method-assign]
+        try:
+            with pytest.raises(RuntimeError):
+                async with beside.turn(HUGE_BODY_BYTES):
+                    raise RuntimeError
+            return trimmed.is_set()
+        finally:
+            beside.close()
+
+    assert asyncio.run(asyncio.wait_for(failing(), 30))
 
 
 class Waiting:

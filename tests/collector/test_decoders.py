@@ -324,7 +324,10 @@ def asked(encode: Any, seconds: float = 60) -> Any:
 
 def test_a_process_that_has_too_little_memory_says_so_and_lives():
     found, ended = asked(runs_out_of_memory)
-    assert (found, ended) == (("too_large", f"decoding this takes more than {MEMORY:,} bytes: send less at once"), [])
+    assert (found, ended) == (
+        ("too_large", f"decoding this request takes more than {MEMORY:,} bytes: send smaller requests"),
+        [],
+    )
 
 
 def test_a_process_that_fails_on_a_request_says_so_and_lives():
@@ -397,7 +400,7 @@ def test_a_request_lets_go_of_its_bytes_before_it_is_decoded_elsewhere_unless_th
     async def take() -> None:
         decoders = DecodePool(1, store, beside, metrics, Limits())
         try:
-            await IngestPipeline([keeper] * (1 + forwards), beside, metrics, Limits(), decoders).take(asked)
+            await IngestPipeline([keeper] * (1 + forwards), decoders, beside, metrics).process(asked)
         finally:
             decoders.close()
 
@@ -411,10 +414,10 @@ def test_a_body_over_which_processes_end_is_kept_out_after_a_while():
     bodies, body = SuspectBodies(), b"poison" + bytes(10_000)
     assert not bodies.check(body)
     for _ in range(3):
-        bodies.ended(fingerprint_body(body))
+        bodies.record_death(fingerprint_body(body))
     assert not bodies.check(b"another")
     assert not bodies.check(body[:-1] + b"x")
-    with pytest.raises(RetryableError, match="3 processes have ended") as refused:
+    with pytest.raises(RetryableError, match="3 decode workers have exited") as refused:
         bodies.check(body)
     assert refused.value.retry_after > 30
 

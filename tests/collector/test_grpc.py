@@ -149,7 +149,7 @@ def test_another_service_is_not_there(server):
 def test_a_call_without_a_message_is_refused_and_one_with_two_is_answered_after_the_first(server):
     with channel(server) as made:
         call = made.stream_unary(f"/opentelemetry.proto.collector.{TRACES}/Export")
-        with pytest.raises(grpc.RpcError, match="the call has no message"):
+        with pytest.raises(grpc.RpcError, match="the call contains no message"):
             call(iter(()), timeout=SECONDS)
         assert call(iter([request(span()), request(span())]), timeout=SECONDS) == b""
     assert server.store.count()["spans"] == 1

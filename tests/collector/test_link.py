@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from spanwise.collector.ingest.decode_pool import READ_AHEAD_BYTES, MessageReader, SocketLink
+from spanwise.collector.ingest.decode_pool import READ_BUFFER_BYTES, MessageReader, SocketLink
 
-SIZES = [3, 0, READ_AHEAD_BYTES + 10, 1, 5, READ_AHEAD_BYTES, 0, 0, 7]
+SIZES = [3, 0, READ_BUFFER_BYTES + 10, 1, 5, READ_BUFFER_BYTES, 0, 0, 7]
 HEAP = bytes(n % 251 for n in range(sum(SIZES)))
 
 

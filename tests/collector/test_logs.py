@@ -240,7 +240,7 @@ def test_what_a_process_says_of_its_spans_needs_no_trace(server: Server) -> None
 
 
 def test_a_report_of_nobody_is_refused_and_odd_counts_are_none(server: Server) -> None:
-    assert "'service.instance.id' says which process" in say(server, "spanwise.process.report", {})[2][1]
+    assert "requires the resource attribute 'service.instance.id'" in say(server, "spanwise.process.report", {})[2][1]
     odd = {"spanwise.process.started": "many", "spanwise.process.open": -1, "spanwise.process.dropped": "[1"}
     assert say(server, "spanwise.process.report", odd, service__instance__id="i")[2] == (0, "")
     assert server.store.processes()[0].report == ProcessReport(instance="i", reported_ns=5)

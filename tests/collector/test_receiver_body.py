@@ -16,10 +16,9 @@ from spanwise.collector.ingest import Limits
 from spanwise.collector.ingest.ingest_errors import PermanentError, RetryableError
 from spanwise.collector.ingest.limits import LARGE_BODY_BYTES
 from spanwise.collector.ingest.request_body import (
+    BodyBuffer,
     ClientDisconnected,
-    InflatingBuffer,
     PendingBytes,
-    PlainBuffer,
     Receive,
     RequestBody,
     make_buffer,
@@ -72,7 +71,7 @@ def test_the_bound_is_of_the_body_as_inflated(encoding, size, fits):
 
 @pytest.mark.parametrize("held", [0, 1, LIMIT - 1, LIMIT])
 def test_a_bomb_is_inflated_one_byte_beyond_the_bound_and_no_further(held):
-    bomb = InflatingBuffer(LIMIT, 31)
+    bomb = BodyBuffer(LIMIT, 31)
     if held:
         bomb.feed(gzip.compress(bytes(held)))
     assert bomb.size == held
@@ -103,12 +102,12 @@ def test_one_compression_is_not_taken_for_the_other(claimed, sent):
 @pytest.mark.parametrize(
     ("headers", "outcome"),
     [
-        ({b"content-length": b"1000"}, PlainBuffer),
+        ({b"content-length": b"1000"}, None),
         ({b"content-length": b"1001"}, "too_large"),
-        ({b"content-length": b"nine"}, PlainBuffer),
-        ({b"content-encoding": b" GZIP "}, InflatingBuffer),
-        ({b"content-encoding": b"deflate"}, InflatingBuffer),
-        ({b"content-encoding": b"identity"}, PlainBuffer),
+        ({b"content-length": b"nine"}, None),
+        ({b"content-encoding": b" GZIP "}, 31),
+        ({b"content-encoding": b"deflate"}, 15),
+        ({b"content-encoding": b"identity"}, None),
         ({b"content-encoding": b"br"}, "encoding"),
     ],
 )
@@ -116,7 +115,7 @@ def test_headers_decide_before_a_byte_is_read(headers, outcome):
     if isinstance(outcome, str):
         assert refusal(lambda: make_buffer(headers, LIMIT)) == outcome
     else:
-        assert type(make_buffer(headers, LIMIT)) is outcome
+        assert make_buffer(headers, LIMIT).wbits == outcome
 
 
 def test_what_was_sent_is_told():

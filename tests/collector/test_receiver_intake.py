@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -15,11 +15,13 @@ from collector.otlp import PROTOBUF, altered, attribute, request, span
 from spanwise.collector.dialects import RawSpan, read_run
 from spanwise.collector.errors import Refused, Unavailable
 from spanwise.collector.ingest import Limits
+from spanwise.collector.ingest.decode_pool import DecodePool
 from spanwise.collector.ingest.ingest_errors import ItemRefused, PermanentError, RetryableError
 from spanwise.collector.ingest.ingest_pipeline import LARGE_BODY_BYTES, IngestPipeline
+from spanwise.collector.ingest.limits import check_ids
 from spanwise.collector.ingest.offload import Offloader
 from spanwise.collector.ingest.otlp_signals import TRACES, Request
-from spanwise.collector.ingest.request_decoder import DecodedRequest, check_ids, decode
+from spanwise.collector.ingest.request_decoder import DecodedRequest, count_by_reason, decode
 from spanwise.collector.ingest.store_sink import BATCH_SIZE, StoreSink
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import Run
@@ -50,12 +52,13 @@ class Failing:
 
 
 def take(body: bytes, *keepers: Any, metrics: Metrics | None = None, signal: Any = TRACES) -> DecodedRequest[Run]:
-    beside = Offloader()
-    intake = IngestPipeline(keepers, beside, metrics or Metrics(), Limits())
+    offloader, metrics = Offloader(), metrics or Metrics()
+    decoders = DecodePool(0, cast("Any", None), offloader, metrics, Limits())
+    pipeline = IngestPipeline(keepers, decoders, offloader, metrics)
     try:
-        return asyncio.run(intake.take(Request(signal, signal.protobuf, body)))
+        return asyncio.run(pipeline.process(Request(signal, signal.protobuf, body)))
     finally:
-        beside.close()
+        offloader.close()
 
 
 def test_items_that_cannot_be_parsed_count_against_the_bound_too():
@@ -202,7 +205,7 @@ def test_the_reasons_told_are_the_three_most_frequent():
     assert decoded.reason == "3 × c; 2 × b; 1 × a"
     decoded.refuse(ItemRefused("y", "d"), "resource: ", 4)
     assert decoded.reason == "4 × resource: d; 3 × c; 2 × b; …"
-    assert (decoded.refused_count, decoded.refused_by_reason) == (10, {"x": 6, "y": 4})
+    assert (decoded.refused_count, count_by_reason(decoded.refused)) == (10, {"x": 6, "y": 4})
 
 
 def test_a_request_without_items_reaches_every_keeper():

@@ -210,14 +210,14 @@ class Server:
         self._metrics = Metrics()
         self._forward = forward if forward and forward.targets else None
         self._feedback_to = feedback_to if feedback_to and feedback_to.targets else None
-        keepers = [self._forward] if self._forward else []
+        sinks = [self._forward] if self._forward else []
         app = create_app(
             store,
             limits=limits,
             metrics=self._metrics,
             ready=self._is_ready,
             authenticator=self.authenticator,
-            keepers=keepers,
+            sinks=sinks,
             query_seconds=query_seconds,
             decoders=decoders,
         )

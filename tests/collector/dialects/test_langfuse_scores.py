@@ -112,7 +112,7 @@ def test_one_score_is_answered_with_its_id(http, store):
     answer = http.post("/api/public/scores", json={"id": "x", "traceId": TRACE, "name": "k", "value": 1})
     assert (answer.status_code, answer.json()) == (200, {"id": "x"})
     refused = http.post("/api/public/scores", json={"traceId": TRACE, "name": "k", "value": None})
-    assert (refused.status_code, "no value of NUMERIC" in refused.json()["message"]) == (400, True)
+    assert (refused.status_code, "not a valid value of dataType NUMERIC" in refused.json()["message"]) == (400, True)
 
 
 def test_of_a_list_the_good_ones_are_kept_and_the_others_told(http, store):
@@ -120,7 +120,7 @@ def test_of_a_list_the_good_ones_are_kept_and_the_others_told(http, store):
     answer = http.post("/api/public/scores", json=scores)
     told = answer.json()
     assert (answer.status_code, told["accepted"], told["rejected"]) == (207, 1, 2)
-    assert ("needs a name" in told["errors"][0]["message"], len(list(store.feedbacks()))) == (True, 1)
+    assert ("name of a score must be" in told["errors"][0]["message"], len(list(store.feedbacks()))) == (True, 1)
 
 
 def test_without_an_id_each_is_another(http, store):
@@ -166,14 +166,14 @@ def test_too_many_at_once_are_refused_with_the_number(http):
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"value": "x", "dataType": "NUMERIC"}, "no value of NUMERIC"),
-        ({"value": 2, "dataType": "BOOLEAN"}, "no value of BOOLEAN"),
-        ({"value": 1, "dataType": "CATEGORICAL"}, "no value of CATEGORICAL"),
-        ({"value": "", "dataType": "TEXT"}, "no value of TEXT"),
-        ({"value": 1, "dataType": "STARS"}, "none of NUMERIC"),
-        ({"value": 1, "traceId": 7}, "traceId is 7, not a text"),
-        ({"value": 1, "traceId": None, "observationId": SPAN}, "without the traceId"),
-        ({"value": 1, "timestamp": "yesterday"}, "no time in ISO 8601"),
+        ({"value": "x", "dataType": "NUMERIC"}, "not a valid value of dataType NUMERIC"),
+        ({"value": 2, "dataType": "BOOLEAN"}, "not a valid value of dataType BOOLEAN"),
+        ({"value": 1, "dataType": "CATEGORICAL"}, "not a valid value of dataType CATEGORICAL"),
+        ({"value": "", "dataType": "TEXT"}, "not a valid value of dataType TEXT"),
+        ({"value": 1, "dataType": "STARS"}, "unknown dataType 'STARS'; expected one of: NUMERIC"),
+        ({"value": 1, "traceId": 7}, "traceId must be a string, got 7"),
+        ({"value": 1, "traceId": None, "observationId": SPAN}, "requires the traceId"),
+        ({"value": 1, "timestamp": "yesterday"}, "timestamp must be an ISO 8601 time"),
     ],
 )
 def test_a_score_that_makes_no_sense_says_which_part(fields, told):

@@ -227,6 +227,12 @@ def test_files_are_what_a_step_was_given_and_made():
     assert found.documents == ()
 
 
+def test_listed_documents_stay_attributes_beside_documents_of_our_own():
+    listed = "retrieval.documents.0.document.content"
+    found = run("RETRIEVER", **{"spanwise.documents": '[{"content": "ours"}]', listed: "theirs"})
+    assert (found.documents, found.attributes) == ((Document("ours"),), {listed: "theirs"})
+
+
 def test_files_that_a_retriever_gives_are_its_documents():
     found = run("RETRIEVER", input__value="q", **{"output.documents.0.document.content": "text"})
     assert (found.documents, found.attributes) == ((Document("text"),), {})

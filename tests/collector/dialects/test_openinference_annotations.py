@@ -93,13 +93,13 @@ def test_a_step_of_a_program_with_a_link_speaks_of_itself(kind):
 
 def test_a_carrier_with_two_links_speaks_of_nobody():
     (why,) = said((LINK, LINK), "EVALUATOR", name="k", score=1)
-    assert why == "span 's' carries annotations and 2 links, where one says whose"
+    assert why == "span 's' has annotations and 2 links: send exactly one link, to the annotated span"
 
 
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"score": 1}, "an annotation has no name, only ['score']"),
+        ({"score": 1}, "an annotation has no name; its fields are ['score']"),
         ({"name": "k", "explanation": ""}, "annotation 'k' has neither score, label nor explanation"),
         ({"name": "k", "score": "1"}, "annotation 'k': score '1' is not a number"),
         ({"name": "k", "score": True}, "annotation 'k': score True is not a number"),
@@ -124,7 +124,7 @@ def test_one_bad_among_good_ones_costs_only_itself():
 
 def test_of_a_session_without_a_session():
     names = {"session.annotations.0.annotation.name": "k", "session.annotations.0.annotation.score": 1}
-    assert of(names) == ["an annotation of a session stands on span 's', which has no session.id"]
+    assert of(names) == ["span 's' has an annotation of its session, but no attribute session.id"]
 
 
 def test_a_kind_and_fields_of_ones_own_and_broken_metadata_are_kept():

@@ -49,6 +49,8 @@ FOREIGN_SPAN: Final = "spanwise.foreign.span_id"
 # true: token counts are estimates, because the server reported none
 USAGE_ESTIMATED: Final = "spanwise.usage.estimated"
 CANCELLED: Final = "spanwise.cancelled"  # true: the run was cancelled, by its caller or by the end of its event loop
+# list, on a run, set by the collector: fields of the run whose content arrives in other messages
+AWAITS: Final = "spanwise.awaits"
 # true: the consumer of a generator stopped before the end of the generator
 STREAM_CLOSED: Final = "spanwise.stream.closed"
 

@@ -44,14 +44,14 @@ def create_app(
     limits: Limits | None = None,
     metrics: Metrics | None = None,
     ready: Callable[[], bool] | None = None,
-    keepers: Sequence[Sink] = (),
+    sinks: Sequence[Sink] = (),
     authenticator: Authenticator | None = None,
     query_seconds: float | None = QUERY_TIMEOUT_S,
     decoders: int = 0,
 ) -> FastAPI:
     """Return the collector as an ASGI application over a store, which the caller closes.
 
-    The sinks in `keepers` get received items once the store has committed them. The authenticator is also used
+    The `sinks` get received items once the store has committed them. The `authenticator` is also used
     by the middleware in front of the application. The time limit of one query is `query_seconds`; None means no
     limit. At most `decoders` worker processes help to decode.
     """
@@ -63,7 +63,7 @@ def create_app(
         docs_url=None,  # FastAPI's own documentation page loads scripts from other sites
         redoc_url=None,
     )
-    receiver = Receiver(store, metrics, limits, keepers, decoders)
+    receiver = Receiver(store, metrics, limits, sinks, decoders)
     app.state.store, app.state.scopes = store, ROUTE_PERMISSIONS
     # the API's bodies count against the same limits; the server that runs the application closes the receiver
     app.state.receiver = receiver

@@ -58,7 +58,7 @@ async def _read_body(request: Request) -> AsyncIterator[bytes]:
     A large body also waits until no other large body is being processed.
     """
     receiver: Receiver = request.app.state.receiver
-    body, offloader = Incoming(receiver.pending, receiver.limits), receiver.beside
+    body, offloader = Incoming(receiver.pending, receiver.limits), receiver.offloader
     try:
         content = await body.read(dict(request.scope["headers"]), request.receive)
         async with offloader.turn(len(content)):

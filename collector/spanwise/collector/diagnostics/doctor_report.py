@@ -42,7 +42,6 @@ EXPECTED_FIELDS: Mapping[str, tuple[str, ...] | None] = {
     "tokens": MODEL_KINDS,
     "session": None,
 }
-AWAITS_ATTRIBUTE = "spanwise.awaits"  # set on a span until its content arrives in log records: see `dialects`
 # prefix of attributes with the original value of a corrected time: see `clock_skew`
 SENT_TIME_PREFIX = "spanwise.sent."
 OWN_PREFIXES = ("spanwise.", "otel.")
@@ -118,7 +117,7 @@ class _SenderCounts:
             has = _has_field(run, name)
             self.have[name] += has
             self.of[name] += has or kinds is None or run.kind in kinds
-        self.awaiting += AWAITS_ATTRIBUTE in run.attributes
+        self.awaiting += names.AWAITS in run.attributes
         self.clocks += any(name.startswith(SENT_TIME_PREFIX) for name in run.attributes)
         for name in {
             _NUMBER.sub("N", name[:MAX_TEXT_LENGTH]) for name in run.attributes if not name.startswith(OWN_PREFIXES)

@@ -19,6 +19,8 @@ MAX_ENTRIES, MAX_NAME_CHARS, MAX_NAMES, MAX_TOTAL_CHARS = 4096, 200, 200, 1_000_
 INDEXED_NAME = re.compile(
     r"(?P<prefix>.+?)\.(?P<index>[0-9]{1,5})\.(?P<element>\w+)\.(?P<rest>.+)", re.DOTALL | re.ASCII
 )
+DOCUMENT_KINDS = ("retriever", "reranker")  # kinds whose outputs may be documents
+AGGREGATE_KINDS = ("agent", "chain")  # kinds whose spans repeat the tokens and costs of the calls below them
 DOCUMENT_NAMESPACES = ("input.documents", "output.documents")  # these namespaces contain a dot, unlike all others
 NATIVE_NAMES = (names.DOCUMENTS_JSON, names.COST, names.EXPERIMENT)  # each of these names is its own namespace
 # Names under which senders report costs: of a call in total, or of its input and its output. Each of these names is
@@ -138,11 +140,8 @@ class NamesMemo(Memo[N, V]):
         return value if size is None else self.keep(names, value, size)
 
 
-def _find_namespaces(names: NameTuple) -> frozenset[str]:
-    return frozenset(map(get_namespace, names))
-
-
-get_namespaces = NamesMemo(_find_namespaces).__getitem__
+_namespaces: NamesMemo[NameTuple, frozenset[str]] = NamesMemo(lambda names: frozenset(map(get_namespace, names)))
+get_namespaces = _namespaces.__getitem__
 
 # Lists whose elements are spread over several attributes. The key is (prefix, element name). The value holds the
 # elements in order of their index, each as pairs of (name within the element, full attribute name)
@@ -152,9 +151,9 @@ IndexedLists: TypeAlias = Mapping[tuple[str, str], tuple[tuple[tuple[str, str], 
 def _group_indexed_names(names: NameTuple) -> IndexedLists:
     lists: dict[tuple[str, str], dict[int, list[tuple[str, str]]]] = {}
     for name in names:
-        if place := get_indexed_name(name):
-            elements = lists.setdefault((place.prefix, place.element), {})
-            elements.setdefault(place.position, []).append((place.rest, name))
+        if indexed := get_indexed_name(name):
+            elements = lists.setdefault((indexed.prefix, indexed.element), {})
+            elements.setdefault(indexed.position, []).append((indexed.rest, name))
     return {of: tuple(tuple(elements[at]) for at in sorted(elements)) for of, elements in lists.items()}
 
 
@@ -202,6 +201,16 @@ def parse_count(value: JSON) -> int | None:
         return value
     parsed = None if value is None else parse_number(value)
     return int(parsed) if parsed is not None and 0 <= parsed < 2**53 and parsed.is_integer() else None
+
+
+def find_name(attributes: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    """Return the first of the names that is an attribute; None if there is none."""
+    return next((name for name in names if name in attributes), None)
+
+
+def find_count(values: Mapping[str, JSON], names: tuple[str, ...]) -> int | None:
+    """Return the first valid token count under one of the names. Providers that do not count tokens report NaN."""
+    return next((count for name in names if (count := parse_count(values.get(name))) is not None), None)
 
 
 def text_or_none(value: JSON) -> str | None:
@@ -263,7 +272,7 @@ def take_indexed_list(attributes: dict[str, Any], prefix: str, element: str) -> 
     Missing indexes are skipped.
     """
     elements = get_indexed_lists(tuple(attributes)).get((prefix, element), ())
-    return [{rest: attributes.pop(name) for rest, name in one} for one in elements]
+    return [{rest: attributes.pop(name) for rest, name in element_names} for element_names in elements]
 
 
 def _find_id(value: Mapping[str, JSON], names: tuple[str, ...]) -> str | None:

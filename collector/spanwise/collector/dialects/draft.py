@@ -73,9 +73,9 @@ def make_side_record(make: Callable[..., SideRecord], *args: Any) -> SideResult:
 
 def check_side_records(also: Sequence[SideResult]) -> None:
     """Raise `TypeError` for anything but feedback, amendments and `ValueError`s."""
-    for one in also:
-        if not isinstance(one, Feedback | Amendment | ValueError):
-            raise TypeError(f"a dialect says {one!r:.200} beside a span, which is neither feedback nor an amendment")
+    for record in also:
+        if not isinstance(record, Feedback | Amendment | ValueError):
+            raise TypeError(f"a side record must be feedback or an amendment, got {record!r:.200}")
 
 
 class RunFields(TypedDict, total=False):
@@ -129,10 +129,10 @@ def check_fields(fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
         kinds = FIELD_TYPES[name]
         if kinds is not None and type(value) not in kinds:
-            raise TypeError(f"a dialect has filled in {name}={value!r:.200}, which a run cannot have")
+            raise TypeError(f"a dialect has filled in {name}={value!r:.200}, which is of a wrong type")
     for name, kind in ELEMENT_TYPES:
         if (items := fields.get(name)) and set(map(type, items)) != kind:
-            raise TypeError(f"a dialect has filled in {name}={items!r:.200}, which a run cannot have")
+            raise TypeError(f"a dialect has filled in {name}={items!r:.200}, which is of a wrong type")
 
 
 class Draft:
@@ -192,10 +192,10 @@ class Applicability(NamedTuple):
 
 def applies_to(*namespaces: str, scope: str | tuple[str, ...] = ()) -> Callable[[Dialect], Dialect]:
     """Restrict a dialect to spans with these namespaces or scopes. A dialect without this decorator gets all spans."""
-    place = Applicability(frozenset(namespaces), (scope,) if isinstance(scope, str) else scope)
+    applicability = Applicability(frozenset(namespaces), (scope,) if isinstance(scope, str) else scope)
 
     def mark(dialect: Dialect) -> Dialect:
-        dialect.place = place  # type: ignore[attr-defined]
+        dialect.place = applicability  # type: ignore[attr-defined]
         return dialect
 
     return mark
@@ -203,5 +203,7 @@ def applies_to(*namespaces: str, scope: str | tuple[str, ...] = ()) -> Callable[
 
 def is_applicable(dialect: Dialect, namespaces: Set[str], scope: str) -> bool:
     """Return whether a dialect applies to a span with these namespaces and this scope."""
-    place: Applicability | None = getattr(dialect, "place", None)
-    return place is None or not place.namespaces.isdisjoint(namespaces) or scope.startswith(place.scopes)
+    applicability: Applicability | None = getattr(dialect, "place", None)
+    if applicability is None:
+        return True
+    return not applicability.namespaces.isdisjoint(namespaces) or scope.startswith(applicability.scopes)

@@ -77,10 +77,10 @@ def read_feedback(log: RawLog) -> Feedback:
     target = _target(log, attributes)
     key = to_text(attributes.pop(names.EVALUATION_NAME, ""))
     id = text_or_none(attributes.pop(names.FEEDBACK_ID, None)) or ""
-    given = parse_json(attributes.pop(names.FEEDBACK_METADATA, None))
+    own_metadata = parse_json(attributes.pop(names.FEEDBACK_METADATA, None))
     via = _parse_via(attributes.pop(names.FEEDBACK_VIA, None))
     # all known attributes have been removed by now, so the remaining ones are metadata
-    metadata = {**attributes, **present_names(given, METADATA)} if isinstance(given, dict) else attributes
+    metadata = {**attributes, **present_names(own_metadata, METADATA)} if isinstance(own_metadata, dict) else attributes
     return Feedback(
         target=target,
         key=key,
@@ -106,9 +106,9 @@ def _flatten(log: RawLog) -> dict[str, JSON]:
 def _flatten_nested(nested: Mapping[str, JSON], prefix: str = "", depth: int = MAX_NESTING) -> dict[str, JSON]:
     flat: dict[str, JSON] = {}
     for name, value in nested.items():
-        whole = f"{prefix}.{name}" if prefix else name
-        within = isinstance(value, dict) and depth and whole.startswith("gen_ai")
-        flat |= _flatten_nested(value, whole, depth - 1) if within else {whole: value}
+        full_name = f"{prefix}.{name}" if prefix else name
+        is_nested = isinstance(value, dict) and depth and full_name.startswith("gen_ai")
+        flat |= _flatten_nested(value, full_name, depth - 1) if is_nested else {full_name: value}
     return flat
 
 
@@ -142,7 +142,7 @@ def _target(log: RawLog, attributes: dict[str, JSON]) -> Target:
 def _take_required_id(attributes: dict[str, JSON], name: str) -> str:
     id = text_or_none(attributes.pop(name, None))
     if id is None:
-        raise ValueError(f"feedback on a session or an experiment names it in {name!r}")
+        raise ValueError(f"feedback on a session or an experiment requires the attribute {name!r}")
     return id
 
 
@@ -167,15 +167,15 @@ def _outcome(attributes: dict[str, JSON]) -> dict[str, Any]:
     return {"score": bool(score) if is_boolean and score is not None else score}
 
 
-def _parse_via(given: JSON) -> list[JSON]:
+def _parse_via(value: JSON) -> list[JSON]:
     """Return the valid collector identities in a list; [] if the value is not a list."""
-    listed = given if isinstance(given, list) else []
-    return [one for one in listed if isinstance(one, str) and len(one) <= MAX_VIA_CHARS][:MAX_VIA]
+    values = value if isinstance(value, list) else []
+    return [identity for identity in values if isinstance(identity, str) and len(identity) <= MAX_VIA_CHARS][:MAX_VIA]
 
 
 def read_via(feedback: Feedback) -> list[str]:
     """Return the identities of the collectors that forwarded the feedback, in order."""
-    return [one for one in _parse_via(feedback.metadata.get(VIA)) if isinstance(one, str)]
+    return [identity for identity in _parse_via(feedback.metadata.get(VIA)) if isinstance(identity, str)]
 
 
 def write_feedback_attributes(feedback: Feedback, via: Sequence[str] = ()) -> dict[str, JSON]:
@@ -186,7 +186,7 @@ def write_feedback_attributes(feedback: Feedback, via: Sequence[str] = ()) -> di
     """
     target, score = feedback.target, feedback.score
     metadata = {name: value for name, value in feedback.metadata.items() if name != VIA}
-    said: dict[str, JSON] = {
+    attributes: dict[str, JSON] = {
         names.EVALUATION_NAME: feedback.key,
         names.EVALUATION_SCORE: None if score is None else float(score),
         names.FEEDBACK_BOOLEAN: True if isinstance(score, bool) else None,
@@ -208,7 +208,7 @@ def write_feedback_attributes(feedback: Feedback, via: Sequence[str] = ()) -> di
         names.FEEDBACK_ID: feedback.id,
         names.FEEDBACK_VIA: [*via] or None,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _scope(target: Target) -> str | None:

@@ -10,6 +10,7 @@ import orjson
 from spanwise.collector.dialects.attribute_parsing import (
     CONTENT_FIELDS,
     SuffixMemo,
+    find_count,
     parse_count,
     parse_json,
     read_documents,
@@ -17,7 +18,7 @@ from spanwise.collector.dialects.attribute_parsing import (
 )
 from spanwise.collector.dialects.draft import Draft
 from spanwise.collector.dialects.token_costs import normalize_usage, parse_dollars
-from spanwise.collector.records import JSON, Document, Usage
+from spanwise.collector.records import JSON, Usage
 
 # Names for a field, in order of precedence
 IDENTITY_NAMES = {
@@ -27,10 +28,8 @@ IDENTITY_NAMES = {
 # Prefixes of metadata keys that LangChain and LangSmith set themselves; such keys are not user metadata
 SDK_PREFIXES: tuple[str, ...] = ("ls_", "LANGSMITH_", "LANGCHAIN_", "langgraph_", "lc_versions", "checkpoint_ns")
 SDK_PREFIXES += ("revision_id", "usage_metadata")
-INPUT_TOKEN_NAMES, OUTPUT_TOKEN_NAMES = (
-    ("input_tokens", "prompt_tokens", "input"),
-    ("output_tokens", "completion_tokens", "output"),
-)
+INPUT_TOKEN_NAMES = ("input_tokens", "prompt_tokens", "input")
+OUTPUT_TOKEN_NAMES = ("output_tokens", "completion_tokens", "output")
 INPUT_DETAILS = {
     "cache_read": "cache_read.input_tokens",
     "cached_tokens": "cache_read.input_tokens",
@@ -71,8 +70,8 @@ def fill_field(draft: Draft, field: str, value: Any) -> bool:
     fields: dict[str, Any] = draft.fields  # type: ignore[assignment]
     if value is None:
         return False
-    held = fields.setdefault(field, value)
-    return held is value or (type(held) is type(value) and bool(held == value))
+    current = fields.setdefault(field, value)
+    return current is value or (type(current) is type(value) and bool(current == value))
 
 
 def take_attribute(draft: Draft, field: str, name: str, read: Callable[[Any], Any] = lambda value: value) -> None:
@@ -95,7 +94,7 @@ def parse_result(value: JSON) -> JSON:
 
 
 def parse_container(value: JSON) -> JSON:
-    """Parse a string that holds a JSON object or list. Return any other value unchanged."""
+    """Parse a string that holds a JSON object or list. Return any other value unchanged, such as a number in a string."""
     return parse_json(value) if isinstance(value, str) and value[:1] in ("{", "[") else value
 
 
@@ -112,16 +111,15 @@ def unwrap_arguments(value: JSON) -> JSON:
     return args[0] if kwargs == {} and isinstance(args, list) and len(args) == 1 else value
 
 
-def read_result_documents(value: JSON) -> tuple[Document, ...]:
-    """Return the documents in a result that looks like a list of documents, for senders that do not mark retriever
-    spans.
+def take_result_documents(draft: Draft) -> None:
+    """Take the documents of outputs that look like a list of documents, for senders that do not mark retriever spans.
 
-    Each element must have content, and a score, an id or metadata. An element with a role is a message. If any
-    element is no document, return ().
+    Each element must have content, and a score, an id or metadata. An element with a role is a message.
     """
-    if not isinstance(value, list) or not all(map(_is_document, value)):
-        return ()
-    return read_documents(value)
+    fields = draft.fields
+    outputs = fields.get("outputs")
+    if not fields.get("documents") and outputs and isinstance(outputs, list) and all(map(_is_document, outputs)):
+        fields["documents"] = read_documents(outputs)
 
 
 def _is_document(value: JSON) -> bool:
@@ -145,7 +143,7 @@ def take_identity(draft: Draft, prefix: str) -> None:
     take_attribute(draft, "tags", prefix + "tags", lambda value: read_strings(value) or None)
 
 
-def take_metadata(draft: Draft, *places: SuffixMemo, read: Callable[[JSON], JSON] = parse_container) -> None:
+def take_metadata(draft: Draft, *memos: SuffixMemo, read: Callable[[JSON], JSON] = parse_container) -> None:
     """Fill in metadata from the attributes below prefixes. If two attributes have the same key, only the first is
     taken.
     """
@@ -153,9 +151,9 @@ def take_metadata(draft: Draft, *places: SuffixMemo, read: Callable[[JSON], JSON
         return
     attributes = draft.attributes
     metadata: dict[str, JSON] = {}
-    for place in places:
-        for name in [name for name in attributes if place[name]]:
-            if (key := place[name]) not in metadata:
+    for memo in memos:
+        for name in [name for name in attributes if memo[name]]:
+            if (key := memo[name]) not in metadata:
                 metadata[key] = read(attributes.pop(name))
     if metadata:
         draft.fields["metadata"] = metadata
@@ -164,7 +162,7 @@ def take_metadata(draft: Draft, *places: SuffixMemo, read: Callable[[JSON], JSON
 def read_strings(value: JSON) -> tuple[str, ...]:
     """Return a list of strings, also parsed from JSON, as a tuple. Return () for any other value."""
     value = parse_container(value)
-    return tuple(value) if isinstance(value, list) and all(isinstance(one, str) for one in value) else ()
+    return tuple(value) if isinstance(value, list) and all(isinstance(element, str) for element in value) else ()
 
 
 def read_usage(value: JSON, *, cache_apart: bool = False, reasoning_apart: bool = False) -> Usage | None:
@@ -175,28 +173,24 @@ def read_usage(value: JSON, *, cache_apart: bool = False, reasoning_apart: bool 
     """
     if not isinstance(value, dict):
         return None
-    given, made = _find_count(value, INPUT_TOKEN_NAMES), _find_count(value, OUTPUT_TOKEN_NAMES)
-    if given is None and made is None:
+    input_tokens, output_tokens = find_count(value, INPUT_TOKEN_NAMES), find_count(value, OUTPUT_TOKEN_NAMES)
+    if input_tokens is None and output_tokens is None:
         return None
     total = parse_count(value.get("total_tokens", value.get("total")))
     # Anthropic's API excludes cached tokens from `input_tokens`. It is the only one that reports no total
-    apart = (
+    is_anthropic = (
         total is None
         and parse_count(value.get("input_tokens")) is not None
         and not ANTHROPIC_CACHE_FIELDS.isdisjoint(value)
     )
     return normalize_usage(
-        given or 0,
-        made or 0,
+        input_tokens or 0,
+        output_tokens or 0,
         read_token_details(value),
         total=total,
-        cache_apart=apart or cache_apart,
+        cache_apart=is_anthropic or cache_apart,
         reasoning_apart=reasoning_apart,
     )
-
-
-def _find_count(value: Mapping[str, JSON], names: tuple[str, ...]) -> int | None:
-    return next((found for name in names if (found := parse_count(value.get(name))) is not None), None)
 
 
 def read_token_details(value: Mapping[str, JSON]) -> dict[str, int]:
@@ -213,8 +207,10 @@ def read_token_details(value: Mapping[str, JSON]) -> dict[str, int]:
 
 def take_cost(draft: Draft, name: str) -> None:
     """Fill in a cost from an object in an attribute. Remove the attribute if it holds nothing but the total."""
-    said = parse_json(draft.attributes.get(name))
-    if isinstance(said, dict) and fill_field(draft, "cost", read_cost(said)) and said.keys() <= {*TOTAL_COST_FIELDS}:
+    amounts = parse_json(draft.attributes.get(name))
+    if not isinstance(amounts, dict) or not fill_field(draft, "cost", read_cost(amounts)):
+        return
+    if amounts.keys() <= {*TOTAL_COST_FIELDS}:
         del draft.attributes[name]
 
 

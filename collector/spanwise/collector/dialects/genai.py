@@ -13,6 +13,8 @@ from spanwise.collector.dialects.attribute_parsing import (
     COST_NAMES,
     NamesMemo,
     NameTuple,
+    find_count,
+    find_name,
     new_usage,
     parse_count,
     parse_json,
@@ -27,42 +29,31 @@ from spanwise.tracer import attribute_names as names
 MESSAGE_ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
 CHOICE_EVENT = "gen_ai.choice"
 # up to v1.27, all messages in one event
-PROMPT_EVENT, COMPLETION_EVENT = (
-    "gen_ai.content.prompt",
-    "gen_ai.content.completion",
-)
+PROMPT_EVENT, COMPLETION_EVENT = "gen_ai.content.prompt", "gen_ai.content.completion"
 # event → its attribute with the messages
-EVENT_ATTRIBUTES = {
-    PROMPT_EVENT: "gen_ai.prompt",
-    COMPLETION_EVENT: "gen_ai.completion",
-}
+EVENT_ATTRIBUTES = {PROMPT_EVENT: "gen_ai.prompt", COMPLETION_EVENT: "gen_ai.completion"}
 DETAILS_EVENT = "gen_ai.client.inference.operation.details"
 MESSAGE_EVENTS = frozenset((*MESSAGE_ROLES, CHOICE_EVENT, *EVENT_ATTRIBUTES, DETAILS_EVENT))
 INPUT_MESSAGES, OUTPUT_MESSAGES = "gen_ai.input.messages", "gen_ai.output.messages"
 INSTRUCTIONS = "gen_ai.system_instructions"
 CONTENT_ATTRIBUTE = "gen_ai.event.content"  # attribute that holds the event's body as JSON
 ENVELOPE_NAMES = frozenset(("gen_ai.system", "gen_ai.provider.name", "event.name", CONTENT_ATTRIBUTE))
+LISTED_ENVELOPE_NAMES = ENVELOPE_NAMES | {"gen_ai.message.index"}  # of events that are listed in an attribute
 # messages without any of these are ignored
-MESSAGE_CONTENT_FIELDS = (
-    "content",
-    "tool_calls",
-    "parts",
-    "refusal",
-    "reasoning_content",
-)
+MESSAGE_CONTENT_FIELDS = ("content", "tool_calls", "parts", "refusal", "reasoning_content")
 
 
 def read_event_messages(name: str, body: JSON, attributes: Mapping[str, JSON]) -> tuple[list[JSON], list[JSON]]:
     """Return the input and output messages in an event of `MESSAGE_EVENTS`; both empty if no content was recorded."""
     if name == DETAILS_EVENT:
-        said = {**attributes, **body} if isinstance(body, dict) else attributes
-        return read_input_messages(said), read_choices(parse_json(said.get(OUTPUT_MESSAGES)))
+        content = {**attributes, **body} if isinstance(body, dict) else attributes
+        return read_input_messages(content), read_choices(parse_json(content.get(OUTPUT_MESSAGES)))
     if name in EVENT_ATTRIBUTES:
-        told = _as_list(parse_json(attributes.get(EVENT_ATTRIBUTES[name], body)))
-        return (told, []) if name == PROMPT_EVENT else ([], told)
+        messages = _as_list(parse_json(attributes.get(EVENT_ATTRIBUTES[name], body)))
+        return (messages, []) if name == PROMPT_EVENT else ([], messages)
     message = _read_event_body(body, attributes)
     if name == CHOICE_EVENT:
-        return [], [made for made in read_choices([message]) if isinstance(made, dict) and _has_content(made)]
+        return [], [choice for choice in read_choices([message]) if isinstance(choice, dict) and _has_content(choice)]
     return ([{"role": MESSAGE_ROLES[name], **message}], []) if _has_content(message) else ([], [])
 
 
@@ -95,21 +86,21 @@ def _read_choice(value: JSON) -> JSON:
         message = {"content": message}
     if not isinstance(message, dict) or "content" in value or "parts" in value:
         return value
-    beside = {name: said for name, said in value.items() if name != "message" and said is not None}
-    if beside.get("index") == 0:
-        del beside["index"]
-    return {"role": "assistant", **message, **beside}
+    other_fields = {name: content for name, content in value.items() if name != "message" and content is not None}
+    if other_fields.get("index") == 0:
+        del other_fields["index"]
+    return {"role": "assistant", **message, **other_fields}
 
 
 def _read_event_body(body: JSON, attributes: Mapping[str, JSON]) -> dict[str, Any]:
     """Return the content of an event from its body, or else from its attributes."""
-    said = parse_json(body if body is not None else attributes.get(CONTENT_ATTRIBUTE))
-    if said is None:
+    content = parse_json(body if body is not None else attributes.get(CONTENT_ATTRIBUTE))
+    if content is None:
         plain = {name: value for name, value in attributes.items() if name not in ENVELOPE_NAMES}
         return {
             name: parse_json(value) if name in ("tool_calls", "content") else value for name, value in plain.items()
         }
-    return said if isinstance(said, dict) else {"content": said}
+    return content if isinstance(content, dict) else {"content": content}
 
 
 def _as_list(value: JSON) -> list[JSON]:
@@ -129,15 +120,16 @@ def read_event_list(value: JSON) -> tuple[list[JSON], list[JSON]] | None:
     events = parse_json(value)
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         return None
-    messages: tuple[list[JSON], list[JSON]] = ([], [])
+    if any(event.get("event.name") not in MESSAGE_EVENTS for event in events):
+        return None
+    inputs: list[JSON] = []
+    outputs: list[JSON] = []
     for event in events:
-        name = event.get("event.name")
-        if name not in MESSAGE_EVENTS:
-            return None
-        body = {key: said for key, said in event.items() if key not in ENVELOPE_NAMES and key != "gen_ai.message.index"}
-        for all_of_it, said in zip(messages, read_event_messages(name, body, {}), strict=True):
-            all_of_it += said
-    return messages
+        body = {key: value for key, value in event.items() if key not in LISTED_ENVELOPE_NAMES}
+        more_inputs, more_outputs = read_event_messages(event["event.name"], body, {})
+        inputs += more_inputs
+        outputs += more_outputs
+    return inputs, outputs
 
 
 OPERATION_KINDS = {
@@ -164,7 +156,8 @@ INPUTS = ("gen_ai.tool.call.arguments", QUERY, "gen_ai.prompt")
 OUTPUTS = ("gen_ai.tool.call.result", "gen_ai.completion")
 PROVIDERS = ("gen_ai.provider.name", "gen_ai.system")
 USAGE = "gen_ai.usage."
-TOKEN_NAMES = ((names.INPUT_TOKENS, f"{USAGE}prompt_tokens"), (names.OUTPUT_TOKENS, f"{USAGE}completion_tokens"))
+INPUT_TOKEN_NAMES = (names.INPUT_TOKENS, f"{USAGE}prompt_tokens")
+OUTPUT_TOKEN_NAMES = (names.OUTPUT_TOKENS, f"{USAGE}completion_tokens")
 # Names of token details in older conventions and of vendors → current names. Other names are kept
 DETAIL_NAMES = {
     "cache_read_input_tokens": "cache_read.input_tokens",
@@ -184,7 +177,7 @@ DETAIL_NAMES = {
     "output_audio_tokens": "audio.output_tokens",
 }
 TOTAL_TOKEN_NAMES = (f"{USAGE}total_tokens", "llm.usage.total_tokens")
-BASE_USAGE_NAMES = frozenset((*(name for pair in TOKEN_NAMES for name in pair), *TOTAL_TOKEN_NAMES, *COST_NAMES))
+BASE_USAGE_NAMES = frozenset((*INPUT_TOKEN_NAMES, *OUTPUT_TOKEN_NAMES, *TOTAL_TOKEN_NAMES, *COST_NAMES))
 # Senders that exclude cached or reasoning tokens from their totals: (prefix of the scope, prefix of the provider). An
 # empty prefix matches any provider
 SENDERS_EXCLUDING_CACHE = (("opentelemetry.instrumentation.bedrock", ""), ("openlit", "anthropic"), ("openlit", "aws"))
@@ -231,39 +224,33 @@ def _usage(draft: Draft) -> None:
     attributes = draft.attributes
     if "usage" in draft.fields:
         return
-    (given_as, given), (made_as, made) = (
-        _find_count(attributes, TOKEN_NAMES[0]),
-        _find_count(attributes, TOKEN_NAMES[1]),
-    )
-    if given_as is None and made_as is None:
+    input_name, input_tokens = _find_count(attributes, INPUT_TOKEN_NAMES)
+    output_name, output_tokens = _find_count(attributes, OUTPUT_TOKEN_NAMES)
+    if input_name is None and output_name is None:
         return
     details = _take_details(attributes)
-    leaves_out = draft.span.scope.startswith(EXCLUDING_SCOPES)
-    draft.fields["usage"] = (
-        _normalize_parts(draft, given, made, details) if details or leaves_out else new_usage(given, made, details)
-    )
-    for name in (given_as, made_as):
+    if details or draft.span.scope.startswith(EXCLUDING_SCOPES):
+        draft.fields["usage"] = _normalize_usage(draft, input_tokens, output_tokens, details)
+    else:
+        draft.fields["usage"] = new_usage(input_tokens, output_tokens, details)
+    for name in (input_name, output_name):
         if name is not None:
             del attributes[name]
 
 
-def _normalize_parts(draft: Draft, given: int, made: int, details: dict[str, int]) -> Usage:
+def _normalize_usage(draft: Draft, input_tokens: int, output_tokens: int, details: dict[str, int]) -> Usage:
     """Return the usage. Add cached or reasoning tokens to the totals if the sender is known, or appears, to exclude
     them.
     """
     attributes, scope = draft.span.attributes, draft.span.scope
-    provider = next((said for name in PROVIDERS if (said := text_or_none(attributes.get(name)))), "")
+    provider = next((text for name in PROVIDERS if (text := text_or_none(attributes.get(name)))), "")
+    cache_apart, reasoning_apart = (
+        any(scope.startswith(of_scope) and provider.startswith(of_provider) for of_scope, of_provider in senders)
+        for senders in (SENDERS_EXCLUDING_CACHE, SENDERS_EXCLUDING_REASONING)
+    )
+    total = find_count(attributes, TOTAL_TOKEN_NAMES)
     return normalize_usage(
-        given,
-        made,
-        details,
-        total=next(
-            (tokens for name in TOTAL_TOKEN_NAMES if (tokens := parse_count(attributes.get(name))) is not None), None
-        ),
-        cache_apart=any(scope.startswith(named) and provider.startswith(by) for named, by in SENDERS_EXCLUDING_CACHE),
-        reasoning_apart=any(
-            scope.startswith(named) and provider.startswith(by) for named, by in SENDERS_EXCLUDING_REASONING
-        ),
+        input_tokens, output_tokens, details, total=total, cache_apart=cache_apart, reasoning_apart=reasoning_apart
     )
 
 
@@ -278,17 +265,17 @@ def _find_count(attributes: Mapping[str, Any], candidates: tuple[str, ...]) -> t
 def _take_details(attributes: dict[str, Any]) -> dict[str, int]:
     """Remove detailed token counts from the attributes and return them under their current names."""
     details: dict[str, int] = {}
-    for name, known in _get_detail_names(tuple(attributes)):
-        if (tokens := parse_count(attributes[name])) is not None and details.setdefault(known, tokens) == tokens:
+    for name, detail in _get_detail_names(tuple(attributes)):
+        if (tokens := parse_count(attributes[name])) is not None and details.setdefault(detail, tokens) == tokens:
             del attributes[name]
     return details
 
 
 def _select_detail_names(names: NameTuple) -> tuple[tuple[str, str], ...]:
     """Return pairs of the attribute name of a detailed token count and its current name."""
-    finer = (name for name in names if name.startswith(USAGE) and name not in BASE_USAGE_NAMES)
-    plain = ((name, name.removeprefix(USAGE).removeprefix("details.")) for name in finer)
-    return tuple((name, DETAIL_NAMES.get(known, known)) for name, known in plain)
+    detailed = (name for name in names if name.startswith(USAGE) and name not in BASE_USAGE_NAMES)
+    shortened = ((name, name.removeprefix(USAGE).removeprefix("details.")) for name in detailed)
+    return tuple((name, DETAIL_NAMES.get(detail, detail)) for name, detail in shortened)
 
 
 _get_detail_names = NamesMemo(_select_detail_names).__getitem__
@@ -300,11 +287,11 @@ def _content(draft: Draft) -> None:
     if "inputs" not in fields:
         _inputs(draft)
     if "outputs" not in fields:
-        if (said := parse_json(attributes.get(OUTPUT_MESSAGES))) is not None:
-            plain = read_choices(said) if _holds_choices(said) else None
-            fields["outputs"] = plain or said
+        if (messages := parse_json(attributes.get(OUTPUT_MESSAGES))) is not None:
+            choices = read_choices(messages) if _holds_choices(messages) else None
+            fields["outputs"] = choices or messages
             del attributes[OUTPUT_MESSAGES]
-        elif name := _find_present(OUTPUTS, attributes):
+        elif name := find_name(attributes, OUTPUTS):
             fields["outputs"] = parse_json(attributes.pop(name))
     if draft.span.events and ("inputs" not in fields or "outputs" not in fields):
         _events(draft)
@@ -319,16 +306,16 @@ def _inputs(draft: Draft) -> None:
     attributes, fields = draft.attributes, draft.fields
     messages = parse_json(attributes.get(INPUT_MESSAGES))
     if INSTRUCTIONS in attributes and (messages is None or isinstance(messages, list)):
-        added = read_instructions(attributes, messages or ())
-        if whole := [*added, *(messages or ())]:
-            fields["inputs"] = whole
+        instructions = read_instructions(attributes, messages or ())
+        if all_messages := [*instructions, *(messages or ())]:
+            fields["inputs"] = all_messages
             attributes.pop(INPUT_MESSAGES, None)
-            if added:
+            if instructions:
                 del attributes[INSTRUCTIONS]
     elif messages is not None:
         fields["inputs"] = messages
         del attributes[INPUT_MESSAGES]
-    elif name := _find_present(INPUTS, attributes):
+    elif name := find_name(attributes, INPUTS):
         fields["inputs"] = parse_json(attributes.pop(name))
 
 
@@ -336,21 +323,24 @@ def _holds_choices(value: JSON) -> bool:
     """Return whether the value holds OpenAI's choices instead of messages."""
     if isinstance(value, dict):
         return isinstance(value.get("choices"), list)
-    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) and "message" in one for one in value)
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(element, dict) and "message" in element for element in value)
 
 
 def _events(draft: Draft) -> None:
     """Read content from the span's events. The events also stay with the run."""
-    messages: tuple[list[JSON], list[JSON]] = ([], [])
+    inputs: list[JSON] = []
+    outputs: list[JSON] = []
     for event in draft.span.events:
         if event.name in MESSAGE_EVENTS:
-            for all_of_it, said in zip(messages, read_event_messages(event.name, None, event.attributes), strict=True):
-                all_of_it += said
-    given, made = messages
-    if given:
-        draft.fields.setdefault("inputs", given)
-    if made:
-        draft.fields.setdefault("outputs", made)
+            more_inputs, more_outputs = read_event_messages(event.name, None, event.attributes)
+            inputs += more_inputs
+            outputs += more_outputs
+    if inputs:
+        draft.fields.setdefault("inputs", inputs)
+    if outputs:
+        draft.fields.setdefault("outputs", outputs)
 
 
 def _retrieval(draft: Draft, operation: str | None) -> None:
@@ -361,12 +351,9 @@ def _retrieval(draft: Draft, operation: str | None) -> None:
     if fields.get("kind") != "embedding" or OPERATION_KINDS.get(operation or "") != "embedding":
         return
     outputs = fields.get("outputs")
-    told = outputs.get("documents") if isinstance(outputs, dict) else outputs
-    if isinstance(told, list) and told and all(isinstance(one, dict) for one in told) and read_documents(told):
-        fields.setdefault("documents", read_documents(told))
+    documents = outputs.get("documents") if isinstance(outputs, dict) else outputs
+    is_list = isinstance(documents, list) and all(isinstance(document, dict) for document in documents)
+    if is_list and (found := read_documents(documents)):
+        fields.setdefault("documents", found)
     if fields.get("documents") or QUERY in draft.span.attributes:
         fields["kind"] = "retriever"
-
-
-def _find_present(candidates: tuple[str, ...], attributes: Mapping[str, Any]) -> str | None:
-    return next((name for name in candidates if name in attributes), None)

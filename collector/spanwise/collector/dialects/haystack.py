@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from spanwise.collector.dialects import field_extraction
-from spanwise.collector.dialects.attribute_parsing import parse_json, parse_number, text_or_none, to_text
+from spanwise.collector.dialects.attribute_parsing import (
+    DOCUMENT_KINDS,
+    parse_json,
+    parse_number,
+    text_or_none,
+    to_text,
+)
 from spanwise.collector.dialects.draft import Draft
 from spanwise.collector.records import JSON, Document
 
@@ -63,14 +69,14 @@ def haystack(draft: Draft) -> None:
     else:
         kind = next((kind for ending, kind in CLASS_SUFFIXES.items() if component.endswith(ending)), "chain")
     kind = fields.setdefault("kind", kind)
-    for given, made in CONTENT:
-        if given in draft.attributes and "inputs" not in fields:
-            fields["inputs"] = parse_json(draft.attributes.pop(given))
-        if made in draft.attributes and "outputs" not in fields:
-            fields["outputs"] = parse_json(draft.attributes.pop(made))
+    for input_name, output_name in CONTENT:
+        if input_name in draft.attributes and "inputs" not in fields:
+            fields["inputs"] = parse_json(draft.attributes.pop(input_name))
+        if output_name in draft.attributes and "outputs" not in fields:
+            fields["outputs"] = parse_json(draft.attributes.pop(output_name))
     outputs = fields.get("outputs")
     if isinstance(outputs, dict):
-        if kind in ("retriever", "reranker") and not fields.get("documents"):
+        if kind in DOCUMENT_KINDS and not fields.get("documents"):
             fields["documents"] = _documents(outputs.get("documents"))
         if kind in CALL_KINDS:
             _take_reply_usage(draft, outputs)
@@ -80,23 +86,23 @@ def haystack(draft: Draft) -> None:
         del draft.attributes[metadata_name]
 
 
-def _documents(given: JSON) -> tuple[Document, ...]:
+def _documents(documents: JSON) -> tuple[Document, ...]:
     """Return the documents in a list; () if any element is not a document."""
-    if not isinstance(given, list) or not all(isinstance(each, dict) and "content" in each for each in given):
-        return ()
-    return tuple(map(_document, given))
+    if isinstance(documents, list) and all(isinstance(each, dict) and "content" in each for each in documents):
+        return tuple(map(_document, documents))
+    return ()
 
 
-def _document(given: Mapping[str, Any]) -> Document:
+def _document(document: Mapping[str, Any]) -> Document:
     """Read a document. Haystack puts metadata next to the document's fields, and keys that equal a field's name in
     `meta`.
     """
-    beside = {k: v for k, v in given.items() if k not in DOCUMENT_FIELDS and not (k in EMPTY_FIELDS and v is None)}
-    content, id, within = given["content"], given.get("id"), given.get("meta")
-    if isinstance(within, dict):
-        beside |= within
-    score = parse_number(given.get("score"))
-    return Document("" if content is None else to_text(content), None if id is None else to_text(id), score, beside)
+    metadata = {k: v for k, v in document.items() if k not in DOCUMENT_FIELDS and not (k in EMPTY_FIELDS and v is None)}
+    content, id, meta = document["content"], document.get("id"), document.get("meta")
+    if isinstance(meta, dict):
+        metadata |= meta
+    score = parse_number(document.get("score"))
+    return Document("" if content is None else to_text(content), None if id is None else to_text(id), score, metadata)
 
 
 def _take_reply_usage(draft: Draft, outputs: Mapping[str, JSON]) -> None:
@@ -110,6 +116,6 @@ def _take_reply_usage(draft: Draft, outputs: Mapping[str, JSON]) -> None:
     named = (text_or_none(meta.get("model")) for meta in metas)
     if model := next(filter(None, named), None):
         draft.fields.setdefault("model", model)
-    counted = next((usage for meta in metas if (usage := field_extraction.read_usage(meta.get("usage")))), None)
-    if counted:  # all replies belong to one request, and each repeats its tokens
-        draft.fields.setdefault("usage", counted)
+    usage_of_reply = next((usage for meta in metas if (usage := field_extraction.read_usage(meta.get("usage")))), None)
+    if usage_of_reply:  # all replies belong to one request, and each repeats its tokens
+        draft.fields.setdefault("usage", usage_of_reply)

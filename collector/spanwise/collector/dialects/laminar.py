@@ -22,17 +22,15 @@ METADATA_MEMO = field_extraction.make_suffix_memo(PROPERTIES + "metadata.")
 @applies_to("lmnr")
 def laminar(draft: Draft) -> None:
     """Take kind, inputs, outputs, documents, session, user, tags and metadata. `genai` reads model and tokens."""
-    fields = draft.fields
     # derive the kind from the type, which also stays as an attribute. Embedding calls have the same type as other
     # model calls; their span name differs
-    said = draft.attributes.get(TYPE)
-    if isinstance(said, str) and (kind := KINDS.get(said)):
-        embeds = kind == "llm" and draft.span.name.endswith(".embeddings")
-        draft.fields.setdefault("kind", "embedding" if embeds else kind)
+    span_type = draft.attributes.get(TYPE)
+    if isinstance(span_type, str) and (kind := KINDS.get(span_type)):
+        is_embedding = kind == "llm" and draft.span.name.endswith(".embeddings")
+        draft.fields.setdefault("kind", "embedding" if is_embedding else kind)
         draft.sums = draft.sums or kind == "chain"
     field_extraction.take_attribute(draft, "inputs", "lmnr.span.input", parse_json)
     field_extraction.take_attribute(draft, "outputs", "lmnr.span.output", parse_json)
-    if not fields.get("documents") and (documents := field_extraction.read_result_documents(fields.get("outputs"))):
-        fields["documents"] = documents
+    field_extraction.take_result_documents(draft)
     field_extraction.take_identity(draft, PROPERTIES)
     field_extraction.take_metadata(draft, METADATA_MEMO)

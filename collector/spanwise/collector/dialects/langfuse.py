@@ -14,7 +14,14 @@ from hashlib import sha256
 from typing import Any
 
 from spanwise.collector.dialects import field_extraction
-from spanwise.collector.dialects.attribute_parsing import parse_count, parse_json, parse_number, text_or_none, to_text
+from spanwise.collector.dialects.attribute_parsing import (
+    AGGREGATE_KINDS,
+    parse_count,
+    parse_json,
+    parse_number,
+    text_or_none,
+    to_text,
+)
 from spanwise.collector.dialects.draft import Draft, applies_to
 from spanwise.collector.dialects.token_costs import normalize_usage
 from spanwise.collector.records import JSON, Feedback, Source, Target
@@ -46,10 +53,10 @@ def langfuse(draft: Draft) -> None:
         draft.fields.setdefault("kind", STEP_KINDS[kind])
     # take inputs and outputs. A model's output stays text, even if it looks like a number
     read = field_extraction.parse_container if draft.fields.get("kind") == "llm" else field_extraction.parse_result
-    for field, place in CONTENT_FIELDS:
-        for said in CONTENT_PREFIXES[draft.span.parent_id is not None :]:
+    for field, suffix in CONTENT_FIELDS:
+        for prefix in CONTENT_PREFIXES[draft.span.parent_id is not None :]:
             field_extraction.take_attribute(
-                draft, field, said + place, lambda value: field_extraction.unwrap_arguments(read(value))
+                draft, field, prefix + suffix, lambda value: field_extraction.unwrap_arguments(read(value))
             )
     field_extraction.take_attribute(draft, "model", MODEL, text_or_none)
     _usage(draft)
@@ -65,27 +72,27 @@ def _usage(draft: Draft) -> None:
     In Langfuse's format, `input` and `output` exclude tokens that have a count of their own, such as cached tokens.
     """
     attributes = draft.attributes
-    if draft.fields.get("kind") in ("chain", "agent"):
+    if draft.fields.get("kind") in AGGREGATE_KINDS:
         draft.sums = True
         return
     field_extraction.take_cost(draft, COST)
-    said = parse_json(attributes.get(USAGE))
-    if (used := field_extraction.read_usage(said)) is None:
+    counts = parse_json(attributes.get(USAGE))
+    if (usage := field_extraction.read_usage(counts)) is None:
         return
-    if ("input" in said or "output" in said) and parse_count(said.get("total")) != used.total_tokens:
-        used = normalize_usage(
-            _sum_tokens(said, "input")
-            + sum(parse_count(tokens) or 0 for name, tokens in said.items() if name.startswith("cache")),
-            _sum_tokens(said, "output"),
-            dict(used.details),
+    if ("input" in counts or "output" in counts) and parse_count(counts.get("total")) != usage.total_tokens:
+        usage = normalize_usage(
+            _sum_tokens(counts, "input")
+            + sum(parse_count(tokens) or 0 for name, tokens in counts.items() if name.startswith("cache")),
+            _sum_tokens(counts, "output"),
+            dict(usage.details),
         )
-    whole = said.keys() <= BASE_TOKEN_FIELDS and parse_count(said.get("total")) in (None, used.total_tokens)
-    if field_extraction.fill_field(draft, "usage", used) and whole:
+    is_complete = counts.keys() <= BASE_TOKEN_FIELDS and parse_count(counts.get("total")) in (None, usage.total_tokens)
+    if field_extraction.fill_field(draft, "usage", usage) and is_complete:
         del attributes[USAGE]
 
 
-def _sum_tokens(said: dict[str, JSON], side: str) -> int:
-    return sum(parse_count(tokens) or 0 for name, tokens in said.items() if name.startswith(side))
+def _sum_tokens(counts: dict[str, JSON], side: str) -> int:
+    return sum(parse_count(tokens) or 0 for name, tokens in counts.items() if name.startswith(side))
 
 
 def _take_metadata(draft: Draft) -> None:
@@ -96,8 +103,8 @@ def _take_metadata(draft: Draft) -> None:
     major = draft.span.scope_version.partition(".")[0]
     is_encoded = draft.span.scope == "langfuse-sdk" and major.isdecimal() and int(major) >= 5
     read = parse_json if is_encoded else _parse_structured
-    for whole in METADATA_NAMES:
-        field_extraction.take_attribute(draft, "metadata", whole, _parse_object)
+    for name in METADATA_NAMES:
+        field_extraction.take_attribute(draft, "metadata", name, _parse_object)
     field_extraction.take_metadata(draft, *METADATA_MEMOS, read=read)
 
 
@@ -128,19 +135,22 @@ def read_langfuse_score(body: Mapping[str, JSON], sent: JSON = None) -> Feedback
     `sent` is the time of the event with the score, used if the score has no time. A score with an id overwrites an
     earlier one with the same id. Without an id, every score is a new one, as in Langfuse.
     """
-    name, given = text_or_none(body.get("name")), body.get("metadata")
-    metadata = dict(given) if isinstance(given, Mapping) else {} if given is None else {"metadata": given}
+    name, value = text_or_none(body.get("name")), body.get("metadata")
+    metadata = dict(value) if isinstance(value, Mapping) else {} if value is None else {"metadata": value}
     metadata |= {
         f"langfuse.{field}": body[field]
         for field, default in EXTRA_FIELDS.items()
         if body.get(field) not in (None, default)
     }
     if name is None:
-        raise ValueError(f"a score needs a name, not {body.get('name')!r:.100}")
-    said = body.get("source")
-    source: Source = SCORE_SOURCES.get(said, "code") if isinstance(said, str) else "code"
-    if said is None and body.get("queueId"):  # annotation queues are for human feedback
+        raise ValueError(f"name of a score must be a non-empty string, got {body.get('name')!r:.100}")
+    origin = body.get("source")
+    source: Source = SCORE_SOURCES.get(origin, "code") if isinstance(origin, str) else "code"
+    if origin is None and body.get("queueId"):  # annotation queues are for human feedback
         source = "human"
+    id = secrets.token_hex(16)
+    if body.get("id"):  # a hash of the id cannot collide with ids from other sources
+        id = sha256(repr(("langfuse", "score", to_text(body["id"]))).encode("utf-8", "replace")).hexdigest()[:32]
     return Feedback(
         target=_read_target(body, metadata),
         key=name,
@@ -149,7 +159,7 @@ def read_langfuse_score(body: Mapping[str, JSON], sent: JSON = None) -> Feedback
         author=text_or_none(body.get("authorUserId")),
         metadata=metadata,
         created_ns=_parse_timestamp(body.get("timestamp") or sent),
-        id=_make_feedback_id("score", to_text(body["id"])) if body.get("id") else secrets.token_hex(16),
+        id=id,
     )
 
 
@@ -165,27 +175,27 @@ def _read_target(body: Mapping[str, JSON], metadata: dict[str, JSON]) -> Target:
             span_id=_make_otel_id(span, SPAN_ID, "span", metadata),
         )
     if span is not None:
-        raise ValueError(f"observationId {span!r:.100} comes without the traceId of its trace")
+        raise ValueError(f"observationId {span!r:.100} requires the traceId of its trace")
     if session is None and run is None:
-        raise ValueError("a score is about something: say traceId, sessionId or datasetRunId")
+        raise ValueError("a score requires a traceId, sessionId or datasetRunId")
     return Target(session_id=session) if session is not None else Target(experiment_id=run)
 
 
 def _read_optional_text(body: Mapping[str, JSON], name: str) -> str | None:
-    given = body.get(name)
-    if given is not None and not isinstance(given, str):
-        raise ValueError(f"{name} is {given!r:.100}, not a text")
-    return given or None
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} must be a string, got {value!r:.100}")
+    return value or None
 
 
-def _make_otel_id(given: str | None, form: re.Pattern[str], what: str, metadata: dict[str, JSON]) -> str | None:
+def _make_otel_id(id: str | None, pattern: re.Pattern[str], what: str, metadata: dict[str, JSON]) -> str | None:
     """Return the id if it is an OpenTelemetry id. Otherwise return a hash of it, as Langfuse's SDK does, and add the
     original id to the metadata.
     """
-    if given is None or form.fullmatch(given.lower()):
-        return given and given.lower()
-    metadata[f"langfuse.{what}_id"] = given
-    return sha256(given.encode("utf-8", "replace")).hexdigest()[: 32 if form is TRACE_ID else 16]
+    if id is None or pattern.fullmatch(id.lower()):
+        return id and id.lower()
+    metadata[f"langfuse.{what}_id"] = id
+    return sha256(id.encode("utf-8", "replace")).hexdigest()[: 32 if pattern is TRACE_ID else 16]
 
 
 def _read_score_value(name: str, body: Mapping[str, JSON], metadata: dict[str, JSON]) -> dict[str, Any]:
@@ -193,38 +203,35 @@ def _read_score_value(name: str, body: Mapping[str, JSON], metadata: dict[str, J
     decides.
     """
     value, kind, comment = body.get("value"), body.get("dataType"), body.get("comment")
-    said = None if comment is None else to_text(comment)
+    comment_text = None if comment is None else to_text(comment)
     if kind is None:
         kind = "BOOLEAN" if isinstance(value, bool) else "CATEGORICAL" if isinstance(value, str) else "NUMERIC"
     if kind not in DATA_TYPES:
-        raise ValueError(f"score {name!r:.100}: dataType {kind!r:.100} is none of {', '.join(DATA_TYPES)}")
+        raise ValueError(
+            f"score {name!r:.100}: unknown dataType {kind!r:.100}; expected one of: {', '.join(DATA_TYPES)}"
+        )
     if kind == "CORRECTION" and isinstance(value, str):
-        metadata |= {"langfuse.comment": said} if said is not None else {}
+        metadata |= {"langfuse.comment": comment_text} if comment_text is not None else {}
         return {"label": CORRECTION_LABEL, "comment": value}
     if kind in LABEL_TYPES and isinstance(value, str) and value:
-        return {"label": value, "comment": said}
+        return {"label": value, "comment": comment_text}
     if kind == "BOOLEAN" and value in (0, 1):
-        return {"score": bool(value), "comment": said}
+        return {"score": bool(value), "comment": comment_text}
     score = None if isinstance(value, str) else parse_number(value)
     if kind == "NUMERIC" and score is not None:
-        return {"score": score, "comment": said}
-    raise ValueError(f"score {name!r:.100}: {value!r:.200} is no value of {kind}")
+        return {"score": score, "comment": comment_text}
+    raise ValueError(f"score {name!r:.100}: {value!r:.200} is not a valid value of dataType {kind}")
 
 
-def _parse_timestamp(given: JSON) -> int:
+def _parse_timestamp(value: JSON) -> int:
     """Return an ISO 8601 time as nanoseconds. The default offset is UTC; without a value, return the present time."""
-    if given is None:
-        when = datetime.now(UTC)
+    if value is None:
+        time = datetime.now(UTC)
     else:
         try:
-            when = datetime.fromisoformat(to_text(given))
+            time = datetime.fromisoformat(to_text(value))
         except ValueError:
-            raise ValueError(f"timestamp {given!r:.100} is no time in ISO 8601") from None
-    when = when if when.tzinfo else when.replace(tzinfo=UTC)
-    since = when - datetime(1970, 1, 1, tzinfo=UTC)
-    return max(0, (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000)
-
-
-def _make_feedback_id(*parts: str) -> str:
-    """Return an id that cannot collide with ids from other sources."""
-    return sha256(repr(("langfuse", *parts)).encode("utf-8", "replace")).hexdigest()[:32]
+            raise ValueError(f"timestamp must be an ISO 8601 time, got {value!r:.100}") from None
+    time = time if time.tzinfo else time.replace(tzinfo=UTC)
+    elapsed = time - datetime(1970, 1, 1, tzinfo=UTC)
+    return max(0, (elapsed.days * 86_400 + elapsed.seconds) * 10**9 + elapsed.microseconds * 1000)

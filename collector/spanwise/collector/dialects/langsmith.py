@@ -27,12 +27,12 @@ def langsmith(draft: Draft) -> None:
     LangSmith's kind takes precedence over the GenAI operation, which is "embeddings" for retrievers and "chat" for
     prompts.
     """
-    said = draft.attributes.get(KIND)
-    said = said.lower() if isinstance(said, str) else None
-    if said in RUN_KINDS and field_extraction.fill_field(draft, "kind", RUN_KINDS[said]):
+    kind = draft.attributes.get(KIND)
+    kind = kind.lower() if isinstance(kind, str) else None
+    if kind in RUN_KINDS and field_extraction.fill_field(draft, "kind", RUN_KINDS[kind]):
         del draft.attributes[KIND]
-    elif said in STEP_KINDS:
-        draft.fields.setdefault("kind", STEP_KINDS[said])
+    elif kind in STEP_KINDS:
+        draft.fields.setdefault("kind", STEP_KINDS[kind])
     _content(draft)
     _usage(draft)
     field_extraction.take_attribute(draft, "tags", TAGS, _parse_tags)
@@ -44,14 +44,14 @@ def _content(draft: Draft) -> None:
     """Take inputs and outputs. LangChain's messages are copied to the fields, and the full value stays as an
     attribute.
     """
-    calls = draft.fields.get("kind") == "llm"
+    is_model_call = draft.fields.get("kind") == "llm"
     inputs, outputs = _decode_value(draft.attributes.get(PROMPT)), _decode_value(draft.attributes.get(COMPLETION))
     # LangSmith wraps a result that is not an object in `output`
     if isinstance(outputs, dict) and outputs.keys() == {"output"}:
         outputs = outputs["output"]
-    if not (calls and field_extraction.fill_field(draft, "inputs", read_langchain_inputs(inputs))):
+    if not (is_model_call and field_extraction.fill_field(draft, "inputs", read_langchain_inputs(inputs))):
         field_extraction.take_attribute(draft, "inputs", PROMPT, lambda _: inputs)
-    if not (calls and field_extraction.fill_field(draft, "outputs", read_langchain_outputs(outputs))):
+    if not (is_model_call and field_extraction.fill_field(draft, "outputs", read_langchain_outputs(outputs))):
         field_extraction.take_attribute(draft, "outputs", COMPLETION, lambda _: outputs)
     if COMPLETION in draft.attributes and outputs is None:
         draft.fields.setdefault("outputs", None)  # the sender reports null as the output
@@ -79,20 +79,21 @@ def _usage(draft: Draft) -> None:
         return
     # usage in LangChain's format, from the metadata or from the reply
     outputs = draft.fields.get("outputs")
-    within = outputs.get("usage_metadata") if isinstance(outputs, dict) else None
-    reported = field_extraction.parse_container(draft.attributes.get(USAGE, within))
-    said: dict[str, JSON] = reported if isinstance(reported, dict) else {}
-    given, made = parse_count(attributes.get(names.INPUT_TOKENS)), parse_count(attributes.get(names.OUTPUT_TOKENS))
-    used = field_extraction.read_usage(said)
-    if given is not None or made is not None:
-        total = parse_count(said.get("total_tokens"))
-        used = normalize_usage(given or 0, made or 0, field_extraction.read_token_details(said), total=total)
-    if not field_extraction.fill_field(draft, "usage", used):
+    reply_usage = outputs.get("usage_metadata") if isinstance(outputs, dict) else None
+    reported = field_extraction.parse_container(draft.attributes.get(USAGE, reply_usage))
+    counts: dict[str, JSON] = reported if isinstance(reported, dict) else {}
+    input_tokens = parse_count(attributes.get(names.INPUT_TOKENS))
+    output_tokens = parse_count(attributes.get(names.OUTPUT_TOKENS))
+    usage = field_extraction.read_usage(counts)
+    if input_tokens is not None or output_tokens is not None:
+        total, details = parse_count(counts.get("total_tokens")), field_extraction.read_token_details(counts)
+        usage = normalize_usage(input_tokens or 0, output_tokens or 0, details, total=total)
+    if not field_extraction.fill_field(draft, "usage", usage):
         return
-    for name, tokens in ((names.INPUT_TOKENS, given), (names.OUTPUT_TOKENS, made)):
+    for name, tokens in ((names.INPUT_TOKENS, input_tokens), (names.OUTPUT_TOKENS, output_tokens)):
         if tokens is not None:
             del attributes[name]
-    if (cost := parse_dollars(said.get("total_cost"))) is not None:
+    if (cost := parse_dollars(counts.get("total_cost"))) is not None:
         fields.setdefault("cost", cost)
 
 
@@ -113,8 +114,8 @@ MESSAGE_FIELDS = ("name", "tool_calls", "tool_call_id")  # optional fields of a 
 
 def read_langchain_inputs(value: JSON) -> list[JSON] | None:
     """Return the messages in `{"messages": [[…]]}`, the input of a chat model; None for any other value."""
-    asked = value.get("messages") if isinstance(value, dict) else None
-    return _read_messages(asked[0]) if isinstance(asked, list) and len(asked) == 1 else None
+    batches = value.get("messages") if isinstance(value, dict) else None
+    return _read_messages(batches[0]) if isinstance(batches, list) and len(batches) == 1 else None
 
 
 def read_langchain_outputs(value: JSON) -> list[JSON] | None:
@@ -122,18 +123,18 @@ def read_langchain_outputs(value: JSON) -> list[JSON] | None:
     generations = value.get("generations") if isinstance(value, dict) else None
     if not isinstance(generations, list) or len(generations) != 1 or not isinstance(generations[0], list):
         return None
-    return _read_messages([one.get("message") if isinstance(one, dict) else None for one in generations[0]])
+    return _read_messages([choice.get("message") if isinstance(choice, dict) else None for choice in generations[0]])
 
 
-def _read_messages(written: JSON) -> list[JSON] | None:
-    if not isinstance(written, list):
+def _read_messages(value: JSON) -> list[JSON] | None:
+    if not isinstance(value, list):
         return None
-    messages = [_read_message(one) for one in written]
+    messages = [_read_message(message) for message in value]
     return messages if messages and all(messages) else None
 
 
-def _read_message(written: JSON) -> JSON:
-    fields = written.get("kwargs") if isinstance(written, dict) and "lc" in written else None
+def _read_message(value: JSON) -> JSON:
+    fields = value.get("kwargs") if isinstance(value, dict) and "lc" in value else None
     if not isinstance(fields, dict) or "content" not in fields:
         return None
     kind = fields.get("type")

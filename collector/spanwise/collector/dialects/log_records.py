@@ -26,7 +26,7 @@ def started(log: RawLog) -> OpenRun | None:
     if log.event != names.STARTED_EVENT:
         return None
     if log.span_id is None:
-        raise ValueError(f"event {log.event!r} says that a span has started, and names none")
+        raise ValueError(f"event {log.event!r} requires a span id")
     attributes, (_, project, environment) = log.attributes, resolve_project(log.resource)
     return OpenRun(
         trace_id=log.trace_id,
@@ -48,20 +48,22 @@ def report(log: RawLog) -> ProcessReport | None:
         return None
     instance, (_, project, environment) = log.resource.get(names.INSTANCE), resolve_project(log.resource)
     if not isinstance(instance, str) or not 0 < len(instance) <= _MAX_INSTANCE_CHARS:
-        raise ValueError(f"event {log.event!r} needs a resource whose {names.INSTANCE!r} says which process it is of")
-    said = log.attributes
-    value = parse_json(said.get(names.REPORT_DROPPED))
+        raise ValueError(
+            f"event {log.event!r} requires the resource attribute {names.INSTANCE!r}, of at most {_MAX_INSTANCE_CHARS} characters"
+        )
+    attributes = log.attributes
+    value = parse_json(attributes.get(names.REPORT_DROPPED))
     counts = {reason: parse_count(number) for reason, number in value.items()} if isinstance(value, Mapping) else {}
     return ProcessReport(
         instance=instance,
         reported_ns=log.time_ns,
-        started=parse_count(said.get(names.REPORT_STARTED)) or 0,
-        open=parse_count(said.get(names.REPORT_OPEN)) or 0,
-        delivered=parse_count(said.get(names.REPORT_DELIVERED)) or 0,
-        spilled=parse_count(said.get(names.REPORT_SPILLED)) or 0,
-        pending=parse_count(said.get(names.REPORT_PENDING)) or 0,
+        started=parse_count(attributes.get(names.REPORT_STARTED)) or 0,
+        open=parse_count(attributes.get(names.REPORT_OPEN)) or 0,
+        delivered=parse_count(attributes.get(names.REPORT_DELIVERED)) or 0,
+        spilled=parse_count(attributes.get(names.REPORT_SPILLED)) or 0,
+        pending=parse_count(attributes.get(names.REPORT_PENDING)) or 0,
         dropped={reason: number for reason, number in counts.items() if number},
-        pid=parse_count(said.get(names.REPORT_PID, log.resource.get(names.REPORT_PID))),
+        pid=parse_count(attributes.get(names.REPORT_PID, log.resource.get(names.REPORT_PID))),
         service=text_or_none(log.resource.get("service.name")),
         project=project,
         environment=environment,
@@ -76,16 +78,16 @@ def content(log: RawLog) -> Amendment | None:
     """Return an amendment with the messages of a call; None if the record has none or does not identify the call."""
     if log.event not in MESSAGE_EVENTS:
         return None
-    given, made = read_event_messages(log.event, log.body, log.attributes)
-    fields = {"input_messages": given, "output_messages": made}
+    inputs, outputs = read_event_messages(log.event, log.body, log.attributes)
+    fields = {"input_messages": inputs, "output_messages": outputs}
     key = _make_message_key(log)
-    said: dict[str, JSON] = {name: {key: messages} for name, messages in fields.items() if messages}
-    if not said:
+    fields_by_key: dict[str, JSON] = {name: {key: messages} for name, messages in fields.items() if messages}
+    if not fields_by_key:
         return None
     if log.trace_id and log.span_id:
-        return Amendment(log.trace_id, log.span_id, said)
+        return Amendment(log.trace_id, log.span_id, fields_by_key)
     response = text_or_none(log.attributes.get(names.RESPONSE_ID))
-    return Amendment("", "", said, response_id=response) if response else None
+    return Amendment("", "", fields_by_key, response_id=response) if response else None
 
 
 def _make_message_key(log: RawLog) -> str:
@@ -95,8 +97,8 @@ def _make_message_key(log: RawLog) -> str:
     """
     # future times may have been replaced by one value
     sent = parse_count(log.attributes.get(f"{SENT_PREFIX}created_ns")) or log.time_ns
-    said = to_text([log.event, log.body, {name: log.attributes[name] for name in sorted(log.attributes)}])
-    return f"{sent:020d}.{blake2b(said.encode(errors='replace'), digest_size=6).hexdigest()}"
+    text = to_text([log.event, log.body, {name: log.attributes[name] for name in sorted(log.attributes)}])
+    return f"{sent:020d}.{blake2b(text.encode(errors='replace'), digest_size=6).hexdigest()}"
 
 
 LogItem: TypeAlias = Feedback | Amendment | OpenRun | ProcessReport

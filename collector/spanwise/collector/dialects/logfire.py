@@ -12,7 +12,7 @@ from typing import Any
 from spanwise.collector.dialects import field_extraction
 from spanwise.collector.dialects.attribute_parsing import parse_json, text_or_none
 from spanwise.collector.dialects.draft import Draft, applies_to
-from spanwise.collector.dialects.pydantic_ai import parse_structured, take_message_events
+from spanwise.collector.dialects.pydantic_ai import take_message_events
 from spanwise.collector.records import JSON
 
 MESSAGE, MAX_NAME_CHARS = "logfire.msg", 200  # a span's message, and the maximum length of a name
@@ -58,30 +58,29 @@ def _function(draft: Draft) -> None:
     if attributes.get(KIND) != "span" or "gen_ai" in draft.namespaces:
         return
     fields.setdefault("kind", "chain")
-    said = _read_program_attributes(attributes)
-    returned = next((name for name in RESULT_NAMES if name in said), None)
-    if returned and "outputs" not in fields:
-        fields["outputs"] = said.pop(returned)
-        del attributes[returned]
-        if not fields.get("documents") and (documents := field_extraction.read_result_documents(fields["outputs"])):
-            fields["documents"] = documents
-    if said and "inputs" not in fields:
-        fields["inputs"] = said
-        for name in said:
+    values = _read_program_attributes(attributes)
+    result_name = next((name for name in RESULT_NAMES if name in values), None)
+    if result_name and "outputs" not in fields:
+        fields["outputs"] = values.pop(result_name)
+        del attributes[result_name]
+        field_extraction.take_result_documents(draft)
+    if values and "inputs" not in fields:
+        fields["inputs"] = values
+        for name in values:
             del attributes[name]
 
 
 def _read_program_attributes(attributes: Mapping[str, Any]) -> dict[str, JSON]:
     """Return the attributes that the program sets, without Logfire's own."""
     schema = parse_json(attributes.get(SCHEMA))
-    named = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(named, dict):
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict):
         return {}
     return {
         name: parse_json(attributes[name])
-        if isinstance(how, dict) and how.get("type") in JSON_TYPES
+        if isinstance(property_schema, dict) and property_schema.get("type") in JSON_TYPES
         else attributes[name]
-        for name, how in named.items()
+        for name, property_schema in properties.items()
         if name in attributes
     }
 
@@ -101,9 +100,9 @@ def _evaluation(draft: Draft) -> None:
 def _agents(draft: Draft) -> None:
     """Take the content of OpenAI Agents' tracing. The group of a trace is its session."""
     attributes, fields = draft.attributes, draft.fields
-    begin = str(attributes.get(TEMPLATE, "")).partition(":")[0].partition(" {")[0]
+    template = str(attributes.get(TEMPLATE, "")).partition(":")[0].partition(" {")[0]
     if "gen_ai.request.model" not in attributes:
-        fields.setdefault("kind", AGENT_KINDS.get(begin, "chain"))
+        fields.setdefault("kind", AGENT_KINDS.get(template, "chain"))
     take_message_events(draft, answered=isinstance(parse_json(attributes.get("response")), dict))
     _take(draft, "inputs", "input")
     _take(draft, "outputs", "output")
@@ -123,11 +122,11 @@ def _call(draft: Draft) -> None:
     take_message_events(draft, answered="gen_ai.usage.output_tokens" in draft.attributes)
     for field, name, part in (("inputs", "request_data", "messages"), ("outputs", "response_data", "message")):
         content = parse_json(draft.attributes.get(name))
-        told: Any = content.get(part) if isinstance(content, dict) else None
-        if told and not any(key.startswith(f"gen_ai.{field[:-1]}.") for key in draft.attributes):
-            draft.fields.setdefault(field, [told] if isinstance(told, dict) else told)  # type: ignore[misc]
+        value: Any = content.get(part) if isinstance(content, dict) else None
+        if value and not any(key.startswith(f"gen_ai.{field[:-1]}.") for key in draft.attributes):
+            draft.fields.setdefault(field, [value] if isinstance(value, dict) else value)  # type: ignore[misc]
 
 
 def _take(draft: Draft, field: str, name: str) -> None:
     if name in draft.attributes and field not in draft.fields:
-        draft.fields[field] = parse_structured(draft.attributes.pop(name))  # type: ignore[literal-required]
+        draft.fields[field] = field_extraction.parse_container(draft.attributes.pop(name))  # type: ignore[literal-required]

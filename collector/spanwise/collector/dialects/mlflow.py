@@ -33,8 +33,8 @@ def mlflow(draft: Draft) -> None:
     """Take kind, inputs, outputs, model, tokens, cost, session, user, and the trace's tags as metadata."""
     # if MLflow writes GenAI names, the operation's name may hold MLflow's span type
     for name in (TYPE, names.OPERATION):
-        said = parse_json(draft.attributes.get(name))
-        if isinstance(said, str) and (kind := KINDS.get(said)):
+        span_type = parse_json(draft.attributes.get(name))
+        if isinstance(span_type, str) and (kind := KINDS.get(span_type)):
             draft.fields.setdefault("kind", kind)
             break
     field_extraction.take_attribute(draft, "inputs", "mlflow.spanInputs", parse_json)
@@ -52,13 +52,13 @@ def _call(draft: Draft) -> None:
     field_extraction.take_attribute(draft, "model", "mlflow.llm.model", _parse_text)
     field_extraction.take_cost(draft, COST)
     api = _parse_text(draft.attributes.get(FORMAT))
-    apart = {"cache_apart": api == "anthropic", "reasoning_apart": api == "gemini"}
+    options = {"cache_apart": api == "anthropic", "reasoning_apart": api == "gemini"}
     field_extraction.take_attribute(
-        draft, "usage", USAGE, lambda value: field_extraction.read_usage(parse_json(value), **apart)
+        draft, "usage", USAGE, lambda value: field_extraction.read_usage(parse_json(value), **options)
     )
     outputs = fields.get("outputs")
-    if isinstance(outputs, dict) and (used := field_extraction.read_usage(outputs.get("usage"))):
-        fields.setdefault("usage", used)
+    if isinstance(outputs, dict) and (usage := field_extraction.read_usage(outputs.get("usage"))):
+        fields.setdefault("usage", usage)
     if draft.attributes.keys().isdisjoint((names.REQUEST_MODEL, names.RESPONSE_MODEL)):
         field_extraction.take_attribute(draft, "model", "model", _parse_text)
 
@@ -69,11 +69,11 @@ def _take_identity(draft: Draft) -> None:
     MLflow encodes session and user as JSON if a program sets them on a span.
     """
     fields = draft.fields
-    for field, name, own in IDENTITY_NAMES:
+    for field, name, own_name in IDENTITY_NAMES:
         given = draft.span.attributes.get(name)
-        if given is not None and fields.get(field) == given and (plain := _parse_text(given)):
-            fields[field] = plain  # type: ignore[literal-required]
-        field_extraction.take_attribute(draft, field, own, _parse_text)
+        if given is not None and fields.get(field) == given and (text := _parse_text(given)):
+            fields[field] = text  # type: ignore[literal-required]
+        field_extraction.take_attribute(draft, field, own_name, _parse_text)
     field_extraction.take_metadata(draft, TAGS, read=lambda value: value)
 
 

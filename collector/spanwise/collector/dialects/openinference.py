@@ -12,6 +12,8 @@ from math import isfinite
 from typing import Any
 
 from spanwise.collector.dialects.attribute_parsing import (
+    AGGREGATE_KINDS,
+    DOCUMENT_KINDS,
     DOCUMENT_NAMESPACES,
     LLAMA_INDEX_REPR,
     NamesMemo,
@@ -33,12 +35,8 @@ from spanwise.collector.dialects.token_costs import normalize_usage
 from spanwise.collector.records import JSON, Document, Feedback, Source, Target
 from spanwise.tracer import attribute_names as names
 
-INPUT_MESSAGES, OUTPUT_MESSAGES, PROMPTS, CHOICES = (
-    "llm.input_messages",
-    "llm.output_messages",
-    "llm.prompts",
-    "llm.choices",
-)
+INPUT_MESSAGES, OUTPUT_MESSAGES = "llm.input_messages", "llm.output_messages"
+PROMPTS, CHOICES = "llm.prompts", "llm.choices"
 SINGLE_ATTRIBUTE_LISTS = (PROMPTS, CHOICES)  # these lists may also be sent as one attribute
 TOOL_CALLS, CONTENT_PARTS = "tool_calls", "contents"
 NON_CONTENT_FIELDS = frozenset(("role", "name", "finish_reason"))
@@ -52,19 +50,19 @@ def take_messages(draft: Draft) -> None:
     if not get_indexed_lists(tuple(attributes)) and attributes.keys().isdisjoint(SINGLE_ATTRIBUTE_LISTS):
         return
     if "inputs" not in fields and (
-        said := _take_message_list(attributes, INPUT_MESSAGES) or _take_texts(attributes, PROMPTS, "prompt")
+        content := _take_message_list(attributes, INPUT_MESSAGES) or _take_texts(attributes, PROMPTS, "prompt")
     ):
-        fields["inputs"] = said
+        fields["inputs"] = content
     if "outputs" not in fields and (
-        said := _take_message_list(attributes, OUTPUT_MESSAGES) or _take_texts(attributes, CHOICES, "completion")
+        content := _take_message_list(attributes, OUTPUT_MESSAGES) or _take_texts(attributes, CHOICES, "completion")
     ):
-        fields["outputs"] = said
+        fields["outputs"] = content
 
 
 def _take_message_list(attributes: dict[str, Any], prefix: str) -> list[dict[str, JSON]]:
     """Take a list of messages if at least one has content. The answer of a failed call has only a role."""
-    listed = get_indexed_lists(tuple(attributes)).get((prefix, "message"), ())
-    if any(rest not in NON_CONTENT_FIELDS for one in listed for rest, _ in one):
+    elements = get_indexed_lists(tuple(attributes)).get((prefix, "message"), ())
+    if any(rest not in NON_CONTENT_FIELDS for element in elements for rest, _ in element):
         return [build_message(flat) for flat in take_indexed_list(attributes, prefix, "message")]
     return []
 
@@ -84,15 +82,15 @@ def _take_texts(attributes: dict[str, Any], prefix: str, element: str) -> JSON:
 def _has_only_texts(attributes: Mapping[str, JSON], prefix: str, element: str) -> bool:
     lists = get_indexed_lists(tuple(attributes))
     others = any(of[0] == prefix and of[1] != element for of in lists)
-    return not others and all(rest == "text" for one in lists.get((prefix, element), ()) for rest, _ in one)
+    return not others and all(rest == "text" for part in lists.get((prefix, element), ()) for rest, _ in part)
 
 
 def build_message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
     """Build a message from flat attribute names. Fields without a counterpart in OpenAI's format keep their names."""
-    made: dict[str, JSON] = {}
+    message: dict[str, JSON] = {}
     calls: dict[int, dict[str, JSON]] = {}
     parts: dict[int, dict[str, JSON]] = {}
-    within: dict[int, dict[str, JSON]] = {}  # tool calls among the content parts, as in Anthropic's messages
+    calls_in_content: dict[int, dict[str, JSON]] = {}  # tool calls among the content parts, as in Anthropic's messages
     for name, value in flat.items():
         place = get_indexed_name(f"message.{name}") if "." in name else None
         if place is not None and place.prefix == "message.tool_calls" and place.element == "tool_call":
@@ -100,15 +98,15 @@ def build_message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
         elif place is not None and place.prefix == "message.contents" and place.element == "message_content":
             parts.setdefault(place.position, {})[place.rest] = value
         elif place is not None and place.prefix == "message.contents" and place.element == "tool_call":
-            within.setdefault(place.position, {})[place.rest] = value
+            calls_in_content.setdefault(place.position, {})[place.rest] = value
         elif place is not None and place.prefix == "message.contents":
             parts.setdefault(place.position, {})[f"{place.element}.{place.rest}"] = value
         else:
-            made[name] = value
-    if within:
-        _move_calls(within, parts, calls)
+            message[name] = value
+    if calls_in_content:
+        _move_calls(calls_in_content, parts, calls)
     if parts:
-        made["content" if made.get("content") is None else CONTENT_PARTS] = [
+        message["content" if message.get("content") is None else CONTENT_PARTS] = [
             _build_content_part(parts[place]) for place in sorted(parts)
         ]
     if calls:
@@ -118,35 +116,37 @@ def build_message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
                 name: call.pop(f"function.{name}") for name in ("name", "arguments") if f"function.{name}" in call
             }
             tool_calls.append({"type": "function", **call, "function": function})
-        made[TOOL_CALLS] = tool_calls
-    return made
+        message[TOOL_CALLS] = tool_calls
+    return message
 
 
 def _move_calls(
-    within: Mapping[int, dict[str, JSON]], parts: dict[int, dict[str, JSON]], calls: dict[int, dict[str, JSON]]
+    calls_in_content: Mapping[int, dict[str, JSON]],
+    parts: dict[int, dict[str, JSON]],
+    calls: dict[int, dict[str, JSON]],
 ) -> None:
     """Move tool calls from the content parts of a message to its list of calls, unless the list has a call with the same
     id.
     """
     ids = {call.get("id") for call in calls.values()}
-    for position in sorted(within):
-        if within[position].get("id") is None or within[position]["id"] not in ids:
-            calls[max(calls, default=-1) + 1] = within[position]
+    for position in sorted(calls_in_content):
+        if calls_in_content[position].get("id") is None or calls_in_content[position]["id"] not in ids:
+            calls[max(calls, default=-1) + 1] = calls_in_content[position]
         if parts.get(position, {}).keys() <= {"type"}:
             parts.pop(position, None)
 
 
 def _build_content_part(flat: Mapping[str, JSON]) -> dict[str, JSON]:
     """Build a content part from flat attribute names: `image.image.url` becomes `{"image": {"url": …}}`."""
-    made: dict[str, Any] = {}
+    part: dict[str, Any] = {}
     for name, value in flat.items():
         head, _, tail = name.partition(".")
-        inner = made.setdefault(head, {}) if tail else None
+        inner = part.setdefault(head, {}) if tail else None
         if isinstance(inner, dict):
             inner[tail.removeprefix(f"{head}.")] = value
         else:
-            made[name] = value
-    return made
+            part[name] = value
+    return part
 
 
 DOCUMENT_LISTS = (names.DOCUMENTS, "reranker.output_documents")
@@ -157,14 +157,23 @@ DOCUMENT_FIELDS = frozenset(("content", "id", "score", "metadata"))
 
 
 def take_retrieved_documents(draft: Draft) -> None:
-    """Take retrieved documents. Use the query of a reranker as inputs if the span has none."""
-    draft.fields.setdefault("documents", _take_documents(draft))
-    if is_repr_of(draft.fields.get("outputs"), draft.fields["documents"]):
-        del draft.fields["outputs"]
+    """Take retrieved documents. Use the query of a reranker as inputs if the span has none.
+
+    If another dialect has found documents, a list of other documents stays in the attributes.
+    """
+    fields = draft.fields
+    if not fields.get("documents"):
+        fields["documents"] = _take_documents(draft.attributes, fields.get("outputs"))
+    else:
+        remaining = dict(draft.attributes)
+        if _repeat_documents(_take_documents(remaining, None), fields["documents"]):
+            draft.attributes = remaining
+    if is_repr_of(fields.get("outputs"), fields["documents"]):
+        del fields["outputs"]
     query = draft.attributes.get(RERANKER_QUERY)
-    if "inputs" not in draft.fields and query is not None:
-        given = [_to_json(one) for one in take_indexed_list(draft.attributes, RERANKER_DOCUMENTS, "document")]
-        draft.fields["inputs"] = {"query": query, "documents": given} if given else query
+    if "inputs" not in fields and query is not None:
+        candidates = list(map(_to_json, take_indexed_list(draft.attributes, RERANKER_DOCUMENTS, "document")))
+        fields["inputs"] = {"query": query, "documents": candidates} if candidates else query
         del draft.attributes[RERANKER_QUERY]
 
 
@@ -184,21 +193,21 @@ def take_files(draft: Draft) -> None:
     if (
         INPUT_FILES in namespaces
         and "inputs" not in fields
-        and (given := take_indexed_list(attributes, INPUT_FILES, "document"))
+        and (files := take_indexed_list(attributes, INPUT_FILES, "document"))
     ):
-        fields["inputs"] = [_to_json(one) for one in given]
+        fields["inputs"] = [_to_json(file) for file in files]
     if OUTPUT_FILES not in namespaces:
         return
-    if fields.get("kind") in ("retriever", "reranker") and not fields.get("documents"):
+    if fields.get("kind") in DOCUMENT_KINDS and not fields.get("documents"):
         fields["documents"] = tuple(map(read_listed_document, take_indexed_list(attributes, OUTPUT_FILES, "document")))
-    elif "outputs" not in fields and (made := take_indexed_list(attributes, OUTPUT_FILES, "document")):
-        fields["outputs"] = [_to_json(one) for one in made]
+    elif "outputs" not in fields and (output_files := take_indexed_list(attributes, OUTPUT_FILES, "document")):
+        fields["outputs"] = [_to_json(file) for file in output_files]
 
 
 def read_listed_document(flat: Mapping[str, JSON]) -> Document:
     """Build a document from flat attribute names. Values for which `Document` has no field become metadata."""
-    if len(flat) == len(DOCUMENT_FIELDS) and (plain := _read_complete_document(flat)):
-        return plain
+    if len(flat) == len(DOCUMENT_FIELDS) and (complete := _read_complete_document(flat)):
+        return complete
     read = build_document(flat)
     if flat.keys() <= DOCUMENT_FIELDS and read.score == flat.get("score") and (read.metadata or "metadata" not in flat):
         return read
@@ -223,13 +232,24 @@ def _to_json(flat: Mapping[str, JSON]) -> JSON:
     return {**flat, "metadata": parse_json(flat["metadata"])} if "metadata" in flat else dict(flat)
 
 
-def _take_documents(draft: Draft) -> tuple[Document, ...]:
+def _take_documents(attributes: dict[str, Any], outputs: JSON) -> tuple[Document, ...]:
     for prefix in DOCUMENT_LISTS:
-        if listed := take_indexed_list(draft.attributes, prefix, "document"):
+        if listed := take_indexed_list(attributes, prefix, "document"):
             found = tuple(map(read_listed_document, listed))
-            outputs = draft.fields.get("outputs")
-            return found if outputs is None or all(one.id for one in found) else _add_output_ids(found, outputs)
+            has_ids = all(document.id for document in found)
+            return found if outputs is None or has_ids else _add_output_ids(found, outputs)
     return ()
+
+
+def _repeat_documents(listed: tuple[Document, ...], documents: tuple[Document, ...]) -> bool:
+    """Return whether the listed documents hold nothing but values of the documents at the same ranks."""
+    return len(listed) == len(documents) and all(
+        one.content == other.content
+        and one.id in (None, other.id)
+        and one.score in (None, other.score)
+        and (not one.metadata or one.metadata == other.metadata)
+        for one, other in zip(listed, documents, strict=True)
+    )
 
 
 def _add_output_ids(found: tuple[Document, ...], outputs: JSON) -> tuple[Document, ...]:
@@ -240,16 +260,16 @@ def _add_output_ids(found: tuple[Document, ...], outputs: JSON) -> tuple[Documen
     """
     if isinstance(outputs, str):
         outputs = parse_json(outputs) if len(outputs) <= MAX_SEARCHED_CHARS else None
-    named, waiting = [], list(reversed(found))
-    for said in read_documents(outputs):
-        if waiting and waiting[-1].content == said.content:
+    merged, waiting = [], list(reversed(found))
+    for document in read_documents(outputs):
+        if waiting and waiting[-1].content == document.content:
             listed = waiting.pop()
-            named.append(Document(listed.content, listed.id or said.id, listed.score, listed.metadata))
-        elif said.content:
+            merged.append(Document(listed.content, listed.id or document.id, listed.score, listed.metadata))
+        elif document.content:
             return found
         else:
-            named.append(said)
-    return found if waiting else tuple(named)
+            merged.append(document)
+    return found if waiting else tuple(merged)
 
 
 # Prefix of the attributes → (target of the feedback, element name)
@@ -293,7 +313,7 @@ def _read_annotation(draft: Draft, scope: str, flat: Mapping[str, JSON]) -> Feed
     kind, key = flat.get("annotator_kind"), flat.get("name")
     score, label = flat.get("score"), flat.get("label")
     if not text_or_none(key):
-        raise ValueError(f"an annotation has no name, only {sorted(flat)!r:.200}")
+        raise ValueError(f"an annotation has no name; its fields are {sorted(flat)!r:.200}")
     if score is not None and (isinstance(score, bool | str) or parse_number(score) is None):
         raise ValueError(f"annotation {key!r:.200}: score {score!r:.200} is not a number")
     if score is None and label is None:
@@ -301,7 +321,7 @@ def _read_annotation(draft: Draft, scope: str, flat: Mapping[str, JSON]) -> Feed
             raise ValueError(f"annotation {key!r:.200} has neither score, label nor explanation")
         label = EXPLANATION_LABEL
     source = ANNOTATOR_SOURCES.get(kind, "code") if isinstance(kind, str) else "code"
-    named = None if flat.get("identifier") is None else to_text(flat["identifier"])
+    identifier = None if flat.get("identifier") is None else to_text(flat["identifier"])
     return Feedback(
         target=_find_target(draft, scope),
         key=to_text(key),
@@ -309,8 +329,8 @@ def _read_annotation(draft: Draft, scope: str, flat: Mapping[str, JSON]) -> Feed
         label=None if label is None else to_text(label),
         comment=None if flat.get("explanation") is None else to_text(flat["explanation"]),
         source=source,
-        author=named if source == "human" else None,
-        evaluator=None if source == "human" else named,
+        author=identifier if source == "human" else None,
+        evaluator=None if source == "human" else identifier,
         metadata=_read_annotation_metadata(flat),
         created_ns=draft.span.end_ns or time.time_ns(),
     )
@@ -333,7 +353,7 @@ def _find_target(draft: Draft, scope: str) -> Target:
     if scope == "session":
         if session := text_or_none(span.attributes.get(names.SESSION)):
             return Target(session_id=session)
-        raise ValueError(f"an annotation of a session stands on span {span.name!r:.200}, which has no session.id")
+        raise ValueError(f"span {span.name!r:.200} has an annotation of its session, but no attribute session.id")
     trace_id, span_id = (
         _get_linked_ids(span)
         if draft.fields.get("kind") in CARRIER_KINDS and span.links
@@ -349,7 +369,7 @@ def _get_linked_ids(span: RawSpan) -> tuple[str, str]:
     """
     if len(span.links) != 1:
         raise ValueError(
-            f"span {span.name!r:.200} carries annotations and {len(span.links)} links, where one says whose"
+            f"span {span.name!r:.200} has annotations and {len(span.links)} links: send exactly one link, to the annotated span"
         )
     return span.links[0].trace_id, span.links[0].span_id
 
@@ -383,14 +403,8 @@ REPR_DETAILS = {
     "cache_creation_input_tokens": "cache_creation.input_tokens",
     "reasoning_tokens": "reasoning.output_tokens",
 }
-# On spans of these kinds some instrumentors (smolagents, CrewAI) send the total of the calls below. It is ignored,
-# because the calls report their own tokens
-AGGREGATE_KINDS = frozenset(("agent", "chain"))
-PROMPT_TOKENS, COMPLETION_TOKENS, TOTAL_TOKENS = (
-    "llm.token_count.prompt",
-    "llm.token_count.completion",
-    "llm.token_count.total",
-)
+PROMPT_TOKENS, COMPLETION_TOKENS = "llm.token_count.prompt", "llm.token_count.completion"
+TOTAL_TOKENS = "llm.token_count.total"
 DECISION_TOKENS = ("decision.token_count.input", "decision.token_count.output")
 COUNT_NAMES = (PROMPT_TOKENS, COMPLETION_TOKENS, "llm.cost.total", "llm.cost.prompt", "llm.cost.completion")
 DETAIL_NAMES = {
@@ -480,7 +494,7 @@ def _take_rare_fields(draft: Draft) -> None:
         if not draft.attributes.keys().isdisjoint(COUNT_NAMES):
             is_decision = str(draft.span.attributes.get(names.KIND)).upper() == "DECISION"
             if draft.fields.get("kind") in AGGREGATE_KINDS and not is_decision:
-                draft.sums = True
+                draft.sums = True  # some instrumentors (smolagents, CrewAI) send the total of the calls below
             else:
                 _usage(draft, PROMPT_TOKENS, COMPLETION_TOKENS)
         take_messages(draft)
@@ -489,8 +503,8 @@ def _take_rare_fields(draft: Draft) -> None:
     if "embedding" in namespaces and "inputs" not in draft.fields:
         # use the embedded texts as inputs if the span has no others. They also stay as attributes, together with the
         # vectors
-        listed = take_indexed_list(dict(draft.attributes), "embedding.embeddings", "embedding")
-        if texts := [one["text"] for one in listed if isinstance(one.get("text"), str)]:
+        embeddings = take_indexed_list(dict(draft.attributes), "embedding.embeddings", "embedding")
+        if texts := [embedding["text"] for embedding in embeddings if isinstance(embedding.get("text"), str)]:
             draft.fields["inputs"] = texts[0] if len(texts) == 1 else texts
 
 
@@ -502,18 +516,21 @@ def _model(draft: Draft) -> None:
     if "model" in fields or attributes.keys().isdisjoint(PARAMETERS):
         return
     if attributes.keys().isdisjoint(GENAI_MODEL_NAMES):
-        asked = (parse_json(attributes[name]) for name in PARAMETERS if name in attributes)
-        named = (
-            parameters.get(key) for parameters in asked if isinstance(parameters, dict) for key in MODEL_PARAMETERS
+        parameter_sets = (parse_json(attributes[name]) for name in PARAMETERS if name in attributes)
+        candidates = (
+            parameters.get(key)
+            for parameters in parameter_sets
+            if isinstance(parameters, dict)
+            for key in MODEL_PARAMETERS
         )
-        if model := next(filter(None, map(text_or_none, named)), None):
+        if model := next(filter(None, map(text_or_none, candidates)), None):
             fields["model"] = model
 
 
 def _usage(draft: Draft, input: str, output: str) -> None:
     attributes = draft.attributes
-    given, made = parse_count(attributes.get(input)), parse_count(attributes.get(output))
-    if (given is None and made is None) or "usage" in draft.fields:
+    input_tokens, output_tokens = parse_count(attributes.get(input)), parse_count(attributes.get(output))
+    if (input_tokens is None and output_tokens is None) or "usage" in draft.fields:
         return
     total, details = parse_count(attributes.get(TOTAL_TOKENS)), dict[str, int]()
     if not attributes.keys().isdisjoint(DETAIL_NAMES):
@@ -522,11 +539,11 @@ def _usage(draft: Draft, input: str, output: str) -> None:
             if count is not None and details.setdefault(detail, count) == count:
                 del attributes[key]
     details = details or _find_haystack_details(draft)
-    draft.fields["usage"] = usage = normalize_usage(given or 0, made or 0, details, total=total)
-    for name, tokens in ((input, given), (output, made)):
+    draft.fields["usage"] = usage = normalize_usage(input_tokens or 0, output_tokens or 0, details, total=total)
+    for name, tokens in ((input, input_tokens), (output, output_tokens)):
         if tokens is not None:
             del attributes[name]
-    if total is not None and total in (usage.total_tokens, (given or 0) + (made or 0)):
+    if total is not None and total in (usage.total_tokens, (input_tokens or 0) + (output_tokens or 0)):
         del attributes[TOTAL_TOKENS]
 
 
@@ -535,9 +552,9 @@ def _find_haystack_details(draft: Draft) -> dict[str, int]:
     outputs = draft.span.attributes.get(names.OUTPUT_VALUE)
     if draft.span.scope != HAYSTACK or not isinstance(outputs, str):
         return {}
-    said = outputs[outputs.rfind("'usage':") :] if "'usage':" in outputs else ""
-    found = ((name, re.search(rf"\b{key}'?[:=] ?([0-9]{{1,15}})\b", said)) for key, name in REPR_DETAILS.items())
-    return {name: int(match[1]) for name, match in found if match}
+    usage = outputs[outputs.rfind("'usage':") :] if "'usage':" in outputs else ""
+    matches = ((name, re.search(rf"\b{key}'?[:=] ?([0-9]{{1,15}})\b", usage)) for key, name in REPR_DETAILS.items())
+    return {name: int(match[1]) for name, match in matches if match}
 
 
 # (namespaces, step): a step runs if the span has attributes in one of the namespaces. Steps run in this order

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from spanwise.collector.dialects.attribute_parsing import parse_json, text_or_none
 from spanwise.collector.dialects.draft import Draft, applies_to
-from spanwise.collector.dialects.field_extraction import fill_field
+from spanwise.collector.dialects.field_extraction import fill_field, parse_container, take_attribute
 from spanwise.collector.dialects.genai import read_event_list, read_instructions
 from spanwise.collector.records import JSON
 
@@ -47,24 +47,23 @@ def _agent(draft: Draft) -> None:
     attributes, fields = draft.attributes, draft.fields
     fields.setdefault("kind", "agent")
     draft.sums = True
-    if (model := text_or_none(attributes.get("model_name"))) and fields.setdefault("model", model) == model:
-        del attributes["model_name"]
+    take_attribute(draft, "model", "model_name", text_or_none)
     if EVENTS_NAME in attributes:
-        told = read_event_list(attributes[EVENTS_NAME])
-        messages = told[0] if told else []
+        events = read_event_list(attributes[EVENTS_NAME])
+        messages = events[0] if events else []
     else:
         history = parse_json(attributes.get(HISTORY_NAME))
         messages = history if isinstance(history, list) else []
-    new = attributes.get(NEW_INDEX_NAME)
-    start = new if type(new) is int and 0 <= new < len(messages) else 0
-    places = [place for place in range(start, len(messages)) if _is_answer(messages[place])]
-    asked, answered = (messages[: places[0]], messages[places[-1] :]) if places else (messages, [])
-    if whole := [*read_instructions(attributes, asked), *asked]:
-        fields.setdefault("inputs", whole)
+    new_index = attributes.get(NEW_INDEX_NAME)
+    start = new_index if type(new_index) is int and 0 <= new_index < len(messages) else 0
+    answers = [index for index in range(start, len(messages)) if _is_answer(messages[index])]
+    inputs, outputs = (messages[: answers[0]], messages[answers[-1] :]) if answers else (messages, [])
+    if all_inputs := [*read_instructions(attributes, inputs), *inputs]:
+        fields.setdefault("inputs", all_inputs)
     if RESULT_NAME in attributes and "outputs" not in fields:
-        fields["outputs"] = parse_structured(attributes.pop(RESULT_NAME))
-    elif answered:
-        fields.setdefault("outputs", answered)
+        fields["outputs"] = parse_container(attributes.pop(RESULT_NAME))
+    elif outputs:
+        fields.setdefault("outputs", outputs)
 
 
 def _is_answer(message: JSON) -> bool:
@@ -76,18 +75,15 @@ def take_message_events(draft: Draft, *, answered: bool = False) -> None:
 
     If a model has `answered` and no event is a choice, the assistant's messages at the end are the answer.
     """
-    told = read_event_list(draft.attributes.get("events"))
-    if told is None:
+    messages = read_event_list(draft.attributes.get("events"))
+    if messages is None:
         return
-    given, made = told
-    if answered and not made:
-        place = next((at for at in range(len(given), 0, -1) if not _is_answer(given[at - 1])), 0)
-        given, made = given[:place], given[place:]
-    filled = [fill_field(draft, field, said) for field, said in (("inputs", given), ("outputs", made)) if said]
+    inputs, outputs = messages
+    if answered and not outputs:
+        split = next((at for at in range(len(inputs), 0, -1) if not _is_answer(inputs[at - 1])), 0)
+        inputs, outputs = inputs[:split], inputs[split:]
+    filled = [
+        fill_field(draft, field, content) for field, content in (("inputs", inputs), ("outputs", outputs)) if content
+    ]
     if filled and all(filled):
         del draft.attributes["events"]
-
-
-def parse_structured(value: JSON) -> JSON:
-    """Return the object or list in a JSON text. Any other text, such as a number that a model wrote, stays a string."""
-    return parse_json(value) if isinstance(value, str) and value[:1] in ("{", "[") else value

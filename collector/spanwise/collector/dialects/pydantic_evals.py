@@ -26,13 +26,13 @@ def pydantic_evals(draft: Draft) -> None:
     if draft.span.scope not in SCOPES:
         return
     target = Target(trace_id=draft.span.trace_id, span_id=draft.span.span_id)
-    found: list[SideResult] = []
+    records: list[SideResult] = []
     for kind in RESULTS:
         results = parse_json(draft.attributes.get(kind))
         for name, result in results.items() if isinstance(results, dict) else ():
             if isinstance(result, dict) and "value" in result:
-                found.append(make_side_record(_result, draft, target, name, result))
-    draft.also += tuple(found)
+                records.append(make_side_record(_result, draft, target, name, result))
+    draft.also += tuple(records)
     if EVALUATOR_NAME in draft.attributes and draft.span.status == 2 and draft.span.parent_id:
         draft.also += (make_side_record(_failure, draft),)
 
@@ -60,7 +60,7 @@ def _read_value(name: str, value: JSON) -> dict[str, Any]:
         return {"label": value}
     score = parse_number(value)
     if score is None:
-        raise ValueError(f"feedback {name!r}: {value!r:.200} is neither a finite number nor a text")
+        raise ValueError(f"feedback {name!r}: {value!r:.200} is neither a finite number nor a string")
     return {"score": score}
 
 
@@ -74,12 +74,12 @@ def _failure(draft: Draft) -> Feedback:
     span = draft.span
     name = to_text(draft.attributes[EVALUATOR_NAME])
     exception = next((event.attributes for event in reversed(span.events) if event.name == "exception"), {})
-    told = [to_text(exception[part]) for part in ("exception.type", "exception.message") if exception.get(part)]
+    error = [to_text(exception[part]) for part in ("exception.type", "exception.message") if exception.get(part)]
     return Feedback(
         target=Target(trace_id=span.trace_id, span_id=span.parent_id),
         key=name,
         outcome="error",
-        error=": ".join(told) or span.message or "error",
+        error=": ".join(error) or span.message or "error",
         **_read_evaluator({"name": name}),
         created_ns=span.end_ns,
     )

@@ -35,9 +35,9 @@ def read_sdk_span(span: ReadableSpan, also: list[SideRecord] | None = None) -> R
     resource = _read_resource(span.resource)
     if isinstance(span, LiveSpan) and (run := read_plain_span(span, resource)):
         return run
-    run, beside = read_span(make_raw_span(span))
-    if also is not None and beside:
-        also += [one for one in beside if not isinstance(one, ValueError)]
+    run, side_records = read_span(make_raw_span(span))
+    if also is not None and side_records:
+        also += [record for record in side_records if not isinstance(record, ValueError)]
     return run
 
 
@@ -79,7 +79,7 @@ def _find_ids(span: ReadableSpan) -> tuple[str, str, str | None, str]:
         return f"{span.local.trace_id:032x}", f"{span.span_id:016x}", parent, f"ot={span.ot}" if span.ot else ""
     context = span.get_span_context()
     if context is None:
-        raise ValueError(f"span {span.name!r} has no context, so neither trace nor span id")
+        raise ValueError(f"span {span.name!r} has no span context, and so no ids")
     return *_format_ids(context), _format_ids(span.parent)[1] if span.parent else None, context.trace_state.to_header()
 
 
@@ -130,7 +130,7 @@ def read_plain_span(span: LiveSpan, resource: Mapping[str, JSON]) -> Run | None:
         outputs = _read_value(attributes, names.OUTPUT_VALUE, names.OUTPUT_MIME)
     except ValueError:
         return None
-    kept = _COUNTS if outputs is not None else _COUNTS_AND_NULL
+    stored_names = _COUNTS if outputs is not None else _COUNTS_AND_NULL
     _, project, environment = resolve_project(resource)
     return Run(
         trace_id=f"{span.local.trace_id:032x}",
@@ -143,7 +143,7 @@ def read_plain_span(span: LiveSpan, resource: Mapping[str, JSON]) -> Run | None:
         status=STATUSES[code.value],
         inputs=inputs,
         outputs=outputs,
-        attributes={name: value for name, value in attributes.items() if name in kept},
+        attributes={name: value for name, value in attributes.items() if name in stored_names},
         resource=resource,
         project=project,
         environment=environment,
@@ -158,13 +158,13 @@ def _read_experiment(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """
     if names.EXPERIMENT not in attributes:
         if not _EXPERIMENT.isdisjoint(attributes):
-            raise ValueError("ids of no experiment")
+            raise ValueError("no experiment id")
         return {}
     experiment, example, repetition = (attributes.get(name) for name in _EXPERIMENT_ORDER)
     if not (isinstance(experiment, str) and isinstance(example, str) and type(repetition) is int):
-        raise ValueError("ids of another type")
+        raise ValueError("ids of a wrong type")
     if not experiment or not example or not 0 <= repetition < 2**53:
-        raise ValueError("ids that say nothing")
+        raise ValueError("empty ids or invalid repetition")
     return {"experiment_id": experiment, "example_id": example, "repetition": repetition}
 
 
@@ -178,9 +178,9 @@ def _read_value(attributes: Mapping[str, Any], name: str, mime: str) -> JSON:
     """
     if name not in attributes:
         if mime in attributes:
-            raise ValueError("a type without a value")
+            raise ValueError("a MIME type without a value")
         return None
     value = attributes[name]
     if not isinstance(value, str):
-        raise ValueError("not a text")
+        raise ValueError("not a string")
     return orjson.loads(value) if attributes.get(mime) == "application/json" else value

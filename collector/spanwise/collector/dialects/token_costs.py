@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spanwise.collector.dialects.attribute_parsing import (
+    AGGREGATE_KINDS,
     COST_NAMES,
     PARTIAL_COST_NAMES,
     TOTAL_COST_NAMES,
@@ -79,9 +80,6 @@ def normalize_usage(
 def _add_bounded(tokens: int, part: int) -> int:
     """Return the sum, or the larger of the two numbers if the sum reaches `MAX_TOKENS`."""
     return tokens + part if tokens + part < MAX_TOKENS else max(tokens, part)
-
-
-AGGREGATE_KINDS = ("agent", "chain")  # kinds whose spans repeat the costs of calls below them
 
 
 def take_reported_cost(draft: Draft) -> None:
@@ -150,8 +148,8 @@ def export_prices() -> dict[PriceKey, Price | None]:
 
 def import_prices(known: Mapping[PriceKey, Price | None]) -> None:
     """Add prices from another process to the cache."""
-    for asked, price in known.items():
-        _price_memo.keep(asked, price, len(asked.model))
+    for key, price in known.items():
+        _price_memo.keep(key, price, len(key.model))
 
 
 def prices(draft: Draft) -> None:
@@ -171,15 +169,17 @@ def compute_cost(model: str, usage: Usage, attributes: Mapping[str, Any], start_
         return None
     provider = None
     if not attributes.keys().isdisjoint(PROVIDERS):
-        provider = next((named for name in PROVIDERS if (named := text_or_none(attributes.get(name)))), None)
+        provider = next(
+            (provider_name for name in PROVIDERS if (provider_name := text_or_none(attributes.get(name)))), None
+        )
         provider = provider and provider[:MAX_NAME_CHARS]
     address = text_or_none(attributes.get(ADDRESS))
-    asked = PriceKey(model, provider, start_ns // HOUR_NS, address and address[:MAX_NAME_CHARS])
+    key = PriceKey(model, provider, start_ns // HOUR_NS, address and address[:MAX_NAME_CHARS])
     try:
-        price = _price_memo[asked]
+        price = _price_memo[key]
     except KeyError:
-        price = _price_memo.keep(asked, _find_linear_price(asked), len(model) + len(address or ""))
-    return None if price is None else _apply_price(asked, price, usage)
+        price = _price_memo.keep(key, _find_linear_price(key), len(model) + len(address or ""))
+    return None if price is None else _apply_price(key, price, usage)
 
 
 def has_price(address: str | None) -> bool:
@@ -203,23 +203,23 @@ def find_provider(address: str) -> str | None:
         return None
     # genai-prices' patterns match only the start of the URL. Without this check, `https://api.openai.com.example.org`
     # would belong to OpenAI
-    known = re.match(provider.api_pattern, url)
-    is_longer = known is not None and known[0][-1:] not in ("/", ".") and re.match(r"[\w.-]", url[known.end() :])
+    match = re.match(provider.api_pattern, url)
+    is_longer = match is not None and match[0][-1:] not in ("/", ".") and re.match(r"[\w.-]", url[match.end() :])
     return None if is_longer else provider.id
 
 
-def _apply_price(asked: PriceKey, price: Price, usage: Usage) -> float | None:
+def _apply_price(key: PriceKey, price: Price, usage: Usage) -> float | None:
     details = {name: n for name, n in usage.details.items() if n and name in BILLED_DETAILS} if usage.details else {}
     cached = details.pop(CACHED_DETAIL, 0)
     if details or not 0 <= cached <= usage.input_tokens <= price.until or usage.output_tokens < 0:
-        model = _find_model_price(asked)
+        model = _find_model_price(key)
         return None if model is None else _bill(model, usage)
     return (usage.input_tokens - cached) * price.input + usage.output_tokens * price.output + cached * price.cached
 
 
 @lru_cache(maxsize=1024)
-def _find_model_price(asked: PriceKey) -> ModelPrice | None:
-    model, provider, hour, address = asked
+def _find_model_price(key: PriceKey) -> ModelPrice | None:
+    model, provider, hour, address = key
     if not has_price(address):
         return None
     try:
@@ -240,28 +240,28 @@ def _look_up_model_price(model: str, provider: str | None, when: datetime) -> Mo
         return snapshot.find_provider_model(model, None, None, None)[1].get_prices(when)
 
 
-def _find_linear_price(asked: PriceKey) -> Price | None:
-    model = _find_model_price(asked)
+def _find_linear_price(key: PriceKey) -> Price | None:
+    model = _find_model_price(key)
     if model is None:
         return None
     tiers = [tier.start for price in vars(model).values() for tier in getattr(price, "tiers", ())]
     until = min(tiers, default=math.inf)
-    part = int(min(until, MILLION))
-    parts = (Usage(part), Usage(0, MILLION), Usage(part, 0, {CACHED_DETAIL: part}))
-    given, made, cached = (_bill(model, usage) for usage in parts)
-    if not part or given is None or made is None or cached is None:
+    input_tokens = int(min(until, MILLION))
+    usages = (Usage(input_tokens), Usage(0, MILLION), Usage(input_tokens, 0, {CACHED_DETAIL: input_tokens}))
+    input_price, output_price, cached_price = (_bill(model, usage) for usage in usages)
+    if not input_tokens or input_price is None or output_price is None or cached_price is None:
         return Price(-1, 0.0, 0.0, 0.0)
-    return Price(until, given / part, made / MILLION, cached / part)
+    return Price(until, input_price / input_tokens, output_price / MILLION, cached_price / input_tokens)
 
 
 def _bill(model: ModelPrice, usage: Usage) -> float | None:
     from genai_prices import Usage as Billed
 
     details = {BILLED_DETAILS[name]: n for name, n in usage.details.items() if n and name in BILLED_DETAILS}
-    for some in (details, {}):
+    for billed_details in (details, {}):
         try:
-            billed = Billed(input_tokens=usage.input_tokens, output_tokens=usage.output_tokens, **some)
-            return float(model.calc_price(billed)["total_price"])
+            tokens = Billed(input_tokens=usage.input_tokens, output_tokens=usage.output_tokens, **billed_details)
+            return float(model.calc_price(tokens)["total_price"])
         # inconsistent details, such as more cached than input tokens: try without details
         except (ValueError, ArithmeticError):
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spanwise.collector.dialects import field_extraction
-from spanwise.collector.dialects.attribute_parsing import MAX_INDEX, build_document, parse_json
+from spanwise.collector.dialects.attribute_parsing import AGGREGATE_KINDS, MAX_INDEX, build_document, parse_json
 from spanwise.collector.dialects.draft import Draft, applies_to
 from spanwise.collector.records import JSON, Document
 from spanwise.tracer import attribute_names as names
@@ -67,16 +67,15 @@ def traceloop(draft: Draft) -> None:
 
 def _entity(draft: Draft) -> None:
     attributes, fields = draft.attributes, draft.fields
-    said = attributes.get(KIND)
+    entity_kind = attributes.get(KIND)
     if attributes.get(names.OPERATION) == RETRIEVAL_OPERATION:
         fields.setdefault("kind", "retriever")
-    elif isinstance(said, str) and (kind := KINDS.get(said)):
+    elif isinstance(entity_kind, str) and (kind := KINDS.get(entity_kind)):
         fields.setdefault("kind", kind)
-        draft.sums = draft.sums or kind in ("chain", "agent")
+        draft.sums = draft.sums or kind in AGGREGATE_KINDS
     for field, name in (("inputs", "input"), ("outputs", "output")):
         _content(draft, field, f"traceloop.entity.{name}")
-    if not fields.get("documents") and (documents := field_extraction.read_result_documents(fields.get("outputs"))):
-        fields["documents"] = documents
+    field_extraction.take_result_documents(draft)
 
 
 def _content(draft: Draft, field: str, name: str) -> None:
@@ -86,11 +85,11 @@ def _content(draft: Draft, field: str, name: str) -> None:
     an attribute.
     """
     value = parse_json(draft.attributes.get(name))
-    within = next(
+    key_of_value = next(
         (key for key in CALLBACK_FIELDS[field] if isinstance(value, dict) and "kwargs" in value and key in value), None
     )
-    if within:
-        field_extraction.fill_field(draft, field, value[within])
+    if key_of_value:
+        field_extraction.fill_field(draft, field, value[key_of_value])
     else:
         field_extraction.take_attribute(draft, field, name, lambda _: field_extraction.unwrap_arguments(value))
 
@@ -101,13 +100,13 @@ def _messages(draft: Draft, field: str, prefix: str) -> None:
     """
     attributes = draft.attributes
     messages: dict[int, dict[str, JSON]] = {}
-    read = [(name, *place) for name in attributes if (place := _split_index(name, prefix))]
-    for name, at, rest in read:
-        messages.setdefault(at, {})[rest] = attributes[name]
+    parts = [(name, *place) for name in attributes if (place := _split_index(name, prefix))]
+    for name, index, rest in parts:
+        messages.setdefault(index, {})[rest] = attributes[name]
     if messages and field_extraction.fill_field(
-        draft, field, [_collect_tool_calls(messages[at]) for at in sorted(messages)]
+        draft, field, [_collect_tool_calls(messages[index]) for index in sorted(messages)]
     ):
-        for name, _, _ in read:
+        for name, _, _ in parts:
             del attributes[name]
 
 
@@ -120,7 +119,7 @@ def _collect_tool_calls(message: dict[str, JSON]) -> dict[str, JSON]:
     if not calls or "tool_calls" in message:
         return message
     others = {name: value for name, value in message.items() if not _split_index(name, "tool_calls.")}
-    return {**others, "tool_calls": [calls[at] for at in sorted(calls)]}
+    return {**others, "tool_calls": [calls[index] for index in sorted(calls)]}
 
 
 def _split_index(name: str, prefix: str) -> tuple[int, str] | None:
@@ -134,5 +133,5 @@ def _split_index(name: str, prefix: str) -> tuple[int, str] | None:
 
 
 def _result(attributes: Mapping[str, JSON], event: str) -> Document:
-    said = {name: attributes.get(f"{event}.{name}") for name in ("id", "score", "metadata")}
-    return build_document({**said, "content": attributes.get(f"{event}.document")})
+    fields = {name: attributes.get(f"{event}.{name}") for name in ("id", "score", "metadata")}
+    return build_document({**fields, "content": attributes.get(f"{event}.document")})

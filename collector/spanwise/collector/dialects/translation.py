@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from spanwise.collector.dialects.attribute_parsing import (
     COST_NAMES,
+    DOCUMENT_KINDS,
     NATIVE_NAMES,
     Memo,
     parse_count,
@@ -66,7 +67,7 @@ def get_dialect_name(dialect: Callable[..., Any]) -> str:
 
 def log_dialect_error(dialect: str, error: Exception) -> None:
     """Log that a dialect failed on an item, and that the item was translated without it."""
-    log_once(f"dialect {dialect!r} failed on what was sent, which is read without it", error)
+    log_once(f"dialect {dialect!r} failed on an item; the item is read without it", error)
 
 
 def log_once(message: str, error: Exception) -> None:
@@ -101,13 +102,12 @@ STATUSES: tuple[Status, ...] = ("unset", "ok", "error")
 CANCELLATIONS = frozenset(("CancelledError", "Cancelled", "GeneratorExit", "AbortError"))
 SPAN_KINDS = ("", "", "server", "client", "producer", "consumer")  # "internal" is the default, so it is not recorded
 ENVIRONMENTS = (names.ENVIRONMENT, "deployment.environment", "langfuse.environment")
-AWAITS = "spanwise.awaits"  # attribute with the names of fields that a dialect expects in other messages
 
 
 def retrieval(draft: Draft) -> None:
     """Take the documents of a retriever from its outputs, if it has no others."""
     fields = draft.fields
-    if not fields.get("documents") and fields.get("kind") in ("retriever", "reranker"):
+    if not fields.get("documents") and fields.get("kind") in DOCUMENT_KINDS:
         fields["documents"] = read_documents(fields.get("outputs"))
 
 
@@ -163,28 +163,28 @@ def read_span(
     draft = Draft(span)
     try:
         if dialects is None:
-            of_all = _plans.get((draft.namespaces, span.scope)) or _make_plan(draft.namespaces, span.scope)
-            if of_all.simple and read_fast_path(draft):
+            plan = _plans.get((draft.namespaces, span.scope)) or _make_plan(draft.namespaces, span.scope)
+            if plan.simple and read_fast_path(draft):
                 return _new_translated_span((_build_run(span, draft), ()))
-            asked = of_all.dialects
+            applicable = plan.dialects
         else:
-            asked = _select_dialects(draft.namespaces, span.scope, dialects)
-        for dialect in asked:
+            applicable = _select_dialects(draft.namespaces, span.scope, dialects)
+        for dialect in applicable:
             dialect(draft)
         draft.check()
     except Exception as error:
-        asked = _select_dialects(draft.namespaces, span.scope, DIALECTS if dialects is None else dialects)
-        failed = _find_failing_dialect(span, asked)
+        applicable = _select_dialects(draft.namespaces, span.scope, DIALECTS if dialects is None else dialects)
+        failed = _find_failing_dialect(span, applicable)
         fault(get_dialect_name(failed), error)
         # The failed dialect may have changed the draft. Starting over costs only the spans on which it fails
-        return read_span(span, fault, [other for other in asked if other is not failed])
+        return read_span(span, fault, [other for other in applicable if other is not failed])
     return _new_translated_span((_build_run(span, draft), draft.also))
 
 
 def _build_run(span: RawSpan, draft: Draft) -> Run:
     attributes, get = draft.attributes, draft.fields.get
     if draft.awaits:
-        attributes[AWAITS] = list(draft.awaits)
+        attributes[names.AWAITS] = list(draft.awaits)
     _, project, environment = resolve_project(span.resource)
     status = resolve_status(span.status, attributes, span.events)
     name = get("name")
@@ -238,8 +238,8 @@ def _make_plan(namespaces: Set[str], scope: str) -> ReadPlan:
     """Return and cache the plan for spans with these namespaces and this scope. Programs use few combinations of
     both.
     """
-    asked = tuple(_select_dialects(namespaces, scope, DIALECTS))
-    plan = ReadPlan(asked, may_use_fast_path(asked, namespaces))
+    applicable = tuple(_select_dialects(namespaces, scope, DIALECTS))
+    plan = ReadPlan(applicable, may_use_fast_path(applicable, namespaces))
     size = weigh_names((scope, *namespaces))
     return plan if size is None else _plans.keep((namespaces, scope), plan, size)
 
@@ -278,8 +278,8 @@ def _last_exception(events: Sequence[Event]) -> Event | None:
 def _make_error_text(span: RawSpan, attributes: Mapping[str, JSON]) -> str:
     exception = _last_exception(span.events)
     if exception:
-        given = exception.attributes
-        parts = [to_text(part) for name in ("type", "message") if (part := given.get(f"exception.{name}"))]
+        fields = exception.attributes
+        parts = [to_text(part) for name in ("type", "message") if (part := fields.get(f"exception.{name}"))]
         message, _ = split_stack(": ".join(parts))  # some senders append a stack trace to the message
         if message:
             return message
@@ -331,7 +331,6 @@ _latest_resource: tuple[Mapping[str, JSON] | None, str, str] = (None, "default",
 _plans = Memo[tuple[Set[str], str], ReadPlan]()
 
 
-DOCUMENT_KINDS = ("retriever", "reranker")  # kinds whose outputs may be documents
 # Dialects that find nothing in plain spans: OpenInference, and those that get all spans
 IDLE_DIALECTS = frozenset(("openinference", "haystack", "evaluations", "retrieval", "prices"))
 EXCLUDED_NAMESPACES = frozenset(("haystack", *RARE_NAMESPACES, *FEEDBACK_NAMESPACES, *FILE_NAMESPACES, *COST_NAMES))

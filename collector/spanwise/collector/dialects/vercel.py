@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from spanwise.collector.dialects.attribute_parsing import (
+    find_count,
+    find_name,
     parse_count,
     parse_json,
     parse_number,
@@ -45,10 +47,8 @@ DETAILS = {
 }
 # Up to version 5, the input tokens of these providers exclude cached tokens. Version 6 includes them, and is
 # recognized by an attribute
-PROVIDERS_EXCLUDING_CACHE, CACHE_INCLUDED_MARKER = (
-    ("anthropic", "bedrock"),
-    "ai.usage.inputTokenDetails.cacheReadTokens",
-)
+PROVIDERS_EXCLUDING_CACHE = ("anthropic", "bedrock")
+CACHE_INCLUDED_MARKER = "ai.usage.inputTokenDetails.cacheReadTokens"
 METADATA_PREFIX = "ai.telemetry.metadata."
 SESSIONS, USERS = ("sessionId", "session_id", "session.id"), ("userId", "user_id", "user.id")
 
@@ -63,12 +63,12 @@ def vercel(draft: Draft) -> None:
     draft.fields.setdefault("kind", call or KINDS.get(operation, "chain"))
     _content(draft)
     if call == "reranker" and not draft.fields.get("documents"):
-        given, ranking = draft.fields.get("inputs"), draft.fields.get("outputs")
+        documents, ranking = draft.fields.get("inputs"), draft.fields.get("outputs")
         ranked = []
-        if isinstance(given, list) and isinstance(ranking, list):
-            ranked = [_rank_document(given, place) for place in ranking]
+        if isinstance(documents, list) and isinstance(ranking, list):
+            ranked = [_rank_document(documents, ranked_item) for ranked_item in ranking]
         # no documents if the ranking refers to any document that is not in the inputs
-        draft.fields["documents"] = tuple(one for one in ranked if one) if all(ranked) else ()
+        draft.fields["documents"] = tuple(document for document in ranked if document) if all(ranked) else ()
     for name in MODELS:
         take_attribute(draft, "model", name, text_or_none)
     if call:
@@ -80,28 +80,28 @@ def vercel(draft: Draft) -> None:
 
 def _content(draft: Draft) -> None:
     attributes, fields = draft.attributes, draft.fields
-    if "inputs" not in fields and (name := _find_present(attributes, INPUTS)):
+    if "inputs" not in fields and (name := find_name(attributes, INPUTS)):
         fields["inputs"] = _parse_texts(attributes.pop(name))
     if "outputs" in fields:
         return
-    if name := _find_present(attributes, OUTPUTS):
+    if name := find_name(attributes, OUTPUTS):
         fields["outputs"] = _parse_texts(attributes.pop(name))
     elif calls := _read_tool_calls(attributes):
-        said = text_or_none(attributes.get(_find_present(attributes, TEXTS) or ""))
-        fields["outputs"] = [{"role": "assistant", "content": said, "tool_calls": calls}]
-    elif name := _find_present(attributes, TEXTS):
+        text = text_or_none(attributes.get(find_name(attributes, TEXTS) or ""))
+        fields["outputs"] = [{"role": "assistant", "content": text, "tool_calls": calls}]
+    elif name := find_name(attributes, TEXTS):
         fields["outputs"] = attributes.pop(name)
 
 
 def _parse_texts(value: JSON) -> JSON:
     """Parse a JSON text, or each text of a list."""
-    return [parse_json(each) for each in value] if isinstance(value, list) else parse_json(value)
+    return [parse_json(text) for text in value] if isinstance(value, list) else parse_json(value)
 
 
 def _read_tool_calls(attributes: dict[str, Any]) -> list[JSON]:
     """Return tool calls in OpenAI's format. The calls in the SDK's format stay as an attribute."""
-    given = parse_json(attributes.get(_find_present(attributes, TOOL_CALLS) or ""))
-    if not isinstance(given, list) or not all(isinstance(call, dict) for call in given):
+    calls = parse_json(attributes.get(find_name(attributes, TOOL_CALLS) or ""))
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         return []
     return [
         {
@@ -109,28 +109,31 @@ def _read_tool_calls(attributes: dict[str, Any]) -> list[JSON]:
             "type": "function",
             "function": {"name": call.get("toolName"), "arguments": call.get("input", call.get("args"))},
         }
-        for call in given
+        for call in calls
     ]
 
 
-def _rank_document(given: list[JSON], place: JSON) -> Document | None:
-    index = place.get("index") if isinstance(place, dict) else None
-    if type(index) is not int or not 0 <= index < len(given):
+def _rank_document(documents: list[JSON], ranked_item: JSON) -> Document | None:
+    index = ranked_item.get("index") if isinstance(ranked_item, dict) else None
+    if type(index) is not int or not 0 <= index < len(documents):
         return None
-    read = read_document(given[index]) or Document(to_text(given[index]))
-    return Document(read.content, read.id, parse_number(place.get("relevanceScore")), read.metadata)
+    document = read_document(documents[index]) or Document(to_text(documents[index]))
+    return Document(document.content, document.id, parse_number(ranked_item.get("relevanceScore")), document.metadata)
 
 
 def _usage(draft: Draft) -> None:
     attributes, fields = draft.attributes, draft.fields
-    given, made = _find_count(attributes, INPUT_TOKEN_NAMES), _find_count(attributes, OUTPUT_TOKEN_NAMES)
-    if (given is None and made is None) or "usage" in fields:
+    input_tokens, output_tokens = (
+        find_count(attributes, INPUT_TOKEN_NAMES),
+        find_count(attributes, OUTPUT_TOKEN_NAMES),
+    )
+    if (input_tokens is None and output_tokens is None) or "usage" in fields:
         return
-    details = {name: counted for name, keys in DETAILS.items() if (counted := _find_count(attributes, keys))}
+    details = {name: count for name, keys in DETAILS.items() if (count := find_count(attributes, keys))}
     provider = attributes.get("ai.model.provider")
     fields["usage"] = normalize_usage(
-        given or 0,
-        made or 0,
+        input_tokens or 0,
+        output_tokens or 0,
         details,
         total=parse_count(attributes.get("ai.usage.totalTokens")),
         cache_apart=CACHE_INCLUDED_MARKER not in attributes
@@ -139,43 +142,34 @@ def _usage(draft: Draft) -> None:
     )
 
 
-def _find_count(attributes: dict[str, Any], names: tuple[str, ...]) -> int | None:
-    """Return the first valid token count among these attributes. Providers that do not count tokens report NaN."""
-    return next((counted for name in names if (counted := parse_count(attributes.get(name))) is not None), None)
-
-
 def _take_metadata(draft: Draft) -> None:
     """Take the `metadata` of a call's telemetry settings.
 
     Session, user and tags are recognized by their usual names. The rest becomes metadata.
     """
     attributes, fields = draft.attributes, draft.fields
-    told = {
+    telemetry = {
         name.removeprefix(METADATA_PREFIX): attributes[name] for name in attributes if name.startswith(METADATA_PREFIX)
     }
-    taken = _take_identity(draft, told)
-    if rest := {name: value for name, value in told.items() if name not in taken}:
-        if fields.setdefault("metadata", rest) is not rest:
+    taken = _take_identity(draft, telemetry)
+    if metadata := {name: value for name, value in telemetry.items() if name not in taken}:
+        if fields.setdefault("metadata", metadata) is not metadata:
             return
-        taken |= rest.keys()
+        taken |= metadata.keys()
     for name in taken:
         del attributes[METADATA_PREFIX + name]
 
 
-def _take_identity(draft: Draft, told: dict[str, JSON]) -> set[str]:
+def _take_identity(draft: Draft, telemetry: dict[str, JSON]) -> set[str]:
     fields, taken = draft.fields, set()
     for name in SESSIONS:
-        if (session := text_or_none(told.get(name))) and fields.setdefault("session_id", session) == session:
+        if (session := text_or_none(telemetry.get(name))) and fields.setdefault("session_id", session) == session:
             taken.add(name)
     for name in USERS:
-        if (user := text_or_none(told.get(name))) and fields.setdefault("user_id", user) == user:
+        if (user := text_or_none(telemetry.get(name))) and fields.setdefault("user_id", user) == user:
             taken.add(name)
-    tags = told.get("tags")
+    tags = telemetry.get("tags")
     if isinstance(tags, list) and all(isinstance(tag, str) for tag in tags) and "tags" not in fields:
         fields["tags"] = tuple(map(str, tags))
         taken.add("tags")
     return taken
-
-
-def _find_present(attributes: dict[str, Any], names: tuple[str, ...]) -> str | None:
-    return next((name for name in names if name in attributes), None)

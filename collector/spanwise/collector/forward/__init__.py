@@ -4,7 +4,8 @@ Modules, in the order in which data flows:
 
 - `forwarder`: Forwarder: ingest sink that puts each received request into the queue of every target.
 - `envelope`: Forwarded request in its on-disk format: header line and body, with splitting and joining.
-- `forward_queue`: Durable forward queue of one target: spool on disk, sender thread, retry and backoff.
+- `sender_thread`: Sender thread of one target: retries with backoff, and reports of failures and recovery.
+- `forward_queue`: Durable forward queue of one target: spool on disk, and delivery of the spooled requests.
 - `feedback_forwarder`: Feedback forwarder: stored feedback sent to every target as OTLP log records, from a durable
   cursor.
 - `forward_transport`: HTTP transport to a forward target, and the parsing of targets and their headers.

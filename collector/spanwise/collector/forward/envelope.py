@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -68,40 +69,42 @@ class Envelope:
 
         Raises `ValueError` if the body cannot be parsed as a whole.
         """
-        count = 0
+        total = 0
 
-        def counted(number: int, item: Any) -> bool:
-            nonlocal count
-            count = number + 1
+        def count_item(index: int, _: Any) -> bool:
+            nonlocal total
+            total = index + 1
             return True
 
-        self.chosen(counted)
-        if count < 2:
+        self.chosen(count_item)
+        middle = total // 2
+        if not middle:
             return []
-        parts = (
-            self.chosen(lambda number, _: number < count // 2),
-            self.chosen(lambda number, _: number >= count // 2),
-        )
+        parts = self.chosen(lambda index, _: index < middle), self.chosen(lambda index, _: index >= middle)
         return [part for part in parts if part is not None]
 
 
 def unpack_envelope(record: bytes) -> Envelope:
     """Decode a spool record that `Envelope.packed` has encoded. Raises `ValueError` for any other record."""
-    head, divided, body = record.partition(b"\n")
+    head, newline, body = record.partition(b"\n")
     try:
-        about = msgspec.json.decode(head, type=_Header)
+        header = msgspec.json.decode(head, type=_Header)
     except msgspec.DecodeError as error:
-        raise ValueError(f"the record is none of ours: {error}") from error
-    if not divided or about.signal not in _SIGNAL_SHAPES:
-        raise ValueError(f"the record is none of ours: it is of signal {about.signal!r}")
-    return Envelope(about.signal, about.json, about.hops, body)
+        raise ValueError(f"not a forwarded request: {error}") from error
+    if not newline or header.signal not in _SIGNAL_SHAPES:
+        raise ValueError(f"not a forwarded request: unknown signal {header.signal!r}")
+    return Envelope(header.signal, header.json, header.hops, body)
 
 
-def join_envelopes(letters: Sequence[Envelope]) -> Envelope:
+def join_envelopes(envelopes: Sequence[Envelope]) -> Envelope:
     """Join protobuf requests into one. Concatenated bytes parse as one request, because protobuf appends repeated
     fields.
     """
-    return letters[0] if len(letters) == 1 else replace(letters[0], body=b"".join(letter.body for letter in letters))
+    return (
+        envelopes[0]
+        if len(envelopes) == 1
+        else replace(envelopes[0], body=b"".join(envelope.body for envelope in envelopes))
+    )
 
 
 def can_join(one: Envelope, other: Envelope) -> bool:
@@ -109,41 +112,34 @@ def can_join(one: Envelope, other: Envelope) -> bool:
     return not one.json and (one.signal, one.json, one.hops) == (other.signal, other.json, other.hops)
 
 
-def _select_protobuf_items(letter: Envelope, choose: ItemSelector) -> bytes | None:
-    kind, _, (resources, scopes, items) = _SIGNAL_SHAPES[letter.signal]
+def _select_protobuf_items(envelope: Envelope, choose: ItemSelector) -> bytes | None:
+    kind, _, (resources, scopes, items) = _SIGNAL_SHAPES[envelope.signal]
     request: Any = kind()
     try:
-        request.ParseFromString(letter.body)
+        request.ParseFromString(envelope.body)
     except DecodeError as error:
-        raise ValueError(f"the body can only be read item by item: {error}") from error
-    kept, numbers = False, _numbers()
+        raise ValueError(f"the body cannot be parsed as a whole: {error}") from error
+    is_any_selected, numbers = False, count()
     for resource in getattr(request, resources):
         for scope in getattr(resource, scopes):
             found = getattr(scope, items)
-            chosen = [item for item in found if choose(next(numbers), item)]
-            if len(chosen) < len(found):
+            selected = [item for item in found if choose(next(numbers), item)]
+            if len(selected) < len(found):
                 del found[:]
-                found.extend(chosen)
-            kept = kept or bool(chosen)
-    return bytes(request.SerializeToString()) if kept else None
+                found.extend(selected)
+            is_any_selected = is_any_selected or bool(selected)
+    return bytes(request.SerializeToString()) if is_any_selected else None
 
 
-def _select_json_items(letter: Envelope, choose: ItemSelector) -> bytes | None:
-    _, (resources, scopes, items), _ = _SIGNAL_SHAPES[letter.signal]
-    kept, numbers = False, _numbers()
+def _select_json_items(envelope: Envelope, choose: ItemSelector) -> bytes | None:
+    _, (resources, scopes, items), _ = _SIGNAL_SHAPES[envelope.signal]
+    is_any_selected, numbers = False, count()
     try:
-        request = msgspec.json.decode(letter.body)
+        request = msgspec.json.decode(envelope.body)
         for resource in request.get(resources) or ():
             for scope in resource.get(scopes) or ():
                 scope[items] = [item for item in scope.get(items) or () if choose(next(numbers), item)]
-                kept = kept or bool(scope[items])
+                is_any_selected = is_any_selected or bool(scope[items])
     except (msgspec.DecodeError, AttributeError, TypeError) as error:
-        raise ValueError(f"the body can only be read item by item: {error}") from error
-    return msgspec.json.encode(request) if kept else None
-
-
-def _numbers() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
+        raise ValueError(f"the body cannot be parsed as a whole: {error}") from error
+    return msgspec.json.encode(request) if is_any_selected else None

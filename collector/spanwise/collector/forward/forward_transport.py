@@ -54,20 +54,20 @@ def parse_targets(
 
     Raises `Refused` for an invalid URL, a URL with a secret, or a duplicate name. The message names the `option`.
     """
-    found: dict[str, ForwardTarget] = {}
-    for one in given:
-        named = _NAMED_URL.fullmatch(one)
-        name, url = named.groups() if named else ("", one)
+    targets: dict[str, ForwardTarget] = {}
+    for argument in given:
+        match = _NAMED_URL.fullmatch(argument)
+        name, url = match.groups() if match else ("", argument)
         parts = _parse_url(url, option)
         name = name or parts.hostname or ""
         variable = HEADERS_VARIABLE + re.sub("[^A-Z0-9]", "_", name.upper())
         target = ForwardTarget(name, url.rstrip("/"), _parse_headers(variable, environment.get(variable, "")))
-        if target.name in found:
+        if target.name in targets:
             raise Refused(
-                f"{option}: two targets are called {target.name!r}: name them apart, as in other={target.url}"
+                f"{option}: duplicate target name {target.name!r}: give one of them another name, such as other={target.url}"
             )
-        found[target.name] = target
-    return list(found.values())
+        targets[target.name] = target
+    return list(targets.values())
 
 
 def _parse_url(url: str, option: str) -> SplitResult:
@@ -80,14 +80,18 @@ def _parse_url(url: str, option: str) -> SplitResult:
         port = parts.port
     except ValueError:
         parts, port = SplitResult("", "", "", "", ""), None
-    can_be = parts.scheme in ("http", "https") and parts.hostname and port != 0 and not re.search(r"[\s?#]", url)
-    if "@" in (parts.netloc if can_be else url):
-        raise Refused(f"{option}: an address with a password in it shows to all; put it into {HEADERS_VARIABLE}<NAME>")
-    if not can_be:
-        said = re.split("[?#]", url)[0]
-        raise Refused(f"{option} {said!r} is no address of an OTLP endpoint, such as https://host or name=https://host")
+    is_valid = parts.scheme in ("http", "https") and parts.hostname and port != 0 and not re.search(r"[\s?#]", url)
+    if "@" in (parts.netloc if is_valid else url):
+        raise Refused(
+            f"{option}: the URL contains credentials, which other users can see: set them in {HEADERS_VARIABLE}<NAME>"
+        )
+    if not is_valid:
+        visible = re.split("[?#]", url)[0]
+        raise Refused(
+            f"{option}: {visible!r} is not the URL of an OTLP endpoint; expected https://host or name=https://host"
+        )
     if parts.path.rstrip("/").endswith(("/v1/traces", "/v1/logs", "/v1/metrics")):
-        raise Refused(f"{option} {url!r}: give the address without /v1/…, which is added for each signal")
+        raise Refused(f"{option}: omit /v1/… from {url!r}; it is added for each signal")
     return parts
 
 
@@ -97,14 +101,16 @@ def _parse_headers(variable: str, text: str) -> dict[str, str]:
     Names and values are percent-encoded. Raises `Refused` for any other form. The message omits the values, which may
     be secret.
     """
-    found = {}
+    headers = {}
     for number, pair in enumerate(filter(str.strip, text.split(",")), 1):
-        name, divided, value = pair.partition("=")
+        name, equals, value = pair.partition("=")
         name, value = unquote(name).strip().lower(), unquote(value).strip()
-        if not divided or not _TOKEN.fullmatch(name) or not value.isascii() or not value.isprintable():
-            raise Refused(f"{variable}: header {number} is not name=value in printable ASCII (, is %2C, = may stay)")
-        found[name] = value
-    return found
+        if not equals or not _TOKEN.fullmatch(name) or not value.isascii() or not value.isprintable():
+            raise Refused(
+                f"{variable}: header {number} must be name=value in printable ASCII, with commas written as %2C"
+            )
+        headers[name] = value
+    return headers
 
 
 MAX_RESPONSE_BYTES = 64 * 1024  # larger response bodies are ignored
@@ -139,26 +145,26 @@ class ForwardTransport:
         self._packs = not is_loopback(urlsplit(target.url).hostname or "")
         self._client: httpx.Client | None = None
 
-    def send(self, letter: Envelope) -> DeliveryResult:
+    def send(self, envelope: Envelope) -> DeliveryResult:
         """Send a request with POST to the URL of its signal."""
         import httpx  # its import takes a tenth of a second, which only forwarding needs
 
         if self._client is None:
             timeout = httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT)
             self._client = httpx.Client(timeout=timeout, follow_redirects=False)
-        kind = "application/json" if letter.json else "application/x-protobuf"
+        kind = "application/json" if envelope.json else "application/x-protobuf"
         headers = {"user-agent": f"spanwise/{metadata.version('spanwise')}", **self._target.headers}
-        headers |= {"content-type": kind, HOPS_HEADER.decode(): ",".join(letter.hops)}
-        body = letter.body
+        headers |= {"content-type": kind, HOPS_HEADER.decode(): ",".join(envelope.hops)}
+        body = envelope.body
         if self._packs and len(body) >= MIN_COMPRESS_BYTES:
             body, headers["content-encoding"] = gzip.compress(body, 1, mtime=0), "gzip"
-        url = f"{self._target.url}/v1/{letter.signal}"
+        url = f"{self._target.url}/v1/{envelope.signal}"
         try:
             with (
                 suppress_instrumentation(),
                 self._client.stream("POST", url, content=body, headers=headers) as response,
             ):
-                return _interpret_response(letter, response)
+                return _interpret_response(envelope, response)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             return DeliveryResult("later", type(error).__name__)
 
@@ -167,10 +173,10 @@ class ForwardTransport:
             self._client.close()
 
 
-def _interpret_response(letter: Envelope, response: httpx.Response) -> DeliveryResult:
+def _interpret_response(envelope: Envelope, response: httpx.Response) -> DeliveryResult:
     status, reason = response.status_code, f"http_{response.status_code}"
     if 200 <= status < 300:
-        return DeliveryResult("taken", rejected=_count_rejected(letter, _read_bounded(response)))
+        return DeliveryResult("taken", rejected=_count_rejected(envelope, _read_bounded(response)))
     if status == 413:
         return DeliveryResult("too_large", reason)
     if status in RETRYABLE_STATUSES or 300 <= status < 400:
@@ -182,18 +188,18 @@ def _interpret_response(letter: Envelope, response: httpx.Response) -> DeliveryR
 
 def _read_bounded(response: httpx.Response) -> bytes:
     body = b""
-    for piece in response.iter_bytes(MAX_RESPONSE_BYTES):
-        body += piece
+    for chunk in response.iter_bytes(MAX_RESPONSE_BYTES):
+        body += chunk
         if len(body) > MAX_RESPONSE_BYTES:
             return b""
     return body
 
 
-def _count_rejected(letter: Envelope, answer: bytes) -> int:
+def _count_rejected(envelope: Envelope, answer: bytes) -> int:
     """Return the number of rejected items in a partial success; 0 if the response has none or is unreadable."""
-    signal: Any = _SIGNALS_BY_NAME[letter.signal]
+    signal: Any = _SIGNALS_BY_NAME[envelope.signal]
     try:
-        if letter.json:
+        if envelope.json:
             first, *others = signal.refused_field.split("_")
             field = first + "".join(map(str.capitalize, others))
             return max(0, int(msgspec.json.decode(answer)["partialSuccess"][field]))

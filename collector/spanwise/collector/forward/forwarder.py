@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,14 +11,14 @@ from typing import Any
 
 from spanwise.collector.dialects import Amendment, log_once
 from spanwise.collector.forward.envelope import Envelope
-from spanwise.collector.forward.forward_queue import MAX_QUEUE_BYTES, MAX_RETRY_PAUSE, ForwardQueue
+from spanwise.collector.forward.forward_queue import MAX_QUEUE_BYTES, ForwardQueue
 from spanwise.collector.forward.forward_transport import ForwardTarget
+from spanwise.collector.forward.sender_thread import MAX_RETRY_PAUSE, stop_senders
 from spanwise.collector.ingest import ItemRefused, Request
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import Feedback, OpenRun, Run
 
 MAX_HOPS = 8  # requests that this many collectors have forwarded are not sent on
-SHUTDOWN_TIMEOUT = 5.0  # seconds to wait at shutdown for requests in progress
 
 
 class Forwarder:
@@ -41,9 +40,9 @@ class Forwarder:
 
         The queue of one target holds up to `most_bytes`; retries pause up to `longest_pause` seconds.
         """
-        self.targets, self._folder, self._bounds = tuple(targets), folder, (most_bytes, longest_pause)
+        self.targets, self._folder, self._options = tuple(targets), folder, (most_bytes, longest_pause)
         self._mark = secrets.token_hex(8)
-        self._outboxes: list[ForwardQueue] = []
+        self._queues: list[ForwardQueue] = []
         self._metrics = Metrics()
 
     def begin(self, metrics: Metrics) -> None:
@@ -51,9 +50,9 @@ class Forwarder:
         self._metrics = metrics
         with suppress(OSError):  # each queue tries to create its folder again, and reports the error
             self._folder.mkdir(0o700, parents=True, exist_ok=True)
-        self._outboxes = [ForwardQueue(target, self._folder, metrics, *self._bounds) for target in self.targets]
-        for outbox in self._outboxes:
-            outbox.start()
+        self._queues = [ForwardQueue(target, self._folder, metrics, *self._options) for target in self.targets]
+        for queue in self._queues:
+            queue.start()
 
     def left(self) -> list[str]:
         """Return the folders of targets that are no longer configured but still have waiting requests."""
@@ -62,11 +61,7 @@ class Forwarder:
 
     def close(self) -> None:
         """Stop sending; waiting requests stay on disk."""
-        for outbox in self._outboxes:
-            outbox.end()
-        end = time.monotonic() + SHUTDOWN_TIMEOUT
-        for outbox in self._outboxes:
-            outbox.join(max(0.0, end - time.monotonic()))
+        stop_senders(self._queues)
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> tuple[ItemRefused, ...]:
         """Queue a request for every target. Refuse no items: errors of forwarding are not the sender's fault."""
@@ -76,23 +71,23 @@ class Forwarder:
             try:
                 await asyncio.to_thread(self._put, request)
             except Exception as error:
-                log_once("a request could not be passed on", error)
-                self._lose("internal")
+                log_once("a request could not be queued for forwarding", error)
+                self._count_dropped("internal")
         return ()
 
     def _put(self, request: Request[Any]) -> None:
         is_json = request.codec is request.signal.json
-        whole = Envelope(request.signal.name, is_json, (*request.hops, self._mark), request.body)
+        received = Envelope(request.signal.name, is_json, (*request.hops, self._mark), request.body)
         try:
-            letter = whole.chosen(_make_selector(request.refused, is_json)) if request.refused else whole
+            allowed = received.chosen(_make_selector(request.refused, is_json)) if request.refused else received
         except ValueError:  # refused items cannot be separated from the others
-            return self._lose("project")
-        if letter is not None:
-            for outbox in self._outboxes:
-                outbox.put(letter)
-        return None
+            self._count_dropped("project")
+            return
+        if allowed is not None:
+            for queue in self._queues:
+                queue.put(allowed)
 
-    def _lose(self, reason: str) -> None:
+    def _count_dropped(self, reason: str) -> None:
         for target in self.targets:
             self._metrics.add("spanwise_forward_dropped_total", 1, target=target.name, reason=reason)
 

@@ -26,23 +26,23 @@ from spanwise.collector.ingest import (
     RequestBody,
     RequestRefused,
     RetryableError,
+    parse_hops,
     responses,
 )
-from spanwise.collector.ingest import parse_hops as hops_of
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.security.authentication import Refusal
 from spanwise.collector.security.authorization import Access
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 MAX_CALLS = 1000  # concurrent calls, in any state
-METHOD_PATH = "/opentelemetry.proto.collector.{name}.v1.{title}Service/Export"
-SERVICE_TITLES = {"traces": "Trace", "logs": "Logs", "metrics": "Metrics"}
-PROTO_PACKAGES = {"traces": "trace", "logs": "logs", "metrics": "metrics"}
+METHOD_PATHS = {
+    "traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+    "logs": "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
+    "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+}
 STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 STATUS_DETAILS_KEY = "grpc-status-details-bin"  # gRPC's metadata key for a google.rpc.Status
-RETRY_INFO_KEY = (
-    "google.rpc.retryinfo-bin"  # the key at which OpenTelemetry's Python exporter looks for the retry delay
-)
+RETRY_INFO_KEY = "google.rpc.retryinfo-bin"  # where OpenTelemetry's Python exporter looks for the retry delay
 
 
 class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
@@ -54,12 +54,10 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
 
     def __init__(self, receiver: Receiver, authenticator: Authenticator, metrics: Metrics) -> None:
         self._receiver, self._authenticator, self._metrics = receiver, authenticator, metrics
-        self._reads, self._under_way = ReadLimiter(), 0
-        metrics.gauge("spanwise_grpc_calls", lambda: self._under_way)
+        self._read_limiter, self._call_count = ReadLimiter(), 0
+        metrics.gauge("spanwise_grpc_calls", lambda: self._call_count)
         self._handlers = {
-            METHOD_PATH.format(
-                name=PROTO_PACKAGES[signal.name], title=SERVICE_TITLES[signal.name]
-            ): grpc.stream_unary_rpc_method_handler(partial(self._call, signal), None, None)
+            METHOD_PATHS[signal.name]: grpc.stream_unary_rpc_method_handler(partial(self._call, signal), None, None)
             for signal in SIGNALS
         }
 
@@ -68,32 +66,32 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
         return self._handlers.get(details.method)
 
     async def _call(self, signal: Any, _: Any, context: Any) -> bytes:
-        self._under_way += 1
+        self._call_count += 1
         try:
             return await self._handle_call(signal, context)
         finally:
-            self._under_way -= 1
+            self._call_count -= 1
 
     async def _handle_call(self, signal: Any, context: Any) -> bytes:
         metadata: Metadata = tuple(context.invocation_metadata() or ())
         try:
-            if self._under_way > MAX_CALLS:
-                raise RetryableError("overload", f"{self._under_way:,} calls are under way")
+            if self._call_count > MAX_CALLS:
+                raise RetryableError("overload", f"{self._call_count:,} calls are in progress: retry later")
             address = _parse_peer(context.peer())
-            if not self._authenticator.locked and (elsewhere := check_forwarded(metadata)):
-                raise _AccessDenied(elsewhere)
+            if not self._authenticator.locked and (refusal := check_forwarded(metadata)):
+                raise _AccessDenied(refusal)
             access = await self._authenticator.admit(metadata, address, lambda: "ingest")
             if isinstance(access, Refusal):
                 raise _AccessDenied(access)
             answer = await self._decode_and_store(signal, context, metadata, access)
-        except _AccessDenied as closed:
-            self._count(signal, closed.refusal.code)
-            await _abort(context, closed.refusal.code, closed.refusal.message, closed.refusal.retry_after)
+        except _AccessDenied as denied:
+            self._count(signal, denied.refusal.code)
+            await _abort(context, denied.refusal.code, denied.refusal.message, denied.refusal.retry_after)
         except _AlreadyAnswered:
-            self._receiver.intake.refused(signal, "too_large")
+            self._receiver.pipeline.count_refused_request(signal, "too_large")
             return b""
         except RequestRefused as refused:
-            self._receiver.intake.refused(signal, refused.reason)
+            self._receiver.pipeline.count_refused_request(signal, refused.reason)
             code = responses.error_status(refused)[1]
             self._count(signal, code)
             await _abort(context, code, str(refused), responses.retry_after_seconds(refused))
@@ -105,11 +103,11 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
         receiver = self._receiver
         body = RequestBody(receiver.pending, receiver.limits)
         try:
-            marks = hops_of(next((str(value) for name, value in metadata if name == HOPS_HEADER.decode()), ""))
-            content = await self._reads(partial(_read_message, context, body))
-            request = Request(signal, signal.protobuf, content, access.project, marks, admit=body.grow)
+            hops = parse_hops(next((str(value) for name, value in metadata if name == HOPS_HEADER.decode()), ""))
+            content = await self._read_limiter(partial(_read_message, context, body))
+            request = Request(signal, signal.protobuf, content, access.project, hops, admit=body.grow)
             del content  # drop this reference, so that the memory is freed when the request drops its own
-            decoded = await receiver.intake.take(request)
+            decoded = await receiver.pipeline.process(request)
         finally:
             body.release()
         return bytes(responses.make_export_response(signal, decoded).SerializeToString())
@@ -154,8 +152,12 @@ async def _read_message(context: Any, body: RequestBody) -> bytes:
     """
     message = await context.read()
     if not isinstance(message, bytes):
-        raise PermanentError("malformed", "the call has no message") if context.peer() else _AlreadyAnswered
-    return await body.read(_detect_encoding(message), _make_receive(message))
+        raise PermanentError("malformed", "the call contains no message") if context.peer() else _AlreadyAnswered
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": message}
+
+    return await body.read(_detect_encoding(message), receive)
 
 
 def _detect_encoding(message: bytes) -> dict[bytes, bytes]:
@@ -169,13 +171,6 @@ def _detect_encoding(message: bytes) -> dict[bytes, bytes]:
     if message[:1] == b"\x78" and len(message) > 1 and (message[0] << 8 | message[1]) % 31 == 0:
         return {b"content-encoding": b"deflate"}
     return {}
-
-
-def _make_receive(message: bytes) -> Any:
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": message}
-
-    return receive
 
 
 def _parse_peer(peer: str) -> str:
@@ -196,23 +191,23 @@ class ReadLimiter:
 
     def __init__(self, most: int = MAX_CONCURRENT_READS) -> None:
         self._free = asyncio.Semaphore(most)
-        self._under_way: dict[asyncio.Timeout, float] = {}
+        self._reads: dict[asyncio.Timeout, float] = {}
 
     async def __call__(self, read: Callable[[], Awaitable[T]]) -> T:
         """Run `read` and return its result. Raises `RetryableError` on a timeout, or if no slot becomes free."""
-        await self._room()
+        await self._acquire_slot()
         limit = asyncio.timeout(READ_TIMEOUT)
         try:
             async with limit:
-                self._under_way[limit] = asyncio.get_running_loop().time()
+                self._reads[limit] = asyncio.get_running_loop().time()
                 return await read()
         except TimeoutError:
-            raise RetryableError("stalled", "the rest of the message did not come") from None
+            raise RetryableError("stalled", "timed out while reading the message") from None
         finally:
-            self._under_way.pop(limit, None)
+            self._reads.pop(limit, None)
             self._free.release()
 
-    async def _room(self) -> None:
+    async def _acquire_slot(self) -> None:
         if not self._free.locked():
             await self._free.acquire()  # does not block
             return
@@ -223,12 +218,12 @@ class ReadLimiter:
         except TimeoutError:
             # cancel the read that has taken longest, unless it is recent
             now = asyncio.get_running_loop().time()
-            oldest, since = min(self._under_way.items(), key=lambda one: one[1], default=(None, now))
+            oldest, since = min(self._reads.items(), key=lambda read: read[1], default=(None, now))
             if oldest is not None and now - since >= QUEUE_TIMEOUT and not oldest.expired():
-                del self._under_way[oldest]
+                del self._reads[oldest]
                 oldest.reschedule(now)
         try:
             async with asyncio.timeout(QUEUE_TIMEOUT):
                 await self._free.acquire()
         except TimeoutError:
-            raise RetryableError("overload", "too many messages come at the same time") from None
+            raise RetryableError("overload", "too many messages arrive at the same time: retry later") from None

@@ -35,20 +35,21 @@ def export_lines(store: Store, format: str, filter: Filter | None = None) -> Ite
     exported, because they belong to one server.
     """
     if format not in FORMATS:
-        raise Refused(f"format {format!r} is none of {', '.join(FORMATS)}")
+        raise Refused(f"unknown format {format!r}; expected one of: {', '.join(FORMATS)}")
     if filter == Filter():
         filter = None
     if format == "jsonl":
-        beside = _control_records(store) if filter is None else iter(())
-        decisions = iterate_pages(partial(store.decisions, limit=RUNS_PER_LINE)) if filter is None else iter(())
-        records = chain(beside, _runs_and_feedback(store, filter), (("decision", decision) for decision in decisions))
+        records = _runs_and_feedback(store, filter)
+        if filter is None:
+            decisions = iterate_pages(partial(store.decisions, limit=RUNS_PER_LINE))
+            records = chain(_control_records(store), records, (("decision", decision) for decision in decisions))
         for kind, record in records:
             yield record_encoding.encode({"record": kind, "value": record}), Counter({kind: 1})
         return
     for runs in _runs(store, filter):
-        for some in _split_batches(iter(runs), RUNS_PER_LINE):
-            line, without = otlp_json.encode_runs(some)
-            yield line, Counter({"run": len(some) - len(without), "left out": len(without)})
+        for batch in _split_batches(iter(runs), RUNS_PER_LINE):
+            line, inexpressible = otlp_json.encode_runs(batch)
+            yield line, Counter({"run": len(batch) - len(inexpressible), "left out": len(inexpressible)})
     for feedback in _split_batches(_feedback(store, filter), RUNS_PER_LINE):
         yield otlp_json.encode_feedback(feedback), Counter(feedback=len(feedback))
 
@@ -59,19 +60,19 @@ def write_file(lines: Iterable[tuple[bytes, Counter[str]]], path: Path) -> Count
     The file has a temporary name until it is complete. Raises `Refused` if `path` exists.
     """
     if path.exists():
-        raise Refused(f"there is a file {str(path)!r} already; name another one")
-    part = path.with_name(path.name + ".part")
+        raise Refused(f"file {str(path)!r} already exists: choose another name")
+    temporary = path.with_name(path.name + ".part")
     counts = Counter[str]()
     try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
-            for line, held in lines:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+            for line, line_counts in lines:
                 file.write(line + b"\n")
-                counts += held
+                counts += line_counts
             file.flush()
             os.fsync(file.fileno())
-        part.rename(path)
+        temporary.rename(path)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return counts
 
 
@@ -100,7 +101,9 @@ def _list_all(what: str, ask: Callable[..., Sequence[Any]]) -> Sequence[Any]:
     except Refused:
         found = ask(limit=MAX_LIST_SIZE)
     if len(found) == MAX_LIST_SIZE:
-        raise Refused(f"the server gives no more than {MAX_LIST_SIZE:,} {what}; export from its file, with --store")
+        raise Refused(
+            f"the server returns at most {MAX_LIST_SIZE:,} {what}: export from its database file with --store"
+        )
     return found
 
 
@@ -117,23 +120,23 @@ def _runs(store: Store, filter: Filter | None) -> Iterator[list[Run]]:
     summaries = store.each(filter)
     if filter is None:
         summaries = chain(summaries, store.each(kind=EVALUATOR_KIND))
-    for lot in _split_trace_batches(summaries):
-        traces = store.many([summary.trace_id for summary in lot])
+    for batch in _split_trace_batches(summaries):
+        traces = store.many([summary.trace_id for summary in batch])
         if runs := [run for trace in traces for run in trace.runs]:
             yield runs
 
 
 def _split_trace_batches(summaries: Iterable[TraceSummary]) -> Iterator[list[TraceSummary]]:
-    lot: list[TraceSummary] = []
-    held = 0
+    batch: list[TraceSummary] = []
+    span_count = 0
     for summary in summaries:
-        if lot and (held + summary.span_count > RUNS_PER_LINE or len(lot) == TRACES_PER_BATCH):
-            yield lot
-            lot, held = [], 0
-        lot.append(summary)
-        held += summary.span_count
-    if lot:
-        yield lot
+        if batch and (span_count + summary.span_count > RUNS_PER_LINE or len(batch) == TRACES_PER_BATCH):
+            yield batch
+            batch, span_count = [], 0
+        batch.append(summary)
+        span_count += summary.span_count
+    if batch:
+        yield batch
 
 
 def _feedback(store: Store, filter: Filter | None) -> Iterator[Feedback]:
@@ -141,5 +144,5 @@ def _feedback(store: Store, filter: Filter | None) -> Iterator[Feedback]:
 
 
 def _split_batches(items: Iterator[T], size: int) -> Iterator[list[T]]:
-    while lot := list(islice(items, size)):
-        yield lot
+    while batch := list(islice(items, size)):
+        yield batch

@@ -67,128 +67,127 @@ RECORD_TYPES: Mapping[str, Any] = {
     "retention": Retention,
     "queue item": QueueItem,
 }
+SIGNAL_FIELDS = frozenset(("resourceSpans", "resourceLogs", "resourceMetrics"))
 SKIPPED_RECORDS = frozenset(("decision",))  # a decision refers to leases and the change feed of its original store
 
 
-def import_file(store: Store, file: BinaryIO, *, told: Callable[[ImportResult], None] = lambda _: None) -> ImportResult:
-    """Import a file. Call `told` with the result so far after each write.
-
-    Raises `Unavailable` if the store stays unavailable.
-    """
-    return _FileImport(store, told).run(file)
+def import_file(store: Store, file: BinaryIO) -> ImportResult:
+    """Import a file. Raises `Unavailable` if the store stays unavailable."""
+    return _FileImporter(store).run(file)
 
 
-class _FileImport:
-    def __init__(self, store: Store, told: Callable[[ImportResult], None]) -> None:
-        self.store, self.told, self.taken = store, told, ImportResult()
-        self._runs: list[tuple[int, Run]] = []
+class _FileImporter:
+    """Import of one file, with the runs and the feedback of the batch that is not yet written."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._result = store, ImportResult()
+        self._runs: list[tuple[int, Run]] = []  # with their line numbers
         self._feedback: list[tuple[int, Feedback]] = []
-        self._bytes = 0
+        self._batch_bytes = 0
 
     def run(self, file: BinaryIO) -> ImportResult:
         for number, line in enumerate(_read_lines(file), 1):
             if line is None:
-                self.taken.refuse(number, f"it is longer than {MAX_LINE_BYTES:,} bytes")
+                self._result.refuse(number, f"longer than {MAX_LINE_BYTES:,} bytes")
             elif line.strip():
-                self._line(number, line)
-                self._bytes += len(line)
-            if max(len(self._runs), len(self._feedback)) >= BATCH_ITEMS or self._bytes > BATCH_BYTES:
+                self._import_line(number, line)
+                self._batch_bytes += len(line)
+            if max(len(self._runs), len(self._feedback)) >= BATCH_ITEMS or self._batch_bytes > BATCH_BYTES:
                 self._flush()
         self._flush()
-        return self.taken
+        return self._result
 
-    def _line(self, number: int, line: bytes) -> None:
+    def _import_line(self, number: int, line: bytes) -> None:
         try:
-            said = record_encoding.decode(dict[str, msgspec.Raw], line)
-            if "record" in said:
-                self._record(
-                    number,
-                    record_encoding.decode(str, bytes(said["record"])),
-                    bytes(said.get("value", msgspec.Raw(b""))),
-                )
-            elif known := said.keys() & _SIGNAL_READERS.keys():
-                for name in known:
-                    _SIGNAL_READERS[name](self, number, line)
-            else:
-                self.taken.refuse(number, "it is neither a request of OTLP nor a record of ours")
+            fields = record_encoding.decode(dict[str, msgspec.Raw], line)
+            if "record" in fields:
+                kind = record_encoding.decode(str, bytes(fields["record"]))
+                self._import_record(number, kind, bytes(fields.get("value", msgspec.Raw(b""))))
+                return
+            if fields.keys().isdisjoint(SIGNAL_FIELDS):
+                self._result.refuse(number, "neither an OTLP request nor a Spanwise record")
+            if "resourceSpans" in fields:
+                self._import_spans(number, line)
+            if "resourceLogs" in fields:
+                self._import_logs(number, line)
+            if "resourceMetrics" in fields:
+                self._result.left_out["metrics"] += 1
         except (Unavailable, Closed):
             raise
         except (SpanwiseError, ValueError, TypeError, RecursionError) as error:
-            self.taken.refuse(number, str(error))
+            self._result.refuse(number, str(error))
 
-    def _record(self, number: int, kind: str, value: bytes) -> None:
+    def _import_record(self, number: int, kind: str, value: bytes) -> None:
         if kind in SKIPPED_RECORDS:
-            self.taken.left_out[kind] += 1
+            self._result.left_out[kind] += 1
             return
         if kind not in RECORD_TYPES:
-            raise Refused(f"there is no record {kind!r}; there are {', '.join(RECORD_TYPES)}")
+            raise Refused(f"unknown record {kind!r}; expected one of: {', '.join(RECORD_TYPES)}")
         record = record_encoding.decode(RECORD_TYPES[kind], value)
         if kind == "run":
             self._runs.append((number, present_run(record)))
         elif kind == "feedback":
             self._feedback.append((number, present_feedback(record)))
         else:
-            self._patiently(lambda: _RECORD_WRITERS[kind](self.store, record))
-            self.taken.kept[kind] += 1
+            _write_with_retries(lambda: _RECORD_WRITERS[kind](self._store, record))
+            self._result.kept[kind] += 1
 
-    def _spans(self, number: int, line: bytes) -> None:
+    def _import_spans(self, number: int, line: bytes) -> None:
         decoded = decode(otlp_json.SPAN_CODEC, line, otlp_json.FILE_LIMITS)
         self._runs += ((number, run) for run in decoded.items)
         if decoded.refused:
-            self.taken.refuse(number, decoded.reason, decoded.refused_count)
+            self._result.refuse(number, decoded.reason, decoded.refused_count)
 
-    def _logs(self, number: int, line: bytes) -> None:
+    def _import_logs(self, number: int, line: bytes) -> None:
         decoded = decode(otlp_json.EVENT_CODEC, line, otlp_json.FILE_LIMITS)
+        ignored = decoded.ignored
         for item in decoded.items:
             if isinstance(item, Feedback):
                 self._feedback.append((number, item))
             elif isinstance(item, Amendment):
                 self._flush()  # the amended run may be in the batch that is not yet written
-                self._patiently(partial(self.store.add_amendments, [item]))
-                self.taken.kept["amendment"] += 1
+                _write_with_retries(partial(self._store.add_amendments, [item]))
+                self._result.kept["amendment"] += 1
             else:
-                self.taken.left_out["log record"] += 1
-        if decoded.passed:
-            self.taken.left_out["log record"] += decoded.passed
+                ignored += 1
+        if ignored:
+            self._result.left_out["log record"] += ignored
         if decoded.refused:
-            self.taken.refuse(number, decoded.reason, decoded.refused_count)
-
-    def _metrics(self, number: int, line: bytes) -> None:
-        self.taken.left_out["metrics"] += 1
+            self._result.refuse(number, decoded.reason, decoded.refused_count)
 
     def _flush(self) -> None:
-        runs, feedback, self._runs, self._feedback, self._bytes = self._runs, self._feedback, [], [], 0
-        self._keep("run", runs, self.store.append)
-        self._keep("feedback", feedback, self.store.add_feedback)
-        if runs or feedback:
-            self.told(self.taken)
+        runs, feedback, self._runs, self._feedback, self._batch_bytes = self._runs, self._feedback, [], [], 0
+        self._write("run", runs, self._store.append)
+        self._write("feedback", feedback, self._store.add_feedback)
 
-    def _keep(self, kind: str, items: Sequence[tuple[int, T]], write: Callable[[list[T]], object]) -> None:
+    def _write(self, kind: str, items: Sequence[tuple[int, T]], write: Callable[[list[T]], object]) -> None:
         """Write items. If the store refuses them, split them repeatedly to find the invalid ones."""
         if not items:
             return
         try:
-            self._patiently(lambda: write([item for _, item in items]))
-            self.taken.kept[kind] += len(items)
+            _write_with_retries(lambda: write([item for _, item in items]))
+            self._result.kept[kind] += len(items)
         except Closed:
             raise
         except (Refused, ValueError, TypeError, OverflowError) as error:
             if len(items) == 1:
-                self.taken.refuse(items[0][0], str(error))
+                self._result.refuse(items[0][0], str(error))
                 return
             half = len(items) // 2
-            self._keep(kind, items[:half], write)
-            self._keep(kind, items[half:], write)
+            self._write(kind, items[:half], write)
+            self._write(kind, items[half:], write)
 
-    def _patiently(self, write: Callable[[], object]) -> None:
-        for left in reversed(range(MAX_ATTEMPTS)):
-            try:
-                write()
-                return
-            except Unavailable as error:
-                if not left:
-                    raise
-                time.sleep(min(error.retry_after, 5.0))
+
+def _write_with_retries(write: Callable[[], object]) -> None:
+    """Call `write` again while the store is unavailable, up to `MAX_ATTEMPTS` times."""
+    for remaining in reversed(range(MAX_ATTEMPTS)):
+        try:
+            write()
+            return
+        except Unavailable as error:
+            if not remaining:
+                raise
+            time.sleep(min(error.retry_after, 5.0))
 
 
 def _read_lines(file: BinaryIO) -> Iterator[bytes | None]:
@@ -204,19 +203,19 @@ def _read_lines(file: BinaryIO) -> Iterator[bytes | None]:
 
 def _save_version(store: Store, version: DatasetVersion) -> None:
     """Save a version of a dataset, unless the store already has this version or a later one."""
-    given = version.dataset
-    there = next((one.version for one in store.datasets() if one.name == given.name), 0)
-    if there >= given.version:
+    dataset = version.dataset
+    stored = next((one.version for one in store.datasets() if one.name == dataset.name), 0)
+    if stored >= dataset.version:
         return
-    about = {"kind": given.kind, "schema": given.schema, "description": given.description, "metadata": given.metadata}
-    store.save_examples(given.name, version.examples, remove=version.removed, **about)  # type: ignore[arg-type]
+    options = {
+        "kind": dataset.kind,
+        "schema": dataset.schema,
+        "description": dataset.description,
+        "metadata": dataset.metadata,
+    }
+    store.save_examples(dataset.name, version.examples, remove=version.removed, **options)  # type: ignore[arg-type]
 
 
-_SIGNAL_READERS: Mapping[str, Callable[[_FileImport, int, bytes], None]] = {
-    "resourceSpans": _FileImport._spans,
-    "resourceLogs": _FileImport._logs,
-    "resourceMetrics": _FileImport._metrics,
-}
 _RECORD_WRITERS: Mapping[str, Callable[[Store, Any], object]] = {
     "dataset": _save_version,
     "experiment": lambda store, experiment: store.save_experiment(experiment),

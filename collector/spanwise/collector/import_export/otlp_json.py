@@ -45,28 +45,27 @@ def encode_value(plain: JSON) -> dict[str, Any]:
         case Mapping():
             return {"kvlistValue": {"values": encode_attributes(plain)}}
         case list() | tuple():
-            return {"arrayValue": {"values": [encode_value(member) for member in plain]}}
+            return {"arrayValue": {"values": [encode_value(element) for element in plain]}}
     return {"stringValue": str(plain)}
 
 
 def encode_attributes(plain: Mapping[str, JSON]) -> list[dict[str, Any]]:
     """Encode a list of `KeyValue`."""
-    return [{"key": str(name), "value": encode_value(given)} for name, given in plain.items()]
+    return [{"key": str(name), "value": encode_value(value)} for name, value in plain.items()]
 
 
 SpanKey = tuple[str, str]  # trace id and span id
 EXACT_ATTRIBUTE = "spanwise.exact"
-FILE_LIMITS = Limits(
-    spans=10**9, values=10**9, value_bytes=2**31, attributes=10**6
-)  # practically no limits, because users import their own files
+# practically no limits, because users import their own files
+FILE_LIMITS = Limits(spans=10**9, values=10**9, value_bytes=2**31, attributes=10**6)
 _ID_FIELDS = ("trace_id", "span_id", "parent_id")
 
 
 def _read_run(span: RawSpan, fault: FaultHandler) -> Run:
     span.attributes = dict(present_names(span.attributes))
     exact = span.attributes.pop(EXACT_ATTRIBUTE, None)
-    kept = read_span_item(span, fault)
-    run = kept.run if isinstance(kept, TranslatedSpan) else kept
+    translated = read_span_item(span, fault)
+    run = translated.run if isinstance(translated, TranslatedSpan) else translated
     if not isinstance(exact, str):
         return run
     fields = record_encoding.decode(dict[str, Any], exact)
@@ -81,23 +80,23 @@ SPAN_CODEC: Codec[Run] = json_decoder.make_codec(
 def encode_runs(runs: Sequence[Run]) -> tuple[bytes, list[Run]]:
     """Encode runs as an `ExportTraceServiceRequest` in JSON. Return it, and the runs whose ids OTLP does not allow."""
     spans = {_span_key(run): _encode_span(run) for run in runs}
-    found = _decode_spans(runs, spans)
-    inexact = [run for run in runs if found.get(_span_key(run)) != run]
+    decoded = _decode_spans(runs, spans)
+    inexact = [run for run in runs if decoded.get(_span_key(run)) != run]
     for run in inexact:
-        place = _span_key(run)
+        key = _span_key(run)
         # if the decoder refuses the span, for example because a value is nested too deep, encode only the minimal
         # fields
-        if place not in found:
-            spans[place] = _encode_minimal_span(run)
+        if key not in decoded:
+            spans[key] = _encode_minimal_span(run)
         fields = {
             name: getattr(run, name)
             for name in Run.__dataclass_fields__
-            if name not in _ID_FIELDS and (place not in found or getattr(run, name) != getattr(found[place], name))
+            if name not in _ID_FIELDS and (key not in decoded or getattr(run, name) != getattr(decoded[key], name))
         }
-        spans[place]["attributes"] += encode_attributes({EXACT_ATTRIBUTE: record_encoding.encode(fields).decode()})
+        spans[key]["attributes"] += encode_attributes({EXACT_ATTRIBUTE: record_encoding.encode(fields).decode()})
     lost = {_span_key(run) for run in inexact} - _decode_spans(inexact, spans).keys()
-    kept = [run for run in runs if _span_key(run) not in lost]
-    return _encode_trace_request(kept, spans), [run for run in runs if _span_key(run) in lost]
+    encodable = [run for run in runs if _span_key(run) not in lost]
+    return _encode_trace_request(encodable, spans), [run for run in runs if _span_key(run) in lost]
 
 
 def _span_key(run: Run) -> SpanKey:
@@ -141,7 +140,7 @@ def _status_code(run: Run) -> int:
 def _encode_span(run: Run) -> dict[str, Any]:
     kind = run.attributes.get("otel.span.kind")
     message = {"message": run.error} if run.error is not None else {}
-    made = {
+    encoded = {
         **_encode_minimal_span(run),
         "kind": SPAN_KINDS.index(kind) if kind in SPAN_KINDS[2:] else 1,
         "status": {"code": _status_code(run), **message},
@@ -156,13 +155,13 @@ def _encode_span(run: Run) -> dict[str, Any]:
         ],
     }
     state = run.attributes.get("otel.trace_state")
-    return {**made, "traceState": state} if isinstance(state, str) else made
+    return {**encoded, "traceState": state} if isinstance(state, str) else encoded
 
 
 def _standard_attributes(run: Run) -> dict[str, JSON]:
     """Return the fields of a run under the names of OpenInference, OpenTelemetry GenAI and Spanwise."""
     usage = run.usage
-    said: dict[str, JSON] = {
+    attributes: dict[str, JSON] = {
         names.KIND: None if run.kind == "unknown" else run.kind.upper(),
         **_content_attributes(names.INPUT_VALUE, names.INPUT_MIME, run.inputs),
         **_content_attributes(names.OUTPUT_VALUE, names.OUTPUT_MIME, run.outputs),
@@ -180,7 +179,7 @@ def _standard_attributes(run: Run) -> dict[str, JSON]:
         names.EXAMPLE: run.example_id,
         names.REPETITION: run.repetition or None,
     }
-    return {name: given for name, given in said.items() if given is not None}
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _content_attributes(name: str, mime: str, content: JSON) -> dict[str, JSON]:
@@ -207,10 +206,10 @@ EVENT_CODEC: Codec[LogItem] = json_decoder.make_codec(
 
 def encode_feedback(feedback: Sequence[Feedback]) -> bytes:
     """Encode an `ExportLogsServiceRequest` as JSON."""
-    records = [_encode_log_record(one) for one in feedback]
-    for one, record in zip(feedback, records, strict=True):
-        if decode(EVENT_CODEC, _encode_log_request([record]), FILE_LIMITS).items != [one]:
-            record["attributes"] += encode_attributes({EXACT_ATTRIBUTE: record_encoding.encode(one).decode()})
+    records = [_encode_log_record(row) for row in feedback]
+    for row, record in zip(feedback, records, strict=True):
+        if decode(EVENT_CODEC, _encode_log_request([record]), FILE_LIMITS).items != [row]:
+            record["attributes"] += encode_attributes({EXACT_ATTRIBUTE: record_encoding.encode(row).decode()})
     return _encode_log_request(records)
 
 
@@ -220,9 +219,9 @@ def _encode_log_request(records: Sequence[dict[str, Any]]) -> bytes:
     )
 
 
-def _encode_log_record(one: Feedback) -> dict[str, Any]:
-    target = one.target
+def _encode_log_record(row: Feedback) -> dict[str, Any]:
+    target = row.target
     trace = {"traceId": target.trace_id} if target.trace_id else {}
     span = {"spanId": target.span_id} if target.span_id else {}
-    named = {"timeUnixNano": str(one.created_ns), "eventName": names.EVALUATION_EVENT}
-    return {**named, **trace, **span, "attributes": encode_attributes(write_feedback_attributes(one))}
+    named = {"timeUnixNano": str(row.created_ns), "eventName": names.EVALUATION_EVENT}
+    return {**named, **trace, **span, "attributes": encode_attributes(write_feedback_attributes(row))}

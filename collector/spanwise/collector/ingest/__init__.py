@@ -7,7 +7,8 @@ Modules, in the order in which data flows:
 - `ingest_pipeline`: Ingest pipeline: decodes a request, counts its items and hands them to the sinks, for HTTP and
   gRPC.
 - `offload`: Offloading of large requests from the event loop: priority lanes and a thread pool.
-- `decode_pool`: Pool of decode worker processes in the server: start, dispatch, timeouts, restart after a crash.
+- `decode_pool`: Decoding of requests in the server, in a thread or in a worker process; start, timeouts and restart of
+  workers.
 - `decode_protocol`: Messages between the server and a decode worker process.
 - `decode_worker`: Decode worker: main loop of a process that decodes requests for the server that started it.
 - `request_decoder`: Decoding of one OTLP request: codec interface, item-by-item recovery, and the decoded items with
@@ -19,7 +20,7 @@ Modules, in the order in which data flows:
   records.
 - `store_sink`: Sink of the pipeline that writes decoded items to the store, within the sender's project.
 - `responses`: OTLP responses: success, partial success and errors, with HTTP status and gRPC code.
-- `limits`: Limits of requests, JSON bodies, names and texts, and the size thresholds for large requests.
+- `limits`: Limits of requests, JSON bodies, ids, names and texts, and the size thresholds for large requests.
 - `ingest_errors`: Errors that refuse a request (permanent or retryable) or a single item of one.
 """
 
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
         Limits,
         check_amendment,
         check_feedback_names,
+        check_ids,
         check_json,
         truncate_fields,
     )
     from spanwise.collector.ingest.otlp_signals import HOPS_HEADER, Request, parse_hops
     from spanwise.collector.ingest.request_body import ClientDisconnected, RequestBody
-    from spanwise.collector.ingest.request_decoder import check_ids
     from spanwise.collector.ingest.responses import PROTOBUF_TYPE, encode_error
     from spanwise.collector.ingest.store_sink import Sink, scope_or_refuse
 else:
@@ -50,8 +51,7 @@ else:
         __name__,
         responses="PROTOBUF_TYPE encode_error",
         request_body="ClientDisconnected RequestBody",
-        limits="Limits MAX_COST MAX_TOKENS check_amendment check_feedback_names check_json truncate_fields",
-        request_decoder="check_ids",
+        limits="Limits MAX_COST MAX_TOKENS check_amendment check_feedback_names check_ids check_json truncate_fields",
         decode_pool="MAX_DECODERS default_decoder_count",
         ingest_errors="ItemRefused PermanentError RequestRefused RetryableError",
         store_sink="Sink scope_or_refuse",

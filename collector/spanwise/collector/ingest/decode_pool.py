@@ -1,4 +1,4 @@
-"""Pool of decode worker processes in the server: start, dispatch, timeouts, restart after a crash.
+"""Decoding of requests in the server, in a thread or in a worker process; start, timeouts and restart of workers.
 
 The module handles its sockets with callbacks of the event loop. asyncio's own socket calls wait for each part of a
 message separately, and register with the loop each time. For a request of 20 spans and its reply they cost the loop
@@ -18,13 +18,13 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from spanwise.collector.dialects import export_prices
+from spanwise.collector.dialects import export_prices, log_once
 from spanwise.collector.ingest.decode_protocol import (
     CODECS,
     ENCODER_UPDATE,
@@ -36,11 +36,11 @@ from spanwise.collector.ingest.decode_protocol import (
     WorkerReply,
     WorkerSettings,
 )
-from spanwise.collector.ingest.ingest_errors import PermanentError, RetryableError
+from spanwise.collector.ingest.ingest_errors import PermanentError, RequestRefused, RetryableError
 from spanwise.collector.ingest.limits import LARGE_BODY_BYTES, MIB, Limits
 from spanwise.collector.ingest.offload import Offloader
 from spanwise.collector.ingest.otlp_signals import Request
-from spanwise.collector.ingest.request_decoder import DecodedRequest
+from spanwise.collector.ingest.request_decoder import DecodedRequest, decode
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.stores import RowStore, Store
 
@@ -74,82 +74,81 @@ def default_decoder_count() -> int:
 
 
 class WorkerPool:
-    """Pool of up to `most` worker processes with the same settings."""
+    """Pool of worker processes with the same settings."""
 
-    def __init__(self, most: int, start: WorkerSettings, metrics: Metrics, idle: float = IDLE_CHECK_SECONDS) -> None:
+    def __init__(
+        self, max_workers: int, settings: WorkerSettings, metrics: Metrics, idle: float = IDLE_CHECK_SECONDS
+    ) -> None:
         """Create an empty pool. Each worker is checked every `idle` seconds, and stopped if it has been idle."""
-        self._most, self._start, self._metrics, self._idle = most, start, metrics, idle
-        self._processes: list[WorkerProcess] = []
-        self._deaths, self._again = 0, 0.0  # number of consecutive deaths, and earliest time of the next start
+        self._max_workers, self._settings, self._metrics, self._idle = max_workers, settings, metrics, idle
+        self._workers: list[WorkerProcess] = []
+        self._deaths, self._next_start = 0, 0.0  # number of consecutive deaths, and earliest time of the next start
         self.bodies = SuspectBodies()
 
     def __len__(self) -> int:
-        return len(self._processes)
+        return len(self._workers)
 
     def free(self) -> WorkerProcess | None:
         """Return the least busy worker that is ready for a request; None if there is none."""
-        found = [one for one in self._processes if one.is_ready and one.waiting < MAX_REQUESTS_PER_WORKER]
-        return min(found, key=lambda one: one.waiting, default=None)
+        ready = [worker for worker in self._workers if worker.is_ready and worker.waiting < MAX_REQUESTS_PER_WORKER]
+        return min(ready, key=lambda worker: worker.waiting, default=None)
 
     def any(self) -> WorkerProcess | None:
         """Return a worker, which may still be starting. Start one if the pool is empty. Return None if none can run
         now.
         """
-        if not self._processes:
+        if not self._workers:
             self.grow()
-        return self._processes[0] if self._processes else None
+        return self._workers[0] if self._workers else None
 
     def grow(self) -> None:
         """Start one more worker, unless one is starting, the pool is full, or the pause after a crash is not over."""
-        starting = any(not one.is_ready for one in self._processes)
-        if starting or len(self._processes) >= self._most or time.monotonic() < self._again:
+        starting = any(not worker.is_ready for worker in self._workers)
+        if starting or len(self._workers) >= self._max_workers or time.monotonic() < self._next_start:
             return
         try:
-            process = WorkerProcess(self._start._replace(prices=export_prices()), self._handle_exit)
+            worker = WorkerProcess(self._settings._replace(prices=export_prices()), self._handle_exit)
         except Exception as error:  # any failure: the server can decode without workers
-            self._failed(f"no process for decoding can be started: {error}")
+            self._pause_starts("start", f"cannot start a decode worker: {error}")
             return
-        self._processes.append(process)
-        asyncio.get_running_loop().call_later(self._idle, self._end_if_idle, process, 0.0)
+        self._workers.append(worker)
+        asyncio.get_running_loop().call_later(self._idle, self._stop_if_idle, worker, 0.0)
 
     def close(self) -> None:
         """Stop all workers and wait for them."""
-        processes, self._processes, self._most = self._processes, [], 0
-        for process in processes:
-            process.end()
-        for process in processes:
-            process.wait(RESTART_PAUSE)
+        workers, self._workers, self._max_workers = self._workers, [], 0
+        for worker in workers:
+            worker.end()
+        for worker in workers:
+            worker.wait(RESTART_PAUSE)
 
-    def _end_if_idle(self, process: WorkerProcess, before: float) -> None:
-        """Stop a worker that has been nearly idle since the last check."""
-        if process not in self._processes:
+    def _stop_if_idle(self, worker: WorkerProcess, cpu_before: float) -> None:
+        """Stop a worker that has been nearly idle since the last check, when it had used `cpu_before` seconds."""
+        if worker not in self._workers:
             return
-        if (
-            process.is_ready
-            and not process.waiting
-            and process.cpu - before <= (0.0 if self._start.nice else MIN_CPU_SHARE * self._idle)
-        ):
-            self._processes.remove(process)
-            process.end()
-            asyncio.get_running_loop().run_in_executor(None, process.wait, RESTART_PAUSE)
+        max_cpu = 0.0 if self._settings.nice else MIN_CPU_SHARE * self._idle
+        if worker.is_ready and not worker.waiting and worker.cpu - cpu_before <= max_cpu:
+            self._workers.remove(worker)
+            worker.end()
+            asyncio.get_running_loop().run_in_executor(None, worker.wait, RESTART_PAUSE)
             return
-        if process.cpu > before:
+        if worker.cpu > cpu_before:
             self._deaths = 0
-        asyncio.get_running_loop().call_later(self._idle, self._end_if_idle, process, process.cpu)
+        asyncio.get_running_loop().call_later(self._idle, self._stop_if_idle, worker, worker.cpu)
 
-    def _handle_exit(self, process: WorkerProcess, how: str, job: DecodeJob | None) -> None:
-        if process in self._processes:
-            self._processes.remove(process)
+    def _handle_exit(self, worker: WorkerProcess, cause: str, job: DecodeJob | None) -> None:
+        if worker in self._workers:
+            self._workers.remove(worker)
         if job is not None:
-            self.bodies.ended(job.mark)
-        self._failed(f"a process that decoded requests has ended ({how}); senders are told to send them again", how)
+            self.bodies.record_death(job.fingerprint)
+        self._pause_starts(cause, f"a decode worker exited ({cause}); clients must send its requests again")
 
-    def _failed(self, told: str, how: str = "start") -> None:
+    def _pause_starts(self, cause: str, message: str) -> None:
         pause = min(MAX_RESTART_PAUSE, RESTART_PAUSE * 2**self._deaths)
         self._deaths += 1
-        self._again = time.monotonic() + pause
-        self._metrics.add("spanwise_decoder_deaths_total", 1, reason=how)
-        log.warning("%s; for %.0f s this process decodes alone", told, pause)
+        self._next_start = time.monotonic() + pause
+        self._metrics.add("spanwise_decoder_deaths_total", 1, reason=cause)
+        log.warning("%s; the next worker starts in %.0f s at the earliest", message, pause)
 
 
 class SuspectBodies:
@@ -158,101 +157,120 @@ class SuspectBodies:
     def __init__(self) -> None:
         self._deaths: dict[int, tuple[int, float]] = {}  # fingerprint → number of deaths, time of the last one
 
-    def ended(self, mark: int) -> None:
+    def record_death(self, fingerprint: int) -> None:
         """Record that a worker died on the body with this fingerprint."""
-        self._deaths = {key: one for key, one in self._deaths.items() if time.monotonic() - one[1] < MAX_RESTART_PAUSE}
-        self._deaths[mark] = self._deaths.get(mark, (0, 0.0))[0] + 1, time.monotonic()
+        now = time.monotonic()
+        self._deaths = {body: death for body, death in self._deaths.items() if now - death[1] < MAX_RESTART_PAUSE}
+        self._deaths[fingerprint] = self._deaths.get(fingerprint, (0, 0.0))[0] + 1, now
 
     def check(self, body: bytes) -> bool:
         """Return whether a worker recently died on this body. Raises `RetryableError` if that happened often."""
         count, last = self._deaths.get(fingerprint_body(body), (0, 0.0)) if self._deaths else (0, 0.0)
-        left = MAX_RESTART_PAUSE - (time.monotonic() - last)
-        if count >= MAX_DEATHS_PER_BODY and left > 0:
-            message = f"{count} processes have ended while they decoded this"
-            raise RetryableError("decoder", f"{message}: is it what OTLP is?", retry_after=left)
+        remaining = MAX_RESTART_PAUSE - (time.monotonic() - last)
+        if count >= MAX_DEATHS_PER_BODY and remaining > 0:
+            message = f"{count} decode workers have exited on this request: check that it is valid OTLP"
+            raise RetryableError("decoder", message, retry_after=remaining)
         return count > 0
 
 
 class DecodePool:
-    """Workers of one server: up to `most` for normal requests, and one with low priority for large ones."""
+    """Decoder of one server, with up to `max_workers` workers for normal requests, and a low-priority one for large ones.
 
-    def __init__(self, most: int, store: Store, beside: Offloader, metrics: Metrics, limits: Limits) -> None:
-        self._takes_rows = store if isinstance(store, RowStore) else None
-        encode = None if self._takes_rows is None else self._takes_rows.encoder()
-        self._beside, self._metrics = beside, metrics
-        self._began, self._spent = 0.0, 0.0
-        self._told: set[str] = set()
+    Small requests are decoded in the event loop. So are normal ones while no worker is free.
+    """
+
+    def __init__(self, max_workers: int, store: Store, offloader: Offloader, metrics: Metrics, limits: Limits) -> None:
+        self._row_store = store if isinstance(store, RowStore) else None
+        encode = None if self._row_store is None else self._row_store.encoder()
+        self._offloader, self._metrics, self._limits = offloader, metrics, limits
+        self._busy_since, self._busy_seconds = 0.0, 0.0  # time that this process spent decoding, within one second
+        self._logged: set[str] = set()
         seconds, memory = limits.decode_seconds, 256 * MIB + 8 * limits.request_bytes
-        usual = WorkerSettings(limits, encode, 0, seconds, 2 * seconds, memory, {})
-        polite = WorkerSettings(
+        normal = WorkerSettings(limits, encode, 0, seconds, 2 * seconds, memory, {})
+        large = WorkerSettings(
             limits, encode, LARGE_BODY_NICE, seconds, LARGE_BODY_TIMEOUT_FACTOR * seconds, memory, {}
         )
-        self._usual = WorkerPool(most if encode else 0, usual, metrics)
+        self._normal = WorkerPool(max_workers if encode else 0, normal, metrics)
         # one worker is enough, because the lanes admit one large and one huge body at a time
-        self._polite = WorkerPool(1 if most else 0, polite, metrics)
-        self._pools = (self._usual, self._polite)
-        metrics.gauge("spanwise_decoders", lambda: sum(map(len, self._pools)))
+        self._large = WorkerPool(1 if max_workers else 0, large, metrics)
+        metrics.gauge("spanwise_decoders", lambda: len(self._normal) + len(self._large))
 
-    async def __call__(self, request: Request[T], *, keep: bool = True) -> DecodedRequest[T] | None:
-        """Decode a request in a worker; return None if the server is to decode it itself.
+    async def decode(self, request: Request[T], *, keep_body: bool = True) -> DecodedRequest[T]:
+        """Decode a request.
 
-        Unless `keep` is set, the request loses its body once a worker has it, so that it is not in memory twice.
+        Unless `keep_body` is set, the request loses its body once a worker has it, so that it is not in memory twice.
         Raises `PermanentError` or `RetryableError`.
         """
-        size, rows = len(request.body), self._takes_rows is not None and request.project is None
-        pool = self._usual if size < LARGE_BODY_BYTES else self._polite
-        codec = next((place for place, one in enumerate(CODECS) if one is request.codec), None)
-        if codec is None or (
-            size < LARGE_BODY_BYTES and (size < MIN_BODY_BYTES or not rows or request.signal.name != "traces")
-        ):
-            return None
-        suspect = pool.bodies.check(request.body)
-        process = pool.any() if suspect or size >= LARGE_BODY_BYTES else pool.free()
-        if process is None:
-            if suspect:
-                raise RetryableError("decoder", "the process that decoded this has ended: send it again")
-            return None
-        rows = rows and request.signal.name == "traces"
-        if rows and self._takes_rows is not None:
-            process.use(self._takes_rows.encoder())
-        asked = process.ask(codec, request.body, rows)
-        if not keep:
-            request.body = b""
-        answer, pieces = await asked
-        return await self._decoded(answer, pieces, rows)
+        size = len(request.body)
+        try:
+            decoded = await self._decode_in_worker(request, keep_body) if size >= MIN_BODY_BYTES else None
+            if decoded is not None:
+                return decoded
+            if size >= LARGE_BODY_BYTES:
+                return await self._offloader(decode, request.codec, request.body, self._limits)
+            start = time.perf_counter()
+            decoded = decode(request.codec, request.body, self._limits)
+            self.record_busy_time(time.perf_counter() - start, size)
+            return decoded
+        except RequestRefused:
+            raise
+        except Exception as error:  # a retry would fail on the same bytes again
+            log_once("the collector failed on a request; the request is refused", error)
+            raise PermanentError("decoding", f"the collector failed on this request: {error!r:.200}") from error
 
-    def worked(self, seconds: float, size: int = MIN_BODY_BYTES) -> None:
+    def record_busy_time(self, seconds: float, size: int = MIN_BODY_BYTES) -> None:
         """Record how long this process took to decode a body of `size` bytes. If these times add up, start a worker."""
         now = time.monotonic()
-        if now - self._began > 1.0:
-            self._began, self._spent = now, 0.0
-        self._spent += seconds
-        if self._spent > BUSY_SECONDS and size >= MIN_BODY_BYTES:
-            self._began, self._spent = now, 0.0
-            self._usual.grow()
+        if now - self._busy_since > 1.0:
+            self._busy_since, self._busy_seconds = now, 0.0
+        self._busy_seconds += seconds
+        if self._busy_seconds > BUSY_SECONDS and size >= MIN_BODY_BYTES:
+            self._busy_since, self._busy_seconds = now, 0.0
+            self._normal.grow()
 
     def close(self) -> None:
         """Stop the workers."""
-        for pool in self._pools:
-            pool.close()
+        self._normal.close()
+        self._large.close()
 
-    async def _decoded(self, answer: WorkerReply, pieces: Sequence[bytearray], rows: bool) -> DecodedRequest[Any]:
+    async def _decode_in_worker(self, request: Request[T], keep_body: bool) -> DecodedRequest[T] | None:
+        """Decode a request in a worker; return None if the server is to decode it itself."""
+        is_large = len(request.body) >= LARGE_BODY_BYTES
+        rows = self._row_store is not None and request.project is None and request.signal.name == "traces"
+        pool = self._large if is_large else self._normal
+        codec = next((index for index, codec in enumerate(CODECS) if codec is request.codec), None)
+        if codec is None or not (is_large or rows):
+            return None
+        suspect = pool.bodies.check(request.body)
+        worker = pool.any() if suspect or is_large else pool.free()
+        if worker is None:
+            if suspect:
+                raise RetryableError(
+                    "decoder", "a decode worker exited on this request, and no other runs: retry later"
+                )
+            return None
+        if rows and self._row_store is not None:
+            worker.use(self._row_store.encoder())
+        asked = worker.ask(codec, request.body, rows)
+        if not keep_body:
+            request.body = b""
+        reply, chunks = await asked
         self._metrics.add("spanwise_decoder_requests_total", 1)
-        self._metrics.add("spanwise_decoder_seconds_total", answer.seconds)
+        self._metrics.add("spanwise_decoder_seconds_total", reply.seconds)
         # log each distinct line of the workers once per server process
-        for line in answer.told:
-            if line not in self._told and len(self._told) < 1000:
-                self._told.add(line)
+        for line in reply.log_lines:
+            if line not in self._logged and len(self._logged) < 1000:
+                self._logged.add(line)
                 log.error("%s", line)
-        if answer.refused is not None:
-            raise PermanentError(*answer.refused)
-        decoded = answer.decoded
+        if reply.refused is not None:
+            raise PermanentError(*reply.refused)
+        decoded: DecodedRequest[Any] | None = reply.decoded
         assert decoded is not None
         if rows:
-            decoded.items = [EncodedRows(piece) for piece in pieces]
+            decoded.items = [EncodedRows(chunk) for chunk in chunks]
         else:
-            for piece in pieces:
-                decoded.items += await self._beside(pickle.loads, piece)
+            for chunk in chunks:
+                decoded.items += await self._offloader(pickle.loads, chunk)
         return decoded
 
 
@@ -267,7 +285,7 @@ START_TIMEOUT = 60.0  # seconds until a worker must be ready, even on a busy mac
 class DecodeJob(NamedTuple):
     """Request in progress in a worker, and the future of its reply."""
 
-    mark: int  # fingerprint of the body, which is freed after sending
+    fingerprint: int  # of the body, which is freed after sending
     done: asyncio.Future[tuple[WorkerReply, list[bytearray]]]
 
 
@@ -279,34 +297,36 @@ def fingerprint_body(body: bytes) -> int:
 class WorkerProcess:
     """Worker process that answers requests in order. It is bound to the event loop in which it was created."""
 
-    def __init__(self, start: WorkerSettings, died: Callable[[WorkerProcess, str, DecodeJob | None], object]) -> None:
-        """Start the process. If it dies on its own, `died` is called with the cause and the request it worked on.
+    def __init__(
+        self, settings: WorkerSettings, handle_exit: Callable[[WorkerProcess, str, DecodeJob | None], object]
+    ) -> None:
+        """Start the process. If it exits on its own, call `handle_exit` with the cause and the request it worked on.
 
         Raises `OSError` if no process can be started.
         """
-        self._loop, self._handle_exit, self._seconds = asyncio.get_running_loop(), died, start.patience
+        self._loop, self._handle_exit, self._timeout = asyncio.get_running_loop(), handle_exit, settings.patience
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.cpu = 0.0  # CPU seconds of all requests
         self._jobs: deque[DecodeJob] = deque()
-        self._encode = start.encode
+        self._encode = settings.encode
         ours, theirs = socket.socketpair()
         try:
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             self._popen = _start_process(theirs)
-            if start.nice:  # set by the server, so that the worker's imports have low priority too
-                os.setpriority(os.PRIO_PROCESS, self._popen.pid, start.nice)
-            self._link = SocketLink(ours, self._reader(), self._failed)
+            if settings.nice:  # set by the server, so that the worker's imports have low priority too
+                os.setpriority(os.PRIO_PROCESS, self._popen.pid, settings.nice)
+            self._link = SocketLink(ours, self._reader(), self._handle_link_error)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        self._slow = self._is_strange = False
-        self._ending: asyncio.Task[None] | None = None
-        self._watch = self._loop.call_later(START_TIMEOUT, self._too_slow)
-        told = pickle.dumps(start, pickle.HIGHEST_PROTOCOL)
-        self._link.send(LENGTH_PREFIX.pack(len(told)), told)
+        self._timed_out = self._sent_garbage = False
+        self._exit_task: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(START_TIMEOUT, self._kill)
+        message = pickle.dumps(settings, pickle.HIGHEST_PROTOCOL)
+        self._link.send(LENGTH_PREFIX.pack(len(message)), message)
 
     @property
     def pid(self) -> int:
@@ -330,7 +350,7 @@ class WorkerProcess:
         """
         job = DecodeJob(fingerprint_body(body), self._loop.create_future())
         if not self._jobs and self.is_ready:
-            self._watch = self._loop.call_later(self._seconds, self._too_slow)
+            self._timer = self._loop.call_later(self._timeout, self._kill)
         self._jobs.append(job)
         self._link.send(REQUEST_HEADER.pack(len(body), codec, rows), body)
         del body
@@ -339,12 +359,12 @@ class WorkerProcess:
     def use(self, encode: RowEncoder | None) -> None:
         """Set the row encoder for later requests."""
         if encode is not self._encode:
-            self._encode, told = encode, pickle.dumps(encode, pickle.HIGHEST_PROTOCOL)
-            self._link.send(REQUEST_HEADER.pack(len(told), ENCODER_UPDATE, False), told)
+            self._encode, message = encode, pickle.dumps(encode, pickle.HIGHEST_PROTOCOL)
+            self._link.send(REQUEST_HEADER.pack(len(message), ENCODER_UPDATE, False), message)
 
     def end(self) -> None:
         """Stop the process without counting it as a failure. Once the event loop has ended, any thread may call this."""
-        self._watch.cancel()
+        self._timer.cancel()
         self._link.close()
 
     def wait(self, seconds: float) -> int:
@@ -356,53 +376,58 @@ class WorkerProcess:
 
     def _reader(self) -> MessageReader:
         yield len(READY_BYTE)
-        self._watch.cancel()
+        self._timer.cancel()
         self.ready.set_result(None)
         if self._jobs:
-            self._watch = self._loop.call_later(self._seconds, self._too_slow)
+            self._timer = self._loop.call_later(self._timeout, self._kill)
         while True:
             # use no local variable, which would keep the reply in memory until the next one
             self._complete_job((yield from self._read_reply()))
 
     def _read_reply(self) -> Generator[int, bytearray, tuple[WorkerReply, list[bytearray]]]:
         [size] = LENGTH_PREFIX.unpack((yield LENGTH_PREFIX.size))
-        answer: WorkerReply = pickle.loads((yield size))
-        pieces = list[bytearray]()
-        for size in answer.sizes:
-            pieces += [(yield size)]
-        return answer, pieces
+        reply: WorkerReply = pickle.loads((yield size))
+        chunks = list[bytearray]()
+        for size in reply.sizes:
+            chunks += [(yield size)]
+        return reply, chunks
 
-    def _complete_job(self, found: tuple[WorkerReply, list[bytearray]]) -> None:
-        self._watch.cancel()
-        self.cpu += found[0].seconds
+    def _complete_job(self, result: tuple[WorkerReply, list[bytearray]]) -> None:
+        self._timer.cancel()
+        self.cpu += result[0].seconds
         job = self._jobs.popleft()
         if not job.done.done():  # the caller may have been cancelled
-            job.done.set_result(found)
+            job.done.set_result(result)
         if self._jobs:
-            self._watch = self._loop.call_later(self._seconds, self._too_slow)
+            self._timer = self._loop.call_later(self._timeout, self._kill)
 
-    def _too_slow(self) -> None:
+    def _kill(self) -> None:
         """Kill a process that hangs or is stopped; the reader then detects its end."""
-        self._slow = True
+        self._timed_out = True
         self._popen.kill()
 
-    def _failed(self, error: Exception) -> None:
+    def _handle_link_error(self, error: Exception) -> None:
         """Handle the end of the process, or a message that this process cannot decode.
 
         Such a message arrives if the installed package was replaced while the server was running.
         """
-        self._is_strange = not isinstance(error, (OSError, EOFError))
-        self._ending = self._loop.create_task(self._ended())
+        self._sent_garbage = not isinstance(error, (OSError, EOFError))
+        self._exit_task = self._loop.create_task(self._fail_jobs())
 
-    async def _ended(self) -> None:
-        self._watch.cancel()
+    async def _fail_jobs(self) -> None:
+        """Wait for the exit of the process, and fail all requests without a reply."""
+        self._timer.cancel()
         status = await asyncio.to_thread(self.wait, EXIT_TIMEOUT)
-        how = "too slow" if self._slow or status == -signal.SIGPROF else _describe_exit(status)
-        how = "not understood" if self._is_strange else how
+        if self._sent_garbage:
+            cause = "not understood"
+        elif self._timed_out or status == -signal.SIGPROF:
+            cause = "too slow"
+        else:
+            cause = _describe_exit(status)
         jobs = list(self._jobs)
         self._jobs.clear()
-        error = RetryableError("decoder", f"the process that decoded this has ended ({how}): send it again")
-        self._handle_exit(self, how, jobs[0] if jobs and not self._is_strange else None)
+        self._handle_exit(self, cause, jobs[0] if jobs and not self._sent_garbage else None)
+        error = RetryableError("decoder", f"the decode worker exited ({cause}): send the request again")
         waiting: list[asyncio.Future[Any]] = [job.done for job in jobs]
         for future in [self.ready, *waiting]:
             if not future.done():
@@ -431,7 +456,7 @@ def _start_process(theirs: socket.socket) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment)
 
 
-READ_AHEAD_BYTES = 256 * 1024  # size of one read; the parts of a larger message are read directly into its buffer
+READ_BUFFER_BYTES = 256 * 1024  # size of one read; the parts of a larger message are read directly into its buffer
 MAX_SEND_PARTS = 16  # buffers per sendmsg call
 
 # Generator that yields the number of bytes that it needs next, and is then sent these bytes
@@ -441,13 +466,18 @@ MessageReader: TypeAlias = Generator[int, bytearray, None]
 class SocketLink:
     """Non-blocking socket that sends bytes and feeds received bytes to a reader, on the loop that created it."""
 
-    def __init__(self, end: socket.socket, reader: MessageReader, failed: Callable[[Exception], object]) -> None:
-        """Start to read. When reading ends, `failed` is called once with `EOFError` or the error that ended it."""
-        self._loop, self._socket, self._reader, self._failed = asyncio.get_running_loop(), end, reader, failed
+    def __init__(self, end: socket.socket, reader: MessageReader, handle_error: Callable[[Exception], object]) -> None:
+        """Start to read. When reading ends, `handle_error` is called once with `EOFError` or the error that ended it."""
+        self._loop, self._socket, self._reader, self._handle_error = (
+            asyncio.get_running_loop(),
+            end,
+            reader,
+            handle_error,
+        )
         self._unsent: deque[memoryview] = deque()
-        self._ahead = memoryview(bytearray(READ_AHEAD_BYTES))
-        self._whole = bytearray(next(reader))
-        self._place = memoryview(self._whole)  # unfilled part of `_whole`
+        self._read_buffer = memoryview(bytearray(READ_BUFFER_BYTES))
+        self._part = bytearray(next(reader))
+        self._unfilled = memoryview(self._part)  # unfilled part of `_part`
         end.setblocking(False)
         self._loop.add_reader(end, self._readable)
 
@@ -488,36 +518,31 @@ class SocketLink:
             self._unsent[0] = self._unsent[0][sent:]
 
     def _readable(self) -> None:
+        """Read the available bytes, and pass complete parts to the reader. Parts of a large message are read directly
+        into their buffer.
+        """
         try:
-            self._receive()
+            large = len(self._unfilled) > READ_BUFFER_BYTES
+            buffer = self._unfilled if large else self._read_buffer
+            received = self._socket.recv_into(buffer)
+            if not received:
+                raise EOFError
+            if large:
+                self._advance(received)
+                return
+            data = buffer[:received]
+            while data:
+                count = min(len(data), len(self._unfilled))
+                self._unfilled[:count], data = data[:count], data[count:]
+                self._advance(count)
         except BlockingIOError:
             return
         except Exception as error:
             self.close()
-            self._failed(error)
+            self._handle_error(error)
 
-    def _receive(self) -> None:
-        """Read the available bytes, and pass complete parts to the reader. Parts of a large message are read into their
-        buffer.
-
-        Raises `EOFError`, and the reader's errors.
-        """
-        large = len(self._place) > READ_AHEAD_BYTES
-        into = self._place if large else self._ahead
-        got = self._socket.recv_into(into)
-        if not got:
-            raise EOFError
-        if large:
-            self._took(got)
-            return
-        data = into[:got]
-        while data:
-            count = min(len(data), len(self._place))
-            self._place[:count], data = data[:count], data[count:]
-            self._took(count)
-
-    def _took(self, count: int) -> None:
-        self._place = self._place[count:]
-        while not self._place:  # the reader may also want zero bytes
-            self._whole = bytearray(self._reader.send(self._whole))
-            self._place = memoryview(self._whole)
+    def _advance(self, count: int) -> None:
+        self._unfilled = self._unfilled[count:]
+        while not self._unfilled:  # the reader may also want zero bytes
+            self._part = bytearray(self._reader.send(self._part))
+            self._unfilled = memoryview(self._part)

@@ -42,7 +42,7 @@ class WorkerReply(NamedTuple):
     refused: tuple[str, str] | None  # reason and message of a `PermanentError`
     sizes: list[int]
     seconds: float  # CPU time
-    told: list[str]  # lines for the server's log
+    log_lines: list[str]  # for the server's log
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class EncodedRows:
 
     pickled: bytes | bytearray
 
-    def taken(self) -> Any:
+    def take(self) -> Any:
         """Return the unpickled rows. Callable once, because it frees the pickled bytes."""
         pickled, self.pickled = self.pickled, b""
         return pickle.loads(pickled)

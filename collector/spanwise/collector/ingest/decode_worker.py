@@ -45,15 +45,14 @@ def main() -> None:
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).prctl(PDEATHSIG, int(signal.SIGKILL))
     connection = socket.socket(fileno=os.dup(0))
-    start: WorkerSettings = pickle.loads(
-        _receive_exactly(connection, LENGTH_PREFIX.unpack(_receive_exactly(connection, LENGTH_PREFIX.size))[0])
-    )
-    told = _LogCollector()
-    import_prices(start.prices)
+    [size] = LENGTH_PREFIX.unpack(_receive_exactly(connection, LENGTH_PREFIX.size))
+    settings: WorkerSettings = pickle.loads(_receive_exactly(connection, size))
+    log_collector = _LogCollector()
+    import_prices(settings.prices)
     with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc only
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, HUGE_BODY_BYTES)
     with contextlib.suppress(OSError, ValueError):  # the limit is lower already
-        resource.setrlimit(resource.RLIMIT_DATA, (start.memory, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_DATA, (settings.memory, resource.RLIM_INFINITY))
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     connection.sendall(READY_BYTE)
@@ -61,59 +60,56 @@ def main() -> None:
         size, codec, rows = REQUEST_HEADER.unpack(_receive_exactly(connection, REQUEST_HEADER.size))
         body = _receive_exactly(connection, size)
         if codec == ENCODER_UPDATE:
-            start = start._replace(encode=pickle.loads(body))
+            settings = settings._replace(encode=pickle.loads(body))
             continue
-        signal.setitimer(signal.ITIMER_PROF, start.seconds)  # the timer ends the process even inside C code
-        answer, pieces = _decode_body(start, codec, body, rows, told)
+        signal.setitimer(signal.ITIMER_PROF, settings.seconds)  # the timer ends the process even inside C code
+        reply, chunks = _decode_body(settings, codec, body, rows, log_collector)
         signal.setitimer(signal.ITIMER_PROF, NO_LIMIT)
-        _send_reply(connection, answer, pieces)
-        del body, answer, pieces
+        message = pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
+        parts = [LENGTH_PREFIX.pack(len(message)) + message, *chunks]
+        if len(chunks) == 1 and len(chunks[0]) < LARGE_BODY_BYTES:
+            parts = [b"".join(parts)]  # a single send wakes the server once
+        try:
+            for part in parts:
+                connection.sendall(part)
+        except OSError:  # the server has exited
+            os._exit(0)
+        del body, reply, chunks, message, parts
         if size >= HUGE_BODY_BYTES:
             gc.collect()
             release_free_memory()
 
 
 def _decode_body(
-    start: WorkerSettings, codec: int, body: bytes, rows: bool, told: _LogCollector
+    settings: WorkerSettings, codec: int, body: bytes, rows: bool, log_collector: _LogCollector
 ) -> tuple[WorkerReply, list[bytes]]:
+    """Decode a request. Return the reply, and the pickled items in chunks."""
     began = time.thread_time()  # CPU time of the thread, because that of the process lags while the timer runs
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     decoded: DecodedRequest[Any] | None = None
     refused = None
     try:
-        decoded = decode(CODECS[codec], body, start.limits, rest=0)
-        decoded.made = len(decoded.items) if rows else 0
+        decoded = decode(CODECS[codec], body, settings.limits, pause=0)
+        decoded.row_count = len(decoded.items) if rows else 0
         # move items into pickled chunks, batch by batch, so that all of them are never in memory twice
-        encode = start.encode if rows else None
+        encode = settings.encode if rows else None
         decoded.items.reverse()
         while decoded.items:
-            some = decoded.items[: -BATCH_SIZE - 1 : -1]
+            batch = decoded.items[: -BATCH_SIZE - 1 : -1]
             del decoded.items[-BATCH_SIZE:]
-            pieces.append(pickle.dumps(encode(some) if encode else some, pickle.HIGHEST_PROTOCOL))
+            chunks.append(pickle.dumps(encode(batch) if encode else batch, pickle.HIGHEST_PROTOCOL))
     except PermanentError as error:
         refused = error.reason, str(error)
     except MemoryError:
         decoded = None  # free the decoded items before anything else is allocated
-        refused = "too_large", f"decoding this takes more than {start.memory:,} bytes: send less at once"
+        refused = "too_large", f"decoding this request takes more than {settings.memory:,} bytes: send smaller requests"
     except Exception as error:  # a retry would fail on the same bytes again
-        log_once("the collector failed on a request, which is refused", error)
+        log_once("the collector failed on a request; the request is refused", error)
         refused = "decoding", f"the collector failed on this request: {error!r:.200}"
     if refused is not None:
-        pieces.clear()
+        chunks.clear()
     seconds = time.thread_time() - began
-    return WorkerReply(decoded, refused, [len(piece) for piece in pieces], seconds, told.taken()), pieces
-
-
-def _send_reply(connection: socket.socket, answer: WorkerReply, pieces: list[bytes]) -> None:
-    told = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
-    parts = [LENGTH_PREFIX.pack(len(told)) + told, *pieces]
-    if len(pieces) == 1 and len(pieces[0]) < LARGE_BODY_BYTES:
-        parts = [b"".join(parts)]  # a single send wakes the server once
-    try:
-        for part in parts:
-            connection.sendall(part)
-    except OSError:  # the server has exited
-        os._exit(0)
+    return WorkerReply(decoded, refused, [len(chunk) for chunk in chunks], seconds, log_collector.take()), chunks
 
 
 def _receive_exactly(connection: socket.socket, size: int) -> bytes:
@@ -121,12 +117,12 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     received = b""
     while len(received) < size:
         try:
-            piece = connection.recv(size - len(received), socket.MSG_WAITALL)
+            chunk = connection.recv(size - len(received), socket.MSG_WAITALL)
         except OSError:
-            piece = b""
-        if not piece:
+            chunk = b""
+        if not chunk:
             os._exit(0)
-        received = received + piece if received else piece
+        received = received + chunk if received else chunk
     return received
 
 
@@ -143,7 +139,7 @@ class _LogCollector(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self._lines.append(self.format(record))
 
-    def taken(self) -> list[str]:
+    def take(self) -> list[str]:
         """Return the lines since the last call."""
         lines, self._lines = self._lines, []
         return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from spanwise.collector.ingest import responses
@@ -27,13 +27,12 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 SIGNALS: tuple[Signal[Any], ...] = (TRACES, LOGS, METRICS)
 # paths of the OTLP specification, and of Langfuse, whose SDKs hard-code them
 PATH_PREFIXES = ("/v1/", "/api/public/otel/v1/")
-PATHS = {f"{root}{signal.name}{slash}": signal for root in PATH_PREFIXES for signal in SIGNALS for slash in ("", "/")}
-# maximum size of the header in bytes
+PATHS = {
+    f"{prefix}{signal.name}{slash}": signal for prefix in PATH_PREFIXES for signal in SIGNALS for slash in ("", "/")
+}
 DESTINATIONS_HEADER, MAX_HEADER_BYTES = names.DESTINATIONS_HEADER.lower().encode(), 8_000
-COLLECTOR_HEADER = (
-    names.COLLECTOR_HEADER.lower().encode(),
-    b"1",
-)  # tells Spanwise's tracer that the server accepts side records
+# tells Spanwise's tracer that the server accepts side records
+COLLECTOR_HEADER = (names.COLLECTOR_HEADER.lower().encode(), b"1")
 
 
 class Receiver:
@@ -46,26 +45,27 @@ class Receiver:
         store: Store,
         metrics: Metrics | None = None,
         limits: Limits | None = None,
-        keepers: Sequence[Sink] = (),
+        sinks: Sequence[Sink] = (),
         decoders: int = 0,
     ) -> None:
-        """Create the receiver. It passes items to the store first, and then to the sinks in `keepers`.
+        """Create the receiver. It passes items to the store first, and then to the `sinks`.
 
         At most `decoders` worker processes help to decode.
         """
         metrics, self.limits = metrics or Metrics(), limits or Limits()
         self.store = store
-        self.beside, self.pending = Offloader(), PendingBytes(self.limits.pending_bytes)
+        self.offloader, self.pending = Offloader(), PendingBytes(self.limits.pending_bytes)
         metrics.gauge("spanwise_pending_bytes", lambda: self.pending.size)
-        self.decoders = DecodePool(decoders, store, self.beside, metrics, self.limits)
-        kept = [StoreSink(store, self.beside), *keepers]
-        self.intake = IngestPipeline(kept, self.beside, metrics, self.limits, self.decoders)
+        self._decoders = DecodePool(decoders, store, self.offloader, metrics, self.limits)
+        self.pipeline = IngestPipeline(
+            [StoreSink(store, self.offloader), *sinks], self._decoders, self.offloader, metrics
+        )
         self.routes: dict[str, SignalRoute[Any]] = {path: SignalRoute(self, signal) for path, signal in PATHS.items()}
 
     def close(self) -> None:
         """Stop the threads for large bodies and the worker processes. Call it when no more requests arrive."""
-        self.decoders.close()
-        self.beside.close()
+        self._decoders.close()
+        self.offloader.close()
 
 
 class SignalRoute(Generic[T]):
@@ -80,26 +80,26 @@ class SignalRoute(Generic[T]):
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         try:
             if scope["method"] != "POST":
-                raise PermanentError("method", f"{scope['method']} is not answered here: send OTLP with POST")
+                raise PermanentError("method", f"method {scope['method']} is not supported: send OTLP with POST")
             codec = self._codecs.get(content_type)
             if codec is None:
                 given, known = content_type.decode("latin-1"), "application/x-protobuf nor application/json"
                 raise PermanentError("content_type", f"content-type {given!r} is neither {known}")
-            answer, extra = await self._read_and_ingest(
-                codec, content_type, headers, get_access(scope).project, receive
-            )
+            project = get_access(scope).project
+            body, extra = await self._read_and_process(codec, content_type, headers, project, receive)
         except RequestRefused as refused:
-            await self._refuse(send, content_type, refused)
+            await self._send_error(send, content_type, refused)
         except asyncio.CancelledError:  # the shutdown timed out: answer with an error on which senders retry
-            await self._refuse(send, content_type, RetryableError("ending", "the server ends: send it again"))
+            error = RetryableError("ending", "the server is shutting down: send the request again")
+            await self._send_error(send, content_type, error)
             raise
         except ClientDisconnected:
-            self._receiver.intake.refused(self._signal, "disconnected")
+            self._receiver.pipeline.count_refused_request(self._signal, "disconnected")
         else:
-            await _send(send, 200, content_type, answer, extra)
+            await _send(send, 200, content_type, body, extra)
 
-    async def _refuse(self, send: Send, content_type: bytes, refused: PermanentError | RetryableError) -> None:
-        self._receiver.intake.refused(self._signal, refused.reason)
+    async def _send_error(self, send: Send, content_type: bytes, refused: PermanentError | RetryableError) -> None:
+        self._receiver.pipeline.count_refused_request(self._signal, refused.reason)
         # send a google.rpc.Status, in JSON unless the request was protobuf
         kind = content_type if content_type == responses.PROTOBUF_TYPE else responses.JSON_TYPE
         status, retry_after = responses.error_status(refused)[0], responses.retry_after_seconds(refused)
@@ -108,7 +108,7 @@ class SignalRoute(Generic[T]):
             extra.append((b"allow", b"POST"))
         await _send(send, status, kind, responses.encode_response(responses.make_error_response(refused), kind), extra)
 
-    async def _read_and_ingest(
+    async def _read_and_process(
         self,
         codec: Codec[T],
         content_type: bytes,
@@ -118,40 +118,30 @@ class SignalRoute(Generic[T]):
     ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
         """Decode and store a request; return the encoded response and additional headers."""
         receiver = self._receiver
+        hops = parse_hops(headers.get(HOPS_HEADER, b"").decode("latin-1"))
         body = RequestBody(receiver.pending, receiver.limits)
         try:
-            marks = parse_hops(headers.get(HOPS_HEADER, b"").decode("latin-1"))
-            read = await body.read(headers, receive)
-            request = Request(self._signal, codec, read, project, marks, admit=body.grow)
-            del read  # drop this reference, so that the memory is freed when the request drops its own
-            decoded = await receiver.intake.take(request)
+            content = await body.read(headers, receive)
+            request = Request(self._signal, codec, content, project, hops, admit=body.grow)
+            del content  # drop this reference, so that the memory is freed when the request drops its own
+            decoded = await receiver.pipeline.process(request)
         finally:
             body.release()
-        answer = responses.encode_response(responses.make_export_response(self._signal, decoded), content_type)
-        return answer, list(self._destinations(decoded.items, project))
-
-    def _destinations(self, items: Sequence[Any], project: str | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield a header for the tracer if it has sent a process report.
-
-        The header lists the destinations of calls that take part in tracing in the tracer's project.
-        """
-        store = self._receiver.store
-        report = next((item for item in items if isinstance(item, ProcessReport)), None)
-        if report is not None and isinstance(store, DestinationStore):
-            named = ",".join(store.traced_destinations(project or report.project))
-            if len(named) > MAX_HEADER_BYTES:
-                named = named[:MAX_HEADER_BYTES].rpartition(",")[0]
-            yield DESTINATIONS_HEADER, named.encode()
+        response = responses.encode_response(responses.make_export_response(self._signal, decoded), content_type)
+        extra = []
+        report = next((item for item in decoded.items if isinstance(item, ProcessReport)), None)
+        if report is not None and isinstance(receiver.store, DestinationStore):
+            # tell the tracer the destinations of calls that take part in tracing in its project
+            value = ",".join(receiver.store.traced_destinations(project or report.project))
+            if len(value) > MAX_HEADER_BYTES:
+                value = value[:MAX_HEADER_BYTES].rpartition(",")[0]
+            extra.append((DESTINATIONS_HEADER, value.encode()))
+        return response, extra
 
 
 async def _send(
-    send: Send, status: int, content_type: bytes, body: bytes, extra: list[tuple[bytes, bytes]] | None = None
+    send: Send, status: int, content_type: bytes, body: bytes, extra: Sequence[tuple[bytes, bytes]]
 ) -> None:
-    headers = [
-        (b"content-type", content_type),
-        (b"content-length", b"%d" % len(body)),
-        COLLECTOR_HEADER,
-        *(extra or ()),
-    ]
+    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), COLLECTOR_HEADER, *extra]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

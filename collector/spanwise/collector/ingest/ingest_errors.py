@@ -56,8 +56,3 @@ def classify_store_error(error: Exception) -> PermanentError | RetryableError:
     if isinstance(error, Refused):
         return PermanentError("refused", str(error))
     return RetryableError("internal", f"the collector failed: {error!r}", 5.0)
-
-
-def classify_item_error(error: Exception) -> ItemRefused:
-    """Return the error as an `ItemRefused`; other exceptions get the reason "internal"."""
-    return error if isinstance(error, ItemRefused) else ItemRefused("internal", f"the collector failed: {error!r:.200}")

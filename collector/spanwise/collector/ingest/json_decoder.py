@@ -17,9 +17,16 @@ import msgspec
 from spanwise.collector.clock_skew import INT_MAX
 from spanwise.collector.dialects import FaultHandler, RawLog, RawSpan, TranslatedSpan
 from spanwise.collector.ingest.ingest_errors import ItemRefused
-from spanwise.collector.ingest.limits import JSON_STRING, Allowance, check_json
+from spanwise.collector.ingest.limits import (
+    JSON_STRING,
+    Allowance,
+    check_groups,
+    check_ids,
+    check_item_count,
+    check_json,
+)
 from spanwise.collector.ingest.protobuf_decoder import finite_or_name
-from spanwise.collector.ingest.request_decoder import Codec, Group, Scope, check_count, check_groups, check_ids
+from spanwise.collector.ingest.request_decoder import Codec, Group, Scope
 from spanwise.collector.records import JSON, Event, Link
 
 Integer = int | str
@@ -154,15 +161,15 @@ def repair_json(body: bytes) -> bytes:
 
 
 def _repair_token(token: re.Match[bytes]) -> bytes:
-    written = token.group()
-    if not written.startswith(b'"'):
-        return b'"%s"' % written
-    return _ESCAPE.sub(_repair_escape, written) if b"\\u" in written else written
+    text = token.group()
+    if not text.startswith(b'"'):
+        return b'"%s"' % text
+    return _ESCAPE.sub(_repair_escape, text) if b"\\u" in text else text
 
 
 def _repair_escape(escape: re.Match[bytes]) -> bytes:
-    written = escape.group()
-    return b"\\ufffd" if len(written) == _SURROGATE_LENGTH else written
+    text = escape.group()
+    return b"\\ufffd" if len(text) == _SURROGATE_LENGTH else text
 
 
 def read_resource(message: JSONResource | None, limits: Allowance) -> dict[str, JSON]:
@@ -273,12 +280,7 @@ def read_value(value: AnyValue | None, limits: Allowance, depth: int) -> JSON:
         try:
             return finite_or_name(float(value.double_value))
         except ValueError:
-            raise ItemRefused(
-                "value",
-                f"{value.double_value[:64]!r} is not a number"
-                if isinstance(value.double_value, str)
-                else repr(value.double_value),
-            ) from None
+            raise ItemRefused("value", f"{str(value.double_value)[:64]!r} is not a number") from None
     text = value.string_value if value.string_value is not None else value.bytes_value
     if text is not None and len(text) > limits.value_bytes:
         raise _too_long(text, limits)
@@ -352,18 +354,18 @@ def make_codec(
 ) -> Codec[T]:
     """Build the codec of a signal whose lists are named `resource{what}`, `scope{what}` and `items`."""
     requests, envelopes = _make_decoder(what, items, item), _make_decoder(what, items, msgspec.Raw)
-    one = msgspec.json.Decoder(item)
+    item_decoder = msgspec.json.Decoder(item)
 
-    def split(body: bytes, most: int) -> Iterable[Group]:
+    def split(body: bytes, max_items: int) -> Iterable[Group]:
         groups = _groups(_decode_or_repair(envelopes.decode, check_json(body)))
-        check_count(sum(len(items) for _, _, items in groups), most)
+        check_item_count(sum(len(items) for _, _, items in groups), max_items)
         return groups
 
     return Codec(
         errors=ERRORS,
         parse=lambda body: _groups(requests.decode(body)),
         split=split,
-        parse_item=lambda raw: _decode_or_repair(one.decode, raw),
+        parse_item=lambda raw: _decode_or_repair(item_decoder.decode, raw),
         resource=read_resource,
         raw=raw,
         read=read,
@@ -385,8 +387,8 @@ def _snake_case_hint(body: bytes) -> str:
     if not any(part in head for part in _SNAKE_CASE_MARKERS):
         return ""
     names = sorted({name.decode() for name in _SNAKE_CASE_NAME.findall(head)})
-    known = ", ".join(f"{name!r} is {_to_camel_case(name)!r}" for name in names[:3])
-    return f"names that OTLP's JSON does not have are passed over: there {known}" if names else ""
+    corrections = ", ".join(f"{_to_camel_case(name)!r} instead of {name!r}" for name in names[:3])
+    return f"snake_case names are ignored in OTLP/JSON: send {corrections}" if names else ""
 
 
 def _to_camel_case(name: str) -> str:
@@ -396,9 +398,9 @@ def _to_camel_case(name: str) -> str:
 
 def _make_decoder(what: str, items: str, item: type[Any]) -> msgspec.json.Decoder[Any]:
     """Build the decoder of `{"resource…": [{"resource": …, "scope…": [{"scope": …, items: [item, …]}]}]}`."""
-    part = _define_message({"scope": ("scope", JSONScope), "items": (items, list[item])})  # type: ignore[valid-type]
-    whole = _define_message({"resource": ("resource", JSONResource), "parts": ("scope" + what, list[part])})  # type: ignore[valid-type]
-    return msgspec.json.Decoder(_define_message({"wholes": ("resource" + what, list[whole])}))  # type: ignore[valid-type]
+    subgroup = _define_message({"scope": ("scope", JSONScope), "items": (items, list[item])})  # type: ignore[valid-type]
+    group = _define_message({"resource": ("resource", JSONResource), "scopes": ("scope" + what, list[subgroup])})  # type: ignore[valid-type]
+    return msgspec.json.Decoder(_define_message({"resources": ("resource" + what, list[group])}))  # type: ignore[valid-type]
 
 
 def _define_message(fields: Mapping[str, tuple[str, Any]]) -> type[msgspec.Struct]:
@@ -408,17 +410,14 @@ def _define_message(fields: Mapping[str, tuple[str, Any]]) -> type[msgspec.Struc
 
 
 def _groups(request: Any) -> Iterable[Group]:
+    groups = request.resources or ()
+    check_groups(len(groups), sum(len(group.scopes or ()) for group in groups))
     return [
         (
-            whole.resource,
-            (Scope(part.scope.name or "", part.scope.version or "") if part.scope else NO_SCOPE),
-            part.items or (),
+            group.resource,
+            Scope(subgroup.scope.name or "", subgroup.scope.version or "") if subgroup.scope else NO_SCOPE,
+            subgroup.items or (),
         )
-        for whole in _limit_groups(request.wholes)
-        for part in _limit_groups(whole.parts)
+        for group in groups
+        for subgroup in group.scopes or ()
     ]
-
-
-def _limit_groups(groups: Sequence[Any] | None) -> Sequence[Any]:
-    check_groups(len(groups or ()))
-    return groups or ()

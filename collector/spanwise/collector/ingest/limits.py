@@ -1,4 +1,4 @@
-"""Limits of requests, JSON bodies, names and texts, and the size thresholds for large requests."""
+"""Limits of requests, JSON bodies, ids, names and texts, and the size thresholds for large requests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from spanwise.collector.stores.amendment_merge import apply_amendment, encode_fi
 
 MIB = 1024 * 1024
 MAX_TOKENS, MAX_COST = 2**53, 1e12  # upper bounds: floating-point totals stay exact, and no real cost is higher
-# maximum number of groups by resource in a request, and of groups by scope in each. A group costs about as much as a
-# span
+# maximum number of groups by resource in a request, and of groups by scope. A group costs about as much as a span
 MAX_GROUPS = 10_000
 
 
@@ -56,6 +55,36 @@ class Allowance:
         self.used += values
         if self.used > self.values:
             raise PermanentError("too_many", f"more than {self.values:,} values in one request: send less")
+
+
+def check_groups(resources: int, scopes: int) -> None:
+    """Raise `PermanentError` if a request has too many groups by resource or by scope."""
+    if max(resources, scopes) > MAX_GROUPS:
+        raise PermanentError(
+            "too_many", f"{max(resources, scopes):,} groups in one request, at most {MAX_GROUPS:,}: send less"
+        )
+
+
+def check_item_count(count: int, maximum: int) -> None:
+    """Raise `PermanentError` if a request has too many items."""
+    if count > maximum:
+        raise PermanentError("too_many", f"{count:,} items in one request, at most {maximum:,}: send less")
+
+
+INVALID_IDS = ("", "0" * 16, "0" * 32)
+
+
+def check_ids(trace_id: str, span_id: str, parent_id: str) -> str | None:
+    """Return the parent's id, None if there is none. Raises `ItemRefused` for ids that OpenTelemetry calls invalid."""
+    if len(trace_id) != 32 or trace_id in INVALID_IDS:
+        raise ItemRefused("ids", f"trace id {trace_id[:64]!r} is not 16 bytes other than all zeros")
+    if len(span_id) != 16 or span_id in INVALID_IDS:
+        raise ItemRefused("ids", f"span id {span_id[:64]!r} is not 8 bytes other than all zeros")
+    if parent_id in INVALID_IDS:
+        return None
+    if len(parent_id) != 16:
+        raise ItemRefused("ids", f"parent span id {parent_id[:64]!r} is not 8 bytes")
+    return parent_id
 
 
 LARGE_BODY_BYTES = 512 * 1024  # larger bodies are decoded outside of the event loop, and wait for a lane
@@ -154,14 +183,16 @@ def truncate_fields(run: Run) -> Run:
 
 
 def _truncate(run: Run) -> Run:
-    most = {**dict.fromkeys(NAME_FIELDS, MAX_NAME_CHARS), "error": MAX_ERROR_CHARS}
-    texts: dict[str, str] = {name: getattr(run, name) or "" for name in most}
-    kept: dict[str, Any] = {name: text[: most[name]] for name, text in texts.items() if len(text) > most[name]}
-    sent: dict[str, Any] = {f"{SENT_PREFIX}{name}": texts[name] for name in kept}
+    max_chars = {**dict.fromkeys(NAME_FIELDS, MAX_NAME_CHARS), "error": MAX_ERROR_CHARS}
+    texts: dict[str, str] = {name: getattr(run, name) or "" for name in max_chars}
+    truncated: dict[str, Any] = {
+        name: text[: max_chars[name]] for name, text in texts.items() if len(text) > max_chars[name]
+    }
+    originals: dict[str, Any] = {f"{SENT_PREFIX}{name}": texts[name] for name in truncated}
     if len(run.tags) > MAX_TAGS or any(len(tag) > MAX_NAME_CHARS for tag in run.tags):
-        kept["tags"] = tuple(tag[:MAX_NAME_CHARS] for tag in run.tags[:MAX_TAGS])
-        sent[f"{SENT_PREFIX}tags"] = list(run.tags)
-    return replace(run, **kept, attributes={**run.attributes, **sent}) if kept else run
+        truncated["tags"] = tuple(tag[:MAX_NAME_CHARS] for tag in run.tags[:MAX_TAGS])
+        originals[f"{SENT_PREFIX}tags"] = list(run.tags)
+    return replace(run, **truncated, attributes={**run.attributes, **originals}) if truncated else run
 
 
 def check_feedback_names(feedback: Feedback) -> None:
@@ -169,23 +200,26 @@ def check_feedback_names(feedback: Feedback) -> None:
     named = (feedback.key, feedback.label, feedback.author, feedback.evaluator, feedback.version, feedback.rule)
     for name in (*named, feedback.id, feedback.target.session_id, feedback.target.experiment_id):
         if name is not None and len(name) > MAX_NAME_CHARS:
-            message = (
-                f"feedback {feedback.key[:40]!r} has a name of {len(name):,} characters, at most {MAX_NAME_CHARS:,}"
+            raise ItemRefused(
+                "too_long",
+                f"feedback {feedback.key[:40]!r} has a name of {len(name):,} characters, at most {MAX_NAME_CHARS:,}:"
+                " send longer text as the comment",
             )
-            raise ItemRefused("too_long", f"{message}: what is longer is a comment")
 
 
 def check_amendment(fields: Mapping[str, JSON]) -> None:
     """Raise `ItemRefused` for values that no run may have, `Refused` for fields that runs do not have."""
     run = apply_amendment(_EMPTY_RUN, encode_fields(fields))
     if truncate_fields(run) is not run:
-        raise ItemRefused("too_long", f"{', '.join(fields)} of a run: names have {MAX_NAME_CHARS:,} characters at most")
+        raise ItemRefused(
+            "too_long", f"{', '.join(fields)} of a run: names may have up to {MAX_NAME_CHARS:,} characters"
+        )
     if run.cost is not None and not 0 <= run.cost <= MAX_COST:
-        raise ItemRefused("value", f"cost is {run.cost!r}: amounts are within 0 and {MAX_COST:,.0f}")
+        raise ItemRefused("value", f"cost must be from 0 to {MAX_COST:,.0f}, got {run.cost!r}")
     usage = run.usage or Usage()
     for tokens in (usage.input_tokens, usage.output_tokens, *usage.details.values()):
         if not 0 <= tokens <= MAX_TOKENS:
-            raise ItemRefused("value", f"usage says {tokens!r}: tokens are within 0 and 2^53")
+            raise ItemRefused("value", f"token counts must be from 0 to 2^53, got {tokens!r}")
 
 
 _EMPTY_RUN = Run(trace_id="", span_id="", name="", start_ns=0, end_ns=0)

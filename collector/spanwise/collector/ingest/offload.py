@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 from spanwise.collector.ingest.limits import HUGE_BODY_BYTES, LARGE_BODY_BYTES, release_free_memory
 
 R = TypeVar("R")
-FAIRNESS_BYTES_PER_SECOND = (
-    1024 * 1024
-)  # a body that is larger by this many bytes lets bodies go first that arrive up to a second later
+# a body that is larger by this many bytes lets bodies go first that arrive up to a second later
+FAIRNESS_BYTES_PER_SECOND = 1024 * 1024
 
 
 class PriorityLane:
@@ -32,29 +31,26 @@ class PriorityLane:
     async def turn(self, size: int) -> AsyncIterator[None]:
         """Wait until the lane is free, and occupy it within the `async with` block."""
         if self._busy:
-            await self._wait(size)
+            loop = asyncio.get_running_loop()
+            granted = loop.create_future()
+            heapq.heappush(self._waiting, (loop.time() + size / FAIRNESS_BYTES_PER_SECOND, next(self._order), granted))
+            try:
+                await granted
+            except asyncio.CancelledError:
+                if granted.done() and not granted.cancelled():  # the lane was granted in the same moment: pass it on
+                    self._grant_next()
+                raise
         self._busy = True
         try:
             yield
         finally:
-            self._next()
+            self._grant_next()
 
-    async def _wait(self, size: int) -> None:
-        loop = asyncio.get_running_loop()
-        called = loop.create_future()
-        heapq.heappush(self._waiting, (loop.time() + size / FAIRNESS_BYTES_PER_SECOND, next(self._order), called))
-        try:
-            await called
-        except asyncio.CancelledError:
-            if called.done() and not called.cancelled():  # the lane was granted in the same moment: pass it on
-                self._next()
-            raise
-
-    def _next(self) -> None:
+    def _grant_next(self) -> None:
         while self._waiting:
-            called = heapq.heappop(self._waiting)[2]
-            if not called.done():  # `_busy` stays set, so that no other body enters in between
-                called.set_result(None)
+            granted = heapq.heappop(self._waiting)[2]
+            if not granted.done():  # `_busy` stays set, so that no other body enters in between
+                granted.set_result(None)
                 return
         self._busy = False
 
@@ -80,10 +76,12 @@ class Offloader:
         if size < LARGE_BODY_BYTES:
             yield
             return
-        async with (self._large if size < HUGE_BODY_BYTES else self._huge).turn(size):
-            yield
-        if size >= HUGE_BODY_BYTES:
-            self.trim()
+        try:
+            async with (self._large if size < HUGE_BODY_BYTES else self._huge).turn(size):
+                yield
+        finally:
+            if size >= HUGE_BODY_BYTES:
+                self.trim()
 
     def trim(self) -> None:
         """Schedule the return of free memory to the operating system in one second."""

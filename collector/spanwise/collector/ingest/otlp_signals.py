@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
 from google.protobuf.message import Message
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
@@ -30,15 +30,14 @@ from spanwise.collector.dialects import (
 )
 from spanwise.collector.ingest import json_decoder, protobuf_decoder
 from spanwise.collector.ingest.ingest_errors import ItemRefused, SideRecordRefused
-from spanwise.collector.ingest.limits import Allowance, check_feedback_names, truncate_fields
-from spanwise.collector.ingest.request_decoder import Codec, Group, check_ids
+from spanwise.collector.ingest.limits import Allowance, check_feedback_names, check_ids, truncate_fields
+from spanwise.collector.ingest.request_decoder import Codec
 from spanwise.collector.records import JSON, Amendment, Feedback, ProcessReport, Run
 from spanwise.tracer import attribute_names as names
 
 T = TypeVar("T")
-HOPS_HEADER = (
-    b"spanwise-forwarded"  # HTTP header or gRPC metadata with the marks of the collectors that forwarded a request
-)
+# HTTP header or gRPC metadata with the marks of the collectors that forwarded a request
+HOPS_HEADER = b"spanwise-forwarded"
 MAX_HOP_MARKS = 32  # maximum number of marks that are read
 
 
@@ -78,31 +77,32 @@ def read_span_item(
     span: RawSpan, fault: FaultHandler, dialects: Sequence[Dialect] | None = None
 ) -> Run | TranslatedSpan:
     """Translate a span to a run with corrected times. Return a `TranslatedSpan` if the span has side records."""
-    if found := correct_span_times(span.start_ns, span.end_ns):
-        span.start_ns, span.end_ns = found.start_ns, found.end_ns
-        span.attributes = {**span.attributes, **found.sent}
+    if corrected := correct_span_times(span.start_ns, span.end_ns):
+        span.start_ns, span.end_ns = corrected.start_ns, corrected.end_ns
+        span.attributes = {**span.attributes, **corrected.sent}
     run, also = read_span(span, fault, dialects)
     run = truncate_fields(run)
     return TranslatedSpan(run, tuple(map(_check_side_record, also))) if also else run
 
 
-def _check_side_record(said: SideResult) -> SideResult:
+def _check_side_record(record: SideResult) -> SideResult:
     """Return the side record with a corrected time, or the reason why it is refused."""
     try:
-        if isinstance(said, ValueError):
-            raise said
-        if isinstance(said, Feedback):
-            check_feedback_names(said)
-            _check_target(said.target.trace_id, said.target.span_id)
-            return correct_feedback_time(said)
-        _check_target(said.trace_id, said.span_id)
-        return said
+        if isinstance(record, ValueError):
+            raise record
+        if isinstance(record, Feedback):
+            check_feedback_names(record)
+            _check_target(record.target.trace_id, record.target.span_id)
+            return correct_feedback_time(record)
+        _check_target(record.trace_id, record.span_id)
+        return record
     except ValueError as error:
         reason = error.reason if isinstance(error, ItemRefused) else "value"
-        return SideRecordRefused(reason, f"beside a span: {error}")
+        return SideRecordRefused(reason, f"side record of a span: {error}")
 
 
 def _check_target(trace_id: str | None, span_id: str | None) -> None:
+    """Raise `ItemRefused` unless the trace id is valid or None, and the span id is valid or missing."""
     if trace_id is not None:
         check_ids(trace_id, span_id or PLACEHOLDER_SPAN_ID, "")
 
@@ -126,18 +126,18 @@ TRACES = Signal("traces", TRACES_PROTOBUF, TRACES_JSON, ExportTraceServiceRespon
 def read_log_item(log: RawLog, fault: FaultHandler, dialects: Sequence[LogDialect] | None = None) -> LogItem | None:
     """Translate a log record; return None if no dialect recognizes it. Raises `ItemRefused` for an invalid one."""
     sent = log.time_ns = log.time_ns or time.time_ns()
-    if (kept := correct_time(sent)) != sent:
-        log.time_ns, log.attributes = kept, {**log.attributes, f"{SENT_PREFIX}created_ns": sent}
+    if (corrected := correct_time(sent)) != sent:
+        log.time_ns, log.attributes = corrected, {**log.attributes, f"{SENT_PREFIX}created_ns": sent}
     try:
         item = read_log(log, fault, dialects)
     except ValueError as error:
         if log.event != names.REPORT_EVENT:
-            _check_ids(log)
+            _check_target(log.trace_id, log.span_id)
         raise ItemRefused("value", str(error)) from error
     if isinstance(item, Feedback):
         check_feedback_names(item)
     if item is not None and not _needs_no_trace_id(item):
-        _check_ids(log)
+        _check_target(log.trace_id, log.span_id)
     return item
 
 
@@ -147,20 +147,9 @@ def _needs_no_trace_id(item: LogItem) -> bool:
     return isinstance(item, ProcessReport) or (isinstance(item, Amendment) and item.response_id is not None)
 
 
-def _check_ids(log: RawLog) -> None:
-    """Raise `ItemRefused` unless the record has a valid trace id, and a valid span id or none."""
-    check_ids(log.trace_id, log.span_id or PLACEHOLDER_SPAN_ID, "")
-
-
-def _parse_logs(body: bytes) -> Iterable[Group]:
-    return protobuf_decoder.iterate_groups(
-        ExportLogsServiceRequest.FromString(body).resource_logs, "scope_logs", "log_records"
-    )
-
-
 LOGS_PROTOBUF: Codec[LogItem] = Codec(
     errors=protobuf_decoder.ERRORS,
-    parse=_parse_logs,
+    parse=protobuf_decoder.iterate_log_groups,
     split=protobuf_decoder.split_request,
     parse_item=protobuf_decoder.make_item_parser(LogRecord, "log"),
     resource=protobuf_decoder.read_resource,

@@ -28,6 +28,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
@@ -37,8 +38,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from spanwise.collector.clock_skew import INT_MAX
 from spanwise.collector.dialects import RawLog, RawSpan
 from spanwise.collector.ingest.ingest_errors import ItemRefused, PermanentError, UnparsableRequest
-from spanwise.collector.ingest.limits import MAX_GROUPS, Allowance
-from spanwise.collector.ingest.request_decoder import Group, Scope, check_groups, check_ids
+from spanwise.collector.ingest.limits import Allowance, check_groups, check_ids
+from spanwise.collector.ingest.request_decoder import Group, Scope
 from spanwise.collector.records import JSON, Event, Link
 
 View = TypeVar("View", bytes, memoryview)
@@ -63,27 +64,27 @@ class MalformedMessage(ValueError):
     """Error for bytes that are not a protobuf message."""
 
 
-def split_groups(body: bytes, most: int) -> Iterator[tuple[bytes, bytes, list[memoryview]]]:
+def split_groups(body: bytes, max_items: int) -> Iterator[tuple[bytes, bytes, list[memoryview]]]:
     """Yield (resource, scope, items) of an export request, each as bytes.
 
-    Raises `MalformedMessage`, or `PermanentError` for more than `most` items or too many groups. All signals have the
+    Raises `MalformedMessage`, or `PermanentError` for more than `max_items` items or too many groups. All signals have the
     same layout: field 1 of a request holds groups by resource. In such a group, field 1 is the resource and field 2
     holds groups by scope. In these, field 1 is the scope and field 2 holds the items.
     """
-    left = most
-    for group in _limit_count(_select_fields(memoryview(body), 1), MAX_GROUPS, "groups"):
+    scopes = count = 0
+    for resources, group in enumerate(_select_fields(memoryview(body), 1), 1):
+        check_groups(resources, scopes)
         resource = b"".join(_select_fields(group, 1))  # protobuf merges a field that occurs twice
-        for subgroup in _limit_count(_select_fields(group, 2), MAX_GROUPS, "groups"):
-            items = list(_limit_count(_select_fields(subgroup, 2), left, "items", most))
-            left -= len(items)
+        for subgroup in _select_fields(group, 2):
+            scopes += 1
+            check_groups(resources, scopes)
+            items = []
+            for item in _select_fields(subgroup, 2):
+                count += 1
+                if count > max_items:
+                    raise PermanentError("too_many", f"more than {max_items:,} items in one request: send less")
+                items.append(item)
             yield resource, b"".join(_select_fields(subgroup, 1)), items
-
-
-def _limit_count(found: Iterator[memoryview], most: int, what: str, told: int | None = None) -> Iterator[memoryview]:
-    for number, one in enumerate(found):
-        if number >= most:
-            raise PermanentError("too_many", f"more than {told or most:,} {what} in one request: send less")
-        yield one
 
 
 def check_messages(message: View, kind: str) -> View:
@@ -96,11 +97,11 @@ def check_messages(message: View, kind: str) -> View:
         while waiting:
             view, schema = waiting.pop()
             for field, start, end in _iterate_fields(view):
-                inner = schema.get(field)
-                if inner is not None:
+                inner_kind = schema.get(field)
+                if inner_kind is not None:
                     count += 1
                     if end - start > 1:
-                        waiting.append((view[start:end], MESSAGE_FIELDS[inner]))
+                        waiting.append((view[start:end], MESSAGE_FIELDS[inner_kind]))
                     if count > MAX_MESSAGES:
                         raise PermanentError("too_many", f"more than {MAX_MESSAGES:,} values in one item: send less")
     return message
@@ -133,7 +134,9 @@ def _find_extent(message: memoryview, position: int, wire_type: int) -> tuple[in
     else:
         raise MalformedMessage(f"wire type {wire_type} at byte {position}")
     if position + length > len(message):
-        raise MalformedMessage(f"a field of {length:,} bytes at byte {position} passes the end: the body is cut short")
+        raise MalformedMessage(
+            f"a field of {length:,} bytes at byte {position} exceeds the message: the body is truncated"
+        )
     return position, position + length
 
 
@@ -146,16 +149,16 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
         value |= (byte & 127) << (7 * index)
         if byte < 128:
             return value, position + index + 1
-    raise MalformedMessage(f"no number at byte {position}")
+    raise MalformedMessage(f"invalid varint at byte {position}")
 
 
 M = TypeVar("M")
 ERRORS = (DecodeError, MalformedMessage)
 
 
-def split_request(body: bytes, most: int) -> Iterable[Group]:
+def split_request(body: bytes, max_items: int) -> Iterable[Group]:
     """Yield the groups of any request, with items left as bytes. Raises one of `ERRORS`, or `PermanentError`."""
-    for resource, scope, items in split_groups(body, most):
+    for resource, scope, items in split_groups(body, max_items):
         check_messages(resource, "attributed")
         check_messages(scope, "attributed")
         yield Resource.FromString(resource), _read_scope(InstrumentationScope.FromString(scope)), items
@@ -167,14 +170,16 @@ def make_item_parser(message: type[M], kind: str) -> Callable[[memoryview], M]:
     return lambda item: parse(check_messages(item, kind))
 
 
-def iterate_groups(wholes: Sequence[Any], parts: str, items: str) -> Iterable[Group]:
-    """Yield the groups of a parsed request. Raises `PermanentError` for too many."""
-    check_groups(len(wholes))
-    for whole in wholes:
-        found = getattr(whole, parts)
-        check_groups(len(found))
-        for part in found:
-            yield whole.resource, _read_scope(part.scope), getattr(part, items)
+def iterate_log_groups(body: bytes) -> Iterable[Group]:
+    """Yield the groups of a request with log records.
+
+    Raises `DecodeError`, and `PermanentError` for too many groups.
+    """
+    resources = ExportLogsServiceRequest.FromString(body).resource_logs
+    check_groups(len(resources), sum(len(group.scope_logs) for group in resources))
+    for group in resources:
+        for subgroup in group.scope_logs:
+            yield group.resource, _read_scope(subgroup.scope), subgroup.log_records
 
 
 def _read_scope(message: InstrumentationScope) -> Scope:
@@ -186,16 +191,17 @@ def read_resource(message: Resource, limits: Allowance) -> dict[str, JSON]:
     return read_attributes(message.attributes, limits)
 
 
-def convert_span(span: Span, resource: dict[str, JSON], scope: Scope, limits: Allowance) -> RawSpan:
-    """Convert one span to a `RawSpan`. Raises `ItemRefused`."""
-    return convert_span_with_attributes(span, read_attributes(span.attributes, limits), resource, scope, limits)
-
-
-def convert_span_with_attributes(
-    span: Span, attributes: dict[str, JSON], resource: dict[str, JSON], scope: Scope, limits: Allowance
+def convert_span(
+    span: Span,
+    resource: dict[str, JSON],
+    scope: Scope,
+    limits: Allowance,
+    attributes: dict[str, JSON] | None = None,
 ) -> RawSpan:
-    """Convert one span whose attributes were read separately. Raises `ItemRefused`."""
-    if len(attributes) > limits.attributes:
+    """Convert one span to a `RawSpan`, with the given attributes if they were read separately. Raises `ItemRefused`."""
+    if attributes is None:
+        attributes = read_attributes(span.attributes, limits)
+    elif len(attributes) > limits.attributes:
         raise _too_many(len(attributes), limits)
     trace_id, span_id, status = span.trace_id.hex(), span.span_id.hex(), span.status
     return RawSpan(
@@ -391,17 +397,19 @@ class OriginalRequest:
         self._body = body
         self._parsed: Any = None
 
-    def part(self, whole: int, part: int) -> SpanLoader:
-        """Return a function that loads the spans of one group."""
-        return lambda: self._wholes()[whole].scope_spans[part].spans
+    def make_loader(self, group: int, subgroup: int) -> SpanLoader:
+        """Return a function that returns the spans of a group. It raises `UnparsableRequest`."""
 
-    def _wholes(self) -> Any:
-        if self._parsed is None:
-            try:
-                self._parsed = ExportTraceServiceRequest.FromString(self._body)
-            except DecodeError as error:
-                raise UnparsableRequest from error
-        return self._parsed.resource_spans
+        def load() -> Sequence[Span]:
+            if self._parsed is None:
+                try:
+                    self._parsed = ExportTraceServiceRequest.FromString(self._body)
+                except DecodeError as error:
+                    raise UnparsableRequest from error
+            spans: Sequence[Span] = self._parsed.resource_spans[group].scope_spans[subgroup].spans
+            return spans
+
+        return load
 
 
 SpanLoader: TypeAlias = Callable[[], Sequence[Span]]
@@ -414,17 +422,16 @@ def iterate_columnar_groups(body: bytes) -> Iterable[Group]:
 
     Raises `DecodeError`, and `PermanentError` for too many groups.
     """
-    wholes, original = _parse_columns(body).resource_spans, OriginalRequest(body)
-    check_groups(len(wholes))
+    resources, original = _parse_columns(body).resource_spans, OriginalRequest(body)
+    check_groups(len(resources), sum(len(group.scope_spans) for group in resources))
     # use no local variables, which would keep the parsed lists in memory while the groups are decoded
     attribute_count = len(_parse_attribute_lists(body).merged.merged.merged.all)
-    named = attribute_count == len(_parse_name_lists(body).merged.merged.merged.all.key)
-    for at, whole in enumerate(wholes):
-        check_groups(len(whole.scope_spans))
-        for within, part in enumerate(whole.scope_spans):
-            spans = original.part(at, within)
-            items = list(zip(part.spans, count(), repeat(spans))) if named else spans()
-            yield whole.resource, Scope(part.scope.name, part.scope.version), items
+    is_named = attribute_count == len(_parse_name_lists(body).merged.merged.merged.all.key)
+    for group_index, group in enumerate(resources):
+        for subgroup_index, subgroup in enumerate(group.scope_spans):
+            load = original.make_loader(group_index, subgroup_index)
+            items = list(zip(subgroup.spans, count(), repeat(load))) if is_named else load()
+            yield group.resource, _read_scope(subgroup.scope), items
 
 
 def convert_columnar_span(
@@ -433,35 +440,35 @@ def convert_columnar_span(
     """Convert one span. Raises `ItemRefused`; `UnparsableRequest` if OTLP's classes cannot parse the request."""
     if not isinstance(item, tuple):
         return convert_span(item, resource, scope, limits)
-    span, place, part = item
+    span, index, load = item
     pairs = span.attributes
-    names, given = pairs.key[:], pairs.value[:]
+    names, values = pairs.key[:], pairs.value[:]
     used = limits.used
     try:
-        if len(names) == len(given) and limits.value_bytes >= SHORT_VALUE_BYTES:
+        if len(names) == len(values) and limits.value_bytes >= SHORT_VALUE_BYTES:
             limits.use(len(names))
-            attributes = dict(zip(names, _read_values(given, limits), strict=True))
-            return convert_span_with_attributes(span, attributes, resource, scope, limits)
-    # OTLP's classes cannot parse the request either, so `part` raises `UnparsableRequest`
+            attributes = dict(zip(names, _read_values(values, limits), strict=True))
+            return convert_span(span, resource, scope, limits, attributes)
+    # OTLP's classes cannot parse the request either, so `load` raises `UnparsableRequest`
     except (UnicodeDecodeError, DecodeError):
         pass
     limits.used = used
-    return convert_span(part()[place], resource, scope, limits)
+    return convert_span(load()[index], resource, scope, limits)
 
 
-def _read_values(given: Sequence[bytes], limits: Allowance) -> list[JSON]:
+def _read_values(values: Sequence[bytes], limits: Allowance) -> list[JSON]:
     """Return the values of attributes. Raises `ItemRefused`."""
-    heads, used = TEXT_PREFIXES, limits.used
+    prefixes, used = TEXT_PREFIXES, limits.used
     try:
         return [
             text.decode()
-            if (text := value.removeprefix(heads[len(value)])) is not value
+            if (text := value.removeprefix(prefixes[len(value)])) is not value
             else _read_other_value(value, limits)
-            for value in given
+            for value in values
         ]
     except IndexError:  # a value longer than the prefix table
         limits.used = used  # undo the count of the values before it
-        return [_read_other_value(value, limits) for value in given]
+        return [_read_other_value(value, limits) for value in values]
 
 
 def _read_other_value(value: bytes, limits: Allowance) -> JSON:

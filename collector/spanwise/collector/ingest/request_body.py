@@ -7,7 +7,7 @@ import sys
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from io import BytesIO
-from typing import Any, Protocol
+from typing import Any
 
 from spanwise.collector.ingest.ingest_errors import PermanentError, RetryableError
 from spanwise.collector.ingest.limits import LARGE_BODY_BYTES, Limits
@@ -17,98 +17,73 @@ UNLIMITED = sys.maxsize
 INFLATE_STEP_BYTES = 128 * 1024
 # maximum for one body: an empty member has only twenty bytes, but takes as much time as a full one
 MAX_GZIP_MEMBERS = 1000
-WINDOW_BITS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}  # zlib's `wbits` for each format
+# content encoding → zlib's `wbits`
+WINDOW_BITS = {b"": None, b"identity": None, b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
-class BodyBuffer(Protocol):
-    """Buffer that collects the chunks of a body."""
+class BodyBuffer:
+    """Buffer that collects the chunks of a body, decompressed no further than the limit.
 
-    @property
-    def size(self) -> int:
-        """Return the number of decompressed bytes so far."""
+    `wbits` is zlib's number for the format of the body; None for an uncompressed body.
+    """
 
-    def feed(self, piece: bytes, step: int = ...) -> bytes:
-        """Add a chunk until the body has grown by `step` bytes. Return the rest of the chunk."""
-
-    def finish(self) -> bytes:
-        """Return the complete body."""
-
-
-class PlainBuffer:
-    """Buffer of an uncompressed body."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.first = limit, b""
+    def __init__(self, limit: int, wbits: int | None = None) -> None:
+        self.limit, self.wbits = limit, wbits
+        self.size = 0  # decompressed bytes so far
+        self._inflater: Any = None if wbits is None else zlib.decompressobj(wbits)
+        self._members = 1
+        self._first = b""
         # used from the second chunk on; `getvalue` makes no copy, unlike joining chunks
-        self.buffer: BytesIO | None = None
-        self.size = 0  # bytes received so far
+        self._buffer: BytesIO | None = None
 
-    def feed(self, piece: bytes, step: int = UNLIMITED) -> bytes:
-        """Add a chunk. Raises `PermanentError` beyond the limit."""
-        self.size += len(piece)
-        if self.size > self.limit:
-            raise PermanentError("too_large", f"the body is larger than {self.limit:,} bytes: send less at once")
-        if self.size == len(piece):
-            self.first = piece
-        else:
-            if self.buffer is None:
-                self.buffer = BytesIO()
-                self.buffer.write(self.first)
-                self.first = b""
-            self.buffer.write(piece)
-        return b""
+    def feed(self, chunk: bytes, step: int = UNLIMITED) -> bytes:
+        """Add a chunk until the body has grown by `step` bytes. Return the rest of the chunk.
 
-    def finish(self) -> bytes:
-        """Return the complete body."""
-        return self.first if self.buffer is None else self.buffer.getvalue()
-
-
-class InflatingBuffer:
-    """Buffer of a body in gzip (`wbits` 31) or zlib format (15), decompressed no further than the limit."""
-
-    def __init__(self, limit: int, wbits: int) -> None:
-        self.plain, self.wbits, self.inflater = PlainBuffer(limit), wbits, zlib.decompressobj(wbits)
-        self.members = 1
-
-    @property
-    def size(self) -> int:
-        """Return the number of decompressed bytes so far."""
-        return self.plain.size
-
-    def feed(self, piece: bytes, step: int = UNLIMITED) -> bytes:
-        """Add a chunk. Raises `PermanentError` beyond the limit, or if the data is not in the declared format."""
+        Raises `PermanentError` beyond the limit, or if the data is not in the declared format.
+        """
+        if self.wbits is None:
+            self._append(chunk)
+            return b""
         enough = self.size + step
         try:
-            while piece and self.size < enough:
-                if self.inflater.eof:  # a gzip file may have several members
-                    self.members += 1
-                    if self.members > MAX_GZIP_MEMBERS:
-                        raise PermanentError(
-                            "bad_compression",
-                            f"the body has more than {MAX_GZIP_MEMBERS:,} compressed members: send one",
-                        )
-                    self.inflater = zlib.decompressobj(self.wbits)
-                self._inflate(piece, min(enough - self.size, self.plain.limit - self.size + 1))
-                piece = self.inflater.unused_data if self.inflater.eof else self.inflater.unconsumed_tail
+            while chunk and self.size < enough:
+                if self._inflater.eof:  # a gzip file may have several members
+                    self._members += 1
+                    if self._members > MAX_GZIP_MEMBERS:
+                        message = f"the body has more than {MAX_GZIP_MEMBERS:,} compressed members: compress it as one"
+                        raise PermanentError("bad_compression", message)
+                    self._inflater = zlib.decompressobj(self.wbits)
+                self._append(self._inflater.decompress(chunk, min(enough - self.size, self.limit - self.size + 1)))
+                # zlib may still hold output although all input is consumed
+                while not (self._inflater.eof or self._inflater.unconsumed_tail):
+                    output = self._inflater.decompress(b"", self.limit - self.size + 1)
+                    if not output:
+                        break
+                    self._append(output)
+                chunk = self._inflater.unused_data if self._inflater.eof else self._inflater.unconsumed_tail
         except zlib.error as error:
-            raise PermanentError("bad_compression", f"the body cannot be inflated: {error}") from error
-        return piece
+            raise PermanentError("bad_compression", f"the body cannot be decompressed: {error}") from error
+        return chunk
 
-    def _inflate(self, piece: bytes, most: int) -> None:
-        """Decompress up to `most` bytes, then the output that zlib still holds although all input is consumed."""
-        self.plain.feed(self.inflater.decompress(piece, most))
-        while not (self.inflater.eof or self.inflater.unconsumed_tail):
-            waiting = self.inflater.decompress(b"", self.plain.limit - self.size + 1)
-            if not waiting:
-                return
-            self.plain.feed(waiting)
+    def _append(self, content: bytes) -> None:
+        self.size += len(content)
+        if self.size > self.limit:
+            raise PermanentError("too_large", f"the body is larger than {self.limit:,} bytes: send less at once")
+        if self.size == len(content):
+            self._first = content
+            return
+        if self._buffer is None:
+            self._buffer = BytesIO()
+            self._buffer.write(self._first)
+            self._first = b""
+        self._buffer.write(content)
 
     def finish(self) -> bytes:
         """Return the complete body. Raises `PermanentError` if the compressed data is truncated."""
-        if not self.inflater.eof:
-            raise PermanentError("bad_compression", "the compressed body is cut short")
-        return self.plain.finish()
+        if self._inflater is not None and not self._inflater.eof:
+            raise PermanentError("bad_compression", "the compressed body is truncated")
+        return self._first if self._buffer is None else self._buffer.getvalue()
 
 
 def make_buffer(headers: Mapping[bytes, bytes], limit: int) -> BodyBuffer:
@@ -120,12 +95,10 @@ def make_buffer(headers: Mapping[bytes, bytes], limit: int) -> BodyBuffer:
     if length.isdigit() and int(length) > limit:
         raise PermanentError("too_large", f"{int(length):,} bytes in one request, at most {limit:,}: send less")
     encoding = headers.get(b"content-encoding", b"").strip().lower()
-    if encoding in (b"", b"identity"):
-        return PlainBuffer(limit)
-    if encoding in WINDOW_BITS:
-        return InflatingBuffer(limit, WINDOW_BITS[encoding])
-    given = encoding.decode("latin-1")
-    raise PermanentError("encoding", f"content-encoding {given!r} is not one of gzip, deflate, identity")
+    if encoding not in WINDOW_BITS:
+        given = encoding.decode("latin-1")
+        raise PermanentError("encoding", f"content-encoding {given!r} is not one of gzip, deflate, identity")
+    return BodyBuffer(limit, WINDOW_BITS[encoding])
 
 
 class ClientDisconnected(Exception):
@@ -145,7 +118,7 @@ class PendingBytes:
         """Count `size` more bytes of a body of `body` bytes in total. Raises `RetryableError` beyond the limit."""
         self.size += size
         if self.size > (self.limit if body < LARGE_BODY_BYTES else self.limit * 5 // 6):
-            raise RetryableError("overload", f"{self.size:,} bytes of requests are waiting")
+            raise RetryableError("overload", f"the server is overloaded: {self.size:,} bytes of requests are pending")
 
 
 class RequestBody:
@@ -161,15 +134,28 @@ class RequestBody:
         Raises `PermanentError` for an invalid body, `RetryableError` if the pending memory is full or the body
         stalls, and `ClientDisconnected`.
         """
-        into = make_buffer(headers, self._limits.request_bytes)
-        more = await self._piece(receive, into)
+        buffer = make_buffer(headers, self._limits.request_bytes)
+        more = await self._read_chunk(receive, buffer)
         try:
             while more:
                 async with asyncio.timeout(self._limits.stall_seconds):
-                    more = await self._piece(receive, into)
+                    more = await self._read_chunk(receive, buffer)
         except TimeoutError:
-            raise RetryableError("stalled", "the rest of the body did not come") from None
-        return into.finish()
+            raise RetryableError("stalled", "timed out while reading the body") from None
+        return buffer.finish()
+
+    async def _read_chunk(self, receive: Receive, buffer: BodyBuffer) -> bool:
+        """Read one chunk. Return whether there are more."""
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientDisconnected
+        rest = buffer.feed(message.get("body", b""), INFLATE_STEP_BYTES)
+        self.grow(buffer.size - self.size)
+        while rest:
+            await asyncio.sleep(0)
+            rest = buffer.feed(rest, INFLATE_STEP_BYTES)
+            self.grow(buffer.size - self.size)
+        return bool(message.get("more_body", False))
 
     def grow(self, size: int) -> None:
         """Count more bytes of the body. Raises `RetryableError` if the pending memory is full."""
@@ -179,15 +165,3 @@ class RequestBody:
     def release(self) -> None:
         """Remove the body from the pending memory."""
         self._pending.size -= self.size
-
-    async def _piece(self, receive: Receive, into: BodyBuffer) -> bool:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientDisconnected
-        rest = into.feed(message.get("body", b""), INFLATE_STEP_BYTES)
-        self.grow(into.size - self.size)
-        while rest:
-            await asyncio.sleep(0)
-            rest = into.feed(rest, INFLATE_STEP_BYTES)
-            self.grow(into.size - self.size)
-        return bool(message.get("more_body", False))

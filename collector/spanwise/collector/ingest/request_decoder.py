@@ -21,9 +21,8 @@ from spanwise.collector.ingest.ingest_errors import (
     PermanentError,
     SideRecordRefused,
     UnparsableRequest,
-    classify_item_error,
 )
-from spanwise.collector.ingest.limits import LARGE_BODY_BYTES, MAX_GROUPS, Allowance, Limits
+from spanwise.collector.ingest.limits import LARGE_BODY_BYTES, Allowance, Limits, check_item_count
 from spanwise.collector.records import JSON
 
 T = TypeVar("T")
@@ -40,14 +39,8 @@ class Scope(NamedTuple):
 Group: TypeAlias = tuple[Any, Any, Sequence[Any]]
 
 
-ITEMS_PER_PAUSE, PAUSE_SECONDS = (
-    50,
-    0.002,
-)  # A thread that decodes a large request pauses after this many items, for this many seconds, to let other threads run
-
-
-def _no_hint(body: bytes) -> str:
-    return ""
+# A thread that decodes a large request pauses after this many items, for this many seconds, to let other threads run.
+ITEMS_PER_PAUSE, PAUSE_SECONDS = 50, 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,40 +60,33 @@ class Codec(Generic[T]):
     raw: Callable[[Any, dict[str, JSON], Any, Allowance], Any]  # arguments: item, resource, scope, allowance
     # applies the dialects to a raw item; None if it is valid but holds nothing to store
     read: Callable[[Any, FaultHandler], T | TranslatedSpan | None]
-    # return a hint about ignored data, such as fields with wrong names, that the sender wanted to be stored
-    hint: Callable[[bytes], str] = _no_hint
+    # returns a hint about ignored data, such as fields with wrong names, that the sender wanted to be stored
+    hint: Callable[[bytes], str] = lambda body: ""
 
 
-def decode(codec: Codec[T], body: bytes, limits: Limits, rest: float = PAUSE_SECONDS) -> DecodedRequest[T]:
+def decode(codec: Codec[T], body: bytes, limits: Limits, pause: float = PAUSE_SECONDS) -> DecodedRequest[T]:
     """Decode the items of a request. Raises `PermanentError` if it is malformed or too large.
 
-    While it decodes a large request, the thread sleeps for `rest` seconds every `ITEMS_PER_PAUSE` items.
+    While it decodes a large request, the thread sleeps for `pause` seconds every `ITEMS_PER_PAUSE` items.
     """
     allowance = Allowance(limits)
     decoded: DecodedRequest[T] = DecodedRequest()  # `DecodedRequest[T]()` would take some microseconds more
+    parse_errors: tuple[type[Exception], ...] = (UnparsableRequest, *codec.errors)
     if len(body) < LARGE_BODY_BYTES:
         try:
-            _decode_whole(codec, body, allowance, decoded)
-        except UnparsableRequest as unparsed:  # discard the items that were read so far
-            allowance, decoded = Allowance(limits), DecodedRequest()
-            _decode_items(codec, body, allowance, decoded, unparsed)
+            groups = list(codec.parse(body))
+            check_item_count(sum(len(items) for _, _, items in groups), limits.spans)
+            for resource, scope, items in groups:
+                _convert_items(codec, resource, scope, items, len(items), allowance, decoded)
+        except parse_errors as error:
+            allowance, decoded = Allowance(limits), DecodedRequest()  # discard the items that were read so far
+            _decode_items(codec, body, allowance, decoded, error)
     else:
-        _decode_items(codec, body, allowance, decoded, rest=rest)
+        _decode_items(codec, body, allowance, decoded, pause=pause)
     decoded.values, decoded.hint = allowance.used, codec.hint(body)
-    if decoded.hint and not (decoded.items or decoded.passed or decoded.refused):
-        raise PermanentError("malformed", f"nothing is kept of this request: {decoded.hint}")
+    if decoded.hint and not (decoded.items or decoded.ignored or decoded.refused):
+        raise PermanentError("malformed", f"the request has no data to store: {decoded.hint}")
     return decoded
-
-
-def _decode_whole(codec: Codec[T], body: bytes, allowance: Allowance, decoded: DecodedRequest[T]) -> None:
-    try:
-        groups = list(codec.parse(body))
-    except codec.errors as error:
-        _decode_items(codec, body, allowance, decoded, error)
-        return
-    check_count(sum(len(items) for _, _, items in groups), allowance.limits.spans)
-    for resource, scope, items in groups:
-        _convert_items(codec, resource, scope, items, len(items), allowance, decoded)
 
 
 def _convert_items(
@@ -119,16 +105,16 @@ def _convert_items(
     except Exception as error:
         decoded.refuse(error, "resource: ", count)
         return
-    raw, read, keep, fault = codec.raw, codec.read, decoded.items.append, decoded.fault
+    raw, read, add, fault = codec.raw, codec.read, decoded.items.append, decoded.fault
     for item in items:
         try:
-            kept = read(raw(item, attributes, scope, allowance), fault)
-            if kept is None:
-                decoded.passed += 1
-            elif isinstance(kept, TranslatedSpan):
-                decoded.keep_whole(kept)
+            record = read(raw(item, attributes, scope, allowance), fault)
+            if record is None:
+                decoded.ignored += 1
+            elif isinstance(record, TranslatedSpan):
+                decoded.add_translated_span(record)
             else:
-                keep(kept)
+                add(record)
         except (PermanentError, UnparsableRequest):
             raise
         except Exception as error:
@@ -141,35 +127,38 @@ def _decode_items(
     allowance: Allowance,
     decoded: DecodedRequest[T],
     error: Exception | None = None,
-    rest: float = PAUSE_SECONDS,
+    pause: float = 0,
 ) -> None:
-    """Decode the items that can be parsed. Raises `PermanentError` if there is an error and no item can be parsed."""
+    """Decode the items that can be parsed, one by one. `error` is the reason why the whole request cannot be parsed.
+
+    Raises `PermanentError` if the request or all its items are malformed.
+    """
+    parsed = malformed = 0
+
+    def parse(items: Iterable[Any]) -> Iterator[Any]:
+        """Parse each item on demand; refuse those that cannot be parsed."""
+        nonlocal parsed, malformed
+        for number, item in enumerate(items, 1):
+            if pause and number % ITEMS_PER_PAUSE == 0:
+                time.sleep(pause)
+            try:
+                message = codec.parse_item(item)
+            except codec.errors as problem:
+                malformed += 1
+                decoded.refuse(ItemRefused("malformed", f"cannot be parsed: {problem or type(problem).__name__}"))
+            else:
+                parsed += 1
+                yield message
+
     try:
         for resource, scope, items in codec.split(body, allowance.limits.spans):
-            good = _parse_items(codec, items, decoded, rest)
-            _convert_items(codec, resource, scope, good, len(items), allowance, decoded)
-    except codec.errors as malformed:
-        raise PermanentError("malformed", f"the body is not an OTLP request: {malformed}") from error
-    if (error or decoded.unparsed) and not decoded.parsed:
+            _convert_items(codec, resource, scope, parse(items), len(items), allowance, decoded)
+    except codec.errors as problem:
+        raise PermanentError("malformed", f"the body is not an OTLP request: {problem}") from error
+    if (error or malformed) and not parsed:
         raise PermanentError("malformed", f"the body is not an OTLP request: {decoded.reason or error}") from error
 
 
-def _parse_items(codec: Codec[T], items: Iterable[Any], decoded: DecodedRequest[T], rest: float) -> Iterator[Any]:
-    """Yield each parsed item on demand; refuse those that cannot be parsed."""
-    for number, item in enumerate(items, 1):
-        if rest and number % ITEMS_PER_PAUSE == 0:
-            time.sleep(rest)
-        try:
-            parsed = codec.parse_item(item)
-        except codec.errors as error:
-            decoded.unparsed += 1
-            decoded.refuse(ItemRefused("malformed", f"cannot be parsed: {error or type(error).__name__}"))
-        else:
-            decoded.parsed += 1
-            yield parsed
-
-
-INVALID_IDS = ("", "0" * 16, "0" * 32)
 MAX_REASONS = 3  # reasons in one response
 
 
@@ -178,34 +167,32 @@ class DecodedRequest(Generic[T]):
     """Items of a request to store, the refused items with the reasons, and the dialects that failed."""
 
     items: list[T] = field(default_factory=list)
-    also: list[SideRecord] = field(default_factory=list)  # side records, stored in the same commit
+    side_records: list[SideRecord] = field(default_factory=list)  # stored in the same commit
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # by (label for metrics, message for users)
-    # the same for side records; their spans are kept
-    beside: Counter[tuple[str, str]] = field(default_factory=Counter)
+    # the same for side records; their spans are stored
+    refused_side_records: Counter[tuple[str, str]] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)  # number of items by the dialect that failed
-    passed: int = 0  # valid items that hold nothing to store
-    parsed: int = 0  # number of items that could be parsed, if the request was parsed item by item
-    unparsed: int = 0
+    ignored: int = 0  # valid items that hold nothing to store
     values: int = 0  # number of values in all items
     hint: str = ""  # as in `Codec.hint`
-    made: int = 0  # number of runs that `items` holds in encoded form, as `EncodedRows`
+    row_count: int = 0  # number of runs that `items` holds in encoded form, as `EncodedRows`
 
-    def refuse(self, error: Exception, part: str = "", count: int = 1) -> None:
+    def refuse(self, error: Exception, prefix: str = "", count: int = 1) -> None:
         """Count refused items with the reason; any error other than `ItemRefused` is a bug and is logged."""
         if not isinstance(error, ItemRefused):
-            log_once("the collector failed on an item of a request, which is refused", error)
-        refusal = classify_item_error(error)
-        counter = self.beside if isinstance(refusal, SideRecordRefused) else self.refused
-        counter[refusal.reason, part + str(refusal)] += count
+            log_once("the collector failed on an item of a request; the item is refused", error)
+            error = ItemRefused("internal", f"the collector failed: {error!r:.200}")
+        counter = self.refused_side_records if isinstance(error, SideRecordRefused) else self.refused
+        counter[error.reason, prefix + str(error)] += count
 
-    def keep_whole(self, whole: TranslatedSpan) -> None:
+    def add_translated_span(self, translated: TranslatedSpan) -> None:
         """Add a run and its side records. Refuse invalid side records, but keep the run."""
-        self.items.append(cast(T, whole.run))
-        for said in whole.also:
-            if isinstance(said, ValueError):
-                self.refuse(said)
+        self.items.append(cast(T, translated.run))
+        for record in translated.also:
+            if isinstance(record, ValueError):
+                self.refuse(record)
             else:
-                self.also.append(said)
+                self.side_records.append(record)
 
     def fault(self, dialect: str, error: Exception) -> None:
         """Count and log an item that was translated without a dialect, because the dialect failed."""
@@ -215,7 +202,7 @@ class DecodedRequest(Generic[T]):
     @property
     def count(self) -> int:
         """Return the number of items to store."""
-        return self.made or len(self.items)
+        return self.row_count or len(self.items)
 
     @property
     def refused_count(self) -> int:
@@ -223,55 +210,18 @@ class DecodedRequest(Generic[T]):
         return self.refused.total()
 
     @property
-    def refused_by_reason(self) -> Counter[str]:
-        """Return the number of refused items by label."""
-        return _count_by_reason(self.refused)
-
-    @property
-    def beside_by_reason(self) -> Counter[str]:
-        """Return the number of refused side records by label."""
-        return _count_by_reason(self.beside)
-
-    @property
     def reason(self) -> str:
         """Return the reasons as text, the most frequent first, followed by the hint."""
-        return "; ".join(filter(None, (_format_reasons(self.refused), _format_reasons(self.beside), self.hint)))
+        parts = []
+        for refused in (self.refused, self.refused_side_records):
+            parts += [f"{count} × {message}" for (_, message), count in refused.most_common(MAX_REASONS)]
+            parts += ["…"] if len(refused) > MAX_REASONS else []
+        return "; ".join([*parts, self.hint] if self.hint else parts)
 
 
-def _count_by_reason(refused: Counter[tuple[str, str]]) -> Counter[str]:
+def count_by_reason(refused: Counter[tuple[str, str]]) -> Counter[str]:
+    """Return the number of refused items by label."""
     counts = Counter[str]()
     for (reason, _), count in refused.items():
         counts[reason] += count
     return counts
-
-
-def _format_reasons(refused: Counter[tuple[str, str]]) -> str:
-    if not refused:
-        return ""
-    shown = [f"{count} × {message}" for (_, message), count in refused.most_common(MAX_REASONS)]
-    return "; ".join(shown) + ("; …" if len(refused) > MAX_REASONS else "")
-
-
-def check_ids(trace_id: str, span_id: str, parent_id: str) -> str | None:
-    """Return the parent's id, None if there is none. Raises `ItemRefused` for ids that OpenTelemetry calls invalid."""
-    if len(trace_id) != 32 or trace_id in INVALID_IDS:
-        raise ItemRefused("ids", f"trace id {trace_id[:64]!r} is not 16 bytes other than all zeros")
-    if len(span_id) != 16 or span_id in INVALID_IDS:
-        raise ItemRefused("ids", f"span id {span_id[:64]!r} is not 8 bytes other than all zeros")
-    if parent_id in INVALID_IDS:
-        return None
-    if len(parent_id) != 16:
-        raise ItemRefused("ids", f"parent span id {parent_id[:64]!r} is not 8 bytes")
-    return parent_id
-
-
-def check_groups(count: int) -> None:
-    """Raise `PermanentError` if a request has too many groups."""
-    if count > MAX_GROUPS:
-        raise PermanentError("too_many", f"{count:,} groups in one request, at most {MAX_GROUPS:,}: send less")
-
-
-def check_count(count: int, most: int) -> None:
-    """Raise `PermanentError` if a request has too many items."""
-    if count > most:
-        raise PermanentError("too_many", f"{count:,} items in one request, at most {most:,}: send less")

@@ -52,8 +52,8 @@ def make_error_response(refused: PermanentError | RetryableError) -> Message:
 
 def encode_error(code: int, message: str) -> bytes:
     """Return a protobuf error by its google.rpc.Code, for requests that were refused before ingest."""
-    told: bytes = Status(code=code, message=message).SerializeToString()
-    return told
+    body: bytes = Status(code=code, message=message).SerializeToString()
+    return body
 
 
 def encode_response(message: Message, content_type: bytes) -> bytes:

@@ -66,7 +66,6 @@ def walk_tree(lines: Sequence[RunNode]) -> Iterator[tuple[int, RunNode]]:
 
 
 DERIVED = "spanwise.derived"  # attribute of a root: names of derived fields, such as ["inputs", "outputs"]
-AWAITS = "spanwise.awaits"  # attribute: names of fields that a dialect expects in other messages
 MAX_RUNS = 1_000  # in larger traces, missing fields of the root stay empty
 MAX_READS = 16  # maximum number of runs that are searched for one value
 NON_RESULT_KINDS = frozenset(("evaluator", "guardrail"))  # kinds of runs that check a result but do not produce it
@@ -92,7 +91,7 @@ def find_derivable(
     """
     if (inputs is not None and outputs is not None) or not 1 < runs <= MAX_RUNS:
         return ()
-    awaited = attributes.get(AWAITS)
+    awaited = attributes.get(names.AWAITS)
     awaited = awaited if isinstance(awaited, list) else []
     has_inputs = inputs is not None or names.INPUT_VALUE in attributes or "inputs" in awaited
     has_outputs = outputs is not None or bool(documents) or names.OUTPUT_VALUE in attributes or "outputs" in awaited
