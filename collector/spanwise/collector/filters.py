@@ -219,6 +219,13 @@ def unknown_condition_error(name: str) -> ValueError:
     return ValueError(f"{name!r} is no condition on traces{near or '; there are ' + ', '.join(NAMES)}")
 
 
+def unresolved_dataset_error(dataset: str) -> Refused:
+    """Return the error for a filter by dataset in a trace backend, which does not know experiments."""
+    return Refused(
+        f"traces cannot be filtered by dataset {dataset!r} here; give `experiments`, the ids of its experiments"
+    )
+
+
 def parse_condition(name: str, value: Any) -> tuple[str, Any]:
     """Return the field of `Filter` and its value for one condition, in the forms of `extend_filter`.
 

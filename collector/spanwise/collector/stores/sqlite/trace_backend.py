@@ -46,7 +46,6 @@ from spanwise.collector.stores.sqlite.query import (
     change_feed,
     distinct_values,
     feedback_and_sessions,
-    rule_filters,
     trace_queries,
 )
 from spanwise.collector.stores.sqlite.rollups import aggregation
@@ -273,7 +272,7 @@ class SQLiteTraces(Backend):
 
     def explain(self, trace_id: str, filter: Filter) -> list[ConditionResult]:
         with self._file.read() as reader:
-            return rule_filters.explain_filter(reader.db, trace_id, filter)
+            return change_feed.explain_filter(reader.db, trace_id, filter)
 
     @read_operation
     def count(self, db: sqlite3.Connection, /) -> Mapping[str, int]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import metadata_text
-from spanwise.collector.filters import EVALUATOR_KIND, OPERATORS, Filter, parse_search_terms
+from spanwise.collector.filters import EVALUATOR_KIND, OPERATORS, Filter, parse_search_terms, unresolved_dataset_error
 from spanwise.collector.stores.sqlite.database.column_values import dumps
 from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
 
@@ -34,23 +34,12 @@ HAS_SPANS = SQLCondition("+t.start_ns IS NOT NULL")
 
 def compile_filter(filter: Filter) -> list[SQLCondition]:
     """Return the conditions that a trace must meet. Traces of which only feedback has arrived never pass."""
-    return [HAS_SPANS, *(condition for part in compile_parts(filter, COMPILERS) for condition in part.conditions)]
-
-
-class FilterPart(NamedTuple):
-    """One field of a filter with its value, and the conditions compiled from it."""
-
-    name: str
-    value: Any
-    conditions: list[SQLCondition]
-
-
-def compile_parts(filter: Filter, writers: Mapping[str, Callable[[Any], list[SQLCondition]]]) -> Iterator[FilterPart]:
-    """Yield the compiled part of each field that differs from its default."""
+    wanted = [HAS_SPANS]
     for name in Filter.__slots__:
         value = getattr(filter, name)
         if value != getattr(_EMPTY_FILTER, name):
-            yield FilterPart(name, value, writers[name](value))
+            wanted += COMPILERS[name](value)
+    return wanted
 
 
 # Excludes evaluators' own traces (see `Filter`). The schema's partial indexes contain these two texts literally; any
@@ -252,7 +241,7 @@ def compile_match(text: str) -> str:
 
 
 def _dataset(name: str) -> list[SQLCondition]:
-    raise Refused(f"which experiments ran over dataset {name!r} is known to the control records: see `Both`")
+    raise unresolved_dataset_error(name)
 
 
 QUIET_NS = 5_000_000_000  # a trace whose spans cannot be counted is complete if no span has arrived for this long
