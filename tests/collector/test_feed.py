@@ -10,13 +10,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
-import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collector import version_1
 from collector.conformance_traces import eventually
 from collector.making import SECOND, child, run
 from spanwise.collector.errors import Refused
@@ -111,40 +108,6 @@ def test_how_far_a_position_is_behind(store: SQLiteStore) -> None:
     first = store.changes(limit=1)
     assert store.behind(first.cursor) == (2, store.changes(first.cursor).heads[0].changed_ns)
     assert store.behind(str(store.position())) == (0, None)
-
-
-# older files
-
-
-def test_old_traces_stand_in_the_feed_once_in_the_order_of_their_arrival(file: Path) -> None:
-    version_1.build(file)
-    with SQLiteStore(file) as store:
-        store.append([new := run()])
-        old, last = store.changes().heads
-        assert (old.trace_id, old.rooted, old.probability, old.judgement) == (version_1.TRACE, True, None, False)
-        assert last.trace_id == new.trace_id
-        assert store.check() == []
-
-
-@pytest.mark.parametrize(
-    ("attributes", "probability"),
-    [({names.LOCAL_ROOT: "2" * 16}, 1.0), ({names.LOCAL_ROOT: "2" * 16, "spanwise.sample_rate": 0.25}, 0.25)],
-)
-def test_old_traces_keep_the_probability_that_their_roots_say(
-    file: Path, attributes: dict[str, Any], probability: float
-) -> None:
-    version_1.build(file)
-    execute(file, "UPDATE spans SET payload = ?", zstandard.compress(orjson.dumps({"attributes": attributes})))
-    with SQLiteStore(file) as store:
-        assert latest(store).probability == probability
-
-
-def test_a_damaged_payload_stops_no_migration(file: Path) -> None:
-    version_1.build(file)
-    execute(file, "UPDATE spans SET payload = ?", b"damaged")
-    execute(file, "DELETE FROM unindexed")
-    with SQLiteStore(file) as store:
-        assert latest(store).probability is None
 
 
 # filters
