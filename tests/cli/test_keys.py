@@ -107,7 +107,7 @@ def test_of_two_keys_of_one_name_neither_is_revoked_by_it(path: Path) -> None:
         (("create", "a", "--scope", "all"), "there is no scope 'all'"),
         (("create", " "), "a key's name is 1 to 200 printable characters"),
         (("create", "a\nb"), "a key's name is 1 to 200 printable characters"),
-        (("create", "a", "--expires", "soon"), "'soon' is no duration"),
+        (("create", "a", "--expires", "soon"), "invalid duration 'soon'"),
         (("create", "a", "--expires", "0d"), "is no time for a key to last"),
         (("create", "a", "--expires", "9" * 30 + "d"), "is no time for a key to last"),
         (("revoke", "none", "--yes"), "there is no key 'none'"),

@@ -66,9 +66,7 @@ def ids(answer: dict[str, Any]) -> list[str]:
 
 def test_traces_are_found_by_the_store_s_own_conditions(places: StoreAccess) -> None:
     assert ids(here(places, calling("find_traces", where=["feedback=grounded<0.5"]))) == [BAD]
-    assert "'nme' is no condition on traces: did you mean 'name'?" in here(
-        places, failing("find_traces", where=["nme=x"])
-    )
+    assert "unknown condition 'nme': did you mean 'name'?" in here(places, failing("find_traces", where=["nme=x"]))
 
 
 def test_a_list_is_read_on_by_its_cursor(places: StoreAccess) -> None:

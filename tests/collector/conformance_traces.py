@@ -1097,14 +1097,14 @@ def test_an_empty_filter_deletes_nothing(store: Store) -> None:
 @pytest.mark.parametrize("text", ["", "!?", "\U0001f600"])
 def test_a_text_without_a_word_deletes_nothing(store: Store, text: str) -> None:
     store.append([run()])
-    with pytest.raises(Refused, match="holds no word"):
+    with pytest.raises(Refused, match="contains no word"):
         store.delete(text=text)
     assert store.count()["traces"] == 1
 
 
 def test_an_error_without_a_word_deletes_nothing(store: Store) -> None:
     store.append([run(status="error", error="E")])
-    with pytest.raises(Refused, match="holds no word"):
+    with pytest.raises(Refused, match="contains no word"):
         store.delete(error=" ")
     assert store.count()["traces"] == 1
 

@@ -99,7 +99,7 @@ def test_a_text_of_many_beginnings_is_refused_and_soon(tmp_path):
 
 def test_a_text_without_a_word_is_refused(tmp_path):
     assert compile_match(" - * ") == ""
-    with SQLiteStore(tmp_path / "spanwise.db") as store, pytest.raises(Refused, match="holds no word"):
+    with SQLiteStore(tmp_path / "spanwise.db") as store, pytest.raises(Refused, match="contains no word"):
         store.traces(text=" - * ")
 
 

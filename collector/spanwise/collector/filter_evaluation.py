@@ -187,7 +187,7 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 def _comparison(see: Callable[[Any], float | str | None], sign: str, bound: float | str) -> Callable[[Any], bool]:
     """Return a test that is false for a missing value, and for every value if the bound is not a number."""
     if sign not in _OPERATORS:
-        raise Refused(f"unknown comparison {sign!r}; use one of {', '.join(_OPERATORS)}")
+        raise Refused(f"unknown operator {sign!r}; expected one of: {', '.join(_OPERATORS)}")
     if isinstance(bound, float) and isnan(bound):
         return lambda value: False
     compare = _OPERATORS[sign]

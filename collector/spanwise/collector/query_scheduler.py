@@ -127,7 +127,7 @@ class FairQueue:
             self._free -= 1
             return True
         if self._waiting >= MAX_QUEUED_QUERIES:
-            raise Unavailable(f"{MAX_QUEUED_QUERIES} questions wait for their turn already; ask again in a moment", 2.0)
+            raise Unavailable(f"{MAX_QUEUED_QUERIES} queries are waiting already; retry in a moment", 2.0)
         turn = asyncio.get_running_loop().create_future()
         self._lines.setdefault(caller.name, deque()).append(turn)
         self._waiting += 1
@@ -142,7 +142,7 @@ class FairQueue:
             turn.cancel()
         if turn.cancelled() and not caller.gone.done():
             raise Unavailable(
-                f"other questions took all places for {QUEUE_TIMEOUT_S:g} seconds; ask again in a moment", 2.0
+                f"the query has waited {QUEUE_TIMEOUT_S:g} seconds for other queries; retry in a moment", 2.0
             )
         return not turn.cancelled()
 

@@ -108,20 +108,26 @@ def test_moments(text, expected):
         ({"latency_ms": "> x"}, "latency '> x' is no comparison; write it like > 500"),
         ({"tokens": "many"}, "tokens 'many' is no comparison; write it like > 500"),
         ({"latency_ms": "500"}, "latency '500' is no comparison; write it like > 500"),
-        ({"latency_ms": "< 0"}, "latency_ms<0: it is never below 0, so that no trace would pass"),
-        ({"nmae": "x"}, "'nmae' is no condition on traces: did you mean 'name'?"),
+        ({"latency_ms": "< 0"}, "latency_ms<0: no trace would pass, because latency_ms is never negative"),
+        ({"nmae": "x"}, "unknown condition 'nmae': did you mean 'name'?"),
         ({"cost": "!5"}, "cost '!5' is no comparison; write it like > 500"),
-        ({"feedback_key": "k", "feedback_op": "<", "feedback_value": "low"}, "feedback 'k' < 'low': give a number, or"),
-        ({"feedback_key": "k", "feedback_op": "="}, "feedback 'k' = '': give a number, or = with a label"),
+        (
+            {"feedback_key": "k", "feedback_op": "<", "feedback_value": "low"},
+            "feedback 'k' < 'low': compare with a number, or",
+        ),
+        (
+            {"feedback_key": "k", "feedback_op": "="},
+            "feedback 'k' = '': compare with a number, or with = or != and a label",
+        ),
         ({"feedback_key": "k", "feedback_op": "like"}, "feedback operator 'like' is none of <, <=, =, !=, >=, >, miss"),
         ({"range": "1y"}, "time '1y' is none of 15m, 1h, 6h, 24h, 7d, 30d"),
         ({"range": "2h"}, "time '2h' is none of"),
-        ({"metadata": "tenant"}, "metadata 'tenant' is no pair; write it like tenant=t1"),
+        ({"metadata": "tenant"}, "metadata 'tenant' is not a key with a value; write it like tenant=t1"),
         ({"since": "yesterday"}, "since 'yesterday' is no date or time; write it like 2026-11-21T14:30"),
         ({"since": "2026"}, "since '2026' is no date"),
         ({"until": "9" * 40}, "is no date or time"),
         ({"until": "9999-12-31"}, "until '9999-12-31' is no date"),
-        ({"complete": "maybe"}, "complete='maybe' is neither true nor false"),
+        ({"complete": "maybe"}, "complete must be true or false, got 'maybe'"),
     ],
 )
 def test_what_makes_no_sense_is_named_and_left_out(params, problem):
@@ -163,7 +169,7 @@ def test_an_address_speaks_the_grammar_of_every_query_string():
         experiment="",
     )
     assert "sort" not in query.fields
-    assert query.problems[0].startswith("'sort' is no condition on traces")
+    assert query.problems[0].startswith("unknown condition 'sort'")
 
 
 def test_a_comparison_without_an_equals_sign_is_all_name():

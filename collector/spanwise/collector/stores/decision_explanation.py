@@ -86,7 +86,7 @@ def describe_decision(decision: Decision, now_ns: int = 0) -> str:
     if decision.verdict == "running":
         holder, until = f"{decision.holder!r}", _format_time(decision.until_ns)
         if decision.until_ns is not None and decision.until_ns < now_ns:
-            parts.append(f"its worker {holder} has not answered since {until}; another takes it over")
+            parts.append(f"its worker {holder} has not responded since {until}; another worker takes over")
         else:
             parts.append(f"lease {decision.claim} of {holder}, until {until}")
     parts += [f"{key}: {error}" for key, error in list_errors(decision.states) if error not in decision.reason]
@@ -142,7 +142,7 @@ def _find_exclusion(seen: DecisionContext) -> str | None:
     if failed := [_describe_condition(one) for one in seen.conditions if one.passes is False]:
         return "; ".join(failed)
     if seen.rule.target == "session" and seen.head.session_id is None:
-        return "it belongs to no session, and sessions are what the rule scores"
+        return "it belongs to no session, and the rule scores sessions"
     return None
 
 
@@ -152,7 +152,7 @@ def _describe_condition(condition: ConditionResult) -> str:
         return "it is an evaluator's own trace"
     if condition.name == "feedback":
         key, operator, value = wanted
-        seen = "has no value from outside of rules" if condition.seen is None else f"is {condition.seen!r}"
+        seen = "has no value except from rules" if condition.seen is None else f"is {condition.seen!r}"
         return f"feedback {key!r} {seen}, the rule wants {operator} {value!r}"
     if condition.name in _CONDITION_TEXTS:
         return f"{_CONDITION_TEXTS[condition.name].format(condition.seen)}, the rule wants {wanted[0]} {wanted[1]:g}"
@@ -170,15 +170,15 @@ def _describe_wait(seen: DecisionContext) -> str:
     quiet = settings.session_quiet_s if seen.rule.target == "session" else settings.quiet_s
     age = max(0.0, (seen.now_ns - head.changed_ns) / SECOND)
     if seen.behind is None:
-        return "its decision was removed; it is decided anew when it changes"
+        return "its decision was removed; the rule decides again when the trace changes"
     if seen.blocked is not None:
         return seen.blocked
     if head.settled is False and age < settings.max_wait_s:
-        return f"not all of its spans have arrived; it is taken as it is after {settings.max_wait_s:g} s"
+        return f"not all of its spans have arrived; it is scored anyway after {settings.max_wait_s:g} s"
     if not head.rooted and age < settings.max_wait_s:
-        return f"its first span has not arrived; it is taken as it is after {settings.max_wait_s:g} s"
+        return f"its first span has not arrived; it is scored anyway after {settings.max_wait_s:g} s"
     if (head.settled is None or seen.rule.target == "session") and age < quiet:
-        return f"it shall be quiet for {quiet:g} s, and last changed {age:.1f} s ago"
+        return f"it must be unchanged for {quiet:g} s, and last changed {age:.1f} s ago"
     return f"not decided yet, the rule is {seen.behind} change{'s' * (seen.behind != 1)} behind"
 
 

@@ -116,7 +116,7 @@ def parse_change(db: sqlite3.Connection, cursor: str | None) -> int:
     number = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 20 else -1
     if not 0 <= number <= read_latest_change(db):
         raise Refused(
-            f"{cursor!r} is no position in this store's feed; use the `cursor` of what was read before, or none"
+            f"cursor {cursor!r} is no position in this store's feed; use the `cursor` of an earlier page, or none"
         )
     return number
 

@@ -101,7 +101,7 @@ def _comparison(expression: str) -> Callable[[Any], list[SQLCondition]]:
 
 def _operator(operator: str) -> str:
     if operator not in OPERATORS:
-        raise Refused(f"unknown comparison {operator!r}; use one of {', '.join(OPERATORS)}")
+        raise Refused(f"unknown operator {operator!r}; expected one of: {', '.join(OPERATORS)}")
     return SQL_OPERATORS[operator]
 
 
@@ -214,10 +214,9 @@ def _text(value: str) -> list[SQLCondition]:
     if not match:
         return []
     if match.count('"*') > MAX_PREFIXES:
-        raise Refused(f"text asks for more than {MAX_PREFIXES} beginnings of words; write some words out, without `*`")
+        raise Refused(f"text has more than {MAX_PREFIXES} prefixes such as `pay*`; write some of the words out")
     if short := _SHORT_PREFIX.search(match):
-        way = "write three letters or more, or a word out, without `*`"
-        raise Refused(f"text asks for all words that begin with {short[1]!r}; {way}")
+        raise Refused(f"the prefix {short[1] + '*'!r} in text is too short; write at least three letters before `*`")
     ids = "SELECT rowid FROM words WHERE words MATCH ?"
     return [SQLCondition(f"t.id IN ({ids})", (match,), ids, (match,))]
 

@@ -260,10 +260,10 @@ def read_lazily(reader: Reader, trace_ids: Sequence[str]) -> Sequence[Trace | La
     if size <= LARGE_ANSWER_BYTES:
         return attach_runs(reader, around)
     if size > MAX_ANSWER_BYTES:
-        told = (
-            f"{size:,} bytes of runs are more than one answer holds, {MAX_ANSWER_BYTES:,}: ask for fewer traces at once"
+        raise TooLarge(
+            f"the traces have {size:,} bytes of runs, and a response at most {MAX_ANSWER_BYTES:,}; request fewer traces"
+            " at once, or the runs of one trace page by page"
         )
-        raise TooLarge(f"{told}, or for the runs of one page by page")
     rows = reader.rows_of([one.key for one in around.values()])
     apart = reader.apart([row for some in rows.values() for row in some])
     return [_make_lazy_trace(reader, apart, trace_id, one, rows[one.key]) for trace_id, one in around.items()]
