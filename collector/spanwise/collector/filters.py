@@ -84,9 +84,9 @@ class Filter:
             raise ValueError(f"unknown status {self.status!r}; expected one of: {', '.join(STATUSES)}")
         for name in LIMITED_CONDITIONS:
             value = getattr(self, name)
-            most = MAX_SEARCH_TERMS if isinstance(value, str) else MAX_CONDITION_VALUES
-            if (count := (len(value.split()) if isinstance(value, str) else len(value) if value else 0)) > most:
-                raise ValueError(f"{name} has {count:,} values, more than the limit of {most}")
+            limit = MAX_SEARCH_TERMS if isinstance(value, str) else MAX_CONDITION_VALUES
+            if (count := (len(value.split()) if isinstance(value, str) else len(value) if value else 0)) > limit:
+                raise ValueError(f"{name} has {count:,} values, more than the limit of {limit}")
 
     @property
     def leaves_out_judgements(self) -> bool:
@@ -116,23 +116,23 @@ def extend_filter(filter: Filter | None = None, conditions: Mapping[str, Any] | 
     condition instead of a tuple of them, and a plain number for equality. Raises `ValueError` for an unknown
     condition or an invalid value.
     """
-    given = dict(parse_condition(name, value) for name, value in (conditions or {}).items())
-    whole = filter or Filter()
-    return replace(whole, **given) if given else whole
+    parsed = dict(parse_condition(name, value) for name, value in (conditions or {}).items())
+    base = filter or Filter()
+    return replace(base, **parsed) if parsed else base
 
 
 def merge_filters(one: Filter, other: Filter) -> Filter:
     """Return the conditions of both filters; `other` takes precedence."""
-    given = {name: value for name in CONDITIONS if (value := getattr(other, name)) != _DEFAULTS[name]}
-    return replace(one, **given) if given else one
+    changed = {name: value for name in CONDITIONS if (value := getattr(other, name)) != _DEFAULTS[name]}
+    return replace(one, **changed) if changed else one
 
 
 def filter_to_dict(filter: Filter) -> dict[str, JSON]:
     """Return the conditions that are set as plain values by name, sorted; `extend_filter(None, …)` restores the
     filter.
     """
-    given = {name: getattr(filter, name) for name in sorted(CONDITIONS)}
-    return {name: _to_json(value) for name, value in given.items() if value != _DEFAULTS[name]}
+    values = {name: getattr(filter, name) for name in sorted(CONDITIONS)}
+    return {name: _to_json(value) for name, value in values.items() if value != _DEFAULTS[name]}
 
 
 def _to_json(value: Any) -> JSON:
@@ -216,8 +216,8 @@ def unknown_condition_error(name: str) -> ValueError:
     """Return the error for an unknown condition name; it suggests a similar name, or lists all names."""
     from spanwise.tracer.suggestions import did_you_mean  # loads the tracer, so import it only for errors
 
-    near = did_you_mean(name, (*NAMES, *CONDITIONS), form=": {}")
-    return ValueError(f"unknown condition {name!r}{near or '; expected one of: ' + ', '.join(NAMES)}")
+    hint = did_you_mean(name, (*NAMES, *CONDITIONS), form=": {}")
+    return ValueError(f"unknown condition {name!r}{hint or '; expected one of: ' + ', '.join(NAMES)}")
 
 
 def unresolved_dataset_error(dataset: str) -> Refused:
@@ -371,12 +371,12 @@ def join_conditions(conditions: Iterable[Condition]) -> Filter:
     Values of list conditions, feedback and metadata accumulate. Of any other condition, the last value applies.
     Raises `ValueError` for an unknown condition name.
     """
-    together: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     for name, value in conditions:
-        if name in CUMULATIVE_CONDITIONS and name in together:
-            value = together[name] | value if name == "metadata" else together[name] + value
-        together[name] = value
-    return extend_filter(None, together)
+        if name in CUMULATIVE_CONDITIONS and name in joined:
+            value = joined[name] | value if name == "metadata" else joined[name] + value
+        joined[name] = value
+    return extend_filter(None, joined)
 
 
 def parse_item(name: str, text: str) -> Condition:
@@ -418,9 +418,9 @@ def _condition_items(field: str, value: Any) -> Iterator[tuple[str, str]]:
         yield from ((field, f"{key}{operator}{bound}") for key, operator, bound in value)
     elif field == "metadata":
         for key, text in value.items():
-            said = f"{key}:{metadata_text(text)}"
-            plain = filter_values.parse_metadata(said) == {key: text}
-            yield (field, said) if plain else (f"metadata.{key}", metadata_text(text))
+            pair = f"{key}:{metadata_text(text)}"
+            is_plain = filter_values.parse_metadata(pair) == {key: text}
+            yield (field, pair) if is_plain else (f"metadata.{key}", metadata_text(text))
     elif field in COMPARED_CONDITIONS:
         yield field, f"{value[0]}{value[1]!r}"
     elif field in ("since_ns", "until_ns"):  # the name `since` would read a number of few digits as a date

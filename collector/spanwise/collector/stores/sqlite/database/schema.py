@@ -32,11 +32,11 @@ class MigrationProgress:
     """Progress log of migrating the file at `path` from one version to another. Each step counts equally."""
 
     def __init__(self, path: str, version: int, upto: int, quiet: float = QUIET_SECONDS) -> None:
-        self._what = f"bringing {os.path.basename(path)!r} from version {version} to {upto}"
+        self._title = f"bringing {os.path.basename(path)!r} from version {version} to {upto}"
         self._first, self._steps = version, max(1, upto - version)
         self._share = 0.0
         self._due = time.monotonic() + quiet
-        self._said = False
+        self._has_logged = False
 
     def begin(self, step: int) -> None:
         """Record that a step begins; step n migrates version n to n + 1."""
@@ -55,20 +55,20 @@ class MigrationProgress:
     def tick(self) -> None:
         """Log the progress if the next log record is due."""
         if (now := time.monotonic()) >= self._due:
-            self._due, self._said = now + REPORT_SECONDS, True
-            self._say(int(100 * self._share))
+            self._due, self._has_logged = now + REPORT_SECONDS, True
+            self._log(int(100 * self._share))
 
-    def _say(self, done: int) -> None:
-        log.info("%s: %d %%", self._what, done, extra={"done": done})
+    def _log(self, done: int) -> None:
+        log.info("%s: %d %%", self._title, done, extra={"done": done})
 
     def __enter__(self) -> MigrationProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if self._said and error is None:
-            self._say(100)
-        elif self._said:
-            log.info("%s: stopped at %d %%", self._what, int(100 * self._share), extra={"done": 100})
+        if self._has_logged and error is None:
+            self._log(100)
+        elif self._has_logged:
+            log.info("%s: stopped at %d %%", self._title, int(100 * self._share), extra={"done": 100})
 
 
 APPLICATION_ID = 0x53504E57  # "SPNW" in ASCII

@@ -24,8 +24,8 @@ _HEAD_COLUMNS = (
 )
 # Maps `_FLAGS_SQL` to: settled, whole, rooted, partial, judgement
 _FLAGS_BY_CODE = [
-    ((False, True, None, None)[told & 3], not told & 32, bool(told & 4), bool(told & 8), bool(told & 16))
-    for told in range(64)
+    ((False, True, None, None)[code & 3], not code & 32, bool(code & 4), bool(code & 8), bool(code & 16))
+    for code in range(64)
 ]
 _FROM_FEED = "FROM traces t INDEXED BY traces_by_change WHERE t.change > ?"
 _FROM_TRACE = "FROM traces t WHERE t.trace_id = ? AND t.span_count > 0"
@@ -76,29 +76,29 @@ class _HeadDraft:
 
 
 def _make_head(row: Sequence[Any], results: tuple[bool | None, ...]) -> TraceHead:
-    made: Any = _HeadDraft()
+    head: Any = _HeadDraft()
     (
-        made.trace_id,
-        made.change,
-        made.runs_change,
-        made.changed_ns,
-        made.start_ns,
-        told,
-        made.size,
-        made.span_count,
-        made.probability,
-        made.project,
-        made.environment,
-        made.experiment_id,
-        made.session_id,
-        made.number,
+        head.trace_id,
+        head.change,
+        head.runs_change,
+        head.changed_ns,
+        head.start_ns,
+        flags,
+        head.size,
+        head.span_count,
+        head.probability,
+        head.project,
+        head.environment,
+        head.experiment_id,
+        head.session_id,
+        head.number,
         *_,
     ) = row
-    made.settled, made.whole, made.rooted, made.partial, made.judgement = _FLAGS_BY_CODE[told]
-    made.cursor = str(made.change)
-    made.passes = results
-    made.__class__ = TraceHead  # both classes have the same slots
-    return cast(TraceHead, made)
+    head.settled, head.whole, head.rooted, head.partial, head.judgement = _FLAGS_BY_CODE[flags]
+    head.cursor = str(head.change)
+    head.passes = results
+    head.__class__ = TraceHead  # both classes have the same slots
+    return cast(TraceHead, head)
 
 
 def count_later_changes(db: sqlite3.Connection, after: str | None) -> tuple[int, int | None]:
