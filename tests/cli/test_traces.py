@@ -119,7 +119,7 @@ def test_delete(url: str) -> None:
 
 
 def test_faults_of_the_user_cost_one_line(url: str) -> None:
-    assert "is no condition" in refusal("traces", "list", "--store", url, "-w", "name")
+    assert "invalid condition" in refusal("traces", "list", "--store", url, "-w", "name")
     assert "did you mean 'name'" in refusal("traces", "list", "--store", url, "-w", "nmae=x")
     assert "f" * 32 in refusal("traces", "show", "f" * 32, "--store", url)
     assert "invalid time 'yesterday'" in refusal("traces", "list", "--store", url, "--since", "yesterday")

@@ -93,7 +93,7 @@ def test_a_text_of_many_beginnings_is_refused_and_soon(tmp_path):
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         assert store.traces(text="abc* " * 100).items == ()
         for many in (" ".join(f"{letter}bc*" for letter in "abcdefghi"), "-".join(f"{n:x}*" for n in range(20_000))):
-            with pytest.raises(Refused, match="more than 8 beginnings"):
+            with pytest.raises(Refused, match="more than 8 prefixes"):
                 store.traces(text=many)
 
 

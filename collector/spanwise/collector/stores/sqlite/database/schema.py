@@ -171,8 +171,8 @@ CREATE INDEX feedback_of_people ON feedback (key, created_ns) WHERE source = 'hu
 CREATE INDEX feedback_by_label ON feedback (key, label, trace) WHERE standing = 2 AND label IS NOT NULL;
 CREATE INDEX feedback_by_trace ON feedback (trace, key, (standing = 2 AND outcome = 'score')) WHERE trace IS NOT NULL;
 CREATE INDEX feedback_of_rules ON feedback (rule, trace_start_ns) WHERE rule IS NOT NULL;
-CREATE TRIGGER trace_start_moved AFTER UPDATE OF start_ns ON traces WHEN new.start_ns IS NOT old.start_ns BEGIN
-  UPDATE feedback SET trace_start_ns = new.start_ns WHERE trace = new.id AND rule IS NOT NULL; END;
+CREATE TRIGGER trace_start_moved AFTER UPDATE OF start_ns ON traces WHEN new.start_ns IS NOT old.start_ns
+  BEGIN UPDATE feedback SET trace_start_ns = new.start_ns WHERE trace = new.id AND rule IS NOT NULL; END;
 
 -- Change feed: the last change number, the store's clock, and an id of the file, by which collectors that forward to
 -- each other know it
