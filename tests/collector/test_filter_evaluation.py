@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from collector.making import child, run
-from spanwise.collector.errors import Refused
+from spanwise.collector.errors import Closed, Refused
 from spanwise.collector.filter_evaluation import (
     KeyFeedback,
     TraceValues,
@@ -18,6 +18,7 @@ from spanwise.collector.filter_evaluation import (
     trace_conditions,
 )
 from spanwise.collector.filters import Filter
+from spanwise.collector.request_context import CancellableQuery
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.query import trace_values
 
@@ -109,3 +110,14 @@ def test_a_name_beyond_the_limit_of_the_list_is_found_in_the_spans(tmp_path: Pat
         filters = [Filter(any_name="step 299"), Filter(any_name="step 300"), Filter(model="m299")]
         assert store.changes(filters=filters).heads[0].passes == (True, False, True)
         assert len(store.traces(filters[0])) == len(store.traces(filters[2])) == 1
+
+
+def test_a_query_that_is_over_stops_between_two_filters(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        store.append([run()])
+        with store._traces._file.read() as reader:
+            reader.question = query = CancellableQuery("GET /", None)
+            results = trace_values.FilterReader(reader, [Filter(name="a")] * 2).read("FROM traces t", ())
+            query.leave()
+            with pytest.raises(Closed, match="was stopped"):
+                list(results)

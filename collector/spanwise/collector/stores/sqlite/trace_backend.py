@@ -238,7 +238,7 @@ class SQLiteTraces(Backend):
         # taken before reading, so that a change that the result lacks is later than this time
         now_ns = self._file.clock.now()
         with self._file.read() as reader:
-            return change_feed.read_changes(reader.db, after, limit, filters, now_ns)
+            return change_feed.read_changes(reader, after, limit, filters, now_ns)
 
     @read_operation
     def behind(self, db: sqlite3.Connection, /, after: str | None) -> tuple[int, int | None]:
@@ -248,9 +248,9 @@ class SQLiteTraces(Backend):
     def position(self, db: sqlite3.Connection, /) -> int:
         return change_feed.read_latest_change(db)
 
-    @read_operation
-    def head(self, db: sqlite3.Connection, /, trace_id: str, filters: Sequence[Filter] = ()) -> TraceHead:
-        return change_feed.read_head(db, trace_id, filters)
+    def head(self, trace_id: str, filters: Sequence[Filter] = ()) -> TraceHead:
+        with self._file.read() as reader:
+            return change_feed.read_head(reader, trace_id, filters)
 
     @read_operation
     def is_after(self, db: sqlite3.Connection, /, change: str, cursor: str | None) -> bool:
@@ -272,7 +272,7 @@ class SQLiteTraces(Backend):
 
     def explain(self, trace_id: str, filter: Filter) -> list[ConditionResult]:
         with self._file.read() as reader:
-            return change_feed.explain_filter(reader.db, trace_id, filter)
+            return change_feed.explain_filter(reader, trace_id, filter)
 
     @read_operation
     def count(self, db: sqlite3.Connection, /) -> Mapping[str, int]:

@@ -9,6 +9,7 @@ from typing import Any, cast
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filters import Filter, validate_rule_filter
 from spanwise.collector.records import ChangePage, ConditionResult, TraceHead
+from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.query.trace_values import FilterReader
 
 MAX_HEADS = 10_000  # maximum number of heads in a page
@@ -31,42 +32,40 @@ _FROM_FEED = "FROM traces t INDEXED BY traces_by_change WHERE t.change > ?"
 _FROM_TRACE = "FROM traces t WHERE t.trace_id = ? AND t.span_count > 0"
 
 
-def read_changes(
-    db: sqlite3.Connection, after: str | None, limit: int, filters: Sequence[Filter], now_ns: int
-) -> ChangePage:
+def read_changes(reader: Reader, after: str | None, limit: int, filters: Sequence[Filter], now_ns: int) -> ChangePage:
     """Return the heads of the traces that changed after `after`, with the result of each filter.
 
     Raise `Refused` for an invalid cursor or invalid filters.
     """
-    begin = parse_change(db, after)
-    heads = _read_heads(db, filters, f"{_FROM_FEED} ORDER BY t.change LIMIT ?", (begin, max(0, min(limit, MAX_HEADS))))
+    begin = parse_change(reader.db, after)
+    heads = _read_heads(
+        reader, filters, f"{_FROM_FEED} ORDER BY t.change LIMIT ?", (begin, max(0, min(limit, MAX_HEADS)))
+    )
     return ChangePage(heads=heads, cursor=heads[-1].cursor if heads else str(begin), now_ns=now_ns)
 
 
-def read_head(db: sqlite3.Connection, trace_id: str, filters: Sequence[Filter]) -> TraceHead:
+def read_head(reader: Reader, trace_id: str, filters: Sequence[Filter]) -> TraceHead:
     """Return the head of one trace. Raise `NotFound` if the store has no runs of it."""
-    heads = _read_heads(db, filters, _FROM_TRACE, (trace_id,))
+    heads = _read_heads(reader, filters, _FROM_TRACE, (trace_id,))
     if not heads:
         raise NotFound(f"there is no trace {trace_id!r} in this store")
     return heads[0]
 
 
-def explain_filter(db: sqlite3.Connection, trace_id: str, filter: Filter) -> list[ConditionResult]:
+def explain_filter(reader: Reader, trace_id: str, filter: Filter) -> list[ConditionResult]:
     """Return the result of each condition for one trace. Raise `NotFound` if the store has no runs of it."""
-    explained = FilterReader(db, [filter]).explain(_FROM_TRACE, (trace_id,))
+    explained = FilterReader(reader, [filter]).explain(_FROM_TRACE, (trace_id,))
     if not explained:
         raise NotFound(f"there is no trace {trace_id!r} in this store")
     return explained[0]
 
 
-def _read_heads(
-    db: sqlite3.Connection, filters: Sequence[Filter], source: str, values: Sequence[Any]
-) -> tuple[TraceHead, ...]:
+def _read_heads(reader: Reader, filters: Sequence[Filter], source: str, values: Sequence[Any]) -> tuple[TraceHead, ...]:
     """Return the heads of the selected traces. Raise `Refused` for too many or invalid filters."""
     if len(filters) > MAX_FILTERS:
         raise Refused(f"at most {MAX_FILTERS} filters can be evaluated at once, got {len(filters)}; use several calls")
-    reader = FilterReader(db, [validate_rule_filter(filter) for filter in filters], _HEAD_COLUMNS)
-    return tuple([_make_head(row, results) for row, results in reader.read(source, values)])
+    filter_reader = FilterReader(reader, [validate_rule_filter(filter) for filter in filters], _HEAD_COLUMNS)
+    return tuple([_make_head(row, results) for row, results in filter_reader.read(source, values)])
 
 
 class _HeadDraft:

@@ -18,12 +18,13 @@ from spanwise.collector.filters import Filter
 from spanwise.collector.records import ConditionResult
 from spanwise.collector.stores.sqlite.database.bulk_statements import iterate_rows
 from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
+from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.query.filter_sql import compile_match, complete_sql
 from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
 
 MAX_ID_GAP = 2_000  # up to this gap, scanning the ids between two traces is cheaper than a second search
 
-BATCH_CHARACTERS = 16_000_000  # characters of JSON that are read at once, unless one trace has more
+BATCH_ROWS, BATCH_CHARACTERS = 1_000, 16_000_000  # traces, and characters of their JSON, that are evaluated together
 
 # SQL expressions on a row `t`, by value. `FilterReader` converts the results of those in `_CONVERTED`
 _COLUMNS: Mapping[str, str] = {
@@ -72,13 +73,14 @@ class FilterReader:
     It selects columns of the caller, and those that the filters require.
     """
 
-    def __init__(self, db: sqlite3.Connection, filters: Sequence[Filter], columns: Sequence[str] = ()) -> None:
+    def __init__(self, reader: Reader, filters: Sequence[Filter], columns: Sequence[str] = ()) -> None:
         """Compile the filters. `columns` are SQL expressions on a row `t`. Raise `Refused` for an invalid filter."""
-        self._db, self._filters = db, filters
+        self._db, self._check_query, self._filters = reader.db, reader.look, filters
         self._conditions = [trace_conditions(filter) for filter in filters]
         required = set[str]().union(*map(required_values, self._conditions))
         wanted = {name: column for name, column in _COLUMNS.items() if name in required}
-        self._columns = [*columns, *(one for one in ("t.id", *wanted.values()) if one not in columns)]
+        # each column only once, because reading it costs as much as finding the row
+        self._columns = list(dict.fromkeys([*columns, "t.id", *wanted.values()]))
         self._positions = {name: self._columns.index(column) for name, column in wanted.items()}
         self._id = self._columns.index("t.id")
 
@@ -86,7 +88,10 @@ class FilterReader:
         """Yield each selected row, which begins with the caller's columns, and the result of each filter."""
         for rows in self._select(source, values):
             traces = self._convert(rows)
-            by_filter = [evaluate(conditions, traces, self._positions) for conditions in self._conditions]
+            by_filter = []
+            for conditions in self._conditions:
+                self._check_query()
+                by_filter.append(evaluate(conditions, traces, self._positions))
             yield from zip(rows, zip(*by_filter, strict=True) if by_filter else repeat(()), strict=False)
 
     def explain(self, source: str, values: Sequence[Any]) -> list[list[ConditionResult]]:
@@ -95,18 +100,18 @@ class FilterReader:
         return [explain(self._conditions[0], trace, self._positions) for trace in traces]
 
     def _select(self, source: str, values: Sequence[Any]) -> Iterator[list[Any]]:
-        """Yield rows in batches. A batch ends when its JSON columns have `BATCH_CHARACTERS` characters."""
+        """Yield rows in batches of at most `BATCH_ROWS` rows, whose JSON has about `BATCH_CHARACTERS` characters."""
         cursor = self._db.execute(f"SELECT {', '.join(self._columns)} {source}", values)
         positions = [self._positions[name] for name in _JSON if name in self._positions]
         if not positions:
-            yield cursor.fetchall()
+            yield from iter(lambda: cursor.fetchmany(BATCH_ROWS), [])
             return
         rows, characters = list[Any](), 0
         for row in cursor:
             rows.append(row)
             for position in positions:
                 characters += len(row[position] or "")
-            if characters > BATCH_CHARACTERS:
+            if len(rows) == BATCH_ROWS or characters > BATCH_CHARACTERS:
                 yield rows
                 rows, characters = [], 0
         yield rows
