@@ -116,7 +116,7 @@ def evaluate(
 
 
 # Only a text condition can be unknown. It comes last, so that its result counts only if all other conditions hold.
-# Nearly every trace is no judgement, so that condition rarely excludes a trace.
+# Few traces are evaluators' own. The other conditions come first, because they exclude more.
 _EVALUATED_LAST = {"judgement": 1, "text": 2}
 
 

@@ -101,10 +101,8 @@ STATUSES = get_args(Status)
 CONDITION_ALIASES = {"tag": "tags"}  # accepted wherever condition names are parsed
 LIST_CONDITIONS = ("tags", "missing", "untried", "failed", "skipped", "trace_ids", "experiments")
 LIMITED_CONDITIONS = ("tags", "metadata", "feedback", "missing", "untried", "failed", "skipped", "error", "text")
-MAX_CONDITION_VALUES, MAX_SEARCH_TERMS = (
-    450,
-    100,
-)  # maximum number of values or words in one condition: each adds a clause to the SQL query
+# Maximum number of values, and of words, in one condition: each adds a clause to the SQL query
+MAX_CONDITION_VALUES, MAX_SEARCH_TERMS = 450, 100
 COMPARED_CONDITIONS = ("latency_ms", "tokens", "cost")
 
 

@@ -24,14 +24,11 @@ from spanwise.collector.security.authorization import get_access
 QUERY_TIMEOUT_S = 10.0  # time limit of one query
 # both lanes together; one reader connection of the store stays free for other work of this process
 MAX_CONCURRENT_QUERIES = 7
-MAX_CONCURRENT_SCANS = max(
-    2, min(MAX_CONCURRENT_QUERIES - 2, os.cpu_count() or 2)
-)  # scans are limited by the CPU: more of them would only compete for the same cores
+# Scans are limited by the CPU: more of them would only compete for the same cores
+MAX_CONCURRENT_SCANS = max(2, min(MAX_CONCURRENT_QUERIES - 2, os.cpu_count() or 2))
 MAX_QUEUED_QUERIES, QUEUE_TIMEOUT_S = 100, 10.0  # in each lane
-DISCONNECT_CHECK_DELAY_S, DISCONNECT_CHECK_INTERVAL_S = (
-    0.05,
-    0.05,
-)  # time until the first check whether the client has disconnected, and between further checks
+# Time until the first check whether the client has disconnected, and between further checks
+DISCONNECT_CHECK_DELAY_S, DISCONNECT_CHECK_INTERVAL_S = 0.05, 0.05
 MAX_PENDING_RESPONSE_BYTES = 256 * 1024 * 1024  # total size of the responses that clients have not read yet
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a request whose client has disconnected, so no client ever sees it
 
