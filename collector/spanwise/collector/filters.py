@@ -91,9 +91,9 @@ class Filter:
     @property
     def leaves_out_judgements(self) -> bool:
         """Return whether evaluators' own traces are excluded because no condition asks for them."""
-        asked = self.kind is not None or self.any_kind == EVALUATOR_KIND or self.trace_ids is not None
+        is_requested = self.kind is not None or self.any_kind == EVALUATOR_KIND or self.trace_ids is not None
         # a filter by experiment never matches evaluators' own traces, so it needs no extra exclusion
-        return not (asked or self.experiment or self.experiments is not None)
+        return not (is_requested or self.experiment or self.experiments is not None)
 
 
 EVALUATOR_KIND = "evaluator"  # run kind of evaluators' own traces
@@ -119,10 +119,10 @@ def extend_filter(filter: Filter | None = None, conditions: Mapping[str, Any] | 
     return replace(base, **parsed) if parsed else base
 
 
-def merge_filters(one: Filter, other: Filter) -> Filter:
-    """Return the conditions of both filters; `other` takes precedence."""
-    changed = {name: value for name in CONDITIONS if (value := getattr(other, name)) != _DEFAULTS[name]}
-    return replace(one, **changed) if changed else one
+def merge_filters(base: Filter, override: Filter) -> Filter:
+    """Return the conditions of both filters; `override` takes precedence."""
+    changed = {name: value for name in CONDITIONS if (value := getattr(override, name)) != _DEFAULTS[name]}
+    return replace(base, **changed) if changed else base
 
 
 def filter_to_dict(filter: Filter) -> dict[str, JSON]:
@@ -295,7 +295,9 @@ def _parse_feedback_conditions(name: str, value: Any) -> tuple[FeedbackCondition
         return (_parse_feedback_condition(value),)
     members = tuple(value)
     parts = not any(isinstance(member, tuple | list) for member in members)
-    comparisons = all(isinstance(one, str) and filter_values.COMPARISON_PATTERN.fullmatch(one) for one in members)
+    comparisons = all(
+        isinstance(member, str) and filter_values.COMPARISON_PATTERN.fullmatch(member) for member in members
+    )
     if parts and members and (members[1:2] in _OPERATOR_TUPLES or not comparisons):
         return (_parse_feedback_condition(members),)
     return tuple(map(_parse_feedback_condition, members))

@@ -134,8 +134,8 @@ def _metadata(wanted: Any) -> list[SQLCondition]:
         "(instr(t.metadata, ?) > 0 OR instr(t.metadata, ?) > 0)"
         f" AND EXISTS (SELECT 1 FROM json_each(t.metadata) m WHERE m.key = ? AND {METADATA_TEXT_SQL} = ?)"
     )
-    asked = [(str(key), metadata_text(value)) for key, value in wanted.items()]
-    return [SQLCondition(sql, (*_in_json(key, text), key, text)) for key, text in asked]
+    texts = [(str(key), metadata_text(value)) for key, value in wanted.items()]
+    return [SQLCondition(sql, (*_in_json(key, text), key, text)) for key, text in texts]
 
 
 def _in_json(key: str, text: str) -> tuple[str, str]:

@@ -238,7 +238,7 @@ def read_headers(reader: Reader, trace_ids: Sequence[str]) -> dict[str, TraceHea
         feedback.setdefault(trace, []).append(outcome)
     running = sender_records.read_open_runs(reader.db, rows)
     headers = {}
-    for trace_id in (one for one in wanted if one in rows):
+    for trace_id in [trace_id for trace_id in wanted if trace_id in rows]:
         key, root, size, complete, dropped, calls_sent = rows[trace_id]
         rest = tuple(feedback.get(key, ())), bool(complete), dropped, calls_sent, tuple(running.get(trace_id, ()))
         headers[trace_id] = TraceHeader(key, roots[root], size, rest)
@@ -297,25 +297,25 @@ _BEFORE_ALL = -(1 << 63)
 def read_tree(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> Page[TreeNode]:
     """Return the page of the tree that contains the run `cursor`. Raise `NotFound` for an unknown trace or run."""
     key, _ = _find_trace(reader.db, trace_id)
-    lines = [RunNode._make(row) for row in reader.db.execute(_SELECT_LINES, (key,))]
+    nodes = [RunNode._make(row) for row in reader.db.execute(_SELECT_LINES, (key,))]
     reader.look()
-    placed = list(walk_tree(lines))
+    branches = list(walk_tree(nodes))
     at = 0
     if cursor is not None:
-        at = next((position for position, (_, line) in enumerate(placed) if line.span_id == cursor), -1)
+        at = next((position for position, (_, node) in enumerate(branches) if node.span_id == cursor), -1)
         if at < 0:
             raise _missing_run(trace_id, cursor)
     start, end = at - at % limit, at - at % limit + limit
-    known = {line.span_id for line in lines}
+    span_ids = {node.span_id for node in nodes}
     marks = {
         row[0]: row[1:]
-        for row in select_many(reader.db, _SELECT_FEEDBACK_COUNTS, [x.span_id for _, x in placed[start:end]], (key,))
+        for row in select_many(reader.db, _SELECT_FEEDBACK_COUNTS, [x.span_id for _, x in branches[start:end]], (key,))
     }
     items = tuple(
-        make_branch(start + n, depth, line, known, *marks.get(line.span_id, (0, 0)))
-        for n, (depth, line) in enumerate(placed[start:end])
+        make_branch(start + n, depth, node, span_ids, *marks.get(node.span_id, (0, 0)))
+        for n, (depth, node) in enumerate(branches[start:end])
     )
-    return Page(items=items, next=placed[end][1].span_id if end < len(placed) else None)
+    return Page(items=items, next=branches[end][1].span_id if end < len(branches) else None)
 
 
 def read_runs(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> Page[Run]:

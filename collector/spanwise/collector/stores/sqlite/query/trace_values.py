@@ -151,8 +151,11 @@ class FilterReader:
     def _add_feedback(self, rows: Rows, at: int) -> None:
         keys = {
             key
-            for one in self._filters
-            for key in (*(key for key, _, _ in one.feedback), *one.missing, *one.untried, *one.failed, *one.skipped)
+            for filter in self._filters
+            for key in (
+                *(key for key, _, _ in filter.feedback),
+                *(*filter.missing, *filter.untried, *filter.failed, *filter.skipped),
+            )
         }
         traces: dict[int, dict[str, KeyFeedback]] = {}
         for row in rows:
@@ -168,7 +171,7 @@ class FilterReader:
 
     def _add_texts(self, rows: Rows, at: int) -> None:
         ids = [row[self._id] for row in rows]
-        found = {text: find_text(self._db, text, ids) for one in self._filters if (text := one.text) is not None}
+        found = {text: find_text(self._db, text, ids) for filter in self._filters if (text := filter.text) is not None}
         for row in rows:
             is_waiting = row[at]
             row[at] = None if is_waiting else [text for text, traces in found.items() if row[self._id] in traces]
