@@ -62,6 +62,7 @@ _SELECT_FEEDBACK = (
     " ORDER BY f.created_ns, f.rowid"
 )
 _NO_FEEDBACK = KeyFeedback()
+_NO_KEYS: Mapping[str, KeyFeedback] = {}
 _JSON = ("tags", "metadata", *_LISTS)
 _CONVERTED = (*_JSON, "errors", "feedback", "texts")
 Rows: TypeAlias = list[list[Any]]
@@ -157,17 +158,18 @@ class FilterReader:
                 *(*filter.missing, *filter.untried, *filter.failed, *filter.skipped),
             )
         }
-        traces: dict[int, dict[str, KeyFeedback]] = {}
-        for row in rows:
-            row[at] = traces[row[self._id]] = {}
-        found = iterate_rows(self._db, _SELECT_FEEDBACK, traces, (dumps([*keys]),))
-        for trace, key, outcome, score, label, is_of_document in found:
-            feedback = traces[trace]
-            total = feedback[key].total + 1 if key in feedback else 1
+        found: dict[int, dict[str, KeyFeedback]] = {}
+        ids = [row[self._id] for row in rows]
+        selected = iterate_rows(self._db, _SELECT_FEEDBACK, ids, (dumps([*keys]),))
+        for trace, key, outcome, score, label, is_of_document in selected:
+            feedback = found.setdefault(trace, {})
+            known = feedback.get(key, _NO_FEEDBACK)
             if is_of_document:
-                feedback[key] = feedback.get(key, _NO_FEEDBACK)._replace(total=total)
+                feedback[key] = known._replace(total=known.total + 1)
             else:
-                feedback[key] = KeyFeedback(outcome, score, label, total)
+                feedback[key] = KeyFeedback(outcome, score, label, known.total + 1)
+        for row in rows:
+            row[at] = found.get(row[self._id], _NO_KEYS)
 
     def _add_texts(self, rows: Rows, at: int) -> None:
         ids = [row[self._id] for row in rows]
