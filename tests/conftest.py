@@ -81,8 +81,8 @@ def new_files_by_copy() -> None:
     ready.execute(f"PRAGMA page_size = {schema.PAGE_SIZE}")
     schema.migrate(ready, "in memory")
 
-    def migrate(db: sqlite3.Connection, path: str, upto: int = len(schema.MIGRATIONS)) -> None:
-        if upto < len(schema.MIGRATIONS) or schema.read_version(db, path):
+    def migrate(db: sqlite3.Connection, path: str, upto: int = schema.FILE_VERSION) -> None:
+        if upto < schema.FILE_VERSION or schema.read_version(db, path):
             return schema.migrate(db, path, upto)
         db.execute("PRAGMA synchronous = OFF")
         ready.backup(db)

@@ -131,7 +131,7 @@ def test_checks_for_pipes(file: str) -> None:
         (("stats", "--store", "missing.db"), "no file 'missing.db'"),
         (("prune", "--store", "missing.db"), "--older-than 30d"),
         (("prune", "--max-size", "big"), "'big' is not a size"),
-        (("prune", "--older-than", "soon"), "'soon' is no duration"),
+        (("prune", "--older-than", "soon"), "invalid duration 'soon'"),
         (("stats", "--store", "http://localhost:1"), "is a server"),
     ],
 )

@@ -107,7 +107,7 @@ def test_of_two_keys_of_one_name_neither_is_revoked_by_it(path: Path) -> None:
         (("create", "a", "--scope", "all"), "unknown scope 'all'"),
         (("create", " "), "the name of a key must have 1 to 200 printable characters"),
         (("create", "a\nb"), "the name of a key must have 1 to 200 printable characters"),
-        (("create", "a", "--expires", "soon"), "'soon' is no duration"),
+        (("create", "a", "--expires", "soon"), "invalid duration 'soon'"),
         (("create", "a", "--expires", "0d"), "must be a positive duration such as 90d"),
         (("create", "a", "--expires", "9" * 30 + "d"), "must be a positive duration such as 90d"),
         (("revoke", "none", "--yes"), "there is no key 'none'"),

@@ -119,10 +119,10 @@ def test_delete(url: str) -> None:
 
 
 def test_faults_of_the_user_cost_one_line(url: str) -> None:
-    assert "is no condition" in refusal("traces", "list", "--store", url, "-w", "name")
+    assert "invalid condition" in refusal("traces", "list", "--store", url, "-w", "name")
     assert "did you mean 'name'" in refusal("traces", "list", "--store", url, "-w", "nmae=x")
     assert "f" * 32 in refusal("traces", "show", "f" * 32, "--store", url)
-    assert "'yesterday' is no time" in refusal("traces", "list", "--store", url, "--since", "yesterday")
+    assert "invalid time 'yesterday'" in refusal("traces", "list", "--store", url, "--since", "yesterday")
 
 
 def test_the_beginning_of_an_id_will_do(url: str) -> None:

@@ -254,7 +254,7 @@ def test_words_are_not_told_before_the_index_has_them(store: Store) -> None:
 
 
 def test_a_filter_that_time_alone_changes_is_refused(store: Store) -> None:
-    with pytest.raises(Refused, match="with time alone"):
+    with pytest.raises(Refused, match="cannot have the condition `complete`"):
         store.changes(filters=[Filter(name="a"), Filter(complete=True)])
 
 
@@ -262,7 +262,7 @@ def test_what_is_read_at_once_is_bounded(store: Store) -> None:
     store.append([root := run()])
     assert len(store.changes(limit=10**12).heads) == 1
     assert store.changes(limit=-1).heads == ()
-    with pytest.raises(Refused, match="501 filters at once"):
+    with pytest.raises(Refused, match="at most 500 filters can be evaluated at once, got 501"):
         store.changes(filters=[Filter()] * 501)
     many = Filter(missing=tuple(map(str, range(450))))
     assert [one.passes for one in store.explain(root.trace_id, many)] == [True] * 450

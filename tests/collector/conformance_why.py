@@ -54,9 +54,9 @@ def test_a_condition_that_fails_is_named_with_the_value_that_it_saw(store: Store
             "it belongs to experiment 'e', and the rule applies only to live traffic",
         ),
         ({"scope": "experiments"}, {}, "it belongs to no experiment, and the rule applies only to experiments"),
-        ({"target": "session"}, {}, "it belongs to no session, and sessions are what the rule scores"),
+        ({"target": "session"}, {}, "it belongs to no session, and the rule scores sessions"),
         ({"enabled": False}, {}, "the rule is paused"),
-        ({"filter": {"feedback": [["good", ">", 0.5]]}}, {}, "feedback 'good' has no value from outside of rules"),
+        ({"filter": {"feedback": [["good", ">", 0.5]]}}, {}, "feedback 'good' has no value except from rules"),
         ({}, {"kind": "evaluator"}, "it is a trace of an evaluator"),
     ],
 )
@@ -110,7 +110,7 @@ def test_what_a_trace_waits_for(store: Store) -> None:
     [head] = traced(store)
     assert because(store, head.trace_id) == ("waiting", "waiting: no worker runs this rule")
     store.report(WorkerReport(holder="w", project="default", rules={"r": "1"}))
-    assert "it shall be quiet for 10 s" in because(store, head.trace_id)[1]
+    assert "it must be unchanged for 10 s" in because(store, head.trace_id)[1]
     store.save_rule(replace(store.rules()[0], version="2", since_ns=0, settings=RuleSettings(quiet_s=0)))
     assert because(store, head.trace_id) == ("waiting", "waiting: running workers have another version of this rule")
     store.report(WorkerReport(holder="w", project="default", rules={"r": "2"}))
@@ -164,8 +164,8 @@ def test_a_lease_that_has_run_out_is_not_told_as_held(store: Store) -> None:
     [head] = waiting(store)
     claim(store, seconds=0.0)
     said = because(store, head.trace_id)[1]
-    assert said.startswith("running; its worker 'w' has not answered since 20")
-    assert said.endswith("; another takes it over")
+    assert said.startswith("running; its worker 'w' has not responded since 20")
+    assert said.endswith("; another worker takes over")
 
 
 def test_a_score_from_before_the_last_change_of_its_trace_says_so(store: Store) -> None:

@@ -51,10 +51,10 @@ def test_conditions_in_the_query_string(api: httpx.Client, store: SQLiteStore) -
     ("path", "told"),
     [
         ("/api/traces?nmae=x", "did you mean 'name'"),
-        ("/api/traces?feedback=concise", "holds no comparison"),
+        ("/api/traces?feedback=concise", "is not a comparison"),
         ("/api/traces?limit=many", "limit"),
-        ("/api/traces?complete=perhaps", "neither true nor false"),
-        ("/api/traces?since_ns=x", "'x' is no time"),
+        ("/api/traces?complete=perhaps", "must be true or false"),
+        ("/api/traces?since_ns=x", "invalid time 'x'"),
         ("/api/traces?filter={", "JSON"),
         ("/api/traces?cursor=zz", "zz"),
         ("/api/aggregate?group_by=shoe", "shoe"),

@@ -96,5 +96,5 @@ def test_pruning_by_the_rules_that_are_kept(store: Store) -> None:
 
 
 def test_a_half_alone_does_not_know_datasets(halves: tuple[DatabaseFile, DatabaseFile]) -> None:
-    with pytest.raises(Exception, match="'d' is known to the control records"):
+    with pytest.raises(Exception, match="cannot be filtered by dataset 'd'"):
         SQLiteTraces(halves[0]).traces(Filter(dataset="d"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from collector import version_1
+from collector import former_file
 from collector.conformance_traces import eventually
 from collector.making import run
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -77,8 +77,8 @@ def test_readers_that_stay_keep_nobody_from_writing(file: Path) -> None:
 
 
 def test_a_new_file_has_pages_as_measured_and_an_older_one_keeps_its_own(file: Path, tmp_path: Path) -> None:
-    version_1.build(older := tmp_path / "older.db")
-    for path, pages in ((file, PAGE_SIZE), (older, 16384)):
+    former_file.build(older := tmp_path / "older.db")
+    for path, pages in ((file, PAGE_SIZE), (older, former_file.PAGES)):
         with SQLiteStore(path) as store:
             store.append([run()])
             assert store.stats()["page_bytes"] == pages

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from collector import version_1
+from collector import former_file
 from collector.making import child, run
 from spanwise.collector.errors import Halted, Refused, StoreError
 from spanwise.collector.records import Amendment, Example
@@ -223,7 +223,7 @@ def test_what_stood_in_the_log_alone_is_saved_and_the_log_stays(file: Path, tmp_
 
 
 def test_an_older_file_is_saved_as_it_is_and_brought_up_to_date(file: Path) -> None:
-    version_1.build(file)
+    former_file.build(file)
     saved, _, _ = recovered(file)
     with SQLiteStore(file) as old, SQLiteStore(saved) as new:
         assert [one.trace_id for one in new.traces()] == [one.trace_id for one in old.traces()]

@@ -37,7 +37,7 @@ def test_none_takes_a_condition_away():
     ("conditions", "told"),
     [
         ({"nmae": 1}, "did you mean 'name'"),
-        ({"latency_ms": ("~", 1)}, "'~' is not one of"),
+        ({"latency_ms": ("~", 1)}, "unknown operator '~'"),
         ({"feedback": ("a", "<")}, "(key, operator, value)"),
     ],
 )
@@ -49,7 +49,7 @@ def test_a_typo_is_named(conditions, told):
 
 def test_words_alone_are_no_terms():
     assert parse(["lost", "parcel"]) == Filter(text="lost parcel")
-    with pytest.raises(ValueError, match="'name' is no condition, such as name=answer or latency_ms>200"):
+    with pytest.raises(ValueError, match="invalid condition 'name'; write it like name=answer or latency_ms>200"):
         parse_term("name")
 
 
@@ -105,7 +105,7 @@ def test_durations_count_back_from_now(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "1", "h", "1y", "-1h", "1h 30m", "1.5h", "1h\n"])
 def test_what_is_no_duration(text):
-    with pytest.raises(ValueError, match="is no duration; write 90s, 30m, 1h, 7d or 2w"):
+    with pytest.raises(ValueError, match=r"invalid duration .*; write it like 90s, 30m, 1h, 7d or 2w"):
         parse_duration(text)
 
 
@@ -121,13 +121,13 @@ def test_eight_digits_are_a_date_and_more_are_nanoseconds():
 def test_what_is_no_time_or_too_far_away(text):
     with pytest.raises(ValueError) as caught:
         parse_time(text)
-    assert str(caught.value) == f"{text!r} is no time; write 1h, 7d, 2026-01-31 or 2026-01-31T12:00"
+    assert str(caught.value) == f"invalid time {text!r}; write it like 1h, 7d, 2026-01-31 or 2026-01-31T12:00"
 
 
 @pytest.mark.parametrize("nanoseconds", [-(2**63), 2**63 - 1])
 def test_the_ends_of_time(nanoseconds):
     assert filter_from_items([("since_ns", str(nanoseconds))]).since_ns == nanoseconds
-    with pytest.raises(ValueError, match="is no time"):
+    with pytest.raises(ValueError, match="invalid time"):
         filter_from_items([("since_ns", str(nanoseconds * 2))])
 
 
@@ -179,15 +179,15 @@ def test_metadata_of_all_kinds_goes_through_a_query_string(metadata):
 @pytest.mark.parametrize(
     ("term", "told"),
     [
-        ("since=soon", "'soon' is no time"),
+        ("since=soon", "invalid time 'soon'"),
         ("nam=x", "did you mean 'name'"),
         ("name>x", "'name>x': 'name' can only be compared with ="),
         ("metadata.tenant!=t1", "'metadata' can only be compared with ="),
-        ("feedback=concise", "feedback='concise' holds no comparison, such as feedback=concise<0.5"),
-        ("feedback=<1", "feedback='<1' holds no comparison, such as feedback=concise<0.5"),
-        ("latency_ms=!5", "latency_ms='!5' holds no comparison, such as latency_ms=>=100"),
+        ("feedback=concise", "feedback='concise' is not a comparison; write it like feedback=concise<0.5"),
+        ("feedback=<1", "feedback='<1' is not a comparison; write it like feedback=concise<0.5"),
+        ("latency_ms=!5", "latency_ms='!5' is not a comparison; write it like latency_ms=>=100"),
         ("tokens>few", "tokens='few' is not a number"),
-        ("complete=maybe", "complete='maybe' is neither true nor false"),
+        ("complete=maybe", "complete must be true or false, got 'maybe'"),
         ("latency_ms=fast", "not a number"),
     ],
 )
@@ -230,20 +230,20 @@ def test_a_duration_counts_back_in_python_as_well():
 @pytest.mark.parametrize(
     ("conditions", "told"),
     [
-        ({"zzz": 1}, "'zzz' is no condition on traces; there are project, environment, since, until, name"),
+        ({"zzz": 1}, "unknown condition 'zzz'; expected one of: project, environment, since, until, name"),
         ({"session_id": "s"}, "did you mean 'session'"),
         ({"latency_ms": 200}, "no trace takes 200 ms to the nanosecond; write latency_ms>=200"),
         ({"latency_ms": "200"}, "write latency_ms>=200"),
-        ({"tokens": True}, "tokens is compared: tokens='>=200', or ('>=', 200), not True"),
-        ({"tokens": (">", 1, 2)}, "not ('>', 1, 2)"),
-        ({"session": 7}, "session is a text, not 7"),
-        ({"tags": [1]}, "tags is a text, not 1"),
-        ({"since": 1.5}, "since is a time, such as '1h'"),
-        ({"since": "soon"}, "'soon' is no time"),
-        ({"complete": "maybe"}, "neither true nor false"),
-        ({"complete": 2}, "complete is True or False, not 2"),
-        ({"metadata": "tenant"}, "metadata 'tenant' is no pair"),
-        ({"metadata": ["tenant"]}, "metadata is a mapping"),
+        ({"tokens": True}, "tokens must be a comparison such as '>=200' or ('>=', 200), got True"),
+        ({"tokens": (">", 1, 2)}, "got ('>', 1, 2)"),
+        ({"session": 7}, "session must be a text, got 7"),
+        ({"tags": [1]}, "tags must be a text, got 1"),
+        ({"since": 1.5}, "since must be a time such as '1h'"),
+        ({"since": "soon"}, "invalid time 'soon'"),
+        ({"complete": "maybe"}, "must be true or false"),
+        ({"complete": 2}, "complete must be True or False, got 2"),
+        ({"metadata": "tenant"}, "metadata 'tenant' is not a key with a value"),
+        ({"metadata": ["tenant"]}, "metadata must be a mapping"),
     ],
 )
 def test_what_python_is_told_of_a_value_that_cannot_be(conditions, told):
@@ -255,20 +255,20 @@ def test_what_python_is_told_of_a_value_that_cannot_be(conditions, told):
 @pytest.mark.parametrize(
     ("filter", "told"),
     [
-        (Filter(since_ns=5, until_ns=5), "until is not after since"),
-        (Filter(latency_ms=("<", 0.0)), "latency_ms<0: it is never below 0"),
-        (Filter(tokens=("=", -1.0)), "tokens=-1: it is never below 0"),
-        (Filter(tokens=("=", 0.5)), "tokens are whole"),
-        (Filter(cost=(">", float("nan"))), "compared with a finite number, not nan"),
-        (Filter(feedback=(("tone", "<", "kind"),)), "give a number, or = with a label"),
-        (Filter(feedback=(("tone", "=", ""),)), "give a number, or = with a label"),
-        (Filter(feedback=(("k", ">", float("nan")),)), "nothing compares with it"),
+        (Filter(since_ns=5, until_ns=5), "until must be later than since"),
+        (Filter(latency_ms=("<", 0.0)), "latency_ms<0: no trace would pass"),
+        (Filter(tokens=("=", -1.0)), "tokens=-1: no trace would pass"),
+        (Filter(tokens=("=", 0.5)), "numbers of tokens are whole"),
+        (Filter(cost=(">", float("nan"))), "compared with a finite number, got nan"),
+        (Filter(feedback=(("tone", "<", "kind"),)), "compare with a number, or with = or != and a label"),
+        (Filter(feedback=(("tone", "=", ""),)), "compare with a number, or with = or != and a label"),
+        (Filter(feedback=(("k", ">", float("nan")),)), "no value compares with nan"),
         (Filter(session=""), "session is empty"),
-        (Filter(missing=("",)), "missing holds an empty name"),
-        (Filter(failed=("k", "")), "failed holds an empty name"),
-        (Filter(trace_ids=("",)), "trace_ids holds an empty name"),
-        (Filter(text="!?"), "holds no word"),
-        (Filter(error=" "), "holds no word"),
+        (Filter(missing=("",)), "missing contains an empty value"),
+        (Filter(failed=("k", "")), "failed contains an empty value"),
+        (Filter(trace_ids=("",)), "trace_ids contains an empty value"),
+        (Filter(text="!?"), "contains no word"),
+        (Filter(error=" "), "contains no word"),
     ],
 )
 def test_a_condition_that_no_trace_can_meet_is_refused(filter, told):

@@ -140,7 +140,7 @@ def test_callers_come_in_turn_however_much_one_asks() -> None:
         assert await lane.enter(one)
         came.append(name)
         lane.leave()
-        one.forget()
+        one.stop_watching()
 
     async def all_ask() -> None:
         lane = FairQueue(1)

@@ -19,9 +19,9 @@ from spanwise.collector.errors import Halted, Refused
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore, holder
 from spanwise.collector.stores.sqlite.database.file_lock import _lock_byte
-from spanwise.collector.stores.sqlite.database.schema import MIGRATIONS
+from spanwise.collector.stores.sqlite.database.schema import FILE_VERSION
 
-SAME_VERSION = f"PRAGMA user_version = {len(MIGRATIONS)}"  # a write that changes nothing
+SAME_VERSION = f"PRAGMA user_version = {FILE_VERSION}"  # a write that changes nothing
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def test_a_question_beyond_measure_is_refused_for_good(server, query):
 @pytest.mark.parametrize("name", ["tags", "missing", "untried", "failed", "skipped"])
 def test_so_many_conditions_can_be_asked_at_once(store, name):
     assert store.traces(Filter(**{name: tuple(map(str, range(MAX_CONDITION_VALUES)))})).items == ()
-    with pytest.raises(ValueError, match=f"{name} names 451 things"):
+    with pytest.raises(ValueError, match=f"{name} has 451 values"):
         Filter(**{name: tuple(map(str, range(MAX_CONDITION_VALUES + 1)))})
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from collector import making
+from collector import former_file, making
 from collector.test_migrations import KILLED_AT
 from spanwise.collector import connect
 from spanwise.collector.dialects import RawLog, RawSpan, read_log, read_run
@@ -34,13 +34,6 @@ def former_run(**fields: Any) -> Run:
         inputs={"assay.cost": 1}, outputs=TEXT, attributes=attributes, metadata={"assay.cost": 3}, resource=resource,
         **fields,
     )  # fmt: skip
-
-
-def make_former(file: Path) -> None:
-    """Mark a file as one of the version before the renaming."""
-    with closing(sqlite3.connect(file)) as db:
-        db.execute("PRAGMA user_version = 19")
-        db.execute(f"PRAGMA application_id = {FORMER_APPLICATION_ID}")
 
 
 def dump(file: Path) -> dict[str, list[Any]]:
@@ -74,7 +67,7 @@ def file(tmp_path: Path, runs: list[Run]) -> Path:
         store.append(runs, [Feedback(target=target, key="k", score=1.0, metadata=metadata)])
         plain = making.run(resource={**present_names(runs[0].resource)})
         store.append([plain], [])
-    make_former(path)
+    former_file.mark(path)
     return path
 
 
@@ -114,7 +107,7 @@ def test_a_file_that_is_converted_twice_is_unchanged(file: Path) -> None:
     with SQLiteStore(file):
         pass
     before = dump(file)
-    make_former(file)
+    former_file.mark(file)
     with SQLiteStore(file):
         pass
     assert dump(file) == before

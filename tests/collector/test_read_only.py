@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from collector import version_1
+from collector import former_file
 from collector.making import run
 from collector.others import outcome
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -96,9 +96,9 @@ def test_a_copy_with_a_log_says_what_it_takes(folder: Path, tmp_path: Path) -> N
 
 
 def test_an_older_copy_says_where_it_can_be_brought_up_to_date(folder: Path) -> None:
-    version_1.build(folder / "spanwise.db")
+    former_file.build(folder / "spanwise.db")
     with closing(sqlite3.connect(folder / "spanwise.db")) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     said = outcome(COMMAND, "traces", "list", "--store", shut(folder), before=PLAIN_USER)
-    assert "file version 1" in said
-    assert "copy it to where it may" in said
+    assert "file version 19" in said
+    assert "copy it to a writable folder" in said

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from collector import version_1
+from collector import former_file
 from collector.making import run
 from spanwise.collector.filters import Filter
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -116,7 +116,7 @@ def test_a_vacuum_that_is_killed_changes_nothing(store: SQLiteStore, file: Path,
 
 
 def test_an_older_files_pages_are_made_anew_as_the_docs_say(tmp_path: Path) -> None:
-    version_1.build(file := tmp_path / "older.db")
+    former_file.build(file := tmp_path / "older.db")
     docs = (Path(__file__).parents[2] / "docs/store.md").read_text()
     [statements] = re.findall(r'sqlite3 spanwise.db "(PRAGMA [^"]*VACUUM)"', docs)
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
@@ -124,7 +124,7 @@ def test_an_older_files_pages_are_made_anew_as_the_docs_say(tmp_path: Path) -> N
             db.execute(statement).fetchall()
     with SQLiteStore(file) as store:
         assert store.stats()["page_bytes"] == PAGE_SIZE
-        assert (store.trace(version_1.TRACE).trace_id, store.check(deep=True)) == (version_1.TRACE, [])
+        assert (store.trace(former_file.TRACE).trace_id, store.check(deep=True)) == (former_file.TRACE, [])
 
 
 def test_a_vacuum_says_what_it_freed_although_somebody_reads(store: SQLiteStore, file: Path) -> None:

@@ -260,7 +260,7 @@ def test_arguments_that_the_verb_does_not_take(client: Client) -> None:
 
 @pytest.mark.parametrize("name", ["conditions", "filters"])
 def test_a_condition_of_an_unknown_name(client: Client, name: str) -> None:
-    with pytest.raises(ValueError, match=f"'{name}' is no condition"):
+    with pytest.raises(ValueError, match=f"unknown condition '{name}'"):
         client.find(**{name: {"name": "n"}})
 
 

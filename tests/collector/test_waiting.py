@@ -12,14 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from collector import version_1
 from collector.making import child, run
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Amendment, Retention, Run
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.column_values import hash_id
-from spanwise.collector.stores.sqlite.database.schema import migrate
 from spanwise.collector.stores.sqlite.write import pending_amendments
 from spanwise.collector.stores.sqlite.write.pending_amendments import PendingAmendments
 
@@ -169,15 +167,6 @@ def test_another_answer_with_the_same_number_is_not_taken_for_it(store: SQLiteSt
     assert (store.add_amendments([said_of_mine]), store.trace(other.trace_id).root) == ([False], other)
 
 
-def test_an_older_file_keeps_what_its_answers_are_found_by(file: Path) -> None:
-    version_1.build(file)
-    with closing(sqlite3.connect(file, isolation_level=None)) as db:
-        migrate(db, str(file), upto=8)
-        db.execute("INSERT INTO responses VALUES (1, 'mine')")
-    with SQLiteStore(file), closing(sqlite3.connect(file)) as db:
-        assert db.execute("SELECT span, answer FROM responses").fetchall() == [(1, hash_id("mine"))]
-
-
 def test_what_is_said_of_a_damaged_run_is_refused_alone(store: SQLiteStore) -> None:
     store.append([damaged := run(), sound := run()])
     sql = "UPDATE spans SET payload = x'00' WHERE span_id = ?"
@@ -257,17 +246,3 @@ def test_only_the_latest_answers_are_kept(store: SQLiteStore) -> None:
     runs = answered(store, "a", "b", "c")
     store._traces._file.write(lambda db: pending_amendments.prune_response_ids(db, most=pending_amendments.BLOCK_SIZE))
     assert [found(store, id) for id in "abc"] == [[], [runs[1].trace_id], [runs[2].trace_id]]
-
-
-def test_answers_of_an_older_file_come_into_parts_that_are_found_and_removed(file: Path) -> None:
-    version_1.build(file)
-    with closing(sqlite3.connect(file, isolation_level=None)) as db:
-        migrate(db, str(file), upto=12)
-        rows = [(span, hash_id(f"answer {span}")) for span in range(1, 2502, 2)]
-        db.executemany("INSERT INTO responses VALUES (?, ?)", rows)
-        migrate(db, str(file))
-        assert dict(db.execute("SELECT span, answer FROM responses").fetchall()) == dict(rows)
-        assert db.execute("SELECT DISTINCT part FROM responses").fetchall() == [(1,), (1999,)]
-        assert not db.execute("SELECT 1 FROM responses WHERE span < part").fetchall()
-        pending_amendments.remove_response_ids(db, [1])
-        assert db.execute("SELECT min(span) FROM responses").fetchone() == (3,)

@@ -68,7 +68,7 @@ def test_what_was_stored_under_looser_rules_is_read_as_ever(stored: dict[str, An
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({"filter": "tokens<0"}, "rule 'r': tokens<0: it is never below 0"),
+        ({"filter": "tokens<0"}, "rule 'r': tokens<0: no trace would pass"),
         ({"filter": {"latency_ms": 200}}, "rule 'r': no trace takes 200 ms to the nanosecond"),
         ({"evaluators": []}, "has no evaluators"),
         ({"filter": {"nam": "a"}}, "did you mean 'name'"),

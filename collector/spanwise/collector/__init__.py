@@ -9,6 +9,7 @@ Modules, in the order in which data flows:
 - `clock_skew`: Clock skew correction: replaces impossible timestamps of incoming spans and feedback.
 - `filters`: Trace filter: conditions, validation, and the grammar of query strings and command lines.
 - `filter_values`: Parsing of single filter values: times, durations, comparisons, feedback and metadata conditions.
+- `filter_evaluation`: Evaluation of filters on single traces: whether a trace passes, and the result of each condition.
 - `rule_policy`: Rule policy: filter, sampling rate, eligibility and validation of a monitoring rule.
 - `store_connection`: Opening a store by URL or path, on demand, or as an async store; default location and server
   probe.

@@ -34,12 +34,14 @@ def correct_span_times(start_ns: int, end_ns: int) -> CorrectedTimes | None:
     latest = now + MAX_CLOCK_SKEW_NS
     if 0 <= start_ns <= latest and 0 <= end_ns <= latest:
         return None
-    by = _excess_ns(start_ns, now)
-    start = max(0, start_ns - by)
-    end = max(0, end_ns - by)
+    excess = _excess_ns(start_ns, now)
+    start = max(0, start_ns - excess)
+    end = max(0, end_ns - excess)
     end = max(start, now) if end > latest else end
     sent = {"start_ns": (start_ns, start), "end_ns": (end_ns, end)}
-    return CorrectedTimes(start, end, {SENT_PREFIX + name: was for name, (was, kept) in sent.items() if was != kept})
+    return CorrectedTimes(
+        start, end, {SENT_PREFIX + name: was for name, (was, corrected) in sent.items() if was != corrected}
+    )
 
 
 def correct_time(time_ns: int) -> int:
@@ -65,14 +67,14 @@ def correct_feedback_time(feedback: Feedback) -> Feedback:
 
     Feedback from the future would prevail over all later feedback on the same key.
     """
-    kept = correct_time(feedback.created_ns)
-    if kept == feedback.created_ns:
+    corrected = correct_time(feedback.created_ns)
+    if corrected == feedback.created_ns:
         return feedback
     sent = {SENT_PREFIX + "created_ns": feedback.created_ns}
-    return replace(feedback, created_ns=kept, metadata={**feedback.metadata, **sent})
+    return replace(feedback, created_ns=corrected, metadata={**feedback.metadata, **sent})
 
 
 def correct_open_run_time(run: OpenRun) -> OpenRun:
     """Return the open run with a corrected start; the same object if it is plausible."""
-    kept = correct_time(run.start_ns)
-    return run if kept == run.start_ns else replace(run, start_ns=kept)
+    corrected = correct_time(run.start_ns)
+    return run if corrected == run.start_ns else replace(run, start_ns=corrected)

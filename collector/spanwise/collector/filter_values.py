@@ -50,7 +50,7 @@ def parse_duration(text: str) -> int:
     """Return the nanoseconds of a duration such as `30d`. Raises `ValueError`."""
     match = DURATION_PATTERN.fullmatch(text)
     if not match:
-        raise ValueError(f"{text!r} is no duration; write 90s, 30m, 1h, 7d or 2w")
+        raise ValueError(f"invalid duration {text!r}; write it like 90s, 30m, 1h, 7d or 2w")
     return int(match[1]) * UNIT_SECONDS[match[2]] * 1_000_000_000
 
 
@@ -98,14 +98,14 @@ def parse_metadata(text: str) -> dict[str, str]:
     """Parse `"tenant=t1"` or `"tenant:t1"`; the first `=` or `:` ends the key. Raises `ValueError`."""
     match = re.fullmatch("([^:=]*)[:=](.*)", text, re.DOTALL)
     if not match:
-        raise ValueError(f"metadata {text!r} is no pair; write it like tenant=t1")
+        raise ValueError(f"metadata {text!r} is not a key with a value; write it like tenant=t1")
     return {match[1].strip(): match[2].strip()}
 
 
 def parse_bool(text: str) -> bool:
     """Parse a boolean word such as `"true"` or `"no"`. Raises `ValueError`."""
     if text.lower() not in BOOLEAN_WORDS:
-        raise ValueError(f"complete={text!r} is neither true nor false")
+        raise ValueError(f"complete must be true or false, got {text!r}")
     return BOOLEAN_WORDS[text.lower()]
 
 
@@ -120,7 +120,7 @@ def _split_comparison(name: str, text: str) -> tuple[str, str, str]:
     match = COMPARISON_PATTERN.fullmatch(text)
     if not match or (name == "feedback" and not match["key"]):
         example = "concise<0.5" if name == "feedback" else ">=100"
-        raise ValueError(f"{name}={text!r} holds no comparison, such as {name}={example}")
+        raise ValueError(f"{name}={text!r} is not a comparison; write it like {name}={example}")
     return match["key"], match["operator"], match["value"]
 
 
@@ -131,4 +131,4 @@ def _check_int64(time_ns: int, text: str) -> int:
 
 
 def _invalid_time_error(text: str) -> ValueError:
-    return ValueError(f"{text!r} is no time; write 1h, 7d, 2026-01-31 or 2026-01-31T12:00")
+    return ValueError(f"invalid time {text!r}; write it like 1h, 7d, 2026-01-31 or 2026-01-31T12:00")

@@ -81,19 +81,19 @@ class Filter:
     def __post_init__(self) -> None:
         # an unknown status would match every trace without an error
         if self.status is not None and self.status not in STATUSES:
-            raise ValueError(f"the status of a trace is one of {', '.join(STATUSES)}, not {self.status!r}")
+            raise ValueError(f"unknown status {self.status!r}; expected one of: {', '.join(STATUSES)}")
         for name in LIMITED_CONDITIONS:
             value = getattr(self, name)
-            most = MAX_SEARCH_TERMS if isinstance(value, str) else MAX_CONDITION_VALUES
-            if (count := (len(value.split()) if isinstance(value, str) else len(value) if value else 0)) > most:
-                raise ValueError(f"{name} names {count:,} things; at most {most} can be asked for at once")
+            limit = MAX_SEARCH_TERMS if isinstance(value, str) else MAX_CONDITION_VALUES
+            if (count := (len(value.split()) if isinstance(value, str) else len(value) if value else 0)) > limit:
+                raise ValueError(f"{name} has {count:,} values, more than the limit of {limit}")
 
     @property
     def leaves_out_judgements(self) -> bool:
         """Return whether evaluators' own traces are excluded because no condition asks for them."""
-        asked = self.kind is not None or self.any_kind == EVALUATOR_KIND or self.trace_ids is not None
+        is_requested = self.kind is not None or self.any_kind == EVALUATOR_KIND or self.trace_ids is not None
         # a filter by experiment never matches evaluators' own traces, so it needs no extra exclusion
-        return not (asked or self.experiment or self.experiments is not None)
+        return not (is_requested or self.experiment or self.experiments is not None)
 
 
 EVALUATOR_KIND = "evaluator"  # run kind of evaluators' own traces
@@ -101,10 +101,8 @@ STATUSES = get_args(Status)
 CONDITION_ALIASES = {"tag": "tags"}  # accepted wherever condition names are parsed
 LIST_CONDITIONS = ("tags", "missing", "untried", "failed", "skipped", "trace_ids", "experiments")
 LIMITED_CONDITIONS = ("tags", "metadata", "feedback", "missing", "untried", "failed", "skipped", "error", "text")
-MAX_CONDITION_VALUES, MAX_SEARCH_TERMS = (
-    450,
-    100,
-)  # maximum number of values or words in one condition: each adds a clause to the SQL query
+# Maximum number of values, and of words, in one condition: each adds a clause to the SQL query
+MAX_CONDITION_VALUES, MAX_SEARCH_TERMS = 450, 100
 COMPARED_CONDITIONS = ("latency_ms", "tokens", "cost")
 
 
@@ -116,23 +114,23 @@ def extend_filter(filter: Filter | None = None, conditions: Mapping[str, Any] | 
     condition instead of a tuple of them, and a plain number for equality. Raises `ValueError` for an unknown
     condition or an invalid value.
     """
-    given = dict(parse_condition(name, value) for name, value in (conditions or {}).items())
-    whole = filter or Filter()
-    return replace(whole, **given) if given else whole
+    parsed = dict(parse_condition(name, value) for name, value in (conditions or {}).items())
+    base = filter or Filter()
+    return replace(base, **parsed) if parsed else base
 
 
-def merge_filters(one: Filter, other: Filter) -> Filter:
-    """Return the conditions of both filters; `other` takes precedence."""
-    given = {name: value for name in CONDITIONS if (value := getattr(other, name)) != _DEFAULTS[name]}
-    return replace(one, **given) if given else one
+def merge_filters(base: Filter, override: Filter) -> Filter:
+    """Return the conditions of both filters; `override` takes precedence."""
+    changed = {name: value for name in CONDITIONS if (value := getattr(override, name)) != _DEFAULTS[name]}
+    return replace(base, **changed) if changed else base
 
 
 def filter_to_dict(filter: Filter) -> dict[str, JSON]:
     """Return the conditions that are set as plain values by name, sorted; `extend_filter(None, …)` restores the
     filter.
     """
-    given = {name: getattr(filter, name) for name in sorted(CONDITIONS)}
-    return {name: _to_json(value) for name, value in given.items() if value != _DEFAULTS[name]}
+    values = {name: getattr(filter, name) for name in sorted(CONDITIONS)}
+    return {name: _to_json(value) for name, value in values.items() if value != _DEFAULTS[name]}
 
 
 def _to_json(value: Any) -> JSON:
@@ -144,24 +142,24 @@ def _to_json(value: Any) -> JSON:
 def validate_filter(filter: Filter) -> Filter:
     """Return the filter unchanged. Raises `Refused` if no trace can ever pass it, or if a condition is empty."""
     if None not in (filter.since_ns, filter.until_ns) and cast(int, filter.since_ns) >= cast(int, filter.until_ns):
-        raise Refused("until is not after since, so that no trace starts between them; name a later one")
+        raise Refused("until must be later than since")
     for name in COMPARED_CONDITIONS:
         _check_amount(name, getattr(filter, name))
     for key, operator, value in filter.feedback:
         if isinstance(value, str) and not (value and operator in ("=", "!=")):
-            raise Refused(f"feedback {key!r} {operator} {value!r}: give a number, or = with a label")
+            raise Refused(f"feedback {key!r} {operator} {value!r}: compare with a number, or with = or != and a label")
         if isinstance(value, float) and isnan(value):
-            raise Refused(f"feedback {key!r} {operator} nan: nothing compares with it; give a number")
+            raise Refused(f"feedback {key!r} {operator} nan: no value compares with nan; give a number")
     for name in _NON_EMPTY_CONDITIONS:
         if getattr(filter, name) == "":
-            raise Refused(f"{name} is empty, which it is of no trace; leave the condition out, or name one")
+            raise Refused(f"{name} is empty, which no trace matches; give a value or remove the condition")
     for name in _NAME_LIST_CONDITIONS:
         if "" in (getattr(filter, name) or ()):
-            raise Refused(f"{name} holds an empty name, which nothing has; leave it out")
+            raise Refused(f"{name} contains an empty value; remove it")
     if filter.text is not None and not parse_search_terms(filter.text):
-        raise Refused(f"text {filter.text!r} holds no word, so that every trace would pass; name one")
+        raise Refused(f"text {filter.text!r} contains no word to search for, so every trace would pass")
     if filter.error is not None and not filter.error.split():
-        raise Refused(f"error {filter.error!r} holds no word, so that every trace with an error would pass; name one")
+        raise Refused(f"error {filter.error!r} contains no word to search for, so every trace with an error would pass")
     return filter
 
 
@@ -170,12 +168,12 @@ def _check_amount(name: str, comparison: Comparison | None) -> None:
         return
     operator, value = comparison
     if not isfinite(value):
-        raise Refused(f"{name} is compared with a finite number, not {value!r}")
+        raise Refused(f"{name} must be compared with a finite number, got {value!r}")
     below = (value < 0 and operator in ("<=", "=", "<")) or (value == 0 and operator == "<")
     if name != "cost" and below:
-        raise Refused(f"{name}{operator}{value:g}: it is never below 0, so that no trace would pass")
+        raise Refused(f"{name}{operator}{value:g}: no trace would pass, because {name} is never negative")
     if name == "tokens" and operator == "=" and value % 1:
-        raise Refused(f"tokens={value:g}: tokens are whole, so that no trace would pass")
+        raise Refused(f"tokens={value:g}: no trace would pass, because numbers of tokens are whole")
 
 
 def validate_deletion_filter(filter: Filter) -> Filter:
@@ -196,7 +194,8 @@ def validate_rule_filter(filter: Filter) -> Filter:
     """
     if filter.complete is not None:
         raise Refused(
-            "`complete` changes with time alone, which nothing tells; rules wait for whole traces by themselves"
+            "a rule's filter cannot have the condition `complete`, because it can change without a write; rules wait for "
+            "complete traces anyway"
         )
     return filter
 
@@ -215,8 +214,15 @@ def unknown_condition_error(name: str) -> ValueError:
     """Return the error for an unknown condition name; it suggests a similar name, or lists all names."""
     from spanwise.tracer.suggestions import did_you_mean  # loads the tracer, so import it only for errors
 
-    near = did_you_mean(name, (*NAMES, *CONDITIONS), form=": {}")
-    return ValueError(f"{name!r} is no condition on traces{near or '; there are ' + ', '.join(NAMES)}")
+    hint = did_you_mean(name, (*NAMES, *CONDITIONS), form=": {}")
+    return ValueError(f"unknown condition {name!r}{hint or '; expected one of: ' + ', '.join(NAMES)}")
+
+
+def unresolved_dataset_error(dataset: str) -> Refused:
+    """Return the error for a filter by dataset in a trace backend, which does not know experiments."""
+    return Refused(
+        f"traces cannot be filtered by dataset {dataset!r} here; give `experiments`, the ids of its experiments"
+    )
 
 
 def parse_condition(name: str, value: Any) -> tuple[str, Any]:
@@ -235,7 +241,7 @@ def parse_condition(name: str, value: Any) -> tuple[str, Any]:
 
 def _check_text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{name} is a text, not {value!r}")
+        raise ValueError(f"{name} must be a text, got {value!r}")
     return value
 
 
@@ -246,7 +252,7 @@ def _parse_moment(name: str, value: Any) -> int:
         return value
     if isinstance(value, str):
         return (filter_values.parse_time_or_ns if name.endswith("_ns") else filter_values.parse_time)(value)
-    raise ValueError(f"{name} is a time, such as '1h', '2026-01-31' or nanoseconds since 1970, not {value!r}")
+    raise ValueError(f"{name} must be a time such as '1h', '2026-01-31' or nanoseconds since 1970, got {value!r}")
 
 
 def _parse_texts(name: str, value: Any) -> tuple[str, ...]:
@@ -258,7 +264,7 @@ def _parse_truth(name: str, value: Any) -> bool:
     if isinstance(value, str):
         return filter_values.parse_bool(value)
     if value not in (True, False):
-        raise ValueError(f"{name} is True or False, not {value!r}")
+        raise ValueError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 
 
@@ -266,7 +272,7 @@ def _parse_metadata_condition(name: str, value: Any) -> Mapping[str, Any]:
     if isinstance(value, str):
         return filter_values.parse_metadata(value)
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name} is a mapping, or a text such as 'tenant=t1', not {value!r}")
+        raise ValueError(f"{name} must be a mapping or a text such as 'tenant=t1', got {value!r}")
     return value
 
 
@@ -280,7 +286,7 @@ def _parse_comparison_condition(name: str, value: Any) -> Comparison:
             operator, number = value
             number = float(number)
         except (TypeError, ValueError, OverflowError):
-            raise ValueError(f"{name} is compared: {name}='>=200', or ('>=', 200), not {value!r}") from None
+            raise ValueError(f"{name} must be a comparison such as '>=200' or ('>=', 200), got {value!r}") from None
     return _check_operator(name, operator), number
 
 
@@ -289,7 +295,9 @@ def _parse_feedback_conditions(name: str, value: Any) -> tuple[FeedbackCondition
         return (_parse_feedback_condition(value),)
     members = tuple(value)
     parts = not any(isinstance(member, tuple | list) for member in members)
-    comparisons = all(isinstance(one, str) and filter_values.COMPARISON_PATTERN.fullmatch(one) for one in members)
+    comparisons = all(
+        isinstance(member, str) and filter_values.COMPARISON_PATTERN.fullmatch(member) for member in members
+    )
     if parts and members and (members[1:2] in _OPERATOR_TUPLES or not comparisons):
         return (_parse_feedback_condition(members),)
     return tuple(map(_parse_feedback_condition, members))
@@ -303,14 +311,14 @@ def _parse_feedback_condition(condition: Any) -> FeedbackCondition:
         bound = value if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
         raise ValueError(
-            f"a condition on feedback is (key, operator, value), or 'concise<0.5', not {condition!r}"
+            f"a condition on feedback must be (key, operator, value) or a text such as 'concise<0.5', got {condition!r}"
         ) from None
     return key, _check_operator(key, operator), bound
 
 
 def _check_operator(name: str, operator: str) -> Operator:
     if operator not in OPERATORS:
-        raise ValueError(f"{name!r}: {operator!r} is not one of {', '.join(OPERATORS)}")
+        raise ValueError(f"{name!r}: unknown operator {operator!r}; expected one of: {', '.join(OPERATORS)}")
     return operator
 
 
@@ -363,12 +371,12 @@ def join_conditions(conditions: Iterable[Condition]) -> Filter:
     Values of list conditions, feedback and metadata accumulate. Of any other condition, the last value applies.
     Raises `ValueError` for an unknown condition name.
     """
-    together: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     for name, value in conditions:
-        if name in CUMULATIVE_CONDITIONS and name in together:
-            value = together[name] | value if name == "metadata" else together[name] + value
-        together[name] = value
-    return extend_filter(None, together)
+        if name in CUMULATIVE_CONDITIONS and name in joined:
+            value = joined[name] | value if name == "metadata" else joined[name] + value
+        joined[name] = value
+    return extend_filter(None, joined)
 
 
 def parse_item(name: str, text: str) -> Condition:
@@ -383,7 +391,7 @@ def parse_term(text: str) -> Condition:
     """Parse one term of a command line. Raises `ValueError` that names the term."""
     match = TERM_PATTERN.fullmatch(text)
     if not match:
-        raise ValueError(f"{text!r} is no condition, such as name=answer or latency_ms>200")
+        raise ValueError(f"invalid condition {text!r}; write it like name=answer or latency_ms>200")
     name, key, operator, value = match.groups()
     if operator != "=" and name not in COMPARED_CONDITIONS and not (key and name == "feedback"):
         raise ValueError(f"{text!r}: {name!r} can only be compared with =")
@@ -410,9 +418,9 @@ def _condition_items(field: str, value: Any) -> Iterator[tuple[str, str]]:
         yield from ((field, f"{key}{operator}{bound}") for key, operator, bound in value)
     elif field == "metadata":
         for key, text in value.items():
-            said = f"{key}:{metadata_text(text)}"
-            plain = filter_values.parse_metadata(said) == {key: text}
-            yield (field, said) if plain else (f"metadata.{key}", metadata_text(text))
+            pair = f"{key}:{metadata_text(text)}"
+            is_plain = filter_values.parse_metadata(pair) == {key: text}
+            yield (field, pair) if is_plain else (f"metadata.{key}", metadata_text(text))
     elif field in COMPARED_CONDITIONS:
         yield field, f"{value[0]}{value[1]!r}"
     elif field in ("since_ns", "until_ns"):  # the name `since` would read a number of few digits as a date

@@ -24,14 +24,11 @@ from spanwise.collector.security.authorization import get_access
 QUERY_TIMEOUT_S = 10.0  # time limit of one query
 # both lanes together; one reader connection of the store stays free for other work of this process
 MAX_CONCURRENT_QUERIES = 7
-MAX_CONCURRENT_SCANS = max(
-    2, min(MAX_CONCURRENT_QUERIES - 2, os.cpu_count() or 2)
-)  # scans are limited by the CPU: more of them would only compete for the same cores
+# Scans are limited by the CPU: more of them would only compete for the same cores
+MAX_CONCURRENT_SCANS = max(2, min(MAX_CONCURRENT_QUERIES - 2, os.cpu_count() or 2))
 MAX_QUEUED_QUERIES, QUEUE_TIMEOUT_S = 100, 10.0  # in each lane
-DISCONNECT_CHECK_DELAY_S, DISCONNECT_CHECK_INTERVAL_S = (
-    0.05,
-    0.05,
-)  # time until the first check whether the client has disconnected, and between further checks
+# Time until the first check whether the client has disconnected, and between further checks
+DISCONNECT_CHECK_DELAY_S, DISCONNECT_CHECK_INTERVAL_S = 0.05, 0.05
 MAX_PENDING_RESPONSE_BYTES = 256 * 1024 * 1024  # total size of the responses that clients have not read yet
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a request whose client has disconnected, so no client ever sees it
 
@@ -41,22 +38,20 @@ class QueryScheduler:
 
     def __init__(self, seconds: float | None = QUERY_TIMEOUT_S) -> None:
         self.seconds = seconds
-        self._narrow, self._wide = (
-            FairQueue(MAX_CONCURRENT_QUERIES - MAX_CONCURRENT_SCANS),
-            FairQueue(MAX_CONCURRENT_SCANS),
-        )
-        self._held = 0
+        self._lookups = FairQueue(MAX_CONCURRENT_QUERIES - MAX_CONCURRENT_SCANS)
+        self._scans = FairQueue(MAX_CONCURRENT_SCANS)
+        self._pending_bytes = 0
 
     def hold(self, size: int) -> bool:
         """Reserve memory for a response that is being sent; return False if other responses use too much already."""
-        if self._held and self._held + size > MAX_PENDING_RESPONSE_BYTES:
+        if self._pending_bytes and self._pending_bytes + size > MAX_PENDING_RESPONSE_BYTES:
             return False
-        self._held += size
+        self._pending_bytes += size
         return True
 
     def let_go(self, size: int) -> None:
         """Release the memory of a response that was sent or dropped."""
-        self._held -= size
+        self._pending_bytes -= size
 
     async def answer(
         self, request: Request, work: Callable[[], Response], *, wide: bool = False, endless: bool = False
@@ -67,56 +62,54 @@ class QueryScheduler:
         time limit, because the query limits its own run time. Raises the errors of `work`, and `Unavailable` if the
         queue is full or the wait too long.
         """
-        caller, lane = _Caller(request), self._wide if wide else self._narrow
+        caller, lane = _Caller(request), self._scans if wide else self._lookups
         try:
             if not await lane.enter(caller):
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
             try:
-                question = CancellableQuery(
-                    f"{request.method} {request.scope['path']}", None if endless else self.seconds
-                )
-                return await _run_query(work, question, caller)
+                query = CancellableQuery(f"{request.method} {request.scope['path']}", None if endless else self.seconds)
+                return await _run_query(work, query, caller)
             finally:
                 lane.leave()
         finally:
-            caller.forget()
+            caller.stop_watching()
 
 
 class _Caller:
-    """Client of a request. The connection is watched only from the first access to `gone`."""
+    """Client of a request. The connection is watched only from the first access to `disconnect`."""
 
     def __init__(self, request: Request) -> None:
         access = get_access(request.scope)
         self.name = access.key or access.address
-        self._request, self._gone = request, None
+        self._request, self._disconnect = request, None
 
-    _gone: asyncio.Task[None] | None
+    _disconnect: asyncio.Task[None] | None
 
     @property
-    def gone(self) -> asyncio.Task[None]:
+    def disconnect(self) -> asyncio.Task[None]:
         """Return a task that is done when the client has disconnected."""
-        if self._gone is None:
-            self._gone = asyncio.ensure_future(self._leaves())
-        return self._gone
+        if self._disconnect is None:
+            self._disconnect = asyncio.ensure_future(self._wait_for_disconnect())
+        return self._disconnect
 
-    async def _leaves(self) -> None:
+    async def _wait_for_disconnect(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
 
-    def forget(self) -> None:
+    def stop_watching(self) -> None:
         """Stop watching the connection."""
-        if self._gone is not None:
-            self._gone.cancel()
+        if self._disconnect is not None:
+            self._disconnect.cancel()
 
 
 class FairQueue:
-    """Semaphore that lets `places` queries run at once. Waiting clients take turns, regardless of their number of
+    """Semaphore that lets `size` queries run at once. Waiting clients take turns, regardless of their number of
     queries.
     """
 
-    def __init__(self, places: int) -> None:
-        self._free, self._waiting = places, 0
-        self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+    def __init__(self, size: int) -> None:
+        self._free, self._waiting = size, 0
+        self._turns: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def enter(self, caller: _Caller) -> bool:
         """Wait for a place; return False if the client disconnects first.
@@ -127,12 +120,12 @@ class FairQueue:
             self._free -= 1
             return True
         if self._waiting >= MAX_QUEUED_QUERIES:
-            raise Unavailable(f"{MAX_QUEUED_QUERIES} questions wait for their turn already; ask again in a moment", 2.0)
+            raise Unavailable(f"{MAX_QUEUED_QUERIES} queries are waiting already; retry in a moment", 2.0)
         turn = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(caller.name, deque()).append(turn)
+        self._turns.setdefault(caller.name, deque()).append(turn)
         self._waiting += 1
         try:
-            await asyncio.wait({turn, caller.gone}, timeout=QUEUE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({turn, caller.disconnect}, timeout=QUEUE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             if turn.done():  # the place was granted at the moment of the cancellation
                 self.leave()
@@ -140,44 +133,44 @@ class FairQueue:
         finally:
             self._waiting -= 1
             turn.cancel()
-        if turn.cancelled() and not caller.gone.done():
+        if turn.cancelled() and not caller.disconnect.done():
             raise Unavailable(
-                f"other questions took all places for {QUEUE_TIMEOUT_S:g} seconds; ask again in a moment", 2.0
+                f"the query has waited {QUEUE_TIMEOUT_S:g} seconds for other queries; retry in a moment", 2.0
             )
         return not turn.cancelled()
 
     def leave(self) -> None:
         """Release the place to the first waiting query of the client whose turn it is."""
-        while self._lines:
-            name, line = self._lines.popitem(last=False)
-            turn = line.popleft()
-            if line:
-                self._lines[name] = line
+        while self._turns:
+            name, turns = self._turns.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._turns[name] = turns
             if not turn.done():
                 turn.set_result(None)
                 return
         self._free += 1
 
 
-async def _run_query(work: Callable[[], Response], question: CancellableQuery, caller: _Caller) -> Response:
-    with query_context(question):
+async def _run_query(work: Callable[[], Response], query: CancellableQuery, caller: _Caller) -> Response:
+    with query_context(query):
         # The lane has already limited the concurrency, so each query gets its own thread limiter, which never blocks.
         running = asyncio.ensure_future(to_thread.run_sync(work, limiter=CapacityLimiter(1)))
     running.add_done_callback(_retrieve_exception)
     try:
         await asyncio.wait({running}, timeout=DISCONNECT_CHECK_DELAY_S)
         while not running.done():
-            if caller.gone.done():
-                question.leave()
-            if question.is_over:
-                question.interrupt()
-            both: list[asyncio.Future[Any]] = [running] if caller.gone.done() else [running, caller.gone]
-            await asyncio.wait(both, timeout=DISCONNECT_CHECK_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
+            if caller.disconnect.done():
+                query.leave()
+            if query.is_over:
+                query.interrupt()
+            awaited: list[asyncio.Future[Any]] = [running] if caller.disconnect.done() else [running, caller.disconnect]
+            await asyncio.wait(awaited, timeout=DISCONNECT_CHECK_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:  # the server is shutting down
-        question.leave()
-        question.interrupt()
+        query.leave()
+        query.interrupt()
         raise
-    return Response(status_code=CLIENT_CLOSED_REQUEST) if question.was_left else running.result()
+    return Response(status_code=CLIENT_CLOSED_REQUEST) if query.was_left else running.result()
 
 
 def _retrieve_exception(done: asyncio.Future[Response]) -> None:

@@ -108,23 +108,29 @@ def test_moments(text, expected):
         ({"latency_ms": "> x"}, "latency must be a comparison such as > 500, got '> x'"),
         ({"tokens": "many"}, "tokens must be a comparison such as > 500, got 'many'"),
         ({"latency_ms": "500"}, "latency must be a comparison such as > 500, got '500'"),
-        ({"latency_ms": "< 0"}, "latency_ms<0: it is never below 0, so that no trace would pass"),
-        ({"nmae": "x"}, "'nmae' is no condition on traces: did you mean 'name'?"),
+        ({"latency_ms": "< 0"}, "latency_ms<0: no trace would pass, because latency_ms is never negative"),
+        ({"nmae": "x"}, "unknown condition 'nmae': did you mean 'name'?"),
         ({"cost": "!5"}, "cost must be a comparison such as > 500, got '!5'"),
-        ({"feedback_key": "k", "feedback_op": "<", "feedback_value": "low"}, "feedback 'k' < 'low': give a number, or"),
-        ({"feedback_key": "k", "feedback_op": "="}, "feedback 'k' = '': give a number, or = with a label"),
+        (
+            {"feedback_key": "k", "feedback_op": "<", "feedback_value": "low"},
+            "feedback 'k' < 'low': compare with a number, or",
+        ),
+        (
+            {"feedback_key": "k", "feedback_op": "="},
+            "feedback 'k' = '': compare with a number, or with = or != and a label",
+        ),
         (
             {"feedback_key": "k", "feedback_op": "like"},
             "unknown feedback operator 'like'; expected one of: <, <=, =, !=, >=, >, miss",
         ),
         ({"range": "1y"}, "unknown time range '1y'; expected one of: 15m, 1h, 6h, 24h, 7d, 30d"),
         ({"range": "2h"}, "unknown time range '2h'; expected one of:"),
-        ({"metadata": "tenant"}, "metadata 'tenant' is no pair; write it like tenant=t1"),
+        ({"metadata": "tenant"}, "metadata 'tenant' is not a key with a value; write it like tenant=t1"),
         ({"since": "yesterday"}, "since must be a date or time such as 2026-11-21T14:30, got 'yesterday'"),
         ({"since": "2026"}, "since must be a date or time such as 2026-11-21T14:30, got '2026'"),
         ({"until": "9" * 40}, "until must be a date or time"),
         ({"until": "9999-12-31"}, "until must be a date or time such as 2026-11-21T14:30, got '9999-12-31'"),
-        ({"complete": "maybe"}, "complete='maybe' is neither true nor false"),
+        ({"complete": "maybe"}, "complete must be true or false, got 'maybe'"),
     ],
 )
 def test_what_makes_no_sense_is_named_and_left_out(params, problem):
@@ -166,7 +172,7 @@ def test_an_address_speaks_the_grammar_of_every_query_string():
         experiment="",
     )
     assert "sort" not in query.fields
-    assert query.problems[0].startswith("'sort' is no condition on traces")
+    assert query.problems[0].startswith("unknown condition 'sort'")
 
 
 def test_a_comparison_without_an_equals_sign_is_all_name():

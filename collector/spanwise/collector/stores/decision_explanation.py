@@ -50,28 +50,33 @@ class DecisionContext(NamedTuple):
     blocked: str | None  # reason why no worker runs this rule now
 
 
-def explain_decision(seen: DecisionContext) -> DecisionExplanation:
+def explain_decision(context: DecisionContext) -> DecisionExplanation:
     """Explain a decision in one sentence, with the data that led to it."""
-    stored = [one for one in seen.decisions if one.version == seen.rule.version] or list(seen.decisions)
-    return explain_stored(seen, stored) if stored else explain_computed(seen)
+    of_version = [decision for decision in context.decisions if decision.version == context.rule.version]
+    stored = of_version or context.decisions
+    return explain_stored(context, stored) if stored else explain_computed(context)
 
 
-def explain_stored(seen: DecisionContext, stored: Sequence[Decision]) -> DecisionExplanation:
+def explain_stored(context: DecisionContext, stored: Sequence[Decision]) -> DecisionExplanation:
     """Explain the stored decisions on the targets of a trace."""
-    verdict = next(word for word in VERDICT_PRIORITY if any(one.verdict == word for one in stored))
-    first = next(one for one in stored if one.verdict == verdict)
-    said = describe_decision(first, seen.now_ns)
+    verdict = next(
+        candidate for candidate in VERDICT_PRIORITY if any(decision.verdict == candidate for decision in stored)
+    )
+    first = next(decision for decision in stored if decision.verdict == verdict)
+    reason = describe_decision(first, context.now_ns)
     if len(stored) > 1:
-        counts = Counter(one.verdict for one in stored)
-        listed = ", ".join(f"{counts[word]} {_format_verdict(word)}" for word in VERDICT_PRIORITY if word in counts)
-        said = f"{len(stored)} targets: {listed}; {said}"
-    if first.version != seen.rule.version:
-        said = f"by version {first.version!r} of the rule: {said}"
+        counts = Counter(decision.verdict for decision in stored)
+        summary = ", ".join(
+            f"{counts[candidate]} {_format_verdict(candidate)}" for candidate in VERDICT_PRIORITY if candidate in counts
+        )
+        reason = f"{len(stored)} targets: {summary}; {reason}"
+    if first.version != context.rule.version:
+        reason = f"by version {first.version!r} of the rule: {reason}"
     return DecisionExplanation(
-        rule=seen.rule,
+        rule=context.rule,
         verdict=verdict,
-        reason=said,
-        conditions=tuple(seen.conditions),
+        reason=reason,
+        conditions=tuple(context.conditions),
         u=first.u,
         rate=first.rate,
         stratum=first.stratum,
@@ -81,12 +86,12 @@ def explain_stored(seen: DecisionContext, stored: Sequence[Decision]) -> Decisio
 
 def describe_decision(decision: Decision, now_ns: int = 0) -> str:
     """Describe a decision in one sentence: outcome, reason, errors, and time of the next attempt."""
-    word = _format_verdict(decision.verdict)
-    parts = [word if decision.reason in ("", word) else f"{word}: {decision.reason}"]
+    verdict = _format_verdict(decision.verdict)
+    parts = [verdict if decision.reason in ("", verdict) else f"{verdict}: {decision.reason}"]
     if decision.verdict == "running":
         holder, until = f"{decision.holder!r}", _format_time(decision.until_ns)
         if decision.until_ns is not None and decision.until_ns < now_ns:
-            parts.append(f"its worker {holder} has not answered since {until}; another takes it over")
+            parts.append(f"its worker {holder} has not responded since {until}; another worker takes over")
         else:
             parts.append(f"lease {decision.claim} of {holder}, until {until}")
     parts += [f"{key}: {error}" for key, error in list_errors(decision.states) if error not in decision.reason]
@@ -114,45 +119,45 @@ def list_errors(states: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def explain_computed(seen: DecisionContext) -> DecisionExplanation:
+def explain_computed(context: DecisionContext) -> DecisionExplanation:
     """Explain what the rule decides on a trace for which no decision is stored."""
-    rule, head = seen.rule, seen.head
-    made = DecisionExplanation(rule=rule, verdict="filtered", reason="", conditions=tuple(seen.conditions))
-    if reason := _find_exclusion(seen):
-        return replace(made, reason=f"filtered: {reason}")
-    if any(one.passes is None for one in seen.conditions) or None in head.passes:
-        return replace(made, verdict="waiting", reason="waiting: its text is not in the index yet")
-    rate, stratum = get_sampling_rate(seen.settings, head.passes[1:])
-    drawn = replace(made, u=get_sampling_position(get_sampling_unit(rule, head)), rate=rate, stratum=stratum)
-    if (drawn.u or 0.0) >= rate:
-        strata, paced = seen.settings.strata, seen.settings.paced
+    rule, head = context.rule, context.head
+    explanation = DecisionExplanation(rule=rule, verdict="filtered", reason="", conditions=tuple(context.conditions))
+    if reason := _find_exclusion(context):
+        return replace(explanation, reason=f"filtered: {reason}")
+    if any(condition.passes is None for condition in context.conditions) or None in head.passes:
+        return replace(explanation, verdict="waiting", reason="waiting: its text is not in the index yet")
+    rate, stratum = get_sampling_rate(context.settings, head.passes[1:])
+    sampled = replace(explanation, u=get_sampling_position(get_sampling_unit(rule, head)), rate=rate, stratum=stratum)
+    if (sampled.u or 0.0) >= rate:
+        strata, paced = context.settings.strata, context.settings.paced
         origin = [] if stratum is None else [f"of stratum {stratum + 1}, {dict(strata[stratum].filter)}"]
         if paced is not None:
             origin.append(f"paced: × {paced:g}")
-        reason = f"sampled out: {_describe_draw(drawn.u, rate)}" + (f" ({'; '.join(origin)})" if origin else "")
-        return replace(drawn, verdict="sampled_out", reason=reason)
-    return replace(drawn, verdict="waiting", reason=f"waiting: {_describe_wait(seen)}")
+        reason = f"sampled out: {_describe_draw(sampled.u, rate)}" + (f" ({'; '.join(origin)})" if origin else "")
+        return replace(sampled, verdict="sampled_out", reason=reason)
+    return replace(sampled, verdict="waiting", reason=f"waiting: {_describe_wait(context)}")
 
 
-def _find_exclusion(seen: DecisionContext) -> str | None:
-    if not seen.rule.enabled:
+def _find_exclusion(context: DecisionContext) -> str | None:
+    if not context.rule.enabled:
         return "the rule is paused"
-    if reason := find_exclusion_reason(seen.rule, seen.head):
+    if reason := find_exclusion_reason(context.rule, context.head):
         return reason
-    if failed := [_describe_condition(one) for one in seen.conditions if one.passes is False]:
+    if failed := [_describe_condition(condition) for condition in context.conditions if condition.passes is False]:
         return "; ".join(failed)
-    if seen.rule.target == "session" and seen.head.session_id is None:
-        return "it belongs to no session, and sessions are what the rule scores"
+    if context.rule.target == "session" and context.head.session_id is None:
+        return "it belongs to no session, and the rule scores sessions"
     return None
 
 
 def _describe_condition(condition: ConditionResult) -> str:
     wanted = condition.wanted
     if condition.name == "judgement":
-        return "it is an evaluator's own trace"
+        return "it is a trace of an evaluator"
     if condition.name == "feedback":
         key, operator, value = wanted
-        seen = "has no value from outside of rules" if condition.seen is None else f"is {condition.seen!r}"
+        seen = "has no value except from rules" if condition.seen is None else f"is {condition.seen!r}"
         return f"feedback {key!r} {seen}, the rule wants {operator} {value!r}"
     if condition.name in _CONDITION_TEXTS:
         return f"{_CONDITION_TEXTS[condition.name].format(condition.seen)}, the rule wants {wanted[0]} {wanted[1]:g}"
@@ -160,26 +165,26 @@ def _describe_condition(condition: ConditionResult) -> str:
     return f"{condition.name} is {seen}, the rule wants {wanted!r}"
 
 
-def _describe_draw(at: float | None, rate: float) -> str:
-    return f"u {at:.3f} is not below the rate {rate:g}" if at is not None else f"the rate is {rate:g}"
+def _describe_draw(u: float | None, rate: float) -> str:
+    return f"u {u:.3f} is not below the rate {rate:g}" if u is not None else f"the rate is {rate:g}"
 
 
-def _describe_wait(seen: DecisionContext) -> str:
+def _describe_wait(context: DecisionContext) -> str:
     """Return the reason why no decision is stored yet for a target that the rule selects."""
-    head, settings = seen.head, seen.settings
-    quiet = settings.session_quiet_s if seen.rule.target == "session" else settings.quiet_s
-    age = max(0.0, (seen.now_ns - head.changed_ns) / SECOND)
-    if seen.behind is None:
-        return "its decision was removed; it is decided anew when it changes"
-    if seen.blocked is not None:
-        return seen.blocked
+    head, settings = context.head, context.settings
+    quiet = settings.session_quiet_s if context.rule.target == "session" else settings.quiet_s
+    age = max(0.0, (context.now_ns - head.changed_ns) / SECOND)
+    if context.behind is None:
+        return "its decision was removed; the rule decides again when the trace changes"
+    if context.blocked is not None:
+        return context.blocked
     if head.settled is False and age < settings.max_wait_s:
-        return f"not all of its spans have arrived; it is taken as it is after {settings.max_wait_s:g} s"
+        return f"not all of its spans have arrived; it is scored anyway after {settings.max_wait_s:g} s"
     if not head.rooted and age < settings.max_wait_s:
-        return f"its first span has not arrived; it is taken as it is after {settings.max_wait_s:g} s"
-    if (head.settled is None or seen.rule.target == "session") and age < quiet:
-        return f"it shall be quiet for {quiet:g} s, and last changed {age:.1f} s ago"
-    return f"not decided yet, the rule is {seen.behind} change{'s' * (seen.behind != 1)} behind"
+        return f"its first span has not arrived; it is scored anyway after {settings.max_wait_s:g} s"
+    if (head.settled is None or context.rule.target == "session") and age < quiet:
+        return f"it must be unchanged for {quiet:g} s, and last changed {age:.1f} s ago"
+    return f"not decided yet, the rule is {context.behind} change{'s' * (context.behind != 1)} behind"
 
 
 def _format_verdict(verdict: str) -> str:
@@ -201,7 +206,7 @@ def find_blocking_reason(rule: Rule, workers: Iterable[WorkerReport], now_ns: in
     serving = [worker for worker in living if worker.project == rule.project and rule.name in worker.rules]
     running = [worker for worker in serving if worker.rules[rule.name] == rule.version]
     if not running:
-        broken = next((said for worker in living if (said := find_load_error(rule, worker))), None)
+        broken = next((reason for worker in living if (reason := find_load_error(rule, worker))), None)
         other = "running workers have another version of this rule" if serving else "no worker runs this rule"
         return broken or other
     reasons = [find_idle_reason(worker, rule.name) for worker in running]
@@ -210,8 +215,8 @@ def find_blocking_reason(rule: Rule, workers: Iterable[WorkerReport], now_ns: in
 
 def find_load_error(rule: Rule, worker: WorkerReport) -> str | None:
     """Return why the rule's file does not load, if the worker has reported that; else None."""
-    said = worker.data.get("broken")
-    return f"its file does not load: {said}" if said and worker.data.get("file") == rule.owner else None
+    error = worker.data.get("broken")
+    return f"its file does not load: {error}" if error and worker.data.get("file") == rule.owner else None
 
 
 def find_idle_reason(worker: WorkerReport, rule: str) -> str | None:

@@ -25,7 +25,7 @@ from spanwise.collector.stores.sqlite.database.connections import (
 from spanwise.collector.stores.sqlite.database.file_lock import FileLock, OwnerProcess, protect_from_fork, real_path
 from spanwise.collector.stores.sqlite.database.file_watch import FileWatch
 from spanwise.collector.stores.sqlite.database.group_commit import DiskReserve, WriteJob, Writer
-from spanwise.collector.stores.sqlite.database.schema import MIGRATIONS, read_version
+from spanwise.collector.stores.sqlite.database.schema import FILE_VERSION, read_version
 from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.maintenance import integrity
 from spanwise.collector.stores.sqlite.search import fulltext_index
@@ -223,10 +223,10 @@ class ReadOnlyFile(DatabaseFile):
     def __init__(self, path: str | Path) -> None:
         self.name, self.path, self.origin = check_database_path(path), real_path(path), OwnerProcess()
         with translate_file_errors(self.name), closing(connect_without_lock(self.path)) as db:
-            if (version := read_version(db, self.name)) < len(MIGRATIONS):
+            if (version := read_version(db, self.name)) < FILE_VERSION:
                 raise Refused(
-                    f"{self.name!r} is of file version {version}, and cannot be brought up to {len(MIGRATIONS)} where"
-                    " it may not be written; copy it to where it may"
+                    f"{self.name!r} has file version {version} and must be migrated to {FILE_VERSION}, but this user may not"
+                    " write it; copy it to a writable folder"
                 )
             self.clock = StoreClock(db)
         self._readers = ReaderPool(self.path, self.clock.now, connect_without_lock)

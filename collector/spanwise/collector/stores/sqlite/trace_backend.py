@@ -45,7 +45,6 @@ from spanwise.collector.stores.sqlite.query import (
     change_feed,
     distinct_values,
     feedback_and_sessions,
-    rule_filters,
     trace_queries,
 )
 from spanwise.collector.stores.sqlite.rollups import aggregation
@@ -231,7 +230,7 @@ class SQLiteTraces(Backend):
         # taken before reading, so that a change that the result lacks is later than this time
         now_ns = self._file.clock.now()
         with self._file.read() as reader:
-            return change_feed.read_changes(reader.db, after, limit, filters, now_ns)
+            return change_feed.read_changes(reader, after, limit, filters, now_ns)
 
     @read_operation
     def count_changes_after(self, db: sqlite3.Connection, /, after: str | None) -> tuple[int, int | None]:
@@ -241,9 +240,9 @@ class SQLiteTraces(Backend):
     def latest_change(self, db: sqlite3.Connection, /) -> int:
         return change_feed.read_latest_change(db)
 
-    @read_operation
-    def get_trace_head(self, db: sqlite3.Connection, /, trace_id: str, filters: Sequence[Filter] = ()) -> TraceHead:
-        return change_feed.read_head(db, trace_id, filters)
+    def get_trace_head(self, trace_id: str, filters: Sequence[Filter] = ()) -> TraceHead:
+        with self._file.read() as reader:
+            return change_feed.read_head(reader, trace_id, filters)
 
     @read_operation
     def is_after(self, db: sqlite3.Connection, /, change: str, cursor: str | None) -> bool:
@@ -265,7 +264,7 @@ class SQLiteTraces(Backend):
 
     def explain(self, trace_id: str, filter: Filter) -> list[ConditionResult]:
         with self._file.read() as reader:
-            return rule_filters.explain_filter(reader.db, trace_id, filter)
+            return change_feed.explain_filter(reader, trace_id, filter)
 
     @read_operation
     def count(self, db: sqlite3.Connection, /) -> Mapping[str, int]:

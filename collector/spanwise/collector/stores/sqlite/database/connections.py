@@ -27,7 +27,7 @@ from spanwise.collector.request_context import CURRENT_QUERY, CancellableQuery
 from spanwise.collector.stores.sqlite.database.bulk_statements import iterate_rows, select_many
 from spanwise.collector.stores.sqlite.database.column_values import loads
 from spanwise.collector.stores.sqlite.database.file_lock import OwnerProcess
-from spanwise.collector.stores.sqlite.database.schema import MIGRATIONS, PAGE_SIZE, migrate
+from spanwise.collector.stores.sqlite.database.schema import FILE_VERSION, PAGE_SIZE, migrate
 from spanwise.collector.stores.sqlite.write.run_codec import (
     SPAN_COLUMN_COUNT,
     Fact,
@@ -153,10 +153,10 @@ AUTOCHECKPOINT_BYTES = 256 * 2**20
 WAL_SIZE_LIMIT = 32 * 2**20
 
 
-def open_writable(path: str, version: int = len(MIGRATIONS)) -> sqlite3.Connection:
+def open_writable(path: str, version: int = FILE_VERSION) -> sqlite3.Connection:
     """Open the writing connection and migrate the file to the newest version.
 
-    `version` creates or migrates to an older schema, for recovery and tests. Raises `Refused` if the file cannot be used.
+    `version` creates a file of an older version, for recovery and tests. Raises `Refused` if the file cannot be used.
     """
     if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
         oldest = ".".join(map(str, MIN_SQLITE_VERSION))

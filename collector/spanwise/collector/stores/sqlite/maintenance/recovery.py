@@ -21,10 +21,12 @@ from spanwise.collector.stores.sqlite.database.file_lock import FileLock, real_p
 from spanwise.collector.stores.sqlite.database.schema import (
     APPLICATION_IDS,
     COLLECT_VALUES,
-    MIGRATIONS,
+    FILE_VERSION,
+    OLDEST_VERSION,
     ROLLUP_TABLES,
     mark_rollups_stale,
     migrate,
+    outdated_file_error,
 )
 from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.maintenance.integrity import check_integrity
@@ -198,7 +200,9 @@ def _file_version(source: sqlite3.Connection) -> int:
     if source.execute("PRAGMA application_id").fetchone()[0] not in APPLICATION_IDS:
         raise Refused("this is not one of Spanwise's files")
     version = int(source.execute("PRAGMA user_version").fetchone()[0])
-    return version if 0 < version <= len(MIGRATIONS) else len(MIGRATIONS)
+    if 0 < version < OLDEST_VERSION:
+        raise outdated_file_error("this file", version)
+    return version if OLDEST_VERSION <= version <= FILE_VERSION else FILE_VERSION
 
 
 def _copy_table(source: sqlite3.Connection, db: sqlite3.Connection, name: str) -> TableRecovery:

@@ -4,10 +4,9 @@ Modules, in the order in which data flows:
 
 - `filter_sql`: Filters compiled to SQL conditions.
 - `query_plan`: Query plans: choice of the index that leads a query over traces.
-- `rule_filters`: Filters of monitoring rules compiled for single traces, and their explanation condition by
-  condition.
 - `trace_queries`: Trace queries: lists of summaries, whole traces, large traces read lazily, tree and pages of runs.
 - `feedback_and_sessions`: Lists of feedback, scores of rules and experiments, and sessions; row counts.
+- `trace_values`: Values of stored traces that filters compare (see `spanwise.collector.filter_evaluation`).
 - `change_feed`: Change feed: heads of traces in the order of their last change.
 - `distinct_values`: Distinct values of a field, for filter menus.
 """

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filters import Filter, validate_rule_filter
-from spanwise.collector.records import ChangePage, TraceHead
-from spanwise.collector.stores.sqlite.query.rule_filters import ConditionCompiler, compile_rule_filter, make_text_lookup
+from spanwise.collector.records import ChangePage, ConditionResult, TraceHead
+from spanwise.collector.stores.sqlite.database.connections import Reader
+from spanwise.collector.stores.sqlite.query.trace_values import FilterReader
 
 MAX_HEADS = 10_000  # maximum number of heads in a page
 MAX_FILTERS = 500  # maximum number of filters in a call
@@ -19,55 +20,52 @@ _FLAGS_SQL = (
     "coalesce(t.complete, 2) | (t.rooted << 2) | (t.partial << 3) | (t.judgement << 4) | ((t.dropped > 0) << 5)"
 )
 _HEAD_COLUMNS = (
-    f"t.trace_id, t.change, t.runs_change, t.changed_ns, t.start_ns, {_FLAGS_SQL}, t.size, t.span_count, t.probability,"
-    " t.project, t.environment, t.experiment_id, t.session_id, t.id"
+    *("t.trace_id", "t.change", "t.runs_change", "t.changed_ns", "t.start_ns", _FLAGS_SQL, "t.size", "t.span_count"),
+    *("t.probability", "t.project", "t.environment", "t.experiment_id", "t.session_id", "t.id"),
 )
 # Maps `_FLAGS_SQL` to: settled, whole, rooted, partial, judgement
 _FLAGS_BY_CODE = [
-    ((False, True, None, None)[told & 3], not told & 32, bool(told & 4), bool(told & 8), bool(told & 16))
-    for told in range(64)
+    ((False, True, None, None)[code & 3], not code & 32, bool(code & 4), bool(code & 8), bool(code & 16))
+    for code in range(64)
 ]
 _FROM_FEED = "FROM traces t INDEXED BY traces_by_change WHERE t.change > ?"
+_FROM_TRACE = "FROM traces t WHERE t.trace_id = ? AND t.span_count > 0"
 
 
-def read_changes(
-    db: sqlite3.Connection, after: str | None, limit: int, filters: Sequence[Filter], now_ns: int
-) -> ChangePage:
+def read_changes(reader: Reader, after: str | None, limit: int, filters: Sequence[Filter], now_ns: int) -> ChangePage:
     """Return the heads of the traces that changed after `after`, with the result of each filter.
 
     Raise `Refused` for an invalid cursor or invalid filters.
     """
-    begin, most = parse_change(db, after), max(0, min(limit, MAX_HEADS))
-    look_up = None
-    if any(filter.text for filter in filters):
-        ids = db.execute(f"SELECT t.id {_FROM_FEED} ORDER BY t.change LIMIT ?", (begin, most)).fetchall()
-        look_up = make_text_lookup(db, [row[0] for row in ids])
-    columns, values = _compile_columns(filters, look_up)
-    rows = db.execute(f"SELECT {columns} {_FROM_FEED} ORDER BY t.change LIMIT ?", (*values, begin, most)).fetchall()
-    return ChangePage(heads=tuple(map(_head_from_row, rows)), cursor=str(rows[-1][1] if rows else begin), now_ns=now_ns)
+    begin = parse_change(reader.db, after)
+    heads = _read_heads(
+        reader, filters, f"{_FROM_FEED} ORDER BY t.change LIMIT ?", (begin, max(0, min(limit, MAX_HEADS)))
+    )
+    return ChangePage(heads=heads, cursor=heads[-1].cursor if heads else str(begin), now_ns=now_ns)
 
 
-def read_head(db: sqlite3.Connection, trace_id: str, filters: Sequence[Filter]) -> TraceHead:
+def read_head(reader: Reader, trace_id: str, filters: Sequence[Filter]) -> TraceHead:
     """Return the head of one trace. Raise `NotFound` if the store has no runs of it."""
-    columns, values = _compile_columns(filters)
-    sql = f"SELECT {columns} FROM traces t WHERE t.trace_id = ? AND t.span_count > 0"
-    row = db.execute(sql, (*values, trace_id)).fetchone()
-    if row is None:
+    heads = _read_heads(reader, filters, _FROM_TRACE, (trace_id,))
+    if not heads:
         raise NotFound(f"there is no trace {trace_id!r} in this store")
-    return _head_from_row(row)
+    return heads[0]
 
 
-def _compile_columns(filters: Sequence[Filter], words: ConditionCompiler | None = None) -> tuple[str, list[Any]]:
-    """Return the columns of a head and the parameter values. Raise `Refused` for too many or invalid filters."""
+def explain_filter(reader: Reader, trace_id: str, filter: Filter) -> list[ConditionResult]:
+    """Return the result of each condition for one trace. Raise `NotFound` if the store has no runs of it."""
+    explained = FilterReader(reader, [filter]).explain(_FROM_TRACE, (trace_id,))
+    if not explained:
+        raise NotFound(f"there is no trace {trace_id!r} in this store")
+    return explained[0]
+
+
+def _read_heads(reader: Reader, filters: Sequence[Filter], source: str, values: Sequence[Any]) -> tuple[TraceHead, ...]:
+    """Return the heads of the selected traces. Raise `Refused` for too many or invalid filters."""
     if len(filters) > MAX_FILTERS:
-        raise Refused(
-            f"{len(filters)} filters at once; ask at most {MAX_FILTERS} of them, and the others in another call"
-        )
-    answers = [compile_rule_filter(validate_rule_filter(filter), words) for filter in filters]
-    return ", ".join((_HEAD_COLUMNS, *(one.sql for one in answers))), [value for one in answers for value in one.values]
-
-
-_PASSES_BY_CODE = {0: False, 1: True, None: None}
+        raise Refused(f"at most {MAX_FILTERS} filters can be evaluated at once, got {len(filters)}; use several calls")
+    filter_reader = FilterReader(reader, [validate_rule_filter(filter) for filter in filters], _HEAD_COLUMNS)
+    return tuple([_make_head(row, results) for row, results in filter_reader.read(source, values)])
 
 
 class _HeadDraft:
@@ -76,30 +74,30 @@ class _HeadDraft:
     __slots__ = TraceHead.__slots__
 
 
-def _head_from_row(row: Sequence[Any]) -> TraceHead:
-    made: Any = _HeadDraft()
+def _make_head(row: Sequence[Any], results: tuple[bool | None, ...]) -> TraceHead:
+    head: Any = _HeadDraft()
     (
-        made.trace_id,
-        made.change,
-        made.runs_change,
-        made.changed_ns,
-        made.start_ns,
-        told,
-        made.size,
-        made.span_count,
-        made.probability,
-        made.project,
-        made.environment,
-        made.experiment_id,
-        made.session_id,
-        made.number,
-        *passes,
+        head.trace_id,
+        head.change,
+        head.runs_change,
+        head.changed_ns,
+        head.start_ns,
+        flags,
+        head.size,
+        head.span_count,
+        head.probability,
+        head.project,
+        head.environment,
+        head.experiment_id,
+        head.session_id,
+        head.number,
+        *_,
     ) = row
-    made.settled, made.whole, made.rooted, made.partial, made.judgement = _FLAGS_BY_CODE[told]
-    made.cursor = str(made.change)
-    made.passes = tuple([_PASSES_BY_CODE[one] for one in passes])
-    made.__class__ = TraceHead  # both classes have the same slots
-    return cast(TraceHead, made)
+    head.settled, head.whole, head.rooted, head.partial, head.judgement = _FLAGS_BY_CODE[flags]
+    head.cursor = str(head.change)
+    head.passes = results
+    head.__class__ = TraceHead  # both classes have the same slots
+    return cast(TraceHead, head)
 
 
 def count_later_changes(db: sqlite3.Connection, after: str | None) -> tuple[int, int | None]:
@@ -117,7 +115,7 @@ def parse_change(db: sqlite3.Connection, cursor: str | None) -> int:
     number = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 20 else -1
     if not 0 <= number <= read_latest_change(db):
         raise Refused(
-            f"{cursor!r} is no position in this store's feed; use the `cursor` of what was read before, or none"
+            f"cursor {cursor!r} is no position in this store's feed; use the `cursor` of an earlier page, or none"
         )
     return number
 

@@ -87,7 +87,7 @@ ONE_PROJECT_SQL = {
 def list_values(db: sqlite3.Connection, field: str, limit: int, project: str | None) -> list[str]:
     """Return the values of a field in order, at most `limit`. Raise `Refused` for an unknown field."""
     if field not in ALL_PROJECTS_SQL:
-        raise Refused(f"there are no values of {field!r}; use one of {', '.join(ALL_PROJECTS_SQL)}")
+        raise Refused(f"unknown field {field!r}; expected one of: {', '.join(ALL_PROJECTS_SQL)}")
     if project is None:
         rows = db.execute(ALL_PROJECTS_SQL[field], (limit,))
     elif field == "project":

@@ -61,18 +61,18 @@ _SELECT_BY_RULE = (
 )
 
 
-def list_rule_scores(db: sqlite3.Connection, asked: ScoreQuery) -> Page[RuleScore]:
+def list_rule_scores(db: sqlite3.Connection, query: ScoreQuery) -> Page[RuleScore]:
     """Return one page of a rule's scores, errors and skips, ordered by start of the trace, latest first."""
-    window = (("f.trace_start_ns >= ?", asked.since_ns), ("f.trace_start_ns < ?", asked.until_ns))
-    given = (("f.key = ?", asked.key), *window)
-    wanted = [(sql, [value]) for sql, value in given if value is not None]
-    if asked.cursor is not None:
-        wanted.append(("(f.trace_start_ns, f.rowid) < (?, ?)", [*parse_cursor(asked.cursor)]))
-    sql = " AND ".join([_SELECT_BY_RULE, *(one for one, _ in wanted)])
-    values = [value for _, values in wanted for value in values]
+    window = (("f.trace_start_ns >= ?", query.since_ns), ("f.trace_start_ns < ?", query.until_ns))
+    bounds = (("f.key = ?", query.key), *window)
+    conditions = [(sql, [value]) for sql, value in bounds if value is not None]
+    if query.cursor is not None:
+        conditions.append(("(f.trace_start_ns, f.rowid) < (?, ?)", [*parse_cursor(query.cursor)]))
+    sql = " AND ".join([_SELECT_BY_RULE, *(sql for sql, _ in conditions)])
+    values = [value for _, values in conditions for value in values]
     order = "ORDER BY f.trace_start_ns DESC, f.rowid DESC LIMIT ?"
-    fetched = db.execute(f"{sql} {order}", (asked.rule, asked.project, *values, asked.limit + 1)).fetchall()
-    rows, next = cut_page(fetched, asked.limit, time=-2, key=-1)
+    fetched = db.execute(f"{sql} {order}", (query.rule, query.project, *values, query.limit + 1)).fetchall()
+    rows, next = cut_page(fetched, query.limit, time=-2, key=-1)
     items = (RuleScore(feedback_table.feedback_from_row(row), row[-3] or row[_SESSION_PLACE], row[-2]) for row in rows)
     return Page(items=tuple(items), next=next)
 
@@ -85,9 +85,9 @@ def _trace_conditions(db: sqlite3.Connection, filter: Filter) -> tuple[list[str]
     """
     if filter == Filter():
         return [], []
-    chosen = plan_query(db, filter)
-    sql = f"SELECT t.id FROM {chosen.source} WHERE {chosen.where} LIMIT {FEW_TRACES + 1}"
-    found = [row[0] for row in db.execute(sql, chosen.values)]
+    plan = plan_query(db, filter)
+    sql = f"SELECT t.id FROM {plan.source} WHERE {plan.where} LIMIT {FEW_TRACES + 1}"
+    found = [row[0] for row in db.execute(sql, plan.values)]
     if not found:
         return ["0"], []
     if len(found) <= FEW_TRACES:
@@ -191,14 +191,14 @@ def _walk_sessions(db: sqlite3.Connection, filter: Filter, after: tuple[int, str
     """Yield sessions in the order of their latest trace. With `after`, some sessions before that position may appear
     again.
     """
-    chosen, bound, values = plan_query(db, filter), " AND +t.id <= ?", [newest]
+    plan, bound, values = plan_query(db, filter), " AND +t.id <= ?", [newest]
     if after is not None:
         bound, values = f"{bound} AND t.start_ns <= ?", [newest, after[0]]
         if filter == Filter():
             bound, values = bound + _HAS_ENDED, [*values, after[0], newest]
-    sql = f"SELECT t.session_id FROM {chosen.source} WHERE {chosen.where} AND t.session_id IS NOT NULL{bound}"
+    sql = f"SELECT t.session_id FROM {plan.source} WHERE {plan.where} AND t.session_id IS NOT NULL{bound}"
     seen: set[str] = set()
-    for (session,) in db.execute(f"{sql} ORDER BY t.start_ns DESC, t.session_id DESC", (*chosen.values, *values)):
+    for (session,) in db.execute(f"{sql} ORDER BY t.start_ns DESC, t.session_id DESC", (*plan.values, *values)):
         if session not in seen:
             seen.add(session)
             yield session
@@ -222,5 +222,5 @@ def _session_from_row(row: Any) -> SessionSummary:
 def count_rows(db: sqlite3.Connection) -> dict[str, int]:
     """Return the numbers of spans, traces and feedback rows."""
     traces = "traces WHERE start_ns IS NOT NULL"  # same rows as `span_count > 0`, but served by an index
-    of = {"spans": "spans", "traces": traces, "feedbacks": "feedback"}
-    return {name: int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for name, table in of.items()}
+    tables = {"spans": "spans", "traces": traces, "feedbacks": "feedback"}
+    return {name: int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for name, table in tables.items()}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import metadata_text
-from spanwise.collector.filters import EVALUATOR_KIND, OPERATORS, Filter, parse_search_terms
+from spanwise.collector.filters import EVALUATOR_KIND, OPERATORS, Filter, parse_search_terms, unresolved_dataset_error
 from spanwise.collector.stores.sqlite.database.column_values import dumps
 from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
 
@@ -34,23 +34,12 @@ HAS_SPANS = SQLCondition("+t.start_ns IS NOT NULL")
 
 def compile_filter(filter: Filter) -> list[SQLCondition]:
     """Return the conditions that a trace must meet. Traces of which only feedback has arrived never pass."""
-    return [HAS_SPANS, *(condition for part in compile_parts(filter, COMPILERS) for condition in part.conditions)]
-
-
-class FilterPart(NamedTuple):
-    """One field of a filter with its value, and the conditions compiled from it."""
-
-    name: str
-    value: Any
-    conditions: list[SQLCondition]
-
-
-def compile_parts(filter: Filter, writers: Mapping[str, Callable[[Any], list[SQLCondition]]]) -> Iterator[FilterPart]:
-    """Yield the compiled part of each field that differs from its default."""
+    conditions = [HAS_SPANS]
     for name in Filter.__slots__:
         value = getattr(filter, name)
         if value != getattr(_EMPTY_FILTER, name):
-            yield FilterPart(name, value, writers[name](value))
+            conditions += COMPILERS[name](value)
+    return conditions
 
 
 # Excludes evaluators' own traces (see `Filter`). The schema's partial indexes contain these two texts literally; any
@@ -63,56 +52,57 @@ EVALUATOR_SQL = f"t.kind = '{EVALUATOR_KIND}'"
 
 def compile_visible_filter(filter: Filter) -> list[SQLCondition]:
     """Return the conditions of `compile_filter`, and exclude evaluators' own traces unless the filter asks for them."""
-    wanted = compile_filter(filter)
-    return [SQLCondition(VISIBLE_SQL.format("t")), *wanted] if filter.leaves_out_judgements else wanted
+    conditions = compile_filter(filter)
+    return [SQLCondition(VISIBLE_SQL.format("t")), *conditions] if filter.leaves_out_judgements else conditions
 
 
-def join_conditions(wanted: Sequence[SQLCondition]) -> tuple[str, tuple[Any, ...]]:
+def join_conditions(conditions: Sequence[SQLCondition]) -> tuple[str, tuple[Any, ...]]:
     """Return the conjunction of the conditions, with the parameter values."""
-    values = (value for condition in wanted for value in condition.values)
-    return " AND ".join(condition.sql for condition in wanted), tuple(values)
+    values = (value for condition in conditions for value in condition.values)
+    return " AND ".join(condition.sql for condition in conditions), tuple(values)
 
 
 def _equals(column: str) -> Callable[[Any], list[SQLCondition]]:
     return lambda value: [SQLCondition(f"t.{column} = ?", (value,))]
 
 
-def _element(column: str) -> Callable[[Any], list[SQLCondition]]:
-    """Compile a condition that the JSON array in a column has a value. The condition tests `instr` first, because it is
-    cheap and nearly always right.
+def _element(column: str, part: str = "value") -> Callable[[Any], list[SQLCondition]]:
+    """Compile a condition that the JSON in a column has a value, or a key. The condition tests `instr` first, because
+    it is cheap and nearly always right.
     """
-    sql = f"(instr(t.{column}, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.{column}) WHERE value = ?))"
+    sql = f"(instr(t.{column}, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.{column}) WHERE {part} = ?))"
     return lambda value: [SQLCondition(sql, (dumps(value), value))]
 
 
-def _list_element(column: str, of_spans: str) -> Callable[[Any], list[SQLCondition]]:
+def _list_element(column: str, of_spans: str, part: str = "value") -> Callable[[Any], list[SQLCondition]]:
     """Compile a condition like `_element`. If the list has reached its maximum length, it may lack values, so the
     condition also searches the spans.
     """
-    full = f"t.span_count >= {MAX_LISTED} AND (SELECT count(*) FROM json_each(t.{column})) >= {MAX_LISTED}"
-    more = f"({full} AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND s.{of_spans} = ?))"
+    is_full = f"t.span_count >= {MAX_LISTED} AND (SELECT count(*) FROM json_each(t.{column})) >= {MAX_LISTED}"
+    in_spans = f"({is_full} AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND s.{of_spans} = ?))"
+    compile_element = _element(column, part)
 
-    def write(value: Any) -> list[SQLCondition]:
-        [listed] = _element(column)(value)
-        return [SQLCondition(f"({listed.sql} OR {more})", (*listed.values, value))]
+    def compile_value(value: Any) -> list[SQLCondition]:
+        [listed] = compile_element(value)
+        return [SQLCondition(f"({listed.sql} OR {in_spans})", (*listed.values, value))]
 
-    return write
+    return compile_value
 
 
 SQL_OPERATORS = {operator: "<>" if operator == "!=" else operator for operator in OPERATORS}
 
 
 def _comparison(expression: str) -> Callable[[Any], list[SQLCondition]]:
-    def write(value: Any) -> list[SQLCondition]:
+    def compile_value(value: Any) -> list[SQLCondition]:
         operator, bound = value
         return [SQLCondition(f"{expression} {_operator(operator)} ?", (bound,))]
 
-    return write
+    return compile_value
 
 
 def _operator(operator: str) -> str:
     if operator not in OPERATORS:
-        raise Refused(f"unknown comparison {operator!r}; use one of {', '.join(OPERATORS)}")
+        raise Refused(f"unknown operator {operator!r}; expected one of: {', '.join(OPERATORS)}")
     return SQL_OPERATORS[operator]
 
 
@@ -127,18 +117,11 @@ _STATUSES = {
 
 def _error(value: str) -> list[SQLCondition]:
     """Compile a condition that the error of one run contains all words."""
-    asked = value.split()
-    like = " AND ".join(["s.error LIKE ? ESCAPE '\\'"] * len(asked)) or "1"
+    words = value.split()
+    like = " AND ".join(["s.error LIKE ? ESCAPE '\\'"] * len(words)) or "1"
     sql = f"t.error_count > 0 AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND {like})"
-    escaped = (word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") for word in asked)
-    return [SQLCondition(sql, tuple(f"%{word}%" for word in escaped))]
-
-
-def _model(value: str) -> list[SQLCondition]:
-    sql = "(instr(t.models, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.models) WHERE key = ?))"
-    full = f"t.span_count >= {MAX_LISTED} AND (SELECT count(*) FROM json_each(t.models)) >= {MAX_LISTED}"
-    more = f"({full} AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND s.model = ?))"
-    return [SQLCondition(f"({sql} OR {more})", (dumps(value), value, value))]
+    patterns = (word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") for word in words)
+    return [SQLCondition(sql, tuple(f"%{word}%" for word in patterns))]
 
 
 # Text of a JSON value `m`
@@ -151,8 +134,8 @@ def _metadata(wanted: Any) -> list[SQLCondition]:
         "(instr(t.metadata, ?) > 0 OR instr(t.metadata, ?) > 0)"
         f" AND EXISTS (SELECT 1 FROM json_each(t.metadata) m WHERE m.key = ? AND {METADATA_TEXT_SQL} = ?)"
     )
-    asked = [(str(key), metadata_text(value)) for key, value in wanted.items()]
-    return [SQLCondition(sql, (*_in_json(key, text), key, text)) for key, text in asked]
+    texts = [(str(key), metadata_text(value)) for key, value in wanted.items()]
+    return [SQLCondition(sql, (*_in_json(key, text), key, text)) for key, text in texts]
 
 
 def _in_json(key: str, text: str) -> tuple[str, str]:
@@ -160,14 +143,14 @@ def _in_json(key: str, text: str) -> tuple[str, str]:
 
     For a number with a fraction, both texts have only the key, because such numbers have several notations.
     """
-    begun = dumps(key) + ":"
+    prefix = dumps(key) + ":"
     if text in ("true", "false") or _INTEGER.fullmatch(text):
-        return begun + dumps(text), begun + text
+        return prefix + dumps(text), prefix + text
     try:
         float(text or "0")
     except ValueError:
-        return begun + dumps(text), begun + dumps(text)
-    return begun, begun
+        return prefix + dumps(text), prefix + dumps(text)
+    return prefix, prefix
 
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,14}")
@@ -182,16 +165,16 @@ def _feedback(wanted: Any) -> list[SQLCondition]:
     """Compile one condition for all comparisons of a key with the same column. Only the newest feedback of a key counts,
     so all these comparisons apply to one row.
     """
-    asked: dict[tuple[str, str], list[tuple[str, float | str]]] = {}
+    by_column: dict[tuple[str, str], list[tuple[str, float | str]]] = {}
     for key, operator, value in wanted:
-        asked.setdefault((key, "label" if isinstance(value, str) else "score"), []).append((operator, value))
-    return [_feedback_condition(key, column, compared) for (key, column), compared in asked.items()]
+        by_column.setdefault((key, "label" if isinstance(value, str) else "score"), []).append((operator, value))
+    return [_feedback_condition(key, column, comparisons) for (key, column), comparisons in by_column.items()]
 
 
-def _feedback_condition(key: str, column: str, compared: Sequence[tuple[str, float | str]]) -> SQLCondition:
-    each = "".join(f" AND f.{column} {_operator(operator)} ?" for operator, _ in compared)
+def _feedback_condition(key: str, column: str, comparisons: Sequence[tuple[str, float | str]]) -> SQLCondition:
+    each = "".join(f" AND f.{column} {_operator(operator)} ?" for operator, _ in comparisons)
     holds = f"f.key = ? AND f.standing = 2{each}"
-    values = (key, *(value for _, value in compared))
+    values = (key, *(value for _, value in comparisons))
     return SQLCondition(
         f"EXISTS (SELECT 1 FROM feedback f {FEEDBACK_OF_TRACE} AND {holds})",
         values,
@@ -225,10 +208,9 @@ def _text(value: str) -> list[SQLCondition]:
     if not match:
         return []
     if match.count('"*') > MAX_PREFIXES:
-        raise Refused(f"text asks for more than {MAX_PREFIXES} beginnings of words; write some words out, without `*`")
+        raise Refused(f"text has more than {MAX_PREFIXES} prefixes such as `pay*`; write some of the words out")
     if short := _SHORT_PREFIX.search(match):
-        way = "write three letters or more, or a word out, without `*`"
-        raise Refused(f"text asks for all words that begin with {short[1]!r}; {way}")
+        raise Refused(f"the prefix {short[1] + '*'!r} in text is too short; write at least three letters before `*`")
     ids = "SELECT rowid FROM words WHERE words MATCH ?"
     return [SQLCondition(f"t.id IN ({ids})", (match,), ids, (match,))]
 
@@ -245,14 +227,14 @@ def compile_match(text: str) -> str:
     becomes `e` and `mail`. A prefix that another word already implies is left out, because FTS5 merges the lists of
     all traces for each prefix.
     """
-    asked = dict.fromkeys(parse_search_terms(text))
-    begun = {one for one, next in pairwise(sorted({word for word, _ in asked})) if next.startswith(one)}
-    begun.update(word for word, star in asked if not star)
-    return " ".join(f'"{word}"{star}' for word, star in asked if not (star and word in begun))
+    terms = dict.fromkeys(parse_search_terms(text))
+    implied = {word for word, next in pairwise(sorted({word for word, _ in terms})) if next.startswith(word)}
+    implied.update(word for word, star in terms if not star)
+    return " ".join(f'"{word}"{star}' for word, star in terms if not (star and word in implied))
 
 
 def _dataset(name: str) -> list[SQLCondition]:
-    raise Refused(f"which experiments ran over dataset {name!r} is known to the control records: see `Both`")
+    raise unresolved_dataset_error(name)
 
 
 QUIET_NS = 5_000_000_000  # a trace whose spans cannot be counted is complete if no span has arrived for this long
@@ -279,7 +261,7 @@ COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
     "any_kind": _list_element("kinds", "kind"),
     "status": lambda value: [SQLCondition(_STATUSES[value])],
     "error": _error,
-    "model": _model,
+    "model": _list_element("models", "model", "key"),
     "latency_ms": _comparison("(t.end_ns - t.start_ns) / 1e6"),
     "tokens": _comparison("(t.input_tokens + t.output_tokens)"),
     "cost": _comparison("t.cost"),

@@ -57,37 +57,39 @@ def plan_query(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True,
     """
     if has_unknown_value(db, filter):
         return QueryPlan("traces t NOT INDEXED", "0", ())
-    wanted = compile_filter(filter) if judgements else compile_visible_filter(filter)
+    conditions = compile_filter(filter) if judgements else compile_visible_filter(filter)
     if filter.any_name is not None:
-        wanted.append(SQLCondition(_MAY_HAVE_NAME, (filter.any_name,)))
-    counted = [(_count_matches(db, one), one) for one in wanted if one.ids is not None]
-    few, fewest = min(counted, key=lambda pair: pair[0], default=(FEW_TRACES + 1, None))
-    if fewest is not None and few <= FEW_TRACES:
-        return _plan_by_ids(wanted, [fewest])
+        conditions.append(SQLCondition(_MAY_HAVE_NAME, (filter.any_name,)))
+    indexed = [(_count_matches(db, condition), condition) for condition in conditions if condition.ids is not None]
+    matches, leading = min(indexed, key=lambda pair: pair[0], default=(FEW_TRACES + 1, None))
+    if leading is not None and matches <= FEW_TRACES:
+        return _plan_by_ids(conditions, [leading])
     index = _choose_index(filter, shown=not judgements and filter.leaves_out_judgements)
-    whole = (
+    reads_all = (
         not in_order
         and index in (INDEX_BY_START, INDEX_VISIBLE)
         and filter.since_ns is None
         and filter.until_ns is None
     )
-    walk = QueryPlan("traces t NOT INDEXED" if whole else f"traces t {index}", *join_conditions(wanted))
-    if len(counted) > 1 and not (in_order and _fills_page(db, walk, filter)):
-        return _plan_by_ids(wanted, [one for _, one in counted])
+    walk = QueryPlan("traces t NOT INDEXED" if reads_all else f"traces t {index}", *join_conditions(conditions))
+    if len(indexed) > 1 and not (in_order and _fills_page(db, walk, filter)):
+        return _plan_by_ids(conditions, [condition for _, condition in indexed])
     return walk
 
 
 def plan_experiments(filter: Filter) -> QueryPlan:
     """Return the plan that finds traces of any experiment."""
-    wanted = [SQLCondition("t.experiment_id IS NOT NULL"), *compile_visible_filter(filter)]
-    return QueryPlan("traces t INDEXED BY traces_by_experiment", *join_conditions(wanted))
+    conditions = [SQLCondition("t.experiment_id IS NOT NULL"), *compile_visible_filter(filter)]
+    return QueryPlan("traces t INDEXED BY traces_by_experiment", *join_conditions(conditions))
 
 
-def _plan_by_ids(wanted: Sequence[SQLCondition], leading: Sequence[SQLCondition]) -> QueryPlan:
+def _plan_by_ids(conditions: Sequence[SQLCondition], leading: Sequence[SQLCondition]) -> QueryPlan:
     """Return the plan that intersects the indexes of the leading conditions and tests the others on each trace."""
-    common = " INTERSECT ".join(str(one.ids) for one in leading)
-    driven = SQLCondition(f"t.id IN ({common})", tuple(value for one in leading for value in one.ids_values))
-    others = (one for one in wanted if not any(one is other for other in leading))
+    common = " INTERSECT ".join(str(condition.ids) for condition in leading)
+    driven = SQLCondition(
+        f"t.id IN ({common})", tuple(value for condition in leading for value in condition.ids_values)
+    )
+    others = (condition for condition in conditions if not any(condition is other for other in leading))
     return QueryPlan("traces t NOT INDEXED", *join_conditions([driven, *others]))
 
 
@@ -122,7 +124,7 @@ def has_unknown_value(db: sqlite3.Connection, filter: Filter) -> bool:
 
     The table `known` holds all values of stored runs, and some of deleted ones.
     """
-    asked = (
+    values = (
         ("environment", filter.environment),
         ("kind", filter.kind),
         ("kind", filter.any_kind),
@@ -130,7 +132,7 @@ def has_unknown_value(db: sqlite3.Connection, filter: Filter) -> bool:
         *(("tag", tag) for tag in filter.tags),
     )
     sql = "SELECT 1 FROM known WHERE field = ? AND value = ?"
-    return any(value is not None and not db.execute(sql, (field, value)).fetchone() for field, value in asked)
+    return any(value is not None and not db.execute(sql, (field, value)).fetchone() for field, value in values)
 
 
 def _choose_index(filter: Filter, *, shown: bool) -> str:

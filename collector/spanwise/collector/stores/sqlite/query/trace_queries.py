@@ -81,11 +81,11 @@ _SUMMARY_COLUMNS = (
 
 def list_traces(reader: Reader, filter: Filter, limit: int, cursor: str | None) -> Page[TraceSummary]:
     """Return one page of summaries, latest start first."""
-    chosen = plan_query(reader.db, filter)
+    plan = plan_query(reader.db, filter)
     if cursor is not None:
-        chosen = chosen.after(*parse_cursor(cursor))
-    sql = f"SELECT {_SUMMARY_COLUMNS} FROM {chosen.source} WHERE {chosen.where} ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
-    fetched = reader.db.execute(sql, (*chosen.values, limit + 1)).fetchall()
+        plan = plan.after(*parse_cursor(cursor))
+    sql = f"SELECT {_SUMMARY_COLUMNS} FROM {plan.source} WHERE {plan.where} ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
+    fetched = reader.db.execute(sql, (*plan.values, limit + 1)).fetchall()
     rows, next = bulk_statements.cut_page(fetched, limit, time=4, key=0)
     roots = _read_roots(reader, rows)
     ids = [row[0] for row in rows]
@@ -198,11 +198,11 @@ def read_traces(reader: Reader, trace_ids: Sequence[str]) -> list[Trace]:
     return attach_runs(reader, read_headers(reader, trace_ids))
 
 
-def attach_runs(reader: Reader, around: Mapping[str, TraceHeader]) -> list[Trace]:
+def attach_runs(reader: Reader, headers: Mapping[str, TraceHeader]) -> list[Trace]:
     """Return traces built from headers and their runs."""
-    runs = reader.runs_of({one.key: trace_id for trace_id, one in around.items()})
+    runs = reader.runs_of({header.key: trace_id for trace_id, header in headers.items()})
     traces = []
-    for header in around.values():
+    for header in headers.values():
         of_trace = runs[header.key]
         at = next(position for position, run in enumerate(of_trace) if run.span_id == header.root)
         of_trace[at] = complete_root(of_trace[at], of_trace)
@@ -226,8 +226,8 @@ def read_headers(reader: Reader, trace_ids: Sequence[str]) -> dict[str, TraceHea
     """Return the headers of the traces that the store has, in the order requested."""
     columns = f"t.trace_id, t.id, t.root, t.size, {complete_sql()}, t.dropped, t.calls_sent"
     sql = f"SELECT {columns} FROM traces t WHERE span_count > 0 AND t.trace_id IN (%s)"
-    asked = dict.fromkeys(trace_ids)
-    rows = {row[0]: row[1:] for row in select_many(reader.db, sql, asked)}
+    wanted = dict.fromkeys(trace_ids)
+    rows = {row[0]: row[1:] for row in select_many(reader.db, sql, wanted)}
     roots = dict(
         select_many(reader.db, "SELECT id, span_id FROM spans WHERE id IN (%s)", [r[1] for r in rows.values()])
     )
@@ -237,12 +237,12 @@ def read_headers(reader: Reader, trace_ids: Sequence[str]) -> dict[str, TraceHea
     for trace, outcome in feedback_table.read_feedback_rows(select_many(reader.db, sql, keys)):
         feedback.setdefault(trace, []).append(outcome)
     running = sender_records.read_open_runs(reader.db, rows)
-    found = {}
-    for trace_id in (one for one in asked if one in rows):
+    headers = {}
+    for trace_id in [trace_id for trace_id in wanted if trace_id in rows]:
         key, root, size, complete, dropped, calls_sent = rows[trace_id]
         rest = tuple(feedback.get(key, ())), bool(complete), dropped, calls_sent, tuple(running.get(trace_id, ()))
-        found[trace_id] = TraceHeader(key, roots[root], size, rest)
-    return found
+        headers[trace_id] = TraceHeader(key, roots[root], size, rest)
+    return headers
 
 
 # payloads before compression: size above which traces are lazy, and maximum size of an answer
@@ -255,27 +255,31 @@ def read_lazily(reader: Reader, trace_ids: Sequence[str]) -> Sequence[Trace | La
 
     Raise `TooLarge` if their payloads exceed `MAX_ANSWER_BYTES`.
     """
-    around = read_headers(reader, trace_ids)
-    size = sum(one.size for one in around.values())
+    headers = read_headers(reader, trace_ids)
+    size = sum(header.size for header in headers.values())
     if size <= LARGE_ANSWER_BYTES:
-        return attach_runs(reader, around)
+        return attach_runs(reader, headers)
     if size > MAX_ANSWER_BYTES:
-        told = (
-            f"{size:,} bytes of runs are more than one answer holds, {MAX_ANSWER_BYTES:,}: ask for fewer traces at once"
+        raise TooLarge(
+            f"the traces have {size:,} bytes of runs, and a response at most {MAX_ANSWER_BYTES:,}; request fewer traces"
+            " at once, or the runs of one trace page by page"
         )
-        raise TooLarge(f"{told}, or for the runs of one page by page")
-    rows = reader.rows_of([one.key for one in around.values()])
-    apart = reader.apart([row for some in rows.values() for row in some])
-    return [_make_lazy_trace(reader, apart, trace_id, one, rows[one.key]) for trace_id, one in around.items()]
+    rows = reader.rows_of([header.key for header in headers.values()])
+    detached = reader.apart([row for rows_of_trace in rows.values() for row in rows_of_trace])
+    return [
+        _make_lazy_trace(reader, detached, trace_id, header, rows[header.key]) for trace_id, header in headers.items()
+    ]
 
 
 def _make_lazy_trace(
-    reader: Reader, apart: Reader, trace_id: str, around: TraceHeader, rows: Sequence[Any]
+    reader: Reader, detached: Reader, trace_id: str, header: TraceHeader, rows: Sequence[Any]
 ) -> LazyTrace:
-    root_row = next(row for row in rows if row[3] == around.root)
-    root = complete_stored_root(reader, around.key, apart.run(trace_id, root_row))
+    root_row = next(row for row in rows if row[3] == header.root)
+    root = complete_stored_root(reader, header.key, detached.run(trace_id, root_row))
     sizes = [len(row[2]) + ROW_BYTES for row in rows]
-    return LazyTrace(root, rows, sizes, lambda row: root if row is root_row else apart.run(trace_id, row), *around.rest)
+    return LazyTrace(
+        root, rows, sizes, lambda row: root if row is root_row else detached.run(trace_id, row), *header.rest
+    )
 
 
 _SELECT_LINES = f"SELECT {','.join(RunNode._fields)} FROM spans WHERE trace = ?"
@@ -293,25 +297,25 @@ _BEFORE_ALL = -(1 << 63)
 def read_tree(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> Page[TreeNode]:
     """Return the page of the tree that contains the run `cursor`. Raise `NotFound` for an unknown trace or run."""
     key, _ = _find_trace(reader.db, trace_id)
-    lines = [RunNode._make(row) for row in reader.db.execute(_SELECT_LINES, (key,))]
+    nodes = [RunNode._make(row) for row in reader.db.execute(_SELECT_LINES, (key,))]
     reader.look()
-    placed = list(walk_tree(lines))
+    branches = list(walk_tree(nodes))
     at = 0
     if cursor is not None:
-        at = next((position for position, (_, line) in enumerate(placed) if line.span_id == cursor), -1)
+        at = next((position for position, (_, node) in enumerate(branches) if node.span_id == cursor), -1)
         if at < 0:
             raise _missing_run(trace_id, cursor)
     start, end = at - at % limit, at - at % limit + limit
-    known = {line.span_id for line in lines}
+    span_ids = {node.span_id for node in nodes}
     marks = {
         row[0]: row[1:]
-        for row in select_many(reader.db, _SELECT_FEEDBACK_COUNTS, [x.span_id for _, x in placed[start:end]], (key,))
+        for row in select_many(reader.db, _SELECT_FEEDBACK_COUNTS, [x.span_id for _, x in branches[start:end]], (key,))
     }
     items = tuple(
-        make_branch(start + n, depth, line, known, *marks.get(line.span_id, (0, 0)))
-        for n, (depth, line) in enumerate(placed[start:end])
+        make_branch(start + n, depth, node, span_ids, *marks.get(node.span_id, (0, 0)))
+        for n, (depth, node) in enumerate(branches[start:end])
     )
-    return Page(items=items, next=placed[end][1].span_id if end < len(placed) else None)
+    return Page(items=items, next=branches[end][1].span_id if end < len(branches) else None)
 
 
 def read_runs(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> Page[Run]:
@@ -326,8 +330,8 @@ def read_runs(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> 
         if times is None:
             raise _missing_run(trace_id, cursor)
         start, end = times
-    given = {"trace": key, "start": start, "end": end, "span": cursor or "", "limit": limit + 1}
-    found = reader.db.execute(_SELECT_LATER, given).fetchall()
+    parameters = {"trace": key, "start": start, "end": end, "span": cursor or "", "limit": limit + 1}
+    found = reader.db.execute(_SELECT_LATER, parameters).fetchall()
     rows = {row[0]: row for row in select_many(reader.db, SELECT_RUN + "s.id IN (%s)", [id for id, _ in found[:limit]])}
     items = tuple(_complete_run(reader, trace_id, key, root, rows[id]) for id, _ in found[:limit])
     return Page(items=items, next=found[limit][1] if len(found) > limit else None)

@@ -101,11 +101,11 @@ class IndexEntry(NamedTuple):
 
 
 def find_due_traces(
-    reader: Reader, now: int, held: Container[int] = frozenset(), *, overdue_only: bool = False
+    reader: Reader, now: int, buffered: Container[int] = frozenset(), *, overdue_only: bool = False
 ) -> list[DueTrace]:
     """Return the traces that are due for indexing at `now` (store time), except those whose text is in memory."""
     settled = 0 if overdue_only else now - SETTLE_NS
-    keys = (key for (key,) in reader.db.execute("SELECT trace FROM unindexed ORDER BY trace") if key not in held)
+    keys = (key for (key,) in reader.db.execute("SELECT trace FROM unindexed ORDER BY trace") if key not in buffered)
     return [
         *islice(
             starmap(DueTrace, iterate_rows(reader.db, _SELECT_DUE, keys, (settled, now - OVERDUE_NS, now))),
@@ -135,27 +135,27 @@ def read_entries(reader: Reader, due: Iterable[DueTrace]) -> Iterator[IndexEntry
 
     Stops early, after `CHARACTERS_PER_ROUND` characters.
     """
-    left = CHARACTERS_PER_ROUND
-    for one in due:
-        if left <= 0:
+    remaining = CHARACTERS_PER_ROUND
+    for trace in due:
+        if remaining <= 0:
             return
-        entry = _read_entry(reader, one)
-        left -= entry.characters
+        entry = _read_entry(reader, trace)
+        remaining -= entry.characters
         yield entry
 
 
-def _read_entry(reader: Reader, one: DueTrace) -> IndexEntry:
-    replaced = _replaced_payloads(reader.db, one.trace)
-    if one.again == NEVER_REINDEX_BYTES and not replaced:  # the indexed text is full, so later spans cannot change it
-        return IndexEntry(one.trace, None, None, runs_change=one.runs_change)
-    rows = _span_rows(reader.db, one.trace)
+def _read_entry(reader: Reader, due: DueTrace) -> IndexEntry:
+    replaced = _replaced_payloads(reader.db, due.trace)
+    if due.again == NEVER_REINDEX_BYTES and not replaced:  # the indexed text is full, so later spans cannot change it
+        return IndexEntry(due.trace, None, None, runs_change=due.runs_change)
+    rows = _span_rows(reader.db, due.trace)
     if not rows:
-        return IndexEntry(one.trace, None, None, runs_change=one.runs_change)
-    text, old = _trace_text(reader, rows, upto=one.upto)
-    if replaced and one.upto is not None:
-        old, _ = _trace_text(reader, [row for row in rows if row <= one.upto], replaced)
-    again = NEVER_REINDEX_BYTES if len(text) >= MAX_TRACE_CHARACTERS else int(one.size * REINDEX_GROWTH)
-    return IndexEntry(one.trace, old, text, rows[-1], again, one.runs_change)
+        return IndexEntry(due.trace, None, None, runs_change=due.runs_change)
+    text, old = _trace_text(reader, rows, upto=due.upto)
+    if replaced and due.upto is not None:
+        old, _ = _trace_text(reader, [row for row in rows if row <= due.upto], replaced)
+    again = NEVER_REINDEX_BYTES if len(text) >= MAX_TRACE_CHARACTERS else int(due.size * REINDEX_GROWTH)
+    return IndexEntry(due.trace, old, text, rows[-1], again, due.runs_change)
 
 
 def _span_rows(db: sqlite3.Connection, trace: int) -> list[int]:
@@ -193,9 +193,9 @@ def _read_payloads(
     reader: Reader, rows: Sequence[int], instead: Mapping[int, bytes]
 ) -> Iterator[tuple[int, dict[str, JSON]]]:
     for start in range(0, len(rows), PAYLOADS_PER_READ):
-        some = rows[start : start + PAYLOADS_PER_READ]
-        found = dict(select_many(reader.db, "SELECT id, payload FROM spans WHERE id IN (%s)", some))
-        for row in some:
+        chunk = rows[start : start + PAYLOADS_PER_READ]
+        found = dict(select_many(reader.db, "SELECT id, payload FROM spans WHERE id IN (%s)", chunk))
+        for row in chunk:
             yield row, _decode_or_empty(reader, instead.get(row) or found[row])
 
 
@@ -211,17 +211,17 @@ def _decode_or_empty(reader: Reader, payload: bytes) -> dict[str, JSON]:
         return {}
 
 
-def split_by_size(sized: Iterable[tuple[T, int]], most: int) -> Iterator[list[T]]:
-    """Split items into transactions of at most `most` characters, or of one item that has more."""
-    some, characters = list[T](), 0
-    for one, size in sized:
-        if some and characters + size > most:
-            yield some
-            some, characters = [], 0
-        some.append(one)
+def split_by_size(sized: Iterable[tuple[T, int]], limit: int) -> Iterator[list[T]]:
+    """Split items into transactions of at most `limit` characters, or of one item that has more."""
+    batch, characters = list[T](), 0
+    for item, size in sized:
+        if batch and characters + size > limit:
+            yield batch
+            batch, characters = [], 0
+        batch.append(item)
         characters += size
-    if some:
-        yield some
+    if batch:
+        yield batch
 
 
 def write_entries(writer: Reader, entries: Sequence[IndexEntry], disturbed: set[int]) -> int:
@@ -231,8 +231,8 @@ def write_entries(writer: Reader, entries: Sequence[IndexEntry], disturbed: set[
     Traces in `disturbed` changed after their entries were read and stay in `unindexed`, as do traces that got spans
     meanwhile. Unchanged entries count as 0 characters.
     """
-    made = [entry for entry in entries if entry.trace not in disturbed]
-    written = [entry for entry in made if entry.text is not None]
+    current = [entry for entry in entries if entry.trace not in disturbed]
+    written = [entry for entry in current if entry.text is not None]
     # Deletes and inserts each trace in turn: FTS5 begins a new segment whenever a key is lower than the one before
     for entry in written:
         if entry.old is not None and entry.old != entry.text:
@@ -242,26 +242,28 @@ def write_entries(writer: Reader, entries: Sequence[IndexEntry], disturbed: set[
     delete_many(writer.db, "replaced", "trace", [entry.trace for entry in written if entry.old is not None])
     _record_entries(writer.db, [(entry.trace, entry.upto, entry.again) for entry in written])
     now = dict(
-        select_many(writer.db, "SELECT id, runs_change FROM traces WHERE id IN (%s)", [one.trace for one in made])
+        select_many(
+            writer.db, "SELECT id, runs_change FROM traces WHERE id IN (%s)", [entry.trace for entry in current]
+        )
     )
-    done = [entry.trace for entry in made if now.get(entry.trace) == entry.runs_change]
+    done = [entry.trace for entry in current if now.get(entry.trace) == entry.runs_change]
     delete_many(writer.db, "unindexed", "trace", done)
     characters = sum(entry.characters for entry in written if entry.old != entry.text)
     _merge_after_write(writer.db, characters)
     return characters
 
 
-def write_buffered(writer: Reader, held: TextBuffer, most: int, settled: float, overdue: float) -> int:
+def write_buffered(writer: Reader, buffer: TextBuffer, limit: int, settled: float, overdue: float) -> int:
     """Write the entries of due traces in the buffer (see `TextBuffer.due`); return the number of characters, at most
-    about `most`.
+    about `limit`.
 
     Runs in its own transaction, after all buffered text has been committed.
     """
-    held.settle()
-    due = held.due(most, settled, overdue)
+    buffer.settle()
+    due = buffer.due(limit, settled, overdue)
     if len(due) > INSERT_MULTIPLE:  # the remaining traces follow in the next round
         due = due[: len(due) // INSERT_MULTIPLE * INSERT_MULTIPLE]
-    found = {key: taken for key in due if (taken := held.take(key)) is not None}
+    found = {key: taken for key in due if (taken := buffer.take(key)) is not None}
     _add_texts(writer.db, [(key, taken.text) for key, taken in found.items()])
     _record_entries(writer.db, [(key, taken.upto, int(taken.size * REINDEX_GROWTH)) for key, taken in found.items()])
     delete_many(writer.db, "unindexed", "trace", found)

@@ -48,11 +48,11 @@ def add_leaves(found: dict[str, None], inputs: JSON, outputs: JSON, payload: byt
         if outputs is not None:
             found[outputs] = None
         return
-    some = _plain_leaves([outputs, inputs])
-    if some is None:
+    leaves = _plain_leaves([outputs, inputs])
+    if leaves is None:
         stored = loads(payload)
-        some = list(iterate_leaves((stored.get("inputs"), stored.get("outputs"))))
-    found.update(dict.fromkeys(some))
+        leaves = list(iterate_leaves((stored.get("inputs"), stored.get("outputs"))))
+    found.update(dict.fromkeys(leaves))
 
 
 def _plain_leaves(stack: list[Any]) -> list[str] | None:
@@ -216,10 +216,10 @@ class BufferedText(NamedTuple):
 class TraceTexts:
     """Positions of the buffered texts of one trace: UTF-8, to be joined by line breaks."""
 
-    __slots__ = ("came", "characters", "parts", "size", "upto")
+    __slots__ = ("arrived", "characters", "parts", "size", "upto")
 
     def __init__(self, now: float) -> None:
-        self.came = now
+        self.arrived = now
         self.parts: list[SpillPosition] = []
         self.characters = self.upto = self.size = 0
 
@@ -273,8 +273,8 @@ class TextBuffer:
             self.memory += TRACE_OVERHEAD
         elif key not in self._texts:
             return
-        one = self._texts[key]
-        if text is None or one.characters + len(text) > MAX_TRACE_CHARACTERS:
+        trace = self._texts[key]
+        if text is None or trace.characters + len(text) > MAX_TRACE_CHARACTERS:
             self.drop(key)
             return
         data = text.encode("utf-8", "surrogatepass")
@@ -285,8 +285,8 @@ class TextBuffer:
             return
         self.bytes += len(data)
         self.memory += TEXT_OVERHEAD
-        one.parts.append(place)
-        one.characters, one.upto, one.size = one.characters + len(text) + 1, upto, one.size + size
+        trace.parts.append(place)
+        trace.characters, trace.upto, trace.size = trace.characters + len(text) + 1, upto, trace.size + size
         self._touched.pop(key, None)
         self._touched[key] = now
         self._unsettled.add(key)
@@ -300,10 +300,10 @@ class TextBuffer:
         returned.
         """
         full = self.is_filling
-        resting = takewhile(lambda key: full or self._touched[key] < settled, self._touched)
-        old = takewhile(lambda key: self._texts[key].came < overdue, self._texts)
+        quiet = takewhile(lambda key: full or self._touched[key] < settled, self._touched)
+        waiting = takewhile(lambda key: self._texts[key].arrived < overdue, self._texts)
         found: dict[int, None] = {}
-        for key in chain(resting, old):
+        for key in chain(quiet, waiting):
             characters -= 0 if key in found else self._texts[key].characters
             if found and characters < 0:
                 break
@@ -312,29 +312,29 @@ class TextBuffer:
 
     def drop(self, key: int) -> None:
         """Drop the text of a trace; it will be read from the database."""
-        if (one := self._forget(key)) is not None:
-            for place in one.parts:
+        if (trace := self._forget(key)) is not None:
+            for place in trace.parts:
                 self._spill.drop(place)
 
     def take(self, key: int) -> BufferedText | None:
         """Remove a trace and return its text; None if it is not buffered or cannot be read."""
-        one = self._forget(key)
-        if one is None:
+        trace = self._forget(key)
+        if trace is None:
             return None
-        parts = [self._spill.take(place) for place in one.parts]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
+        taken = [self._spill.take(place) for place in trace.parts]
+        data = [part for part in taken if part is not None]
+        if len(data) < len(taken):
             return None
-        return BufferedText(b"\n".join(known).decode("utf-8", "surrogatepass"), one.upto, one.size)
+        return BufferedText(b"\n".join(data).decode("utf-8", "surrogatepass"), trace.upto, trace.size)
 
     def _forget(self, key: int) -> TraceTexts | None:
         self._unsettled.discard(key)
         self._touched.pop(key, None)
-        one = self._texts.pop(key, None)
-        if one is not None:
-            self.bytes -= one.bytes
-            self.memory -= one.memory
-        return one
+        trace = self._texts.pop(key, None)
+        if trace is not None:
+            self.bytes -= trace.bytes
+            self.memory -= trace.memory
+        return trace
 
     def close(self) -> None:
         """Drop all text and the spill file."""

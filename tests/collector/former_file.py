@@ -1,0 +1,35 @@
+"""Builds a file of the version before the product was renamed (19), the oldest that can be opened."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from spanwise.collector.records import Feedback, Run, Target
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite.database.name_conversion import FORMER_APPLICATION_ID
+from spanwise.collector.stores.sqlite.database.schema import OLDEST_VERSION, migrate
+
+TRACE = "1" * 32
+PAGES = 16384  # such files have larger pages than new ones
+
+
+def build(path: Path) -> None:
+    """One trace with one model call that answers with the word "parcel", tagged and scored."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute(f"PRAGMA page_size = {PAGES}")
+        db.execute("PRAGMA journal_mode = WAL")
+        migrate(db, str(path))
+    call = Run(trace_id=TRACE, span_id="2" * 16, name="answer", kind="llm", start_ns=5, end_ns=9, status="ok", model="m",
+               outputs="the parcel", tags=("old",), attributes={"assay.partial": True})  # fmt: skip
+    with SQLiteStore(path) as store:
+        store.append([call], [Feedback(target=Target(trace_id=TRACE), key="good", score=0.5)])
+    mark(path)
+
+
+def mark(path: Path, version: int = OLDEST_VERSION) -> None:
+    """Mark a file as one of the version before the renaming, or of another version."""
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version = {version}")
+        db.execute(f"PRAGMA application_id = {FORMER_APPLICATION_ID}")
