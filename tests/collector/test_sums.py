@@ -29,7 +29,7 @@ from spanwise.collector.stores.sqlite.database.schema import (
     MIGRATIONS,
     ROLLUP_TABLES,
     _add_hourly_rollups,
-    _add_sealed_hours,
+    _make_sealed_periods_uniform,
 )
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
 from spanwise.collector.stores.sqlite.maintenance import rebuild_jobs
@@ -38,7 +38,7 @@ from spanwise.collector.stores.sqlite.query.query_plan import plan_query
 from spanwise.collector.stores.sqlite.rollups import hourly_rollups, sealed_rollups
 from spanwise.collector.stores.sqlite.rollups.aggregation import _Aggregation, plan_rollup_query
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS, MAX_HOUR_ROWS
-from spanwise.collector.stores.sqlite.rollups.sealed_rollups import build_day, collect_latencies, collect_names
+from spanwise.collector.stores.sqlite.rollups.sealed_rollups import build_day, build_hour, collect_names
 from spanwise.collector.stores.sqlite.trace_backend import SQLiteTraces
 
 NOW = 486_000 * HOUR_NS + 1
@@ -243,14 +243,9 @@ def resting(here: Held, hour: int) -> Iterator[None]:
     """Make an hour and its day ready, while others write."""
     here.make_ready()
     with here.file.read() as reader:
-        latencies, named, day = (
-            collect_latencies(reader.db, hour),
-            collect_names(reader.db, hour),
-            build_day(reader.db, hour // 24),
-        )
-        rows = sealed_rollups.build_hour(reader.db, hour, latencies or {})
+        rows, named, day = build_hour(reader.db, hour), collect_names(reader.db, hour), build_day(reader.db, hour // 24)
     yield
-    here.file.write(lambda db: here.rest._put_hour(hour, latencies, rows, named, db))
+    here.file.write(lambda db: here.rest._put_hour(hour, rows, named, db))
     here.file.write(lambda db: here.rest._put_day(hour // 24, day, [], db))
 
 
@@ -309,11 +304,39 @@ def test_percentiles_of_many_are_within_the_error_that_they_say(here):
     assert summed.p50_ms == pytest.approx(exact.p50_ms, rel=0.01)
 
 
-def test_percentiles_of_10000_are_one_of_their_latencies(here):
-    here.traces.append([later(i) for i in range(10_000)])
+@pytest.mark.parametrize("at_rest", [False, True])
+def test_percentiles_of_10000_are_one_of_their_latencies(here, at_rest):
+    here.traces.append([later(i, start_ns=NOW + i * HOUR_NS // 300) for i in range(10_000)])
+    if at_rest:
+        here.make_ready()
     with here.file.read() as reader:
-        summed, exact = both(reader.db, Filter(), None, None)
-    assert summed == exact
+        for bucket_ns in (None, HOUR_NS, 24 * HOUR_NS):
+            summed, exact = both(reader.db, Filter(), bucket_ns, None)
+            assert summed == exact
+
+
+@pytest.mark.parametrize("at_rest", [False, True])
+@pytest.mark.parametrize("group_by", GROUPS)
+def test_percentiles_of_more_are_within_their_error_in_each_bucket(here, group_by, at_rest):
+    some = [
+        later(i, start_ns=NOW + i * HOUR_NS // 300, name="ab"[i % 2], model="mn"[i % 3 == 0]) for i in range(10_001)
+    ]
+    here.traces.append(some)
+    if at_rest:
+        here.make_ready()
+    here.traces.append([later(20_000, start_ns=NOW + 30 * HOUR_NS, model="m")])  # an hour that is not at rest
+    for filter in (Filter(), Filter(since_ns=NOW + HOUR_NS // 2), Filter(until_ns=NOW + 31 * HOUR_NS + 7)):
+        with here.file.read() as reader:
+            for bucket_ns in (None, HOUR_NS, 2 * HOUR_NS, 24 * HOUR_NS):
+                summed, exact = both(reader.db, filter, bucket_ns, group_by)
+                for one, other in zip(summed, exact, strict=True):
+                    assert one.p50_ms == pytest.approx(other.p50_ms, rel=0.0101)
+                    assert one.p95_ms == pytest.approx(other.p95_ms, rel=0.0101)
+                    assert replace(one, p50_ms=0, p95_ms=0, latency_error=0) == replace(
+                        other, p50_ms=0, p95_ms=0, latency_error=0
+                    )
+                assert {one.latency_error for one in summed} <= {0.0, 0.01}
+                assert 0.01 in {one.latency_error for one in summed} or sum(one.traces for one in summed) <= 10_000
 
 
 def test_hours_and_days_at_rest_answer_without_rows(here):
@@ -324,7 +347,7 @@ def test_hours_and_days_at_rest_answer_without_rows(here):
     assert_same(here)
     with here.file.read() as reader:
         _, exact = both(reader.db, Filter(), 24 * HOUR_NS, "model")
-    here.file.write(lambda db: db.execute("UPDATE traces SET end_ns = start_ns"))
+    here.file.write(lambda db: db.execute("UPDATE traces SET cost = 9.0, status = 'error'"))
     with here.file.read() as reader:
         ready, _ = both(reader.db, Filter(), 24 * HOUR_NS, "model")
     assert ready == exact
@@ -468,6 +491,7 @@ def test_hours_at_rest_answer_without_their_cells(here, group_by, bucket_ns):
         _, exact = both(reader.db, Filter(), bucket_ns, group_by)
     here.file.write(lambda db: db.execute("UPDATE sums SET n = 9, cost = 9.0, errors = 9"))
     here.file.write(lambda db: db.execute("DELETE FROM sums_said"))
+    here.file.write(lambda db: db.execute("UPDATE sums SET latencies = x''"))
     with here.file.read() as reader:
         ready, _ = both(reader.db, Filter(), bucket_ns, group_by)
     assert ready == exact
@@ -478,7 +502,7 @@ def test_a_check_finds_hours_that_are_not_what_their_cells_add_up_to(here, damag
     some_hours(here)
     here.file.write(lambda db: db.execute(damage))
     [said] = here.file.check()
-    assert said == "12 hours and days at rest whose latencies or sums are not those of their hours"
+    assert said == "13 sealed hours and days whose totals differ from the rollups of their hours"
 
 
 def test_where_an_hour_is_damaged_cells_answer(here):
@@ -496,7 +520,9 @@ def test_an_hour_of_very_many_says_that_its_percentiles_are_approximate(here, bu
         by_name, exact_by_name = both(reader.db, Filter(), bucket_ns, "name")
     assert (whole.latency_error, exact.latency_error) == (0.01, 0.0)
     assert whole.p95_ms == pytest.approx(exact.p95_ms, rel=0.01)
-    assert by_name == exact_by_name
+    for one, other in zip(by_name, exact_by_name, strict=True):
+        assert (one.traces, one.latency_error) == (other.traces, 0.01)
+        assert one.p95_ms == pytest.approx(other.p95_ms, rel=0.01)
 
 
 def test_an_hour_with_more_than_a_row_can_hold_answers_by_its_cells(here):
@@ -507,7 +533,7 @@ def test_an_hour_with_more_than_a_row_can_hold_answers_by_its_cells(here):
     here.file.write(lambda _: here.file.appender.sums.mark(NOW // HOUR_NS, 1))
     here.count()
     here.make_ready()
-    assert here.ready() == (0, 1)
+    assert here.ready() == (0, 0)
     assert_same(here)
 
 
@@ -524,7 +550,7 @@ def test_more_buckets_than_an_answer_holds_are_refused_also_of_hours_at_rest(her
 def test_a_part_of_an_hour_has_all_that_a_bucket_has(here):
     """Where records change, what is in files is to be made anew: by another version of the file."""
     theirs = [field.name for field in fields(Bucket)], [field.name for field in fields(FeedbackStats)]
-    of_file = (*sealed_rollups.HourBucket.__struct_fields__[3:], sealed_rollups.FeedbackSums.__struct_fields__[:-1])
+    of_file = (*sealed_rollups.SealedBucket.__struct_fields__[5:], sealed_rollups.FeedbackSums.__struct_fields__[:-1])
     assert ([*of_file[:-1]], list(of_file[-1])) == theirs
 
 
@@ -532,25 +558,15 @@ def test_a_file_whose_hours_are_not_added_up_has_them_made_ready_again(here):
     some_hours(here)
     here.file.close()
     with closing(sqlite3.connect(here.path, isolation_level=None)) as db:
-        db.execute("DROP TABLE sums_of_hours")
-        _add_sealed_hours(db, lambda *_: None)  # as the file was brought up to date
+        for table in ("sums_latencies", "sums_said_of_days"):
+            db.execute(f"CREATE TABLE {table} (id INTEGER)")
+        _make_sealed_periods_uniform(db, lambda *_: None)  # as the file was brought up to date
     here.open()
-    assert here.ready() == (0, 1)
+    assert here.ready() == (0, 0)
     assert_same(here)
     here.make_ready()
     assert here.ready() == (12, 1)
     assert_right(here)
-
-
-@pytest.mark.parametrize("damage", ["UPDATE sums_latencies SET data = x'00'", "DELETE FROM sums_latencies"])
-def test_latencies_that_are_damaged_come_from_rows(here, damage):
-    here.traces.append([later(i) for i in range(30)])
-    here.make_ready()
-    here.file.write(lambda db: db.execute(damage))
-    with here.file.read() as reader:
-        summed, exact = both(reader.db, Filter(), HOUR_NS, None)
-    assert summed == exact
-    assert here.file.check() == ["2 hours and days at rest whose latencies or sums are not those of their hours"]
 
 
 def test_a_store_makes_ready_what_is_at_rest(tmp_path, monkeypatch):

@@ -470,10 +470,10 @@ _HOURLY_ROLLUPS: tuple[str, ...] = (
 )
 
 
-# All rollup tables, including those of later versions.
+# All rollup tables of the newest version.
 ROLLUP_TABLES = (
     *("sums", "sums_said", "sums_hours"),
-    *("sums_names", "sums_latencies", "sums_of_hours", "sums_days", "sums_of_days", "sums_said_of_days"),
+    *("sums_names", "sums_of_hours", "sums_days", "sums_of_days"),
 )
 
 
@@ -612,6 +612,24 @@ def _convert_names(db: sqlite3.Connection, report: ReportProgress) -> None:
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
+# Sealed days have rows of the same form as sealed hours, and latencies are stored only as bins. All periods are sealed
+# again in the background.
+_UNIFORM_SEALED_PERIODS: tuple[str, ...] = (
+    *(f"DROP TABLE {table}" for table in ("sums_latencies", "sums_said_of_days", "sums_of_days")),
+    "CREATE TABLE sums_of_days (id INTEGER PRIMARY KEY, day INTEGER NOT NULL, side INTEGER NOT NULL,"
+    " project TEXT NOT NULL, data BLOB NOT NULL)",
+    "CREATE UNIQUE INDEX sums_of_days_by_side ON sums_of_days (day, side, project)",
+    "DELETE FROM sums_of_hours",
+    "DELETE FROM sums_days",
+    "UPDATE sums_hours SET rest = 0 WHERE rest > 0",
+)
+
+
+def _make_sealed_periods_uniform(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Store sealed days like sealed hours, and no sorted latencies."""
+    _run_statements(db, report, _UNIFORM_SEALED_PERIODS)
+
+
 # Each migration runs in one transaction and reports its progress in units of its choice.
 MIGRATIONS: tuple[Callable[[sqlite3.Connection, ReportProgress], None], ...] = (
     _create_tables,
@@ -634,6 +652,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection, ReportProgress], None], ...] = (
     _clear_tiny_probabilities,
     _add_trace_outcomes,
     _convert_names,
+    _make_sealed_periods_uniform,
 )
 
 

@@ -194,10 +194,11 @@ def _check_rollups(db: sqlite3.Connection) -> Iterator[str]:
         return
     if bad:
         yield f"{bad} hours whose sums are not those of their traces"
-    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sums_of_hours'").fetchone() and (
+    # Older files have other columns
+    if db.execute("SELECT 1 FROM pragma_table_info('sums_of_days') WHERE name = 'data'").fetchone() and (
         bad := sealed_rollups.count_wrong_periods(db)
     ):
-        yield f"{bad} hours and days at rest whose latencies or sums are not those of their hours"
+        yield f"{bad} sealed hours and days whose totals differ from the rollups of their hours"
 
 
 def _find_damage(db: sqlite3.Connection) -> Iterator[str]:

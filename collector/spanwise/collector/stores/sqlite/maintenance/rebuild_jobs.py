@@ -9,14 +9,9 @@ Stale hours: `HourlyRollups.watch` records changes during a recount, and they ar
 constant writes can be recounted, too. The snapshot and the recording begin between the same two commits.
 
 Sealing: an hour is sealed when it is over and nothing has changed in it between two searches for due hours. A sealed
-hour stores:
-
-- the sorted latencies of each cell, so that exact percentiles read no rows,
-- the totals of its cells (see `sealed_rollups`),
-- the names of its runs, possibly with some that were deleted.
-
-A sealed day stores its totals and sorted latencies. A later change unseals the hour in the same transaction
-(`HourlyRollups`, the column `rest`). Queries then read it as an unsealed hour, and it is sealed again later.
+hour stores the totals of its cells (see `sealed_rollups`) and the names of its runs, possibly with some that were
+deleted. A sealed day stores the totals of its hours. A later change unseals the hour and its day in the same
+transaction (`HourlyRollups`, the column `rest`). Queries then read the cells of the hour, and it is sealed again later.
 """
 
 from __future__ import annotations
@@ -34,15 +29,16 @@ from spanwise.collector.errors import StoreError, Unavailable
 from spanwise.collector.stores.sqlite.database.bulk_statements import insert_many
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
-from spanwise.collector.stores.sqlite.rollups import sealed_rollups
 from spanwise.collector.stores.sqlite.rollups.hourly_rollups import CHANGED, SEALED, SEALED_EMPTY, STALE, HourlyRollups
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS, MAX_HOUR_ROWS, RollupDelta, sum_hour
 from spanwise.collector.stores.sqlite.rollups.sealed_rollups import (
-    DayRows,
+    DAYS,
+    HOURS,
+    SealedRow,
     build_day,
-    collect_latencies,
+    build_hour,
     collect_names,
-    insert_day,
+    put_rows,
 )
 from spanwise.collector.stores.sqlite.write.incremental_summary import IncrementalSummary, LocalRootUpdate
 from spanwise.collector.stores.sqlite.write.span_nodes import COST_FLAG, TOKENS_FLAG, TraceNodes
@@ -258,7 +254,6 @@ _SELECT_DUE_DAYS = (
 _SELECT_HOURS_OF_DAY = "SELECT state, rest, rows FROM sums_hours WHERE hour BETWEEN ? AND ?"
 _SELECT_NAMES = "SELECT name, hour FROM sums_names WHERE hour BETWEEN ? AND ?"
 _IGNORE_CONFLICT = "ON CONFLICT DO NOTHING"
-_REPLACE_LATENCIES = "ON CONFLICT (cell) DO UPDATE SET data = excluded.data"
 
 
 class PeriodSealer:
@@ -298,26 +293,18 @@ class PeriodSealer:
         self._days = [day for (day,) in reversed(days) if day < now // 24 and day not in moved]
 
     def make_hour(self, hour: int) -> None:
-        """Seal an hour: sort its latencies, add up its cells, and store the names of its runs."""
+        """Seal an hour: add up its cells, and store the names of its runs."""
         with self._file.read() as reader:
-            latencies = collect_latencies(reader.db, hour, lambda: self._stop.wait(PAUSE_SECONDS))
-            rows = None if latencies is None else sealed_rollups.build_hour(reader.db, hour, latencies)
-            named = collect_names(reader.db, hour)
-        self._file.writer.call(partial(self._put_hour, hour, latencies, rows, named), patient=True)
+            rows, named = build_hour(reader.db, hour), collect_names(reader.db, hour)
+        self._file.writer.call(partial(self._put_hour, hour, rows, named), patient=True)
 
     def _put_hour(
-        self,
-        hour: int,
-        latencies: dict[int, bytes] | None,
-        rows: Sequence[sealed_rollups.HourRow] | None,
-        named: Sequence[str] | None,
-        db: sqlite3.Connection,
+        self, hour: int, rows: Sequence[SealedRow] | None, named: Sequence[str] | None, db: sqlite3.Connection
     ) -> None:
         sums = self._file.appender.sums
         if hour in sums.stirred:
             return
-        insert_many(db, "sums_latencies", ("cell", "data"), list((latencies or {}).items()), _REPLACE_LATENCIES)
-        sealed_rollups.put_hour(db, hour, rows or ())
+        put_rows(db, HOURS, hour, rows or ())
         insert_many(db, "sums_names", ("name", "hour"), [(name, hour) for name in named or ()], _IGNORE_CONFLICT)
         rest = SEALED_EMPTY if rows is None else SEALED
         sql = "UPDATE sums_hours SET rest = ?, named = ? WHERE hour = ? AND state = 0"
@@ -330,21 +317,20 @@ class PeriodSealer:
             hours = reader.db.execute(_SELECT_HOURS_OF_DAY, (24 * day, 24 * day + 23)).fetchall()
             if any(state > 0 or rest == CHANGED for state, rest, _ in hours):
                 return
-            found = build_day(reader.db, day) if sum(row[2] for row in hours) <= MAX_DAY_ROWS else None
+            is_small = sum(row[2] for row in hours) <= MAX_DAY_ROWS and all(rest == SEALED for _, rest, _ in hours)
+            rows = build_day(reader.db, day) if is_small else None
             gone = reader.db.execute(_SELECT_NAMES, (24 * day, 24 * day + 23)).fetchall() if not hours else []
-        self._file.writer.call(partial(self._put_day, day, found, gone), patient=True)
+        self._file.writer.call(partial(self._put_day, day, rows, gone), patient=True)
 
-    def _put_day(self, day: int, found: DayRows | None, gone: list[tuple[str, int]], db: sqlite3.Connection) -> None:
+    def _put_day(
+        self, day: int, rows: Sequence[SealedRow] | None, gone: list[tuple[str, int]], db: sqlite3.Connection
+    ) -> None:
         sums = self._file.appender.sums
         if any(hour // 24 == day for hour in sums.stirred):
             return
-        db.execute("DELETE FROM sums_said_of_days WHERE cell IN (SELECT id FROM sums_of_days WHERE day = ?)", (day,))
-        db.execute("DELETE FROM sums_of_days WHERE day = ?", (day,))
+        put_rows(db, DAYS, day, rows or ())
         db.execute("DELETE FROM sums_days WHERE day = ?", (day,))
         db.executemany("DELETE FROM sums_names WHERE name = ? AND hour = ?", gone)
-        if found is None or len(found.rows) + len(found.said) > MAX_HOUR_ROWS:
-            db.execute("INSERT INTO sums_days VALUES (?, ?)", (day, SEALED_EMPTY))
-        elif found.rows:
-            insert_day(db, day, found)
-            db.execute("INSERT INTO sums_days VALUES (?, ?)", (day, SEALED))
+        if rows != []:  # [] if all traces of the day were deleted
+            db.execute("INSERT INTO sums_days VALUES (?, ?)", (day, SEALED_EMPTY if rows is None else SEALED))
         sums.made_ready()

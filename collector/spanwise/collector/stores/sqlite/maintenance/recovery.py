@@ -124,6 +124,7 @@ REBUILT_TABLES = (
     *("indexed", "replaced", "unindexed"),
     *("states", "orphans", "local_roots"),
     *ROLLUP_TABLES,
+    *("sums_latencies", "sums_said_of_days"),  # of older files
 )
 
 

@@ -104,7 +104,6 @@ def apply_delta(db: sqlite3.Connection, delta: RollupDelta, known: RowCache) -> 
         known.clear()
     for cell in empty:  # deleted last, because feedback of this delta may still refer to the cell
         grown -= db.execute("DELETE FROM sums_said WHERE cell = ?", (ids[cell],)).rowcount
-        db.execute("DELETE FROM sums_latencies WHERE cell = ?", (ids[cell],))
         grown -= db.execute("DELETE FROM sums WHERE id = ?", (ids[cell],)).rowcount
     known.trim()
     return grown
@@ -112,10 +111,9 @@ def apply_delta(db: sqlite3.Connection, delta: RollupDelta, known: RowCache) -> 
 
 def delete_hour(db: sqlite3.Connection, hour: int) -> None:
     """Delete the rollup of an hour."""
-    for table in ("sums_said", "sums_latencies"):
-        db.execute(f"DELETE FROM {table} WHERE cell IN (SELECT id FROM sums WHERE hour = ?)", (hour,))
+    db.execute("DELETE FROM sums_said WHERE cell IN (SELECT id FROM sums WHERE hour = ?)", (hour,))
     db.execute("DELETE FROM sums WHERE hour = ?", (hour,))
-    sealed_rollups.drop_hour(db, hour)
+    sealed_rollups.put_rows(db, sealed_rollups.HOURS, hour, ())
 
 
 def read_hour(db: sqlite3.Connection, hour: int) -> dict[Any, Any]:
@@ -411,7 +409,7 @@ class HourlyRollups:
                 self.mark(hour, TOO_LARGE)
             elif rows + grown == 0:
                 self._db.execute("DELETE FROM sums_hours WHERE hour = ?", (hour,))
-                sealed_rollups.drop_hour(self._db, hour)
+                sealed_rollups.put_rows(self._db, sealed_rollups.HOURS, hour, ())
                 self._hours.pop(hour, None)
             elif grown:
                 self._db.execute("UPDATE sums_hours SET rows = ? WHERE hour = ?", (rows + grown, hour))
