@@ -354,7 +354,7 @@ def test_what_stands_in_the_text_index_says_nothing_about_how_fast_it_is(store: 
 @pytest.mark.parametrize("cursor", ["", "1", "x.1", "1.x", "1.2.3"])
 def test_a_cursor_that_is_none_is_refused(store: SQLiteStore, cursor: str) -> None:
     for verb in (store.traces, store.feedbacks, store.decisions):
-        with pytest.raises(Refused, match="is no cursor"):
+        with pytest.raises(Refused, match="invalid cursor"):
             verb(cursor=cursor)
 
 

@@ -60,7 +60,7 @@ def test_rows_by_a_dictionary_that_has_been_followed_can_be_read(store):
 
 
 def test_rows_by_a_dictionary_that_the_file_has_not_are_put_off(store):
-    with pytest.raises(Unavailable, match="dictionary 9, which the file does not have"):
+    with pytest.raises(Unavailable, match="dictionary 9, which the file lacks"):
         store.write(RunEncoder(dictionary(9))([run()]))
     assert store.count()["spans"] == 0
 

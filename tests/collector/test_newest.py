@@ -144,7 +144,7 @@ def test_more_buckets_than_an_answer_holds_are_refused_before_they_are_made(stor
     made = []
     monkeypatch.setattr(aggregation, "BucketTotals", lambda: made.append(1))
     for asked in ({"bucket_ns": 1}, {"group_by": "user"}, {"group_by": "user", "bucket_ns": 1000}):
-        with pytest.raises(Refused, match="more than 5 buckets in one answer: make them wider"):
+        with pytest.raises(Refused, match="more than 5 buckets in one answer: use wider buckets"):
             store.aggregate(**asked)
     assert not made
     monkeypatch.undo()

@@ -829,7 +829,7 @@ def until(holds, seconds: float = 60.0) -> None:
 def test_a_check_finds_sums_that_are_wrong(here):
     here.traces.append([later(0)])
     here.file.write(lambda db: db.execute("UPDATE sums SET n = 2"))
-    assert here.file.check() == ["1 hours whose sums are not those of their traces"]
+    assert here.file.check() == ["1 hours whose rollups differ from their traces"]
 
 
 def test_pages_say_that_percentiles_of_many_are_approximate(tmp_path):

@@ -84,7 +84,7 @@ class BackgroundWorker:
             except Unavailable:
                 busy = False
             except Exception:
-                log.exception("work behind the writer failed; it is tried again in %d s", RETRY_SECONDS)
+                log.exception("background maintenance failed; retrying in %d s", RETRY_SECONDS)
                 self._stop.wait(RETRY_SECONDS)
                 busy = False
             if not busy:
@@ -247,7 +247,7 @@ class BackgroundWorker:
         try:
             trained = zstandard.train_dictionary(size, samples, k=1024, d=8, dict_id=number)
         except zstandard.ZstdError as error:
-            log.info("no dictionary from %d payloads: %s", len(samples), error)
+            log.info("cannot train a compression dictionary from %d payloads: %s", len(samples), error)
             return
         data = trained.as_bytes()
         self._writer.call(lambda db: _store_dictionary(db, number, data))

@@ -136,14 +136,14 @@ _INVARIANTS = (
         "SELECT count(*) FROM indexed i WHERE NOT EXISTS (SELECT 1 FROM traces WHERE id = i.trace)",
     ),
     (
-        "traces that neither are in the text index nor wait for it",
+        "traces that are neither in the text index nor queued for it",
         "SELECT count(*) FROM traces t WHERE span_count > 0 AND NOT EXISTS (SELECT 1 FROM indexed WHERE trace = t.id)"
         " AND NOT EXISTS (SELECT 1 FROM unindexed WHERE trace = t.id)",
     ),
 )
 _SINCE_VERSION_5 = (
     (
-        "traces that stand nowhere in the feed of changes, or beyond its end",
+        "traces without a valid position in the change feed",
         "SELECT count(*) FROM traces t WHERE span_count > 0"
         " AND (change IS NULL OR runs_change IS NULL OR change < runs_change OR change > (SELECT change FROM feed))",
     ),
@@ -155,11 +155,11 @@ _SINCE_VERSION_5 = (
 )
 _SINCE_VERSION_8 = (
     (
-        "ids of models' answers without a span",
+        "response ids without a span",
         "SELECT count(*) FROM responses r WHERE NOT EXISTS (SELECT 1 FROM spans WHERE id = r.span)",
     ),
     (
-        "feedbacks whose number is beyond all that were given out",
+        "feedback rows with a number beyond the end of the change feed",
         "SELECT count(*) FROM feedback WHERE said > (SELECT change FROM feed)",
     ),
 )
@@ -167,7 +167,7 @@ _SINCE_VERSION_8 = (
 
 _SINCE_VERSION_9 = (
     (
-        "states of traces that are not here",
+        "summary states of missing traces",
         "SELECT count(*) FROM"
         " (SELECT trace FROM states UNION SELECT trace FROM orphans UNION SELECT trace FROM local_roots)"
         " WHERE trace NOT IN (SELECT id FROM traces)",
@@ -190,10 +190,10 @@ def _check_rollups(db: sqlite3.Connection) -> Iterator[str]:
     try:
         bad = hourly_rollups.count_wrong_hours(db)
     except sqlite3.Error as error:
-        yield f"whether the hourly sums are right cannot be seen: {error}"
+        yield f"cannot check the hourly rollups: {error}"
         return
     if bad:
-        yield f"{bad} hours whose sums are not those of their traces"
+        yield f"{bad} hours whose rollups differ from their traces"
     # Older files have other columns
     if db.execute("SELECT 1 FROM pragma_table_info('sums_of_days') WHERE name = 'data'").fetchone() and (
         bad := sealed_rollups.count_wrong_periods(db)
@@ -246,7 +246,7 @@ def _check_invariant(db: sqlite3.Connection, name: str, sql: str) -> str | None:
     try:
         count = db.execute(sql).fetchone()[0]
     except sqlite3.Error as error:
-        return f"whether there are {name} cannot be seen: {error}"
+        return f"cannot check for {name}: {error}"
     return f"{count} {name}" if count else None
 
 
@@ -256,7 +256,7 @@ def _check_payloads(reader: Reader) -> list[str]:
         for (blob,) in reader.db.execute("SELECT payload FROM spans"):
             bad += not _is_readable(reader, blob)
     except sqlite3.Error as error:
-        return [f"not all payloads can be reached: {error}"]
+        return [f"cannot read all payloads: {error}"]
     return [f"{bad} payloads that cannot be read"] if bad else []
 
 

@@ -98,7 +98,7 @@ class SummaryRebuilder:
         except Unavailable:
             raise
         except StoreError as error:
-            log.warning("trace %s cannot be summed up anew: %s; it is tried again", due[1], error)
+            log.warning("cannot rebuild the summary of trace %s: %s; retrying in %d s", due[1], error, RETRY_SECONDS)
             began -= RETRY_SECONDS / SUMMARY_REST_FACTOR
         self._next = time.monotonic() + SUMMARY_REST_FACTOR * (time.monotonic() - began)
         return True

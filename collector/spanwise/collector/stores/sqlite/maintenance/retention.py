@@ -37,7 +37,7 @@ class RetentionThread:
                 except Unavailable:
                     pass
                 except Exception:
-                    log.exception("what is due hourly failed; it is tried again in an hour")
+                    log.exception("hourly maintenance failed; retrying in an hour")
 
     def round(self) -> None:
         """Run all hourly jobs."""

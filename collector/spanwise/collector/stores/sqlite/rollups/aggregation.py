@@ -296,12 +296,12 @@ def compute_buckets(
     Raises `Refused` for an invalid argument, and for more than `MAX_BUCKETS` buckets.
     """
     if bucket_ns is not None and bucket_ns <= 0:
-        raise Refused(f"a bucket is some nanoseconds wide, not {bucket_ns!r}")
+        raise Refused(f"bucket_ns must be a positive number of nanoseconds, got {bucket_ns!r}")
     if group_by is not None and group_by not in _ROW_GROUPS:
         raise Refused(f"cannot group by {group_by!r}; use one of {', '.join(_ROW_GROUPS)}")
     most = DEFAULT_NEWEST if newest is None else newest
     if most != ALL_TRACES and not 1 <= most <= MAX_NEWEST:
-        raise Refused(f"the newest traces are 1 to {MAX_NEWEST:,}, not {newest!r}; 'all' counts all of them")
+        raise Refused(f"newest must be 1 to {MAX_NEWEST:,} or 'all', got {newest!r}")
     if group_by == "experiment" and not filter.experiment:  # the filter names no experiment
         live = plan_rollup_query(replace(filter, experiment=""), bucket_ns, None)
         if live is not None and (most == ALL_TRACES or not _has_more_than(db, plan_experiments(filter), most)):
@@ -346,8 +346,8 @@ class _TooManyBuckets(Refused):
 
 def _check_bucket_count(count: int) -> None:
     if count > MAX_BUCKETS:
-        way = "make them wider, ask for a shorter time, without groups, or for the `newest` traces alone"
-        raise _TooManyBuckets(f"more than {MAX_BUCKETS:,} buckets in one answer: {way}")
+        remedy = "use wider buckets, a shorter time range, no groups, or only the `newest` traces"
+        raise _TooManyBuckets(f"more than {MAX_BUCKETS:,} buckets in one answer: {remedy}")
 
 
 def _group_order(group: str | None) -> tuple[bool, str]:

@@ -70,7 +70,7 @@ def add_to_bins(blob: bytes, more: Mapping[int, int]) -> bytes:
     for bin, times in more.items():
         bins[bin] += times
     if any(times < 0 for times in bins.values()):
-        raise ValueError("fewer latencies than none in a bin")
+        raise ValueError("the count of a bin would be negative")
     return pack_bins(bins)
 
 
@@ -131,7 +131,7 @@ def _counts_as_integer(blob: bytes) -> int:
     """Return consecutive counts as one integer, with `_LANE_BYTES` bytes per count."""
     width, size = blob[0], len(blob) - 3
     if width not in _COUNT_WIDTHS or size < width or size % width:
-        raise ValueError(f"no latencies in bins: {blob[:16]!r}")
+        raise ValueError(f"invalid latency bins: {blob[:16]!r}")
     lanes = bytearray(_LANE_BYTES * size // width)
     for place in range(width):
         lanes[place::_LANE_BYTES] = blob[3 + place :: width]

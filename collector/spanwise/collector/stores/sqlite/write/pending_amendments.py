@@ -169,7 +169,9 @@ class PendingAmendments:
         data = dumps(fields)
         size = len(data.encode())
         if size > most:
-            raise Refused(f"{size:,} bytes would wait for span {place.span_id!r} then, at most {most:,}")
+            raise Refused(
+                f"amendments waiting for span {place.span_id!r} would take {size:,} bytes; the limit is {most:,}"
+            )
         values = (*place, data, size, seen)
         if row is None:
             sql = "INSERT INTO amendments (trace_id, span_id, project, fields, size, seen_ns) VALUES (?, ?, ?, ?, ?, ?)"

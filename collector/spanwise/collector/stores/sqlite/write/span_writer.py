@@ -197,7 +197,7 @@ class Appender:
         thread.
         """
         if (number := read_dictionary_id(batch.payloads)) not in self._dictionaries:
-            raise Unavailable(f"rows are compressed by dictionary {number}, which the file does not have; send again")
+            raise Unavailable(f"the batch is compressed with dictionary {number}, which the file lacks; send it again")
 
     def _highest(self, table: str) -> int:
         return int(self.db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0])
@@ -378,7 +378,7 @@ class Appender:
         try:
             stored = self.reader.stored(place.trace_id, row)
         except StoreError as error:  # a damaged span refuses this amendment only, not others of the request
-            raise Refused(f"span {place.span_id!r} cannot be amended: {error}") from error
+            raise Refused(f"cannot amend span {place.span_id!r}: {error}") from error
         if place.project not in (ANY_PROJECT, stored.fact.project):
             return False
         run = amendment_merge.apply_amendment(stored.run, fields, stored.amended)
@@ -387,7 +387,9 @@ class Appender:
             old = stored.fact
             fact, payload = encode_amended_run(run, every, old.size if old.sent is None else old.sent)
             if len(payload) > self.grown:
-                raise Refused(f"span {place.span_id!r} holds {len(payload):,} bytes then, at most {self.grown:,}")
+                raise Refused(
+                    f"amended span {place.span_id!r} would take {len(payload):,} bytes; the limit is {self.grown:,}"
+                )
             self._disturb(key, row)
             self._amended(place, _SpanChange(row, _IncomingSpan(fact, payload, stored.resource), old))
             self._keep_values([fact])
