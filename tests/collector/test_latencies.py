@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 
 import pytest
@@ -23,25 +22,18 @@ COUNTS = st.one_of(st.integers(1, 3), st.sampled_from([255, 256, 65_535, 65_536,
 SOME = st.dictionaries(BINS, COUNTS, max_size=80)
 
 
-def older(bins: dict[int, int]) -> bytes:
-    """As files have them that were written before bins had a form of their own."""
-    return array("q", [number for pair in sorted(bins.items()) for number in pair]).tobytes()
-
-
 @given(st.lists(SOME, max_size=5))
 def test_what_was_packed_comes_back_added_up(many):
     together = sum(map(Counter, many), Counter())
     assert unpack_bins(map(pack_bins, many)) == together
-    assert unpack_bins(map(older, many)) == together
-    assert unpack_bins([form(bins) for bins in many for form in (pack_bins, older)]) == together + together
+    assert unpack_bins([pack_bins(bins) for bins in many + many]) == together + together
 
 
 @given(SOME, SOME)
 def test_what_was_added_can_be_taken_away(bins, more):
-    for blob in (pack_bins(bins), older(bins)):
-        both = add_to_bins(blob, more)
-        assert unpack_bins([both]) == Counter(bins) + Counter(more)
-        assert unpack_bins([add_to_bins(both, {bin: -count for bin, count in more.items()})]) == Counter(bins)
+    both = add_to_bins(pack_bins(bins), more)
+    assert unpack_bins([both]) == Counter(bins) + Counter(more)
+    assert unpack_bins([add_to_bins(both, {bin: -count for bin, count in more.items()})]) == Counter(bins)
 
 
 @given(SOME.filter(bool))

@@ -9,6 +9,7 @@ import sqlite3
 import tempfile
 import threading
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields, replace
@@ -37,6 +38,7 @@ from spanwise.collector.stores.sqlite.maintenance.rebuild_jobs import PeriodSeal
 from spanwise.collector.stores.sqlite.query.query_plan import plan_query
 from spanwise.collector.stores.sqlite.rollups import hourly_rollups, sealed_rollups
 from spanwise.collector.stores.sqlite.rollups.aggregation import _Aggregation, plan_rollup_query
+from spanwise.collector.stores.sqlite.rollups.latency_histogram import ZERO_BIN, find_bin
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS, MAX_HOUR_ROWS
 from spanwise.collector.stores.sqlite.rollups.sealed_rollups import build_day, build_hour, collect_names
 from spanwise.collector.stores.sqlite.trace_backend import SQLiteTraces
@@ -567,6 +569,30 @@ def test_a_file_whose_hours_are_not_added_up_has_them_made_ready_again(here):
     here.make_ready()
     assert here.ready() == (12, 1)
     assert_right(here)
+
+
+def test_hours_of_an_older_file_whose_bins_have_an_early_form_are_counted_again(here):
+    here.traces.append(
+        [later(0), later(1, start_ns=NOW + HOUR_NS), later(2, start_ns=NOW + 2 * HOUR_NS, end_ns=NOW + 2 * HOUR_NS)]
+    )
+    early = [array("q", [find_bin(10**6), 1]).tobytes(), array("q", [ZERO_BIN, 1]).tobytes()]
+    with here.file.read() as reader:
+        hours = [hour for (hour,) in reader.db.execute("SELECT hour FROM sums_hours ORDER BY hour")]
+    for hour, blob in zip(hours[::2], early, strict=True):
+        here.file.write(
+            lambda db, hour=hour, blob=blob: db.execute("UPDATE sums SET latencies = ? WHERE hour = ?", (blob, hour))
+        )
+    here.file.close()
+    with closing(sqlite3.connect(here.path, isolation_level=None)) as db:
+        for table in ("sums_latencies", "sums_said_of_days"):
+            db.execute(f"CREATE TABLE {table} (id INTEGER)")
+        _make_sealed_periods_uniform(db, lambda *_: None)
+        assert db.execute("SELECT hour FROM sums_hours WHERE state = 1").fetchall() == [(hours[0],), (hours[2],)]
+    here.open()
+    assert_same(here)
+    here.count()
+    assert_right(here)
+    assert_same(here)
 
 
 def test_a_store_makes_ready_what_is_at_rest(tmp_path, monkeypatch):

@@ -622,6 +622,9 @@ _UNIFORM_SEALED_PERIODS: tuple[str, ...] = (
     "DELETE FROM sums_of_hours",
     "DELETE FROM sums_days",
     "UPDATE sums_hours SET rest = 0 WHERE rest > 0",
+    # Hours with bins in an early form, recognised by its bytes, are recounted
+    "UPDATE sums_hours SET state = 1, rows = -1 WHERE state = 0 AND hour IN (SELECT hour FROM sums"
+    " WHERE substr(latencies, 3, 6) IN (x'000000000000', x'ffffffffffff'))",
 )
 
 

@@ -5,9 +5,10 @@ the value of a bin is within `RELATIVE_ERROR` of all latencies in it.
 
 Format of a blob of bins:
 
-- The first byte is the width of the counts. The number of the first bin plus 1 follows (2 bytes), so that none is negative, and then the counts of consecutive bins.
-- With width 0, pairs follow: a bin plus 1, and its count, 2 bytes each. This form is for a few latencies that are far apart.
-- An older form has pairs of 8 bytes each without a header. It is read, but no longer written.
+- The first byte is the width of the counts. The number of the first bin plus 1 follows (2 bytes), so that none is
+  negative, and then the counts of consecutive bins.
+- With width 0, pairs follow: a bin plus 1, and its count, 2 bytes each. This form is for a few latencies that are far
+  apart.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ ZERO_BIN = -1  # bin of latency 0; other bins begin at 0, the logarithm of a nan
 _MAPPING = LogarithmicMapping(RELATIVE_ERROR)
 _ARRAY_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}  # type codes of `array`, by width
 _COUNT_WIDTHS = (1, 2, 4)  # widths of counts
-# Values of `blob[2:8]` that only the older form can have, because a bin is below 65,536 and no count is 0
-_OLD_FORM_MARKERS = (bytes(6), b"\xff" * 6)
 _LANE_BYTES = 8  # bytes of each count in the large integers by which blobs are added
 
 
@@ -62,7 +61,7 @@ def add_to_bins(blob: bytes, more: Mapping[int, int]) -> bytes:
     """Return a blob with the counts `more`, which may be negative, added. Raises `ValueError` if a count would be
     negative.
     """
-    if blob and blob[2:8] not in _OLD_FORM_MARKERS:  # nearly always the counts fit into the blob as it is
+    if blob:  # nearly always the counts fit into the blob as it is
         made = _add_to_counts(blob, more) if blob[0] else _add_to_pairs(blob, more)
         if made is not None:
             return made
@@ -103,28 +102,24 @@ def _add_to_pairs(blob: bytes, more: Mapping[int, int]) -> bytes | None:
 def unpack_bins(blobs: Iterable[bytes]) -> Counter[int]:
     """Return the counts by bin, added over all blobs. Raises `ValueError` for an invalid blob."""
     bins: dict[int, int] = {}
-    # By first bin: the counts of blobs as one large integer, so that one addition adds all of them
-    runs: dict[int, int] = {}
+    # First bin, and the counts of consecutive bins as one large integer, so that one addition adds all of them
+    runs: list[tuple[int, int]] = []
     for blob in blobs:
-        if blob[2:8] in _OLD_FORM_MARKERS:
-            _add_pairs(bins, _read_array("q", blob), 0)
-        elif blob[:1] == b"\0":
-            _add_pairs(bins, _read_array("H", blob[1:]), 1)
+        if blob[:1] == b"\0":
+            flat = _read_array("H", blob[1:])
+            for bin, count in zip(flat[::2], flat[1::2], strict=True):
+                bins[bin - 1] = bins.get(bin - 1, 0) + count
         elif blob:
             run = _counts_as_integer(blob)
-            first = blob[1] + (blob[2] << 8) - 1
-            runs[first] = runs.get(first, 0) + run
-    for first, run in runs.items():
-        size = -(-run.bit_length() // (8 * _LANE_BYTES))
-        for bin, count in enumerate(_read_array("Q", run.to_bytes(size * _LANE_BYTES, "little")), first):
+            runs.append((blob[1] + (blob[2] << 8) - 1, run))
+    if runs:
+        least = min(first for first, _ in runs)
+        total = sum(run << 8 * _LANE_BYTES * (first - least) for first, run in runs)
+        size = -(-total.bit_length() // (8 * _LANE_BYTES))
+        for bin, count in enumerate(_read_array("Q", total.to_bytes(size * _LANE_BYTES, "little")), least):
             if count:
                 bins[bin] = bins.get(bin, 0) + count
     return Counter(bins)
-
-
-def _add_pairs(bins: dict[int, int], flat: array[int], up: int) -> None:
-    for bin, count in zip(flat[::2], flat[1::2], strict=True):
-        bins[bin - up] = bins.get(bin - up, 0) + count
 
 
 def _counts_as_integer(blob: bytes) -> int:
