@@ -99,7 +99,7 @@ def test_feedback_and_models_are_those_of_the_newest(store):
 
 @pytest.mark.parametrize("newest", [0, -1, 100_001, 2**63 - 1])
 def test_as_many_as_are_in_memory_can_be_asked_for(store, newest):
-    with pytest.raises(Refused, match="are 1 to 100,000"):
+    with pytest.raises(Refused, match="must be 1 to 100,000"):
         store.aggregate(newest=newest)
 
 

@@ -792,7 +792,7 @@ def test_what_is_refused_in_a_group_leaves_the_sums(here):
 
 def refused_after_writing(here: Held):
     def write(db: sqlite3.Connection) -> None:
-        here.file.appender.sums.gone([1])
+        here.file.appender.sums.subtract_traces([1])
         raise Refused("no")
 
     return write

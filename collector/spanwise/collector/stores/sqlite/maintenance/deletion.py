@@ -124,7 +124,7 @@ def delete_judgements(appender: Appender, db: sqlite3.Connection, ids: Iterable[
 
 
 def _delete_rows(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]) -> None:
-    appender.sums.gone(keys)
+    appender.sums.subtract_traces(keys)
     appender.disturbed.update(keys)
     for key in keys:
         appender.held.drop(key)

@@ -228,19 +228,19 @@ class RollupRecounter:
         self._file.writer.call(partial(self._put, hour, counted))
 
     def _empty(self, hour: int, _: sqlite3.Connection) -> None:
-        self._file.appender.sums.empty(hour)
+        self._file.appender.sums.clear_hour(hour)
 
     def _put(self, hour: int, counted: RollupDelta | None, _: sqlite3.Connection) -> None:
         sums = self._file.appender.sums
-        changed = sums.watched(hour)
+        changed = sums.stop_recording(hour)
         if changed is not None:  # None after a rollback or a change that cannot be added: retried later
-            sums.put(hour, counted, changed)
+            sums.store_recount(hour, counted, changed)
 
 
 def _begin_recount(db: sqlite3.Connection, sums: HourlyRollups, hour: int) -> None:
     """Start the snapshot of the reader, and record changes of the hour from now on."""
     db.execute("SELECT 1 FROM sums_hours LIMIT 1").fetchall()
-    sums.watch(hour)
+    sums.start_recording(hour)
 
 
 LOOK_SECONDS = 30.0  # seconds between two searches for due hours and days
@@ -283,7 +283,7 @@ class PeriodSealer:
     def look(self) -> None:
         """Find the hours that are due, and the days to be sealed after them."""
         stirred = set[int]()
-        self._file.writer.alone(lambda _: stirred.update(self._file.appender.sums.rested()))
+        self._file.writer.alone(lambda _: stirred.update(self._file.appender.sums.take_changed_hours()))
         now = self._file.clock.now() // HOUR_NS
         with self._file.read() as reader:
             hours = reader.db.execute("SELECT hour FROM sums_hours WHERE state = 0 AND rest = 0 ORDER BY hour")
@@ -302,14 +302,14 @@ class PeriodSealer:
         self, hour: int, rows: Sequence[SealedRow] | None, named: Sequence[str] | None, db: sqlite3.Connection
     ) -> None:
         sums = self._file.appender.sums
-        if hour in sums.stirred:
+        if hour in sums.changed_hours:
             return
         put_rows(db, HOURS, hour, rows or ())
         insert_many(db, "sums_names", ("name", "hour"), [(name, hour) for name in named or ()], _IGNORE_CONFLICT)
         rest = SEALED_EMPTY if rows is None else SEALED
         sql = "UPDATE sums_hours SET rest = ?, named = ? WHERE hour = ? AND state = 0"
         db.execute(sql, (rest, named is not None, hour))
-        sums.made_ready()
+        sums.clear_unsealed()
 
     def make_day(self, day: int) -> None:
         """Seal a day: add up its hours."""
@@ -326,11 +326,11 @@ class PeriodSealer:
         self, day: int, rows: Sequence[SealedRow] | None, gone: list[tuple[str, int]], db: sqlite3.Connection
     ) -> None:
         sums = self._file.appender.sums
-        if any(hour // 24 == day for hour in sums.stirred):
+        if any(hour // 24 == day for hour in sums.changed_hours):
             return
         put_rows(db, DAYS, day, rows or ())
         db.execute("DELETE FROM sums_days WHERE day = ?", (day,))
         db.executemany("DELETE FROM sums_names WHERE name = ? AND hour = ?", gone)
         if rows != []:  # [] if all traces of the day were deleted
             db.execute("INSERT INTO sums_days VALUES (?, ?)", (day, SEALED_EMPTY if rows is None else SEALED))
-        sums.made_ready()
+        sums.clear_unsealed()

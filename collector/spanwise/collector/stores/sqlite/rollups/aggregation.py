@@ -95,7 +95,7 @@ class RollupQuery:
             return BY_MODEL
         return BY_NAME if self.group_by == "name" or self.filter.name is not None else UNGROUPED
 
-    def parts(self, db: sqlite3.Connection) -> Iterator[tuple[BucketKey, SealedBucket]]:
+    def sealed_buckets(self, db: sqlite3.Connection) -> Iterator[tuple[BucketKey, SealedBucket]]:
         """Yield the totals of sealed days and of the other sealed hours, with their bucket and group.
 
         Raises `ValueError` if one is damaged.
@@ -133,20 +133,20 @@ class RollupQuery:
 
     def counts(self, db: sqlite3.Connection) -> Iterator[Any]:
         """Yield rows of bucket, group, traces, errors, input and output tokens, cost, first and last hour, from the
-        cells of hours that `parts` leaves out.
+        cells of hours that `sealed_buckets` leaves out.
         """
-        return self._ask(db, _ROLLUP_COUNTS)
+        return self._run(db, _ROLLUP_COUNTS)
 
-    def said(self, db: sqlite3.Connection) -> Iterator[Any]:
+    def feedback(self, db: sqlite3.Connection) -> Iterator[Any]:
         """Yield aggregated feedback of the same cells in the columns of `_ROW_FEEDBACK`."""
-        for row in self._ask(db, _ROLLUP_FEEDBACK):
+        for row in self._run(db, _ROLLUP_FEEDBACK):
             yield row if row[3] is None else (*row[:3], row[3][1:], *row[4:])
 
     def latencies(self, db: sqlite3.Connection) -> Iterator[tuple[int, str | None, bytes]]:
         """Yield bucket, group and latency bins of the same cells."""
-        return self._ask(db, _ROLLUP_LATENCIES)
+        return self._run(db, _ROLLUP_LATENCIES)
 
-    def _ask(self, db: sqlite3.Connection, sql: str) -> Iterator[Any]:
+    def _run(self, db: sqlite3.Connection, sql: str) -> Iterator[Any]:
         conditions = ["p.state = 0 AND p.hour BETWEEN ? AND ?", "s.shown BETWEEN ? AND ?"]
         conditions.append(f"s.model {'<>' if self.group_by == 'model' else '='} '{ALL_MODELS}'")
         values: list[Any] = [*self.hours(), *self._shown()]
@@ -203,12 +203,12 @@ def count_uncovered_traces(
 
     Stops counting at `enough` + 1.
     """
-    question = plan_rollup_query(filter, bucket_ns, group_by)
-    if question is None:
+    query = plan_rollup_query(filter, bucket_ns, group_by)
+    if query is None:
         return enough + 1
     started = "SELECT 1 FROM traces INDEXED BY traces_by_start WHERE start_ns >= ? AND start_ns < ? LIMIT ?"
     found = 0
-    for since, until in find_uncovered_ranges(db, question):
+    for since, until in find_uncovered_ranges(db, query):
         asked_for = (since, min(until or INT_MAX, INT_MAX), enough + 1)
         found += db.execute(f"SELECT count(*) FROM ({started})", asked_for).fetchone()[0]
         if found > enough:
@@ -216,24 +216,24 @@ def count_uncovered_traces(
     return found
 
 
-def find_uncovered_ranges(db: sqlite3.Connection, question: RollupQuery) -> list[TimeRange]:
+def find_uncovered_ranges(db: sqlite3.Connection, query: RollupQuery) -> list[TimeRange]:
     """Return the time ranges of a query that its rollups do not cover: incomplete hours at both ends, and stale
     hours.
     """
     found: list[TimeRange] = []
-    since, until, first, last = question.filter.since_ns, question.filter.until_ns, question.first, question.last
+    since, until, first, last = query.filter.since_ns, query.filter.until_ns, query.first, query.last
     if since is not None and first is not None and since < first * HOUR_NS:
         found.append((since, first * HOUR_NS))
     sql = "SELECT hour FROM sums_hours WHERE state > 0 AND hour >= ? AND hour <= ? ORDER BY hour"
-    found += [get_period_range(row[0]) for row in db.execute(sql, question.hours())]
+    found += [get_period_range(row[0]) for row in db.execute(sql, query.hours())]
     if until is not None and last is not None and (last + 1) * HOUR_NS < until:
         found.append(((last + 1) * HOUR_NS, until))
     return list(join_ranges(found))
 
 
-def join_ranges(stretches: Sequence[TimeRange]) -> Iterator[TimeRange]:
+def join_ranges(ranges: Sequence[TimeRange]) -> Iterator[TimeRange]:
     """Yield the time ranges, with adjacent ranges joined."""
-    rest = iter(stretches)
+    rest = iter(ranges)
     current = next(rest, None)
     if current is None:
         return
@@ -303,13 +303,15 @@ def compute_buckets(
     if most != ALL_TRACES and not 1 <= most <= MAX_NEWEST:
         raise Refused(f"newest must be 1 to {MAX_NEWEST:,} or 'all', got {newest!r}")
     if group_by == "experiment" and not filter.experiment:  # the filter names no experiment
+        # Rollups answer for traces of no experiment, rows for the others
         live = plan_rollup_query(replace(filter, experiment=""), bucket_ns, None)
-        if live is not None and (most == ALL_TRACES or not _has_more_than(db, plan_experiments(filter), most)):
-            # Rollups answer for traces of no experiment, rows for the others
-            rest = _Aggregation(db, filter, live.bucket_ns, "experiment", plan_experiments).buckets(None)
-            counted = _Aggregation(db, live.filter, live.bucket_ns, None).buckets(live)
-            both = sorted([*counted, *rest], key=lambda bucket: _group_order(bucket.group))
-            return sorted(both, key=lambda bucket: bucket.start_ns) if live.bucket_ns else both
+        others = plan_experiments(filter)
+        more = f"SELECT 1 FROM {others.source} WHERE {others.where} LIMIT 1 OFFSET ?"
+        if live is not None and (most == ALL_TRACES or not db.execute(more, (*others.values, most)).fetchone()):
+            buckets = _Aggregation(db, filter, live.bucket_ns, "experiment", plan_experiments).buckets(None)
+            buckets += _Aggregation(db, live.filter, live.bucket_ns, None).buckets(live)
+            buckets.sort(key=lambda bucket: _group_order(bucket.group))
+            return sorted(buckets, key=lambda bucket: bucket.start_ns) if live.bucket_ns else buckets
     if most != ALL_TRACES and count_uncovered_traces(db, filter, bucket_ns, group_by, most) > most:
         return _aggregate_newest(db, filter, bucket_ns, group_by, most)
     try:
@@ -318,11 +320,6 @@ def compute_buckets(
         if newest is None or newest == ALL_TRACES:
             raise
         return _aggregate_newest(db, filter, bucket_ns, group_by, newest)
-
-
-def _has_more_than(db: sqlite3.Connection, chosen: QueryPlan, than: int) -> bool:
-    sql = f"SELECT 1 FROM {chosen.source} WHERE {chosen.where} LIMIT 1 OFFSET ?"
-    return db.execute(sql, (*chosen.values, than)).fetchone() is not None
 
 
 def _aggregate_newest(
@@ -356,7 +353,7 @@ def _group_order(group: str | None) -> tuple[bool, str]:
 
 
 class _Aggregation:
-    """Aggregation of one query. `way` plans the query for traces that are read one by one."""
+    """Aggregation of one query. `plan` plans the query for traces that are read one by one."""
 
     def __init__(
         self,
@@ -364,81 +361,86 @@ class _Aggregation:
         filter: Filter,
         bucket_ns: int | None,
         group_by: str | None,
-        way: Callable[[Filter], QueryPlan] | None = None,
+        plan: Callable[[Filter], QueryPlan] | None = None,
     ) -> None:
         self._db, self._filter, self._bucket_ns, self._group_by = db, filter, bucket_ns, group_by
-        self._way = way or partial(plan_query, db, in_order=False)
+        self._plan = plan or partial(plan_query, db, in_order=False)
         self._totals: dict[BucketKey, BucketTotals] = {}
-        self._alone: dict[BucketKey, SealedBucket] = {}  # buckets that consist of the totals of one sealed hour or day
+        self._complete: dict[
+            BucketKey, SealedBucket
+        ] = {}  # buckets that consist of the totals of one sealed hour or day
 
-    def buckets(self, question: RollupQuery | None) -> list[Bucket]:
-        """Compute all buckets, from rollups as far as `question` allows."""
-        if question is not None:
-            question = self._add_parts(question)
-            for start, group, *counts, first, last in question.counts(self._db):
-                total = self._of((start, group))
+    def buckets(self, query: RollupQuery | None) -> list[Bucket]:
+        """Compute all buckets, from rollups as far as `query` allows."""
+        if query is not None:
+            query = self._add_sealed_buckets(query)
+            for start, group, *counts, first, last in query.counts(self._db):
+                total = self._totals_of((start, group))
                 total.add(*counts)
                 total.add_hours(first, last)
-            self._count(question.said(self._db))
-        for stretch_ in find_uncovered_ranges(self._db, question) if question is not None else [ALL_TIME]:
-            self._add_rows(stretch_)
-        if question is not None:
-            self._add_latencies(question)
+            self._add_feedback(query.feedback(self._db))
+        for time_range in find_uncovered_ranges(self._db, query) if query is not None else [ALL_TIME]:
+            self._add_rows(time_range)
+        if query is not None:
+            self._add_latencies(query)
             if not self._bucket_ns and (self._filter.since_ns is None or self._filter.until_ns is None):
                 # neither buckets nor the filter define the range: find the first and the last start time of each group
                 for (_, group), total in self._totals.items():
                     if total.first is not None and total.last is not None:
-                        total.starts += [self._end(group, total.first, "ASC"), self._end(group, total.last, "DESC")]
-        places = sorted([*self._totals, *self._alone], key=lambda place: (place[0], *_group_order(place[1])))
+                        total.starts += [
+                            self._find_start(group, total.first, "ASC"),
+                            self._find_start(group, total.last, "DESC"),
+                        ]
+        places = sorted([*self._totals, *self._complete], key=lambda place: (place[0], *_group_order(place[1])))
         return [self._bucket(place) for place in places]
 
-    def _of(self, place: BucketKey) -> BucketTotals:
+    def _totals_of(self, place: BucketKey) -> BucketTotals:
         """Return the totals of a bucket; create them if missing. Raises `_TooManyBuckets`."""
         total = self._totals.get(place)
         if total is None:
-            _check_bucket_count(len(self._totals) + len(self._alone) + 1)
+            _check_bucket_count(len(self._totals) + len(self._complete) + 1)
             total = self._totals[place] = BucketTotals()
         return total
 
-    def _add_parts(self, question: RollupQuery) -> RollupQuery:
+    def _add_sealed_buckets(self, query: RollupQuery) -> RollupQuery:
         """Add the totals of sealed hours and days; return the query for the remaining rollups."""
         try:
-            for place, part in question.parts(self._db):
-                self._add_part(place, part)
+            for place, part in query.sealed_buckets(self._db):
+                self._add_sealed_bucket(place, part)
         except ValueError:  # a row is damaged: read the cells instead
-            self._alone.clear()
+            self._complete.clear()
             self._totals.clear()
-            return replace(question, by_cells=True)
-        return question
+            return replace(query, by_cells=True)
+        return query
 
-    def _add_part(self, place: BucketKey, part: SealedBucket) -> None:
+    def _add_sealed_bucket(self, place: BucketKey, part: SealedBucket) -> None:
         """Add the totals of a sealed hour or day to its bucket. If no others belong to the bucket, keep them unchanged."""
-        if part.width_ns == self._bucket_ns and place not in self._alone and place not in self._totals:
-            _check_bucket_count(len(self._totals) + len(self._alone) + 1)
-            self._alone[place] = part
+        if part.width_ns == self._bucket_ns and place not in self._complete and place not in self._totals:
+            _check_bucket_count(len(self._totals) + len(self._complete) + 1)
+            self._complete[place] = part
             return
-        first = self._alone.pop(place, None)
+        first = self._complete.pop(place, None)
         for one in (first, part) if first is not None else (part,):
-            one.add_to(self._of(place))
+            one.add_to(self._totals_of(place))
 
     def _add_rows(self, within: TimeRange) -> None:
         filter = self._filter if within == ALL_TIME else replace(self._filter, since_ns=within[0], until_ns=within[1])
-        chosen = self._way(filter)
-        rows = self._ask(_ROW_TOTALS, chosen).fetchmany(MAX_BUCKETS + 1)
+        chosen = self._plan(filter)
+        rows = self._run(_ROW_TOTALS, chosen).fetchmany(MAX_BUCKETS + 1)
         _check_bucket_count(len(rows))  # checked before the rows are processed
         for start, group, *counts, first, last, latencies in rows:
-            total = self._of((start, group))
+            total = self._totals_of((start, group))
             total.add(*counts)
             total.starts += [first, last]
             total.latencies += orjson.loads(latencies)
-        self._count(self._ask(_ROW_FEEDBACK, chosen))
+        self._add_feedback(self._run(_ROW_FEEDBACK, chosen))
 
-    def _count(self, rows: Iterable[Sequence[Any]]) -> None:
+    def _add_feedback(self, rows: Iterable[Sequence[Any]]) -> None:
         """Add rows with the columns of `_ROW_FEEDBACK`, each of which counts the outcomes of one key and label."""
         for start, group, *said in rows:
-            self._of((start, group)).add_said(*said)
+            self._totals_of((start, group)).add_feedback(*said)
 
-    def _ask(self, sql: str, chosen: QueryPlan, where: str = "", values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+    def _run(self, sql: str, chosen: QueryPlan, where: str = "", values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
         by_model = self._group_by == "model"
         parts = {
             "bucket": f"t.start_ns / {self._bucket_ns} * {self._bucket_ns}" if self._bucket_ns else "0",
@@ -452,35 +454,35 @@ class _Aggregation:
         }
         return self._db.execute(sql.format(**parts), (*chosen.values, *values))
 
-    def _add_latencies(self, question: RollupQuery) -> None:
+    def _add_latencies(self, query: RollupQuery) -> None:
         """Add the latencies of rollups: exact ones from rows if the answer has few traces, otherwise bins."""
-        if sum(one.traces for one in (*self._totals.values(), *self._alone.values())) > MAX_EXACT_TRACES:
-            for start, group, blob in question.latencies(self._db):
+        if sum(one.traces for one in (*self._totals.values(), *self._complete.values())) > MAX_EXACT_TRACES:
+            for start, group, blob in query.latencies(self._db):
                 self._totals[start, group].blobs.append(blob)
             return
-        while self._alone:
-            place, part = self._alone.popitem()
-            part.add_to(self._of(place))
+        while self._complete:
+            place, part = self._complete.popitem()
+            part.add_to(self._totals_of(place))
         if not any(total.first is not None for total in self._totals.values()):
             return
         for total in self._totals.values():
             total.blobs.clear()
             total.latencies.clear()
-        for start, group, latencies in self._ask(_ROW_LATENCIES, plan_latencies(self._filter)):
+        for start, group, latencies in self._run(_ROW_LATENCIES, plan_latencies(self._filter)):
             self._totals[start, group].latencies += orjson.loads(latencies)
 
-    def _end(self, group: str | None, hour: int, order: str) -> int:
+    def _find_start(self, group: str | None, hour: int, order: str) -> int:
         since, until = get_period_range(hour)
         # A filter by model could miss traces, because SQLite ends a JSON key at a zero byte
         by_model = self._group_by == "model"
-        theirs: dict[str, Any] = {self._group_by: group} if self._group_by and not by_model else {}
-        chosen = plan_query(self._db, replace(self._filter, since_ns=since, until_ns=until, **theirs))
+        in_group: dict[str, Any] = {self._group_by: group} if self._group_by and not by_model else {}
+        chosen = plan_query(self._db, replace(self._filter, since_ns=since, until_ns=until, **in_group))
         where, values = (f" AND {_ROW_GROUPS['model']} = ?", (group,)) if by_model else ("", ())
-        return int(next(self._ask(_ROW_STARTS + order, chosen, where, values))[0])
+        return int(next(self._run(_ROW_STARTS + order, chosen, where, values))[0])
 
     def _bucket(self, place: BucketKey) -> Bucket:
-        if place in self._alone:
-            return self._alone[place].bucket()
+        if place in self._complete:
+            return self._complete[place].bucket()
         total, start, width = self._totals[place], place[0], self._bucket_ns
         if width is None:
             since, until = self._filter.since_ns, self._filter.until_ns

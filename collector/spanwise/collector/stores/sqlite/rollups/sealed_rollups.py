@@ -9,6 +9,7 @@ those of its hours, added up.
 from __future__ import annotations
 
 import sqlite3
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import inf, isclose
@@ -67,7 +68,7 @@ class BucketTotals:
         self.starts: list[int] = []
         self.latencies: list[int] = []
         self.blobs: list[bytes] = []
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
 
     def add(self, traces: int, errors: int, input_tokens: float, output_tokens: float, cost: float) -> None:
         self.traces += traces
@@ -81,7 +82,7 @@ class BucketTotals:
         self.first = first if self.first is None else min(self.first, first)
         self.last = last if self.last is None else max(self.last, last)
 
-    def add_said(
+    def add_feedback(
         self,
         key: str,
         label: str | None,
@@ -94,34 +95,15 @@ class BucketTotals:
         skipped: int,
     ) -> None:
         """Add outcomes with the same key and label. `said` counts those that are neither error nor skip; `n` of them
-        have a score.
+        have a score. Without any, the extremes are None.
         """
-        labels = {} if label is None else {label: said}
-        self.add_outcomes(key, n, total, minimum, maximum, said - n, labels, failed, skipped)
-
-    def add_outcomes(
-        self,
-        key: str,
-        n: int,
-        total: float,
-        minimum: float | None,
-        maximum: float | None,
-        labelled: int,
-        labels: Mapping[str, int],
-        failed: int,
-        skipped: int,
-    ) -> None:
-        """Add outcomes of a key. `n` of them have a score; without any, the extremes are None."""
-        tally = self.tallies.get(key)
-        if tally is None:
-            tally = self.tallies[key] = Tally()
-        tally.add_counts(
+        self.tallies[key].add_counts(
             n=n,
             total=total,
             minimum=inf if minimum is None else minimum,
             maximum=-inf if maximum is None else maximum,
-            labelled=labelled,
-            labels=labels,
+            labelled=said - n,
+            labels={} if label is None else {label: said},
             failed=failed,
             skipped=skipped,
         )
@@ -216,8 +198,16 @@ class SealedBucket(msgspec.Struct, array_like=True, gc=False):
         total.add_hours(self.first, self.last)
         total.blobs.append(self.bins)
         for one in self.feedback:
-            said = (one.key, one.n, one.total, one.minimum, one.maximum, one.labelled, one.labels)
-            total.add_outcomes(*said, one.failed, one.skipped)
+            total.tallies[one.key].add_counts(
+                n=one.n,
+                total=one.total,
+                minimum=inf if one.minimum is None else one.minimum,
+                maximum=-inf if one.maximum is None else one.maximum,
+                labelled=one.labelled,
+                labels=one.labels,
+                failed=one.failed,
+                skipped=one.skipped,
+            )
 
 
 _BUCKETS_DECODER = msgpack.Decoder(list[SealedBucket])
@@ -254,7 +244,7 @@ def build_hour(db: sqlite3.Connection, hour: int) -> list[SealedRow] | None:
             total.blobs.append(blob)
     for cell, key, label, *counts in db.execute(_SELECT_HOUR_FEEDBACK, (hour,)):
         for place in places[cell]:
-            sums[place].add_said(key, None if label is None else label[1:], *counts)
+            sums[place].add_feedback(key, None if label is None else label[1:], *counts)
     return _build_rows(HOURS, hour, sums)
 
 

@@ -140,7 +140,7 @@ def write_feedback(appender: Appender, rows: Sequence[list[Any]], written: Write
     for number, row in zip(numbers, by_id.values(), strict=False):
         row[_NUMBER] = number
     pairs = {(row[_TRACE], row[_KEY]) for row in (*by_id.values(), *stored.values())}
-    with appender.sums.of_feedback(pairs, set(new.values())) as first:
+    with appender.sums.update_feedback(pairs, set(new.values())) as first:
         if not _upsert_rows(db, by_id.values()):
             # Some ids had another target or key before. Remove them first, so that superseded feedback there becomes
             # current.
@@ -365,7 +365,7 @@ def delete_feedback(db: sqlite3.Connection, appender: Appender, ids: Sequence[st
     """Delete feedback by id with the judgements that only it links to; superseded feedback becomes current. Returns the
     number of rows.
     """
-    with appender.sums.of_feedback(select_many(db, "SELECT trace, key FROM feedback WHERE id IN (%s)", ids)):
+    with appender.sums.update_feedback(select_many(db, "SELECT trace, key FROM feedback WHERE id IN (%s)", ids)):
         gone = _remove_rows(db, ids)
     appender.move(_traces_without_rule(gone))
     if judged := {row[_JUDGE] for row in gone} - {None}:

@@ -452,7 +452,7 @@ class Appender:
             rows.append((state.key, trace_id, now, root, *change, *rolled))
             if state.key in is_new:
                 counts[state.key] = make_contribution(rolled)
-        with self.sums.of_traces([row[0] for row in rows], counts):
+        with self.sums.update_traces([row[0] for row in rows], counts):
             insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
         self.keeper.keep(touched.values())
         waiting = [(row[0], now) for row in rows]
