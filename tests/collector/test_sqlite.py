@@ -294,7 +294,7 @@ try:
         store.append([run(inputs=secrets.token_hex(20_000)) for _ in range(5)])
         kept += 5
 except Unavailable as error:
-    assert "make room" in str(error), error
+    assert "free space" in str(error), error
 assert store.count()["spans"] == kept > 0
 assert len(store.traces(limit=500)) == min(500, kept)
 assert not store.health()["writable"]
