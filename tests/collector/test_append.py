@@ -35,7 +35,7 @@ from spanwise.collector.stores.sqlite.search.fulltext_index import (
     split_by_size,
     write_entries,
 )
-from spanwise.collector.stores.sqlite.write import span_writer
+from spanwise.collector.stores.sqlite.write import sender_records
 from spanwise.tracer.attribute_names import INSTANCE
 
 
@@ -275,14 +275,14 @@ def test_traces_of_long_texts_count_for_many_spans_in_memory(store: SQLiteStore,
 def test_of_resources_and_values_that_differ_for_ever_some_are_remembered(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(span_writer, "CACHED_RESOURCES", 5)
-    monkeypatch.setattr(span_writer, "CACHED_VALUES", 5)
+    monkeypatch.setattr(sender_records, "CACHED_RESOURCES", 5)
+    monkeypatch.setattr(sender_records, "CACHED_VALUES", 5)
     monkeypatch.setattr(connections, "CACHED_RESOURCES", 5)
     appender, made = store._behind._file.appender, []
     for n in range(20):
         made.append(run(resource={INSTANCE: f"i{n % 10}", "of": n}, kind=f"kind {n}", tags=("a", "b")))
         store.append([made[-1]])
-        assert max(len(appender._resources), len(appender._origins), len(appender._values)) <= 6
+        assert max(len(appender.resources), len(appender.filter_values)) <= 6
     assert [store.trace(one.trace_id).root for one in made] == made
     assert {one.instance: one.stored for one in store.processes()} == {f"i{n}": 2 for n in range(10)}
     assert store.values("kind") == sorted(f"kind {n}" for n in range(20))
@@ -297,7 +297,7 @@ def test_a_large_resource_is_kept_and_not_remembered(store: SQLiteStore) -> None
     store.append([first := run(resource=large)])
     store.append([second := run(resource=large)])
     assert [store.trace(one.trace_id).root.resource for one in (first, second)] == [large, large]
-    assert not store._behind._file.appender._resources
+    assert not store._behind._file.appender.resources._keys
     [process] = store.processes()
     assert process.stored == 2
     with store._file.read() as reader:

@@ -254,9 +254,9 @@ def resting(here: Held, hour: int) -> Iterator[None]:
 def counting(here: Held, hour: int) -> Iterator[None]:
     """Count an hour anew in two steps, between which others write."""
     here.file.write(lambda _: here.file.appender.sums.mark(hour, 1))
-    counted = here.recount.begun(hour)
+    counted = here.recount.count(hour)
     yield
-    here.recount.ended(hour, counted)
+    here.recount.store(hour, counted)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))

@@ -178,7 +178,13 @@ _SINCE_VERSION_9 = (
 def check_integrity(reader: Reader, deep: bool) -> list[str]:
     """Return a message for each problem of the file. `deep` also reads every payload."""
     problems = list(_find_damage(reader.db))
-    problems += [said for name, sql in _invariants(reader.db) if (said := _check_invariant(reader.db, name, sql))]
+    for name, sql in _invariants(reader.db):
+        try:
+            count = reader.db.execute(sql).fetchone()[0]
+        except sqlite3.Error as error:
+            problems.append(f"cannot check for {name}: {error}")
+        else:
+            problems += [f"{count} {name}"] if count else []
     problems += _check_rollups(reader.db)
     return problems + (_check_payloads(reader) if deep else [])
 
@@ -204,19 +210,17 @@ def _check_rollups(db: sqlite3.Connection) -> Iterator[str]:
 def _find_damage(db: sqlite3.Connection) -> Iterator[str]:
     """Yield the problems that SQLite finds, table by table, because SQLite stops at the first unreadable page."""
     try:
-        said = [row[0] for row in db.execute("PRAGMA integrity_check(100)")]
+        problems = [row[0] for row in db.execute("PRAGMA integrity_check(100)")]
     except sqlite3.Error as error:
-        said = [str(error)]
-    if said == ["ok"]:
+        problems = [str(error)]
+    if problems == ["ok"]:
         return
-    found = [f"{table}: {one}" for table in _list_tables(db) for one in _find_table_damage(db, table)]
-    yield from found or said
-
-
-def _list_tables(db: sqlite3.Connection) -> list[str]:
+    tables: list[str] = []
     with suppress(sqlite3.Error):
-        return [row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage > 0")]
-    return []
+        sql = "SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage > 0"
+        tables = [row[0] for row in db.execute(sql)]
+    by_table = [f"{table}: {problem}" for table in tables for problem in _find_table_damage(db, table)]
+    yield from by_table or problems
 
 
 def _find_table_damage(db: sqlite3.Connection, table: str) -> list[str]:
@@ -242,30 +246,17 @@ def _invariants(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
         yield from _SINCE_VERSION_9
 
 
-def _check_invariant(db: sqlite3.Connection, name: str, sql: str) -> str | None:
-    try:
-        count = db.execute(sql).fetchone()[0]
-    except sqlite3.Error as error:
-        return f"cannot check for {name}: {error}"
-    return f"{count} {name}" if count else None
-
-
 def _check_payloads(reader: Reader) -> list[str]:
     bad = 0
     try:
         for (blob,) in reader.db.execute("SELECT payload FROM spans"):
-            bad += not _is_readable(reader, blob)
+            try:
+                reader.payload(blob)
+            except Exception:  # from zstd, the JSON parser, or a wrong type
+                bad += 1
     except sqlite3.Error as error:
         return [f"cannot read all payloads: {error}"]
     return [f"{bad} payloads that cannot be read"] if bad else []
-
-
-def _is_readable(reader: Reader, blob: bytes) -> bool:
-    try:
-        reader.payload(blob)
-    except Exception:  # from zstd, the JSON parser, or a wrong type
-        return False
-    return True
 
 
 def delete_unused(db: sqlite3.Connection) -> None:

@@ -29,7 +29,7 @@ from spanwise.collector.errors import StoreError, Unavailable
 from spanwise.collector.stores.sqlite.database.bulk_statements import insert_many
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
-from spanwise.collector.stores.sqlite.rollups.hourly_rollups import CHANGED, SEALED, SEALED_EMPTY, STALE, HourlyRollups
+from spanwise.collector.stores.sqlite.rollups.hourly_rollups import CHANGED, SEALED, SEALED_EMPTY, STALE
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS, MAX_HOUR_ROWS, RollupDelta, sum_hour
 from spanwise.collector.stores.sqlite.rollups.sealed_rollups import (
     DAYS,
@@ -113,29 +113,33 @@ class SummaryRebuilder:
     def sum_up(self, key: int, trace_id: str) -> bool:
         """Rebuild the summary of a trace, and return whether it was written."""
         noted = self._appender.noted
-        self._do(partial(self._note, trace_id))
+
+        def start(_: sqlite3.Connection) -> bool:
+            noted[trace_id] = set()  # from now on, the appender notes the spans that arrive for the trace
+            return True
+
+        def run_step(step: Callable[[sqlite3.Connection], object], db: sqlite3.Connection) -> bool:
+            if noted.get(trace_id) is None or self._stop.is_set():
+                return False
+            step(db)
+            return True
+
+        def install(_: sqlite3.Connection) -> bool:
+            rows = noted.get(trace_id)
+            if rows is None or any(-row <= read.last for row in rows if row < 0):
+                return False
+            new = sorted({abs(row) for row in rows if abs(row) > read.last})
+            return self._appender.install(trace_id, read.state, new)
+
+        self._do(start)
         try:
             with self._read_file() as reader:
                 read = self._read(reader, key)
-            steps = (partial(self._unless_overtaken, trace_id, step) for step in self._steps(key, read))
-            return all(map(self._do, steps)) and self._do(partial(self._install, trace_id, read))
+            return all(self._do(partial(run_step, step)) for step in _write_steps(key, read)) and self._do(install)
         except RebuildCancelled:
             return False
         finally:
             noted.pop(trace_id, None)
-
-    def _note(self, trace_id: str, _: sqlite3.Connection) -> bool:
-        """Note the spans that arrive for a trace from now on."""
-        self._appender.noted[trace_id] = set()
-        return True
-
-    def _unless_overtaken(
-        self, trace_id: str, step: Callable[[sqlite3.Connection], object], db: sqlite3.Connection
-    ) -> bool:
-        if self._appender.noted.get(trace_id) is None or self._stop.is_set():
-            return False
-        step(db)
-        return True
 
     def _read(self, reader: Reader, key: int) -> SummarizedTrace:
         rows = [row[0] for row in reader.db.execute("SELECT id FROM spans WHERE trace = ? ORDER BY id", (key,))]
@@ -151,31 +155,25 @@ class SummaryRebuilder:
         read.state.settle(due, read.spans)
         return read
 
-    def _steps(self, key: int, read: SummarizedTrace) -> Iterator[Callable[[sqlite3.Connection], object]]:
-        nodes = [one for one in read.spans.known.values() if one is not None]
-        changed = [(one.row, one.below) for one in nodes if one.below != read.flags[one.row]]
-        for flags in _split_rows(changed):
-            yield partial(_write_flags, flags)
-        for ledger in (read.state.orphans, read.state.local_roots):
-            yield ledger.clear(key)
-            yield from ledger.writes(key, ROWS_PER_STEP)
 
-    def _install(self, trace_id: str, read: SummarizedTrace, _: sqlite3.Connection) -> bool:
-        noted = self._appender.noted.get(trace_id)
-        if noted is None or any(-row <= read.last for row in noted if row < 0):
-            return False
-        rows = sorted({abs(row) for row in noted if abs(row) > read.last})
-        return self._appender.install(trace_id, read.state, rows)
+def _write_steps(key: int, read: SummarizedTrace) -> Iterator[Callable[[sqlite3.Connection], object]]:
+    """Yield actions that write the changed flags of the spans, and the records of the trace."""
+    nodes = [one for one in read.spans.known.values() if one is not None]
+    changed = [
+        (one.below & TOKENS_FLAG, one.below // COST_FLAG, one.row) for one in nodes if one.below != read.flags[one.row]
+    ]
+    for rows in _split_rows(changed):
+        yield lambda db, rows=rows: db.executemany(
+            "UPDATE spans SET tokens_below = ?, cost_below = ? WHERE id = ?", rows
+        )
+    for table in (read.state.orphans, read.state.local_roots):
+        yield table.clear(key)
+        yield from table.writes(key, ROWS_PER_STEP)
 
 
 def _split_rows(some: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(some), ROWS_PER_STEP):
         yield some[start : start + ROWS_PER_STEP]
-
-
-def _write_flags(flags: Sequence[tuple[int, int]], db: sqlite3.Connection) -> None:
-    rows = [(below & TOKENS_FLAG, below // COST_FLAG, row) for row, below in flags]
-    db.executemany("UPDATE spans SET tokens_below = ?, cost_below = ? WHERE id = ?", rows)
 
 
 PAUSE_SECONDS = 0.002  # leaves CPU time to other threads
@@ -199,9 +197,9 @@ class RollupRecounter:
             if self._stop.is_set() or began > start + ROUND_SECONDS:
                 break
             if state == STALE:
-                self.ended(hour, self.begun(hour))
+                self.store(hour, self.count(hour))
             else:
-                self._file.writer.call(partial(self._empty, hour))
+                self._file.writer.call(lambda _, hour=hour: self._file.appender.sums.clear_hour(hour))
             now = time.monotonic()
             self._not_before[hour] = now + RECOUNT_REST_FACTOR * (now - began)
         return bool(due)
@@ -214,33 +212,29 @@ class RollupRecounter:
             sql = "SELECT hour, state FROM sums_hours WHERE state > 0 AND (state = 1 OR rows <> 0) ORDER BY hour DESC"
             return [row for row in reader.db.execute(sql) if row[0] not in self._not_before]
 
-    def begun(self, hour: int) -> RollupDelta | None:
+    def count(self, hour: int) -> RollupDelta | None:
         """Return the totals of an hour, computed from its rows in a snapshot. Record later changes of the hour from then
         on.
         """
-        sums = self._file.appender.sums
         with self._file.read() as reader:
-            self._file.writer.alone(lambda _: _begin_recount(reader.db, sums, hour))
+
+            def start(_: sqlite3.Connection) -> None:
+                reader.db.execute("SELECT 1 FROM sums_hours LIMIT 1").fetchall()  # starts the snapshot of the reader
+                self._file.appender.sums.start_recording(hour)
+
+            self._file.writer.alone(start)
             return sum_hour(reader.db, hour, lambda: self._stop.wait(PAUSE_SECONDS))
 
-    def ended(self, hour: int, counted: RollupDelta | None) -> None:
+    def store(self, hour: int, counted: RollupDelta | None) -> None:
         """Replace the rollup of the hour by the recounted totals."""
-        self._file.writer.call(partial(self._put, hour, counted))
 
-    def _empty(self, hour: int, _: sqlite3.Connection) -> None:
-        self._file.appender.sums.clear_hour(hour)
+        def put(_: sqlite3.Connection) -> None:
+            sums = self._file.appender.sums
+            changed = sums.stop_recording(hour)
+            if changed is not None:  # None after a rollback or a change that cannot be added: retried later
+                sums.store_recount(hour, counted, changed)
 
-    def _put(self, hour: int, counted: RollupDelta | None, _: sqlite3.Connection) -> None:
-        sums = self._file.appender.sums
-        changed = sums.stop_recording(hour)
-        if changed is not None:  # None after a rollback or a change that cannot be added: retried later
-            sums.store_recount(hour, counted, changed)
-
-
-def _begin_recount(db: sqlite3.Connection, sums: HourlyRollups, hour: int) -> None:
-    """Start the snapshot of the reader, and record changes of the hour from now on."""
-    db.execute("SELECT 1 FROM sums_hours LIMIT 1").fetchall()
-    sums.start_recording(hour)
+        self._file.writer.call(put)
 
 
 LOOK_SECONDS = 30.0  # seconds between two searches for due hours and days

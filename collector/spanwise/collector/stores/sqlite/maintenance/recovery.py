@@ -279,18 +279,18 @@ def _repair_resources(db: sqlite3.Connection) -> int:
 
 
 def _repair_payloads(db: sqlite3.Connection) -> int:
-    reader, nothing = Reader(db), PayloadCompressor().all([b'{"inputs":null,"outputs":null}'])[0]
-    rows = db.execute("SELECT id, payload FROM spans")
-    bad = [(nothing, row) for row, payload in rows if not _is_readable(reader, payload)]
+    """Replace payloads that cannot be read by an empty one."""
+    reader, empty = Reader(db), PayloadCompressor().all([b'{"inputs":null,"outputs":null}'])[0]
+    bad = []
+    for row, payload in db.execute("SELECT id, payload FROM spans"):
+        try:
+            is_readable = isinstance(reader.payload(payload), Mapping)
+        except (StoreError, TypeError):
+            is_readable = False
+        if not is_readable:
+            bad.append((empty, row))
     db.executemany("UPDATE spans SET payload = ? WHERE id = ?", bad)
     return len(bad)
-
-
-def _is_readable(reader: Reader, payload: Any) -> bool:
-    try:
-        return isinstance(reader.payload(payload), Mapping)
-    except (StoreError, TypeError):
-        return False
 
 
 def _reattach_feedback(appender: Appender, db: sqlite3.Connection) -> int:
