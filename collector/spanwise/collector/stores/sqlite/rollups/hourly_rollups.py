@@ -265,9 +265,9 @@ class HourlyRollups:
         `new` has the contributions of new traces. They had no row and no feedback before, so nothing is read for them.
         """
         others = [key for key in keys if key not in new]
-        before = read_contributions(self._db, others)
+        before = read_contributions(self._db, others) if others else {}
         yield
-        self._apply_traces(before, read_contributions(self._db, others), new)
+        self._apply_traces(before, read_contributions(self._db, others) if others else {}, new)
 
     @contextmanager
     def update_feedback(

@@ -226,35 +226,35 @@ class Appender:
     def write(self, batches: Sequence[Batch]) -> WriteResult:
         """Insert or merge the runs of all batches, with a few statements for all of them."""
         before, first = self._next_trace, self._next_span
-        parts = self._split_by_trace(batches)
-        known = self._load_traces(parts)
-        late = [some for trace_id, some in parts.items() if trace_id not in known]
-        self.tombstones.late += sum(len(part.positions) for some in late for part in some)
+        slices = self._split_by_trace(batches)
+        traces = self._load_traces(slices)
+        late = [of_trace for trace_id, of_trace in slices.items() if trace_id not in traces]
+        self.tombstones.late += sum(len(slice_.positions) for of_trace in late for slice_ in of_trace)
         spans = _SpanRows()
-        touched: dict[str, CachedTrace] = {}
-        others: dict[str, dict[str, _IncomingSpan]] = {}
-        for trace_id, state in known.items():
-            if self._add_new_trace(trace_id, state, parts[trace_id], spans, new=state.key >= before):
-                touched[trace_id] = state
+        changed: dict[str, CachedTrace] = {}
+        incoming: dict[str, dict[str, _IncomingSpan]] = {}
+        for trace_id, state in traces.items():
+            if self._add_new_trace(trace_id, state, slices[trace_id], spans, new=state.key >= before):
+                changed[trace_id] = state
             else:
-                others[trace_id] = _latest_versions(parts[trace_id])
-        here = self._load_nodes(known, others)
-        for trace_id, came in others.items():
+                incoming[trace_id] = _latest_versions(slices[trace_id])
+        nodes = self._load_nodes(traces, incoming)
+        for trace_id, versions in incoming.items():
             begin = len(spans.ids)
-            if self._merge_spans(trace_id, known[trace_id], came, here, spans):
-                state = touched[trace_id] = self._cache[trace_id]
-                self._buffer_text(trace_id, state.key, parts[trace_id], spans, begin, new=state.key >= before)
+            if self._merge_spans(trace_id, traces[trace_id], versions, nodes, spans):
+                state = changed[trace_id] = self._cache[trace_id]
+                self._buffer_text(trace_id, state.key, slices[trace_id], spans, begin, new=state.key >= before)
         self._insert_spans(spans)
-        for one in here.values():
-            self.summaries.write_flags(one, first)
-        new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
-        incoming: Mapping[str, Iterable[str]] = _NO_IDS  # ids of the incoming spans by trace; they may end open runs
+        for tree in nodes.values():
+            self.summaries.write_flags(tree, first)
+        new = {trace_id: state.key for trace_id, state in changed.items() if state.key >= before}
+        incoming_ids: Mapping[str, Iterable[str]] = _NO_IDS  # span ids by trace; these spans may end open runs
         if self.running:
-            incoming = {
-                trace_id: [part.batch.facts[position].span_id for part in some for position in part.positions]
-                for trace_id, some in parts.items()
+            incoming_ids = {
+                trace_id: [slice_.batch.facts[position].span_id for slice_ in of_trace for position in slice_.positions]
+                for trace_id, of_trace in slices.items()
             }
-        self._insert_traces(touched, here, incoming, new.values())
+        self._insert_traces(changed, nodes, incoming_ids, new.values())
         self.filter_values.add(spans.facts)
         arrived = [(spans.resources[at], spans.facts[at]) for at, row in enumerate(spans.ids) if row >= first]
         if counts := self.resources.count_by_process(arrived):
@@ -263,23 +263,23 @@ class Appender:
         answers = zip(spans.ids, spans.facts, strict=True)
         self.responses.put([(row, fact.response_id) for row, fact in answers if fact.response_id], first)
         self._trim_cache()
-        return WriteResult(new, {state.key for state in touched.values()})
+        return WriteResult(new, {state.key for state in changed.values()})
 
     def _split_by_trace(self, batches: Sequence[Batch]) -> dict[str, list[_TraceSlice]]:
         """Return the spans of the batches, by trace."""
         self.resources.trim()
-        parts: dict[str, list[_TraceSlice]] = {}
+        slices: dict[str, list[_TraceSlice]] = {}
         for batch in batches:
             resources = [self.resources.key(blob) for blob in batch.resource_blobs]
             for trace_id, positions in batch.traces.items():
-                parts.setdefault(trace_id, []).append(_TraceSlice(batch, positions, resources))
-        return parts
+                slices.setdefault(trace_id, []).append(_TraceSlice(batch, positions, resources))
+        return slices
 
     def _add_new_trace(
-        self, trace_id: str, state: CachedTrace, parts: Sequence[_TraceSlice], out: _SpanRows, *, new: bool
+        self, trace_id: str, state: CachedTrace, slices: Sequence[_TraceSlice], out: _SpanRows, *, new: bool
     ) -> bool:
         """Add the spans of a trace that is new and arrived in one piece, as most do. Return False for other traces."""
-        [(batch, positions, resources), *more] = parts
+        [(batch, positions, resources), *more] = slices
         if more or not isinstance(state, NewTrace) or state.facts or len(positions) > self.summaries.small:
             return False
         facts = [batch.facts[position] for position in positions]
@@ -298,38 +298,38 @@ class Appender:
         return True
 
     def _buffer_text(
-        self, trace_id: str, key: int, parts: Sequence[_TraceSlice], rows: _SpanRows, begin: int, *, new: bool
+        self, trace_id: str, key: int, slices: Sequence[_TraceSlice], rows: _SpanRows, begin: int, *, new: bool
     ) -> None:
         """Pass the text of a trace that did not arrive in one piece to the full-text buffer.
 
         Passes None if spans were merged or amended, because the buffered text would differ from the stored one.
         """
-        facts, texts = rows.facts[begin:], [part.batch.texts.get(trace_id) for part in parts]
-        known = [text for text in texts if text is not None]
-        sent = sum(len(part.positions) for part in parts)
-        as_sent = len(facts) == sent and len(known) == len(texts) and key not in self.disturbed
-        self.held.add(key, "\n".join(known) if as_sent else None, rows.ids[-1], sum(f.size for f in facts), new=new)
+        facts, texts = rows.facts[begin:], [slice_.batch.texts.get(trace_id) for slice_ in slices]
+        given = [text for text in texts if text is not None]
+        sent = sum(len(slice_.positions) for slice_ in slices)
+        as_sent = len(facts) == sent and len(given) == len(texts) and key not in self.disturbed
+        self.held.add(key, "\n".join(given) if as_sent else None, rows.ids[-1], sum(f.size for f in facts), new=new)
 
     def _load_nodes(
-        self, known: dict[str, CachedTrace], incoming: Mapping[str, Mapping[str, _IncomingSpan]]
+        self, traces: dict[str, CachedTrace], incoming: Mapping[str, Mapping[str, _IncomingSpan]]
     ) -> dict[int, TraceNodes]:
         """Load the stored spans that incoming spans replace, or have as their parent."""
         wanted: dict[int, set[str]] = {}
-        here: dict[int, TraceNodes] = {}
+        nodes: dict[int, TraceNodes] = {}
         for trace_id in incoming:
-            state = known[trace_id]
+            state = traces[trace_id]
             if isinstance(state, NewTrace) and state.facts:
-                state, here[state.key] = summarize_from_scratch(
+                state, nodes[state.key] = summarize_from_scratch(
                     state.key, list(zip(state.rows, state.facts, strict=True))
                 )
-                here[state.key].marked = []
+                nodes[state.key].marked = []
                 self._cache_trace(trace_id, state)
-                known[trace_id] = state
+                traces[trace_id] = state
             elif not isinstance(state, NewTrace):
-                came = incoming[trace_id]
-                parents = {one.fact.parent_id for one in came.values() if one.fact.parent_id is not None}
-                wanted[state.key] = parents.union(came)
-        return {**here, **self.summaries.load_nodes(wanted)} if wanted else here
+                versions = incoming[trace_id]
+                parents = {span.fact.parent_id for span in versions.values() if span.fact.parent_id is not None}
+                wanted[state.key] = parents.union(versions)
+        return {**nodes, **self.summaries.load_nodes(wanted)} if wanted else nodes
 
     def move(self, keys: Iterable[int]) -> None:
         """Move traces to the end of the change feed after a change other than to their runs. Traces without runs are
@@ -365,10 +365,10 @@ class Appender:
     def _amend(self, place: AmendmentTarget, fields: Mapping[str, JSON]) -> bool:
         """Apply an amendment to a run; return False if the run is not stored or is of another project."""
         found = select_many(self.db, _SELECT_KEYS, [place.trace_id])
-        here = self.db.execute(_SELECT_ROW, (found[0][1], place.span_id)).fetchone() if found else None
-        if here is None:
+        found_row = self.db.execute(_SELECT_ROW, (found[0][1], place.span_id)).fetchone() if found else None
+        if found_row is None:
             return False
-        [row], key = here, found[0][1]
+        [row], key = found_row, found[0][1]
         try:
             stored = self.reader.stored(place.trace_id, row)
         except StoreError as error:  # a damaged span refuses this amendment only, not others of the request
@@ -376,10 +376,10 @@ class Appender:
         if place.project not in (ANY_PROJECT, stored.fact.project):
             return False
         run = amendment_merge.apply_amendment(stored.run, fields, stored.amended)
-        every = amendment_merge.merge_fields(stored.amended, fields)
-        if (run, every) != (stored.run, stored.amended):
+        fields_so_far = amendment_merge.merge_fields(stored.amended, fields)
+        if (run, fields_so_far) != (stored.run, stored.amended):
             old = stored.fact
-            fact, payload = encode_amended_run(run, every, old.size if old.sent is None else old.sent)
+            fact, payload = encode_amended_run(run, fields_so_far, old.size if old.sent is None else old.sent)
             if len(payload) > self.grown:
                 raise Refused(
                     f"amended span {place.span_id!r} would take {len(payload):,} bytes; the limit is {self.grown:,}"
@@ -391,21 +391,21 @@ class Appender:
         return True
 
     def _store_amended_run(self, place: AmendmentTarget, change: _SpanChange) -> None:
-        came = {place.trace_id: {place.span_id: change.came}}
-        known = self._load_traces(came)
-        here = self._load_nodes(known, came)
+        incoming = {place.trace_id: {place.span_id: change.came}}
+        traces = self._load_traces(incoming)
+        nodes = self._load_nodes(traces, incoming)
         rows = _SpanRows()
-        self._apply_changes(place.trace_id, known[place.trace_id], [change], here, rows)
+        self._apply_changes(place.trace_id, traces[place.trace_id], [change], nodes, rows)
         self._insert_spans(rows)
-        for one in here.values():
-            self.summaries.write_flags(one)
-        self._insert_traces({place.trace_id: self._cache[place.trace_id]}, here)
+        for tree in nodes.values():
+            self.summaries.write_flags(tree)
+        self._insert_traces({place.trace_id: self._cache[place.trace_id]}, nodes)
 
     def sum_up(self, trace_ids: Sequence[str]) -> None:
         """Rebuild the summaries of traces from their stored runs."""
         for trace_id, key in select_many(self.db, _SELECT_KEYS, trace_ids):
-            state, here = self.summaries.summarize_stored(trace_id, key, {})
-            self._insert_traces({trace_id: state}, {key: here}, {trace_id: here.known})
+            state, nodes = self.summaries.summarize_stored(trace_id, key, {})
+            self._insert_traces({trace_id: state}, {key: nodes}, {trace_id: nodes.known})
 
     def start(self, runs: Sequence[OpenRun]) -> None:
         """Record open runs, except of deleted traces."""
@@ -428,31 +428,33 @@ class Appender:
 
     def _insert_traces(
         self,
-        touched: Mapping[str, CachedTrace],
-        here: dict[int, TraceNodes],
-        came: Mapping[str, Iterable[str]] = _NO_IDS,
+        traces: Mapping[str, CachedTrace],
+        nodes: dict[int, TraceNodes],
+        incoming_ids: Mapping[str, Iterable[str]] = _NO_IDS,
         new: Iterable[int] = (),
     ) -> None:
-        if not touched:
+        if not traces:
             return
         rows, is_new, counts, open_runs = [], set(new), dict[int, TraceContribution](), bool(self.running)
-        numbers, now = self._clock.take(self.db, len(touched))
-        for number, (trace_id, state) in zip(numbers, touched.items(), strict=True):
+        numbers, now = self._clock.take(self.db, len(traces))
+        for number, (trace_id, state) in zip(numbers, traces.items(), strict=True):
             if isinstance(state, IncrementalSummary):
-                rolled = state.rolled(here.get(state.key) or self.summaries.spans(state.key))
+                summary = state.rolled(nodes.get(state.key) or self.summaries.spans(state.key))
                 root = state.totals.root_row
             else:
-                rolled, root = state.rolled, state.root
+                summary, root = state.rolled, state.root
             if open_runs:
-                running = self.running.left(trace_id, state.key, came.get(trace_id, ()), settled=rolled.complete == 1)
-                rolled = rolled._replace(running=running, complete=0) if running else rolled
+                running = self.running.left(
+                    trace_id, state.key, incoming_ids.get(trace_id, ()), settled=summary.complete == 1
+                )
+                summary = summary._replace(running=running, complete=0) if running else summary
             change = (number, number, now)
-            rows.append((state.key, trace_id, now, root, *change, *rolled))
+            rows.append((state.key, trace_id, now, root, *change, *summary))
             if state.key in is_new:
-                counts[state.key] = make_contribution(rolled)
+                counts[state.key] = make_contribution(summary)
         with self.sums.update_traces([row[0] for row in rows], counts):
             insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
-        self.summaries.store(touched.values())
+        self.summaries.store(traces.values())
         waiting = [(row[0], now) for row in rows]
         insert_many(self.db, "unindexed", ("trace", "since_ns"), waiting, "ON CONFLICT DO NOTHING")
 
@@ -460,28 +462,28 @@ class Appender:
         self,
         trace_id: str,
         state: CachedTrace,
-        came: Mapping[str, _IncomingSpan],
-        here: dict[int, TraceNodes],
+        versions: Mapping[str, _IncomingSpan],
+        nodes: dict[int, TraceNodes],
         out: _SpanRows,
     ) -> bool:
         """Add rows for runs that are new or more complete than the stored ones; return whether there are any."""
         changes: list[_SpanChange] = []
-        for span_id, one in came.items():
-            stored = None if isinstance(state, NewTrace) else here[state.key].get(span_id)
+        for span_id, span in versions.items():
+            stored = None if isinstance(state, NewTrace) else nodes[state.key].get(span_id)
             if stored is None:
                 row, self._next_span = self._next_span, self._next_span + 1
                 if self.waiting:
-                    one, as_it_came = self._apply_waiting_amendments(trace_id, one), one
-                    if one is not as_it_came:
+                    span, sent = self._apply_waiting_amendments(trace_id, span), span
+                    if span is not sent:
                         self.disturbed.add(state.key)  # amended, so its text differs from that of the batch
-                changes.append(_SpanChange(row, one, None))
-            elif change := self._find_newer_version(stored.row, one):
+                changes.append(_SpanChange(row, span, None))
+            elif change := self._find_newer_version(stored.row, span):
                 changes.append(change)
         for change in changes:
             if change.old:
                 self._prepare_overwrite(state.key, change.row)
         if changes:
-            self._apply_changes(trace_id, state, changes, here, out)
+            self._apply_changes(trace_id, state, changes, nodes, out)
         return bool(changes)
 
     def _find_newer_version(self, row: int, came: _IncomingSpan) -> _SpanChange | None:
@@ -504,29 +506,29 @@ class Appender:
         trace_id: str,
         state: CachedTrace,
         changes: Sequence[_SpanChange],
-        here: dict[int, TraceNodes],
+        nodes: dict[int, TraceNodes],
         out: _SpanRows,
     ) -> None:
         """Apply changes to the summary of a trace, and add their rows."""
         if isinstance(state, NewTrace):
-            state, here[state.key] = IncrementalSummary(state.key, whole=self.summaries.whole), TraceNodes()
-        state = self._update_summary(trace_id, state, changes, here)
+            state, nodes[state.key] = IncrementalSummary(state.key, whole=self.summaries.whole), TraceNodes()
+        state = self._update_summary(trace_id, state, changes, nodes)
         self._cache_trace(trace_id, state)
-        known = here[state.key].known
+        spans = nodes[state.key].known
         for row, came, _ in changes:
-            one = known.get(came.fact.span_id)
-            out.add(row, state.key, came, one.below if one else 0)
+            node = spans.get(came.fact.span_id)
+            out.add(row, state.key, came, node.below if node else 0)
 
     def _update_summary(
         self,
         trace_id: str,
         state: IncrementalSummary | DeferredSummary,
         changes: Sequence[_SpanChange],
-        here: dict[int, TraceNodes],
+        nodes: dict[int, TraceNodes],
     ) -> IncrementalSummary | DeferredSummary:
         """Return the summary state after changes: the same state, or another one if it cannot apply them."""
         if isinstance(state, IncrementalSummary):
-            before, spans = state.totals.count, here[state.key]
+            before, spans = state.totals.count, nodes[state.key]
             with suppress(StepLimitExceeded):
                 state.advance([(change.row, change.came.fact) for change in changes if change.old is None], spans)
                 replaced = [(row, old, came.fact) for row, came, old in changes if old is not None]
@@ -536,9 +538,9 @@ class Appender:
             if before <= self.summaries.small:
                 facts = {change.row: change.came.fact for change in changes}
                 with suppress(StoreError):  # a span is damaged
-                    state, here[state.key] = self.summaries.summarize_stored(trace_id, state.key, facts)
+                    state, nodes[state.key] = self.summaries.summarize_stored(trace_id, state.key, facts)
                     return state
-            here[state.key].marked = []
+            nodes[state.key].marked = []
         deferred = state if isinstance(state, DeferredSummary) else self.summaries.load_deferred(state.key)
         for row, came, old in changes:
             if old is None:
@@ -564,18 +566,18 @@ class Appender:
         state.kept = True
         state.orphans.adopt(self.db, state.key)
         state.local_roots.adopt(self.db, state.key)
-        ids = {id for one in new for id in (one.fact.span_id, one.fact.parent_id) if id is not None}
-        here = self.summaries.load_nodes({state.key: ids})
-        spans = here[state.key]
-        spans.known.update(dict.fromkeys(one.fact.span_id for one in new))
+        ids = {id for stored in new for id in (stored.fact.span_id, stored.fact.parent_id) if id is not None}
+        nodes = self.summaries.load_nodes({state.key: ids})
+        spans = nodes[state.key]
+        spans.known.update(dict.fromkeys(stored.fact.span_id for stored in new))
         try:
-            state.advance([(one.row, one.fact) for one in new], spans)
+            state.advance([(stored.row, stored.fact) for stored in new], spans)
         except StepLimitExceeded:
             return False
-        spans.marked += [one for fact in new if (one := spans.known[fact.fact.span_id])]
+        spans.marked += [node for stored in new if (node := spans.known[stored.fact.span_id])]
         self.summaries.write_flags(spans)
         self._cache_trace(trace_id, state)
-        self._insert_traces({trace_id: state}, here)
+        self._insert_traces({trace_id: state}, nodes)
         self._trim_cache()
         return True
 
@@ -590,39 +592,39 @@ class Appender:
     def _apply_waiting_amendments(self, trace_id: str, came: _IncomingSpan) -> _IncomingSpan:
         """Return a run that arrived for the first time, with waiting amendments applied."""
         fact = came.fact
-        said = self.waiting.take(trace_id, fact.span_id, fact.project)
+        amendments = self.waiting.take(trace_id, fact.span_id, fact.project)
         if fact.response_id:
-            said += self.waiting.take(NO_TRACE, fact.response_id, fact.project)
-        if not said:
+            amendments += self.waiting.take(NO_TRACE, fact.response_id, fact.project)
+        if not amendments:
             return came
-        run, every = decode_run("", fact, self._read(came.payload), {}), dict[str, JSON]()
-        for fields in said:
-            run, every = (
-                amendment_merge.apply_amendment(run, fields, every),
-                amendment_merge.merge_fields(every, fields),
+        run, all_fields = decode_run("", fact, self._read(came.payload), {}), dict[str, JSON]()
+        for fields in amendments:
+            run, all_fields = (
+                amendment_merge.apply_amendment(run, fields, all_fields),
+                amendment_merge.merge_fields(all_fields, fields),
             )
-        return _IncomingSpan(*encode_amended_run(run, every, fact.size), came.resource)
+        return _IncomingSpan(*encode_amended_run(run, all_fields, fact.size), came.resource)
 
     def _read(self, payload: bytes) -> dict[str, JSON]:
         return self.reader.payload(payload) if payload.startswith(ZSTD_FRAME_HEADER) else loads(payload)
 
     def _load_traces(self, trace_ids: Iterable[str]) -> dict[str, CachedTrace]:
         """Return the states of traces: cached, loaded, or new. Deleted traces are left out."""
-        known = {trace_id: self._cache[trace_id] for trace_id in trace_ids if trace_id in self._cache}
-        for trace_id in known:
+        traces = {trace_id: self._cache[trace_id] for trace_id in trace_ids if trace_id in self._cache}
+        for trace_id in traces:
             self._cache.move_to_end(trace_id)
-        missing = [trace_id for trace_id in trace_ids if trace_id not in known]
+        missing = [trace_id for trace_id in trace_ids if trace_id not in traces]
         stored = {trace_id: (key, count) for trace_id, key, count in select_many(self.db, _SELECT_COUNTS, missing)}
         gone = self.tombstones.among(trace_id for trace_id in missing if trace_id not in stored)
         for trace_id in missing:
             if trace_id in gone:
                 continue
             if trace_id in stored:
-                known[trace_id] = self.summaries.load(trace_id, *stored[trace_id])
-                self._cache_trace(trace_id, known[trace_id])
+                traces[trace_id] = self.summaries.load(trace_id, *stored[trace_id])
+                self._cache_trace(trace_id, traces[trace_id])
             else:
-                known[trace_id] = NewTrace(self._take_trace())
-        return known
+                traces[trace_id] = NewTrace(self._take_trace())
+        return traces
 
     def _cache_trace(self, trace_id: str, state: CachedTrace) -> None:
         """Cache a trace, or update the memory that it takes."""
