@@ -28,7 +28,7 @@ class Traces:
     def __init__(self, db: sqlite3.Connection, small: int = 64, steps: int = 1000, whole: int = 512) -> None:
         self.db, self.appender = db, Appender(Reader(db), StoreClock(db))
         keeper = self.appender.summaries
-        keeper.small, keeper.steps, keeper.whole = small, steps, whole
+        keeper.small, keeper.steps, keeper.max_records = small, steps, whole
         self.resummer = SummaryRebuilder(self.appender, self.read, self.do, threading.Event())
 
     @contextmanager

@@ -201,8 +201,8 @@ class ProcessTable:
         """Count new spans by process, project and environment."""
         now = self._clock.now()
         rows = [
-            (whose.instance, count, now, whose.service, project, environment, whose.pid)
-            for (whose, project, environment), count in arrived.items()
+            (process.instance, count, now, process.service, project, environment, process.pid)
+            for (process, project, environment), count in arrived.items()
         ]
         self._db.executemany(_ADD_STORED_COUNT, rows)
         self._trim(len(rows))
@@ -225,11 +225,11 @@ def _report_row(report: ProcessReport, now: int) -> tuple[Any, ...]:
     dropped = {
         str(reason)[:64]: _bounded_count(count) for reason, count in islice(report.dropped.items(), MAX_DROP_REASONS)
     }
-    whose = (clean(getattr(report, name)) for name in _PROCESS_FIELDS)
+    process = (clean(getattr(report, name)) for name in _PROCESS_FIELDS)
     # These counts never decrease, so they tell which report is later even if the process's clock is set back.
     progress = _bounded_count(report.started + report.delivered + sum(report.dropped.values()))
-    said = dumps({**counts, "dropped": dropped})
-    return (clean(report.instance), now, *whose, _bounded_count(report.reported_ns), progress, said)
+    data = dumps({**counts, "dropped": dropped})
+    return (clean(report.instance), now, *process, _bounded_count(report.reported_ns), progress, data)
 
 
 def _bounded_count(value: int) -> int:
@@ -245,11 +245,11 @@ def list_processes(db: sqlite3.Connection, since_ns: int | None, limit: int) -> 
 
 def _process_from_row(row: Sequence[Any]) -> Process:
     instance, count, seen_ns = row[:3]
-    whose: dict[str, Any] = dict(zip(_PROCESS_FIELDS, row[3:7], strict=True))
-    said = None
+    process: dict[str, Any] = dict(zip(_PROCESS_FIELDS, row[3:7], strict=True))
+    report: ProcessReport | None = None
     if row[8] is not None:
-        said = ProcessReport(instance=instance, reported_ns=row[7], **whose, **loads(row[8]))
-    return Process(instance=instance, stored=count, seen_ns=seen_ns, **whose, report=said)
+        report = ProcessReport(instance=instance, reported_ns=row[7], **process, **loads(row[8]))
+    return Process(instance=instance, stored=count, seen_ns=seen_ns, **process, report=report)
 
 
 # Limits of the caches of resources and of distinct values, and characters of a cached resource: senders may invent

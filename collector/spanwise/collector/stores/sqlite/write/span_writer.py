@@ -511,7 +511,10 @@ class Appender:
     ) -> None:
         """Apply changes to the summary of a trace, and add their rows."""
         if isinstance(state, NewTrace):
-            state, nodes[state.key] = IncrementalSummary(state.key, whole=self.summaries.whole), TraceNodes()
+            state, nodes[state.key] = (
+                IncrementalSummary(state.key, max_records=self.summaries.max_records),
+                TraceNodes(),
+            )
         state = self._update_summary(trace_id, state, changes, nodes)
         self._cache_trace(trace_id, state)
         spans = nodes[state.key].known
@@ -563,7 +566,7 @@ class Appender:
         new = self.reader.in_rows(trace_id, rows)
         if counted != (state.totals.count + len(new),):
             return False
-        state.kept = True
+        state.is_stored = True
         state.orphans.adopt(self.db, state.key)
         state.local_roots.adopt(self.db, state.key)
         ids = {id for stored in new for id in (stored.fact.span_id, stored.fact.parent_id) if id is not None}

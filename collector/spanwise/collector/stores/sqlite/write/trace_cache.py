@@ -78,12 +78,12 @@ class DeferredSummary:
     trace counts as incomplete, or of unknown completeness if it is too large to be rebuilt.
     """
 
-    __slots__ = ("kept", "key", "rolled", "root")
+    __slots__ = ("is_stored", "key", "rolled", "root")
     weight = 4
 
-    def __init__(self, key: int, root: int, rolled: SummaryRow, *, kept: bool) -> None:
+    def __init__(self, key: int, root: int, rolled: SummaryRow, *, is_stored: bool) -> None:
         self.key, self.root, self.rolled = key, root, rolled._replace(running=0)
-        self.kept = kept  # whether `states` marks the trace for a rebuild
+        self.is_stored = is_stored  # whether `states` marks the trace for a rebuild
         self._counts(rolled.span_count)
 
     def _counts(self, spans: int) -> None:
@@ -126,7 +126,7 @@ class SummaryStorage:
 
     def __init__(self, reader: Reader) -> None:
         self.reader, self.db = reader, reader.db
-        self.small, self.steps, self.whole = SMALL_TRACE_SPANS, MAX_MARK_STEPS, MAX_RECORDS_IN_MEMORY
+        self.small, self.steps, self.max_records = SMALL_TRACE_SPANS, MAX_MARK_STEPS, MAX_RECORDS_IN_MEMORY
 
     def load(self, trace_id: str, key: int, count: int) -> CachedTrace:
         """Load the state of a trace with `count` spans."""
@@ -142,22 +142,22 @@ class SummaryStorage:
             state = self._unpack_state(key, row[0])
             if state is not None and state.totals.count == count:
                 return state
-        return self.load_deferred(key, kept=row is not None and row[0] is None)
+        return self.load_deferred(key, is_stored=row is not None and row[0] is None)
 
     def _unpack_state(self, key: int, data: bytes) -> IncrementalSummary | None:
         try:
-            state = IncrementalSummary(key, unpack_totals(data), self.whole)
+            state = IncrementalSummary(key, unpack_totals(data), self.max_records)
         except msgspec.DecodeError:  # written by another version
             return None
-        state.kept = True
+        state.is_stored = True
         state.orphans.load(self.db, key)
         state.local_roots.load(self.db, key)
         return state
 
-    def load_deferred(self, key: int, *, kept: bool = False) -> DeferredSummary:
+    def load_deferred(self, key: int, *, is_stored: bool = False) -> DeferredSummary:
         """Return the trace with its stored summary, to be rebuilt later."""
         row = self.db.execute(_SELECT_SUMMARY, (key,)).fetchone()
-        return DeferredSummary(key, row[0], SummaryRow(*row[1:]), kept=kept)
+        return DeferredSummary(key, row[0], SummaryRow(*row[1:]), is_stored=is_stored)
 
     def summarize_stored(
         self, trace_id: str, key: int, changed: Mapping[int, Fact]
@@ -205,14 +205,14 @@ class SummaryStorage:
         """Store the states of large traces, and mark traces for a rebuild."""
         rows: list[tuple[int, bytes | None]] = []
         for one in known:
-            if isinstance(one, IncrementalSummary) and (one.kept or one.totals.count > self.small):
+            if isinstance(one, IncrementalSummary) and (one.is_stored or one.totals.count > self.small):
                 for ledger in (one.orphans, one.local_roots):
-                    if not one.kept:
+                    if not one.is_stored:
                         ledger.keep(self.db, one.key)
                     ledger.flush()
-                one.kept = True
+                one.is_stored = True
                 rows.append((one.key, pack_totals(one.totals)))
-            elif isinstance(one, DeferredSummary) and not one.kept:
-                one.kept = True
+            elif isinstance(one, DeferredSummary) and not one.is_stored:
+                one.is_stored = True
                 rows.append((one.key, None))
         insert_many(self.db, "states", ("trace", "data"), rows, "ON CONFLICT (trace) DO UPDATE SET data=excluded.data")
