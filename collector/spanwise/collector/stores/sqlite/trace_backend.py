@@ -41,7 +41,7 @@ from spanwise.collector.stores.capabilities import LazyTrace, OutgoingFeedback
 from spanwise.collector.stores.sqlite.database.bulk_statements import select_many
 from spanwise.collector.stores.sqlite.database.group_commit import HEAVY_WEIGHT, WriteJob
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
-from spanwise.collector.stores.sqlite.maintenance import deletion, integrity
+from spanwise.collector.stores.sqlite.maintenance import deletion, retention
 from spanwise.collector.stores.sqlite.query import (
     change_feed,
     distinct_values,
@@ -384,7 +384,7 @@ class SQLiteTraces(Backend):
 
     def expire(self, rule: Retention) -> list[Filter]:
         with self._file.read() as reader:
-            expired, ahead = integrity.find_expired(reader.db, rule), integrity.find_future_traces(reader.db, rule)
+            expired, ahead = retention.find_expired(reader.db, rule), retention.find_future_traces(reader.db, rule)
         if expired is not None:
             before = expired.until_ns or 0
             self._file.write(lambda _: self._file.appender.running.expire(before, rule.project))

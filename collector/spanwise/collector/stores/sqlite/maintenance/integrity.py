@@ -1,17 +1,14 @@
-"""Integrity check of the database, its size statistics, retention cutoffs, and removal of unused rows."""
+"""Integrity check of the database, its size statistics, and removal of unused rows."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from spanwise.collector.clock_skew import DAY_NS
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import Retention
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.query.filter_sql import compile_filter
 from spanwise.collector.stores.sqlite.rollups import hourly_rollups, sealed_rollups
@@ -68,50 +65,6 @@ def _project_stats(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
             "first_ns": first,
             "last_ns": last,
         }
-
-
-def find_expired(db: sqlite3.Connection, rule: Retention) -> Filter | None:
-    """Return a filter for the traces that a retention rule expires now; None if the rule has no limits."""
-    cutoffs = []
-    if rule.max_age_ns is not None:
-        cutoffs.append(time.time_ns() - rule.max_age_ns)
-    if rule.max_bytes is not None:
-        cutoffs.append(_cutoff_by_size(db, rule.project, rule.max_bytes))
-    return Filter(project=rule.project, until_ns=max(cutoffs)) if cutoffs else None
-
-
-def find_future_traces(db: sqlite3.Connection, rule: Retention) -> Filter | None:
-    """Return a filter for at most 5,000 expired traces with a start time after tomorrow; None if there are none.
-
-    Such traces were ingested before start times were limited. Whether they expire depends on the time of their last
-    change.
-    """
-    if rule.max_age_ns is None:
-        return None
-    now = time.time_ns()
-    sql = "SELECT trace_id FROM traces WHERE start_ns > ? AND updated_ns < ? AND (? IS NULL OR project = ?) LIMIT 5000"
-    found = db.execute(sql, (now + DAY_NS, now - rule.max_age_ns, rule.project, rule.project)).fetchall()
-    return Filter(trace_ids=tuple(row[0] for row in found)) if found else None
-
-
-def _cutoff_by_size(db: sqlite3.Connection, project: str | None, max_bytes: int) -> int:
-    """Return the start time before which traces expire so that a project uses at most `max_bytes`.
-
-    The bytes that a project uses in the file are estimated from its share of all payloads.
-    """
-    where = "span_count > 0 AND (:project IS NULL OR project = :project)"
-    of_project = {"project": project}
-    total = int(db.execute("SELECT coalesce(sum(size), 0) FROM traces").fetchone()[0])
-    own = int(db.execute(f"SELECT coalesce(sum(size), 0) FROM traces WHERE {where}", of_project).fetchone()[0])
-    share = used_bytes(db) * own // max(total, 1)
-    excess = own * max(0, share - max_bytes) // max(share, 1)
-    cutoff = 0
-    for start, size in db.execute(f"SELECT start_ns, size FROM traces WHERE {where} ORDER BY start_ns", of_project):
-        if excess <= 0:
-            break
-        excess -= size
-        cutoff = start + 1
-    return cutoff
 
 
 _INVARIANTS = (
