@@ -21,6 +21,7 @@ from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
     HOUR_NS,
     MAX_HOUR_ROWS,
     FeedbackAmounts,
+    RollupChanges,
     RollupDelta,
     RollupKey,
     RollupTooLarge,
@@ -283,16 +284,15 @@ class HourlyRollups:
         before, after = _only_counted(there), _only_counted(read_feedback_under(self._db, on_traces))
         if before != after:
             counted = read_contributions(self._db, {trace for trace, _ in on_traces})
-            changes = _RollupChanges()
+            changes = RollupChanges()
             changes.add_feedback(counted, before, -1)
             changes.add_feedback(counted, after, 1)
             self._apply(changes)
 
     def subtract_traces(self, keys: Sequence[int]) -> None:
         """Subtract traces and their feedback. Must be called before they are deleted."""
-        counted, changes = read_contributions(self._db, keys), _RollupChanges()
-        for one in counted.values():
-            changes.add_trace(one, -1)
+        counted, changes = read_contributions(self._db, keys), RollupChanges()
+        changes.add_traces(counted.values(), -1)
         changes.add_feedback(counted, read_counted_feedback(self._db, counted), -1)
         self._apply(changes)
 
@@ -302,25 +302,21 @@ class HourlyRollups:
         after: Mapping[int, TraceContribution],
         new: Mapping[int, TraceContribution],
     ) -> None:
-        changes, moved = _RollupChanges(), []
-        for now in new.values():
-            changes.add_trace(now, 1)
+        changes = RollupChanges()
+        changes.add_traces(new.values(), 1)
+        changed = [key for key, now in after.items() if before.get(key) != now]
+        changes.add_traces([before[key] for key in changed if key in before], -1)
+        changes.add_traces([after[key] for key in changed], 1)
         for key, now in after.items():
-            was = before.get(key)
-            if was != now:
-                if was is not None:
-                    changes.add_trace(was, -1)
-                changes.add_trace(now, 1)
-                if was is None or was.place != now.place:
-                    moved.append(key)
-            else:  # the contribution is the same, but the names of runs may have changed
+            if before.get(key) == now:  # the contribution is the same, but the names of runs may have changed
                 self._unseal(now.hour)
+        moved = [key for key in changed if key not in before or before[key].place != after[key].place]
         self._move_feedback(changes, before, after, moved)
         self._apply(changes)
 
     def _move_feedback(
         self,
-        changes: _RollupChanges,
+        changes: RollupChanges,
         before: Mapping[int, TraceContribution],
         after: Mapping[int, TraceContribution],
         moved: Sequence[int],
@@ -340,11 +336,11 @@ class HourlyRollups:
         changes.add_feedback(before, rows, -1)
         changes.add_feedback(after, rows, 1)
 
-    def _apply(self, changes: _RollupChanges) -> None:
+    def _apply(self, changes: RollupChanges) -> None:
         for hour in changes.deltas.keys() | changes.stale | changes.too_large:
             self._apply_hour(hour, changes)
 
-    def _apply_hour(self, hour: int, changes: _RollupChanges) -> None:
+    def _apply_hour(self, hour: int, changes: RollupChanges) -> None:
         state, rows = self._hour_state(hour)
         self._unseal(hour)
         if hour in self._recorded:
@@ -434,36 +430,6 @@ class HourlyRollups:
             state, rows = self._hour_state(hour)
             if state == VALID:
                 self._change(hour, rows, delta)
-
-
-class _RollupChanges:
-    """Changes of one write by hour, with the hours that need a recount or are too large."""
-
-    def __init__(self) -> None:
-        self.deltas: dict[int, RollupDelta] = {}
-        self.stale: set[int] = set()
-        self.too_large: set[int] = set()
-
-    def add_trace(self, one: TraceContribution, sign: int) -> None:
-        try:
-            self._delta(one.hour).add_trace(one, sign)
-        except RollupTooLarge:
-            self.too_large.add(one.hour)
-
-    def add_feedback(self, counted: Mapping[int, TraceContribution], rows: Iterable[Sequence[Any]], sign: int) -> None:
-        """Add or subtract feedback in the cells of its trace. Feedback on traces that do not count is ignored."""
-        cells: dict[int, list[RollupKey]] = {}
-        for trace, *row in rows:
-            if (one := counted.get(trace)) is not None:
-                try:
-                    if trace not in cells:
-                        cells[trace] = one.cells()
-                    self._delta(one.hour).add_feedback(cells[trace], row, sign)
-                except RollupTooLarge:
-                    self.too_large.add(one.hour)
-
-    def _delta(self, hour: int) -> RollupDelta:
-        return self.deltas.setdefault(hour, RollupDelta())
 
 
 def _only_counted(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -255,6 +255,38 @@ class RollupDelta:
         if part is None:
             part = self.cells[cell] = TraceAmounts()
         return part
+
+
+class RollupChanges:
+    """Changes of one write by hour, with the hours that need a recount or are too large."""
+
+    def __init__(self) -> None:
+        self.deltas: dict[int, RollupDelta] = {}
+        self.stale: set[int] = set()
+        self.too_large: set[int] = set()
+
+    def add_traces(self, traces: Iterable[TraceContribution], sign: int) -> None:
+        """Add (`sign` 1) or subtract (-1) traces."""
+        for trace in traces:
+            try:
+                self._delta(trace.hour).add_trace(trace, sign)
+            except RollupTooLarge:
+                self.too_large.add(trace.hour)
+
+    def add_feedback(self, traces: Mapping[int, TraceContribution], rows: Iterable[Sequence[Any]], sign: int) -> None:
+        """Add or subtract feedback in the cells of its trace. Feedback on traces that do not count is ignored."""
+        cells: dict[int, list[RollupKey]] = {}
+        for key, *row in rows:
+            if (trace := traces.get(key)) is not None:
+                try:
+                    if key not in cells:
+                        cells[key] = trace.cells()
+                    self._delta(trace.hour).add_feedback(cells[key], row, sign)
+                except RollupTooLarge:
+                    self.too_large.add(trace.hour)
+
+    def _delta(self, hour: int) -> RollupDelta:
+        return self.deltas.setdefault(hour, RollupDelta())
 
 
 def read_contributions(db: sqlite3.Connection, keys: Iterable[int]) -> dict[int, TraceContribution]:
