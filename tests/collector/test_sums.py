@@ -341,6 +341,20 @@ def test_percentiles_of_more_are_within_their_error_in_each_bucket(here, group_b
                 assert 0.01 in {one.latency_error for one in summed} or sum(one.traces for one in summed) <= 10_000
 
 
+@pytest.mark.parametrize(
+    "rare", [{"environment": "rare"}, {"name": "a", "project": "rare"}], ids=["environment", "project"]
+)
+def test_percentiles_of_few_among_very_many_come_from_bins(here, rare):
+    few = [later(i, project="rare", environment="rare") for i in range(10)]
+    here.traces.append([*few, *(later(i) for i in range(10, 10_010))])
+    with here.file.read() as reader:
+        [summed], [exact] = both(reader.db, Filter(**rare), None, None)
+        [early], [also_exact] = both(reader.db, Filter(until_ns=few[-1].start_ns + 1, **rare), None, None)
+    assert (summed.traces, summed.latency_error, exact.latency_error) == (10, 0.01, 0.0)
+    assert summed.p95_ms == pytest.approx(exact.p95_ms, rel=0.01)
+    assert early == also_exact
+
+
 def test_hours_and_days_at_rest_answer_without_rows(here):
     here.traces.append([later(i, model="mn"[i % 2], start_ns=NOW + i * HOUR_NS // 4) for i in range(300)])
     here.make_ready()

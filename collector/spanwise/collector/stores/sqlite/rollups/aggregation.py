@@ -1,9 +1,9 @@
 """Aggregates over time: buckets from rollups where they cover the time range, from rows elsewhere.
 
 Hourly rollups answer as much as they can (`RollupQuery`). Rows answer the rest: the ends of the time range, stale
-hours, and filters and groups that rollups lack. Means come from `statistics`. Percentiles are exact if an answer has at
-most `MAX_EXACT_TRACES` traces. Beyond that they come from the bins of the rollups, and the bucket states their relative
-error.
+hours, and filters and groups that rollups lack. Means come from `statistics`. Percentiles are exact if at most
+`MAX_EXACT_TRACES` traces must be read for them. Beyond that they come from the bins of the rollups, and the bucket
+states their relative error.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def join_ranges(ranges: Sequence[TimeRange]) -> Iterator[TimeRange]:
     yield current
 
 
-MAX_EXACT_TRACES = 10_000  # percentiles are exact if the buckets of an answer have at most this many traces together
+MAX_EXACT_TRACES = 10_000  # percentiles are exact if an answer can be computed from at most this many traces
 MAX_NEWEST = 100_000  # limit of `newest`, because the ids are held in memory
 DEFAULT_NEWEST = 10_000  # default number of traces read one by one; takes a tenth of a second
 MAX_BUCKETS = 10_000  # limit of an answer (2 KB per bucket); with narrow buckets, there could be one for each trace
@@ -366,9 +366,8 @@ class _Aggregation:
         self._db, self._filter, self._bucket_ns, self._group_by = db, filter, bucket_ns, group_by
         self._plan = plan or partial(plan_query, db, in_order=False)
         self._totals: dict[BucketKey, BucketTotals] = {}
-        self._complete: dict[
-            BucketKey, SealedBucket
-        ] = {}  # buckets that consist of the totals of one sealed hour or day
+        # Buckets that consist of the totals of one sealed hour or day
+        self._complete: dict[BucketKey, SealedBucket] = {}
 
     def buckets(self, query: RollupQuery | None) -> list[Bucket]:
         """Compute all buckets, from rollups as far as `query` allows."""
@@ -455,8 +454,9 @@ class _Aggregation:
         return self._db.execute(sql.format(**parts), (*chosen.values, *values))
 
     def _add_latencies(self, query: RollupQuery) -> None:
-        """Add the latencies of rollups: exact ones from rows if the answer has few traces, otherwise bins."""
-        if sum(one.traces for one in (*self._totals.values(), *self._complete.values())) > MAX_EXACT_TRACES:
+        """Add the latencies of rollups: exact ones from rows if these are few, otherwise bins."""
+        traces = sum(one.traces for one in (*self._totals.values(), *self._complete.values()))
+        if traces > MAX_EXACT_TRACES or not self._walks_few_traces():
             for start, group, blob in query.latencies(self._db):
                 self._totals[start, group].blobs.append(blob)
             return
@@ -470,6 +470,20 @@ class _Aggregation:
             total.latencies.clear()
         for start, group, latencies in self._run(_ROW_LATENCIES, plan_latencies(self._filter)):
             self._totals[start, group].latencies += orjson.loads(latencies)
+
+    def _walks_few_traces(self) -> bool:
+        """Return whether reading all traces of the answer walks at most `MAX_EXACT_TRACES` index entries.
+
+        No index has an environment, or a name and a project, so a rare one may be among a million others.
+        """
+        filter = self._filter
+        if filter.name is not None:
+            walked = Filter(name=filter.name, since_ns=filter.since_ns, until_ns=filter.until_ns)
+            chosen = plan_query(self._db, walked, judgements=True)
+        else:
+            chosen = plan_latencies(replace(filter, environment=None, experiment=None))
+        sql = f"SELECT 1 FROM {chosen.source} WHERE {chosen.where} LIMIT 1 OFFSET {MAX_EXACT_TRACES}"
+        return self._db.execute(sql, chosen.values).fetchone() is None
 
     def _find_start(self, group: str | None, hour: int, order: str) -> int:
         since, until = get_period_range(hour)
