@@ -80,17 +80,18 @@ class SQLiteTraces(Backend):
             self.append_async(runs, list(map(normalize_feedback, feedback))).result()
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
-        [here] = self.add_amendments([Amendment(trace_id, span_id, fields)])
-        return here
+        return self.add_amendments([Amendment(trace_id, span_id, fields)])[0]
 
     def add_amendments(self, amendments: Sequence[Amendment]) -> list[bool]:
-        said: dict[AmendmentTarget, list[Mapping[str, JSON]]] = {}
-        for amendment in amendments:
-            said.setdefault(get_amendment_target(amendment), []).append(amendment_merge.encode_fields(amendment.fields))
+        fields: dict[AmendmentTarget, list[Mapping[str, JSON]]] = {}
+        targets = [get_amendment_target(amendment) for amendment in amendments]
+        for target, amendment in zip(targets, amendments, strict=True):
+            fields.setdefault(target, []).append(amendment_merge.encode_fields(amendment.fields))
         # merge the amendments of each run, so that the run is read and written only once
-        whole = {place: amendment_merge.merge_fields(*fields) for place, fields in said.items()}
-        here = self._file.write(lambda _: {place: self._file.appender.amend(place, whole[place]) for place in whole})
-        return [here[get_amendment_target(amendment)] for amendment in amendments]
+        merged = {target: amendment_merge.merge_fields(*some) for target, some in fields.items()}
+        amend = self._file.appender.amend
+        applied = self._file.write(lambda _: {target: amend(target, merged[target]) for target in merged})
+        return [applied[target] for target in targets]
 
     # feedback
 
@@ -120,9 +121,10 @@ class SQLiteTraces(Backend):
         author: str | None = None,
         span_id: str | None = None,
     ) -> Feedback:
-        aim = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
-        kept = Feedback(
-            target=normalize_target(aim),
+        if isinstance(target, str):
+            target = Target(trace_id=target, span_id=span_id)
+        feedback = Feedback(
+            target=normalize_target(target),
             key=key,
             score=score,
             label=label,
@@ -130,8 +132,8 @@ class SQLiteTraces(Backend):
             author=author,
             source="human",
         )
-        self.add_feedback([kept])
-        return kept
+        self.add_feedback([feedback])
+        return feedback
 
     @write_operation
     def change_feedback(self, db: sqlite3.Connection, /, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
