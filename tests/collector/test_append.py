@@ -81,7 +81,7 @@ def test_an_earlier_or_thinner_run_changes_nothing(store: SQLiteStore) -> None:
 
 
 def test_what_is_remembered_is_bounded_by_spans(store: SQLiteStore) -> None:
-    store._behind._file.appender.bound = 10
+    store._behind._file.appender.max_cached_spans = 10
     appender = store._behind._file.appender
     roots = [run() for _ in range(8)]
     for root in roots:
@@ -91,7 +91,7 @@ def test_what_is_remembered_is_bounded_by_spans(store: SQLiteStore) -> None:
 
 
 def test_a_trace_that_is_written_stays_remembered(store: SQLiteStore) -> None:
-    store._behind._file.appender.bound = 3
+    store._behind._file.appender.max_cached_spans = 3
     first, second, third = run(), run(), run()
     for one in (first, second, third, child(first)):
         store.append([one])
@@ -108,7 +108,7 @@ def test_deleting_forgets_as_many_spans_as_go(store: SQLiteStore) -> None:
 
 
 def test_a_file_whose_trace_is_larger_than_the_bound_is_still_written(store: SQLiteStore) -> None:
-    store._behind._file.appender.bound = 2
+    store._behind._file.appender.max_cached_spans = 2
     store.append([root := run(), *(child(root) for _ in range(5))])
     store.append([child(root)])
     assert store.traces().items[0].span_count == 7
@@ -263,7 +263,7 @@ LONG = [{"tags": tuple(f"{n}" * 2_000 for n in range(50))}, {"error": "e" * 100_
 @pytest.mark.parametrize(("long", "grows"), [*((one, False) for one in LONG), (LONG[0], True), (LONG[2], True)])
 def test_traces_of_long_texts_count_for_many_spans_in_memory(store: SQLiteStore, long: Any, grows: bool) -> None:
     appender = store._behind._file.appender
-    appender.bound = 200
+    appender.max_cached_spans = 200
     for _ in range(20):
         store.append([root := run(**long)])
         if grows:

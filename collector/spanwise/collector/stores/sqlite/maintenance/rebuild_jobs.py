@@ -112,20 +112,20 @@ class SummaryRebuilder:
 
     def sum_up(self, key: int, trace_id: str) -> bool:
         """Rebuild the summary of a trace, and return whether it was written."""
-        noted = self._appender.noted
+        recent_rows = self._appender.recent_rows
 
         def start(_: sqlite3.Connection) -> bool:
-            noted[trace_id] = set()  # from now on, the appender notes the spans that arrive for the trace
+            recent_rows[trace_id] = set()  # from now on, the appender notes the spans that arrive for the trace
             return True
 
         def run_step(step: Callable[[sqlite3.Connection], object], db: sqlite3.Connection) -> bool:
-            if noted.get(trace_id) is None or self._stop.is_set():
+            if recent_rows.get(trace_id) is None or self._stop.is_set():
                 return False
             step(db)
             return True
 
         def install(_: sqlite3.Connection) -> bool:
-            rows = noted.get(trace_id)
+            rows = recent_rows.get(trace_id)
             if rows is None or any(-row <= read.last for row in rows if row < 0):
                 return False
             new = sorted({abs(row) for row in rows if abs(row) > read.last})
@@ -139,7 +139,7 @@ class SummaryRebuilder:
         except RebuildCancelled:
             return False
         finally:
-            noted.pop(trace_id, None)
+            recent_rows.pop(trace_id, None)
 
     def _read(self, reader: Reader, key: int) -> SummarizedTrace:
         rows = [row[0] for row in reader.db.execute("SELECT id FROM spans WHERE trace = ? ORDER BY id", (key,))]

@@ -60,7 +60,7 @@ from spanwise.collector.stores.sqlite.write.trace_cache import (
 from spanwise.collector.stores.sqlite.write.trace_summary import SummaryRow
 
 CACHED_SPANS = 20_000  # limit of the cache in spans; the state of a trace counts as the spans that take as much memory
-MAX_NOTED_SPANS = 500  # spans that may arrive while their trace is rebuilt in the background
+MAX_RECENT_ROWS = 500  # spans that may arrive while their trace is rebuilt in the background
 MAX_AMENDED_BYTES = 32 * 1024 * 1024  # size of a run beyond which further amendments are refused
 
 SPAN_COLUMNS = ("id", "trace", "resource", "payload", *Fact._fields[:SPAN_COLUMN_COUNT], *FLAG_COLUMNS)
@@ -146,11 +146,11 @@ class Appender:
         self._dictionaries = {0, *(number for (number,) in reader.db.execute("SELECT id FROM dictionaries"))}
         self._cache: OrderedDict[str, CachedTrace] = OrderedDict()
         self._weights: dict[str, int] = {}  # memory of each cached trace, as a number of spans
-        self._cached_spans, self.bound, self.grown = 0, CACHED_SPANS, MAX_AMENDED_BYTES
+        self._cached_spans, self.max_cached_spans, self.max_amended_bytes = 0, CACHED_SPANS, MAX_AMENDED_BYTES
         self.summaries = SummaryStorage(reader)
         # For each trace that is being rebuilt in the background: rows changed since the start (negative:
         # overwritten); None if there are too many
-        self.noted: dict[str, set[int] | None] = {}
+        self.recent_rows: dict[str, set[int] | None] = {}
         self.resources, self.filter_values = ResourceTable(self.db), FilterValueTable(self.db)
         self.running, self.processes = OpenRunTable(self.db, clock), ProcessTable(self.db, clock)
         self.waiting = PendingAmendments(self.db, clock)
@@ -168,7 +168,7 @@ class Appender:
         self._cache.clear()
         self._weights.clear()
         self._cached_spans = 0
-        self.noted.update(dict.fromkeys(self.noted))
+        self.recent_rows.update(dict.fromkeys(self.recent_rows))
         self.resources.forget()
         self.filter_values.forget()
         self.running.forget()
@@ -221,7 +221,7 @@ class Appender:
         for trace_id in trace_ids:
             self._cache.pop(trace_id, None)
             self._cached_spans -= self._weights.pop(trace_id, 0)
-            self.noted.pop(trace_id, None)
+            self.recent_rows.pop(trace_id, None)
 
     def write(self, batches: Sequence[Batch]) -> WriteResult:
         """Insert or merge the runs of all batches, with a few statements for all of them."""
@@ -359,7 +359,7 @@ class Appender:
             places = [place]
         if any(self._amend(stored, fields) for stored in places):
             return True
-        self.waiting.add(place, fields, self.grown)
+        self.waiting.add(place, fields, self.max_amended_bytes)
         return False
 
     def _amend(self, place: AmendmentTarget, fields: Mapping[str, JSON]) -> bool:
@@ -380,9 +380,9 @@ class Appender:
         if (run, fields_so_far) != (stored.run, stored.amended):
             old = stored.fact
             fact, payload = encode_amended_run(run, fields_so_far, old.size if old.sent is None else old.sent)
-            if len(payload) > self.grown:
+            if len(payload) > self.max_amended_bytes:
                 raise Refused(
-                    f"amended span {place.span_id!r} would take {len(payload):,} bytes; the limit is {self.grown:,}"
+                    f"amended span {place.span_id!r} would take {len(payload):,} bytes; the limit is {self.max_amended_bytes:,}"
                 )
             self._prepare_overwrite(key, row)
             self._store_amended_run(place, _SpanChange(row, _IncomingSpan(fact, payload, stored.resource), old))
@@ -550,10 +550,10 @@ class Appender:
                 deferred.add(came.fact)
             else:
                 deferred.replace(row, old, came.fact)
-        if (noted := self.noted.get(trace_id)) is not None:
-            noted.update(change.row if change.old is None else -change.row for change in changes)
-            if len(noted) > MAX_NOTED_SPANS:
-                self.noted[trace_id] = None
+        if (rows := self.recent_rows.get(trace_id)) is not None:
+            rows.update(change.row if change.old is None else -change.row for change in changes)
+            if len(rows) > MAX_RECENT_ROWS:
+                self.recent_rows[trace_id] = None
         return deferred
 
     def install(self, trace_id: str, state: IncrementalSummary, rows: Sequence[int]) -> bool:
@@ -636,7 +636,7 @@ class Appender:
         self._cache[trace_id], self._weights[trace_id] = state, weight
 
     def _trim_cache(self) -> None:
-        while self._cached_spans > self.bound and len(self._cache) > 1:
+        while self._cached_spans > self.max_cached_spans and len(self._cache) > 1:
             trace_id, _ = self._cache.popitem(last=False)
             self._cached_spans -= self._weights.pop(trace_id)
 
