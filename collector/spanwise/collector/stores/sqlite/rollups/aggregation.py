@@ -385,11 +385,9 @@ class _Aggregation:
             if not self._bucket_ns and (self._filter.since_ns is None or self._filter.until_ns is None):
                 # neither buckets nor the filter define the range: find the first and the last start time of each group
                 for (_, group), total in self._totals.items():
-                    if total.first is not None and total.last is not None:
-                        total.starts += [
-                            self._find_start(group, total.first, "ASC"),
-                            self._find_start(group, total.last, "DESC"),
-                        ]
+                    for hour, order in ((total.first, "ASC"), (total.last, "DESC")):
+                        if hour is not None:
+                            total.starts.append(self._find_start(group, hour, order))
         places = sorted([*self._totals, *self._complete], key=lambda place: (place[0], *_group_order(place[1])))
         return [self._bucket(place) for place in places]
 
