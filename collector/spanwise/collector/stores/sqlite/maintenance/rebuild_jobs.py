@@ -156,6 +156,10 @@ class SummaryRebuilder:
         return read
 
 
+def _write_flags(rows: Sequence[tuple[int, int, int]], db: sqlite3.Connection) -> None:
+    db.executemany("UPDATE spans SET tokens_below = ?, cost_below = ? WHERE id = ?", rows)
+
+
 def _write_steps(key: int, read: SummarizedTrace) -> Iterator[Callable[[sqlite3.Connection], object]]:
     """Yield actions that write the changed flags of the spans, and the records of the trace."""
     nodes = [one for one in read.spans.known.values() if one is not None]
@@ -163,9 +167,7 @@ def _write_steps(key: int, read: SummarizedTrace) -> Iterator[Callable[[sqlite3.
         (one.below & TOKENS_FLAG, one.below // COST_FLAG, one.row) for one in nodes if one.below != read.flags[one.row]
     ]
     for rows in _split_rows(changed):
-        yield lambda db, rows=rows: db.executemany(
-            "UPDATE spans SET tokens_below = ?, cost_below = ? WHERE id = ?", rows
-        )
+        yield partial(_write_flags, rows)
     for table in (read.state.orphans, read.state.local_roots):
         yield table.clear(key)
         yield from table.writes(key, ROWS_PER_STEP)
@@ -199,7 +201,7 @@ class RollupRecounter:
             if state == STALE:
                 self.store(hour, self.count(hour))
             else:
-                self._file.writer.call(lambda _, hour=hour: self._file.appender.sums.clear_hour(hour))
+                self._clear(hour)
             now = time.monotonic()
             self._not_before[hour] = now + RECOUNT_REST_FACTOR * (now - began)
         return bool(due)
@@ -211,6 +213,9 @@ class RollupRecounter:
             # Hours with too many rows (state 2) are only emptied
             sql = "SELECT hour, state FROM sums_hours WHERE state > 0 AND (state = 1 OR rows <> 0) ORDER BY hour DESC"
             return [row for row in reader.db.execute(sql) if row[0] not in self._not_before]
+
+    def _clear(self, hour: int) -> None:
+        self._file.writer.call(lambda _: self._file.appender.sums.clear_hour(hour))
 
     def count(self, hour: int) -> RollupDelta | None:
         """Return the totals of an hour, computed from its rows in a snapshot. Record later changes of the hour from then

@@ -119,7 +119,7 @@ class RollupQuery:
                             part.group = {"project": project, "environment": part.environment}.get(self.group_by or "")
                         yield (bucket, part.group), part
 
-    def _periods(self) -> Iterator[tuple[Period, str, list[int]]]:
+    def _periods(self) -> Iterator[tuple[Period, str, list[Any]]]:
         """Yield days, unless a day may belong to several buckets, and the hours of other days, each with a condition
         that selects them.
         """
@@ -453,7 +453,7 @@ class _Aggregation:
 
     def _add_latencies(self, query: RollupQuery) -> None:
         """Add the latencies of rollups: exact ones from rows if these are few, otherwise bins."""
-        traces = sum(one.traces for one in (*self._totals.values(), *self._complete.values()))
+        traces = sum(one.traces for one in self._totals.values()) + sum(one.traces for one in self._complete.values())
         if traces > MAX_EXACT_TRACES or not self._walks_few_traces():
             for start, group, blob in query.latencies(self._db):
                 self._totals[start, group].blobs.append(blob)
