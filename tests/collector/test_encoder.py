@@ -121,7 +121,7 @@ def test_rows_go_to_another_process_as_they_are(count):
     batch = RunEncoder()([run(**kinds[number % 3]) for number in range(count)])
     there = pickle.loads(pickle.dumps(batch))
     assert (there, [*map(type, there.facts)]) == (batch, [Fact] * count)
-    assert [(type(one.counts), type(one.said)) for one in there.facts] == [
+    assert [(type(one.counts), type(one.sampling)) for one in there.facts] == [
         (type(o.counts), SamplingInfo) for o in batch.facts
     ]
 
