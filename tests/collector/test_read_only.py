@@ -101,4 +101,4 @@ def test_an_older_copy_says_where_it_can_be_brought_up_to_date(folder: Path) -> 
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     said = outcome(COMMAND, "traces", "list", "--store", shut(folder), before=PLAIN_USER)
     assert "file version 1" in said
-    assert "copy it to where it may" in said
+    assert "copy it to a writable folder" in said

@@ -574,8 +574,6 @@ def test_a_file_whose_hours_are_not_added_up_has_them_made_ready_again(here):
     some_hours(here)
     here.file.close()
     with closing(sqlite3.connect(here.path, isolation_level=None)) as db:
-        for table in ("sums_latencies", "sums_said_of_days"):
-            db.execute(f"CREATE TABLE {table} (id INTEGER)")
         _make_sealed_periods_uniform(db, lambda *_: None)  # as the file was brought up to date
     here.open()
     assert here.ready() == (0, 0)
@@ -598,8 +596,6 @@ def test_hours_of_an_older_file_whose_bins_have_an_early_form_are_counted_again(
         )
     here.file.close()
     with closing(sqlite3.connect(here.path, isolation_level=None)) as db:
-        for table in ("sums_latencies", "sums_said_of_days"):
-            db.execute(f"CREATE TABLE {table} (id INTEGER)")
         _make_sealed_periods_uniform(db, lambda *_: None)
         assert db.execute("SELECT hour FROM sums_hours WHERE state = 1").fetchall() == [(hours[0],), (hours[2],)]
     here.open()

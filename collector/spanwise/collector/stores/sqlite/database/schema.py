@@ -615,7 +615,7 @@ def _convert_names(db: sqlite3.Connection, report: ReportProgress) -> None:
 # Sealed days have rows of the same form as sealed hours, and latencies are stored only as bins. All periods are sealed
 # again in the background.
 _UNIFORM_SEALED_PERIODS: tuple[str, ...] = (
-    *(f"DROP TABLE {table}" for table in ("sums_latencies", "sums_said_of_days", "sums_of_days")),
+    *(f"DROP TABLE IF EXISTS {table}" for table in ("sums_latencies", "sums_said_of_days", "sums_of_days")),
     "CREATE TABLE sums_of_days (id INTEGER PRIMARY KEY, day INTEGER NOT NULL, side INTEGER NOT NULL,"
     " project TEXT NOT NULL, data BLOB NOT NULL)",
     "CREATE UNIQUE INDEX sums_of_days_by_side ON sums_of_days (day, side, project)",
