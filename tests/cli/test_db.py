@@ -151,7 +151,7 @@ def test_backup_of_a_served_file(file: str, tmp_path: Path) -> None:
         shown = spanwise("backup", copy, "--store", file, "--json")
     assert json.loads(shown.stdout)["bytes"] == os.path.getsize(copy)
     assert left(copy) == ["new", "old"]
-    assert "is there already" in refusal("backup", copy, "--store", file)
+    assert "already exists" in refusal("backup", copy, "--store", file)
 
 
 def test_backup_of_a_server_is_told_where_it_works() -> None:
@@ -205,7 +205,7 @@ def test_restore_leaves_the_present_file_where_the_backup_is_not_sound(file: str
     spanwise("backup", str(copy), "--store", file)
     with closing(sqlite3.connect(copy)) as db, db:
         db.execute("DELETE FROM spans WHERE parent_id IS NOT NULL")
-    assert "is not sound: 1 traces whose number of spans is wrong" in refusal("restore", str(copy), "--store", file)
+    assert "is damaged: 1 traces whose number of spans is wrong" in refusal("restore", str(copy), "--store", file)
     copy.write_bytes(b"nonsense" * 4000)
     assert "copy.db" in refusal("restore", str(copy), "--store", file)
     assert "name a backup of it" in refusal("restore", file, "--store", file)

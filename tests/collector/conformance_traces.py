@@ -639,7 +639,7 @@ def test_pages_follow_each_other_without_gap_or_repeat(store: Store) -> None:
 
 
 def test_a_bad_cursor_is_refused(store: Store) -> None:
-    with pytest.raises(Refused, match="no cursor"):
+    with pytest.raises(Refused, match="invalid cursor"):
         store.traces(cursor="nonsense")
 
 

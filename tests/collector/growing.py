@@ -27,8 +27,8 @@ class Traces:
 
     def __init__(self, db: sqlite3.Connection, small: int = 64, steps: int = 1000, whole: int = 512) -> None:
         self.db, self.appender = db, Appender(Reader(db), StoreClock(db))
-        keeper = self.appender.keeper
-        keeper.small, keeper.steps, keeper.whole = small, steps, whole
+        keeper = self.appender.summaries
+        keeper.small, keeper.steps, keeper.max_records = small, steps, whole
         self.resummer = SummaryRebuilder(self.appender, self.read, self.do, threading.Event())
 
     @contextmanager

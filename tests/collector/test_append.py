@@ -35,7 +35,7 @@ from spanwise.collector.stores.sqlite.search.fulltext_index import (
     split_by_size,
     write_entries,
 )
-from spanwise.collector.stores.sqlite.write import span_writer
+from spanwise.collector.stores.sqlite.write import sender_records
 from spanwise.tracer.attribute_names import INSTANCE
 
 
@@ -81,7 +81,7 @@ def test_an_earlier_or_thinner_run_changes_nothing(store: SQLiteStore) -> None:
 
 
 def test_what_is_remembered_is_bounded_by_spans(store: SQLiteStore) -> None:
-    store._behind._file.appender.bound = 10
+    store._behind._file.appender.max_cached_spans = 10
     appender = store._behind._file.appender
     roots = [run() for _ in range(8)]
     for root in roots:
@@ -91,7 +91,7 @@ def test_what_is_remembered_is_bounded_by_spans(store: SQLiteStore) -> None:
 
 
 def test_a_trace_that_is_written_stays_remembered(store: SQLiteStore) -> None:
-    store._behind._file.appender.bound = 3
+    store._behind._file.appender.max_cached_spans = 3
     first, second, third = run(), run(), run()
     for one in (first, second, third, child(first)):
         store.append([one])
@@ -108,7 +108,7 @@ def test_deleting_forgets_as_many_spans_as_go(store: SQLiteStore) -> None:
 
 
 def test_a_file_whose_trace_is_larger_than_the_bound_is_still_written(store: SQLiteStore) -> None:
-    store._behind._file.appender.bound = 2
+    store._behind._file.appender.max_cached_spans = 2
     store.append([root := run(), *(child(root) for _ in range(5))])
     store.append([child(root)])
     assert store.traces().items[0].span_count == 7
@@ -263,7 +263,7 @@ LONG = [{"tags": tuple(f"{n}" * 2_000 for n in range(50))}, {"error": "e" * 100_
 @pytest.mark.parametrize(("long", "grows"), [*((one, False) for one in LONG), (LONG[0], True), (LONG[2], True)])
 def test_traces_of_long_texts_count_for_many_spans_in_memory(store: SQLiteStore, long: Any, grows: bool) -> None:
     appender = store._behind._file.appender
-    appender.bound = 200
+    appender.max_cached_spans = 200
     for _ in range(20):
         store.append([root := run(**long)])
         if grows:
@@ -275,14 +275,14 @@ def test_traces_of_long_texts_count_for_many_spans_in_memory(store: SQLiteStore,
 def test_of_resources_and_values_that_differ_for_ever_some_are_remembered(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(span_writer, "CACHED_RESOURCES", 5)
-    monkeypatch.setattr(span_writer, "CACHED_VALUES", 5)
+    monkeypatch.setattr(sender_records, "CACHED_RESOURCES", 5)
+    monkeypatch.setattr(sender_records, "CACHED_VALUES", 5)
     monkeypatch.setattr(connections, "CACHED_RESOURCES", 5)
     appender, made = store._behind._file.appender, []
     for n in range(20):
         made.append(run(resource={INSTANCE: f"i{n % 10}", "of": n}, kind=f"kind {n}", tags=("a", "b")))
         store.append([made[-1]])
-        assert max(len(appender._resources), len(appender._origins), len(appender._values)) <= 6
+        assert max(len(appender.resources), len(appender.filter_values)) <= 6
     assert [store.trace(one.trace_id).root for one in made] == made
     assert {one.instance: one.stored for one in store.processes()} == {f"i{n}": 2 for n in range(10)}
     assert store.values("kind") == sorted(f"kind {n}" for n in range(20))
@@ -297,7 +297,7 @@ def test_a_large_resource_is_kept_and_not_remembered(store: SQLiteStore) -> None
     store.append([first := run(resource=large)])
     store.append([second := run(resource=large)])
     assert [store.trace(one.trace_id).root.resource for one in (first, second)] == [large, large]
-    assert not store._behind._file.appender._resources
+    assert not store._behind._file.appender.resources._keys
     [process] = store.processes()
     assert process.stored == 2
     with store._file.read() as reader:
@@ -322,7 +322,7 @@ def test_the_text_index_is_written_in_pieces() -> None:
 def test_so_much_may_wait_and_no_more(store: SQLiteStore) -> None:
     with held(store) as file:
         full = file.writer.put(WriteJob(weight=QUEUED_WEIGHT, action=lambda _: None))
-        with pytest.raises(Unavailable, match=f"{QUEUED_WEIGHT} spans wait"):
+        with pytest.raises(Unavailable, match=f"{QUEUED_WEIGHT} spans"):
             store.append([run()])
     full.result(60)
     store.append([run()])
@@ -354,7 +354,7 @@ def test_what_stands_in_the_text_index_says_nothing_about_how_fast_it_is(store: 
 @pytest.mark.parametrize("cursor", ["", "1", "x.1", "1.x", "1.2.3"])
 def test_a_cursor_that_is_none_is_refused(store: SQLiteStore, cursor: str) -> None:
     for verb in (store.traces, store.feedbacks, store.decisions):
-        with pytest.raises(Refused, match="is no cursor"):
+        with pytest.raises(Refused, match="invalid cursor"):
             verb(cursor=cursor)
 
 

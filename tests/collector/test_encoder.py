@@ -60,7 +60,7 @@ def test_rows_by_a_dictionary_that_has_been_followed_can_be_read(store):
 
 
 def test_rows_by_a_dictionary_that_the_file_has_not_are_put_off(store):
-    with pytest.raises(Unavailable, match="dictionary 9, which the file does not have"):
+    with pytest.raises(Unavailable, match="dictionary 9, which the file lacks"):
         store.write(RunEncoder(dictionary(9))([run()]))
     assert store.count()["spans"] == 0
 
@@ -121,7 +121,7 @@ def test_rows_go_to_another_process_as_they_are(count):
     batch = RunEncoder()([run(**kinds[number % 3]) for number in range(count)])
     there = pickle.loads(pickle.dumps(batch))
     assert (there, [*map(type, there.facts)]) == (batch, [Fact] * count)
-    assert [(type(one.counts), type(one.said)) for one in there.facts] == [
+    assert [(type(one.counts), type(one.sampling)) for one in there.facts] == [
         (type(o.counts), SamplingInfo) for o in batch.facts
     ]
 

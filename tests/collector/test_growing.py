@@ -23,7 +23,7 @@ from spanwise.collector.stores.sqlite.database.connections import open_writable
 from spanwise.collector.stores.sqlite.database.schema import migrate
 from spanwise.collector.stores.sqlite.maintenance.deletion import DeletionPace, delete_traces
 from spanwise.collector.stores.sqlite.maintenance.rebuild_jobs import SummaryRebuilder
-from spanwise.collector.stores.sqlite.write.span_writer import MAX_NOTED_SPANS
+from spanwise.collector.stores.sqlite.write.span_writer import MAX_RECENT_ROWS
 from spanwise.collector.stores.sqlite.write.trace_cache import MAX_REBUILD_SPANS
 from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
 
@@ -292,7 +292,7 @@ def test_a_trace_that_grows_too_fast_is_summed_up_when_it_slows_down(tmp_path: P
     numbers = iter(range(10**6))
 
     def flood(traces: Traces) -> None:
-        spans = [replace(one, span_id=f"f{next(numbers):015x}") for one in many(MAX_NOTED_SPANS)]
+        spans = [replace(one, span_id=f"f{next(numbers):015x}") for one in many(MAX_RECENT_ROWS)]
         traces.append(*spans, replace(spans[0], span_id=f"f{next(numbers):015x}"))
 
     for traces in meanwhile(tmp_path, flood):

@@ -99,7 +99,7 @@ def test_feedback_and_models_are_those_of_the_newest(store):
 
 @pytest.mark.parametrize("newest", [0, -1, 100_001, 2**63 - 1])
 def test_as_many_as_are_in_memory_can_be_asked_for(store, newest):
-    with pytest.raises(Refused, match="are 1 to 100,000"):
+    with pytest.raises(Refused, match="must be 1 to 100,000"):
         store.aggregate(newest=newest)
 
 
@@ -144,7 +144,7 @@ def test_more_buckets_than_an_answer_holds_are_refused_before_they_are_made(stor
     made = []
     monkeypatch.setattr(aggregation, "BucketTotals", lambda: made.append(1))
     for asked in ({"bucket_ns": 1}, {"group_by": "user"}, {"group_by": "user", "bucket_ns": 1000}):
-        with pytest.raises(Refused, match="more than 5 buckets in one answer: make them wider"):
+        with pytest.raises(Refused, match="more than 5 buckets in one answer: use wider buckets"):
             store.aggregate(**asked)
     assert not made
     monkeypatch.undo()

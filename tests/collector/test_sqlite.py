@@ -199,7 +199,7 @@ def test_a_record_of_an_older_or_newer_spanwise_is_read(store: SQLiteStore, file
 
 
 def test_what_could_not_be_read_again_is_refused_when_it_is_saved(store: SQLiteStore) -> None:
-    with pytest.raises(Refused, match=r"Experiment.*cannot be kept.*evaluators"):
+    with pytest.raises(Refused, match=r"Experiment.*cannot be stored.*evaluators"):
         store.save_experiment(Experiment(id="e", name="n", dataset="d", evaluators=("exact",)))  # type: ignore[arg-type]
     assert store.experiments() == []
 
@@ -264,7 +264,7 @@ try:
         store.append([run(inputs=secrets.token_hex(20_000)) for _ in range(5)])
         kept += 5
 except Unavailable as error:
-    assert "make room" in str(error), error
+    assert "free space" in str(error), error
 assert store.count()["spans"] == kept > 0
 assert len(store.traces(limit=500)) == min(500, kept)
 assert not store.health()["writable"]
@@ -308,7 +308,7 @@ def test_room_on_the_disk_is_noticed_without_anything_to_write(file: Path) -> No
 
 def test_a_queue_that_is_full_says_so_instead_of_growing(store: SQLiteStore) -> None:
     batch = encode([run() for _ in range(4000)])
-    with pytest.raises(Unavailable, match="wait to be written"):
+    with pytest.raises(Unavailable, match="write queue is full"):
         for _ in range(100):
             store.write(batch)
 

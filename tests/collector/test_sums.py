@@ -9,6 +9,7 @@ import sqlite3
 import tempfile
 import threading
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields, replace
@@ -27,6 +28,7 @@ from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.connections import open_writable
 from spanwise.collector.stores.sqlite.database.schema import (
     ROLLUP_TABLES,
+    _make_sealed_periods_uniform,
     mark_rollups_stale,
 )
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
@@ -35,8 +37,9 @@ from spanwise.collector.stores.sqlite.maintenance.rebuild_jobs import PeriodSeal
 from spanwise.collector.stores.sqlite.query.query_plan import plan_query
 from spanwise.collector.stores.sqlite.rollups import hourly_rollups, sealed_rollups
 from spanwise.collector.stores.sqlite.rollups.aggregation import _Aggregation, plan_rollup_query
+from spanwise.collector.stores.sqlite.rollups.latency_histogram import ZERO_BIN, find_bin
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS, MAX_HOUR_ROWS
-from spanwise.collector.stores.sqlite.rollups.sealed_rollups import build_day, collect_latencies, collect_names
+from spanwise.collector.stores.sqlite.rollups.sealed_rollups import build_day, build_hour, collect_names
 from spanwise.collector.stores.sqlite.trace_backend import SQLiteTraces
 
 NOW = 486_000 * HOUR_NS + 1
@@ -241,23 +244,18 @@ def resting(here: Held, hour: int) -> Iterator[None]:
     """Make an hour and its day ready, while others write."""
     here.make_ready()
     with here.file.read() as reader:
-        latencies, named, day = (
-            collect_latencies(reader.db, hour),
-            collect_names(reader.db, hour),
-            build_day(reader.db, hour // 24),
-        )
-        rows = sealed_rollups.build_hour(reader.db, hour, latencies or {})
+        rows, named, day = build_hour(reader.db, hour), collect_names(reader.db, hour), build_day(reader.db, hour // 24)
     yield
-    here.file.write(lambda db: here.rest._put_hour(hour, latencies, rows, named, db))
+    here.file.write(lambda db: here.rest._put_hour(hour, rows, named, db))
     here.file.write(lambda db: here.rest._put_day(hour // 24, day, [], db))
 
 
 def counting(here: Held, hour: int) -> Iterator[None]:
     """Count an hour anew in two steps, between which others write."""
     here.file.write(lambda _: here.file.appender.sums.mark(hour, 1))
-    counted = here.recount.begun(hour)
+    counted = here.recount.count(hour)
     yield
-    here.recount.ended(hour, counted)
+    here.recount.store(hour, counted)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
@@ -307,11 +305,53 @@ def test_percentiles_of_many_are_within_the_error_that_they_say(here):
     assert summed.p50_ms == pytest.approx(exact.p50_ms, rel=0.01)
 
 
-def test_percentiles_of_10000_are_one_of_their_latencies(here):
-    here.traces.append([later(i) for i in range(10_000)])
+@pytest.mark.parametrize("at_rest", [False, True])
+def test_percentiles_of_10000_are_one_of_their_latencies(here, at_rest):
+    here.traces.append([later(i, start_ns=NOW + i * HOUR_NS // 300) for i in range(10_000)])
+    if at_rest:
+        here.make_ready()
     with here.file.read() as reader:
-        summed, exact = both(reader.db, Filter(), None, None)
-    assert summed == exact
+        for bucket_ns in (None, HOUR_NS, 24 * HOUR_NS):
+            summed, exact = both(reader.db, Filter(), bucket_ns, None)
+            assert summed == exact
+
+
+@pytest.mark.parametrize("at_rest", [False, True])
+@pytest.mark.parametrize("group_by", GROUPS)
+def test_percentiles_of_more_are_within_their_error_in_each_bucket(here, group_by, at_rest):
+    some = [
+        later(i, start_ns=NOW + i * HOUR_NS // 300, name="ab"[i % 2], model="mn"[i % 3 == 0]) for i in range(10_001)
+    ]
+    here.traces.append(some)
+    if at_rest:
+        here.make_ready()
+    here.traces.append([later(20_000, start_ns=NOW + 30 * HOUR_NS, model="m")])  # an hour that is not at rest
+    for filter in (Filter(), Filter(since_ns=NOW + HOUR_NS // 2), Filter(until_ns=NOW + 31 * HOUR_NS + 7)):
+        with here.file.read() as reader:
+            for bucket_ns in (None, HOUR_NS, 2 * HOUR_NS, 24 * HOUR_NS):
+                summed, exact = both(reader.db, filter, bucket_ns, group_by)
+                for one, other in zip(summed, exact, strict=True):
+                    assert one.p50_ms == pytest.approx(other.p50_ms, rel=0.0101)
+                    assert one.p95_ms == pytest.approx(other.p95_ms, rel=0.0101)
+                    assert replace(one, p50_ms=0, p95_ms=0, latency_error=0) == replace(
+                        other, p50_ms=0, p95_ms=0, latency_error=0
+                    )
+                assert {one.latency_error for one in summed} <= {0.0, 0.01}
+                assert 0.01 in {one.latency_error for one in summed} or sum(one.traces for one in summed) <= 10_000
+
+
+@pytest.mark.parametrize(
+    "rare", [{"environment": "rare"}, {"name": "a", "project": "rare"}], ids=["environment", "project"]
+)
+def test_percentiles_of_few_among_very_many_come_from_bins(here, rare):
+    few = [later(i, project="rare", environment="rare") for i in range(10)]
+    here.traces.append([*few, *(later(i) for i in range(10, 10_010))])
+    with here.file.read() as reader:
+        [summed], [exact] = both(reader.db, Filter(**rare), None, None)
+        [early], [also_exact] = both(reader.db, Filter(until_ns=few[-1].start_ns + 1, **rare), None, None)
+    assert (summed.traces, summed.latency_error, exact.latency_error) == (10, 0.01, 0.0)
+    assert summed.p95_ms == pytest.approx(exact.p95_ms, rel=0.01)
+    assert early == also_exact
 
 
 def test_hours_and_days_at_rest_answer_without_rows(here):
@@ -322,7 +362,7 @@ def test_hours_and_days_at_rest_answer_without_rows(here):
     assert_same(here)
     with here.file.read() as reader:
         _, exact = both(reader.db, Filter(), 24 * HOUR_NS, "model")
-    here.file.write(lambda db: db.execute("UPDATE traces SET end_ns = start_ns"))
+    here.file.write(lambda db: db.execute("UPDATE traces SET cost = 9.0, status = 'error'"))
     with here.file.read() as reader:
         ready, _ = both(reader.db, Filter(), 24 * HOUR_NS, "model")
     assert ready == exact
@@ -466,6 +506,7 @@ def test_hours_at_rest_answer_without_their_cells(here, group_by, bucket_ns):
         _, exact = both(reader.db, Filter(), bucket_ns, group_by)
     here.file.write(lambda db: db.execute("UPDATE sums SET n = 9, cost = 9.0, errors = 9"))
     here.file.write(lambda db: db.execute("DELETE FROM sums_said"))
+    here.file.write(lambda db: db.execute("UPDATE sums SET latencies = x''"))
     with here.file.read() as reader:
         ready, _ = both(reader.db, Filter(), bucket_ns, group_by)
     assert ready == exact
@@ -476,7 +517,7 @@ def test_a_check_finds_hours_that_are_not_what_their_cells_add_up_to(here, damag
     some_hours(here)
     here.file.write(lambda db: db.execute(damage))
     [said] = here.file.check()
-    assert said == "12 hours and days at rest whose latencies or sums are not those of their hours"
+    assert said == "13 sealed hours and days whose totals differ from the rollups of their hours"
 
 
 def test_where_an_hour_is_damaged_cells_answer(here):
@@ -494,7 +535,9 @@ def test_an_hour_of_very_many_says_that_its_percentiles_are_approximate(here, bu
         by_name, exact_by_name = both(reader.db, Filter(), bucket_ns, "name")
     assert (whole.latency_error, exact.latency_error) == (0.01, 0.0)
     assert whole.p95_ms == pytest.approx(exact.p95_ms, rel=0.01)
-    assert by_name == exact_by_name
+    for one, other in zip(by_name, exact_by_name, strict=True):
+        assert (one.traces, one.latency_error) == (other.traces, 0.01)
+        assert one.p95_ms == pytest.approx(other.p95_ms, rel=0.01)
 
 
 def test_an_hour_with_more_than_a_row_can_hold_answers_by_its_cells(here):
@@ -505,7 +548,7 @@ def test_an_hour_with_more_than_a_row_can_hold_answers_by_its_cells(here):
     here.file.write(lambda _: here.file.appender.sums.mark(NOW // HOUR_NS, 1))
     here.count()
     here.make_ready()
-    assert here.ready() == (0, 1)
+    assert here.ready() == (0, 0)
     assert_same(here)
 
 
@@ -522,7 +565,7 @@ def test_more_buckets_than_an_answer_holds_are_refused_also_of_hours_at_rest(her
 def test_a_part_of_an_hour_has_all_that_a_bucket_has(here):
     """Where records change, what is in files is to be made anew: by another version of the file."""
     theirs = [field.name for field in fields(Bucket)], [field.name for field in fields(FeedbackStats)]
-    of_file = (*sealed_rollups.HourBucket.__struct_fields__[3:], sealed_rollups.FeedbackSums.__struct_fields__[:-1])
+    of_file = (*sealed_rollups.SealedBucket.__struct_fields__[5:], sealed_rollups.FeedbackSums.__struct_fields__[:-1])
     assert ([*of_file[:-1]], list(of_file[-1])) == theirs
 
 
@@ -530,25 +573,35 @@ def test_a_file_whose_hours_are_not_added_up_has_them_made_ready_again(here):
     some_hours(here)
     here.file.close()
     with closing(sqlite3.connect(here.path, isolation_level=None)) as db:
-        db.execute("DELETE FROM sums_of_hours")
-        db.execute("UPDATE sums_hours SET rest = 0")
+        _make_sealed_periods_uniform(db, lambda *_: None)  # as the file was brought up to date
     here.open()
-    assert here.ready() == (0, 1)
+    assert here.ready() == (0, 0)
     assert_same(here)
     here.make_ready()
     assert here.ready() == (12, 1)
     assert_right(here)
 
 
-@pytest.mark.parametrize("damage", ["UPDATE sums_latencies SET data = x'00'", "DELETE FROM sums_latencies"])
-def test_latencies_that_are_damaged_come_from_rows(here, damage):
-    here.traces.append([later(i) for i in range(30)])
-    here.make_ready()
-    here.file.write(lambda db: db.execute(damage))
+def test_hours_of_an_older_file_whose_bins_have_an_early_form_are_counted_again(here):
+    here.traces.append(
+        [later(0), later(1, start_ns=NOW + HOUR_NS), later(2, start_ns=NOW + 2 * HOUR_NS, end_ns=NOW + 2 * HOUR_NS)]
+    )
+    early = [array("q", [find_bin(10**6), 1]).tobytes(), array("q", [ZERO_BIN, 1]).tobytes()]
     with here.file.read() as reader:
-        summed, exact = both(reader.db, Filter(), HOUR_NS, None)
-    assert summed == exact
-    assert here.file.check() == ["2 hours and days at rest whose latencies or sums are not those of their hours"]
+        hours = [hour for (hour,) in reader.db.execute("SELECT hour FROM sums_hours ORDER BY hour")]
+    for hour, blob in zip(hours[::2], early, strict=True):
+        here.file.write(
+            lambda db, hour=hour, blob=blob: db.execute("UPDATE sums SET latencies = ? WHERE hour = ?", (blob, hour))
+        )
+    here.file.close()
+    with closing(sqlite3.connect(here.path, isolation_level=None)) as db:
+        _make_sealed_periods_uniform(db, lambda *_: None)
+        assert db.execute("SELECT hour FROM sums_hours WHERE state = 1").fetchall() == [(hours[0],), (hours[2],)]
+    here.open()
+    assert_same(here)
+    here.count()
+    assert_right(here)
+    assert_same(here)
 
 
 def test_a_store_makes_ready_what_is_at_rest(tmp_path, monkeypatch):
@@ -748,7 +801,7 @@ def test_what_is_refused_in_a_group_leaves_the_sums(here):
 
 def refused_after_writing(here: Held):
     def write(db: sqlite3.Connection) -> None:
-        here.file.appender.sums.gone([1])
+        here.file.appender.sums.subtract_traces([1])
         raise Refused("no")
 
     return write
@@ -812,7 +865,7 @@ def until(holds, seconds: float = 60.0) -> None:
 def test_a_check_finds_sums_that_are_wrong(here):
     here.traces.append([later(0)])
     here.file.write(lambda db: db.execute("UPDATE sums SET n = 2"))
-    assert here.file.check() == ["1 hours whose sums are not those of their traces"]
+    assert here.file.check() == ["1 hours whose rollups differ from their traces"]
 
 
 def test_pages_say_that_percentiles_of_many_are_approximate(tmp_path):

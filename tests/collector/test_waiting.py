@@ -123,17 +123,17 @@ def test_deleting_a_trace_leaves_nothing_that_waits_for_it(store: SQLiteStore, f
 
 
 def test_a_run_does_not_grow_without_bound(store: SQLiteStore) -> None:
-    store._traces._file.appender.grown = 2000
+    store._traces._file.appender.max_amended_bytes = 2000
     store.append([root := run()])
-    with pytest.raises(Refused, match="bytes then, at most 2,000"):
+    with pytest.raises(Refused, match="bytes; the limit is 2,000"):
         store.add_amendments([said(root, attributes={f"a{n}": "x" * 500}) for n in range(5)])
     assert store.trace(root.trace_id).root == root
 
 
 def test_what_waits_for_one_run_does_not_grow_without_bound(store: SQLiteStore) -> None:
-    store._traces._file.appender.grown = 2000
+    store._traces._file.appender.max_amended_bytes = 2000
     store.add_amendments([said(root := run(), attributes={"kept": "here"})])
-    with pytest.raises(Refused, match=r"bytes would wait for span .* at most 2,000"):
+    with pytest.raises(Refused, match=r"amendments waiting for span .* the limit is 2,000"):
         store.add_amendments([said(root, attributes={f"a{n}": "x" * 500}) for n in range(5)])
     store.append([root])
     assert (store.trace(root.trace_id).root.attributes["kept"], numbers(store)) == ("here", (0, 0))

@@ -596,5 +596,5 @@ def test_traces_that_are_indexed_together_make_one_segment_and_few_statements(st
 def test_what_is_due_hourly_is_done(store: SQLiteStore) -> None:
     store.append([run(inputs="old")])
     store.set_retention(Retention(max_bytes=0))
-    store._behind._hourly.round()
+    store._behind._retention.round()
     assert store.count()["traces"] == 0

@@ -224,7 +224,7 @@ def test_values_that_hold_themselves_have_an_id():
 def test_a_value_that_holds_itself_is_refused_by_a_store(store):
     ring = {"q": "A"}
     ring["again"] = [ring, ring]
-    with pytest.raises(Refused, match="cannot be kept"):
+    with pytest.raises(Refused, match="cannot be stored"):
         datasets.save(store, "d", [{"inputs": ring}])
 
 

@@ -69,7 +69,7 @@ class DatabaseFile:
             # A separate read connection must see the schema that the writer created
             with translate_file_errors(self.name), closing(connect_read_only(self.path)) as db:
                 if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'spans'").fetchone():
-                    raise Refused(f"what is written to {self.name!r} cannot be read back; name another file")
+                    raise Refused(f"data written to {self.name!r} cannot be read back; use another file")
             opened.pop_all()
         self.announce, self.announce_again = self._lock.announce, self._lock.announce_again
         self.writer = Writer(
@@ -225,8 +225,8 @@ class ReadOnlyFile(DatabaseFile):
         with translate_file_errors(self.name), closing(connect_without_lock(self.path)) as db:
             if (version := read_version(db, self.name)) < FILE_VERSION:
                 raise Refused(
-                    f"{self.name!r} has file version {version} and must be migrated to {FILE_VERSION}, but this user may not"
-                    " write it; copy it to a writable folder"
+                    f"{self.name!r} has file version {version} and needs a migration to {FILE_VERSION}, but this user"
+                    " may not write to it; copy it to a writable folder"
                 )
             self.clock = StoreClock(db)
         self._readers = ReaderPool(self.path, self.clock.now, connect_without_lock)

@@ -40,7 +40,7 @@ from spanwise.collector.stores.capabilities import LazyTrace, OutgoingFeedback
 from spanwise.collector.stores.sqlite.database.bulk_statements import select_many
 from spanwise.collector.stores.sqlite.database.group_commit import HEAVY_WEIGHT, WriteJob
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
-from spanwise.collector.stores.sqlite.maintenance import deletion, integrity
+from spanwise.collector.stores.sqlite.maintenance import deletion, retention
 from spanwise.collector.stores.sqlite.query import (
     change_feed,
     distinct_values,
@@ -79,17 +79,18 @@ class SQLiteTraces(Backend):
             self.append_async(runs, list(map(normalize_feedback, feedback))).result()
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
-        [here] = self.add_amendments([Amendment(trace_id, span_id, fields)])
-        return here
+        return self.add_amendments([Amendment(trace_id, span_id, fields)])[0]
 
     def add_amendments(self, amendments: Sequence[Amendment]) -> list[bool]:
-        said: dict[AmendmentTarget, list[Mapping[str, JSON]]] = {}
-        for amendment in amendments:
-            said.setdefault(get_amendment_target(amendment), []).append(amendment_merge.encode_fields(amendment.fields))
+        fields: dict[AmendmentTarget, list[Mapping[str, JSON]]] = {}
+        targets = [get_amendment_target(amendment) for amendment in amendments]
+        for target, amendment in zip(targets, amendments, strict=True):
+            fields.setdefault(target, []).append(amendment_merge.encode_fields(amendment.fields))
         # merge the amendments of each run, so that the run is read and written only once
-        whole = {place: amendment_merge.merge_fields(*fields) for place, fields in said.items()}
-        here = self._file.write(lambda _: {place: self._file.appender.amend(place, whole[place]) for place in whole})
-        return [here[get_amendment_target(amendment)] for amendment in amendments]
+        merged = {target: amendment_merge.merge_fields(*some) for target, some in fields.items()}
+        amend = self._file.appender.amend
+        applied = self._file.write(lambda _: {target: amend(target, merged[target]) for target in merged})
+        return [applied[target] for target in targets]
 
     # feedback
 
@@ -375,7 +376,7 @@ class SQLiteTraces(Backend):
 
     def prepare_pruning(self, rule: Retention) -> list[Filter]:
         with self._file.read() as reader:
-            expired, ahead = integrity.prepare_pruning(reader.db, rule), integrity.find_future_traces(reader.db, rule)
+            expired, ahead = retention.find_expired(reader.db, rule), retention.find_future_traces(reader.db, rule)
         if expired is not None:
             before = expired.until_ns or 0
             self._file.write(lambda _: self._file.appender.running.expire(before, rule.project))

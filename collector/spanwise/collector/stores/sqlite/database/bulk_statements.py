@@ -110,4 +110,4 @@ def parse_text_cursor(cursor: str) -> tuple[int, str]:
 
 
 def _invalid_cursor(cursor: str) -> Refused:
-    return Refused(f"{cursor!r} is no cursor; use the `next` of the page before")
+    return Refused(f"invalid cursor {cursor!r}; use `next` of the previous page")

@@ -94,7 +94,7 @@ def encode_record(record: Any) -> str:
         text = _record_json(record)
         decode_record(type(record), text)
     except (ValueError, RecursionError) as error:  # RecursionError: the value contains itself
-        raise Refused(f"{record!r:.200} cannot be kept: {error}") from error
+        raise Refused(f"{record!r:.200} cannot be stored: {error}") from error
     return text
 
 

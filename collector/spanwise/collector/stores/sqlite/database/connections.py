@@ -60,10 +60,10 @@ def translate_error(error: Exception) -> Exception:
     extended = getattr(error, "sqlite_errorcode", 0)
     code = extended & 0xFF
     if is_disk_full(error):
-        return Unavailable(f"the database cannot be written now: {error}; make room on its disk", retry_after=5.0)
+        return Unavailable(f"cannot write to the database: {error}; free space on its disk", retry_after=5.0)
     if code in READONLY_CODES:
-        way_out = "may this user write it and in its folder, and is its disk mounted for writing?"
-        return Unavailable(f"the database cannot be written now: {error}; {way_out}", retry_after=5.0)
+        remedy = "check that this user may write the file and its folder, and that the disk is not mounted read-only"
+        return Unavailable(f"cannot write to the database: {error}; {remedy}", retry_after=5.0)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Unavailable(f"the database is locked by another program: {error}")
     if extended == sqlite3.SQLITE_CORRUPT_VTAB:  # only the full-text index is damaged, and it can be rebuilt
@@ -71,8 +71,8 @@ def translate_error(error: Exception) -> Exception:
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return Halted(f"the database is damaged: {error}; {DAMAGED_ADVICE}")
     if "too large" in str(error) or "too many" in str(error) or "too deep" in str(error):  # a retry would fail as well
-        return Refused(f"this is more than the database takes in one question: {error}")
-    return StoreError(f"the database refused: {error}")
+        return Refused(f"the query exceeds a limit of SQLite: {error}")
+    return StoreError(f"database error: {error}")
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def translate_file_errors(path: str) -> Iterator[None]:
 
 def _file_error(path: str, error: sqlite3.Error) -> Exception:
     if isinstance(error, sqlite3.OperationalError) and "unable to open" in str(error):
-        return Refused(f"cannot open {path!r}: is its folder there, and may this user write in it?")
+        return Refused(f"cannot open {path!r}; check that its folder exists and that this user may write to it")
     translated = translate_error(error)
     kind = Refused if isinstance(translated, Halted) else type(translated)  # a damaged file will not open later either
     return kind(f"{path!r}: {translated}") if isinstance(translated, StoreError) else error
@@ -381,8 +381,8 @@ class ReaderPool:
             if question is not None:
                 question.check()
             if time.monotonic() > until:
-                told = f"all {self._most} readers of the database have been busy for {self._longest:g} seconds"
-                raise Unavailable(f"{told}; ask again in a moment", retry_after=2.0)
+                problem = f"all {self._most} readers of the database have been busy for {self._longest:g} seconds"
+                raise Unavailable(f"{problem}; retry in a moment", retry_after=2.0)
         try:
             reader = self._take()
             try:

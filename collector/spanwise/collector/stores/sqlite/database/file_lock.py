@@ -173,7 +173,7 @@ class FileLock:
                 os.unlink(self._told)
         except OSError as error:
             raise Refused(f"cannot write {self._told!r}: {error.strerror}") from error
-        raise Refused(f"cannot lock {self._told!r}: another process is at it")
+        raise Refused(f"cannot lock {self._told!r}: another process is using it")
 
     def release(self) -> None:
         """Release the lock.

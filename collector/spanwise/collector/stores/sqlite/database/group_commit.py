@@ -299,7 +299,7 @@ class Writer:
         if not self.reserve.held and not frees:
             raise Unavailable(DISK_FULL, retry_after=5.0)
         if self._weight and self._weight + weight > QUEUED_WEIGHT and not frees:
-            raise Unavailable(f"{self._weight} spans wait to be written already; send again in a moment")
+            raise Unavailable(f"the write queue is full ({self._weight} spans); send again in a moment")
 
     def call(self, action: Callable[[sqlite3.Connection], T], *, frees: bool = False, patient: bool = False) -> T:
         """Run an action on the writing connection and wait until its commit is durable."""

@@ -303,28 +303,19 @@ CREATE TABLE sums_said (
   PRIMARY KEY (cell, key, label)
 ) WITHOUT ROWID;
 CREATE TABLE sums_names (name TEXT NOT NULL, hour INTEGER NOT NULL, PRIMARY KEY (name, hour)) WITHOUT ROWID;
-CREATE TABLE sums_latencies (cell INTEGER PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE sums_of_hours (
   id INTEGER PRIMARY KEY, hour INTEGER NOT NULL, side INTEGER NOT NULL, project TEXT NOT NULL, data BLOB NOT NULL
 );
 CREATE UNIQUE INDEX sums_by_side ON sums_of_hours (hour, side, project);
 CREATE TABLE sums_days (day INTEGER PRIMARY KEY, rest INTEGER NOT NULL);
 CREATE TABLE sums_of_days (
-  id INTEGER PRIMARY KEY, day INTEGER NOT NULL, project TEXT NOT NULL, environment TEXT NOT NULL, name TEXT NOT NULL,
-  shown INTEGER NOT NULL, model TEXT NOT NULL, n INTEGER NOT NULL, errors INTEGER NOT NULL,
-  input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL, cost REAL NOT NULL, first INTEGER NOT NULL,
-  last INTEGER NOT NULL, latencies BLOB NOT NULL, ordered BLOB
+  id INTEGER PRIMARY KEY, day INTEGER NOT NULL, side INTEGER NOT NULL, project TEXT NOT NULL, data BLOB NOT NULL
 );
-CREATE INDEX sums_by_day ON sums_of_days (day, model);
-CREATE TABLE sums_said_of_days (
-  cell INTEGER NOT NULL, key TEXT NOT NULL, label TEXT NOT NULL, said INTEGER NOT NULL, n INTEGER NOT NULL,
-  total REAL NOT NULL, minimum REAL, maximum REAL, failed INTEGER NOT NULL, skipped INTEGER NOT NULL,
-  PRIMARY KEY (cell, key, label)
-) WITHOUT ROWID;
+CREATE UNIQUE INDEX sums_of_days_by_side ON sums_of_days (day, side, project);
 INSERT INTO feed VALUES (1, 0, 0, lower(hex(randomblob(8))));
 INSERT INTO numbers VALUES (0);
 """
-_SCHEMA_VERSION, OLDEST_VERSION = 20, 19
+_SCHEMA_VERSION, OLDEST_VERSION = 21, 19
 # A store without outlets needs no index by order of feedback; see `forwarding_state`.
 INDEX_FEEDBACK_ORDER = "CREATE INDEX IF NOT EXISTS feedback_as_said ON feedback (said) WHERE said IS NOT NULL"
 
@@ -340,7 +331,7 @@ COLLECT_VALUES = tuple(f"INSERT OR IGNORE INTO known {select}" for select in _DI
 # All rollup tables
 ROLLUP_TABLES = (
     *("sums", "sums_said", "sums_hours"),
-    *("sums_names", "sums_latencies", "sums_of_hours", "sums_days", "sums_of_days", "sums_said_of_days"),
+    *("sums_names", "sums_of_hours", "sums_days", "sums_of_days"),
 )
 
 
@@ -372,9 +363,30 @@ def _convert_names(db: sqlite3.Connection, report: ReportProgress) -> None:
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
+# Sealed days have rows of the same form as sealed hours, and latencies are stored only as bins. All periods are sealed
+# again in the background.
+_UNIFORM_SEALED_PERIODS: tuple[str, ...] = (
+    *(f"DROP TABLE IF EXISTS {table}" for table in ("sums_latencies", "sums_said_of_days", "sums_of_days")),
+    "CREATE TABLE sums_of_days (id INTEGER PRIMARY KEY, day INTEGER NOT NULL, side INTEGER NOT NULL,"
+    " project TEXT NOT NULL, data BLOB NOT NULL)",
+    "CREATE UNIQUE INDEX sums_of_days_by_side ON sums_of_days (day, side, project)",
+    "DELETE FROM sums_of_hours",
+    "DELETE FROM sums_days",
+    "UPDATE sums_hours SET rest = 0 WHERE rest > 0",
+    # Hours with bins in an early form, recognised by its bytes, are recounted
+    "UPDATE sums_hours SET state = 1, rows = -1 WHERE state = 0 AND hour IN (SELECT hour FROM sums"
+    " WHERE substr(latencies, 3, 6) IN (x'000000000000', x'ffffffffffff'))",
+)
+
+
+def _make_sealed_periods_uniform(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Store sealed days like sealed hours, and no sorted latencies."""
+    _run_statements(db, report, _UNIFORM_SEALED_PERIODS)
+
+
 # By version: the step to the next version. Each runs in one transaction and reports its progress in units of its choice
 MigrationStep: TypeAlias = Callable[[sqlite3.Connection, ReportProgress], None]
-MIGRATIONS: Mapping[int, MigrationStep] = {19: _convert_names}
+MIGRATIONS: Mapping[int, MigrationStep] = {19: _convert_names, 20: _make_sealed_periods_uniform}
 FILE_VERSION = max(MIGRATIONS) + 1
 
 

@@ -53,10 +53,10 @@ class BackgroundWorker:
         self._dictionaries: int | None = None
         # characters per transaction of the full-text index at its current speed
         self._piece = fulltext_index.MIN_TRANSACTION_CHARACTERS
-        self._resummer = SummaryRebuilder(file.appender, file.read, self._do, self._stop)
-        self._recount = RollupRecounter(file, self._stop)
-        self._rest = PeriodSealer(file, self._stop)
-        self._hourly = RetentionThread(file, prune, self._stop)
+        self._summary_rebuilder = SummaryRebuilder(file.appender, file.read, self._do, self._stop)
+        self._rollup_recounter = RollupRecounter(file, self._stop)
+        self._period_sealer = PeriodSealer(file, self._stop)
+        self._retention = RetentionThread(file, prune, self._stop)
         self._thread = threading.Thread(target=self._run, name="spanwise-behind", daemon=True)
         self._thread.start()
 
@@ -64,31 +64,32 @@ class BackgroundWorker:
         """Stop the threads after their current round."""
         self._stop.set()
         self._thread.join()
-        self._hourly.close()
+        self._retention.close()
         self._checkpointer.close()
 
     def _run(self) -> None:
         with self._file.aside():
-            self._until_stopped()
+            while not self._stop.is_set():
+                try:
+                    busy = self._round()
+                except Unavailable:
+                    busy = False
+                except Exception:
+                    log.exception("background maintenance failed; retrying in %d s", RETRY_SECONDS)
+                    self._stop.wait(RETRY_SECONDS)
+                    busy = False
+                if not busy:
+                    self._stop.wait(PAUSE_SECONDS)
 
-    def _until_stopped(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self._file.announce_again()
-                # Check if the disk has room again. Clients send nothing to a server that reports not ready, so no
-                # write would find out.
-                if self._writer.reserve.keep() and not self._writer.writable:
-                    self._writer.call(_rewrite_version)
-                busy = self.index_round()
-                busy = self._work_round() or busy
-            except Unavailable:
-                busy = False
-            except Exception:
-                log.exception("work behind the writer failed; it is tried again in %d s", RETRY_SECONDS)
-                self._stop.wait(RETRY_SECONDS)
-                busy = False
-            if not busy:
-                self._stop.wait(PAUSE_SECONDS)
+    def _round(self) -> bool:
+        """Run one round of all jobs, and return whether there may be more to do."""
+        self._file.announce_again()
+        # Check if the disk has room again. Clients send nothing to a server that reports not ready, so no write would
+        # find out.
+        if self._writer.reserve.keep() and not self._writer.writable:
+            self._writer.call(_rewrite_version)
+        busy = self.index_round()
+        return self._work_round() or busy
 
     def _work_round(self) -> bool:
         """Run one round of all jobs except indexing, and return whether there may be more to do.
@@ -98,9 +99,9 @@ class BackgroundWorker:
         commits = self._writer.commits
         if commits == self._all_done and time.monotonic() < self._next_work:
             return False
-        busy = self._resummer.round()
-        busy = self._recount.round() or busy
-        busy = self._rest.round() or busy
+        busy = self._summary_rebuilder.round()
+        busy = self._rollup_recounter.round() or busy
+        busy = self._period_sealer.round() or busy
         self.train_if_due()
         self._all_done, self._next_work = -1 if busy else commits, time.monotonic() + IDLE_SECONDS
         return busy
@@ -205,10 +206,8 @@ class BackgroundWorker:
         """
         if 2 * characters >= self._most:
             fitting = int(characters * fulltext_index.TRANSACTION_SECONDS / took)
-            self._piece = min(
-                max((self._piece + fitting) // 2, fulltext_index.MIN_TRANSACTION_CHARACTERS),
-                fulltext_index.MAX_TRANSACTION_CHARACTERS,
-            )
+            least, most = fulltext_index.MIN_TRANSACTION_CHARACTERS, fulltext_index.MAX_TRANSACTION_CHARACTERS
+            self._piece = min(max((self._piece + fitting) // 2, least), most)
 
     def _do(self, action: Callable[[sqlite3.Connection], bool]) -> bool:
         return bool(self._writer.put(WriteJob(weight=64, action=action, patient=True)).result())
@@ -247,10 +246,12 @@ class BackgroundWorker:
         try:
             trained = zstandard.train_dictionary(size, samples, k=1024, d=8, dict_id=number)
         except zstandard.ZstdError as error:
-            log.info("no dictionary from %d payloads: %s", len(samples), error)
+            log.info("cannot train a compression dictionary from %d payloads: %s", len(samples), error)
             return
         data = trained.as_bytes()
-        self._writer.call(lambda db: _store_dictionary(db, number, data))
+        self._writer.call(
+            lambda db: db.execute("INSERT INTO dictionaries VALUES (?, ?, ?)", (number, data, time.time_ns()))
+        )
         self._appender.adopt(number, data)
 
 
@@ -258,7 +259,3 @@ def _rewrite_version(db: sqlite3.Connection) -> None:
     """Write a page unchanged, to test if writing works. An empty transaction would write nothing and prove nothing."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     db.execute(f"PRAGMA user_version = {version}")
-
-
-def _store_dictionary(db: sqlite3.Connection, number: int, data: bytes) -> None:
-    db.execute("INSERT INTO dictionaries VALUES (?, ?, ?)", (number, data, time.time_ns()))

@@ -34,7 +34,7 @@ def backup(source: str, target: str, step: Callable[[int, int], object] = lambda
     written, or the source is damaged. After an error, and if the process is killed, there is no file `target`.
     """
     if os.path.lexists(target):
-        raise Refused(f"{target!r} is there already; name a new file for the backup")
+        raise Refused(f"{target!r} already exists; name a new file for the backup")
     with translate_file_errors(source), closing(connect_without_lock(real_path(source))) as db:
         descriptor = _create_partial(target + PARTIAL_SUFFIX)
         try:
@@ -64,7 +64,7 @@ def _create_partial(part: str) -> int:
         os.truncate(descriptor, 0)
     except OSError as error:
         os.close(descriptor)
-        raise Refused(f"another backup is at {part!r}") from error
+        raise Refused(f"another backup is writing {part!r}") from error
     return descriptor
 
 
@@ -126,7 +126,7 @@ def restore_backup(source: str, target: str, check: Callable[[str], list[str]]) 
     """
     target = real_path(target)
     if os.path.exists(target) and os.path.samefile(source, target):
-        raise Refused(f"{source!r} is the file that would be replaced; name a backup of it")
+        raise Refused(f"{source!r} is the file to be replaced; name a backup of it")
     _refuse_unsound(source, check)
     # a leftover WAL must not be applied to another file
     there = os.path.exists(target) or os.path.exists(target + "-wal")
@@ -161,16 +161,14 @@ def _refuse_unsound(path: str, check: Callable[[str], list[str]]) -> None:
         raise Refused(f"{path!r} cannot be read: {error}; restore another backup") from error
     if problems := check(path):
         more = f" and {len(problems) - 1} more problems" if len(problems) > 1 else ""
-        raise Refused(
-            f"{path!r} is not sound: {problems[0]}{more}; restore another backup, or see `spanwise db recover`"
-        )
+        raise Refused(f"{path!r} is damaged: {problems[0]}{more}; restore another backup, or see `spanwise db recover`")
 
 
 def _move_away(target: str) -> str:
     """Rename the file and its WAL, with the current time in the name, and return the new name."""
     name = f"{target}.replaced-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     if os.path.lexists(name):
-        raise Refused(f"{name!r} exists already; try again in a second")
+        raise Refused(f"{name!r} already exists; try again in a second")
     _move_file(target, name)
     return name
 

@@ -19,10 +19,7 @@ from spanwise.collector.stores.sqlite.write.span_writer import Appender
 
 BATCH_TRACES = 200  # traces per search
 # Bounds of the spans per transaction, unless a single trace has more. Writers of spans wait for the transaction
-MIN_SPANS, MAX_SPANS = (
-    250,
-    2_000,
-)
+MIN_SPANS, MAX_SPANS = 250, 2_000
 TRANSACTION_SECONDS = 0.02  # target duration of a transaction, within these bounds
 FULL_DISK_TRACES = 10  # traces per transaction on a nearly full disk
 
@@ -43,17 +40,13 @@ def find_deletable(
         f"SELECT t.trace_id, t.session_id, t.start_ns, t.id FROM {chosen.source} WHERE {chosen.where}"
         " AND +t.id <= ? ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
     )
-    rows, next = cut_page(
-        db.execute(sql, (*chosen.values, INT_MAX if upto is None else upto, BATCH_TRACES + 1)).fetchall(),
-        BATCH_TRACES,
-        2,
-        3,
-    )
+    found = db.execute(sql, (*chosen.values, INT_MAX if upto is None else upto, BATCH_TRACES + 1)).fetchall()
+    rows, next = cut_page(found, BATCH_TRACES, 2, 3)
     if not rows:
         return None
-    going = Counter(row[1] for row in rows if row[1] is not None)
+    deleted = Counter(row[1] for row in rows if row[1] is not None)
     counted = "SELECT session_id, count(*) FROM traces WHERE session_id IN (%s) GROUP BY session_id"
-    ended = [session for session, count in select_many(db, counted, going) if count == going[session]]
+    ended = [session for session, count in select_many(db, counted, deleted) if count == deleted[session]]
     return DeletedTraces([row[0] for row in rows], ended, next)
 
 
@@ -124,7 +117,7 @@ def delete_judgements(appender: Appender, db: sqlite3.Connection, ids: Iterable[
 
 
 def _delete_rows(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]) -> None:
-    appender.sums.gone(keys)
+    appender.sums.subtract_traces(keys)
     appender.disturbed.update(keys)
     for key in keys:
         appender.held.drop(key)

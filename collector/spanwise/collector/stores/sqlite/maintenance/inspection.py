@@ -72,7 +72,7 @@ class DatabaseInspector:
             for row in rows:
                 yield dict(zip(names, row, strict=True))
         except (sqlite3.Error, sqlite3.Warning) as error:
-            raise Refused(f"SQLite says: {error}") from error
+            raise Refused(f"invalid SQL: {error}") from error
 
     def _payload(self, what: object) -> str | None:
         if isinstance(what, int):
@@ -97,7 +97,7 @@ def open_inspector(path: str) -> Iterator[DatabaseInspector]:
     try:
         with closing(DatabaseInspector(path)) as file:
             if not file.is_ours():
-                raise Refused(f"{path!r} is not one of Spanwise's files")
+                raise Refused(f"{path!r} is not a Spanwise database")
             yield file
     except sqlite3.Error as error:
         raise translate_error(error) from error

@@ -1,17 +1,14 @@
-"""Integrity check of the database, its size statistics, retention cutoffs, and removal of unused rows."""
+"""Integrity check of the database, its size statistics, and removal of unused rows."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from spanwise.collector.clock_skew import DAY_NS
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import Retention
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.query.filter_sql import compile_filter
 from spanwise.collector.stores.sqlite.rollups import hourly_rollups, sealed_rollups
@@ -70,50 +67,6 @@ def _project_stats(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
         }
 
 
-def prepare_pruning(db: sqlite3.Connection, rule: Retention) -> Filter | None:
-    """Return a filter for the traces that a retention rule expires now; None if the rule has no limits."""
-    cutoffs = []
-    if rule.max_age_ns is not None:
-        cutoffs.append(time.time_ns() - rule.max_age_ns)
-    if rule.max_bytes is not None:
-        cutoffs.append(_cutoff_by_size(db, rule.project, rule.max_bytes))
-    return Filter(project=rule.project, until_ns=max(cutoffs)) if cutoffs else None
-
-
-def find_future_traces(db: sqlite3.Connection, rule: Retention) -> Filter | None:
-    """Return a filter for at most 5,000 expired traces with a start time after tomorrow; None if there are none.
-
-    Such traces were ingested before start times were limited. Whether they expire depends on the time of their last
-    change.
-    """
-    if rule.max_age_ns is None:
-        return None
-    now = time.time_ns()
-    sql = "SELECT trace_id FROM traces WHERE start_ns > ? AND updated_ns < ? AND (? IS NULL OR project = ?) LIMIT 5000"
-    found = db.execute(sql, (now + DAY_NS, now - rule.max_age_ns, rule.project, rule.project)).fetchall()
-    return Filter(trace_ids=tuple(row[0] for row in found)) if found else None
-
-
-def _cutoff_by_size(db: sqlite3.Connection, project: str | None, max_bytes: int) -> int:
-    """Return the start time before which traces expire so that a project uses at most `max_bytes`.
-
-    The bytes that a project uses in the file are estimated from its share of all payloads.
-    """
-    where = "span_count > 0 AND (:project IS NULL OR project = :project)"
-    of_project = {"project": project}
-    total = int(db.execute("SELECT coalesce(sum(size), 0) FROM traces").fetchone()[0])
-    own = int(db.execute(f"SELECT coalesce(sum(size), 0) FROM traces WHERE {where}", of_project).fetchone()[0])
-    share = used_bytes(db) * own // max(total, 1)
-    excess = own * max(0, share - max_bytes) // max(share, 1)
-    cutoff = 0
-    for start, size in db.execute(f"SELECT start_ns, size FROM traces WHERE {where} ORDER BY start_ns", of_project):
-        if excess <= 0:
-            break
-        excess -= size
-        cutoff = start + 1
-    return cutoff
-
-
 _INVARIANTS = (
     (
         "spans without a trace",
@@ -136,14 +89,14 @@ _INVARIANTS = (
         "SELECT count(*) FROM indexed i WHERE NOT EXISTS (SELECT 1 FROM traces WHERE id = i.trace)",
     ),
     (
-        "traces that neither are in the text index nor wait for it",
+        "traces that are neither in the text index nor queued for it",
         "SELECT count(*) FROM traces t WHERE span_count > 0 AND NOT EXISTS (SELECT 1 FROM indexed WHERE trace = t.id)"
         " AND NOT EXISTS (SELECT 1 FROM unindexed WHERE trace = t.id)",
     ),
 )
 _SINCE_VERSION_5 = (
     (
-        "traces that stand nowhere in the feed of changes, or beyond its end",
+        "traces without a valid position in the change feed",
         "SELECT count(*) FROM traces t WHERE span_count > 0"
         " AND (change IS NULL OR runs_change IS NULL OR change < runs_change OR change > (SELECT change FROM feed))",
     ),
@@ -155,11 +108,11 @@ _SINCE_VERSION_5 = (
 )
 _SINCE_VERSION_8 = (
     (
-        "ids of models' answers without a span",
+        "response ids without a span",
         "SELECT count(*) FROM responses r WHERE NOT EXISTS (SELECT 1 FROM spans WHERE id = r.span)",
     ),
     (
-        "feedbacks whose number is beyond all that were given out",
+        "feedback rows with a number beyond the end of the change feed",
         "SELECT count(*) FROM feedback WHERE said > (SELECT change FROM feed)",
     ),
 )
@@ -167,7 +120,7 @@ _SINCE_VERSION_8 = (
 
 _SINCE_VERSION_9 = (
     (
-        "states of traces that are not here",
+        "summary states of missing traces",
         "SELECT count(*) FROM"
         " (SELECT trace FROM states UNION SELECT trace FROM orphans UNION SELECT trace FROM local_roots)"
         " WHERE trace NOT IN (SELECT id FROM traces)",
@@ -178,7 +131,13 @@ _SINCE_VERSION_9 = (
 def check_integrity(reader: Reader, deep: bool) -> list[str]:
     """Return a message for each problem of the file. `deep` also reads every payload."""
     problems = list(_find_damage(reader.db))
-    problems += [said for name, sql in _invariants(reader.db) if (said := _check_invariant(reader.db, name, sql))]
+    for name, sql in _invariants(reader.db):
+        try:
+            count = reader.db.execute(sql).fetchone()[0]
+        except sqlite3.Error as error:
+            problems.append(f"cannot check for {name}: {error}")
+        else:
+            problems += [f"{count} {name}"] if count else []
     problems += _check_rollups(reader.db)
     return problems + (_check_payloads(reader) if deep else [])
 
@@ -190,32 +149,31 @@ def _check_rollups(db: sqlite3.Connection) -> Iterator[str]:
     try:
         bad = hourly_rollups.count_wrong_hours(db)
     except sqlite3.Error as error:
-        yield f"whether the hourly sums are right cannot be seen: {error}"
+        yield f"cannot check the hourly rollups: {error}"
         return
     if bad:
-        yield f"{bad} hours whose sums are not those of their traces"
-    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sums_of_hours'").fetchone() and (
+        yield f"{bad} hours whose rollups differ from their traces"
+    # Older files have other columns
+    if db.execute("SELECT 1 FROM pragma_table_info('sums_of_days') WHERE name = 'data'").fetchone() and (
         bad := sealed_rollups.count_wrong_periods(db)
     ):
-        yield f"{bad} hours and days at rest whose latencies or sums are not those of their hours"
+        yield f"{bad} sealed hours and days whose totals differ from the rollups of their hours"
 
 
 def _find_damage(db: sqlite3.Connection) -> Iterator[str]:
     """Yield the problems that SQLite finds, table by table, because SQLite stops at the first unreadable page."""
     try:
-        said = [row[0] for row in db.execute("PRAGMA integrity_check(100)")]
+        problems = [row[0] for row in db.execute("PRAGMA integrity_check(100)")]
     except sqlite3.Error as error:
-        said = [str(error)]
-    if said == ["ok"]:
+        problems = [str(error)]
+    if problems == ["ok"]:
         return
-    found = [f"{table}: {one}" for table in _list_tables(db) for one in _find_table_damage(db, table)]
-    yield from found or said
-
-
-def _list_tables(db: sqlite3.Connection) -> list[str]:
+    tables: list[str] = []
     with suppress(sqlite3.Error):
-        return [row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage > 0")]
-    return []
+        sql = "SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage > 0"
+        tables = [row[0] for row in db.execute(sql)]
+    by_table = [f"{table}: {problem}" for table in tables for problem in _find_table_damage(db, table)]
+    yield from by_table or problems
 
 
 def _find_table_damage(db: sqlite3.Connection, table: str) -> list[str]:
@@ -241,30 +199,17 @@ def _invariants(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
         yield from _SINCE_VERSION_9
 
 
-def _check_invariant(db: sqlite3.Connection, name: str, sql: str) -> str | None:
-    try:
-        count = db.execute(sql).fetchone()[0]
-    except sqlite3.Error as error:
-        return f"whether there are {name} cannot be seen: {error}"
-    return f"{count} {name}" if count else None
-
-
 def _check_payloads(reader: Reader) -> list[str]:
     bad = 0
     try:
         for (blob,) in reader.db.execute("SELECT payload FROM spans"):
-            bad += not _is_readable(reader, blob)
+            try:
+                reader.payload(blob)
+            except Exception:  # from zstd, the JSON parser, or a wrong type
+                bad += 1
     except sqlite3.Error as error:
-        return [f"not all payloads can be reached: {error}"]
+        return [f"cannot read all payloads: {error}"]
     return [f"{bad} payloads that cannot be read"] if bad else []
-
-
-def _is_readable(reader: Reader, blob: bytes) -> bool:
-    try:
-        reader.payload(blob)
-    except Exception:  # from zstd, the JSON parser, or a wrong type
-        return False
-    return True
 
 
 def delete_unused(db: sqlite3.Connection) -> None:

@@ -9,14 +9,9 @@ Stale hours: `HourlyRollups.watch` records changes during a recount, and they ar
 constant writes can be recounted, too. The snapshot and the recording begin between the same two commits.
 
 Sealing: an hour is sealed when it is over and nothing has changed in it between two searches for due hours. A sealed
-hour stores:
-
-- the sorted latencies of each cell, so that exact percentiles read no rows,
-- the totals of its cells (see `sealed_rollups`),
-- the names of its runs, possibly with some that were deleted.
-
-A sealed day stores its totals and sorted latencies. A later change unseals the hour in the same transaction
-(`HourlyRollups`, the column `rest`). Queries then read it as an unsealed hour, and it is sealed again later.
+hour stores the totals of its cells (see `sealed_rollups`) and the names of its runs, possibly with some that were
+deleted. A sealed day stores the totals of its hours. A later change unseals the hour and its day in the same
+transaction (`HourlyRollups`, the column `rest`). Queries then read the cells of the hour, and it is sealed again later.
 """
 
 from __future__ import annotations
@@ -34,15 +29,16 @@ from spanwise.collector.errors import StoreError, Unavailable
 from spanwise.collector.stores.sqlite.database.bulk_statements import insert_many
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
-from spanwise.collector.stores.sqlite.rollups import sealed_rollups
-from spanwise.collector.stores.sqlite.rollups.hourly_rollups import CHANGED, SEALED, SEALED_EMPTY, STALE, HourlyRollups
+from spanwise.collector.stores.sqlite.rollups.hourly_rollups import CHANGED, SEALED, SEALED_EMPTY, STALE
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS, MAX_HOUR_ROWS, RollupDelta, sum_hour
 from spanwise.collector.stores.sqlite.rollups.sealed_rollups import (
-    DayRows,
+    DAYS,
+    HOURS,
+    SealedRow,
     build_day,
-    collect_latencies,
+    build_hour,
     collect_names,
-    insert_day,
+    put_rows,
 )
 from spanwise.collector.stores.sqlite.write.incremental_summary import IncrementalSummary, LocalRootUpdate
 from spanwise.collector.stores.sqlite.write.span_nodes import COST_FLAG, TOKENS_FLAG, TraceNodes
@@ -102,7 +98,7 @@ class SummaryRebuilder:
         except Unavailable:
             raise
         except StoreError as error:
-            log.warning("trace %s cannot be summed up anew: %s; it is tried again", due[1], error)
+            log.warning("cannot rebuild the summary of trace %s: %s; retrying in %d s", due[1], error, RETRY_SECONDS)
             began -= RETRY_SECONDS / SUMMARY_REST_FACTOR
         self._next = time.monotonic() + SUMMARY_REST_FACTOR * (time.monotonic() - began)
         return True
@@ -116,30 +112,34 @@ class SummaryRebuilder:
 
     def sum_up(self, key: int, trace_id: str) -> bool:
         """Rebuild the summary of a trace, and return whether it was written."""
-        noted = self._appender.noted
-        self._do(partial(self._note, trace_id))
+        recent_rows = self._appender.recent_rows
+
+        def start(_: sqlite3.Connection) -> bool:
+            recent_rows[trace_id] = set()  # from now on, the appender notes the spans that arrive for the trace
+            return True
+
+        def run_step(step: Callable[[sqlite3.Connection], object], db: sqlite3.Connection) -> bool:
+            if recent_rows.get(trace_id) is None or self._stop.is_set():
+                return False
+            step(db)
+            return True
+
+        def install(_: sqlite3.Connection) -> bool:
+            rows = recent_rows.get(trace_id)
+            if rows is None or any(-row <= read.last for row in rows if row < 0):
+                return False
+            new = sorted({abs(row) for row in rows if abs(row) > read.last})
+            return self._appender.install(trace_id, read.state, new)
+
+        self._do(start)
         try:
             with self._read_file() as reader:
                 read = self._read(reader, key)
-            steps = (partial(self._unless_overtaken, trace_id, step) for step in self._steps(key, read))
-            return all(map(self._do, steps)) and self._do(partial(self._install, trace_id, read))
+            return all(self._do(partial(run_step, step)) for step in _write_steps(key, read)) and self._do(install)
         except RebuildCancelled:
             return False
         finally:
-            noted.pop(trace_id, None)
-
-    def _note(self, trace_id: str, _: sqlite3.Connection) -> bool:
-        """Note the spans that arrive for a trace from now on."""
-        self._appender.noted[trace_id] = set()
-        return True
-
-    def _unless_overtaken(
-        self, trace_id: str, step: Callable[[sqlite3.Connection], object], db: sqlite3.Connection
-    ) -> bool:
-        if self._appender.noted.get(trace_id) is None or self._stop.is_set():
-            return False
-        step(db)
-        return True
+            recent_rows.pop(trace_id, None)
 
     def _read(self, reader: Reader, key: int) -> SummarizedTrace:
         rows = [row[0] for row in reader.db.execute("SELECT id FROM spans WHERE trace = ? ORDER BY id", (key,))]
@@ -155,31 +155,27 @@ class SummaryRebuilder:
         read.state.settle(due, read.spans)
         return read
 
-    def _steps(self, key: int, read: SummarizedTrace) -> Iterator[Callable[[sqlite3.Connection], object]]:
-        nodes = [one for one in read.spans.known.values() if one is not None]
-        changed = [(one.row, one.below) for one in nodes if one.below != read.flags[one.row]]
-        for flags in _split_rows(changed):
-            yield partial(_write_flags, flags)
-        for ledger in (read.state.orphans, read.state.local_roots):
-            yield ledger.clear(key)
-            yield from ledger.writes(key, ROWS_PER_STEP)
 
-    def _install(self, trace_id: str, read: SummarizedTrace, _: sqlite3.Connection) -> bool:
-        noted = self._appender.noted.get(trace_id)
-        if noted is None or any(-row <= read.last for row in noted if row < 0):
-            return False
-        rows = sorted({abs(row) for row in noted if abs(row) > read.last})
-        return self._appender.install(trace_id, read.state, rows)
+def _write_flags(rows: Sequence[tuple[int, int, int]], db: sqlite3.Connection) -> None:
+    db.executemany("UPDATE spans SET tokens_below = ?, cost_below = ? WHERE id = ?", rows)
+
+
+def _write_steps(key: int, read: SummarizedTrace) -> Iterator[Callable[[sqlite3.Connection], object]]:
+    """Yield actions that write the changed flags of the spans, and the records of the trace."""
+    nodes = [one for one in read.spans.known.values() if one is not None]
+    changed = [
+        (one.below & TOKENS_FLAG, one.below // COST_FLAG, one.row) for one in nodes if one.below != read.flags[one.row]
+    ]
+    for rows in _split_rows(changed):
+        yield partial(_write_flags, rows)
+    for table in (read.state.orphans, read.state.local_roots):
+        yield table.clear(key)
+        yield from table.writes(key, ROWS_PER_STEP)
 
 
 def _split_rows(some: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(some), ROWS_PER_STEP):
         yield some[start : start + ROWS_PER_STEP]
-
-
-def _write_flags(flags: Sequence[tuple[int, int]], db: sqlite3.Connection) -> None:
-    rows = [(below & TOKENS_FLAG, below // COST_FLAG, row) for row, below in flags]
-    db.executemany("UPDATE spans SET tokens_below = ?, cost_below = ? WHERE id = ?", rows)
 
 
 PAUSE_SECONDS = 0.002  # leaves CPU time to other threads
@@ -203,9 +199,9 @@ class RollupRecounter:
             if self._stop.is_set() or began > start + ROUND_SECONDS:
                 break
             if state == STALE:
-                self.ended(hour, self.begun(hour))
+                self.store(hour, self.count(hour))
             else:
-                self._file.writer.call(partial(self._empty, hour))
+                self._clear(hour)
             now = time.monotonic()
             self._not_before[hour] = now + RECOUNT_REST_FACTOR * (now - began)
         return bool(due)
@@ -218,33 +214,32 @@ class RollupRecounter:
             sql = "SELECT hour, state FROM sums_hours WHERE state > 0 AND (state = 1 OR rows <> 0) ORDER BY hour DESC"
             return [row for row in reader.db.execute(sql) if row[0] not in self._not_before]
 
-    def begun(self, hour: int) -> RollupDelta | None:
+    def _clear(self, hour: int) -> None:
+        self._file.writer.call(lambda _: self._file.appender.sums.clear_hour(hour))
+
+    def count(self, hour: int) -> RollupDelta | None:
         """Return the totals of an hour, computed from its rows in a snapshot. Record later changes of the hour from then
         on.
         """
-        sums = self._file.appender.sums
         with self._file.read() as reader:
-            self._file.writer.alone(lambda _: _begin_recount(reader.db, sums, hour))
+
+            def start(_: sqlite3.Connection) -> None:
+                reader.db.execute("SELECT 1 FROM sums_hours LIMIT 1").fetchall()  # starts the snapshot of the reader
+                self._file.appender.sums.start_recording(hour)
+
+            self._file.writer.alone(start)
             return sum_hour(reader.db, hour, lambda: self._stop.wait(PAUSE_SECONDS))
 
-    def ended(self, hour: int, counted: RollupDelta | None) -> None:
+    def store(self, hour: int, counted: RollupDelta | None) -> None:
         """Replace the rollup of the hour by the recounted totals."""
-        self._file.writer.call(partial(self._put, hour, counted))
 
-    def _empty(self, hour: int, _: sqlite3.Connection) -> None:
-        self._file.appender.sums.empty(hour)
+        def put(_: sqlite3.Connection) -> None:
+            sums = self._file.appender.sums
+            changed = sums.stop_recording(hour)
+            if changed is not None:  # None after a rollback or a change that cannot be added: retried later
+                sums.store_recount(hour, counted, changed)
 
-    def _put(self, hour: int, counted: RollupDelta | None, _: sqlite3.Connection) -> None:
-        sums = self._file.appender.sums
-        changed = sums.watched(hour)
-        if changed is not None:  # None after a rollback or a change that cannot be added: retried later
-            sums.put(hour, counted, changed)
-
-
-def _begin_recount(db: sqlite3.Connection, sums: HourlyRollups, hour: int) -> None:
-    """Start the snapshot of the reader, and record changes of the hour from now on."""
-    db.execute("SELECT 1 FROM sums_hours LIMIT 1").fetchall()
-    sums.watch(hour)
+        self._file.writer.call(put)
 
 
 LOOK_SECONDS = 30.0  # seconds between two searches for due hours and days
@@ -258,7 +253,6 @@ _SELECT_DUE_DAYS = (
 _SELECT_HOURS_OF_DAY = "SELECT state, rest, rows FROM sums_hours WHERE hour BETWEEN ? AND ?"
 _SELECT_NAMES = "SELECT name, hour FROM sums_names WHERE hour BETWEEN ? AND ?"
 _IGNORE_CONFLICT = "ON CONFLICT DO NOTHING"
-_REPLACE_LATENCIES = "ON CONFLICT (cell) DO UPDATE SET data = excluded.data"
 
 
 class PeriodSealer:
@@ -288,7 +282,7 @@ class PeriodSealer:
     def look(self) -> None:
         """Find the hours that are due, and the days to be sealed after them."""
         stirred = set[int]()
-        self._file.writer.alone(lambda _: stirred.update(self._file.appender.sums.rested()))
+        self._file.writer.alone(lambda _: stirred.update(self._file.appender.sums.take_changed_hours()))
         now = self._file.clock.now() // HOUR_NS
         with self._file.read() as reader:
             hours = reader.db.execute("SELECT hour FROM sums_hours WHERE state = 0 AND rest = 0 ORDER BY hour")
@@ -298,31 +292,23 @@ class PeriodSealer:
         self._days = [day for (day,) in reversed(days) if day < now // 24 and day not in moved]
 
     def make_hour(self, hour: int) -> None:
-        """Seal an hour: sort its latencies, add up its cells, and store the names of its runs."""
+        """Seal an hour: add up its cells, and store the names of its runs."""
         with self._file.read() as reader:
-            latencies = collect_latencies(reader.db, hour, lambda: self._stop.wait(PAUSE_SECONDS))
-            rows = None if latencies is None else sealed_rollups.build_hour(reader.db, hour, latencies)
-            named = collect_names(reader.db, hour)
-        self._file.writer.call(partial(self._put_hour, hour, latencies, rows, named), patient=True)
+            rows, named = build_hour(reader.db, hour), collect_names(reader.db, hour)
+        self._file.writer.call(partial(self._put_hour, hour, rows, named), patient=True)
 
     def _put_hour(
-        self,
-        hour: int,
-        latencies: dict[int, bytes] | None,
-        rows: Sequence[sealed_rollups.HourRow] | None,
-        named: Sequence[str] | None,
-        db: sqlite3.Connection,
+        self, hour: int, rows: Sequence[SealedRow] | None, named: Sequence[str] | None, db: sqlite3.Connection
     ) -> None:
         sums = self._file.appender.sums
-        if hour in sums.stirred:
+        if hour in sums.changed_hours:
             return
-        insert_many(db, "sums_latencies", ("cell", "data"), list((latencies or {}).items()), _REPLACE_LATENCIES)
-        sealed_rollups.put_hour(db, hour, rows or ())
+        put_rows(db, HOURS, hour, rows or ())
         insert_many(db, "sums_names", ("name", "hour"), [(name, hour) for name in named or ()], _IGNORE_CONFLICT)
         rest = SEALED_EMPTY if rows is None else SEALED
         sql = "UPDATE sums_hours SET rest = ?, named = ? WHERE hour = ? AND state = 0"
         db.execute(sql, (rest, named is not None, hour))
-        sums.made_ready()
+        sums.clear_unsealed()
 
     def make_day(self, day: int) -> None:
         """Seal a day: add up its hours."""
@@ -330,21 +316,20 @@ class PeriodSealer:
             hours = reader.db.execute(_SELECT_HOURS_OF_DAY, (24 * day, 24 * day + 23)).fetchall()
             if any(state > 0 or rest == CHANGED for state, rest, _ in hours):
                 return
-            found = build_day(reader.db, day) if sum(row[2] for row in hours) <= MAX_DAY_ROWS else None
+            is_small = sum(row[2] for row in hours) <= MAX_DAY_ROWS and all(rest == SEALED for _, rest, _ in hours)
+            rows = build_day(reader.db, day) if is_small else None
             gone = reader.db.execute(_SELECT_NAMES, (24 * day, 24 * day + 23)).fetchall() if not hours else []
-        self._file.writer.call(partial(self._put_day, day, found, gone), patient=True)
+        self._file.writer.call(partial(self._put_day, day, rows, gone), patient=True)
 
-    def _put_day(self, day: int, found: DayRows | None, gone: list[tuple[str, int]], db: sqlite3.Connection) -> None:
+    def _put_day(
+        self, day: int, rows: Sequence[SealedRow] | None, gone: list[tuple[str, int]], db: sqlite3.Connection
+    ) -> None:
         sums = self._file.appender.sums
-        if any(hour // 24 == day for hour in sums.stirred):
+        if any(hour // 24 == day for hour in sums.changed_hours):
             return
-        db.execute("DELETE FROM sums_said_of_days WHERE cell IN (SELECT id FROM sums_of_days WHERE day = ?)", (day,))
-        db.execute("DELETE FROM sums_of_days WHERE day = ?", (day,))
+        put_rows(db, DAYS, day, rows or ())
         db.execute("DELETE FROM sums_days WHERE day = ?", (day,))
         db.executemany("DELETE FROM sums_names WHERE name = ? AND hour = ?", gone)
-        if found is None or len(found.rows) + len(found.said) > MAX_HOUR_ROWS:
-            db.execute("INSERT INTO sums_days VALUES (?, ?)", (day, SEALED_EMPTY))
-        elif found.rows:
-            insert_day(db, day, found)
-            db.execute("INSERT INTO sums_days VALUES (?, ?)", (day, SEALED))
-        sums.made_ready()
+        if rows != []:  # [] if all traces of the day were deleted
+            db.execute("INSERT INTO sums_days VALUES (?, ?)", (day, SEALED_EMPTY if rows is None else SEALED))
+        sums.clear_unsealed()

@@ -126,6 +126,7 @@ REBUILT_TABLES = (
     *("indexed", "replaced", "unindexed"),
     *("states", "orphans", "local_roots"),
     *ROLLUP_TABLES,
+    *("sums_latencies", "sums_said_of_days"),  # of older files
 )
 
 
@@ -155,7 +156,7 @@ def recover(damaged: str, target: str) -> RecoveryReport:
     Raise `Refused` if `target` exists or nothing of `damaged` can be read.
     """
     if os.path.exists(target):
-        raise Refused(f"{target!r} is there already; name a new file to save into")
+        raise Refused(f"{target!r} already exists; name a new file")
     if not os.path.exists(damaged):
         raise Refused(f"there is no file {damaged!r}")
     with closing(_open_damaged(damaged)) as source:
@@ -191,14 +192,12 @@ def _open_damaged(path: str) -> sqlite3.Connection:
         db.text_factory = lambda text: text.decode("utf-8", "replace")
         return db
     except sqlite3.Error as error:
-        raise Refused(
-            f"nothing can be read of {path!r}: {error}; its very beginning is gone, restore a copy of the file"
-        ) from error
+        raise Refused(f"cannot read {path!r}: {error}; the start of the file is damaged, restore a backup") from error
 
 
 def _file_version(source: sqlite3.Connection) -> int:
     if source.execute("PRAGMA application_id").fetchone()[0] not in APPLICATION_IDS:
-        raise Refused("this is not one of Spanwise's files")
+        raise Refused("this is not a Spanwise database")
     version = int(source.execute("PRAGMA user_version").fetchone()[0])
     if 0 < version < OLDEST_VERSION:
         raise outdated_file_error("this file", version)
@@ -233,19 +232,19 @@ _DELETE_SPANLESS_RESPONSES = "DELETE FROM responses WHERE span NOT IN (SELECT id
 def _repair(source: sqlite3.Connection, db: sqlite3.Connection) -> Iterator[str]:
     appender = Appender(Reader(db), StoreClock(db))
     steps: tuple[tuple[str, Callable[[], int]], ...] = (
-        ("traces were made again from their spans", lambda: _restore_traces(source, db)),
+        ("traces were restored from their spans", lambda: _restore_traces(source, db)),
         (
-            "spans were given up, as nothing says of which trace they are",
+            "spans were deleted because their trace is unknown",
             lambda: db.execute(_DELETE_TRACELESS_SPANS).rowcount,
         ),
         ("spans have lost their resource", lambda: _repair_resources(db)),
-        ("spans have lost what they hold (inputs, outputs, attributes)", lambda: _repair_payloads(db)),
-        ("feedbacks have lost their trace", lambda: _reattach_feedback(appender, db)),
+        ("spans have lost their payload (inputs, outputs, attributes)", lambda: _repair_payloads(db)),
+        ("feedback rows have lost their trace", lambda: _reattach_feedback(appender, db)),
         ("traces have lost spans", lambda: _rebuild_summaries(appender, db)),
         # A new span may get the row id of a lost one, and must not match its response id
-        ("ids of models' answers have lost their span", lambda: db.execute(_DELETE_SPANLESS_RESPONSES).rowcount),
+        ("response ids have lost their span", lambda: db.execute(_DELETE_SPANLESS_RESPONSES).rowcount),
         (
-            "values of menus and filters were found in traces",
+            "values of filter menus were restored from traces",
             lambda: sum(db.execute(s).rowcount for s in COLLECT_VALUES),
         ),
     )
@@ -284,18 +283,18 @@ def _repair_resources(db: sqlite3.Connection) -> int:
 
 
 def _repair_payloads(db: sqlite3.Connection) -> int:
-    reader, nothing = Reader(db), PayloadCompressor().all([b'{"inputs":null,"outputs":null}'])[0]
-    rows = db.execute("SELECT id, payload FROM spans")
-    bad = [(nothing, row) for row, payload in rows if not _is_readable(reader, payload)]
+    """Replace payloads that cannot be read by an empty one."""
+    reader, empty = Reader(db), PayloadCompressor().all([b'{"inputs":null,"outputs":null}'])[0]
+    bad = []
+    for row, payload in db.execute("SELECT id, payload FROM spans"):
+        try:
+            is_readable = isinstance(reader.payload(payload), Mapping)
+        except (StoreError, TypeError):
+            is_readable = False
+        if not is_readable:
+            bad.append((empty, row))
     db.executemany("UPDATE spans SET payload = ? WHERE id = ?", bad)
     return len(bad)
-
-
-def _is_readable(reader: Reader, payload: Any) -> bool:
-    try:
-        return isinstance(reader.payload(payload), Mapping)
-    except (StoreError, TypeError):
-        return False
 
 
 def _reattach_feedback(appender: Appender, db: sqlite3.Connection) -> int:

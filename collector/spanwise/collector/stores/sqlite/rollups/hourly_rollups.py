@@ -21,6 +21,7 @@ from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
     HOUR_NS,
     MAX_HOUR_ROWS,
     FeedbackAmounts,
+    RollupChanges,
     RollupDelta,
     RollupKey,
     RollupTooLarge,
@@ -65,96 +66,86 @@ class RowCache:
     """Cache of rollup rows. Valid because only the writer changes them."""
 
     def __init__(self) -> None:
-        self.cells: dict[RollupKey, tuple[int, int, int, str, bytes]] = {}  # rows of `_FIND_CELL`
-        self.said: dict[tuple[int, str, str], tuple[Any, ...]] = {}  # by cell, key and label: rows of `_FIND_FEEDBACK`
+        # rows of `_FIND_CELL`, and of `_FIND_FEEDBACK` by cell, key and label
+        self.cells: dict[RollupKey, tuple[int, int, int, str, bytes]] = {}
+        self.feedback: dict[tuple[int, str, str], tuple[Any, ...]] = {}
 
     def clear(self) -> None:
         self.cells.clear()
-        self.said.clear()
+        self.feedback.clear()
 
     def trim(self) -> None:
         """Clear the cache if it exceeds its limit."""
-        if len(self.cells) > _MAX_CACHED_ROWS or len(self.said) > _MAX_CACHED_ROWS:
+        if len(self.cells) > _MAX_CACHED_ROWS or len(self.feedback) > _MAX_CACHED_ROWS:
             self.clear()
 
 
-def apply_delta(db: sqlite3.Connection, delta: RollupDelta, known: RowCache) -> int:
+def apply_delta(db: sqlite3.Connection, delta: RollupDelta, cache: RowCache) -> int:
     """Apply the delta of one hour; return by how many rows the hour has grown.
 
-    Reads rows from the cache `known` and keeps written rows in it. Raises `RecountNeeded` or `RollupTooLarge`; some
+    Reads rows from the `cache` and keeps written rows in it. Raises `RecountNeeded` or `RollupTooLarge`; some
     of the hour's rows may have been changed then.
     """
     ids: dict[RollupKey, int] = {}
     empty: list[RollupKey] = []
     grown = 0
-    for cell, part in delta.parts.items():
-        ids[cell], n, is_new = _change_cell(db, cell, part, known)
+    for cell, part in delta.cells.items():
+        ids[cell], n, is_new = _change_cell(db, cell, part, cache)
         grown += is_new
         if n == 0:
             empty.append(cell)
-    for (cell, key, label), said in delta.said.items():
+    for (cell, key, label), said in delta.feedback.items():
         if cell not in ids:
-            row = known.cells.get(cell) or db.execute(_FIND_CELL, cell).fetchone()
+            row = cache.cells.get(cell) or db.execute(_FIND_CELL, cell).fetchone()
             if row is None:
                 raise RecountNeeded
-            known.cells[cell] = row
+            cache.cells[cell] = row
             ids[cell] = int(row[0])
-        grown += _change_feedback(db, (ids[cell], key, label), said, known)
+        grown += _change_feedback(db, (ids[cell], key, label), said, cache)
     if empty:
-        known.clear()
+        cache.clear()
     for cell in empty:  # deleted last, because feedback of this delta may still refer to the cell
         grown -= db.execute("DELETE FROM sums_said WHERE cell = ?", (ids[cell],)).rowcount
-        db.execute("DELETE FROM sums_latencies WHERE cell = ?", (ids[cell],))
         grown -= db.execute("DELETE FROM sums WHERE id = ?", (ids[cell],)).rowcount
-    known.trim()
+    cache.trim()
     return grown
 
 
 def delete_hour(db: sqlite3.Connection, hour: int) -> None:
     """Delete the rollup of an hour."""
-    for table in ("sums_said", "sums_latencies"):
-        db.execute(f"DELETE FROM {table} WHERE cell IN (SELECT id FROM sums WHERE hour = ?)", (hour,))
+    db.execute("DELETE FROM sums_said WHERE cell IN (SELECT id FROM sums WHERE hour = ?)", (hour,))
     db.execute("DELETE FROM sums WHERE hour = ?", (hour,))
-    sealed_rollups.drop_hour(db, hour)
+    sealed_rollups.put_rows(db, sealed_rollups.HOURS, hour, ())
 
 
 def read_hour(db: sqlite3.Connection, hour: int) -> dict[Any, Any]:
-    """Return the stored rollup of an hour, in the form of `compute_expected_hour`."""
+    """Return the stored rollup of an hour, in the form of `compute_expected_hour`. Raises `ValueError` if it is
+    damaged.
+    """
     rows = db.execute("SELECT * FROM sums WHERE hour = ?", (hour,)).fetchall()
     cells = {row[0]: row[1:7] for row in rows}
     sql = f"SELECT cell, key, label, {_FEEDBACK_COLUMNS} FROM sums_said WHERE cell IN (SELECT id FROM sums WHERE hour = ?)"
-    said = db.execute(sql, (hour,)).fetchall()
     return {
-        **{row[1:7]: (row[7], row[8], row[12], _unpack_or_none(row[13])) for row in rows},
-        **{(cells[row[0]], *row[1:3]): row[3:] for row in said},
+        **{row[1:7]: (row[7], row[8], row[12], unpack_bins([row[13]])) for row in rows},
+        **{(cells[row[0]], *row[1:3]): row[3:] for row in db.execute(sql, (hour,))},
     }
-
-
-def _unpack_or_none(blob: bytes) -> Counter[int] | None:
-    try:
-        return unpack_bins([blob])
-    except ValueError:  # damaged: None differs from any expected value
-        return None
 
 
 def compute_expected_hour(delta: RollupDelta) -> dict[Any, Any]:
     """Return the cells and feedback that the rollup of an hour must have if `delta` covers all of its traces."""
-    parts = {
-        cell: (one.n, one.errors, f"{one.input_tokens} {one.output_tokens} {one.cost}", +one.bins)
-        for cell, one in delta.parts.items()
-    }
-    said = {place: _feedback_columns(one) for place, one in delta.said.items()}
-    return {**parts, **said}
+    expected: dict[Any, Any] = {}
+    for cell, amounts in delta.cells.items():
+        exact = f"{amounts.input_tokens} {amounts.output_tokens} {amounts.cost}"
+        expected[cell] = (amounts.n, amounts.errors, exact, +amounts.bins)
+    for place, said in delta.feedback.items():
+        least, most = (_update_extreme(None, 0, said.scores, said.n, sign) for sign in (-1.0, 1.0))
+        expected[place] = (said.said, said.n, str(said.total), *least, *most, said.failed, said.skipped)
+    return expected
 
 
-def _feedback_columns(one: FeedbackAmounts) -> tuple[Any, ...]:
-    least, most = _update_extreme(None, 0, one.scores, one.n, -1.0), _update_extreme(None, 0, one.scores, one.n, 1.0)
-    return (one.said, one.n, str(one.total), *least, *most, one.failed, one.skipped)
-
-
-def _change_cell(db: sqlite3.Connection, cell: RollupKey, part: TraceAmounts, known: RowCache) -> tuple[int, int, bool]:
+def _change_cell(db: sqlite3.Connection, cell: RollupKey, part: TraceAmounts, cache: RowCache) -> tuple[int, int, bool]:
     """Apply a change to a cell; return its row id, its number of traces, and whether the row is new."""
-    row = known.cells.get(cell) or db.execute(_FIND_CELL, cell).fetchone()
+    row = cache.cells.get(cell) or db.execute(_FIND_CELL, cell).fetchone()
     id, n, errors, exact, blob = row or (db.execute(_INSERT_CELL, cell).lastrowid or 0, 0, 0, "0 0 0", b"")
     n, errors = n + part.n, errors + part.errors
     parts = zip(map(int, exact.split()), (part.input_tokens, part.output_tokens, part.cost), strict=True)
@@ -168,28 +159,28 @@ def _change_cell(db: sqlite3.Connection, cell: RollupKey, part: TraceAmounts, kn
     tokens = [value if value <= _INT_MAX else float(value) for value in sums[:2]]
     exact = " ".join(map(str, sums))
     db.execute(_UPDATE_CELL, (n, errors, *tokens, from_units(sums[2]), exact, latencies, id))
-    known.cells[cell] = int(id), n, errors, exact, latencies
+    cache.cells[cell] = int(id), n, errors, exact, latencies
     return int(id), n, row is None
 
 
 def _change_feedback(
-    db: sqlite3.Connection, place: tuple[int, str, str], more: FeedbackAmounts, known: RowCache
+    db: sqlite3.Connection, place: tuple[int, str, str], more: FeedbackAmounts, cache: RowCache
 ) -> int:
-    row = known.said.get(place) or db.execute(_FIND_FEEDBACK, place).fetchone()
+    row = cache.feedback.get(place) or db.execute(_FIND_FEEDBACK, place).fetchone()
     said, n, exact, minimum, minimum_n, maximum, maximum_n, failed, skipped = row or (0, 0, "0", None, 0, None, 0, 0, 0)
     n, total = n + more.n, int(exact) + more.total
     counts = (said + more.said, failed + more.failed, skipped + more.skipped)
     if n < 0 or min(counts) < 0:
         raise RecountNeeded
     if not any(counts):
-        known.said.pop(place, None)
+        cache.feedback.pop(place, None)
         db.execute("DELETE FROM sums_said WHERE cell = ? AND key = ? AND label = ?", place)
         return -1 if row else 0
     least = _update_extreme(minimum, minimum_n, more.scores, n, -1.0)
     most = _update_extreme(maximum, maximum_n, more.scores, n, 1.0)
     now: tuple[Any, ...] = (counts[0], n, str(total), *least, *most, *counts[1:])
     db.execute(_PUT_FEEDBACK, (*now[:2], from_units(total), *now[2:], *place))
-    known.said[place] = now
+    cache.feedback[place] = now
     return 0 if row else 1
 
 
@@ -219,11 +210,14 @@ def _update_extreme(
 def count_wrong_hours(db: sqlite3.Connection) -> int:
     """Return how many hours have a rollup that differs from the totals of their rows."""
     hours = [row[0] for row in db.execute("SELECT hour FROM sums_hours WHERE state = 0")]
-    left_out = f"start_ns / {HOUR_NS} NOT IN (SELECT hour FROM sums_hours)"
     bad = 0
     for hour in hours:
         counted = sum_hour(db, hour)
-        bad += counted is None or compute_expected_hour(counted) != read_hour(db, hour)
+        try:
+            bad += counted is None or compute_expected_hour(counted) != read_hour(db, hour)
+        except ValueError:
+            bad += 1
+    left_out = f"start_ns / {HOUR_NS} NOT IN (SELECT hour FROM sums_hours)"
     return bad + int(db.execute(f"SELECT count(*) FROM traces WHERE span_count > 0 AND {left_out}").fetchone()[0])
 
 
@@ -241,43 +235,43 @@ class HourlyRollups:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         # Changes of hours that are being recounted, see `maintenance.rebuild_jobs`
-        self._watched: dict[int, RollupDelta] = {}
+        self._recorded: dict[int, RollupDelta] = {}
         self._hours: dict[int, tuple[int, int]] = {}  # state, and number of rows
-        self._stirred: set[int] = set()  # hours already marked as changed, with their days
-        self.stirred: set[int] = set()  # hours changed since the last call of `rested`
+        self._unsealed_hours: set[int] = set()  # hours already marked as changed, with their days
+        self.changed_hours: set[int] = set()  # hours changed since the last call of `take_changed_hours`
         self._cells = RowCache()
 
     def forget(self) -> None:
         """Drop caches and recorded changes after a rollback; recounts of hours start again."""
-        self._watched.clear()
-        self._read_again()
+        self._recorded.clear()
+        self._clear_caches()
 
-    def _read_again(self) -> None:
+    def _clear_caches(self) -> None:
         self._hours.clear()
         self._cells.clear()
-        self._stirred.clear()
+        self._unsealed_hours.clear()
 
-    def watch(self, hour: int) -> None:
+    def start_recording(self, hour: int) -> None:
         """Start recording the changes of an hour."""
-        self._watched[hour] = RollupDelta()
+        self._recorded[hour] = RollupDelta()
 
-    def watched(self, hour: int) -> RollupDelta | None:
-        """Return the changes since `watch` and stop recording; None if they are unknown."""
-        return self._watched.pop(hour, None)
+    def stop_recording(self, hour: int) -> RollupDelta | None:
+        """Return the changes since `start_recording` and stop recording; None if they are unknown."""
+        return self._recorded.pop(hour, None)
 
     @contextmanager
-    def of_traces(self, keys: Collection[int], new: Mapping[int, TraceContribution]) -> Iterator[None]:
+    def update_traces(self, keys: Collection[int], new: Mapping[int, TraceContribution]) -> Iterator[None]:
         """Update the rollups for the rows of `traces` that the `with` block writes.
 
         `new` has the contributions of new traces. They had no row and no feedback before, so nothing is read for them.
         """
         others = [key for key in keys if key not in new]
-        before = read_contributions(self._db, others)
+        before = read_contributions(self._db, others) if others else {}
         yield
-        self._turn(before, read_contributions(self._db, others), new)
+        self._apply_traces(before, read_contributions(self._db, others) if others else {}, new)
 
     @contextmanager
-    def of_feedback(
+    def update_feedback(
         self, pairs: Iterable[tuple[int | None, str]], new: Collection[int] = ()
     ) -> Iterator[set[tuple[int, str]]]:
         """Update the rollups for feedback that the `with` block writes or removes under these pairs of trace and key.
@@ -290,44 +284,39 @@ class HourlyRollups:
         before, after = _only_counted(there), _only_counted(read_feedback_under(self._db, on_traces))
         if before != after:
             counted = read_contributions(self._db, {trace for trace, _ in on_traces})
-            changes = _RollupChanges()
-            changes.said(counted, before, -1)
-            changes.said(counted, after, 1)
+            changes = RollupChanges()
+            changes.add_feedback(counted, before, -1)
+            changes.add_feedback(counted, after, 1)
             self._apply(changes)
 
-    def gone(self, keys: Sequence[int]) -> None:
+    def subtract_traces(self, keys: Sequence[int]) -> None:
         """Subtract traces and their feedback. Must be called before they are deleted."""
-        counted, changes = read_contributions(self._db, keys), _RollupChanges()
-        for one in counted.values():
-            changes.trace(one, -1)
-        changes.said(counted, read_counted_feedback(self._db, counted), -1)
+        counted, changes = read_contributions(self._db, keys), RollupChanges()
+        changes.add_traces(counted.values(), -1)
+        changes.add_feedback(counted, read_counted_feedback(self._db, counted), -1)
         self._apply(changes)
 
-    def _turn(
+    def _apply_traces(
         self,
         before: Mapping[int, TraceContribution],
         after: Mapping[int, TraceContribution],
         new: Mapping[int, TraceContribution],
     ) -> None:
-        changes, moved = _RollupChanges(), []
-        for now in new.values():
-            changes.trace(now, 1)
+        changes = RollupChanges()
+        changes.add_traces(new.values(), 1)
+        changed = [key for key, now in after.items() if before.get(key) != now]
+        changes.add_traces([before[key] for key in changed if key in before], -1)
+        changes.add_traces([after[key] for key in changed], 1)
         for key, now in after.items():
-            was = before.get(key)
-            if was != now:
-                if was is not None:
-                    changes.trace(was, -1)
-                changes.trace(now, 1)
-                if was is None or was.place != now.place:
-                    moved.append(key)
-            else:  # the contribution is the same, but the names of runs may have changed
-                self._stir(now.hour)
-        self._move_said(changes, before, after, moved)
+            if before.get(key) == now:  # the contribution is the same, but the names of runs may have changed
+                self._unseal(now.hour)
+        moved = [key for key in changed if key not in before or before[key].place != after[key].place]
+        self._move_feedback(changes, before, after, moved)
         self._apply(changes)
 
-    def _move_said(
+    def _move_feedback(
         self,
-        changes: _RollupChanges,
+        changes: RollupChanges,
         before: Mapping[int, TraceContribution],
         after: Mapping[int, TraceContribution],
         moved: Sequence[int],
@@ -342,59 +331,59 @@ class HourlyRollups:
         few = [key for key in moved if counts.get(key, 0) and counts[key] <= MAX_MOVED_FEEDBACK]
         for key in counts:
             if counts[key] > MAX_MOVED_FEEDBACK:
-                changes.unsure.update(one.hour for one in (before.get(key), after[key]) if one is not None)
+                changes.stale.update(one.hour for one in (before.get(key), after[key]) if one is not None)
         rows = read_counted_feedback(self._db, few)
-        changes.said(before, rows, -1)
-        changes.said(after, rows, 1)
+        changes.add_feedback(before, rows, -1)
+        changes.add_feedback(after, rows, 1)
 
-    def _apply(self, changes: _RollupChanges) -> None:
-        for hour in changes.deltas.keys() | changes.unsure | changes.wild:
-            self._apply_to(hour, changes)
+    def _apply(self, changes: RollupChanges) -> None:
+        for hour in changes.deltas.keys() | changes.stale | changes.too_large:
+            self._apply_hour(hour, changes)
 
-    def _apply_to(self, hour: int, changes: _RollupChanges) -> None:
-        state, rows = self._standing(hour)
-        self._stir(hour)
-        if hour in self._watched:
-            if hour in changes.wild or hour in changes.unsure:
-                del self._watched[hour]
+    def _apply_hour(self, hour: int, changes: RollupChanges) -> None:
+        state, rows = self._hour_state(hour)
+        self._unseal(hour)
+        if hour in self._recorded:
+            if hour in changes.too_large or hour in changes.stale:
+                del self._recorded[hour]
             elif hour in changes.deltas:
-                self._watched[hour].add(changes.deltas[hour])
-        if hour in changes.wild:
+                self._recorded[hour].add(changes.deltas[hour])
+        if hour in changes.too_large:
             self.mark(hour, TOO_LARGE)
-        elif hour in changes.unsure:
+        elif hour in changes.stale:
             self.mark(hour, STALE)
         elif state == VALID:
             self._change(hour, rows, changes.deltas[hour])
 
-    def _standing(self, hour: int) -> tuple[int, int]:
+    def _hour_state(self, hour: int) -> tuple[int, int]:
         """Return the state of an hour and the number of its rollup rows."""
         if hour not in self._hours:
             found = self._db.execute("SELECT state, rows FROM sums_hours WHERE hour = ?", (hour,)).fetchone()
             if found is None:
                 self._db.execute("INSERT INTO sums_hours (hour, rows, state) VALUES (?, 0, ?)", (hour, VALID))
-            self._note_hour(hour, *(found or (VALID, 0)))
+            self._cache_hour(hour, *(found or (VALID, 0)))
         return self._hours[hour]
 
-    def _stir(self, hour: int) -> None:
+    def _unseal(self, hour: int) -> None:
         """Mark an hour and its day as changed, so no longer sealed."""
-        self.stirred.add(hour)
-        if hour not in self._stirred:
-            if len(self._stirred) >= MAX_CACHED_HOURS:
-                self._stirred.clear()
-            self._stirred.add(hour)
+        self.changed_hours.add(hour)
+        if hour not in self._unsealed_hours:
+            if len(self._unsealed_hours) >= MAX_CACHED_HOURS:
+                self._unsealed_hours.clear()
+            self._unsealed_hours.add(hour)
             self._db.execute("UPDATE sums_hours SET rest = 0, named = 0 WHERE hour = ? AND rest > 0", (hour,))
             self._db.execute("UPDATE sums_days SET rest = 0 WHERE day = ? AND rest > 0", (hour // 24,))
 
-    def rested(self) -> set[int]:
+    def take_changed_hours(self) -> set[int]:
         """Return the hours that have changed since the last call."""
-        stirred, self.stirred = self.stirred, set()
-        return stirred
+        changed_hours, self.changed_hours = self.changed_hours, set()
+        return changed_hours
 
-    def made_ready(self) -> None:
+    def clear_unsealed(self) -> None:
         """Forget which hours are marked as changed, because this transaction has sealed hours or days."""
-        self._stirred.clear()
+        self._unsealed_hours.clear()
 
-    def _note_hour(self, hour: int, state: int, rows: int) -> None:
+    def _cache_hour(self, hour: int, state: int, rows: int) -> None:
         if len(self._hours) >= MAX_CACHED_HOURS:
             self._hours.clear()
         self._hours[hour] = state, rows
@@ -411,66 +400,36 @@ class HourlyRollups:
                 self.mark(hour, TOO_LARGE)
             elif rows + grown == 0:
                 self._db.execute("DELETE FROM sums_hours WHERE hour = ?", (hour,))
-                sealed_rollups.drop_hour(self._db, hour)
+                sealed_rollups.put_rows(self._db, sealed_rollups.HOURS, hour, ())
                 self._hours.pop(hour, None)
             elif grown:
                 self._db.execute("UPDATE sums_hours SET rows = ? WHERE hour = ?", (rows + grown, hour))
-                self._note_hour(hour, VALID, rows + grown)
+                self._cache_hour(hour, VALID, rows + grown)
 
     def mark(self, hour: int, state: int) -> None:
         """Mark an hour `STALE` or `TOO_LARGE`, so that it is read from rows. `TOO_LARGE` is never reset to `STALE`."""
-        self._read_again()
-        self._stir(hour)
+        self._clear_caches()
+        self._unseal(hour)
         self._db.execute("UPDATE sums_hours SET state = max(state, ?), rows = -1 WHERE hour = ?", (state, hour))
 
-    def empty(self, hour: int) -> None:
+    def clear_hour(self, hour: int) -> None:
         """Delete the rollup rows of an hour that is read from rows."""
-        self._read_again()
-        self._stir(hour)
+        self._clear_caches()
+        self._unseal(hour)
         delete_hour(self._db, hour)
         self._db.execute("UPDATE sums_hours SET rows = 0 WHERE hour = ?", (hour,))
 
-    def put(self, hour: int, counted: RollupDelta | None, changed: RollupDelta) -> None:
+    def store_recount(self, hour: int, counted: RollupDelta | None, changed: RollupDelta) -> None:
         """Store a recounted hour and apply the changes made meanwhile. `counted` None: the hour is too large."""
-        self._read_again()
-        self._stir(hour)
+        self._clear_caches()
+        self._unseal(hour)
         delete_hour(self._db, hour)
         state = TOO_LARGE if counted is None else VALID
         self._db.execute("UPDATE sums_hours SET rows = 0, state = ? WHERE hour = ?", (state, hour))
         for delta in (counted, changed) if counted is not None else ():
-            state, rows = self._standing(hour)
+            state, rows = self._hour_state(hour)
             if state == VALID:
                 self._change(hour, rows, delta)
-
-
-class _RollupChanges:
-    """Changes of one write by hour, with the hours that need a recount or are too large."""
-
-    def __init__(self) -> None:
-        self.deltas: dict[int, RollupDelta] = {}
-        self.unsure: set[int] = set()
-        self.wild: set[int] = set()
-
-    def trace(self, one: TraceContribution, sign: int) -> None:
-        try:
-            self._of(one.hour).add_trace(one, sign)
-        except RollupTooLarge:
-            self.wild.add(one.hour)
-
-    def said(self, counted: Mapping[int, TraceContribution], rows: Iterable[Sequence[Any]], sign: int) -> None:
-        """Add or subtract feedback in the cells of its trace. Feedback on traces that do not count is ignored."""
-        cells: dict[int, list[RollupKey]] = {}
-        for trace, *row in rows:
-            if (one := counted.get(trace)) is not None:
-                try:
-                    if trace not in cells:
-                        cells[trace] = one.cells()
-                    self._of(one.hour).add_said(cells[trace], row, sign)
-                except RollupTooLarge:
-                    self.wild.add(one.hour)
-
-    def _of(self, hour: int) -> RollupDelta:
-        return self.deltas.setdefault(hour, RollupDelta())
 
 
 def _only_counted(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:

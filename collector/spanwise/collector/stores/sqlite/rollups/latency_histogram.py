@@ -1,44 +1,34 @@
-"""Latency histograms (DDSketch bins), exact latencies in order, and their percentiles.
+"""Latency histograms (DDSketch bins) and their percentiles.
 
 The bins are those of DDSketch (Masson, Rim, Lee: "DDSketch: a fast and fully-mergeable quantile sketch", VLDB 2019):
 the value of a bin is within `RELATIVE_ERROR` of all latencies in it.
 
 Format of a blob of bins:
 
-- The first byte is the width of the counts. The number of the first bin plus 1 follows (2 bytes), so that none is negative, and then the counts of consecutive bins.
-- With width 0, pairs follow: a bin plus 1, and its count, 2 bytes each. This form is for a few latencies that are far apart.
-- An older form has pairs of 8 bytes each without a header. It is read, but no longer written.
-
-Format of exact latencies in order (`pack_latencies`), used for sealed hours and days: the width of a step (1 byte),
-the unit of which all steps are multiples (8 bytes), the smallest latency (8 bytes), and the steps from each latency
-to the next.
+- The first byte is the width of the counts. The number of the first bin plus 1 follows (2 bytes), so that none is
+  negative, and then the counts of consecutive bins.
+- With width 0, pairs follow: a bin plus 1, and its count, 2 bytes each. This form is for a few latencies that are far
+  apart.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
-from math import gcd
-from struct import Struct
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
 from ddsketch.mapping import LogarithmicMapping
 
-from spanwise.collector.statistics import nearest_rank, percentile
+from spanwise.collector.statistics import nearest_rank
 
 RELATIVE_ERROR = 0.01  # relative error of a percentile
-MAX_EXACT_TRACES = 10_000  # up to this many traces, percentiles are exact
 ZERO_BIN = -1  # bin of latency 0; other bins begin at 0, the logarithm of a nanosecond
 _MAPPING = LogarithmicMapping(RELATIVE_ERROR)
 _ARRAY_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}  # type codes of `array`, by width
 _COUNT_WIDTHS = (1, 2, 4)  # widths of counts
-_ORDERED_HEADER = Struct("<BQQ")  # header of latencies in order: width, unit, smallest
-# Values of `blob[2:8]` that only the older form can have, because a bin is below 65,536 and no count is 0
-_OLD_FORM_MARKERS = (bytes(6), b"\xff" * 6)
 _LANE_BYTES = 8  # bytes of each count in the large integers by which blobs are added
 
 
@@ -71,7 +61,7 @@ def add_to_bins(blob: bytes, more: Mapping[int, int]) -> bytes:
     """Return a blob with the counts `more`, which may be negative, added. Raises `ValueError` if a count would be
     negative.
     """
-    if blob and blob[2:8] not in _OLD_FORM_MARKERS:  # nearly always the counts fit into the blob as it is
+    if blob:  # nearly always the counts fit into the blob as it is
         made = _add_to_counts(blob, more) if blob[0] else _add_to_pairs(blob, more)
         if made is not None:
             return made
@@ -79,7 +69,7 @@ def add_to_bins(blob: bytes, more: Mapping[int, int]) -> bytes:
     for bin, times in more.items():
         bins[bin] += times
     if any(times < 0 for times in bins.values()):
-        raise ValueError("fewer latencies than none in a bin")
+        raise ValueError("the count of a bin would be negative")
     return pack_bins(bins)
 
 
@@ -112,35 +102,31 @@ def _add_to_pairs(blob: bytes, more: Mapping[int, int]) -> bytes | None:
 def unpack_bins(blobs: Iterable[bytes]) -> Counter[int]:
     """Return the counts by bin, added over all blobs. Raises `ValueError` for an invalid blob."""
     bins: dict[int, int] = {}
-    # By first bin: the counts of blobs as one large integer, so that one addition adds all of them
-    runs: dict[int, int] = {}
+    # First bin, and the counts of consecutive bins as one large integer, so that one addition adds all of them
+    runs: list[tuple[int, int]] = []
     for blob in blobs:
-        if blob[2:8] in _OLD_FORM_MARKERS:
-            _add_pairs(bins, _read_array("q", blob), 0)
-        elif blob[:1] == b"\0":
-            _add_pairs(bins, _read_array("H", blob[1:]), 1)
+        if blob[:1] == b"\0":
+            flat = _read_array("H", blob[1:])
+            for bin, count in zip(flat[::2], flat[1::2], strict=True):
+                bins[bin - 1] = bins.get(bin - 1, 0) + count
         elif blob:
             run = _counts_as_integer(blob)
-            first = blob[1] + (blob[2] << 8) - 1
-            runs[first] = runs.get(first, 0) + run
-    for first, run in runs.items():
-        size = -(-run.bit_length() // (8 * _LANE_BYTES))
-        for bin, count in enumerate(_read_array("Q", run.to_bytes(size * _LANE_BYTES, "little")), first):
+            runs.append((blob[1] + (blob[2] << 8) - 1, run))
+    if runs:
+        least = min(first for first, _ in runs)
+        total = sum(run << 8 * _LANE_BYTES * (first - least) for first, run in runs)
+        size = -(-total.bit_length() // (8 * _LANE_BYTES))
+        for bin, count in enumerate(_read_array("Q", total.to_bytes(size * _LANE_BYTES, "little")), least):
             if count:
                 bins[bin] = bins.get(bin, 0) + count
     return Counter(bins)
-
-
-def _add_pairs(bins: dict[int, int], flat: array[int], up: int) -> None:
-    for bin, count in zip(flat[::2], flat[1::2], strict=True):
-        bins[bin - up] = bins.get(bin - up, 0) + count
 
 
 def _counts_as_integer(blob: bytes) -> int:
     """Return consecutive counts as one integer, with `_LANE_BYTES` bytes per count."""
     width, size = blob[0], len(blob) - 3
     if width not in _COUNT_WIDTHS or size < width or size % width:
-        raise ValueError(f"no latencies in bins: {blob[:16]!r}")
+        raise ValueError(f"invalid latency bins: {blob[:16]!r}")
     lanes = bytearray(_LANE_BYTES * size // width)
     for place in range(width):
         lanes[place::_LANE_BYTES] = blob[3 + place :: width]
@@ -160,126 +146,13 @@ def _array_bytes(values: array[int]) -> bytes:
     return values.tobytes()
 
 
-def pack_latencies(latencies: Iterable[int]) -> bytes:
-    """Pack latencies (at least one, all >= 0) without loss, in ascending order."""
-    here = sorted(latencies)
-    steps = [after - before for before, after in pairwise(here)]
-    unit = gcd(*steps) or 1
-    whole = [step // unit for step in steps]
-    most = max(whole, default=0)
-    width = next(width for width in _ARRAY_CODES if most < 1 << 8 * width)
-    return _ORDERED_HEADER.pack(width, unit, here[0]) + _array_bytes(array(_ARRAY_CODES[width], whole))
-
-
-# Unit, smallest latency, and the steps from each latency to the next in that unit
-LatencySteps: TypeAlias = tuple[int, int, Sequence[int]]
-
-
-def parse_latencies(blob: bytes) -> LatencySteps:
-    """Parse a blob of `pack_latencies`. Raises `ValueError` if it is invalid."""
-    if len(blob) < _ORDERED_HEADER.size:
-        raise ValueError(f"no latencies in order: {blob[:16]!r}")
-    width, unit, least = _ORDERED_HEADER.unpack_from(blob)
-    steps = blob[_ORDERED_HEADER.size :]
-    if width not in _ARRAY_CODES or not unit or len(steps) % width:
-        raise ValueError(f"no latencies in order: {blob[:16]!r}")
-    return unit, least, steps if width == 1 else _read_array(_ARRAY_CODES[width], steps)
-
-
-def unpack_latencies(blob: bytes) -> list[int]:
-    """Return all latencies of a blob of `pack_latencies`, in order. Raises `ValueError` if it is invalid."""
-    least, unit, [found] = to_common_unit([parse_latencies(blob)])
-    return [least + unit * above for above in found]
-
-
-def merge_latencies(parts: Sequence[bytes]) -> bytes:
-    """Merge several blobs of `pack_latencies` (at least one) into one. Raises `ValueError` if one is invalid."""
-    if not parts:
-        raise ValueError("no latencies in order")
-    return parts[0] if len(parts) == 1 else pack_latencies(one for part in parts for one in unpack_latencies(part))
-
-
-def to_common_unit(parts: Sequence[LatencySteps]) -> tuple[int, int, list[list[int]]]:
-    """Return the smallest latency of all parts (at least one), a common unit, and the latencies of each part.
-
-    Each latency is given as its distance from the smallest, in multiples of the unit. Computing with these small
-    numbers takes half the time.
-    """
-    start = min([least for _, least, _ in parts])
-    common = gcd(*[least - start for _, least, _ in parts], *[unit for unit, _, steps in parts if steps]) or 1
-    found = []
-    for unit, least, steps in parts:
-        above = (least - start) // common
-        if unit == common:
-            found.append(list(accumulate(steps, initial=above)))
-        else:
-            found.append([above + unit // common * some for some in accumulate(steps, initial=0)])
-    return start, common, found
-
-
-def compute_bin_percentile(bins: Mapping[int, int], percent: int) -> float:
-    """Return the percentile in nanoseconds, within `RELATIVE_ERROR` of `statistics.percentile`. Raises `ValueError`
+def compute_bin_percentiles(bins: Mapping[int, int], *percents: int) -> list[float]:
+    """Return percentiles in nanoseconds, within `RELATIVE_ERROR` of `statistics.percentile`. Raises `ValueError`
     without counts.
     """
     counted = sorted(bins.items())
     upto = list(accumulate(count for _, count in counted))
     if not upto or upto[-1] <= 0:
-        raise ValueError(f"no percentile {percent!r} of nothing")
-    return get_bin_latency(counted[bisect_left(upto, nearest_rank(upto[-1], percent))][0])
-
-
-PERCENTS = (50, 95)
-
-
-class ExactPercentiles:
-    """Exact percentiles of `n` latencies in nanoseconds.
-
-    They are computed as soon as `n` latencies have been added. Then the latencies are dropped to save memory, because
-    a query over a thousand hours has one for each trace.
-    """
-
-    def __init__(self, n: int) -> None:
-        self._left = n
-        self._parts: list[LatencySteps] = []
-        self._found: dict[int, int] | None = None
-
-    def add(self, latencies: Iterable[int]) -> None:
-        """Add latencies, in any order."""
-        if some := list(latencies):
-            self.add_ordered(pack_latencies(some))
-
-    def add_ordered(self, blob: bytes) -> None:
-        """Add a blob of `pack_latencies`; ignore a damaged one."""
-        try:
-            part = parse_latencies(blob)
-        except ValueError:
-            return
-        self._parts.append(part)
-        self._left -= len(part[2]) + 1
-        self._found = None
-        if not self._left:
-            least, unit, parts = to_common_unit(self._parts)
-            self._parts.clear()
-            self._found = {percent: least + unit * _percentile_of_parts(parts, percent) for percent in PERCENTS}
-
-    def found(self) -> dict[int, int] | None:
-        """Return nanoseconds by percent; None if the number of latencies added is not `n`."""
-        return self._found
-
-
-def _percentile_of_parts(parts: Sequence[Sequence[int]], percent: int) -> int:
-    """Return the percentile of all parts together, each of which is in order.
-
-    It is between the smallest and the largest of the parts' own percentiles, so only latencies in that range are
-    sorted.
-    """
-    own = [percentile(part, percent) for part in parts]
-    least, most, before = min(own), max(own), 0
-    between: list[int] = []
-    for part in parts:
-        first = bisect_left(part, least)
-        before += first
-        between += part[first : bisect_right(part, most, first)]
-    between.sort()
-    rank = nearest_rank(sum(map(len, parts)), percent)
-    return between[rank - 1 - before]
+        raise ValueError("a percentile needs at least one latency")
+    ranks = [nearest_rank(upto[-1], percent) for percent in percents]
+    return [get_bin_latency(counted[bisect_left(upto, rank)][0]) for rank in ranks]

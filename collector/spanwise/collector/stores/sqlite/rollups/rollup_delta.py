@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -216,45 +216,77 @@ class FeedbackAmounts:
 class RollupDelta:
     """Change of the rollup of one hour."""
 
-    __slots__ = ("parts", "said")
+    __slots__ = ("cells", "feedback")
 
     def __init__(self) -> None:
-        self.parts: dict[RollupKey, TraceAmounts] = {}
-        self.said: dict[tuple[RollupKey, str, str], FeedbackAmounts] = {}
+        self.cells: dict[RollupKey, TraceAmounts] = {}
+        self.feedback: dict[tuple[RollupKey, str, str], FeedbackAmounts] = {}
 
     def add_trace(self, one: TraceContribution, sign: int) -> None:
         """Add (`sign` 1) or subtract (-1) a trace. Raises `RollupTooLarge`."""
         bin, place = find_bin(one.latency_ns), one[:5]
-        whole = self._part((*place, ALL_MODELS))
+        whole = self._cell((*place, ALL_MODELS))
         whole.add(sign, bin, one.error, one.input_tokens, one.output_tokens, one.cost or 0.0)
         for model, (_, tokens_in, tokens_out, cost) in one.by_model().items():
-            self._part((*place, encode_name(model))).add(sign, bin, one.error, tokens_in, tokens_out, cost or 0.0)
+            self._cell((*place, encode_name(model))).add(sign, bin, one.error, tokens_in, tokens_out, cost or 0.0)
 
-    def add_said(self, cells: Iterable[RollupKey], row: Sequence[Any], sign: int) -> None:
+    def add_feedback(self, cells: Iterable[RollupKey], row: Sequence[Any], sign: int) -> None:
         """Add or subtract a row of feedback: key, label, outcome, score. Raises `RollupTooLarge`."""
         key, label, outcome, score = row
         label = "" if label is None else encode_name(label)
         for cell in cells:
-            said = self.said.get((cell, key, label))
+            said = self.feedback.get((cell, key, label))
             if said is None:
-                said = self.said[cell, key, label] = FeedbackAmounts()
+                said = self.feedback[cell, key, label] = FeedbackAmounts()
             said.add(sign, outcome, score)
 
     def add(self, other: RollupDelta) -> None:
         """Add another delta."""
-        for cell, part in other.parts.items():
-            self._part(cell).merge(part)
-        for place, said in other.said.items():
-            if place in self.said:
-                self.said[place].merge(said)
+        for cell, part in other.cells.items():
+            self._cell(cell).merge(part)
+        for place, said in other.feedback.items():
+            if place in self.feedback:
+                self.feedback[place].merge(said)
             else:
-                self.said[place] = said
+                self.feedback[place] = said
 
-    def _part(self, cell: RollupKey) -> TraceAmounts:
-        part = self.parts.get(cell)
+    def _cell(self, cell: RollupKey) -> TraceAmounts:
+        part = self.cells.get(cell)
         if part is None:
-            part = self.parts[cell] = TraceAmounts()
+            part = self.cells[cell] = TraceAmounts()
         return part
+
+
+class RollupChanges:
+    """Changes of one write by hour, with the hours that need a recount or are too large."""
+
+    def __init__(self) -> None:
+        self.deltas: dict[int, RollupDelta] = {}
+        self.stale: set[int] = set()
+        self.too_large: set[int] = set()
+
+    def add_traces(self, traces: Iterable[TraceContribution], sign: int) -> None:
+        """Add (`sign` 1) or subtract (-1) traces."""
+        for trace in traces:
+            try:
+                self._delta(trace.hour).add_trace(trace, sign)
+            except RollupTooLarge:
+                self.too_large.add(trace.hour)
+
+    def add_feedback(self, traces: Mapping[int, TraceContribution], rows: Iterable[Sequence[Any]], sign: int) -> None:
+        """Add or subtract feedback in the cells of its trace. Feedback on traces that do not count is ignored."""
+        cells: dict[int, list[RollupKey]] = {}
+        for key, *row in rows:
+            if (trace := traces.get(key)) is not None:
+                try:
+                    if key not in cells:
+                        cells[key] = trace.cells()
+                    self._delta(trace.hour).add_feedback(cells[key], row, sign)
+                except RollupTooLarge:
+                    self.too_large.add(trace.hour)
+
+    def _delta(self, hour: int) -> RollupDelta:
+        return self.deltas.setdefault(hour, RollupDelta())
 
 
 def read_contributions(db: sqlite3.Connection, keys: Iterable[int]) -> dict[int, TraceContribution]:
@@ -310,7 +342,7 @@ def sum_hour(db: sqlite3.Connection, hour: int, rest: Callable[[], object] = lam
     try:
         for keys in iterate_trace_keys(db, hour, TRACES_PER_READ):
             _add_traces(db, counted, keys)
-            if len(counted.parts) + len(counted.said) > MAX_HOUR_ROWS:
+            if len(counted.cells) + len(counted.feedback) > MAX_HOUR_ROWS:
                 return None
             rest()
     except RollupTooLarge:
@@ -324,6 +356,6 @@ def _add_traces(db: sqlite3.Connection, delta: RollupDelta, keys: list[int]) -> 
         delta.add_trace(one, 1)
     cells = {key: one.cells() for key, one in traces.items()}
     for trace, *row in read_counted_feedback(db, traces):
-        delta.add_said(cells[trace], row, 1)
-    for said in delta.said.values():
+        delta.add_feedback(cells[trace], row, 1)
+    for said in delta.feedback.values():
         said.condense()

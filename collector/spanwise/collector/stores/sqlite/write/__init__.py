@@ -10,7 +10,8 @@ Modules, in the order in which data flows:
 - `incremental_summary`: Incremental trace summary. Adding a span costs O(1), independent of the size of the trace.
 - `span_nodes`: Span tree for incremental summaries: nodes, orphaned spans and local roots, loaded on demand.
 - `pending_amendments`: Amendments that wait for their run, and the index of model response ids.
-- `sender_records`: Records about senders: open runs, process reports, and destinations that take part in traces.
+- `sender_records`: Tables about the senders of spans: resources, processes, open runs, destinations, and values for
+  filter menus.
 - `tombstones`: Tombstones: ids of deleted traces, whose late spans are rejected.
 - `feedback_table`: Feedback table: rows, current and superseded feedback, replacement of a rule's earlier scores.
 - `forwarding_state`: Forwarding state: cursor of each outlet over the feedback table.

@@ -140,7 +140,7 @@ def write_feedback(appender: Appender, rows: Sequence[list[Any]], written: Write
     for number, row in zip(numbers, by_id.values(), strict=False):
         row[_NUMBER] = number
     pairs = {(row[_TRACE], row[_KEY]) for row in (*by_id.values(), *stored.values())}
-    with appender.sums.of_feedback(pairs, set(new.values())) as first:
+    with appender.sums.update_feedback(pairs, set(new.values())) as first:
         if not _upsert_rows(db, by_id.values()):
             # Some ids had another target or key before. Remove them first, so that superseded feedback there becomes
             # current.
@@ -191,7 +191,8 @@ def _drop_overtaken(appender: Appender, by_id: dict[str, list[Any]], new: Collec
     for name, place in (("trace", _TRACE), ("session_id", _SESSION), ("experiment_id", _EXPERIMENT)):
         if values := {row[place] for row in ruled if row[_TRACE] not in new} - {None}:
             before += read_rule_feedback(appender.db, name, values)
-    late, overtaken = compare_claims([_to_rule_feedback(row) for row in ruled], before)
+    new_rows = [RuleFeedback(*(row[place] for place in _RULE_FEEDBACK_PLACES)) for row in ruled]
+    late, overtaken = compare_claims([row._replace(claim=row.claim or 0) for row in new_rows], before)
     _discard_rows(appender, by_id, late)
     return overtaken
 
@@ -210,11 +211,6 @@ def _set_trace_start(db: sqlite3.Connection, rows: Sequence[list[Any]]) -> None:
         known = of_session if row[_TRACE] is None else of_trace
         start = known.get(row[_SESSION] if row[_TRACE] is None else row[_TRACE])
         row[_TRACE_START] = row[_CREATED] if start is None else start
-
-
-def _to_rule_feedback(row: Sequence[Any]) -> RuleFeedback:
-    made = RuleFeedback(*(row[place] for place in _RULE_FEEDBACK_PLACES))
-    return made._replace(claim=made.claim or 0)
 
 
 def _changed_traces(by_id: Mapping[str, Sequence[Any]], stored: Mapping[str, Sequence[Any]]) -> set[int]:
@@ -365,7 +361,7 @@ def delete_feedback(db: sqlite3.Connection, appender: Appender, ids: Sequence[st
     """Delete feedback by id with the judgements that only it links to; superseded feedback becomes current. Returns the
     number of rows.
     """
-    with appender.sums.of_feedback(select_many(db, "SELECT trace, key FROM feedback WHERE id IN (%s)", ids)):
+    with appender.sums.update_feedback(select_many(db, "SELECT trace, key FROM feedback WHERE id IN (%s)", ids)):
         gone = _remove_rows(db, ids)
     appender.move(_traces_without_rule(gone))
     if judged := {row[_JUDGE] for row in gone} - {None}:
@@ -433,36 +429,36 @@ def _make_feedback(row: Sequence[Any], target: Target) -> Feedback:
 RuleTarget: TypeAlias = tuple[str, str | None, str | None]  # rule, trace id and session id of the target
 
 
-def put_rule_feedback(db: sqlite3.Connection, appender: Appender, verdicts: Sequence[TargetFeedback]) -> list[bool]:
+def put_rule_feedback(db: sqlite3.Connection, appender: Appender, sets: Sequence[TargetFeedback]) -> list[bool]:
     """Write sets of a rule's feedback in order; return for each set whether it was accepted (see `stores.backends`)."""
-    return [stands for together in _split_rounds(verdicts) for stands in _put_round(db, appender, together)]
-
-
-def _split_rounds(verdicts: Sequence[TargetFeedback]) -> Iterator[list[TargetFeedback]]:
-    """Split the sets into rounds in which no set replaces another."""
-    together: dict[tuple[str, Target], TargetFeedback] = {}
-    for one in verdicts:
+    accepted: list[bool] = []
+    together: dict[tuple[str, Target], TargetFeedback] = {}  # sets that do not replace each other
+    for one in sets:
         if (one.rule, one.target) in together:
-            yield list(together.values())
-            together = {}
+            accepted += _put_sets(db, appender, list(together.values()))
+            together.clear()
         together[one.rule, one.target] = one
-    if together:
-        yield list(together.values())
+    return accepted + (_put_sets(db, appender, list(together.values())) if together else [])
 
 
-def _put_round(db: sqlite3.Connection, appender: Appender, verdicts: Sequence[TargetFeedback]) -> list[bool]:
-    ids = {one.target.trace_id for one in verdicts} - {None}
+def _put_sets(db: sqlite3.Connection, appender: Appender, sets: Sequence[TargetFeedback]) -> list[bool]:
+    ids = {one.target.trace_id for one in sets} - {None}
     found = select_many(db, "SELECT trace_id, id FROM traces WHERE span_count > 0 AND trace_id IN (%s)", ids)
     keys: dict[str | None, int | None] = {None: None, **dict(found)}  # a session needs no stored trace
-    said = _rule_feedback_by_target(db, verdicts, keys)
-    stand: list[Feedback] = []
-    gone: list[str] = []
-    stands = []
-    for one in verdicts:
-        place = one.rule, one.target.trace_id, one.target.session_id
-        theirs = _find_replaced(one, said.get(place, ())) if one.target.trace_id in keys else None
-        stands.append(theirs is not None)
-        if theirs is None:
+    stored: dict[RuleTarget, list[RuleFeedback]] = {}
+    for row in (
+        *read_rule_feedback(db, "trace", set(keys.values()) - {None}),
+        *read_rule_feedback(db, "session_id", {one.target.session_id for one in sets} - {None}),
+    ):
+        stored.setdefault((row.rule, row.trace_id, row.session_id), []).append(row)
+    written: list[Feedback] = []
+    replaced: list[str] = []
+    accepted: list[bool] = []
+    for one in sets:
+        target = one.rule, one.target.trace_id, one.target.session_id
+        before = _find_replaced(one, stored.get(target, ())) if one.target.trace_id in keys else None
+        accepted.append(before is not None)
+        if before is None:
             # the set is rejected, so no feedback links to its judgements
             judged = {feedback.judge_trace_id for feedback in one.feedback if feedback.judge_trace_id is not None}
             remove_unlinked_judgements(appender, judged, {keys.get(one.target.trace_id)})
@@ -473,34 +469,21 @@ def _put_round(db: sqlite3.Connection, appender: Appender, verdicts: Sequence[Ta
                 else replace(feedback, rule=one.rule, claim=one.claim, id="")
                 for feedback in one.feedback
             ]
-            stand += made
-            gone += {row.id for row in theirs} - {feedback.id for feedback in made}
-    write_feedback(appender, encode_feedback(stand))
-    delete_feedback(db, appender, gone)
-    return stands
+            written += made
+            replaced += {row.id for row in before} - {feedback.id for feedback in made}
+    write_feedback(appender, encode_feedback(written))
+    delete_feedback(db, appender, replaced)
+    return accepted
 
 
-def _rule_feedback_by_target(
-    db: sqlite3.Connection, verdicts: Sequence[TargetFeedback], keys: Mapping[str | None, int | None]
-) -> dict[RuleTarget, list[RuleFeedback]]:
-    sessions = {one.target.session_id for one in verdicts} - {None}
-    said: dict[RuleTarget, list[RuleFeedback]] = {}
-    for row in (
-        *read_rule_feedback(db, "trace", set(keys.values()) - {None}),
-        *read_rule_feedback(db, "session_id", sessions),
-    ):
-        said.setdefault((row.rule, row.trace_id, row.session_id), []).append(row)
-    return said
-
-
-def _find_replaced(verdicts: TargetFeedback, said: Sequence[RuleFeedback]) -> list[RuleFeedback] | None:
+def _find_replaced(new: TargetFeedback, stored: Sequence[RuleFeedback]) -> list[RuleFeedback] | None:
     """Return the stored feedback that a set replaces; None if some of it has a higher lease number."""
-    target = verdicts.target  # feedback on a part of the target is replaced, too
-    theirs = [
+    target = new.target  # feedback on a part of the target is replaced, too
+    replaced = [
         row
-        for row in said
-        if (verdicts.anew or row.evaluator in verdicts.evaluators)
+        for row in stored
+        if (new.anew or row.evaluator in new.evaluators)
         and target.span_id in (None, row.span_id)
         and target.document in (None, row.document)
     ]
-    return None if any(row.claim > verdicts.claim for row in theirs) else theirs
+    return None if any(row.claim > new.claim for row in replaced) else replaced

@@ -159,12 +159,12 @@ class LocalRootUpdate(NamedTuple):
 class IncrementalSummary:
     """Summary state of a trace, updated span by span."""
 
-    __slots__ = ("facts", "kept", "key", "local_roots", "orphans", "totals")
+    __slots__ = ("facts", "is_stored", "key", "local_roots", "orphans", "totals")
 
-    def __init__(self, key: int, totals: SummaryTotals | None = None, whole: int = MAX_RECORDS_IN_MEMORY) -> None:
+    def __init__(self, key: int, totals: SummaryTotals | None = None, max_records: int = MAX_RECORDS_IN_MEMORY) -> None:
         self.key, self.totals = key, totals or SummaryTotals()
-        self.orphans, self.local_roots = RecordTable(OrphanedSpans, whole), RecordTable(LocalRoot, whole)
-        self.kept = False  # whether the state is stored in `states`
+        self.orphans, self.local_roots = RecordTable(OrphanedSpans, max_records), RecordTable(LocalRoot, max_records)
+        self.is_stored = False  # whether the state is stored in `states`
 
     @property
     def weight(self) -> int:
@@ -195,47 +195,47 @@ class IncrementalSummary:
         """
         for root in {fact.local_root: None for _, fact in new if fact.local_root is not None}:
             if self.local_roots.get(root) is None:
-                self._settle(root, None, LocalRoot(0, None, 0, 0, 0, 0))
+                self._put_local_root(root, None, LocalRoot(0, None, 0, 0, 0, 0))
         return [due for row, fact in new for due in self._add(row, fact, spans)]
 
     def settle(self, due: Iterable[LocalRootUpdate], spans: TraceNodes) -> None:
         """Count spans and answered calls for their local roots."""
         for one in due:
-            self._belong(one, spans)
+            self._count_for_local_root(one, spans)
 
     def _add(self, row: int, fact: Fact, spans: TraceNodes) -> Iterator[LocalRootUpdate]:
         spans.facts[row] = fact
         one = spans.known[fact.span_id] = make_node(row, fact)
-        self._sum(row, fact)
+        self._add_to_totals(row, fact)
         if fact.local_root is not None:
             known = self.local_roots.get(fact.local_root)
             now = LocalRoot(1, None, 0, 0, 0, 0) if known is None else known._replace(members=known.members + 1)
-            self._settle(fact.local_root, known, _merge_counts(now, fact.counts))
-        below, callers, members = self._adopt(fact.span_id)
+            self._put_local_root(fact.local_root, known, _merge_counts(now, fact.counts))
+        below, callers, members = self._take_orphans(fact.span_id)
         one.below = below
-        self._count(one, one.carries & ~below, 1)
-        self._place(row, fact, below | one.carries, spans)
+        self._add_amounts(one, one.carries & ~below, 1)
+        self._link_to_parent(row, fact, below | one.carries, spans)
         if callers or members or fact.local_root is None:
             yield LocalRootUpdate(fact.span_id, members + (fact.local_root is None), callers)
         if fact.local_root == fact.span_id and fact.parent_id is not None:
             yield LocalRootUpdate(fact.parent_id, 0, 1)
 
-    def _sum(self, row: int, fact: Fact) -> None:
+    def _add_to_totals(self, row: int, fact: Fact) -> None:
         totals = self.totals
         totals.count += 1
         totals.errors += fact.status == "error"
         totals.size += fact.size
         totals.start_ns = min(totals.start_ns, fact.start_ns)
         totals.end_ns = max(totals.end_ns, fact.end_ns)
-        totals.marked = totals.marked or fact.said.judgement
+        totals.marked = totals.marked or fact.sampling.judgement
         for known, value in ((totals.names, fact.name), (totals.kinds, fact.kind)):
             if value not in known and len(known) < MAX_LISTED:
                 known[value] = 1
-        self._tag(fact)
+        self._add_tags(fact)
         if fact.model is not None:
-            self._call(fact.model)
+            self._count_call(fact.model)
         for name in FIRST_VALUE_FIELDS:
-            self._first(name, row, getattr(fact, name))
+            self._keep_first(name, row, getattr(fact, name))
         if totals.first is None or (fact.start_ns, fact.span_id) < totals.first:
             totals.first = (fact.start_ns, fact.span_id, row)
         if fact.input_tokens is not None and totals.first_tokens is None:
@@ -243,24 +243,24 @@ class IncrementalSummary:
         if fact.cost is not None and totals.first_cost is None:
             totals.first_cost = FirstAmount(row, fact.model, (to_pico(fact.cost),))
 
-    def _tag(self, fact: Fact) -> None:
+    def _add_tags(self, fact: Fact) -> None:
         for tag in fact.tags:
             if tag not in self.totals.tags and len(self.totals.tags) < MAX_LISTED:
                 self.totals.tags[tag] = 1
 
-    def _call(self, model: str) -> None:
+    def _count_call(self, model: str) -> None:
         models = self.totals.models
         if model in models:
             models[model][0] += 1
         elif len(models) < MAX_LISTED:
             models[model] = [1, 0, 0, 0]
 
-    def _first(self, name: str, row: int, value: str | None) -> None:
+    def _keep_first(self, name: str, row: int, value: str | None) -> None:
         firsts = self.totals.firsts
         if value and (name not in firsts or row < firsts[name][0]):
             firsts[name] = (row, value)
 
-    def _adopt(self, span_id: str) -> tuple[int, int, int]:
+    def _take_orphans(self, span_id: str) -> tuple[int, int, int]:
         """Remove the orphaned spans that waited for a new span.
 
         Return the flags of these descendants, and the number of calls and of spans among them that wait for a local
@@ -275,7 +275,7 @@ class IncrementalSummary:
             totals.orphan = None
         return children.below, children.callers, children.members
 
-    def _place(self, row: int, fact: Fact, flags: int, spans: TraceNodes) -> None:
+    def _link_to_parent(self, row: int, fact: Fact, flags: int, spans: TraceNodes) -> None:
         totals, parent_id = self.totals, fact.parent_id
         if parent_id is None:
             if totals.top is None or (fact.start_ns, fact.span_id) < totals.top:
@@ -283,23 +283,23 @@ class IncrementalSummary:
             return
         parent = spans.get(parent_id)
         if parent is None:
-            self._orphan(parent_id, OrphanedSpans(fact.start_ns, fact.span_id, row, flags, 0, 0))
+            self._add_orphan(parent_id, OrphanedSpans(fact.start_ns, fact.span_id, row, flags, 0, 0))
         else:
-            self._mark(parent, flags, spans)
+            self._mark_ancestors(parent, flags, spans)
 
-    def _belong(self, due: LocalRootUpdate, spans: TraceNodes) -> None:
+    def _count_for_local_root(self, due: LocalRootUpdate, spans: TraceNodes) -> None:
         span_id, members, calls = due
-        root, missing = self._local_root(span_id, spans)
+        root, missing = self._find_local_root(span_id, spans)
         if root is not None and (known := self.local_roots.get(root)) is not None:
             now = known._replace(members=known.members + members, answered=known.answered + calls)
-            self._settle(root, known, now)
+            self._put_local_root(root, known, now)
         elif missing is not None and (waiting := self.orphans.get(missing)) is not None:
             now_waiting = waiting._replace(members=waiting.members + members, callers=waiting.callers + calls)
             self.orphans.put(missing, now_waiting)
         else:
             self.totals.untold += members
 
-    def _local_root(self, span_id: str, spans: TraceNodes) -> tuple[str | None, str | None]:
+    def _find_local_root(self, span_id: str, spans: TraceNodes) -> tuple[str | None, str | None]:
         """Return the nearest local root among a span and its ancestors, or else the id of the missing ancestor, if one
         is missing.
         """
@@ -327,7 +327,7 @@ class IncrementalSummary:
             one.further = highest if id != highest else None
         return found
 
-    def _orphan(self, parent_id: str, child: OrphanedSpans) -> None:
+    def _add_orphan(self, parent_id: str, child: OrphanedSpans) -> None:
         totals, known = self.totals, self.orphans.get(parent_id)
         if known is not None:
             first = min(known, child)
@@ -339,11 +339,11 @@ class IncrementalSummary:
         if totals.orphan is not None and child[:2] < totals.orphan[:2]:
             totals.orphan = (*child[:3], parent_id)
 
-    def _mark(self, one: SpanNode, flags: int, spans: TraceNodes) -> None:
+    def _mark_ancestors(self, one: SpanNode, flags: int, spans: TraceNodes) -> None:
         """Set flags of a span and its ancestors, up to the first one that has them."""
         while flags := flags & ~one.below:
             spans.mark(one, flags)
-            self._count(one, one.carries & flags, -1)
+            self._add_amounts(one, one.carries & flags, -1)
             if one.parent_id is None:
                 return
             parent = spans.get(one.parent_id)
@@ -354,7 +354,7 @@ class IncrementalSummary:
                 return
             one = parent
 
-    def _count(self, one: SpanNode, flags: int, times: int) -> None:
+    def _add_amounts(self, one: SpanNode, flags: int, times: int) -> None:
         """Add (`times` 1) or subtract (-1) the tokens and cost of a span."""
         totals, model = self.totals, self.totals.models.get(one.model or "") if one.model is not None else None
         if flags & TOKENS_FLAG:
@@ -371,7 +371,7 @@ class IncrementalSummary:
             if model is not None:
                 model[3] += cost
 
-    def _settle(self, root: str, known: LocalRoot | None, now: LocalRoot) -> None:
+    def _put_local_root(self, root: str, known: LocalRoot | None, now: LocalRoot) -> None:
         totals = self.totals
         if known is None:
             totals.local_roots += 1
@@ -394,15 +394,15 @@ class IncrementalSummary:
         if new.local_root is not None and new.counts is not None and new.counts != old.counts:
             known = self.local_roots.get(new.local_root)
             assert known is not None
-            self._settle(new.local_root, known, _merge_counts(known, new.counts))
+            self._put_local_root(new.local_root, known, _merge_counts(known, new.counts))
         counted = one.carries & ~one.below
-        self._count(one, counted, -1)
-        self._amounts(one, row, old, new)
+        self._add_amounts(one, counted, -1)
+        self._update_node(one, row, old, new)
         gained = one.carries & ~(make_node(row, old).carries)
-        self._count(one, counted | (gained & ~one.below), 1)
-        self._sums_again(row, old, new)
+        self._add_amounts(one, counted | (gained & ~one.below), 1)
+        self._update_totals(row, old, new)
         if gained := gained & ~one.below:
-            self._carry(one, gained, spans)
+            self._carry_to_ancestors(one, gained, spans)
         spans.facts[row] = new
         if self.totals.root_row == row:
             self.totals.root = new
@@ -412,7 +412,7 @@ class IncrementalSummary:
         totals = self.totals
         if (
             any(getattr(old, name) != getattr(new, name) for name in _UNCHANGEABLE_FIELDS)
-            or old.said.judgement > new.said.judgement
+            or old.sampling.judgement > new.sampling.judgement
         ):
             return False
         if any(getattr(old, name) not in (None, getattr(new, name)) for name in (*FIRST_VALUE_FIELDS, "model")):
@@ -424,35 +424,35 @@ class IncrementalSummary:
         listed = max(len(totals.tags) + len(new.tags), len(totals.models) + 1)
         return set(old.tags) <= set(new.tags) and listed < MAX_LISTED and new.end_ns >= old.end_ns
 
-    def _amounts(self, one: SpanNode, row: int, old: Fact, new: Fact) -> None:
+    def _update_node(self, one: SpanNode, row: int, old: Fact, new: Fact) -> None:
         """Update the span's node, and the first spans with tokens and cost, to the new version."""
         totals = self.totals
         one.model, one.cost = new.model, new.cost
         one.input_tokens, one.output_tokens = new.input_tokens, new.output_tokens
         if old.model is None and new.model is not None:
-            self._call(new.model)
+            self._count_call(new.model)
         if new.input_tokens is not None and (totals.first_tokens is None or row <= totals.first_tokens.row):
             totals.first_tokens = FirstAmount(row, new.model, (new.input_tokens, new.output_tokens or 0))
         if new.cost is not None and (totals.first_cost is None or row <= totals.first_cost.row):
             totals.first_cost = FirstAmount(row, new.model, (to_pico(new.cost),))
 
-    def _sums_again(self, row: int, old: Fact, new: Fact) -> None:
+    def _update_totals(self, row: int, old: Fact, new: Fact) -> None:
         totals = self.totals
         totals.errors += (new.status == "error") - (old.status == "error")
         totals.size += new.size - old.size
         totals.end_ns = max(totals.end_ns, new.end_ns)
-        totals.marked = totals.marked or new.said.judgement
-        self._tag(new)
+        totals.marked = totals.marked or new.sampling.judgement
+        self._add_tags(new)
         for name in FIRST_VALUE_FIELDS:
-            self._first(name, row, getattr(new, name))
+            self._keep_first(name, row, getattr(new, name))
 
-    def _carry(self, one: SpanNode, flags: int, spans: TraceNodes) -> None:
+    def _carry_to_ancestors(self, one: SpanNode, flags: int, spans: TraceNodes) -> None:
         """Set the flags that a stored span has gained in all of its ancestors."""
         if one.parent_id is None:
             return
         parent = spans.get(one.parent_id)
         if parent is not None:
-            self._mark(parent, flags, spans)
+            self._mark_ancestors(parent, flags, spans)
         elif children := self.orphans.get(one.parent_id):
             self.orphans.put(one.parent_id, children._replace(below=children.below | flags))
 
@@ -501,8 +501,8 @@ class IncrementalSummary:
             tags=dumps(list(totals.tags)) if totals.tags else None,
             metadata=self._root_or_first("metadata", root),
             size=totals.size,
-            probability=root.said.probability,
-            partial=root.said.partial,
+            probability=root.sampling.probability,
+            partial=root.sampling.partial,
             rooted=root.parent_id is None,
             judgement=totals.marked or (root.kind == EVALUATOR_KIND and experiment_id is None),
             dropped=totals.dropped,

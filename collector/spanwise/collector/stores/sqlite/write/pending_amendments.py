@@ -169,7 +169,9 @@ class PendingAmendments:
         data = dumps(fields)
         size = len(data.encode())
         if size > most:
-            raise Refused(f"{size:,} bytes would wait for span {place.span_id!r} then, at most {most:,}")
+            raise Refused(
+                f"amendments waiting for span {place.span_id!r} would take {size:,} bytes; the limit is {most:,}"
+            )
         values = (*place, data, size, seen)
         if row is None:
             sql = "INSERT INTO amendments (trace_id, span_id, project, fields, size, seen_ns) VALUES (?, ?, ?, ?, ?, ?)"
@@ -188,14 +190,14 @@ class PendingAmendments:
         rows = self._of.get(trace_id, {}).get(span_id)
         if rows is None:
             return []
-        said = [
+        fields = [
             self._fields(row)
             for name, row in sorted(rows.items(), key=lambda one: one[1])
             if name in (ANY_PROJECT, project)
         ]
-        self.given_up += len(rows) - len(said)
+        self.given_up += len(rows) - len(fields)
         self._remove(list(rows.values()))
-        return said
+        return fields
 
     def evict(self, trace_ids: Iterable[str]) -> None:
         """Remove the amendments for runs of deleted traces."""

@@ -151,7 +151,7 @@ class Fact(NamedTuple):
     metadata: str | None  # JSON object of its scalar values
     local_root: str | None
     counts: SpanCounts | None  # reported by its process at the end of this span
-    said: SamplingInfo  # sampling information, and the monitor mark
+    sampling: SamplingInfo  # sampling information, and the monitor mark
     sent: int | None = None  # of an amended run: `size` without the amendments
     response_id: str | None = None  # id that the model gave its response
     route: str | None = None  # destination of a call; "" for a span that continues a call of another process
@@ -202,7 +202,7 @@ def _unpickle_batch(packed: bytes) -> Batch:
 # Fields of a `Fact` that are named tuples, by position
 _NAMED_TUPLE_FIELDS: Mapping[int, Callable[..., Any]] = {
     Fact._fields.index("counts"): partial(tuple.__new__, SpanCounts),
-    Fact._fields.index("said"): partial(tuple.__new__, SamplingInfo),
+    Fact._fields.index("sampling"): partial(tuple.__new__, SamplingInfo),
 }
 
 

@@ -1,4 +1,4 @@
-"""Records about senders: open runs, process reports, and destinations that take part in traces.
+"""Tables about the senders of spans: resources, processes, open runs, destinations, and values for filter menus.
 
 A destination takes part in a project once a span of that project continues a call that another span of the project
 made to it. A sender with a project's API key always belongs to that project. Therefore no sender can add destinations
@@ -201,8 +201,8 @@ class ProcessTable:
         """Count new spans by process, project and environment."""
         now = self._clock.now()
         rows = [
-            (whose.instance, count, now, whose.service, project, environment, whose.pid)
-            for (whose, project, environment), count in arrived.items()
+            (process.instance, count, now, process.service, project, environment, process.pid)
+            for (process, project, environment), count in arrived.items()
         ]
         self._db.executemany(_ADD_STORED_COUNT, rows)
         self._trim(len(rows))
@@ -225,11 +225,11 @@ def _report_row(report: ProcessReport, now: int) -> tuple[Any, ...]:
     dropped = {
         str(reason)[:64]: _bounded_count(count) for reason, count in islice(report.dropped.items(), MAX_DROP_REASONS)
     }
-    whose = (clean(getattr(report, name)) for name in _PROCESS_FIELDS)
+    process = (clean(getattr(report, name)) for name in _PROCESS_FIELDS)
     # These counts never decrease, so they tell which report is later even if the process's clock is set back.
     progress = _bounded_count(report.started + report.delivered + sum(report.dropped.values()))
-    said = dumps({**counts, "dropped": dropped})
-    return (clean(report.instance), now, *whose, _bounded_count(report.reported_ns), progress, said)
+    data = dumps({**counts, "dropped": dropped})
+    return (clean(report.instance), now, *process, _bounded_count(report.reported_ns), progress, data)
 
 
 def _bounded_count(value: int) -> int:
@@ -245,11 +245,87 @@ def list_processes(db: sqlite3.Connection, since_ns: int | None, limit: int) -> 
 
 def _process_from_row(row: Sequence[Any]) -> Process:
     instance, count, seen_ns = row[:3]
-    whose: dict[str, Any] = dict(zip(_PROCESS_FIELDS, row[3:7], strict=True))
-    said = None
+    process: dict[str, Any] = dict(zip(_PROCESS_FIELDS, row[3:7], strict=True))
+    report: ProcessReport | None = None
     if row[8] is not None:
-        said = ProcessReport(instance=instance, reported_ns=row[7], **whose, **loads(row[8]))
-    return Process(instance=instance, stored=count, seen_ns=seen_ns, **whose, report=said)
+        report = ProcessReport(instance=instance, reported_ns=row[7], **process, **loads(row[8]))
+    return Process(instance=instance, stored=count, seen_ns=seen_ns, **process, report=report)
+
+
+# Limits of the caches of resources and of distinct values, and characters of a cached resource: senders may invent
+# new ones forever.
+CACHED_RESOURCES, CACHED_VALUES, MAX_CACHED_CHARACTERS = 2_000, 5_000, 4_000
+
+
+class ResourceTable:
+    """Table of resources, each stored once, with a cache of their keys and processes."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._keys: dict[str, int] = {}
+        self._processes: dict[int, SenderProcess | None] = {}
+
+    def __len__(self) -> int:
+        """Return the number of cached resources."""
+        return max(len(self._keys), len(self._processes))
+
+    def forget(self) -> None:
+        """Clear the cache, which may be ahead of the file after a rollback."""
+        self._keys.clear()
+        self._processes.clear()
+
+    def trim(self) -> None:
+        """Clear the cache if it exceeds its limit. Keys that `key` returned since the last call stay valid."""
+        if len(self._processes) > CACHED_RESOURCES:
+            self.forget()
+
+    def key(self, blob: str) -> int:
+        """Return the key of a resource; insert it if it is missing."""
+        key = self._keys.get(blob)
+        if key is None:
+            self._db.execute("INSERT OR IGNORE INTO resources (data) VALUES (?)", (blob,))
+            key = int(self._db.execute("SELECT id FROM resources WHERE data = ?", (blob,)).fetchone()[0])
+            self._processes[key] = read_sender_process(loads(blob))
+            if len(blob) <= MAX_CACHED_CHARACTERS:
+                self._keys[blob] = key
+        return key
+
+    def count_by_process(self, spans: Sequence[tuple[int, Fact]]) -> Counter[tuple[SenderProcess, str, str]]:
+        """Count spans, given with their resource, by process, project and environment."""
+        # a process belongs to one project, so the first span of each resource names it
+        first = dict(reversed(spans))
+        counts: Counter[tuple[SenderProcess, str, str]] = Counter()
+        for resource, count in Counter([resource for resource, _ in spans]).items():
+            if process := self._processes.get(resource):
+                counts[process, first[resource].project, first[resource].environment] += count
+        return counts
+
+
+class FilterValueTable:
+    """Distinct values for filter menus that no index can list."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._stored: set[tuple[str, str]] = set()
+
+    def __len__(self) -> int:
+        """Return the number of cached values."""
+        return len(self._stored)
+
+    def forget(self) -> None:
+        """Clear the cache, which may be ahead of the file after a rollback."""
+        self._stored.clear()
+
+    def add(self, facts: Sequence[Fact]) -> None:
+        """Store the values of spans that are not stored yet."""
+        values = {("kind", fact.kind) for fact in facts} | {("environment", fact.environment) for fact in facts}
+        values |= {("model", fact.model) for fact in facts if fact.model is not None}
+        values |= {("tag", tag) for fact in facts for tag in fact.tags}
+        if new := values - self._stored:
+            insert_many(self._db, "known", ("field", "value"), sorted(new), "ON CONFLICT DO NOTHING")
+            if len(self._stored) + len(new) > CACHED_VALUES:
+                self._stored.clear()
+            self._stored |= new if len(new) <= CACHED_VALUES else set()
 
 
 T = TypeVar("T")

@@ -135,12 +135,12 @@ class RecordTable(Generic[Record]):
     After `keep`, `flush` writes the changed records to the table.
     """
 
-    def __init__(self, kind: type[Record], whole: int = MAX_RECORDS_IN_MEMORY) -> None:
-        self.most = whole  # limit of records in memory
+    def __init__(self, kind: type[Record], max_records: int = MAX_RECORDS_IN_MEMORY) -> None:
+        self.max_records = max_records  # limit of records in memory
         self._kind: type[Record] = kind
         self._table = RECORD_TABLES[kind]
         self._known: dict[str, Record | None] = {}
-        self._whole = True  # whether all records are in memory
+        self._is_complete = True  # whether all records are in memory
         self._dirty: set[str] = set()
         self._db: sqlite3.Connection | None = None
         self._key = 0
@@ -151,7 +151,7 @@ class RecordTable(Generic[Record]):
 
     def get(self, id: str) -> Record | None:
         """Return the record under an id, or None."""
-        if self._whole or id in self._known:
+        if self._is_complete or id in self._known:
             return self._known.get(id)
         assert self._db is not None
         sql = f"SELECT {','.join(self._kind._fields)} FROM {self._table} WHERE trace = ? AND id = ?"
@@ -161,7 +161,7 @@ class RecordTable(Generic[Record]):
 
     def put(self, id: str, record: Record | None) -> None:
         """Set the record under an id, or remove it."""
-        if record is None and self._whole:
+        if record is None and self._is_complete:
             self._known.pop(id, None)
         else:
             self._known[id] = record
@@ -178,7 +178,7 @@ class RecordTable(Generic[Record]):
     def earliest(self) -> tuple[int, str, int, str] | None:
         """Return start, span id, row and parent id of the orphaned span that began first."""
         known = [(*record[:3], id) for id, record in self.records()]
-        if not self._whole:
+        if not self._is_complete:
             assert self._db is not None
             sql = "SELECT start_ns, span_id, row, id FROM orphans WHERE trace = ? ORDER BY start_ns, span_id LIMIT ?"
             rows = self._db.execute(sql, (self._key, len(self._dirty) + 1)).fetchall()
@@ -195,9 +195,9 @@ class RecordTable(Generic[Record]):
         """Load the records of the table, unless there are too many for memory."""
         self._db, self._key = db, key
         sql = f"SELECT id, {','.join(self._kind._fields)} FROM {self._table} WHERE trace = ? LIMIT ?"
-        rows = db.execute(sql, (key, self.most + 1)).fetchall()
-        self._whole = len(rows) <= self.most
-        self._known = {row[0]: self._kind(*row[1:]) for row in rows} if self._whole else {}
+        rows = db.execute(sql, (key, self.max_records + 1)).fetchall()
+        self._is_complete = len(rows) <= self.max_records
+        self._known = {row[0]: self._kind(*row[1:]) for row in rows} if self._is_complete else {}
 
     def flush(self) -> None:
         """Write the changed records."""
@@ -206,7 +206,7 @@ class RecordTable(Generic[Record]):
         changed = [(id, self._known.get(id)) for id in self._dirty]
         write_records(self._db, self._kind, self._key, changed)
         self._dirty.clear()
-        self._forget_what_is_much()
+        self._drop_if_too_many()
 
     def clear(self, key: int) -> Callable[[sqlite3.Connection], object]:
         """Return an action that removes all records of a trace from the table."""
@@ -223,11 +223,11 @@ class RecordTable(Generic[Record]):
         """Record that the table contains all records now."""
         self._db, self._key = db, key
         self._dirty.clear()
-        self._forget_what_is_much()
+        self._drop_if_too_many()
 
-    def _forget_what_is_much(self) -> None:
-        if len(self._known) > self.most or not self._whole:
-            self._whole = False
+    def _drop_if_too_many(self) -> None:
+        if len(self._known) > self.max_records or not self._is_complete:
+            self._is_complete = False
             self._known.clear()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
@@ -42,10 +42,10 @@ from spanwise.collector.stores.sqlite.write.run_codec import (
 )
 from spanwise.collector.stores.sqlite.write.sender_records import (
     DestinationTable,
+    FilterValueTable,
     OpenRunTable,
     ProcessTable,
-    SenderProcess,
-    read_sender_process,
+    ResourceTable,
 )
 from spanwise.collector.stores.sqlite.write.span_nodes import StepLimitExceeded, TraceNodes
 from spanwise.collector.stores.sqlite.write.tombstones import Tombstones
@@ -60,10 +60,7 @@ from spanwise.collector.stores.sqlite.write.trace_cache import (
 from spanwise.collector.stores.sqlite.write.trace_summary import SummaryRow
 
 CACHED_SPANS = 20_000  # limit of the cache in spans; the state of a trace counts as the spans that take as much memory
-MAX_NOTED_SPANS = 500  # spans that may arrive while their trace is rebuilt in the background
-# Limits of the caches of resources and of distinct values, and characters of a cached resource: senders may invent
-# new ones forever.
-CACHED_RESOURCES, CACHED_VALUES, MAX_CACHED_CHARACTERS = 2_000, 5_000, 4_000
+MAX_RECENT_ROWS = 500  # spans that may arrive while their trace is rebuilt in the background
 MAX_AMENDED_BYTES = 32 * 1024 * 1024  # size of a run beyond which further amendments are refused
 
 SPAN_COLUMNS = ("id", "trace", "resource", "payload", *Fact._fields[:SPAN_COLUMN_COUNT], *FLAG_COLUMNS)
@@ -149,18 +146,16 @@ class Appender:
         self._dictionaries = {0, *(number for (number,) in reader.db.execute("SELECT id FROM dictionaries"))}
         self._cache: OrderedDict[str, CachedTrace] = OrderedDict()
         self._weights: dict[str, int] = {}  # memory of each cached trace, as a number of spans
-        self._cached_spans, self.bound, self.grown = 0, CACHED_SPANS, MAX_AMENDED_BYTES
-        self.keeper = SummaryStorage(reader)
+        self._cached_spans, self.max_cached_spans, self.max_amended_bytes = 0, CACHED_SPANS, MAX_AMENDED_BYTES
+        self.summaries = SummaryStorage(reader)
         # For each trace that is being rebuilt in the background: rows changed since the start (negative:
         # overwritten); None if there are too many
-        self.noted: dict[str, set[int] | None] = {}
-        self._resources: dict[str, int] = {}
-        self._origins: dict[int, SenderProcess | None] = {}  # by key of the resource
+        self.recent_rows: dict[str, set[int] | None] = {}
+        self.resources, self.filter_values = ResourceTable(self.db), FilterValueTable(self.db)
         self.running, self.processes = OpenRunTable(self.db, clock), ProcessTable(self.db, clock)
         self.waiting = PendingAmendments(self.db, clock)
         self.destinations = DestinationTable(self.db)
         self.sums, self.responses = HourlyRollups(self.db), pending_amendments.ResponseIdWriter(self.db)
-        self._values: set[tuple[str, str]] = set()
         self._next_trace = self._next_span = 1
         self.forget()
 
@@ -173,19 +168,18 @@ class Appender:
         self._cache.clear()
         self._weights.clear()
         self._cached_spans = 0
-        self.noted.update(dict.fromkeys(self.noted))
-        self._resources.clear()
-        self._origins.clear()
+        self.recent_rows.update(dict.fromkeys(self.recent_rows))
+        self.resources.forget()
+        self.filter_values.forget()
         self.running.forget()
         self.waiting.forget()
         self.held.undo()
         self.sums.forget()
-        self._values.clear()
         self.tombstones.forget()
         self.destinations.forget()
         # Keys are never reused after deletions, because cursors and running queries may still refer to them.
-        self._next_trace = max(self._next_trace, self._highest("traces") + 1)
-        self._next_span = max(self._next_span, self._highest("spans") + 1)
+        self._next_trace = max(self._next_trace, self._find_last_id("traces") + 1)
+        self._next_span = max(self._next_span, self._find_last_id("spans") + 1)
 
     def adopt(self, number: int, dictionary: bytes) -> None:
         """Compress with this dictionary, which is stored already, from now on. Safe to call from any thread."""
@@ -197,9 +191,9 @@ class Appender:
         thread.
         """
         if (number := read_dictionary_id(batch.payloads)) not in self._dictionaries:
-            raise Unavailable(f"rows are compressed by dictionary {number}, which the file does not have; send again")
+            raise Unavailable(f"the batch is compressed with dictionary {number}, which the file lacks; send it again")
 
-    def _highest(self, table: str) -> int:
+    def _find_last_id(self, table: str) -> int:
         return int(self.db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0])
 
     def keys(self, trace_ids: Iterable[str]) -> dict[str, int]:
@@ -227,66 +221,66 @@ class Appender:
         for trace_id in trace_ids:
             self._cache.pop(trace_id, None)
             self._cached_spans -= self._weights.pop(trace_id, 0)
-            self.noted.pop(trace_id, None)
+            self.recent_rows.pop(trace_id, None)
 
     def write(self, batches: Sequence[Batch]) -> WriteResult:
         """Insert or merge the runs of all batches, with a few statements for all of them."""
         before, first = self._next_trace, self._next_span
-        parts = self._parts(batches)
-        known = self._known(parts)
-        late = [some for trace_id, some in parts.items() if trace_id not in known]
-        self.tombstones.late += sum(len(part.positions) for some in late for part in some)
+        slices = self._split_by_trace(batches)
+        traces = self._load_traces(slices)
+        late = [of_trace for trace_id, of_trace in slices.items() if trace_id not in traces]
+        self.tombstones.late += sum(len(slice_.positions) for of_trace in late for slice_ in of_trace)
         spans = _SpanRows()
-        touched: dict[str, CachedTrace] = {}
-        others: dict[str, dict[str, _IncomingSpan]] = {}
-        for trace_id, state in known.items():
-            if self._whole(trace_id, state, parts[trace_id], spans, new=state.key >= before):
-                touched[trace_id] = state
+        changed: dict[str, CachedTrace] = {}
+        incoming: dict[str, dict[str, _IncomingSpan]] = {}
+        for trace_id, state in traces.items():
+            if self._add_new_trace(trace_id, state, slices[trace_id], spans, new=state.key >= before):
+                changed[trace_id] = state
             else:
-                others[trace_id] = _latest_versions(parts[trace_id])
-        here = self._look_up(known, others)
-        for trace_id, came in others.items():
+                incoming[trace_id] = _latest_versions(slices[trace_id])
+        nodes = self._load_nodes(traces, incoming)
+        for trace_id, versions in incoming.items():
             begin = len(spans.ids)
-            if self._merge(trace_id, known[trace_id], came, here, spans):
-                state = touched[trace_id] = self._cache[trace_id]
-                self._keep_text(trace_id, state.key, parts[trace_id], spans, begin, new=state.key >= before)
+            if self._merge_spans(trace_id, traces[trace_id], versions, nodes, spans):
+                state = changed[trace_id] = self._cache[trace_id]
+                self._buffer_text(trace_id, state.key, slices[trace_id], spans, begin, new=state.key >= before)
         self._insert_spans(spans)
-        for one in here.values():
-            self.keeper.mark(one, first)
-        new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
-        incoming: Mapping[str, Iterable[str]] = _NO_IDS  # ids of the incoming spans by trace; they may end open runs
+        for tree in nodes.values():
+            self.summaries.write_flags(tree, first)
+        new = {trace_id: state.key for trace_id, state in changed.items() if state.key >= before}
+        incoming_ids: Mapping[str, Iterable[str]] = _NO_IDS  # span ids by trace; these spans may end open runs
         if self.running:
-            incoming = {
-                trace_id: [part.batch.facts[position].span_id for part in some for position in part.positions]
-                for trace_id, some in parts.items()
+            incoming_ids = {
+                trace_id: [slice_.batch.facts[position].span_id for slice_ in of_trace for position in slice_.positions]
+                for trace_id, of_trace in slices.items()
             }
-        self._insert_traces(touched, here, incoming, new.values())
-        self._keep_values(spans.facts)
-        self._count(spans, first)
+        self._insert_traces(changed, nodes, incoming_ids, new.values())
+        self.filter_values.add(spans.facts)
+        arrived = [(spans.resources[at], spans.facts[at]) for at, row in enumerate(spans.ids) if row >= first]
+        if counts := self.resources.count_by_process(arrived):
+            self.processes.count(counts)
         self.destinations.note(spans.traces, spans.facts)
         answers = zip(spans.ids, spans.facts, strict=True)
         self.responses.put([(row, fact.response_id) for row, fact in answers if fact.response_id], first)
-        self._trim()
-        return WriteResult(new, {state.key for state in touched.values()})
+        self._trim_cache()
+        return WriteResult(new, {state.key for state in changed.values()})
 
-    def _parts(self, batches: Sequence[Batch]) -> dict[str, list[_TraceSlice]]:
+    def _split_by_trace(self, batches: Sequence[Batch]) -> dict[str, list[_TraceSlice]]:
         """Return the spans of the batches, by trace."""
-        if len(self._origins) > CACHED_RESOURCES:
-            self._resources.clear()
-            self._origins.clear()
-        parts: dict[str, list[_TraceSlice]] = {}
+        self.resources.trim()
+        slices: dict[str, list[_TraceSlice]] = {}
         for batch in batches:
-            resources = [self._resource(blob) for blob in batch.resource_blobs]
+            resources = [self.resources.key(blob) for blob in batch.resource_blobs]
             for trace_id, positions in batch.traces.items():
-                parts.setdefault(trace_id, []).append(_TraceSlice(batch, positions, resources))
-        return parts
+                slices.setdefault(trace_id, []).append(_TraceSlice(batch, positions, resources))
+        return slices
 
-    def _whole(
-        self, trace_id: str, state: CachedTrace, parts: Sequence[_TraceSlice], out: _SpanRows, *, new: bool
+    def _add_new_trace(
+        self, trace_id: str, state: CachedTrace, slices: Sequence[_TraceSlice], out: _SpanRows, *, new: bool
     ) -> bool:
         """Add the spans of a trace that is new and arrived in one piece, as most do. Return False for other traces."""
-        [(batch, positions, resources), *more] = parts
-        if more or not isinstance(state, NewTrace) or state.facts or len(positions) > self.keeper.small:
+        [(batch, positions, resources), *more] = slices
+        if more or not isinstance(state, NewTrace) or state.facts or len(positions) > self.summaries.small:
             return False
         facts = [batch.facts[position] for position in positions]
         if len({fact.span_id for fact in facts}) < len(facts) or self.waiting.concerns(trace_id, facts):
@@ -294,7 +288,7 @@ class Appender:
         rows = range(self._next_span, self._next_span + len(facts))
         self._next_span = rows.stop
         out.flags += state.take(rows, facts)
-        self._remember(trace_id, state)
+        self._cache_trace(trace_id, state)
         out.ids += rows
         out.traces += [state.key] * len(facts)
         out.facts += facts
@@ -303,39 +297,39 @@ class Appender:
         self.held.add(state.key, batch.texts.get(trace_id), rows[-1], state.rolled.size, new=new)
         return True
 
-    def _keep_text(
-        self, trace_id: str, key: int, parts: Sequence[_TraceSlice], rows: _SpanRows, begin: int, *, new: bool
+    def _buffer_text(
+        self, trace_id: str, key: int, slices: Sequence[_TraceSlice], rows: _SpanRows, begin: int, *, new: bool
     ) -> None:
         """Pass the text of a trace that did not arrive in one piece to the full-text buffer.
 
         Passes None if spans were merged or amended, because the buffered text would differ from the stored one.
         """
-        facts, texts = rows.facts[begin:], [part.batch.texts.get(trace_id) for part in parts]
-        known = [text for text in texts if text is not None]
-        sent = sum(len(part.positions) for part in parts)
-        as_sent = len(facts) == sent and len(known) == len(texts) and key not in self.disturbed
-        self.held.add(key, "\n".join(known) if as_sent else None, rows.ids[-1], sum(f.size for f in facts), new=new)
+        facts, texts = rows.facts[begin:], [slice_.batch.texts.get(trace_id) for slice_ in slices]
+        given = [text for text in texts if text is not None]
+        sent = sum(len(slice_.positions) for slice_ in slices)
+        as_sent = len(facts) == sent and len(given) == len(texts) and key not in self.disturbed
+        self.held.add(key, "\n".join(given) if as_sent else None, rows.ids[-1], sum(f.size for f in facts), new=new)
 
-    def _look_up(
-        self, known: dict[str, CachedTrace], incoming: Mapping[str, Mapping[str, _IncomingSpan]]
+    def _load_nodes(
+        self, traces: dict[str, CachedTrace], incoming: Mapping[str, Mapping[str, _IncomingSpan]]
     ) -> dict[int, TraceNodes]:
         """Load the stored spans that incoming spans replace, or have as their parent."""
         wanted: dict[int, set[str]] = {}
-        here: dict[int, TraceNodes] = {}
+        nodes: dict[int, TraceNodes] = {}
         for trace_id in incoming:
-            state = known[trace_id]
+            state = traces[trace_id]
             if isinstance(state, NewTrace) and state.facts:
-                state, here[state.key] = summarize_from_scratch(
+                state, nodes[state.key] = summarize_from_scratch(
                     state.key, list(zip(state.rows, state.facts, strict=True))
                 )
-                here[state.key].marked = []
-                self._remember(trace_id, state)
-                known[trace_id] = state
+                nodes[state.key].marked = []
+                self._cache_trace(trace_id, state)
+                traces[trace_id] = state
             elif not isinstance(state, NewTrace):
-                came = incoming[trace_id]
-                parents = {one.fact.parent_id for one in came.values() if one.fact.parent_id is not None}
-                wanted[state.key] = parents.union(came)
-        return {**here, **self.keeper.look_up(wanted)} if wanted else here
+                versions = incoming[trace_id]
+                parents = {span.fact.parent_id for span in versions.values() if span.fact.parent_id is not None}
+                wanted[state.key] = parents.union(versions)
+        return {**nodes, **self.summaries.load_nodes(wanted)} if wanted else nodes
 
     def move(self, keys: Iterable[int]) -> None:
         """Move traces to the end of the change feed after a change other than to their runs. Traces without runs are
@@ -358,58 +352,60 @@ class Appender:
         if place.trace_id == NO_TRACE:
             found = pending_amendments.find_by_response_id(self.reader, place.span_id)
             places = [AmendmentTarget(trace_id, span_id, place.project) for trace_id, span_id in found]
-            return any(self._amend(there, fields) for there in places) or self._wait(place, fields)
-        if not select_many(self.db, _SELECT_KEYS, [place.trace_id]) and self.tombstones.among([place.trace_id]):
+        elif not select_many(self.db, _SELECT_KEYS, [place.trace_id]) and self.tombstones.among([place.trace_id]):
             self.tombstones.late += 1
             return True
-        return self._amend(place, fields) or self._wait(place, fields)
-
-    def _wait(self, place: AmendmentTarget, fields: Mapping[str, JSON]) -> bool:
-        self.waiting.add(place, fields, self.grown)
+        else:
+            places = [place]
+        if any(self._amend(stored, fields) for stored in places):
+            return True
+        self.waiting.add(place, fields, self.max_amended_bytes)
         return False
 
     def _amend(self, place: AmendmentTarget, fields: Mapping[str, JSON]) -> bool:
         """Apply an amendment to a run; return False if the run is not stored or is of another project."""
         found = select_many(self.db, _SELECT_KEYS, [place.trace_id])
-        here = self.db.execute(_SELECT_ROW, (found[0][1], place.span_id)).fetchone() if found else None
-        if here is None:
+        found_row = self.db.execute(_SELECT_ROW, (found[0][1], place.span_id)).fetchone() if found else None
+        if found_row is None:
             return False
-        [row], key = here, found[0][1]
+        [row], key = found_row, found[0][1]
         try:
             stored = self.reader.stored(place.trace_id, row)
         except StoreError as error:  # a damaged span refuses this amendment only, not others of the request
-            raise Refused(f"span {place.span_id!r} cannot be amended: {error}") from error
+            raise Refused(f"cannot amend span {place.span_id!r}: {error}") from error
         if place.project not in (ANY_PROJECT, stored.fact.project):
             return False
         run = amendment_merge.apply_amendment(stored.run, fields, stored.amended)
-        every = amendment_merge.merge_fields(stored.amended, fields)
-        if (run, every) != (stored.run, stored.amended):
+        fields_so_far = amendment_merge.merge_fields(stored.amended, fields)
+        if (run, fields_so_far) != (stored.run, stored.amended):
             old = stored.fact
-            fact, payload = encode_amended_run(run, every, old.size if old.sent is None else old.sent)
-            if len(payload) > self.grown:
-                raise Refused(f"span {place.span_id!r} holds {len(payload):,} bytes then, at most {self.grown:,}")
-            self._disturb(key, row)
-            self._amended(place, _SpanChange(row, _IncomingSpan(fact, payload, stored.resource), old))
-            self._keep_values([fact])
-        self._trim()
+            fact, payload = encode_amended_run(run, fields_so_far, old.size if old.sent is None else old.sent)
+            if len(payload) > self.max_amended_bytes:
+                raise Refused(
+                    f"amended span {place.span_id!r} would take {len(payload):,} bytes; the limit is {self.max_amended_bytes:,}"
+                )
+            self._prepare_overwrite(key, row)
+            self._store_amended_run(place, _SpanChange(row, _IncomingSpan(fact, payload, stored.resource), old))
+            self.filter_values.add([fact])
+        self._trim_cache()
         return True
 
-    def _amended(self, place: AmendmentTarget, change: _SpanChange) -> None:
-        came = {place.trace_id: {place.span_id: change.came}}
-        known = self._known(came)
-        here = self._look_up(known, came)
+    def _store_amended_run(self, place: AmendmentTarget, change: _SpanChange) -> None:
+        incoming = {place.trace_id: {place.span_id: change.came}}
+        traces = self._load_traces(incoming)
+        nodes = self._load_nodes(traces, incoming)
         rows = _SpanRows()
-        self._take(place.trace_id, known[place.trace_id], [change], here, rows)
+        self._apply_changes(place.trace_id, traces[place.trace_id], [change], nodes, rows)
         self._insert_spans(rows)
-        for one in here.values():
-            self.keeper.mark(one)
-        self._insert_traces({place.trace_id: self._cache[place.trace_id]}, here)
+        for tree in nodes.values():
+            self.summaries.write_flags(tree)
+        self._insert_traces({place.trace_id: self._cache[place.trace_id]}, nodes)
 
     def sum_up(self, trace_ids: Sequence[str]) -> None:
         """Rebuild the summaries of traces from their stored runs."""
         for trace_id, key in select_many(self.db, _SELECT_KEYS, trace_ids):
-            state, here = self.keeper.again(trace_id, key, {})
-            self._insert_traces({trace_id: state}, {key: here}, {trace_id: here.known})
+            state, nodes = self.summaries.summarize_stored(trace_id, key, {})
+            self._insert_traces({trace_id: state}, {key: nodes}, {trace_id: nodes.known})
 
     def start(self, runs: Sequence[OpenRun]) -> None:
         """Record open runs, except of deleted traces."""
@@ -418,8 +414,8 @@ class Appender:
         self.tombstones.late += sum(run.trace_id in gone for run in runs)
         stored = dict(select_many(self.db, _SELECT_KEYS + " AND span_count > 0", begun | freed))
         self.move(stored[trace_id] for trace_id in begun - freed if trace_id in stored)
-        self._insert_traces(self._known([trace_id for trace_id in freed if trace_id in stored]), {})
-        self._trim()
+        self._insert_traces(self._load_traces([trace_id for trace_id in freed if trace_id in stored]), {})
+        self._trim_cache()
 
     def _insert_spans(self, rows: _SpanRows) -> None:
         payloads = self._compressor.all(rows.payloads)
@@ -432,66 +428,65 @@ class Appender:
 
     def _insert_traces(
         self,
-        touched: Mapping[str, CachedTrace],
-        here: dict[int, TraceNodes],
-        came: Mapping[str, Iterable[str]] = _NO_IDS,
+        traces: Mapping[str, CachedTrace],
+        nodes: dict[int, TraceNodes],
+        incoming_ids: Mapping[str, Iterable[str]] = _NO_IDS,
         new: Iterable[int] = (),
     ) -> None:
-        if not touched:
+        if not traces:
             return
         rows, is_new, counts, open_runs = [], set(new), dict[int, TraceContribution](), bool(self.running)
-        numbers, now = self._clock.take(self.db, len(touched))
-        for number, (trace_id, state) in zip(numbers, touched.items(), strict=True):
-            rolled, root = self._rolled(state, here)
+        numbers, now = self._clock.take(self.db, len(traces))
+        for number, (trace_id, state) in zip(numbers, traces.items(), strict=True):
+            if isinstance(state, IncrementalSummary):
+                summary = state.rolled(nodes.get(state.key) or self.summaries.spans(state.key))
+                root = state.totals.root_row
+            else:
+                summary, root = state.rolled, state.root
             if open_runs:
-                running = self.running.left(trace_id, state.key, came.get(trace_id, ()), settled=rolled.complete == 1)
-                rolled = rolled._replace(running=running, complete=0) if running else rolled
+                running = self.running.left(
+                    trace_id, state.key, incoming_ids.get(trace_id, ()), settled=summary.complete == 1
+                )
+                summary = summary._replace(running=running, complete=0) if running else summary
             change = (number, number, now)
-            rows.append((state.key, trace_id, now, root, *change, *rolled))
+            rows.append((state.key, trace_id, now, root, *change, *summary))
             if state.key in is_new:
-                counts[state.key] = make_contribution(rolled)
-        with self.sums.of_traces([row[0] for row in rows], counts):
+                counts[state.key] = make_contribution(summary)
+        with self.sums.update_traces([row[0] for row in rows], counts):
             insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
-        self.keeper.keep(touched.values())
+        self.summaries.store(traces.values())
         waiting = [(row[0], now) for row in rows]
         insert_many(self.db, "unindexed", ("trace", "since_ns"), waiting, "ON CONFLICT DO NOTHING")
 
-    def _rolled(self, state: CachedTrace, here: dict[int, TraceNodes]) -> tuple[SummaryRow, int]:
-        """Return the summary of a trace, and the row of its root."""
-        if isinstance(state, IncrementalSummary):
-            spans = here.get(state.key) or self.keeper.spans(state.key)
-            return state.rolled(spans), state.totals.root_row
-        return state.rolled, state.root
-
-    def _merge(
+    def _merge_spans(
         self,
         trace_id: str,
         state: CachedTrace,
-        came: Mapping[str, _IncomingSpan],
-        here: dict[int, TraceNodes],
+        versions: Mapping[str, _IncomingSpan],
+        nodes: dict[int, TraceNodes],
         out: _SpanRows,
     ) -> bool:
         """Add rows for runs that are new or more complete than the stored ones; return whether there are any."""
         changes: list[_SpanChange] = []
-        for span_id, one in came.items():
-            stored = None if isinstance(state, NewTrace) else here[state.key].get(span_id)
+        for span_id, span in versions.items():
+            stored = None if isinstance(state, NewTrace) else nodes[state.key].get(span_id)
             if stored is None:
                 row, self._next_span = self._next_span, self._next_span + 1
                 if self.waiting:
-                    one, as_it_came = self._awaited(trace_id, one), one
-                    if one is not as_it_came:
+                    span, sent = self._apply_waiting_amendments(trace_id, span), span
+                    if span is not sent:
                         self.disturbed.add(state.key)  # amended, so its text differs from that of the batch
-                changes.append(_SpanChange(row, one, None))
-            elif change := self._fuller(stored.row, one):
+                changes.append(_SpanChange(row, span, None))
+            elif change := self._find_newer_version(stored.row, span):
                 changes.append(change)
         for change in changes:
             if change.old:
-                self._disturb(state.key, change.row)
+                self._prepare_overwrite(state.key, change.row)
         if changes:
-            self._take(trace_id, state, changes, here, out)
+            self._apply_changes(trace_id, state, changes, nodes, out)
         return bool(changes)
 
-    def _fuller(self, row: int, came: _IncomingSpan) -> _SpanChange | None:
+    def _find_newer_version(self, row: int, came: _IncomingSpan) -> _SpanChange | None:
         """Return the change for a run that was sent again; None if the stored version is as complete, or is damaged."""
         try:
             old = self.reader.stored("", row).fact
@@ -506,53 +501,60 @@ class Appender:
             came = came._replace(fact=fact, payload=payload)
         return _SpanChange(row, came, old)
 
-    def _take(
+    def _apply_changes(
         self,
         trace_id: str,
         state: CachedTrace,
         changes: Sequence[_SpanChange],
-        here: dict[int, TraceNodes],
+        nodes: dict[int, TraceNodes],
         out: _SpanRows,
     ) -> None:
         """Apply changes to the summary of a trace, and add their rows."""
         if isinstance(state, NewTrace):
-            state, here[state.key] = IncrementalSummary(state.key, whole=self.keeper.whole), TraceNodes()
-        state = self._told(trace_id, state, changes, here)
-        self._remember(trace_id, state)
-        known = here[state.key].known
+            state, nodes[state.key] = (
+                IncrementalSummary(state.key, max_records=self.summaries.max_records),
+                TraceNodes(),
+            )
+        state = self._update_summary(trace_id, state, changes, nodes)
+        self._cache_trace(trace_id, state)
+        spans = nodes[state.key].known
         for row, came, _ in changes:
-            one = known.get(came.fact.span_id)
-            out.add(row, state.key, came, one.below if one else 0)
+            node = spans.get(came.fact.span_id)
+            out.add(row, state.key, came, node.below if node else 0)
 
-    def _told(
+    def _update_summary(
         self,
         trace_id: str,
         state: IncrementalSummary | DeferredSummary,
         changes: Sequence[_SpanChange],
-        here: dict[int, TraceNodes],
+        nodes: dict[int, TraceNodes],
     ) -> IncrementalSummary | DeferredSummary:
         """Return the summary state after changes: the same state, or another one if it cannot apply them."""
         if isinstance(state, IncrementalSummary):
-            before = state.totals.count
-            if _try_advance(state, changes, here[state.key]):
-                return state
-            if before <= self.keeper.small:
+            before, spans = state.totals.count, nodes[state.key]
+            with suppress(StepLimitExceeded):
+                state.advance([(change.row, change.came.fact) for change in changes if change.old is None], spans)
+                replaced = [(row, old, came.fact) for row, came, old in changes if old is not None]
+                if all(state.replace(row, old, new, spans) for row, old, new in replaced):
+                    return state
+            # the state is wrong now
+            if before <= self.summaries.small:
                 facts = {change.row: change.came.fact for change in changes}
                 with suppress(StoreError):  # a span is damaged
-                    state, here[state.key] = self.keeper.again(trace_id, state.key, facts)
+                    state, nodes[state.key] = self.summaries.summarize_stored(trace_id, state.key, facts)
                     return state
-            here[state.key].marked = []
-        drift = state if isinstance(state, DeferredSummary) else self.keeper.drift(state.key)
+            nodes[state.key].marked = []
+        deferred = state if isinstance(state, DeferredSummary) else self.summaries.load_deferred(state.key)
         for row, came, old in changes:
             if old is None:
-                drift.add(came.fact)
+                deferred.add(came.fact)
             else:
-                drift.replace(row, old, came.fact)
-        if (noted := self.noted.get(trace_id)) is not None:
-            noted.update(change.row if change.old is None else -change.row for change in changes)
-            if len(noted) > MAX_NOTED_SPANS:
-                self.noted[trace_id] = None
-        return drift
+                deferred.replace(row, old, came.fact)
+        if (rows := self.recent_rows.get(trace_id)) is not None:
+            rows.update(change.row if change.old is None else -change.row for change in changes)
+            if len(rows) > MAX_RECENT_ROWS:
+                self.recent_rows[trace_id] = None
+        return deferred
 
     def install(self, trace_id: str, state: IncrementalSummary, rows: Sequence[int]) -> bool:
         """Replace the deferred summary of a trace by a state that was rebuilt in the background, and add the rows
@@ -564,25 +566,25 @@ class Appender:
         new = self.reader.in_rows(trace_id, rows)
         if counted != (state.totals.count + len(new),):
             return False
-        state.kept = True
+        state.is_stored = True
         state.orphans.adopt(self.db, state.key)
         state.local_roots.adopt(self.db, state.key)
-        ids = {id for one in new for id in (one.fact.span_id, one.fact.parent_id) if id is not None}
-        here = self.keeper.look_up({state.key: ids})
-        spans = here[state.key]
-        spans.known.update(dict.fromkeys(one.fact.span_id for one in new))
+        ids = {id for stored in new for id in (stored.fact.span_id, stored.fact.parent_id) if id is not None}
+        nodes = self.summaries.load_nodes({state.key: ids})
+        spans = nodes[state.key]
+        spans.known.update(dict.fromkeys(stored.fact.span_id for stored in new))
         try:
-            state.advance([(one.row, one.fact) for one in new], spans)
+            state.advance([(stored.row, stored.fact) for stored in new], spans)
         except StepLimitExceeded:
             return False
-        spans.marked += [one for fact in new if (one := spans.known[fact.fact.span_id])]
-        self.keeper.mark(spans)
-        self._remember(trace_id, state)
-        self._insert_traces({trace_id: state}, here)
-        self._trim()
+        spans.marked += [node for stored in new if (node := spans.known[stored.fact.span_id])]
+        self.summaries.write_flags(spans)
+        self._cache_trace(trace_id, state)
+        self._insert_traces({trace_id: state}, nodes)
+        self._trim_cache()
         return True
 
-    def _disturb(self, key: int, row: int) -> None:
+    def _prepare_overwrite(self, key: int, row: int) -> None:
         """Prepare for overwriting a run: drop its buffered text, and keep its old payload, which is needed to delete its
         full-text entry.
         """
@@ -590,85 +592,53 @@ class Appender:
         self.held.drop(key)
         self.disturbed.add(key)
 
-    def _awaited(self, trace_id: str, came: _IncomingSpan) -> _IncomingSpan:
+    def _apply_waiting_amendments(self, trace_id: str, came: _IncomingSpan) -> _IncomingSpan:
         """Return a run that arrived for the first time, with waiting amendments applied."""
         fact = came.fact
-        said = self.waiting.take(trace_id, fact.span_id, fact.project)
+        amendments = self.waiting.take(trace_id, fact.span_id, fact.project)
         if fact.response_id:
-            said += self.waiting.take(NO_TRACE, fact.response_id, fact.project)
-        if not said:
+            amendments += self.waiting.take(NO_TRACE, fact.response_id, fact.project)
+        if not amendments:
             return came
-        run, every = decode_run("", fact, self._read(came.payload), {}), dict[str, JSON]()
-        for fields in said:
-            run, every = (
-                amendment_merge.apply_amendment(run, fields, every),
-                amendment_merge.merge_fields(every, fields),
+        run, all_fields = decode_run("", fact, self._read(came.payload), {}), dict[str, JSON]()
+        for fields in amendments:
+            run, all_fields = (
+                amendment_merge.apply_amendment(run, fields, all_fields),
+                amendment_merge.merge_fields(all_fields, fields),
             )
-        return _IncomingSpan(*encode_amended_run(run, every, fact.size), came.resource)
+        return _IncomingSpan(*encode_amended_run(run, all_fields, fact.size), came.resource)
 
     def _read(self, payload: bytes) -> dict[str, JSON]:
         return self.reader.payload(payload) if payload.startswith(ZSTD_FRAME_HEADER) else loads(payload)
 
-    def _known(self, trace_ids: Iterable[str]) -> dict[str, CachedTrace]:
+    def _load_traces(self, trace_ids: Iterable[str]) -> dict[str, CachedTrace]:
         """Return the states of traces: cached, loaded, or new. Deleted traces are left out."""
-        known = {trace_id: self._cache[trace_id] for trace_id in trace_ids if trace_id in self._cache}
-        for trace_id in known:
+        traces = {trace_id: self._cache[trace_id] for trace_id in trace_ids if trace_id in self._cache}
+        for trace_id in traces:
             self._cache.move_to_end(trace_id)
-        missing = [trace_id for trace_id in trace_ids if trace_id not in known]
+        missing = [trace_id for trace_id in trace_ids if trace_id not in traces]
         stored = {trace_id: (key, count) for trace_id, key, count in select_many(self.db, _SELECT_COUNTS, missing)}
         gone = self.tombstones.among(trace_id for trace_id in missing if trace_id not in stored)
         for trace_id in missing:
             if trace_id in gone:
                 continue
             if trace_id in stored:
-                known[trace_id] = self.keeper.load(trace_id, *stored[trace_id])
-                self._remember(trace_id, known[trace_id])
+                traces[trace_id] = self.summaries.load(trace_id, *stored[trace_id])
+                self._cache_trace(trace_id, traces[trace_id])
             else:
-                known[trace_id] = NewTrace(self._take_trace())
-        return known
+                traces[trace_id] = NewTrace(self._take_trace())
+        return traces
 
-    def _remember(self, trace_id: str, state: CachedTrace) -> None:
+    def _cache_trace(self, trace_id: str, state: CachedTrace) -> None:
         """Cache a trace, or update the memory that it takes."""
         weight = state.weight
         self._cached_spans += weight - self._weights.get(trace_id, 0)
         self._cache[trace_id], self._weights[trace_id] = state, weight
 
-    def _keep_values(self, facts: Sequence[Fact]) -> None:
-        """Store distinct values for filter menus that no index can list."""
-        values = {("kind", fact.kind) for fact in facts} | {("environment", fact.environment) for fact in facts}
-        values |= {("model", fact.model) for fact in facts if fact.model is not None}
-        values |= {("tag", tag) for fact in facts for tag in fact.tags}
-        if new := values - self._values:
-            insert_many(self.db, "known", ("field", "value"), sorted(new), "ON CONFLICT DO NOTHING")
-            if len(self._values) + len(new) > CACHED_VALUES:
-                self._values.clear()
-            self._values |= new if len(new) <= CACHED_VALUES else set()
-
-    def _count(self, rows: _SpanRows, new: int) -> None:
-        """Count new spans (rows from `new` on) by sender process."""
-        came = [(rows.resources[at], rows.facts[at]) for at, row in enumerate(rows.ids) if row >= new]
-        first = dict(reversed(came))  # first span of each resource; a process belongs to one project
-        arrived: Counter[tuple[SenderProcess, str, str]] = Counter()
-        for resource, count in Counter([resource for resource, _ in came]).items():
-            if whose := self._origins.get(resource):
-                arrived[whose, first[resource].project, first[resource].environment] += count
-        if arrived:
-            self.processes.count(arrived)
-
-    def _trim(self) -> None:
-        while self._cached_spans > self.bound and len(self._cache) > 1:
+    def _trim_cache(self) -> None:
+        while self._cached_spans > self.max_cached_spans and len(self._cache) > 1:
             trace_id, _ = self._cache.popitem(last=False)
             self._cached_spans -= self._weights.pop(trace_id)
-
-    def _resource(self, blob: str) -> int:
-        key = self._resources.get(blob)
-        if key is None:
-            self.db.execute("INSERT OR IGNORE INTO resources (data) VALUES (?)", (blob,))
-            key = int(self.db.execute("SELECT id FROM resources WHERE data = ?", (blob,)).fetchone()[0])
-            self._origins[key] = read_sender_process(loads(blob))
-            if len(blob) <= MAX_CACHED_CHARACTERS:
-                self._resources[blob] = key
-        return key
 
 
 def find_database_folder(db: sqlite3.Connection) -> str:
@@ -694,16 +664,6 @@ def _latest_versions(parts: Sequence[_TraceSlice]) -> dict[str, _IncomingSpan]:
             if earlier is None or _supersedes(fact, earlier.fact):
                 came[fact.span_id] = _IncomingSpan(fact, batch.payloads[position], resources[batch.resources[position]])
     return came
-
-
-def _try_advance(state: IncrementalSummary, changes: Sequence[_SpanChange], spans: TraceNodes) -> bool:
-    """Apply changes to a state; return False if it cannot apply them and must not be used any more."""
-    try:
-        state.advance([(change.row, change.came.fact) for change in changes if change.old is None], spans)
-        replaced = [(change.row, change.old, change.came.fact) for change in changes if change.old is not None]
-        return all(state.replace(row, old, new, spans) for row, old, new in replaced)
-    except StepLimitExceeded:
-        return False
 
 
 def _supersedes(new: Fact, old: Fact) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 import msgspec
 
@@ -40,6 +39,7 @@ _SELECT_NODE = (
     "SELECT s.trace, s.span_id, s.id, s.parent_id, s.model, s.input_tokens, s.output_tokens, s.cost,"
     " s.tokens_below + 2 * s.cost_below FROM"
 )
+_SELECT_ONE_NODE = f"{_SELECT_NODE} spans s WHERE s.trace = ? AND s.span_id = ?"
 
 
 class NewTrace:
@@ -78,12 +78,12 @@ class DeferredSummary:
     trace counts as incomplete, or of unknown completeness if it is too large to be rebuilt.
     """
 
-    __slots__ = ("kept", "key", "rolled", "root")
+    __slots__ = ("is_stored", "key", "rolled", "root")
     weight = 4
 
-    def __init__(self, key: int, root: int, rolled: SummaryRow, *, kept: bool) -> None:
+    def __init__(self, key: int, root: int, rolled: SummaryRow, *, is_stored: bool) -> None:
         self.key, self.root, self.rolled = key, root, rolled._replace(running=0)
-        self.kept = kept  # whether `states` marks the trace for a rebuild
+        self.is_stored = is_stored  # whether `states` marks the trace for a rebuild
         self._counts(rolled.span_count)
 
     def _counts(self, spans: int) -> None:
@@ -121,12 +121,12 @@ def read_flags(db: sqlite3.Connection, rows: Sequence[int]) -> dict[int, int]:
 class SummaryStorage:
     """Storage of trace summaries: loads the state of traces, and stores states that are expensive to rebuild.
 
-    Uses the writer's connection. Except in `again`, it reads at most `small` spans of a trace.
+    Uses the writer's connection. Except in `summarize_stored`, it reads at most `small` spans of a trace.
     """
 
     def __init__(self, reader: Reader) -> None:
         self.reader, self.db = reader, reader.db
-        self.small, self.steps, self.whole = SMALL_TRACE_SPANS, MAX_MARK_STEPS, MAX_RECORDS_IN_MEMORY
+        self.small, self.steps, self.max_records = SMALL_TRACE_SPANS, MAX_MARK_STEPS, MAX_RECORDS_IN_MEMORY
 
     def load(self, trace_id: str, key: int, count: int) -> CachedTrace:
         """Load the state of a trace with `count` spans."""
@@ -134,32 +134,34 @@ class SummaryStorage:
             return NewTrace(key)
         if count <= self.small:
             try:
-                return self.again(trace_id, key, {})[0]
+                return self.summarize_stored(trace_id, key, {})[0]
             except StoreError:  # a span is damaged; new spans must be stored all the same
-                return self.drift(key)
+                return self.load_deferred(key)
         row = self.db.execute("SELECT data FROM states WHERE trace = ?", (key,)).fetchone()
         if row is not None and row[0] is not None:
-            state = self._unpacked(key, row[0])
+            state = self._unpack_state(key, row[0])
             if state is not None and state.totals.count == count:
                 return state
-        return self.drift(key, kept=row is not None and row[0] is None)
+        return self.load_deferred(key, is_stored=row is not None and row[0] is None)
 
-    def _unpacked(self, key: int, data: bytes) -> IncrementalSummary | None:
+    def _unpack_state(self, key: int, data: bytes) -> IncrementalSummary | None:
         try:
-            state = IncrementalSummary(key, unpack_totals(data), self.whole)
+            state = IncrementalSummary(key, unpack_totals(data), self.max_records)
         except msgspec.DecodeError:  # written by another version
             return None
-        state.kept = True
+        state.is_stored = True
         state.orphans.load(self.db, key)
         state.local_roots.load(self.db, key)
         return state
 
-    def drift(self, key: int, *, kept: bool = False) -> DeferredSummary:
+    def load_deferred(self, key: int, *, is_stored: bool = False) -> DeferredSummary:
         """Return the trace with its stored summary, to be rebuilt later."""
         row = self.db.execute(_SELECT_SUMMARY, (key,)).fetchone()
-        return DeferredSummary(key, row[0], SummaryRow(*row[1:]), kept=kept)
+        return DeferredSummary(key, row[0], SummaryRow(*row[1:]), is_stored=is_stored)
 
-    def again(self, trace_id: str, key: int, changed: Mapping[int, Fact]) -> tuple[IncrementalSummary, TraceNodes]:
+    def summarize_stored(
+        self, trace_id: str, key: int, changed: Mapping[int, Fact]
+    ) -> tuple[IncrementalSummary, TraceNodes]:
         """Summarize a trace from all of its spans; `changed` has new spans and new versions by row.
 
         Raises `StoreError` if a span is damaged.
@@ -168,17 +170,17 @@ class SummaryStorage:
         state, spans = summarize_from_scratch(key, sorted({**facts, **changed}.items()))
         marked = read_flags(self.db, list(facts))
         spans.marked = [one for one in spans.known.values() if one and marked.get(one.row, one.below) != one.below]
-        self.mark(spans)
+        self.write_flags(spans)
         return state, spans
 
-    def mark(self, spans: TraceNodes, before: int = 2**63 - 1) -> None:
+    def write_flags(self, spans: TraceNodes, before: int = 2**63 - 1) -> None:
         """Write the changed flags of spans in rows below `before`."""
         rows = [(one.below & TOKENS_FLAG, one.below // COST_FLAG, one.row) for one in spans.marked if one.row < before]
         spans.marked = []
         if rows:
             self.db.executemany("UPDATE spans SET tokens_below = ?, cost_below = ? WHERE id = ?", rows)
 
-    def look_up(self, wanted: Mapping[int, Iterable[str]]) -> dict[int, TraceNodes]:
+    def load_nodes(self, wanted: Mapping[int, Iterable[str]]) -> dict[int, TraceNodes]:
         """Return the span trees of traces by key, and load the given span ids of all of them at once."""
         here = {key: self.spans(key, dict.fromkeys(ids)) for key, ids in wanted.items()}
         pairs = [value for key, spans in here.items() for id in spans.known for value in (key, id)]
@@ -192,28 +194,25 @@ class SummaryStorage:
 
     def spans(self, key: int, known: dict[str, SpanNode | None] | None = None) -> TraceNodes:
         """Return the span tree of a trace, which loads spans on demand."""
-        return TraceNodes(known, partial(self._find, key), self._read, self.steps + len(known or ()))
 
-    def _find(self, key: int, span_id: str) -> SpanNode | None:
-        sql = f"{_SELECT_NODE} spans s WHERE s.trace = ? AND s.span_id = ?"
-        row = self.db.execute(sql, (key, span_id)).fetchone()
-        return SpanNode(*row[2:]) if row else None
+        def find(span_id: str) -> SpanNode | None:
+            row = self.db.execute(_SELECT_ONE_NODE, (key, span_id)).fetchone()
+            return SpanNode(*row[2:]) if row else None
 
-    def _read(self, row: int) -> Fact:
-        return self.reader.stored("", row).fact
+        return TraceNodes(known, find, lambda row: self.reader.stored("", row).fact, self.steps + len(known or ()))
 
-    def keep(self, known: Iterable[CachedTrace]) -> None:
+    def store(self, known: Iterable[CachedTrace]) -> None:
         """Store the states of large traces, and mark traces for a rebuild."""
         rows: list[tuple[int, bytes | None]] = []
         for one in known:
-            if isinstance(one, IncrementalSummary) and (one.kept or one.totals.count > self.small):
+            if isinstance(one, IncrementalSummary) and (one.is_stored or one.totals.count > self.small):
                 for ledger in (one.orphans, one.local_roots):
-                    if not one.kept:
+                    if not one.is_stored:
                         ledger.keep(self.db, one.key)
                     ledger.flush()
-                one.kept = True
+                one.is_stored = True
                 rows.append((one.key, pack_totals(one.totals)))
-            elif isinstance(one, DeferredSummary) and not one.kept:
-                one.kept = True
+            elif isinstance(one, DeferredSummary) and not one.is_stored:
+                one.is_stored = True
                 rows.append((one.key, None))
         insert_many(self.db, "states", ("trace", "data"), rows, "ON CONFLICT (trace) DO UPDATE SET data=excluded.data")

@@ -87,7 +87,7 @@ def summarize_trace(facts: Sequence[Fact]) -> tuple[SummaryRow, int, AncestorIds
     with_model: list[Fact] = []
     errors = size = 0
     start_ns, end_ns = facts[0].start_ns, facts[0].end_ns
-    tagged = counted = marked = tried = False
+    tagged = counted = marked = has_example = False
     for fact in facts:
         by_id[fact.span_id] = fact
         names[fact.name] = kinds[fact.kind] = None
@@ -109,13 +109,13 @@ def summarize_trace(facts: Sequence[Fact]) -> tuple[SummaryRow, int, AncestorIds
         if fact.local_root is not None:
             counted = True
         if fact.experiment_id or fact.example_id:
-            tried = True
-        if fact.said is not ALWAYS_SAMPLED and fact.said.judgement:
+            has_example = True
+        if fact.sampling is not ALWAYS_SAMPLED and fact.sampling.judgement:
             marked = True
     position = _find_root(facts, by_id)
     root = facts[position]
     experiment_id, example_id = root.experiment_id, root.example_id
-    if tried:
+    if has_example:
         experiment_id = experiment_id or next((fact.experiment_id for fact in facts if fact.experiment_id), None)
         example_id = example_id or next((fact.example_id for fact in facts if fact.example_id), None)
     above = AncestorIds(_ancestor_ids(with_tokens, by_id), _ancestor_ids(with_cost, by_id))
@@ -147,8 +147,8 @@ def summarize_trace(facts: Sequence[Fact]) -> tuple[SummaryRow, int, AncestorIds
         tags=dumps(list(dict.fromkeys(tag for fact in facts for tag in fact.tags))[:MAX_LISTED]) if tagged else None,
         metadata=root.metadata or next((fact.metadata for fact in facts if fact.metadata), None),
         size=size,
-        probability=root.said.probability,
-        partial=root.said.partial,
+        probability=root.sampling.probability,
+        partial=root.sampling.partial,
         rooted=root.parent_id is None,  # if any span has no parent, the root is such a span
         judgement=marked or (root.kind == EVALUATOR_KIND and experiment_id is None),
         dropped=dropped,
@@ -223,9 +223,9 @@ def _check_completeness(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> tup
     calls_sent = sum([counts.calls_sent for counts in latest.values()])
     if any(counts.open or members[root] + counts.dropped < counts.started for root, counts in latest.items()):
         return 0, dropped, calls_sent
-    untold = None in members or any(f.parent_id is not None and f.parent_id not in by_id for f in facts)
-    untold = untold or (calls_sent > 0 and _has_unanswered_calls(facts, nearest, latest))
-    return None if untold else 1, dropped, calls_sent
+    is_unknown = None in members or any(f.parent_id is not None and f.parent_id not in by_id for f in facts)
+    is_unknown = is_unknown or (calls_sent > 0 and _has_unanswered_calls(facts, nearest, latest))
+    return None if is_unknown else 1, dropped, calls_sent
 
 
 def _nearest_local_roots(
