@@ -114,7 +114,7 @@ class Preferences:
             lines.append(f"{to_first + to_second} verdicts turned with the order: {to_first} to the answer shown first")
         if self.errors:
             lines.append(f"{len(self.errors)} pairs could not be judged, as with: {next(iter(self.errors.values()))}")
-        return "\n".join([*lines, f"{self.alone} runs have no counterpart" * bool(self.alone)]).rstrip()
+        return "\n".join([*lines, f"{self.alone} runs failed or have no counterpart" * bool(self.alone)]).rstrip()
 
 
 class ComparedRuns(Protocol):
@@ -188,15 +188,19 @@ class Pairwise:
 
     async def acompare(self, first: ComparedRuns, second: ComparedRuns, *, keep: bool = True) -> Preferences:
         """Compare like `compare`, from async code."""
-        others = {_run_key(row): row for row in second.rows() if row.error is None}
+        others: dict[str, Any] = {}
+        runs = 0  # of both experiments, failed ones included
+        for row in second.rows():
+            runs += 1
+            if row.error is None:
+                others[_run_key(row)] = row
         pairs: dict[str, Preference] = {}
         errors: dict[str, str] = {}
         rows = iter(first.rows())
-        count = 0
         known = get_judge_context()
         judgements = JudgementBuffer() if keep else known.judgements
         while chunk := list(islice(rows, _PAIRS_PER_BATCH)):
-            count += len(chunk)
+            runs += len(chunk)
             both = [(row, others[_run_key(row)]) for row in chunk if row.error is None and _run_key(row) in others]
             with use_judge_context(judgements=judgements):
                 said = await asyncio.gather(*(self._prefer_row(*pair) for pair in both))
@@ -212,8 +216,7 @@ class Pairwise:
                     for feedback in self._rows(pair, came, first, second)
                 ]
                 first.store.append(judgements.take() if judgements else [], kept)
-        done = len(pairs) + len(errors)
-        alone = count - done + len(others) - done
+        alone = runs - 2 * (len(pairs) + len(errors))
         return Preferences(key=self.key, names=(first.name, second.name), pairs=pairs, errors=errors, alone=alone)
 
     async def _prefer_row(self, row: Any, other: Any) -> Preference | Unjudged | Skip:

@@ -119,6 +119,12 @@ class CutOff(Unjudged):
         self.again = again
 
 
+class Unbilled(Unjudged):
+    """Error for a question that the endpoint did not receive, or refused without processing it, so that it costs
+    nothing.
+    """
+
+
 class NoJudge(Unjudged, ValueError):
     """Error for a missing judge: none is configured, and Spanwise never chooses a model by itself."""
 

@@ -18,7 +18,7 @@ from spanwise.evaluators.interface import (
     get_response_headers,
     is_transient,
 )
-from spanwise.evaluators.judges.llm_client.chat_completions import Declined
+from spanwise.evaluators.judges.llm_client.chat_completions import Declined, Unbilled
 from spanwise.evaluators.models.model_resolution import redirect_error
 
 if TYPE_CHECKING:
@@ -108,10 +108,14 @@ def is_rate_limited(error: BaseException) -> bool:
 
 
 def is_possibly_billed(error: BaseException) -> bool:
-    """Return whether the server may have answered and billed a failed call. A call without a connection, or with an
-    error status, was not billed.
+    """Return whether the server may have processed and billed a failed call.
+
+    A call without a connection was not billed, nor one that the server refused with an error status. Some servers bill
+    a timeout (408), a question that their content filter stops, and one that is too long.
     """
-    return not (isinstance(error, Unjudged) or get_http_status(error) is not None or is_connection_failure(error))
+    if isinstance(error, Unbilled) or is_connection_failure(error):
+        return False
+    return isinstance(error, Unjudged) or get_http_status(error) in (None, 408)
 
 
 def is_connection_failure(error: BaseException) -> bool:
@@ -189,12 +193,16 @@ def classify_error(error: APIError, asked: EndpointInfo) -> Unjudged | None:
         asked.base_url, get_http_status(error), get_response_headers(error)
     )
     if lasting:
-        return Unjudged(lasting)
+        return Unbilled(lasting)
     if is_transient(error):
         return None
     codes = f"{error.code} {error.type} {error.message} {error.body}".lower()
     message = _shorten(_get_body_message(error.body) or error.message, asked)
-    kind = Declined if any(word in codes for word in _CONTENT_FILTER_CODES) else Unjudged
+    kind: type[Unjudged] = Unbilled
+    if any(word in codes for word in _CONTENT_FILTER_CODES):
+        kind = Declined
+    elif any(word in codes for word in _CONTEXT_LENGTH_CODES):
+        kind = Unjudged
     return kind(_explain_status(getattr(error, "status_code", None), message, codes, asked))
 
 

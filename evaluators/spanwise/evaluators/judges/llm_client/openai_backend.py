@@ -26,6 +26,7 @@ from spanwise.evaluators.judges.llm_client.chat_completions import (
     Ask,
     Completion,
     CutOff,
+    Unbilled,
     add_schema_instruction,
     parse_completion,
 )
@@ -86,7 +87,7 @@ class OpenAIEndpoint:
         form, first = self._capabilities.form(ask.schema), None
         while True:
             if self.bounded and form.limit is None:
-                raise Unjudged(f"{self.where} takes no limit of tokens, so max_usd cannot be kept; give max_calls")
+                raise Unbilled(f"{self.where} takes no limit of tokens, so max_usd cannot be kept; give max_calls")
             try:
                 completion = await self._once(ask, form)
             except openai.APIStatusError as error:
