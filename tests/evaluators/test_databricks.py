@@ -427,3 +427,24 @@ def test_documents_keep_their_uris(store):
     experiment = evaluate(ROWS[:1], None, evaluators=["document_recall"], store=store)
     (row,) = experiment.rows()
     assert row.trace.documents[0] == Document("Built in 1912.", "a", None, {"doc_uri": "a"})
+
+
+@pytest.mark.parametrize(
+    "id", ["correctness", "guideline_adherence", "haystack_faithfulness", "relevance_to_query", "safety", "sexism"]
+)
+def test_a_judge_sees_the_values_that_map_selects(id):
+    """Values outside of the selected ones are not shown to the judge."""
+    judge = scripted(lambda ask: {"rationale": "r", "rating": "yes"})
+    case = {"inputs": {"q": "asked", "z": "hidden"}, "outputs": {"answer": "answered", "z": "hidden"}}
+    more = {"reference_outputs": "r", "documents": ["d"], "guidelines": ["g"]}
+    score(get_evaluator(id, judge=judge, map={"inputs": "inputs.q", "outputs": "outputs.answer"}), **case, **more)
+    shown = str(judge.asked[0].messages)
+    assert "answered" in shown
+    assert "hidden" not in shown
+
+
+def test_documents_that_map_selects_may_be_texts():
+    judge = scripted(lambda ask: {"rationale": "r", "rating": "yes"})
+    relevance = get_evaluator("chunk_relevance", judge=judge, map={"documents": "outputs.sources"})
+    [row] = score(relevance, inputs="q", outputs={"sources": ["one", {"content": "two"}]})
+    assert (row.score, row.metadata["ratings"]) == (1.0, ["yes", "yes"])

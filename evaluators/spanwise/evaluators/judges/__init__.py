@@ -2,7 +2,8 @@
 
 Modules, in the order in which data flows:
 
-- `judge_evaluator`: Base class of evaluators that call a judge: prompt overrides, judge and version.
+- `judge_evaluator`: Base class and registration of evaluators that call a judge: prompt overrides, judge, values
+  and version.
 - `judgement`: Judgement of one case: its questions, their cost, its own trace, and the resulting feedback
   row.
 - `prompt_templates`: Prompt templates: placeholders, overrides, few-shot turns, and splitting of long

@@ -1,20 +1,27 @@
-"""Base class of evaluators that call a judge: prompt overrides, judge and version."""
+"""Base class and registration of evaluators that call a judge: prompt overrides, judge, values and version."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import orjson
 
-from spanwise.evaluators.interface import compute_fingerprint
+from spanwise.collector.records import Case
+from spanwise.evaluators.interface import Metric, compute_fingerprint, register_builtin, to_documents
+from spanwise.evaluators.interface.evaluator_spec import VALID
 from spanwise.evaluators.judges.llm_client.judge_call import Judge, make_judge
 from spanwise.evaluators.judges.prompt_templates import MAX_CHARACTERS, PLACEHOLDERS, Prompt
 from spanwise.evaluators.judges.prompt_templates import prompt as load
+from spanwise.evaluators.judges.prompt_values import render_values
 from spanwise.tracer.suggestions import did_you_mean
+
+C = TypeVar("C", bound=type)
 
 # Parameters that `_further` leaves out, because `_identity` of their class contains them or because they are only
 # names.
@@ -40,6 +47,7 @@ class JudgeEvaluator:
     FURTHER: ClassVar[tuple[str, ...]] = ()  # ids of additional prompts, which `self._more` holds by id
     NAMES: ClassVar[tuple[str, ...]] = PLACEHOLDERS
     UNCUT: ClassVar[tuple[str, ...]] = ()  # values that must be complete: a case with a longer one is skipped
+    OPTIONAL: ClassVar[Mapping[str, str]] = {}  # fields that a case may lack, and the texts that replace them
 
     judge: Any = None
     prompt: str | Path | Mapping[str, Any] | None = None
@@ -94,6 +102,13 @@ class JudgeEvaluator:
             kept["judge"] = export_judge(self._judge, kept["judge"])
         return kept
 
+    def _values(self, case: Case, prompt: Prompt | None = None, **own: str) -> dict[str, str]:
+        """Return the text for each placeholder of a prompt: one of `own`, else the field of the case. Raises `Skip` for a
+        missing field.
+        """
+        names = [name for name in (prompt or self._prompt).asked if name not in own]
+        return {**render_values(case, names, optional=self.OPTIONAL), **own}
+
     def _further(self) -> dict[str, str]:
         """Return fingerprints of the parameters that differ from their defaults and are not in
         `_IDENTITY_PARAMETERS`.
@@ -132,3 +147,47 @@ def export_judge(judge: Judge, given: Any) -> Any:
     returned unchanged.
     """
     return given if isinstance(given, str) or judge.backend is not None else judge.to_dict()
+
+
+def register_judge(
+    id: str,
+    *,
+    metrics: tuple[Metric, ...] | None = None,
+    standards: tuple[str, ...] = (VALID,),
+    canonical: str = "by hand",
+    **facts: Any,
+) -> Callable[[C], C]:
+    """Register a subclass of `JudgeEvaluator` as an evaluator: `@register_judge("safety", source="…", example="…")`.
+
+    `facts` are fields of `EvaluatorSpec`. By default there is one metric, from 0 to 1 with the threshold 0.5. The
+    parameters of `__call__` are the fields that a case must have or may have, see `use_arguments`.
+    """
+    metrics = metrics or (Metric(id, threshold=0.5, primary=True),)
+    register = register_builtin(
+        id, metrics=metrics, standards=standards, canonical=canonical, judge=True, kind="model", **facts
+    )
+
+    def decorate(cls: C) -> C:
+        cls.__call__ = use_arguments(cls.__call__)  # type: ignore[operator]
+        return register(cls)
+
+    return decorate
+
+
+def use_arguments(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Decorate `__call__` so that the fields of its case are the arguments, which `map` and `prepare_data` determine.
+
+    `__call__` then needs its parameters only to declare the fields, and works on the case.
+    """
+
+    names = list(inspect.signature(call).parameters)[1:]  # without self
+
+    @functools.wraps(call)
+    async def wrapper(self: JudgeEvaluator, *positional: Any, **named: Any) -> Any:
+        arguments = {**dict(zip(names, positional, strict=False)), **named}
+        fields = {name: value for name, value in arguments.items() if name in Case.__dataclass_fields__}
+        if fields.get("documents") is not None:
+            fields["documents"] = to_documents(fields["documents"])
+        return await call(self, **{**arguments, "case": replace(arguments["case"], **fields)})
+
+    return wrapper

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from spanwise.collector.records import JSON, Case
-from spanwise.evaluators.interface import Metric, Skip, Unjudged, register_builtin
-from spanwise.evaluators.interface.evaluator_spec import VALID
-from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
+from spanwise.evaluators.interface import Metric, Skip, Unjudged
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_judge
 from spanwise.evaluators.judges.judgement import Judgement
 from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure
 from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS
@@ -23,14 +22,10 @@ MAX_LEVELS = 100  # maximum levels of a scale
 _NODE_PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 
 
-@register_builtin(
+@register_judge(
     "pipeline_judge",
     metrics=(Metric("pipeline_judge", (1.0, 5.0), primary=True),),
-    standards=(VALID,),
     source="Laminar: pipeline-based evaluator, its example",
-    canonical="by hand",
-    judge=True,
-    kind="model",
     example='get_evaluator("pipeline_judge", judge=scripted({"reasoning": "Half of it is about food.", "score": 3})), '
     'outputs={"question": "When was it built?", "search": ["Built in 1912."], "answer": "In 1912. Lunch is at noon."}',
 )

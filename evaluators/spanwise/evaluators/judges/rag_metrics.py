@@ -33,7 +33,6 @@ from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure
 from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS, Prompt
 from spanwise.evaluators.judges.prompt_values import render_value as as_text
-from spanwise.evaluators.judges.prompt_values import render_values
 from spanwise.evaluators.models import Embedder, embedder
 
 MAX_SHOWN = 3  # maximum failures in a comment; the metadata have all
@@ -63,20 +62,24 @@ class ComponentResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RagCase:
-    """Case with its judgement and the prompts by id. `most` limits sentences and statements."""
+    """Case with its judgement and its evaluator."""
 
     judgement: Judgement
-    prompts: Mapping[str, Prompt]
+    evaluator: MultiPromptJudge
     case: Case
-    most: int
+
+    @property
+    def most(self) -> int:
+        """Return the maximum number of sentences and statements of one text."""
+        return self.evaluator.max_statements
+
+    def prompt(self, id: str) -> Prompt:
+        """Return the prompt of that id."""
+        return next(prompt for prompt in self.evaluator.prompts if prompt.id == id)
 
     def values(self, id: str, **own: str) -> dict[str, str]:
         """Return the values of a prompt's placeholders: the given ones, else those of the case."""
-        asked = self.prompts[id].asked
-        others = render_values(
-            self.case, [name for name in asked if name not in own], optional={"inputs": "(not known)"}
-        )
-        return {name: own[name] if name in own else others[name] for name in asked}
+        return self.evaluator._values(self.case, self.prompt(id), **own)
 
     @property
     def question(self) -> str:
@@ -102,7 +105,7 @@ class RagCase:
         """Return the statements of a text."""
         return await extract_statements(
             self.judgement,
-            self.prompts["statements"],
+            self.prompt("statements"),
             lambda portion: self.values("statements", outputs=portion),
             text,
             self.most,
@@ -111,12 +114,12 @@ class RagCase:
     async def verdicts(self, id: str, statements: Sequence[str], **own: str) -> list[StatementVerdict]:
         """Return verdicts on statements, with the prompt of that id."""
         return await judge_statements(
-            self.judgement, self.prompts[id], statements, lambda listed: self.values(id, statements=listed, **own)
+            self.judgement, self.prompt(id), statements, lambda listed: self.values(id, statements=listed, **own)
         )
 
     async def ask(self, id: str, schema: Mapping[str, JSON], **own: str) -> Answer:
         """Ask one question with the prompt of that id."""
-        return await self.judgement.ask(self.prompts[id], self.values(id, **own), schema)
+        return await self.judgement.ask(self.prompt(id), self.values(id, **own), schema)
 
 
 async def score_faithfulness(asking: RagCase) -> ComponentResult:
@@ -337,6 +340,7 @@ class MultiPromptJudge(JudgeEvaluator):
     """
 
     NAMES: ClassVar[tuple[str, ...]] = (*PLACEHOLDERS, "statements", "text", "questions")
+    OPTIONAL: ClassVar[Mapping[str, str]] = {"inputs": "(not known)"}
 
     max_statements: int = 200
 
@@ -354,15 +358,11 @@ class MultiPromptJudge(JudgeEvaluator):
     def _identity(self) -> list[Any]:
         return [*JudgeEvaluator._identity(self), self.max_statements]
 
-    def _asking(self, judgement: Judgement, case: Case) -> RagCase:
-        prompts = {prompt.id: prompt for prompt in self.prompts}
-        return RagCase(judgement=judgement, prompts=prompts, case=case, most=self.max_statements)
-
     async def _judged(
         self, id: str, case: Case, component: Callable[[RagCase], Coroutine[Any, Any, ComponentResult]]
     ) -> Any:
         async with Judgement(id, self._judge, case) as judgement:
-            found = await component(self._asking(judgement, case))
+            found = await component(RagCase(judgement=judgement, evaluator=self, case=case))
             return judgement.row(found.score, comment=found.comment, metadata=found.metadata)
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from spanwise.collector.records import Case, Document
-from spanwise.evaluators.interface import Metric, Skip, Unjudged, register_builtin
+from spanwise.evaluators.interface import Metric, Skip, Unjudged
 from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
 from spanwise.evaluators.judges import rag_metrics
 from spanwise.evaluators.judges.claims import StatementVerdict
+from spanwise.evaluators.judges.judge_evaluator import register_judge
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
 from spanwise.evaluators.judges.rag_metrics import (
     ComponentResult,
@@ -27,15 +28,13 @@ from spanwise.evaluators.judges.rag_metrics import (
 )
 
 
-@register_builtin(
+@register_judge(
     "faithfulness",
     metrics=(Metric("faithfulness", threshold=0.75, primary=True),),
     standards=(TRANSPARENT, VALID),
     source="H2O Eval Studio: faithfulness; RAGAS",
     canonical="ragas 0.4.3",
     llm=False,
-    judge=True,
-    kind="model",
     example='get_evaluator("faithfulness", judge=scripted({"statements": ["Mont Blanc is 4,806 m high.", "It is in Spain."]}, '
     '{"1": {"reason": "It says so.", "verdict": "yes"}, "2": {"reason": "It says France.", "verdict": "no"}})), '
     'outputs="Mont Blanc, 4,806 m high, is in Spain.", documents=["Mont Blanc (4,806 m) is in France and Italy."]',
@@ -54,7 +53,6 @@ class Faithfulness(MultiPromptJudge):
     FURTHER: ClassVar[tuple[str, ...]] = ("faithfulness",)
 
     async def __call__(self, case: Case, outputs: Any, documents: Sequence[Document], inputs: Any = None) -> Any:
-        case = replace(case, inputs=inputs, outputs=outputs, documents=tuple(documents))
         return await self._judged("faithfulness", case, rag_metrics.score_faithfulness)
 
 
@@ -80,16 +78,14 @@ class _EmbeddingJudge(MultiPromptJudge):
         return [*MultiPromptJudge._identity(self), *get_embedder_identity(self._embed)]
 
 
-@register_builtin(
+@register_judge(
     "answer_correctness",
     metrics=(Metric("answer_correctness", (-0.25, 1.0), threshold=0.75, primary=True),),
     standards=(VALID, OUTCOMES),
     source="H2O Eval Studio: answer correctness; RAGAS",
     canonical="ragas 0.4.3",
-    judge=True,
     model=True,
     gpu=True,
-    kind="model",
     example='get_evaluator("answer_correctness", judge=scripted({"statements": ["Paris is the capital."]}, {"statements": '
     '["Paris is the capital."]}, {"1": {"reason": "Same.", "verdict": "yes"}}, {"1": {"reason": "Same.", "verdict": '
     '"yes"}}), embed=lambda texts: [[len(text), 1] for text in texts]), inputs="What is the capital of France?", '
@@ -140,7 +136,6 @@ class AnswerCorrectness(_EmbeddingJudge):
         return (Metric("answer_correctness", (lowest or 0.0, 1.0), threshold=0.75, primary=True),)
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any, reference_outputs: Any) -> Any:
-        case = replace(case, inputs=inputs, outputs=outputs, reference_outputs=reference_outputs)
         return await self._judged("answer_correctness", case, self._score)
 
     async def _score(self, asking: RagCase) -> ComponentResult:
@@ -172,16 +167,13 @@ class AnswerCorrectness(_EmbeddingJudge):
         )
 
 
-@register_builtin(
+@register_judge(
     "answer_relevancy",
     metrics=(Metric("answer_relevancy", (-1.0, 1.0), threshold=0.75, primary=True),),
-    standards=(VALID,),
     source="H2O Eval Studio: answer relevancy; RAGAS",
     canonical="ragas 0.4.3",
-    judge=True,
     model=True,
     gpu=True,
-    kind="model",
     example='get_evaluator("answer_relevancy", judge=scripted({"1": {"question": "How high is Mont Blanc?", "noncommittal": '
     '"no"}}), questions=1, embed=lambda texts: [[len(text), 1] for text in texts]), inputs="How high is Mont Blanc?", '
     'outputs="Mont Blanc is 4,806 m high."',
@@ -207,21 +199,19 @@ class AnswerRelevancy(_EmbeddingJudge):
         object.__setattr__(self, "_prompt", set_question_count(self._prompt, self.questions))
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any) -> Any:
-        return await self._judged("answer_relevancy", replace(case, inputs=inputs, outputs=outputs), self._score)
+        return await self._judged("answer_relevancy", case, self._score)
 
     async def _score(self, asking: RagCase) -> ComponentResult:
         return await rag_metrics.score_answer_relevancy(asking, self._embed, self.questions)
 
 
-@register_builtin(
+@register_judge(
     "context_precision",
     metrics=(Metric("context_precision", threshold=0.75, primary=True),),
     standards=(TRANSPARENT, SOUNDNESS, VALID, OUTCOMES),
     source="H2O Eval Studio: context precision; RAGAS",
     canonical="ragas 0.4.3",
     llm=False,
-    judge=True,
-    kind="model",
     example='get_evaluator("context_precision", judge=scripted({"reason": "Nothing of its height.", "verdict": "no"}, {"reason": '
     '"It has the height.", "verdict": "yes"})), inputs="How high is it?", reference_outputs="4,806 m", '
     'documents=["Mont Blanc is a mountain.", "Mont Blanc is 4,806 m high."]',
@@ -238,19 +228,16 @@ class ContextPrecision(MultiPromptJudge):
     PROMPT: ClassVar[str] = "context_precision"
 
     async def __call__(self, case: Case, inputs: Any, reference_outputs: Any, documents: Sequence[Document]) -> Any:
-        case = replace(case, inputs=inputs, reference_outputs=reference_outputs, documents=tuple(documents))
         return await self._judged("context_precision", case, rag_metrics.score_context_precision)
 
 
-@register_builtin(
+@register_judge(
     "context_recall",
     metrics=(Metric("context_recall", threshold=0.75, primary=True),),
     standards=(TRANSPARENT, SOUNDNESS, VALID, OUTCOMES),
     source="H2O Eval Studio: context recall; RAGAS",
     canonical="ragas 0.4.3",
     llm=False,
-    judge=True,
-    kind="model",
     example='get_evaluator("context_recall", judge=scripted({"1": {"reason": "It says so.", "verdict": "yes"}, "2": {"reason": '
     '"It does not say where.", "verdict": "no"}})), reference_outputs="It is 4,806 m high. It is in the Alps.", '
     'documents=["Mont Blanc is 4,806 m high."]',
@@ -268,19 +255,15 @@ class ContextRecall(MultiPromptJudge):
     async def __call__(
         self, case: Case, reference_outputs: Any, documents: Sequence[Document], inputs: Any = None
     ) -> Any:
-        case = replace(case, inputs=inputs, reference_outputs=reference_outputs, documents=tuple(documents))
         return await self._judged("context_recall", case, rag_metrics.score_context_recall)
 
 
-@register_builtin(
+@register_judge(
     "context_relevancy",
     metrics=(Metric("context_relevancy", threshold=0.75, primary=True),),
     standards=(TRANSPARENT, SOUNDNESS, VALID),
     source="H2O Eval Studio: context relevancy; RAGAS before 0.2",
-    canonical="by hand",
     llm=False,
-    judge=True,
-    kind="model",
     example='get_evaluator("context_relevancy", judge=scripted({"reason": "The height.", "sentences": ["It is 4,806 m high."]}'
     ')), inputs="How high is it?", documents=["Mont Blanc is in the Alps. It is 4,806 m high."]',
 )
@@ -295,14 +278,13 @@ class ContextRelevancy(MultiPromptJudge):
     PROMPT: ClassVar[str] = "context_relevancy"
 
     async def __call__(self, case: Case, inputs: Any, documents: Sequence[Document]) -> Any:
-        case = replace(case, inputs=inputs, documents=tuple(documents))
         return await self._judged("context_relevancy", case, rag_metrics.score_context_relevancy)
 
 
 _COMPONENTS = ("faithfulness", "answer_relevancy", "context_precision", "context_recall")
 
 
-@register_builtin(
+@register_judge(
     "ragas",
     metrics=(
         Metric("ragas", threshold=0.75, primary=True),
@@ -315,10 +297,8 @@ _COMPONENTS = ("faithfulness", "answer_relevancy", "context_precision", "context
     source="H2O Eval Studio: RAGAS",
     canonical="statistics.harmonic_mean",
     llm=False,
-    judge=True,
     model=True,
     gpu=True,
-    kind="model",
     example='get_evaluator("ragas", questions=1, embed=lambda texts: [[len(text), 1] for text in texts], judge=scripted(lambda '
     'ask: {"statements": {"statements": ["It is 4,806 m high."]}, "context_precision": {"reason": "The height.", '
     '"verdict": "yes"}, "answer_relevancy": {"1": {"question": "How high is it?", "noncommittal": "no"}}}.get('
@@ -348,10 +328,8 @@ class Ragas(_EmbeddingJudge):
     async def __call__(
         self, case: Case, inputs: Any, outputs: Any, reference_outputs: Any, documents: Sequence[Document]
     ) -> list[dict[str, Any]]:
-        given = {"inputs": inputs, "outputs": outputs, "reference_outputs": reference_outputs}
-        case = replace(case, documents=tuple(documents), **given)
         async with Judgement("ragas", self._judge, case) as judgement:
-            asking = self._asking(judgement, case)
+            asking = RagCase(judgement=judgement, evaluator=self, case=case)
             components = (
                 rag_metrics.score_faithfulness(asking),
                 rag_metrics.score_answer_relevancy(asking, self._embed, self.questions),

@@ -13,13 +13,12 @@ from typing import Any
 import orjson
 
 from spanwise.collector.records import Case
-from spanwise.evaluators.interface import Evaluator, Metric, get_evaluator, register_builtin
-from spanwise.evaluators.interface.evaluator_spec import VALID
-from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
+from spanwise.evaluators.interface import Evaluator, Metric, get_evaluator
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_judge
 from spanwise.evaluators.judges.llm_client.judge_call import make_judge
 from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS, Shot
 from spanwise.evaluators.judges.prompt_templates import prompt as load
-from spanwise.evaluators.judges.prompt_values import render_value, render_values
+from spanwise.evaluators.judges.prompt_values import render_value
 from spanwise.evaluators.judges.ratings import Scale, ask_rating, make_scale, restore_boolean_label
 from spanwise.evaluators.judges.untrusted_data import neutralize
 from spanwise.tracer.suggestions import did_you_mean
@@ -30,13 +29,11 @@ _RESERVED_NAMES = frozenset({"self", "case", "trace", "run", "root_run", "exampl
 _CASE_PARAMETER = inspect.Parameter("case", inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
-@register_builtin(
+@register_judge(
     "judge",
     metrics=(Metric("judge", None, primary=True),),
-    standards=(VALID,),
     source="a judge of one's own",
-    judge=True,
-    kind="model",
+    canonical="",
     example='judge("polite", "Is it polite?\\n{outputs}", '
     'judge=scripted({"rationale": "It says please.", "rating": "yes"})), outputs="Wait a moment, please."',
 )
@@ -102,19 +99,9 @@ class UserDefinedJudge(JudgeEvaluator):
         return make_signature(self._prompt.asked, self.map or {})
 
     async def __call__(self, case: Case, **values: Any) -> dict[str, Any]:
-        fields = {name: value for name, value in values.items() if name in Case.__dataclass_fields__}
-        seen = replace(case, **fields)
-        others = {
-            name: render_value(value)
-            for name, value in values.items()
-            if name not in fields and name not in PLACEHOLDERS
-        }
-        if "trajectory" in (self.map or {}):
-            others["trajectory"] = render_value(values["trajectory"])
-        texts = render_values(seen, [name for name in self._prompt.asked if name not in others])
-        return await ask_rating(
-            self.key, self._judge, self._prompt, seen, self._scale, {**texts, **others}, logprobs=self.logprobs
-        )
+        others = {name: render_value(value) for name, value in values.items() if name not in Case.__dataclass_fields__}
+        texts = self._values(case, **others)
+        return await ask_rating(self.key, self._judge, self._prompt, case, self._scale, texts, logprobs=self.logprobs)
 
     def exported(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         kept = {**JudgeEvaluator.exported(self, {**parameters, "prompt": None}), "prompt": self.prompt}
