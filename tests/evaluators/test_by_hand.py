@@ -132,7 +132,7 @@ def share(outputs, reference_outputs):
 
 
 def test_columns_of_unequal_length_are_named_with_their_lengths():
-    with pytest.raises(ValueError, match="as many of each: 3 outputs, 2 reference_outputs were given"):
+    with pytest.raises(ValueError, match="the same length, got 3 outputs, 2 reference_outputs"):
         score(share, outputs=["a", "b", "c"], reference_outputs=["a", "b"])
 
 

@@ -169,7 +169,7 @@ def test_other_global_guidelines_are_another_version():
 
 
 def test_global_guidelines_must_say_something():
-    with pytest.raises(ValueError, match=r"global_guidelines are a text or a list of texts, not \[\]"):
+    with pytest.raises(ValueError, match=r"global_guidelines must be a text or a list of texts, got \[\]"):
         get_evaluator("global_guideline_adherence", judge=scripted(YES), global_guidelines=[])
 
 
@@ -251,7 +251,7 @@ def test_what_a_custom_judge_lacks_is_named_under_its_own_key():
     [
         ({"assessment_type": "BOTH"}, "assessment_type is 'ANSWER' or 'RETRIEVAL', not 'BOTH'"),
         ({"assessment_type": "RETRIEVAL"}, "it has to name {documents}"),
-        ({"assessment_name": ""}, "assessment_name is a text that is not empty"),
+        ({"assessment_name": ""}, "assessment_name must not be empty"),
     ],
 )
 def test_a_custom_judge_that_cannot_work_is_refused(parameters, said):
@@ -334,7 +334,7 @@ def test_many_chunks_are_asked_about_a_bounded_number_at_once():
 
 
 def test_a_prompt_that_does_not_name_the_chunk_is_refused():
-    with pytest.raises(ValueError, match="asked about one chunk after the other"):
+    with pytest.raises(ValueError, match="asked about each chunk"):
         get_evaluator("chunk_relevance", judge=scripted(YES), prompt="Relevant? {inputs}")
 
 

@@ -196,7 +196,7 @@ def test_byop_puts_the_context_in_the_place_of_the_answer():
     said = [{"rationale": "", "rating": "true"}] * 2
     _, asked = family("byop", *said, fields=fields, evaluate_retrieved_context=True, **HAIKU)
     assert ["a chunk" in ask.messages[-1]["content"] for ask in asked] == [False, True]
-    with pytest.raises(ValueError, match=r"evaluate_retrieved_context puts the context in the place of \{outputs\}"):
+    with pytest.raises(ValueError, match=r"evaluate_retrieved_context=True needs a prompt with \{outputs\}"):
         get_evaluator("byop", judge=scripted(), prompt="Is {inputs} good?", evaluate_retrieved_context=True)
 
 
@@ -231,7 +231,7 @@ def test_a_judge_for_the_language_is_checked_before_any_case(store, monkeypatch)
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ({"judge": "m", "detect": len}, "one of them tells the languages"),
+        ({"judge": "m", "detect": len}, "pass detect or judge, not both"),
         ({"prompt": "{outputs}"}, "give judge=…, too"),
     ],
 )

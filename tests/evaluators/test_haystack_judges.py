@@ -178,7 +178,7 @@ def test_a_row_that_failed_is_none_or_raises(reply, caplog):
 def test_nobody_is_asked_where_no_judge_is_named(monkeypatch):
     monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
     evaluator = ours.ContextRelevanceEvaluator(raise_on_failure=False, progress_bar=False)
-    with pytest.raises(NoJudge, match="no judge is named"):
+    with pytest.raises(NoJudge, match="no judge is configured"):
         evaluator.run(questions=["?"], contexts=[["a"]])
 
 
@@ -204,14 +204,14 @@ def test_braces_in_examples_are_no_placeholders():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"inputs": ("a", list[str])}, "inputs are a list of pairs"),
-        ({"inputs": [("a", list)]}, "inputs are a list of pairs"),
-        ({"inputs": [("a", str)]}, "inputs are a list of pairs"),
-        ({"inputs": [("a b", list[str])]}, "inputs are a list of pairs"),
-        ({"inputs": [["a", list[str]]]}, "inputs are a list of pairs"),
-        ({"outputs": "score"}, "outputs are a list of names"),
-        ({"outputs": [1]}, "outputs are a list of names"),
-        ({"examples": {"inputs": {}}}, "examples are a list of dicts"),
+        ({"inputs": ("a", list[str])}, "inputs must be a list of pairs"),
+        ({"inputs": [("a", list)]}, "inputs must be a list of pairs"),
+        ({"inputs": [("a", str)]}, "inputs must be a list of pairs"),
+        ({"inputs": [("a b", list[str])]}, "inputs must be a list of pairs"),
+        ({"inputs": [["a", list[str]]]}, "inputs must be a list of pairs"),
+        ({"outputs": "score"}, "outputs must be a list of names"),
+        ({"outputs": [1]}, "outputs must be a list of names"),
+        ({"examples": {"inputs": {}}}, "examples must be a list of dicts"),
         ({"examples": ["a"]}, "an example is"),
         ({"examples": [{"inputs": {}}]}, "an example is"),
         ({"examples": [{"inputs": {}, "outputs": [1]}]}, "an example is"),
@@ -227,8 +227,8 @@ def test_what_cannot_be_asked_is_refused_when_it_is_made(change, said):
     ("inputs", "said"),
     [
         ({}, "the input 'predicted_answers' is missing; there are none"),
-        ({"predicted_answers": "a"}, "the input 'predicted_answers' is a list, not 'a'"),
-        ({"predicted_answers": ["a"], "more": []}, "lists of the same length, not {'predicted_answers': 1, 'more': 0}"),
+        ({"predicted_answers": "a"}, "the input 'predicted_answers' must be a list, got 'a'"),
+        ({"predicted_answers": ["a"], "more": []}, "lists of the same length, got {'predicted_answers': 1, 'more': 0}"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(inputs, said):

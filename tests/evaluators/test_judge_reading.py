@@ -256,7 +256,7 @@ def test_what_is_no_level_is_not_rounded_into_one(given):
 def test_what_nobody_asked_for_is_left_out_and_the_case_of_names_is_forgiven():
     came = read('{"Rationale": "r", "Rating": "no", "confidence": 0.9}')
     assert came.value == {"rationale": "r", "rating": "no"}
-    assert came.notes == ("forgave the case of a property's name", "left out what nobody asked for: confidence")
+    assert came.notes == ("corrected the case of a property's name", "ignored unknown properties: confidence")
 
 
 def test_a_number_and_a_truth_may_be_in_quotes_words_may_not():
@@ -290,7 +290,7 @@ def test_nested_lists_are_held_to_the_schema_too():
     ['{"rationale": "it is go', '{"rationale": "r", "rating": "no', "I think", PLAIN[:-1], f"As I said, {PLAIN} and"],
 )
 def test_a_reply_that_was_cut_off_is_never_mended(text):
-    with pytest.raises(CutOff, match=r"cut off after 9 tokens: give the judge more max_tokens") as raised:
+    with pytest.raises(CutOff, match=r"truncated after 9 tokens; increase max_tokens") as raised:
         read(text, finish="length", usage=Usage(1, 9))
     assert raised.value.metadata == {"reply": text}
 

@@ -34,7 +34,7 @@ class RecallMode(Enum):
         try:
             return RecallMode(string)
         except ValueError:
-            raise ValueError(f"mode is one of 'single_hit', 'multi_hit', not {string!r}") from None
+            raise ValueError(f"mode must be 'single_hit' or 'multi_hit', got {string!r}") from None
 
 
 @register_component(score=float, individual_scores=list[int])
@@ -192,7 +192,7 @@ def _check_lists(what: str, truths: Sequence[Any], given: Sequence[Any]) -> None
     if not truths or not given:
         raise ValueError(f"the lists of expected and given {what} must not be empty")
     if len(truths) != len(given):
-        raise ValueError(f"{len(truths)} lists of expected {what} for {len(given)} given ones: they must be as many")
+        raise ValueError(f"expected and given {what} must have the same length, got {len(truths)} and {len(given)}")
 
 
 SAS_MODEL = "sentence-transformers/paraphrase-multilingual-mpnet-base-v2"
@@ -288,10 +288,12 @@ def _cosine_or_zero(one: Any, other: Any) -> float:
 
 def _check_answers(truths: Sequence[Any], predicted: Sequence[Any]) -> None:
     if len(truths) != len(predicted):
-        raise ValueError(f"{len(truths)} expected answers for {len(predicted)} predicted ones: they must be as many")
+        raise ValueError(
+            f"expected and predicted answers must have the same length, got {len(truths)} and {len(predicted)}"
+        )
     for what, answers in (("ground_truth_answers", truths), ("predicted_answers", predicted)):
         if wrong := [answer for answer in answers if not isinstance(answer, str)]:
-            raise ValueError(f"{what} are texts, not {wrong[0]!r:.100}")
+            raise ValueError(f"{what} must be texts, got {wrong[0]!r:.100}")
 
 
 def _device_name(given: Any) -> str | None:
@@ -310,7 +312,7 @@ def _to_plain_value(value: Any) -> Any:
 
 def _serialize_token(token: Any) -> Any:
     if isinstance(token, str):
-        raise ValueError("a token is not written down: leave it to HF_TOKEN, or give Secret.from_env_var(…)")
+        raise ValueError("a token given as text cannot be serialized; use HF_TOKEN or Secret.from_env_var(…)")
     return _to_plain_value(token)
 
 

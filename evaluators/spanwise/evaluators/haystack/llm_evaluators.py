@@ -87,14 +87,14 @@ class LLMEvaluator:
         texts. Also raise it for examples that are not dicts with `inputs` and `outputs`, each a dict by name.
         """
         if not isinstance(inputs, list) or not all(map(_is_input, inputs)):
-            raise ValueError(f'inputs are a list of pairs such as ("questions", list[str]), not {inputs!r:.200}')
+            raise ValueError(f'inputs must be a list of pairs such as ("questions", list[str]), got {inputs!r:.200}')
         if not isinstance(outputs, list) or not all(isinstance(name, str) for name in outputs):
-            raise ValueError(f"outputs are a list of names, not {outputs!r:.200}")
+            raise ValueError(f"outputs must be a list of names, got {outputs!r:.200}")
         if not isinstance(examples, list):
-            raise ValueError(f"examples are a list of dicts, not {examples!r:.200}")
+            raise ValueError(f"examples must be a list of dicts, got {examples!r:.200}")
         for example in examples:
             if not _is_example(example):
-                raise ValueError(f"an example is {{'inputs': {{…}}, 'outputs': {{…}}}} by names, not {example!r:.200}")
+                raise ValueError(f"an example must be {{'inputs': {{…}}, 'outputs': {{…}}}}, got {example!r:.200}")
 
     @staticmethod
     def validate_input_parameters(expected: Mapping[str, Any], received: Mapping[str, Any]) -> None:
@@ -104,10 +104,10 @@ class LLMEvaluator:
                 raise ValueError(f"the input {name!r} is missing; there are {', '.join(received) or 'none'}")
         for name, values in received.items():
             if not isinstance(values, list):
-                raise ValueError(f"the input {name!r} is a list, not {values!r:.200}")
+                raise ValueError(f"the input {name!r} must be a list, got {values!r:.200}")
         lengths = {name: len(values) for name, values in received.items()}
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"inputs are lists of the same length, not {lengths}")
+            raise ValueError(f"inputs must be lists of the same length, got {lengths}")
 
     def prepare_template(self) -> str:
         """Return the prompt: instructions, keys of the reply, examples, and a placeholder for each input."""

@@ -197,7 +197,7 @@ class GlobalGuidelineAdherence(_GuidelineJudge):
     def __post_init__(self) -> None:
         JudgeEvaluator.__post_init__(self)
         if number_guidelines(self.global_guidelines) is None:
-            raise ValueError(f"global_guidelines are a text or a list of texts, not {self.global_guidelines!r}")
+            raise ValueError(f"global_guidelines must be a text or a list of texts, got {self.global_guidelines!r}")
 
     async def __call__(self, case: Case, outputs: Any, inputs: Any = None) -> dict[str, Any]:
         return await self._adheres("global_guideline_adherence", case, self.global_guidelines)
@@ -301,7 +301,7 @@ class CustomJudge(DatabricksJudge):
     def __post_init__(self) -> None:
         JudgeEvaluator.__post_init__(self)
         if not self.assessment_name.strip():
-            raise ValueError("assessment_name is a text that is not empty")
+            raise ValueError("assessment_name must not be empty")
         if self.assessment_type == "RETRIEVAL":
             check_chunk_prompt(self._prompt)
 

@@ -280,7 +280,9 @@ class Byop(BooleanJudge):
         JudgeEvaluator.__post_init__(self)
         asked = self._prompt
         if self.evaluate_retrieved_context and "outputs" not in asked.asked:
-            raise ValueError("evaluate_retrieved_context puts the context in the place of {outputs}; prompt has none")
+            raise ValueError(
+                "evaluate_retrieved_context=True needs a prompt with {outputs}, which the context replaces"
+            )
         text = f"{asked.text.rstrip()}\n\n{TRUE_FALSE_SCALE.words()}"
         object.__setattr__(self, "_prompt", replace(asked, text=text))
 
@@ -338,7 +340,7 @@ class FactCheck(JudgeEvaluator):
         JudgeEvaluator.__post_init__(self)
         if self.agent is not None:
             if self.judge is not None:
-                raise ValueError("agent and judge are both given: one of them checks the facts")
+                raise ValueError("pass agent or judge, not both")
             agent = make_judge(self.agent)
             patient = replace(agent, deadline=AGENT_DEADLINE) if callable(self.agent) else agent
             object.__setattr__(self, "_judge", patient)
@@ -367,7 +369,7 @@ class LanguageByJudge(BooleanJudge):
     @use_arguments
     async def __call__(self, case: Case, inputs: Any, outputs: Any, documents: Sequence[Document] | None = None) -> Any:
         if is_blank(inputs) or is_blank(outputs):
-            raise Skip("the question or the answer is empty: it is in no language")
+            raise Skip("the question or the answer is empty: its language is undefined")
         return await self._evaluate(case)
 
 
@@ -403,9 +405,9 @@ class LanguageMismatch:
 
     def __post_init__(self) -> None:
         if self.judge is not None and self.detect is not None:
-            raise ValueError("detect and judge are both given: one of them tells the languages")
+            raise ValueError("pass detect or judge, not both")
         if self.judge is None and self.prompt is not None:
-            raise ValueError("prompt is a judge's: give judge=…, too")
+            raise ValueError("prompt= needs judge=…")
         context = self.evaluate_retrieved_context
         chosen: LanguageComparison | LanguageByJudge = LanguageComparison(context, self.detect)
         if self.judge is not None:

@@ -58,7 +58,7 @@ class JudgeEvaluator:
 
     def __post_init__(self) -> None:
         if self.max_characters < 1:
-            raise ValueError(f"max_characters is 1 or more, not {self.max_characters!r}")
+            raise ValueError(f"max_characters must be an integer >= 1, got {self.max_characters!r}")
         own = self._own_prompts()
         object.__setattr__(self, "_judge", make_judge(self.judge))
         object.__setattr__(
@@ -133,7 +133,7 @@ class JudgeEvaluator:
         known = (self.PROMPT, *self.FURTHER)
         for id in self.prompt:
             if id not in known:
-                raise ValueError(f"there is no prompt {id!r}{did_you_mean(id, known)}; there is {', '.join(known)}")
+                raise ValueError(f"unknown prompt {id!r}{did_you_mean(id, known)}; expected one of: {', '.join(known)}")
         return self.prompt
 
     def _plain_prompt(self, given: Any) -> Any:

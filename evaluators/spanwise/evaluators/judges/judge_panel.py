@@ -108,10 +108,12 @@ def panel(
     samples of a member without a judge.
     """
     if not members or samples < 1:
-        raise ValueError(f"a panel has members and at least one sample of each, not {len(members)} and {samples!r}")
+        raise ValueError(
+            f"a panel needs at least one member and samples >= 1, got {len(members)} members and samples={samples!r}"
+        )
     evaluators = [as_evaluator(member) for member in members]
     if summaries := [member.key for member in evaluators if member.summary]:
-        raise ValueError(f"a panel judges case by case; {summaries[0]!r} judges a whole set")
+        raise ValueError(f"a panel needs evaluators of single cases; {summaries[0]!r} evaluates a whole set")
     if samples > 1:
         evaluators = [each for member in evaluators for each in _make_samples(member, samples, temperature)]
     first = evaluators[0]
@@ -133,7 +135,9 @@ def _make_samples(member: Evaluator, samples: int, temperature: float) -> list[E
     instance: Any = member.function
     judge = getattr(instance, "_judge", None)
     if not isinstance(judge, Judge):
-        raise ValueError(f"{member.key!r} has no judge that could be asked {samples} times: it is {instance!r:.200}")
+        raise ValueError(
+            f"samples={samples} needs members with a judge; {member.key!r} has none: it is {instance!r:.200}"
+        )
     warm = replace(judge, temperature=temperature)
     return [
         replace(member, function=replace(instance, judge=_make_sampled_judge(warm, number, samples)))
@@ -145,9 +149,9 @@ def _raise_no_vote(rows: Sequence[Feedback]) -> None:
     """Raise `Unjudged` if a member failed, else `Skip`."""
     errors = [row for row in rows if row.outcome == "error"]
     if not errors:
-        raise Skip(rows[0].comment or "no member of the panel has judged")
+        raise Skip(rows[0].comment or "no member of the panel gave a score")
     failed = Unjudged(
-        f"all {len(rows)} opinions failed, as with: {errors[0].error}", {"panel": list(map(_describe_vote, rows))}
+        f"all {len(rows)} members failed, for example: {errors[0].error}", {"panel": list(map(_describe_vote, rows))}
     )
     failed.judge_trace_id = errors[0].judge_trace_id
     raise failed
@@ -195,7 +199,7 @@ def _describe_vote(row: Feedback) -> dict[str, Any]:
 def _sum_costs(rows: Sequence[Feedback], notes: Sequence[str]) -> dict[str, Any]:
     """Return tokens, cost and calls of all members together, and notes, such as the number of failed members."""
     failed = sum(row.outcome == "error" for row in rows)
-    notes = [*notes, *[f"{failed} of {len(rows)} opinions failed"] * (failed > 0)]
+    notes = [*notes, *[f"{failed} of {len(rows)} members failed"] * (failed > 0)]
     judges = [judge for row in rows if isinstance(judge := row.metadata.get("judge"), dict)]
     sums = {
         name: sum(given) for name in _SUMMED_FIELDS if (given := [judge[name] for judge in judges if name in judge])

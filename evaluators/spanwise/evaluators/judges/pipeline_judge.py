@@ -51,9 +51,11 @@ class PipelineJudge(JudgeEvaluator):
 
     def __post_init__(self) -> None:
         if not self.minimum < self.maximum <= self.minimum + MAX_LEVELS:
-            raise ValueError(f"the score is from minimum {self.minimum!r} to maximum {self.maximum!r}: no such range")
+            raise ValueError(
+                f"maximum must exceed minimum by 1 to {MAX_LEVELS}, got {self.minimum!r} to {self.maximum!r}"
+            )
         if self.prompt is None and (self.minimum, self.maximum) != (1, 5):
-            raise ValueError("the prompt asks for 1 to 5: another range needs a prompt of its own")
+            raise ValueError("the built-in prompt asks for 1 to 5; another range needs prompt=…")
         JudgeEvaluator.__post_init__(self)
 
     @property
@@ -111,4 +113,4 @@ def _render_node(case: Case, outputs: Any, name: str) -> str:
 
 def _raise_missing_node(outputs: Any, name: str) -> str:
     there = ", ".join(map(repr, outputs)) if isinstance(outputs, Mapping) else "none by name"
-    raise Unjudged(f"the judging pipeline asks for {name!r}; the outputs are {there}")
+    raise Unjudged(f"the prompt names {name!r}, which the case lacks; its outputs are {there}")

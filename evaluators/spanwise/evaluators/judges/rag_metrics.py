@@ -347,10 +347,12 @@ class MultiPromptJudge(JudgeEvaluator):
     def __post_init__(self) -> None:
         if self.FURTHER and isinstance(self.prompt, str | Path):
             ids = ", ".join((self.PROMPT, *self.FURTHER))
-            raise ValueError(f"it asks with several prompts, {ids}: prompt={{{self.PROMPT!r}: …}} replaces one")
+            raise ValueError(
+                f"the evaluator has several prompts: {ids}; replace one with prompt={{{self.PROMPT!r}: …}}"
+            )
         JudgeEvaluator.__post_init__(self)
         if self.max_statements < 1:
-            raise ValueError(f"max_statements is 1 or more, not {self.max_statements!r}")
+            raise ValueError(f"max_statements must be an integer >= 1, got {self.max_statements!r}")
         for prompt in self.prompts:
             if (must := _REQUIRED_PLACEHOLDERS[prompt.id]) not in prompt.asked:
                 raise ValueError(f"the prompt {prompt.id!r} has no {{{must}}}: nothing would be judged")
@@ -369,13 +371,13 @@ class MultiPromptJudge(JudgeEvaluator):
 def set_question_count(prompt: Prompt, questions: int) -> Prompt:
     """Return a prompt with `{questions}` replaced by the number. Raises `ValueError`."""
     if not 1 <= questions <= 20:
-        raise ValueError(f"questions is 1 to 20, not {questions!r}")
+        raise ValueError(f"questions must be an integer from 1 to 20, got {questions!r}")
     return replace(prompt, text=prompt.text.replace("{questions}", str(questions)))
 
 
 EmbedFunction: TypeAlias = Callable[[list[str]], Any]
 EMBED_HELP = (
-    "embed is a function of a list of texts that gives one vector for each, also an async one, or what names a model: "
+    "embed must be a function, possibly async, from a list of texts to one vector each, or the name of a model: "
     "embed='all-MiniLM-L6-v2'"
 )
 
@@ -426,20 +428,18 @@ async def embed_texts(embed: EmbedFunction, texts: Sequence[str]) -> list[list[f
     rows = _to_list(given)
     if not isinstance(rows, list) or len(rows) != len(texts):
         told = f"{len(rows)} vectors" if isinstance(rows, list) else f"{given!r:.100}"
-        raise ValueError(f"embed gave {told} for {len(texts)} texts; {EMBED_HELP}")
+        raise ValueError(f"embed returned {told} for {len(texts)} texts; {EMBED_HELP}")
     vectors = []
     for row in map(_to_list, rows):
         try:
             vector = [float(number) for number in row]
         except (TypeError, ValueError) as error:
-            raise ValueError(f"embed gave {row!r:.100} as a vector; {EMBED_HELP}") from error
+            raise ValueError(f"embed returned {row!r:.100} as a vector; {EMBED_HELP}") from error
         if not vector or not all(map(math.isfinite, vector)):
-            raise ValueError(f"embed gave a vector of {len(vector)} numbers, {vector!r:.100}, not all of them finite")
+            raise ValueError(f"embed returned a vector with numbers that are not finite: {vector!r:.100}")
         vectors.append(vector)
     if len({len(vector) for vector in vectors}) > 1:
-        raise ValueError(
-            f"embed gave vectors of {sorted({len(vector) for vector in vectors})} numbers: all have one length"
-        )
+        raise ValueError(f"embed returned vectors of different lengths: {sorted({len(vector) for vector in vectors})}")
     return vectors
 
 

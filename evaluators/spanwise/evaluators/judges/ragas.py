@@ -117,7 +117,7 @@ class AnswerCorrectness(_EmbeddingJudge):
             or not all(0 <= weight < math.inf for weight in self.weights)
             or not any(self.weights)
         ):
-            raise ValueError(f"weights are two numbers, neither below 0, not both 0; not {self.weights!r}")
+            raise ValueError(f"weights must be two numbers >= 0, not both 0, got {self.weights!r}")
 
     def ready(self) -> None:
         """Raise `NoJudge` and, if the similarity has a weight, `NoModel`."""

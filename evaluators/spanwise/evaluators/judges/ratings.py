@@ -110,18 +110,18 @@ def make_scale(given: ScaleInput | Scale) -> Scale:
     if isinstance(given, Scale):
         return given
     if isinstance(given, str | bytes) or not isinstance(given, Sequence | Mapping):
-        raise ValueError(f"a scale is a list of labels, a dict, or a range of levels, not {given!r:.200}")
+        raise ValueError(f"a scale must be a list of labels, a dict, or a range of levels, got {given!r:.200}")
     labels = [_parse_label(label) for label in given]
     if len(labels) < 2 or len({str(label).casefold() for label in labels}) < len(labels):
-        raise ValueError(f"a scale has at least two labels, all different, not {given!r:.200}")
+        raise ValueError(f"a scale must have at least two labels, all different, got {given!r:.200}")
     if len({type(label) for label in labels}) > 1:
-        raise ValueError(f"the labels of a scale are all texts or all whole numbers, not {given!r:.200}")
+        raise ValueError(f"the labels of a scale must be all texts or all integers, got {given!r:.200}")
     values = list(given.values()) if isinstance(given, Mapping) else []
     if values and all(isinstance(value, int | float) and -inf < value < inf for value in values):
         scores = [value if isinstance(value, bool) else float(value) for value in values]
         return Scale(dict(zip(labels, scores, strict=True)), {})
     if not all(isinstance(value, str) for value in values):
-        raise ValueError(f"a scale's dict says what each label is worth, or what each means, not {given!r:.200}")
+        raise ValueError(f"the values of a scale's dict must be all scores or all meanings, got {given!r:.200}")
     by_label: dict[Label, float | bool | None] = dict.fromkeys(labels)
     if all(isinstance(label, int) for label in labels):
         by_label = {label: float(label) for label in labels}
@@ -143,7 +143,7 @@ def _parse_label(label: Any) -> Label:
     if isinstance(label, str) and label.strip().lstrip("-").isdecimal():
         return int(label)
     if not isinstance(label, str | int) or str(label).strip() == "":
-        raise ValueError(f"a label is a text or a whole number, not {label!r:.200}")
+        raise ValueError(f"a label must be a text or an integer, got {label!r:.200}")
     return label.strip() if isinstance(label, str) else label
 
 
@@ -365,7 +365,7 @@ def check_chunk_prompt(prompt: Prompt) -> None:
     chunks.
     """
     if not set(CHUNK_PLACEHOLDERS) & set(prompt.asked):
-        raise ValueError(f"prompt {prompt.id!r} is asked about one chunk after the other: it has to name {{documents}}")
+        raise ValueError(f"prompt {prompt.id!r} is asked about each chunk, so it must contain {{documents}}")
 
 
 def check_chunks(documents: Sequence[Document]) -> None:

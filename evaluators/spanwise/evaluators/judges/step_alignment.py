@@ -142,9 +142,9 @@ class StepAlignment:
 
     def __post_init__(self) -> None:
         if self.judge is not None and self.splitter is not None:
-            raise ValueError("splitter and judge are both given: one of them tells the steps")
+            raise ValueError("pass splitter or judge, not both")
         if self.judge is None and self.prompt is not None:
-            raise ValueError("prompt is a judge's: give judge=…, too")
+            raise ValueError("prompt= needs judge=…")
         model = embedder(self.model)
         known: dict[str, Any] = {
             "model": model,
@@ -164,12 +164,12 @@ class StepAlignment:
     def _same(self, name: str) -> float:
         if self.similarity is None and name != DEFAULT["embedding"]:
             raise ValueError(
-                f"a similarity belongs to a model: {DEFAULT_SIMILARITY} is that of {DEFAULT['embedding']}; say from which cosine of "
-                f"{name!r} on two steps are the same, as in similarity={DEFAULT_SIMILARITY}"
+                f"the default similarity, {DEFAULT_SIMILARITY}, is only valid for {DEFAULT['embedding']}; pass the minimum cosine "
+                f"of two equal steps for {name!r}, such as similarity={DEFAULT_SIMILARITY}"
             )
         same = DEFAULT_SIMILARITY if self.similarity is None else self.similarity
         if not -1 <= same <= 1:
-            raise ValueError(f"a cosine is from -1 to 1, not {same!r}")
+            raise ValueError(f"similarity must be from -1 to 1, got {same!r}")
         return same
 
 

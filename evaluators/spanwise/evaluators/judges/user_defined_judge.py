@@ -63,10 +63,12 @@ class UserDefinedJudge(JudgeEvaluator):
 
     def __post_init__(self) -> None:
         if self.max_characters < 1:
-            raise ValueError(f"max_characters is 1 or more, not {self.max_characters!r}")
+            raise ValueError(f"max_characters must be an integer >= 1, got {self.max_characters!r}")
         for name in self.map or {}:
             if not name.isidentifier() or iskeyword(name) or name in _RESERVED_NAMES:
-                raise ValueError(f"map: {name!r} cannot be a placeholder's name; take another, such as 'question'")
+                raise ValueError(
+                    f"map: {name!r} cannot be the name of a placeholder; use another name, such as 'question'"
+                )
         scale = make_scale(self.scale)
         schema_name = _INVALID_SCHEMA_CHARACTERS.sub("_", self.key)[:64]
         asked = load(schema_name, self.prompt, (*PLACEHOLDERS, *(self.map or {})), bound=self.max_characters)
@@ -134,7 +136,7 @@ def judge(
     read the definition. Raises `ValueError`.
     """
     if threshold is not None and make_scale(scale).range is None:
-        raise ValueError(f"judge {name!r}: labels have no order of worth, so no threshold; say {{label: worth, …}}")
+        raise ValueError(f"judge {name!r}: a threshold needs scores; pass a scale {{label: score, …}}")
     given = {
         "key": name,
         "prompt": prompt,
@@ -188,10 +190,12 @@ def _make_shot(number: int, row: Any, asked: Sequence[str], scale: Scale) -> Sho
 
 def _check_example(number: int, row: Any, columns: Sequence[str]) -> None:
     if not isinstance(row, Mapping):
-        raise ValueError(f"example {number} is a dict with {', '.join(columns)}, not {row!r:.200}")
+        raise ValueError(f"example {number} must be a dict with {', '.join(columns)}, got {row!r:.200}")
     for name in row:
         if name not in columns:
             hint = did_you_mean(str(name), columns)
-            raise ValueError(f"example {number} has the column {name!r}{hint}; it has {', '.join(columns)}")
+            raise ValueError(
+                f"example {number} has the unknown column {name!r}{hint}; expected one of: {', '.join(columns)}"
+            )
     if missing := [name for name in columns if row.get(name) is None]:
         raise ValueError(f"example {number} lacks {', '.join(missing)}; it has {', '.join(columns)}")

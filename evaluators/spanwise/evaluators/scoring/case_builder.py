@@ -128,7 +128,7 @@ def _session_fields(traces: Iterable[Trace], example: Example | None, kind: str)
     listed: list[Any] = list(traces) if isinstance(traces, Iterable) else [traces]
     for member in listed:
         if not isinstance(member, Trace):
-            raise TypeError(f"a case is made of a trace, of the traces of a session, or of None, not {member!r:.200}")
+            raise TypeError(f"a case is built from a trace, the traces of a session, or None, got {member!r:.200}")
     turns = sorted(map(final_attempt, listed), key=lambda trace: trace.root.start_ns)
     if not turns:
         raise ValueError("a session has at least one trace")
@@ -152,7 +152,7 @@ def _explicit_fields(fields: dict[str, Any]) -> dict[str, Any]:
     for key, value in fields.items():
         name = DATABRICKS_COLUMNS.get(key, key)
         if name not in _CASE_FIELDS:
-            raise TypeError(f"a case has no field {name!r}; it has {', '.join(sorted(_CASE_FIELDS))}")
+            raise TypeError(f"unknown case field {name!r}; expected one of: {', '.join(sorted(_CASE_FIELDS))}")
         if name in given:
             raise TypeError(f"{name!r} is given twice: {key!r} is Databricks' name of it")
         if value is not None:

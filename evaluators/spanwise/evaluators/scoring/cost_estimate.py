@@ -131,7 +131,7 @@ def _to_case(given: Any) -> Case:
         return normalize_case(make_case(None, given, outputs=given.reference_outputs))
     if isinstance(given, Mapping):
         return normalize_case(make_case(None, **given))
-    raise TypeError(f"cases are cases, traces, examples or dicts of a case's fields, not {given!r:.200}")
+    raise TypeError(f"cases must be cases, traces, examples or dicts of a case's fields, got {given!r:.200}")
 
 
 def _describe_counts(counted: DryRunCounts, skipped: int = 0, error: str | None = None) -> str:

@@ -278,7 +278,7 @@ def pairwise(key: str, criterion: str, *, judge: Any = None) -> Pairwise:
     over the same examples. The judge gets each pair in both orders. Raises `ValueError` for an empty criterion.
     """
     if not criterion.strip():
-        raise ValueError(f"a criterion says by what answers are compared, not {criterion!r}")
+        raise ValueError(f"criterion must not be empty, got {criterion!r}")
     frame = prompt("pairwise", names=_NAMES)
     plain = criterion.strip().replace("{", "(").replace("}", ")")  # braces would be placeholders
     return Pairwise(key, replace(frame, text=frame.text.replace("[criterion]", plain)), make_judge(judge))

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 from spanwise.collector.records import Usage
-from spanwise.evaluators.interface import Skip, Unjudged, is_task_cancelled, run_in_thread
+from spanwise.evaluators.interface import Skip, Unjudged, is_task_cancelled, is_transient, run_in_thread
 from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache, compute_cache_key, get_cache_path
 from spanwise.evaluators.judges.llm_client.chat_completions import (
     MAX_REPLY_LENGTH,
@@ -34,7 +34,7 @@ from spanwise.evaluators.judges.llm_client.judge_rate_limiter import get_limiter
 from spanwise.evaluators.judges.llm_client.judge_retry import (
     Deadline,
     ReplyTimeout,
-    call_with_retries,
+    compute_retry_pause,
     describe_call_error,
     is_connection_failure,
     is_possibly_billed,
@@ -97,7 +97,9 @@ def make_judge(given: Any = None) -> Judge:
         known = [each.name for each in dataclasses.fields(Judge) if each.name not in ("backend", "budget")]
         for name in given:
             if name not in known:
-                raise ValueError(f"a judge has no {name!r}{did_you_mean(str(name), known)}; it has {', '.join(known)}")
+                raise ValueError(
+                    f"unknown judge setting {name!r}{did_you_mean(str(name), known)}; expected one of: {', '.join(known)}"
+                )
         return Judge(**given)
     return Judge(backend=make_backend(given))
 
@@ -260,29 +262,38 @@ class JudgeCall:
         return reply, completion
 
     async def _complete(self, ask: Ask) -> Completion:
-        """Call the backend until it replies, with retries. If the reply of a reasoning model was truncated, call again
-        with more tokens, as long as the limit allows.
+        """Call the backend until it replies. After a transient error, call again, as long as the deadline allows. If the
+        reply of a reasoning model was truncated, call again with more tokens, as long as the limit allows.
         """
         self._failed = None
+        attempt = 0
         while True:
             try:
-                return await call_with_retries(lambda: self._attempt(ask), self._deadline, self._limiter.gives_up)
-            except CutOff as cut:
-                if not cut.again:
+                return await self._attempt(ask)
+            except (CutOff, _CostIncreased) as error:
+                if isinstance(error, CutOff) and not error.again:
                     raise
-            except _CostIncreased:
-                pass
+                attempt = 0
             except Skip:
                 if self._failed is None:
                     raise
-                raise self._unjudged(self._failed) from self._failed
+                raise self._to_unjudged(self._failed) from self._failed
             except Exception as error:
-                converted = self._unjudged(self._failed or error)
-                if converted is error:
-                    raise
-                raise converted from error
+                pause = compute_retry_pause(attempt, error)
+                if not self._may_retry(error, pause):
+                    converted = self._to_unjudged(self._failed or error)
+                    if converted is error:
+                        raise
+                    raise converted from error
+                attempt += 1
+                await asyncio.sleep(pause)
 
-    def _unjudged(self, error: Exception) -> Exception:
+    def _may_retry(self, error: Exception, pause: float) -> bool:
+        left = self._deadline.left  # None if the call never left the queue
+        has_time = left is not None and pause < left
+        return is_transient(error) and has_time and not self._limiter.gives_up(error, pause)
+
+    def _to_unjudged(self, error: Exception) -> Exception:
         return to_judgement_error(error, self._judge.where, self._tries, self._deadline, self._judge.api_key)
 
     async def _attempt(self, ask: Ask) -> Completion:
@@ -352,7 +363,7 @@ class JudgeCall:
         if patience is not None:
             reason = describe_call_error(error, self._judge.api_key)
             log.warning(
-                "spanwise: the judge %s cannot be reached: %s; it is tried for up to %.3g s",
+                "spanwise: the judge %s cannot be reached: %s; retrying for up to %.3g s",
                 self._judge.where,
                 reason,
                 patience,

@@ -125,7 +125,7 @@ class EndpointLimiter:
                     return await self._admitted(bound, place)
             except TimeoutError:  # the queue may have moved in the meantime
                 pass
-        raise ReplyTimeout("it waited for its turn, and nobody before it was answered")
+        raise ReplyTimeout("it waited in the queue, and no call before it was answered")
 
     async def _admitted(self, bound: int, place: tuple[int, int]) -> float:
         admitted: asyncio.Future[float] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""Retries of a question under one deadline, and classification of endpoint errors."""
+"""Deadline of a question with all its attempts, pauses between them, and classification of endpoint errors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from spanwise.collector.errors import SpanwiseError
 from spanwise.collector.formatting import first_line
@@ -23,10 +23,7 @@ from spanwise.evaluators.models.model_resolution import redirect_error
 
 if TYPE_CHECKING:
     from openai import APIError
-    from tenacity import RetryCallState
 
-
-T = TypeVar("T")
 
 _CONNECTION_ERRORS = ("ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror")
 ATTEMPT_SHARE = 0.5  # share of the deadline for one attempt, so that a hang leaves time for another
@@ -62,44 +59,10 @@ class ReplyTimeout(TimeoutError):
     """Error for an attempt that got no reply in time."""
 
 
-async def call_with_retries(
-    call: Callable[[], Coroutine[Any, Any, T]],
-    deadline: Deadline,
-    gives_up: Callable[[BaseException, float], bool] = lambda error, pause: False,
-) -> T:
-    """Call a function, and call it again after transient errors. Return its result.
-
-    Raises the last error if it is permanent, if the deadline leaves no time, or if `gives_up` returns True.
-    `gives_up` gets the error and the seconds until the next attempt.
-    """
-    from tenacity import AsyncRetrying, retry_if_exception
-
-    def has_no_room(state: RetryCallState) -> bool:
-        # `left` is None if the call never left the queue
-        if deadline.left is None or state.upcoming_sleep >= deadline.left:
-            return True
-        error = state.outcome.exception() if state.outcome is not None else None
-        return error is not None and gives_up(error, state.upcoming_sleep)
-
-    trying = AsyncRetrying(
-        retry=retry_if_exception(is_transient),
-        wait=_compute_retry_pause,
-        stop=has_no_room,
-        sleep=asyncio.sleep,
-        reraise=True,
-    )
-
-    async def attempt() -> T:  # tenacity only awaits coroutine functions
-        return await call()
-
-    return await trying(attempt)
-
-
-def _compute_retry_pause(state: RetryCallState) -> float:
-    error = state.outcome.exception() if state.outcome is not None else None
-    if error is None or is_rate_limited(error):  # the limiter already delays all calls as the server requests
-        return 0.0
-    return compute_retry_delay(state.attempt_number - 1, error)
+def compute_retry_pause(attempt: int, error: BaseException) -> float:
+    """Return the seconds to wait after failed attempt number `attempt`, counted from 0."""
+    # after a refusal, the limiter already delays all calls as the server requests
+    return 0.0 if is_rate_limited(error) else compute_retry_delay(attempt, error)
 
 
 def is_rate_limited(error: BaseException) -> bool:
@@ -221,19 +184,19 @@ def make_invalid_response_error(response: Any, content: bytes, body: Any, asked:
     if body is None and "json" in kind:
         return ConnectionError(f"{asked.base_url} answered with broken JSON: {shown!r}")
     return Unjudged(
-        f"{asked.base_url} answered with {kind}, which is no chat completion: {shown!r}; is its "
-        "base_url right? most end with /v1"
+        f"{asked.base_url} answered with {kind} instead of a chat completion: {shown!r}; check its "
+        "base_url, most end with /v1"
     )
 
 
 def _explain_connection_error(error: BaseException, asked: EndpointInfo) -> str | None:
     for cause in iterate_causes(error):
         if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
-            return f"the host of {asked.base_url} has no address: is the judge's base_url right?"
+            return f"the host name of {asked.base_url} cannot be resolved; check the judge's base_url"
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"the certificate of {asked.base_url} is not trusted: {cause.verify_message}"
         if type(cause).__name__ in _INVALID_REQUEST_CLASSES:
-            return f"{asked.base_url} cannot be asked: {_shorten(f'{type(cause).__name__}: {cause}', asked)}"
+            return f"{asked.base_url} cannot be called: {_shorten(f'{type(cause).__name__}: {cause}', asked)}"
     return None
 
 
@@ -242,13 +205,13 @@ def _explain_status(status: int | None, message: str, codes: str, asked: Endpoin
     if any(word in codes for word in _CONTENT_FILTER_CODES):
         return f"the content filter of {where} refused the question{detail}"
     if _QUOTA_CODE in codes:
-        return f"{where} says that there is no credit left{detail}"
+        return f"{where} reports that no credit is left{detail}"
     if any(word in codes for word in _CONTEXT_LENGTH_CODES):
         return f"the question is too long for {asked.model!r} at {where}{detail}"
     words = {
         401: f"{where} refused the key{detail}",
-        403: f"{where} does not allow it with this key{detail}",
-        404: f"there is no model {asked.model!r} at {where}, or no chat completions{detail}",
+        403: f"{where} denied access with this key{detail}",
+        404: f"{where} has no model {asked.model!r}, or no chat completions endpoint{detail}",
     }
     return words.get(status or 0, f"{where} refused the question{detail}")
 

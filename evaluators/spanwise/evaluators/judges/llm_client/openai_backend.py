@@ -87,7 +87,9 @@ class OpenAIEndpoint:
         form, first = self._capabilities.form(ask.schema), None
         while True:
             if self.bounded and form.limit is None:
-                raise Unbilled(f"{self.where} takes no limit of tokens, so max_usd cannot be kept; give max_calls")
+                raise Unbilled(
+                    f"{self.where} accepts no token limit, so max_usd cannot be enforced; pass max_calls instead"
+                )
             try:
                 completion = await self._once(ask, form)
             except openai.APIStatusError as error:
@@ -163,8 +165,8 @@ class OpenAIEndpoint:
             return completion
         may_retry = self._capabilities.more_room(form)
         raise CutOff(
-            f"{self.where} was cut off at {self.max_tokens * form.room} tokens while it thought"
-            f"{'' if may_retry else '; give the judge more max_tokens'}",
+            f"{self.where} reached the limit of {self.max_tokens * form.room} tokens while reasoning"
+            f"{'' if may_retry else '; increase max_tokens'}",
             completion.text,
             usage=completion.usage,
             again=may_retry,
@@ -309,7 +311,7 @@ class RequestForm:
             form = "as json_object" if self.level == "json_object" else "in words alone"
             left_out.append(f"asked for JSON {form}: the schema was refused")
         if self.limit is None:
-            left_out.append("asked without a limit of tokens")
+            left_out.append("asked without a token limit")
         return tuple(left_out)
 
     def _lacks(self, name: str, ask: Ask) -> bool:
