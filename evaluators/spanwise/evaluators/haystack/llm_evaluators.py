@@ -174,18 +174,18 @@ class LLMEvaluator:
 
     async def _judged(self, row: Mapping[str, Any]) -> RowResult:
         """Return the result of one row, and the usage of its replies."""
-        told: list[dict[str, Any]] = []
+        replies: list[dict[str, Any]] = []
         try:
-            return await self._result(row, told), told
+            return await self._result(row, replies), replies
         except NoJudge:
             raise  # a missing judge affects all rows
         except Exception as error:
             if self.raise_on_failure:
                 raise ValueError(f"no result for {dict(row)!r:.200}: {error}") from error
             _log.warning("no result for %.200r: %s", dict(row), error)
-            return None, told
+            return None, replies
 
-    async def _result(self, row: Mapping[str, Any], told: list[dict[str, Any]]) -> dict[str, Any]:
+    async def _result(self, row: Mapping[str, Any], replies: list[dict[str, Any]]) -> dict[str, Any]:
         values = {name: render_value(value) for name, value in row.items()}
         asked = Ask(
             messages=self._prompt.messages(values),
@@ -196,7 +196,7 @@ class LLMEvaluator:
 
         async def ask(sample: int) -> Answer:
             answer = await self._judge.ask(replace(asked, sample=sample))
-            told.append(_reply_meta(answer))
+            replies.append(_reply_meta(answer))
             return answer
 
         return await ask_until_consistent(ask, self._read)

@@ -52,8 +52,8 @@ class StatementVerdict:
     @property
     def metadata(self) -> dict[str, JSON]:
         """Return the verdict as a dict of truncated texts, for the metadata of the feedback."""
-        said = {"statement": self.statement, "verdict": "yes" if self.holds else "no", "reason": self.reason}
-        return {name: to_one_line(text, MAX_METADATA_LENGTH) for name, text in said.items()}
+        texts = {"statement": self.statement, "verdict": "yes" if self.holds else "no", "reason": self.reason}
+        return {name: to_one_line(text, MAX_METADATA_LENGTH) for name, text in texts.items()}
 
 
 async def extract_statements(
@@ -65,14 +65,14 @@ async def extract_statements(
     split into portions, with one question each. At most `most` sentences and `most` statements are used. Raises
     `ParseFailure` and the other errors of `Judgement.ask`.
     """
-    told = split_bounded_sentences(text)
-    portions = split_portions(text, told[:most])
+    sentences = split_bounded_sentences(text)
+    portions = split_portions(text, sentences[:most])
     asked = (judgement.ask(prompt, values(portion), STATEMENTS_SCHEMA) for portion in portions)
     found = [text for answer in await gather_or_cancel(asked) for text in read_text_list(answer, "statements")]
     left_out = None
-    if len(told) > most or len(found) > most:
+    if len(sentences) > most or len(found) > most:
         left_out = f"only the beginning was judged, {min(most, len(found))} statements"
-        judgement.leave_out("sentences", sum(map(len, told[most:])) or sum(map(len, found[most:])))
+        judgement.leave_out("sentences", sum(map(len, sentences[most:])) or sum(map(len, found[most:])))
     return Statements(tuple(found[:most]), left_out)
 
 
@@ -118,12 +118,12 @@ def read_numbered_items(answer: Answer, count: int, what: str) -> list[Mapping[s
     return [value[number] for number in wanted]
 
 
-def read_verdict(answer: Answer, said: Any, label: str = "verdict") -> bool:
+def read_verdict(answer: Answer, item: Any, label: str = "verdict") -> bool:
     """Return whether the verdict is yes. Raises `ParseFailure` for any value other than yes and no."""
-    given = said.get(label) if isinstance(said, Mapping) else None
-    if given not in ("yes", "no"):
-        raise ParseFailure(f'{label} is "yes" or "no", not {given!r:.100}', answer.text)
-    return bool(given == "yes")
+    verdict = item.get(label) if isinstance(item, Mapping) else None
+    if verdict not in ("yes", "no"):
+        raise ParseFailure(f'{label} is "yes" or "no", not {verdict!r:.100}', answer.text)
+    return bool(verdict == "yes")
 
 
 def split_bounded_sentences(text: str) -> list[str]:
@@ -136,16 +136,16 @@ def split_bounded_sentences(text: str) -> list[str]:
     ]
 
 
-def split_portions(text: str, told: Sequence[str]) -> list[str]:
+def split_portions(text: str, sentences: Sequence[str]) -> list[str]:
     """Return a short text as the only portion. Split a longer text into portions of as many sentences as fit."""
-    if not told or (len(told) <= PORTION_LIMITS[0] and len(text) <= PORTION_LIMITS[1]):
-        return [text] if told else []
-    return list(_iterate_portions(told))
+    if not sentences or (len(sentences) <= PORTION_LIMITS[0] and len(text) <= PORTION_LIMITS[1]):
+        return [text] if sentences else []
+    return list(_iterate_portions(sentences))
 
 
-def _iterate_portions(told: Sequence[str]) -> Iterator[str]:
+def _iterate_portions(sentences: Sequence[str]) -> Iterator[str]:
     portion: list[str] = []
-    for sentence in told:
+    for sentence in sentences:
         if portion and (
             len(portion) == PORTION_LIMITS[0] or sum(map(len, portion)) + len(sentence) > PORTION_LIMITS[1]
         ):
@@ -166,10 +166,10 @@ async def _judge_batch(
 ) -> list[StatementVerdict]:
     listed = "\n".join(f"{number}. {statement}" for number, statement in enumerate(statements, 1))
     answer = await judgement.ask(prompt, values(listed), make_numbered_schema(len(statements), VERDICT_SCHEMA))
-    said = read_numbered_items(answer, len(statements), "verdicts")
+    items = read_numbered_items(answer, len(statements), "verdicts")
     return [
-        StatementVerdict(statement, read_verdict(answer, one), to_one_line(str(one.get("reason") or "")))
-        for statement, one in zip(statements, said, strict=True)
+        StatementVerdict(statement, read_verdict(answer, item), to_one_line(str(item.get("reason") or "")))
+        for statement, item in zip(statements, items, strict=True)
     ]
 
 

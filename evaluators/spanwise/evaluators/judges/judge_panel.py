@@ -80,10 +80,10 @@ class Panel:
 
     async def __call__(self, case: Case) -> dict[str, Any]:
         with group_judgements(get_judge_context().evaluator or "panel", case):
-            said = await asyncio.gather(*(member.evaluate(case, _PANEL_TARGET) for member in self.members))
+            results = await asyncio.gather(*(member.evaluate(case, _PANEL_TARGET) for member in self.members))
             rows = [  # one row per member: the row under the member's key, else its first row
                 next((row for row in feedback if row.key == member.key), feedback[0])
-                for member, feedback in zip(self.members, said, strict=True)
+                for member, feedback in zip(self.members, results, strict=True)
             ]
             voting = [row for row in rows if row.outcome == "score"]
             if not voting:
@@ -117,13 +117,13 @@ def panel(
     if samples > 1:
         evaluators = [each for member in evaluators for each in _make_samples(member, samples, temperature)]
     first = evaluators[0]
-    said = [[member.key, member.version] for member in evaluators], samples, temperature if samples > 1 else None
+    identity = [[member.key, member.version] for member in evaluators], samples, temperature if samples > 1 else None
     notes = (f"asked {samples} times at temperature {temperature:g}",) if samples > 1 else ()
     options: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
     return make_evaluator(
         Panel(tuple(evaluators), notes),
         name=key or first.key,
-        version=hashlib.sha256(repr(said).encode()).hexdigest()[:8],
+        version=hashlib.sha256(repr(identity).encode()).hexdigest()[:8],
         metrics=[replace(metric, key=key or first.key) for metric in first.metrics[:1]],
         source="model",
         parameters={} if samples == 1 else {"samples": samples, "temperature": temperature},
@@ -158,34 +158,34 @@ def _raise_no_vote(rows: Sequence[Feedback]) -> None:
 
 
 def _combine_votes(rows: Sequence[Feedback], voting: Sequence[Feedback], notes: Sequence[str]) -> dict[str, Any]:
-    words = [row.label if row.score is None else row.score for row in voting]
-    graded = [float(word) for word in words if isinstance(word, float) and not isinstance(word, bool)]
-    (most, count), *others = Counter(words).most_common(2)
+    votes = [row.label if row.score is None else row.score for row in voting]
+    graded = [float(vote) for vote in votes if isinstance(vote, float) and not isinstance(vote, bool)]
+    (winner, count), *others = Counter(votes).most_common(2)
     share = round(count / len(voting), 6)
     metadata = {"panel": list(map(_describe_vote, rows)), "confidence": share, "judge": _sum_costs(rows, notes)}
-    if len(graded) == len(words):
+    if len(graded) == len(votes):
         mean = fmean(graded)
         closest = min(voting, key=lambda row: abs(float(row.score or 0) - mean))
         return {"score": mean, **_quote_member(closest), "metadata": metadata}
     if others and others[0][1] == count:
-        divided = ", ".join(f"{_format_vote(word)} {number}" for word, number in Counter(words).most_common())
+        divided = ", ".join(f"{_format_vote(vote)} {number}" for vote, number in Counter(votes).most_common())
         return {"score": None, "comment": f"the panel is divided: {divided}", "metadata": metadata}
-    speaker = next(row for row, word in zip(voting, words, strict=True) if word == most)
-    return {"score": most, **_quote_member(speaker), "metadata": metadata}
+    member = next(row for row, vote in zip(voting, votes, strict=True) if vote == winner)
+    return {"score": winner, **_quote_member(member), "metadata": metadata}
 
 
 def _quote_member(member: Feedback) -> dict[str, Any]:
     return {"comment": member.comment, "judge_trace_id": member.judge_trace_id}
 
 
-def _format_vote(word: Any) -> str:
-    return {True: "yes", False: "no"}.get(word, str(word)) if isinstance(word, bool) else str(word)
+def _format_vote(vote: Any) -> str:
+    return {True: "yes", False: "no"}.get(vote, str(vote)) if isinstance(vote, bool) else str(vote)
 
 
 def _describe_vote(row: Feedback) -> dict[str, Any]:
     """Return the result of one member as a dict, with the id of its judgement's trace."""
     judge = row.metadata.get("judge")
-    said = {
+    vote = {
         "model": judge.get("model") if isinstance(judge, dict) else None,
         "score": row.score,
         "label": row.label,
@@ -193,7 +193,7 @@ def _describe_vote(row: Feedback) -> dict[str, Any]:
         "comment": row.comment,
         "trace": row.judge_trace_id,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in vote.items() if value is not None}
 
 
 def _sum_costs(rows: Sequence[Feedback], notes: Sequence[str]) -> dict[str, Any]:
@@ -205,5 +205,5 @@ def _sum_costs(rows: Sequence[Feedback], notes: Sequence[str]) -> dict[str, Any]
         name: sum(given) for name in _SUMMED_FIELDS if (given := [judge[name] for judge in judges if name in judge])
     }
     models = sorted({str(judge["model"]) for judge in judges if judge.get("model")})
-    told = [note for judge in judges for note in judge.get("notes", ())]
-    return {"model": ", ".join(models), **sums, "notes": list(dict.fromkeys([*notes, *told]))}
+    member_notes = [note for judge in judges for note in judge.get("notes", ())]
+    return {"model": ", ".join(models), **sums, "notes": list(dict.fromkeys([*notes, *member_notes]))}

@@ -93,8 +93,8 @@ class Prompt:
     @property
     def hash(self) -> str:
         """Return 12 hex digits of the SHA-256 of all text that is sent except the values."""
-        said = [GUARD_INSTRUCTIONS, self.text, [[shot.values, shot.reply] for shot in self.shots]]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
+        content = [GUARD_INSTRUCTIONS, self.text, [[shot.values, shot.reply] for shot in self.shots]]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
     @property
     def label(self) -> str:
@@ -178,15 +178,15 @@ def prompt(
     own = _find_override(id, override.get(id) if isinstance(override, Mapping) else override)
     own = None if own is None else _rename_placeholders(own, names)
     text = (files(__package__) / "prompts" / f"{id}.txt").read_text("utf-8") if own is None else own
-    said = _VERSION.match(text)
-    version = said[1] if said else "1" if own is None else "own"
-    made = Prompt(id, text[said.end() :] if said else text, version, names, tuple(shots), bound, uncut)
-    if own is not None and not made.asked:
+    header = _VERSION.match(text)
+    version = header[1] if header else "1" if own is None else "own"
+    template = Prompt(id, text[header.end() :] if header else text, version, names, tuple(shots), bound, uncut)
+    if own is not None and not template.asked:
         raise ValueError(
-            f"prompt {id!r} has no placeholder, so the judge would see nothing of the case: {made.text!r:.120}; it may contain "
+            f"prompt {id!r} has no placeholder, so the judge would see nothing of the case: {template.text!r:.120}; it may contain "
             f"{', '.join(f'{{{name}}}' for name in names)}. Pass a file as a Path"
         )
-    return made
+    return template
 
 
 def _rename_placeholders(text: str, names: Sequence[str]) -> str:

@@ -137,14 +137,14 @@ async def score_faithfulness(asking: RagCase) -> ComponentResult:
 
 async def score_context_recall(asking: RagCase) -> ComponentResult:
     """Return the share of the reference's sentences that can be attributed to the context."""
-    told = split_bounded_sentences(asking.expected)
-    if not told:
+    sentences = split_bounded_sentences(asking.expected)
+    if not sentences:
         raise Skip("the reference is empty: context recall is undefined")
-    listed = [to_one_line(sentence) for sentence in told[: asking.most]]
+    listed = [to_one_line(sentence) for sentence in sentences[: asking.most]]
     left_out = None
-    if len(told) > asking.most:
-        left_out = f"of {len(told)} sentences the first {asking.most} were judged"
-        asking.judgement.leave_out("sentences", sum(map(len, told[asking.most :])))
+    if len(sentences) > asking.most:
+        left_out = f"of {len(sentences)} sentences the first {asking.most} were judged"
+        asking.judgement.leave_out("sentences", sum(map(len, sentences[asking.most :])))
     verdicts = _reject_all(listed, "nothing was retrieved")
     if asking.chunks:
         verdicts = await asking.verdicts("context_recall", listed)
@@ -161,25 +161,25 @@ async def score_answer_relevancy(asking: RagCase, embed: EmbedFunction, count: i
         raise Skip("the answer is empty: answer relevancy is undefined")
     check_embedder(embed)  # checked before the first paid call
     answer = await asking.ask("answer_relevancy", make_numbered_schema(count, QUESTION_SCHEMA), outputs=asking.answer)
-    said = read_numbered_items(answer, count, "questions")
-    evades = [read_verdict(answer, one, "noncommittal") for one in said]
-    asked = []
-    for one in said:
-        question = one.get("question")
+    items = read_numbered_items(answer, count, "questions")
+    noncommittal = [read_verdict(answer, item, "noncommittal") for item in items]
+    questions = []
+    for item in items:
+        question = item.get("question")
         if not isinstance(question, str) or not question.strip():
             raise ParseFailure(f"a question is a text, not {question!r:.100}", answer.text)
-        asked.append(to_one_line(question))
-    cosines = await compute_similarities(embed, asking.question, asked)
+        questions.append(to_one_line(question))
+    cosines = await compute_similarities(embed, asking.question, questions)
     metadata = {
         "questions": [
-            {"question": question, "similarity": cosine, "noncommittal": evading}
-            for question, cosine, evading in zip(asked, cosines, evades, strict=True)
+            {"question": question, "similarity": cosine, "noncommittal": is_noncommittal}
+            for question, cosine, is_noncommittal in zip(questions, cosines, noncommittal, strict=True)
         ]
     }
-    if all(evades):
-        return ComponentResult(0.0, f"the answer is noncommittal, as one to {asked[0]!r}", metadata)
+    if all(noncommittal):
+        return ComponentResult(0.0, f"the answer is noncommittal, as one to {questions[0]!r}", metadata)
     least = min(range(count), key=cosines.__getitem__)
-    comment = f"farthest of the questions that it answers: {asked[least]!r} (similarity {cosines[least]:.2f})"
+    comment = f"farthest of the questions that it answers: {questions[least]!r} (similarity {cosines[least]:.2f})"
     return ComponentResult(sum(cosines) / count, comment, metadata)
 
 
@@ -191,43 +191,50 @@ async def score_context_precision(asking: RagCase) -> ComponentResult:
     if not asking.expected.strip():
         raise Skip("the reference is empty: context precision is undefined")
     verdicts = await gather_or_cancel(_judge_chunk(asking, document) for document in documents)
-    useless = [f"[{place}] {one.reason}" for place, one in enumerate(verdicts, 1) if not one.holds]
+    useless = [f"[{place}] {verdict.reason}" for place, verdict in enumerate(verdicts, 1) if not verdict.holds]
     comment = _make_failure_comment("chunks", "are of no use for the expected answer", useless, len(verdicts))
     if len(asking.case.documents or ()) > asking.most:
         comment = f"{comment}; only the first {asking.most} chunks were judged"
     chunks = [
-        {"chunk": place, "id": document.id, "verdict": one.metadata["verdict"], "reason": one.metadata["reason"]}
-        for place, (document, one) in enumerate(zip(documents, verdicts, strict=True), 1)
+        {
+            "chunk": place,
+            "id": document.id,
+            "verdict": verdict.metadata["verdict"],
+            "reason": verdict.metadata["reason"],
+        }
+        for place, (document, verdict) in enumerate(zip(documents, verdicts, strict=True), 1)
     ]
-    return ComponentResult(compute_average_precision([one.holds for one in verdicts]), comment, {"chunks": chunks})
+    return ComponentResult(
+        compute_average_precision([verdict.holds for verdict in verdicts]), comment, {"chunks": chunks}
+    )
 
 
 async def score_context_relevancy(asking: RagCase) -> ComponentResult:
     """Return the share of the context's sentences that help to answer the question."""
-    told = [sentence for document in asking.chunks for sentence in split_bounded_sentences(document.content)]
-    if not told:
+    sentences = [sentence for document in asking.chunks for sentence in split_bounded_sentences(document.content)]
+    if not sentences:
         raise Skip("the context has no sentences: context relevancy is undefined")
     if not asking.question.strip():
         raise Skip("the question is empty: context relevancy is undefined")
-    looked_at = told[: asking.most]
-    if len(told) > asking.most:
-        asking.judgement.leave_out("sentences", sum(map(len, told[asking.most :])))
-    portions = split_portions("\n".join(looked_at), looked_at)
+    judged = sentences[: asking.most]
+    if len(sentences) > asking.most:
+        asking.judgement.leave_out("sentences", sum(map(len, sentences[asking.most :])))
+    portions = split_portions("\n".join(judged), judged)
     answers = await gather_or_cancel(
         asking.ask("context_relevancy", SENTENCES_SCHEMA, documents=portion) for portion in portions
     )
     copied = [line for answer in answers for line in read_text_list(answer, "sentences", 5000)]
-    relevant, invented = match_sentences(looked_at, copied)
-    irrelevant = [sentence for place, sentence in enumerate(looked_at) if place not in relevant]
-    comment = _make_failure_comment("sentences", "do not help to answer the question", irrelevant, len(looked_at))
+    relevant, invented = match_sentences(judged, copied)
+    irrelevant = [sentence for place, sentence in enumerate(judged) if place not in relevant]
+    comment = _make_failure_comment("sentences", "do not help to answer the question", irrelevant, len(judged))
     metadata = {
-        "sentences": len(looked_at),
-        "relevant": [to_one_line(looked_at[place]) for place in sorted(relevant)][:MAX_STATEMENTS],
+        "sentences": len(judged),
+        "relevant": [to_one_line(judged[place]) for place in sorted(relevant)][:MAX_STATEMENTS],
         "not_in_the_context": invented[:MAX_STATEMENTS],
     }
-    if len(told) > asking.most:
-        comment = f"{comment}; of {len(told)} sentences the first {asking.most} were looked at"
-    return ComponentResult(len(relevant) / len(looked_at), comment, metadata)
+    if len(sentences) > asking.most:
+        comment = f"{comment}; of {len(sentences)} sentences the first {asking.most} were looked at"
+    return ComponentResult(len(relevant) / len(judged), comment, metadata)
 
 
 def compute_average_precision(relevant: Sequence[bool]) -> float:
@@ -242,19 +249,21 @@ def compute_f1(tp: int, fp: int, fn: int) -> float:
     return tp / (tp + 0.5 * (fp + fn)) if tp else 0.0
 
 
-def match_sentences(told: Sequence[str], copied: Sequence[str]) -> tuple[set[int], list[str]]:
+def match_sentences(sentences: Sequence[str], copied: Sequence[str]) -> tuple[set[int], list[str]]:
     """Match the sentences that a judge copied with the original sentences. Return the indices of the copied sentences,
     and the copies that match no sentence.
 
     A copy may be wrapped, quoted, truncated, repeated, or contain several sentences. Each sentence counts once. All
     sentences with the same words count as copied.
     """
-    texts = [_normalize_sentence(sentence) for sentence in told]
+    texts = [_normalize_sentence(sentence) for sentence in sentences]
     relevant: set[int] = set()
     invented = []
     for copy in copied:
         found = {
-            place for one in split_bounded_sentences(copy) for place in _find_positions(texts, _normalize_sentence(one))
+            place
+            for part in split_bounded_sentences(copy)
+            for place in _find_positions(texts, _normalize_sentence(part))
         }
         relevant |= found
         if not found:
@@ -304,9 +313,9 @@ def _reject_all(statements: Sequence[str], why: str) -> list[StatementVerdict]:
 def _make_share_result(
     verdicts: Sequence[StatementVerdict], what: str, fail: str, *limits: str | None
 ) -> ComponentResult:
-    missed = [f"{one.statement!r} ({one.reason})" for one in verdicts if not one.holds]
+    missed = [f"{verdict.statement!r} ({verdict.reason})" for verdict in verdicts if not verdict.holds]
     comment = "; ".join(filter(None, [_make_failure_comment(what, fail, missed, len(verdicts)), *limits]))
-    metadata = {"statements": [one.metadata for one in verdicts[:MAX_STATEMENTS]]}
+    metadata = {"statements": [verdict.metadata for verdict in verdicts[:MAX_STATEMENTS]]}
     score = (len(verdicts) - len(missed)) / len(verdicts)
     return ComponentResult(score, comment, metadata)
 
@@ -427,8 +436,8 @@ async def embed_texts(embed: EmbedFunction, texts: Sequence[str]) -> list[list[f
         given = await given
     rows = _to_list(given)
     if not isinstance(rows, list) or len(rows) != len(texts):
-        told = f"{len(rows)} vectors" if isinstance(rows, list) else f"{given!r:.100}"
-        raise ValueError(f"embed returned {told} for {len(texts)} texts; {EMBED_HELP}")
+        count = f"{len(rows)} vectors" if isinstance(rows, list) else f"{given!r:.100}"
+        raise ValueError(f"embed returned {count} for {len(texts)} texts; {EMBED_HELP}")
     vectors = []
     for row in map(_to_list, rows):
         try:

@@ -74,10 +74,10 @@ class Scale:
     def words(self) -> str:
         """Return the instructions about the scale: the meaning of the labels, and the form of the reply."""
         lines = [f"{label}: {meaning}" for label, meaning in self.meanings.items()]
-        said = ["The ratings mean:\n" + "\n".join(lines)] if lines else []
+        rubric = ["The ratings mean:\n" + "\n".join(lines)] if lines else []
         choice = " or ".join(json.dumps(label, ensure_ascii=False) for label in self.labels)
         form = f'{{"rationale": "…", "rating": {choice}}}'
-        return "\n\n".join([*said, f"Give your reasons first, then the rating, as JSON: {form}"])
+        return "\n\n".join([*rubric, f"Give your reasons first, then the rating, as JSON: {form}"])
 
     def read(self, answer: Answer) -> tuple[float | bool | None, Label]:
         """Return the score and the label of an answer. Raises `ParseFailure` for an unknown label."""
@@ -206,18 +206,18 @@ async def ask_rating(
         given = render_values(case, prompt.asked) if values is None else values
         answer = await judgement.ask(prompt, given, scale.schema, logprobs=TOP_LOGPROBS * logprobs)
         score, label = scale.read(answer)
-        likely = compute_label_probabilities(answer, scale.labels) if logprobs else None
-        metadata = add_probabilities({}, likely, label) if logprobs else {}
-        if likely and scale.range is not None and not scale.is_boolean:
-            score = compute_expected_score(likely, {label: float(worth or 0) for label, worth in scale.scores.items()})
-        told = label if score is None else score
-        return judgement.row(told, comment=get_rationale(answer), label=str(label), metadata=metadata)
+        weights = compute_label_probabilities(answer, scale.labels) if logprobs else None
+        metadata = add_probabilities({}, weights, label) if logprobs else {}
+        if weights and scale.range is not None and not scale.is_boolean:
+            score = compute_expected_score(weights, {label: float(value or 0) for label, value in scale.scores.items()})
+        result = label if score is None else score
+        return judgement.row(result, comment=get_rationale(answer), label=str(label), metadata=metadata)
 
 
 def get_rationale(answer: Answer) -> str | None:
     """Return the judge's rationale, or None if it gave none."""
-    said = answer.value.get("rationale") if isinstance(answer.value, Mapping) else None
-    return str(said) if said else None
+    rationale = answer.value.get("rationale") if isinstance(answer.value, Mapping) else None
+    return str(rationale) if rationale else None
 
 
 TOP_LOGPROBS = 20  # alternatives per token, the maximum of OpenAI
@@ -278,10 +278,10 @@ def _find_rating(text: str, labels: Sequence[str | int], field: str) -> tuple[in
 
 
 def _iterate_label_probabilities(
-    tokens: Sequence[Token], start: int, said: str | int, labels: Sequence[str | int]
+    tokens: Sequence[Token], start: int, rating: str | int, labels: Sequence[str | int]
 ) -> Iterator[tuple[str | int, float]]:
     """Yield (label, probability) pairs for the alternatives at each token of the rating, along the sampled path."""
-    path, done, whole = 1.0, "", str(said).lower()
+    path, done, text_of_rating = 1.0, "", str(rating).lower()
     end = 0
     for token in tokens:
         begin, end = end, end + len(token.text)
@@ -298,9 +298,9 @@ def _iterate_label_probabilities(
                 yield label, path * exp(logprob)
         path *= exp(min(0.0, token.logprob))
         done += token.text[begins:].lower().strip(_PADDING if not done else "")
-        if len(done) >= len(whole):
+        if len(done) >= len(text_of_rating):
             break
-    yield said, path
+    yield rating, path
 
 
 def _match_label_prefix(text: str, labels: Sequence[str | int]) -> str | int | None:
@@ -402,7 +402,7 @@ def _make_no_verdict_error(verdicts: Sequence[ChunkVerdict], lists: Mapping[str,
     """
     errors = [verdict.error for verdict in verdicts if verdict.error is not None]
     failures = [error for error in errors if not isinstance(error, Skip)]
-    told = describe_error((failures or errors)[0]) + (
+    message = describe_error((failures or errors)[0]) + (
         f" (none of {len(errors)} chunks was judged)" if errors[1:] else ""
     )
-    return Unjudged(told, lists) if failures else Skip(told)
+    return Unjudged(message, lists) if failures else Skip(message)

@@ -45,9 +45,9 @@ class StepsByRules(EmbeddingEvaluator):
         return self._one(outputs=outputs, documents=tuple(documents))
 
     def _steps(self, case: Case) -> EmbeddingSteps:
-        told = self.splitter or extract_steps
-        context = _join_steps(split_text(document.content or "", told) for document in case.documents or ())
-        answer = split_text(extract_text(case.outputs), told)
+        splitter = self.splitter or extract_steps
+        context = _join_steps(split_text(document.content or "", splitter) for document in case.documents or ())
+        answer = split_text(extract_text(case.outputs), splitter)
         vectors = yield [*context, *answer]
         found = align_steps(context, answer, vectors, self.similarity)
         return alignment_rows(EVALUATOR_ID, context, answer, found, self.sentence_level_metrics)

@@ -52,9 +52,9 @@ class Bias:
     high: float
 
     def __str__(self) -> str:
-        there = not self.low <= 0 <= self.high
-        said = f"{self.difference:+.2g} ({self.low:+.2g} to {self.high:+.2g}, {self.n} cases)"
-        return f"{self.what}: {said}{'' if there else ', no more than chance'}"
+        is_significant = not self.low <= 0 <= self.high
+        interval = f"{self.difference:+.2g} ({self.low:+.2g} to {self.high:+.2g}, {self.n} cases)"
+        return f"{self.what}: {interval}{'' if is_significant else ', no more than chance'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,8 +142,8 @@ class Pairwise:
     @property
     def version(self) -> str:
         """Return 8 hex digits of the hash of prompt and judge."""
-        said = self.prompt.hash, sorted(self.judge.identity.items(), key=str)
-        return hashlib.sha256(repr(said).encode()).hexdigest()[:8]
+        identity = self.prompt.hash, sorted(self.judge.identity.items(), key=str)
+        return hashlib.sha256(repr(identity).encode()).hexdigest()[:8]
 
     def __call__(self, inputs: Any, first: Any, second: Any) -> Preference:
         """Compare two answers to the same inputs. Raises `Unjudged` if the judge gives no usable verdict."""
@@ -169,8 +169,8 @@ class Pairwise:
                 judge_trace_id=row["judge_trace_id"],
             )
 
-    async def _asked(self, judgement: Judgement, inputs: Any, shown: Any, beside: Any) -> tuple[Winner, str | None]:
-        values = {"inputs": render_value(inputs), "first": render_value(shown), "second": render_value(beside)}
+    async def _asked(self, judgement: Judgement, inputs: Any, shown: Any, other: Any) -> tuple[Winner, str | None]:
+        values = {"inputs": render_value(inputs), "first": render_value(shown), "second": render_value(other)}
         answer = await judgement.ask(self.prompt, values, _SCHEMA)
         places: Mapping[str, Winner] = {"a": "first", "b": "second", "tie": "tie"}
         place = places.get(str(answer.value.get("rating")).lower())
@@ -197,25 +197,25 @@ class Pairwise:
         pairs: dict[str, Preference] = {}
         errors: dict[str, str] = {}
         rows = iter(first.rows())
-        known = get_judge_context()
-        judgements = JudgementBuffer() if keep else known.judgements
+        context = get_judge_context()
+        judgements = JudgementBuffer() if keep else context.judgements
         while chunk := list(islice(rows, _PAIRS_PER_BATCH)):
             runs += len(chunk)
-            both = [(row, others[_run_key(row)]) for row in chunk if row.error is None and _run_key(row) in others]
+            matched = [(row, others[_run_key(row)]) for row in chunk if row.error is None and _run_key(row) in others]
             with use_judge_context(judgements=judgements):
-                said = await asyncio.gather(*(self._prefer_row(*pair) for pair in both))
-            for (row, _), came in zip(both, said, strict=True):
-                if isinstance(came, Preference):
-                    pairs[_run_key(row)] = came
+                results = await asyncio.gather(*(self._prefer_row(*pair) for pair in matched))
+            for (row, _), result in zip(matched, results, strict=True):
+                if isinstance(result, Preference):
+                    pairs[_run_key(row)] = result
                 else:
-                    errors[_run_key(row)] = str(came)
+                    errors[_run_key(row)] = str(result)
             if keep:
-                kept = [
+                feedback_rows = [
                     feedback
-                    for pair, came in zip(both, said, strict=True)
-                    for feedback in self._rows(pair, came, first, second)
+                    for pair, result in zip(matched, results, strict=True)
+                    for feedback in self._rows(pair, result, first, second)
                 ]
-                first.store.append(judgements.take() if judgements else [], kept)
+                first.store.append(judgements.take() if judgements else [], feedback_rows)
         alone = runs - 2 * (len(pairs) + len(errors))
         return Preferences(key=self.key, names=(first.name, second.name), pairs=pairs, errors=errors, alone=alone)
 
@@ -226,14 +226,14 @@ class Pairwise:
             return error
 
     def _rows(
-        self, pair: tuple[Any, Any], came: Preference | Unjudged | Skip, first: ComparedRuns, second: ComparedRuns
+        self, pair: tuple[Any, Any], result: Preference | Unjudged | Skip, first: ComparedRuns, second: ComparedRuns
     ) -> Iterable[Feedback]:
         sides: Sequence[tuple[Any, Any, ComparedRuns, bool]] = ((*pair, second, False), (pair[1], pair[0], first, True))
         for row, other, against, turned in sides:
-            said = (
-                _preference_fields(came, other, turned=turned)
-                if isinstance(came, Preference)
-                else _failure_fields(came, turned=turned)
+            fields = (
+                _preference_fields(result, other, turned=turned)
+                if isinstance(result, Preference)
+                else _failure_fields(result, turned=turned)
             )
             yield Feedback(
                 target=Target(trace_id=row.trace.trace_id),
@@ -242,7 +242,7 @@ class Pairwise:
                 evaluator=self.key,
                 version=self.version,
                 rule=f"against {against.name} {against.id[:8]}",
-                **said,
+                **fields,
             )
 
 
@@ -259,12 +259,12 @@ def _preference_fields(preference: Preference, other: Any, *, turned: bool) -> d
     }
 
 
-def _failure_fields(came: Unjudged | Skip, *, turned: bool) -> dict[str, Any]:
-    link = getattr(came, "judge_trace_id", None)
-    if isinstance(came, Skip):
-        return {"outcome": "skip", "comment": str(came), "judge_trace_id": link}
-    metadata = {} if turned else dict(came.metadata)
-    return {"outcome": "error", "error": str(came), "metadata": metadata, "judge_trace_id": link}
+def _failure_fields(error: Unjudged | Skip, *, turned: bool) -> dict[str, Any]:
+    link = getattr(error, "judge_trace_id", None)
+    if isinstance(error, Skip):
+        return {"outcome": "skip", "comment": str(error), "judge_trace_id": link}
+    metadata = {} if turned else dict(error.metadata)
+    return {"outcome": "error", "error": str(error), "metadata": metadata, "judge_trace_id": link}
 
 
 def _run_key(row: Any) -> str:

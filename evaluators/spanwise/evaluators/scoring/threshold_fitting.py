@@ -166,15 +166,15 @@ def _match_pairs(evaluator: Evaluator | None, key: str, pairs: Sequence[Any]) ->
         value = {"label": verdict} if isinstance(verdict, str) else {"score": verdict}
         votes.append(Feedback(target=target, key=key, source="human", **value))
     version = evaluator.version if evaluator else None
-    if all(isinstance(one, int | float) for one in seen):
+    if all(isinstance(value, int | float) for value in seen):
         rows = zip(targets, seen, strict=True)
         return check_judge(
             [Feedback(target=target, key=key, score=score, version=version) for target, score in rows], votes
         )
     if evaluator is None:
         raise ValueError(f"cases need an evaluator, got the key {key!r}; pass the evaluator, or a score in each pair")
-    said = run_coroutine(_score_cases(evaluator, list(map(_pair_case, seen)), targets))
-    return check_judge((feedback for feedback in said if feedback.key == key), votes, version)
+    scored = run_coroutine(_score_cases(evaluator, list(map(_pair_case, seen)), targets))
+    return check_judge((feedback for feedback in scored if feedback.key == key), votes, version)
 
 
 def _pair_case(seen: Any) -> Case:
@@ -191,12 +191,12 @@ def _pair_case(seen: Any) -> Case:
 
 async def _score_cases(evaluator: Evaluator, cases: Sequence[Case], targets: Sequence[Target]) -> list[Feedback]:
     """Return the feedback of an evaluator on cases, scored in batches."""
-    said: list[Feedback] = []
+    results: list[Feedback] = []
     for place in range(0, len(cases), TRACES_PER_BATCH):
-        part = slice(place, place + TRACES_PER_BATCH)
-        rows = await evaluator.evaluate_batch(cases[part], targets[part])
-        said += (feedback for row in rows for feedback in row)
-    return said
+        batch = slice(place, place + TRACES_PER_BATCH)
+        rows = await evaluator.evaluate_batch(cases[batch], targets[batch])
+        results += (feedback for row in rows for feedback in row)
+    return results
 
 
 def _is_good(value: Value, good: float | str | None) -> bool:
