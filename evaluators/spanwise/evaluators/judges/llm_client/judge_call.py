@@ -15,8 +15,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
+from spanwise.collector.errors import SpanwiseError
 from spanwise.collector.records import Usage
-from spanwise.evaluators.interface import Skip, Unjudged, is_task_cancelled, is_transient, run_in_thread
+from spanwise.evaluators.interface import (
+    Skip,
+    Unjudged,
+    compute_retry_delay,
+    is_task_cancelled,
+    is_transient,
+    run_in_thread,
+)
 from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache, compute_cache_key, get_cache_path
 from spanwise.evaluators.judges.llm_client.chat_completions import (
     MAX_REPLY_LENGTH,
@@ -26,20 +34,18 @@ from spanwise.evaluators.judges.llm_client.chat_completions import (
     CutOff,
     ParseFailure,
 )
+from spanwise.evaluators.judges.llm_client.endpoint_errors import (
+    ReplyTimeout,
+    describe_call_error,
+    is_connection_failure,
+    is_possibly_billed,
+    is_rate_limited,
+)
 from spanwise.evaluators.judges.llm_client.function_backend import make_backend
 from spanwise.evaluators.judges.llm_client.judge_budget import Amount, compute_cost, compute_max_cost, get_ledgers
 from spanwise.evaluators.judges.llm_client.judge_dry_run import current_dry_run
 from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_singleton, run_on_judge_loop
 from spanwise.evaluators.judges.llm_client.judge_rate_limiter import get_limiter
-from spanwise.evaluators.judges.llm_client.judge_retry import (
-    Deadline,
-    ReplyTimeout,
-    compute_retry_pause,
-    describe_call_error,
-    is_connection_failure,
-    is_possibly_billed,
-    to_judgement_error,
-)
 from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings, check_text
 from spanwise.evaluators.judges.llm_client.openai_backend import OpenAIEndpoint, load_client
 from spanwise.evaluators.judges.llm_client.reply_parsing import ParsedReply, parse_reply
@@ -205,6 +211,33 @@ def make_cached_answer(answer: Answer) -> Answer:
 
 
 log = logging.getLogger("spanwise.evaluators")
+ATTEMPT_SHARE = 0.5  # share of the deadline for one attempt, so that a hang leaves time for another
+
+
+class Deadline:
+    """Deadline in seconds for one question with all its attempts. It starts with the first call, so waiting in the queue
+    does not count.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._until: float | None = None
+
+    def start(self) -> None:
+        """Start the deadline with the first call. Later calls change nothing."""
+        if self._until is None:
+            self._until = asyncio.get_running_loop().time() + self.seconds
+
+    @property
+    def left(self) -> float | None:
+        """Return the seconds left, at least 0, or None before the start."""
+        return None if self._until is None else max(0.0, self._until - asyncio.get_running_loop().time())
+
+    @property
+    def of_attempt(self) -> float:
+        """Return the timeout of the next attempt in seconds."""
+        whole = self.seconds * ATTEMPT_SHARE
+        return whole if self.left is None else min(whole, self.left)
 
 
 class JudgeCall:
@@ -279,7 +312,8 @@ class JudgeCall:
                     raise
                 raise self._to_unjudged(self._failed) from self._failed
             except Exception as error:
-                pause = compute_retry_pause(attempt, error)
+                # after a refusal, the limiter already delays all calls as the server requests
+                pause = 0.0 if is_rate_limited(error) else compute_retry_delay(attempt, error)
                 if not self._may_retry(error, pause):
                     converted = self._to_unjudged(self._failed or error)
                     if converted is error:
@@ -294,7 +328,15 @@ class JudgeCall:
         return is_transient(error) and has_time and not self._limiter.gives_up(error, pause)
 
     def _to_unjudged(self, error: Exception) -> Exception:
-        return to_judgement_error(error, self._judge.where, self._tries, self._deadline, self._judge.api_key)
+        """Convert a transient network or server error to `Unjudged`. Return any other error unchanged."""
+        if isinstance(error, SpanwiseError) or not is_transient(error):
+            return error
+        where, seconds = self._judge.where, self._deadline.seconds
+        attempts = f"{self._tries} attempt{'s' if self._tries != 1 else ''}"
+        reason = describe_call_error(error, self._judge.api_key)
+        if is_connection_failure(error):
+            return Unjudged(f"{where} cannot be reached, after {attempts}: {reason}")
+        return Unjudged(f"{where} gave no answer within {seconds:g} s after {attempts}: {reason}")
 
     async def _attempt(self, ask: Ask) -> Completion:
         bound, again, left = self._judge.concurrency, self._tries > 0, self._deadline.left

@@ -29,8 +29,8 @@ from spanwise.evaluators.judges.llm_client.chat_completions import (
     add_schema_instruction,
     parse_completion,
 )
+from spanwise.evaluators.judges.llm_client.endpoint_errors import classify_error, make_invalid_response_error
 from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_singleton, run_on_judge_loop
-from spanwise.evaluators.judges.llm_client.judge_retry import classify_error, make_invalid_response_error
 from spanwise.tracer.http_connections import suppress_instrumentation
 
 if TYPE_CHECKING:

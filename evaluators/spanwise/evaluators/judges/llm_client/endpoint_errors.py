@@ -1,23 +1,15 @@
-"""Deadline of a question with all its attempts, pauses between them, and classification of endpoint errors."""
+"""Classification of endpoint errors: transient or permanent, possibly billed, and their messages."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from spanwise.collector.errors import SpanwiseError
 from spanwise.collector.formatting import first_line
-from spanwise.evaluators.interface import (
-    Unjudged,
-    compute_retry_delay,
-    get_http_status,
-    get_response_headers,
-    is_transient,
-)
+from spanwise.evaluators.interface import Unjudged, get_http_status, get_response_headers, is_transient
 from spanwise.evaluators.judges.llm_client.chat_completions import Declined, Unbilled
 from spanwise.evaluators.models.model_resolution import redirect_error
 
@@ -26,43 +18,10 @@ if TYPE_CHECKING:
 
 
 _CONNECTION_ERRORS = ("ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror")
-ATTEMPT_SHARE = 0.5  # share of the deadline for one attempt, so that a hang leaves time for another
-
-
-class Deadline:
-    """Deadline in seconds for one question with all its attempts. It starts with the first call, so waiting in the queue
-    does not count.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._until: float | None = None
-
-    def start(self) -> None:
-        """Start the deadline with the first call. Later calls change nothing."""
-        if self._until is None:
-            self._until = asyncio.get_running_loop().time() + self.seconds
-
-    @property
-    def left(self) -> float | None:
-        """Return the seconds left, at least 0, or None before the start."""
-        return None if self._until is None else max(0.0, self._until - asyncio.get_running_loop().time())
-
-    @property
-    def of_attempt(self) -> float:
-        """Return the timeout of the next attempt in seconds."""
-        whole = self.seconds * ATTEMPT_SHARE
-        return whole if self.left is None else min(whole, self.left)
 
 
 class ReplyTimeout(TimeoutError):
     """Error for an attempt that got no reply in time."""
-
-
-def compute_retry_pause(attempt: int, error: BaseException) -> float:
-    """Return the seconds to wait after failed attempt number `attempt`, counted from 0."""
-    # after a refusal, the limiter already delays all calls as the server requests
-    return 0.0 if is_rate_limited(error) else compute_retry_delay(attempt, error)
 
 
 def is_rate_limited(error: BaseException) -> bool:
@@ -84,18 +43,6 @@ def is_possibly_billed(error: BaseException) -> bool:
 def is_connection_failure(error: BaseException) -> bool:
     """Return whether there was no connection, so that no server received the question."""
     return any(type(cause).__name__ in _CONNECTION_ERRORS for cause in iterate_causes(error, 5))
-
-
-def to_judgement_error(error: Exception, where: str, tries: int, deadline: Deadline, key: str | None) -> Exception:
-    """Convert a transient network or server error to `Unjudged`. Return any other error unchanged."""
-    if isinstance(error, SpanwiseError) or not is_transient(error):
-        return error
-    attempts = f"{tries} attempt{'s' if tries != 1 else ''}"
-    if is_connection_failure(error):
-        return Unjudged(f"{where} cannot be reached, after {attempts}: {describe_call_error(error, key)}")
-    return Unjudged(
-        f"{where} gave no answer within {deadline.seconds:g} s after {attempts}: {describe_call_error(error, key)}"
-    )
 
 
 def describe_call_error(error: BaseException, key: str | None) -> str:
