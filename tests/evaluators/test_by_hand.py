@@ -138,7 +138,7 @@ def test_columns_of_unequal_length_are_named_with_their_lengths():
 
 @pytest.mark.parametrize("column", ["abc", 3, {"a": 1}, {"a", "b"}])
 def test_a_set_of_one_value_is_refused_with_the_way_out(column):
-    with pytest.raises(TypeError, match="takes a list per field, not outputs="):
+    with pytest.raises(TypeError, match="needs a list per field, got outputs="):
         score(share, outputs=column, reference_outputs=["a", "b", "c"])
 
 

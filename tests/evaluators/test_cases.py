@@ -197,7 +197,7 @@ def test_an_example_of_a_session_brings_references_and_not_what_was_asked():
 
 @pytest.mark.parametrize(
     ("target", "error", "said"),
-    [([], ValueError, "at least one trace"), ([3], TypeError, "not 3"), (3, TypeError, "not 3")],
+    [([], ValueError, "at least one trace"), ([3], TypeError, "got 3"), (3, TypeError, "got 3")],
 )
 def test_what_no_case_can_be_made_of(target, error, said):
     with pytest.raises(error, match=said):

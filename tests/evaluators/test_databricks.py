@@ -250,7 +250,7 @@ def test_what_a_custom_judge_lacks_is_named_under_its_own_key():
     ("parameters", "said"),
     [
         ({"assessment_type": "BOTH"}, "assessment_type is 'ANSWER' or 'RETRIEVAL', not 'BOTH'"),
-        ({"assessment_type": "RETRIEVAL"}, "it has to name {documents}"),
+        ({"assessment_type": "RETRIEVAL"}, "it must contain {documents}"),
         ({"assessment_name": ""}, "assessment_name must not be empty"),
     ],
 )

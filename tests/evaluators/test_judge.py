@@ -109,7 +109,7 @@ def test_a_judge_is_data_without_its_key_and_is_made_again_from_it(monkeypatch):
 
 
 def test_a_function_is_no_data():
-    with pytest.raises(ValueError, match="cannot be serialized"):
+    with pytest.raises(ValueError, match="which is no plain value"):
         get_evaluator("relevance_to_query", judge=scripted("a")).to_dict()
 
 
@@ -148,21 +148,21 @@ def test_equal_judges_are_equal_and_can_be_pickled():
         ({"model": "m", "base_url": "http://h/v1?key=3"}, "without what follows"),
         ({"model": "m", "base_url": "http://h/v1/chat/completions"}, "ends before /chat/completions"),
         ({"model": "m", "temperature": 3}, "temperature must be a number >= 0 and <= 2, got 3"),
-        ({"model": "m", "temperature": float("nan")}, "temperature is a number"),
-        ({"model": "m", "seed": 1.5}, "seed is a whole number, not 1.5"),
+        ({"model": "m", "temperature": float("nan")}, "temperature must be a number"),
+        ({"model": "m", "seed": 1.5}, "seed must be an integer, got 1.5"),
         ({"model": "m", "max_tokens": 0}, "max_tokens must be an integer >= 1"),
-        ({"model": "m", "concurrency": True}, "concurrency is a whole number"),
+        ({"model": "m", "concurrency": True}, "concurrency must be an integer"),
         ({"model": "m", "deadline": 0}, "deadline must be a number > 0"),
-        ({"model": "m", "max_age": -1}, "max_age is a number"),
+        ({"model": "m", "max_age": -1}, "max_age must be a number"),
         ({"model": "m", "price": (1,)}, "price must be US dollars per million tokens"),
         ({"model": "m", "price": ("1", "2")}, "price must be US dollars"),
         ({"model": "m", "price": 3}, "price must be US dollars"),
-        ({"model": "m", "max_calls": 1.0}, "max_calls is a whole number"),
-        ({"model": "m", "max_usd": float("inf")}, "max_usd is a number"),
+        ({"model": "m", "max_calls": 1.0}, "max_calls must be an integer"),
+        ({"model": "m", "max_usd": float("inf")}, "max_usd must be a number"),
         ({"model": "m", "cache": 3}, "cache must be True, False, None or a path"),
         ({"model": "m", "api_key": 3}, "api_key is a text"),
-        ({"model": "m", "max_usd": 1}, "nobody knows what 'm' costs; give price="),
-        ({"model": "m", "modle": "x"}, "unknown judge setting 'modle'; did you mean 'model'"),
+        ({"model": "m", "max_usd": 1}, "the price of 'm' is unknown; pass price="),
+        ({"model": "m", "modle": "x"}, "unknown judge setting 'modle'; expected one of: .*; did you mean 'model'"),
         ({"backend": "x"}, "unknown judge setting 'backend'"),
         ("", "judge must be the name of a model"),
         (7, "a judge must be a Judge, a model's name"),
@@ -179,14 +179,14 @@ def test_a_wrong_value_is_one_clear_error(given, told):
 def test_a_budget_in_dollars_needs_a_price():
     assert Judge(model="gpt-4o-mini", max_usd=1).prices == pytest.approx((0.15, 0.6))
     assert Judge(model="m", base_url="http://h/v1", price=(1, 2), max_usd=1).prices == (1, 2)
-    with pytest.raises(ValueError, match="nobody knows what"):
+    with pytest.raises(ValueError, match="the price of 'scripted' is unknown"):
         Judge(backend=scripted("a").backend, max_usd=1)
 
 
 def test_a_base_url_or_a_backend():
     with pytest.raises(ValueError, match="a base_url or a backend, not both"):
         Judge(backend=scripted("a").backend, base_url="http://h/v1")
-    with pytest.raises(ValueError, match="has no complete"):
+    with pytest.raises(ValueError, match="must have a method complete"):
         Judge(backend=print)
 
 

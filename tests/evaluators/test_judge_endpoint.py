@@ -394,7 +394,7 @@ def test_room_has_an_end():
         cuts = [failing(server, CutOff, max_tokens=100) for _ in range(3)]
     assert [cut.again for cut in cuts] == [True, True, False]
     assert [body["max_tokens"] for body in server.bodies] == [100, 400, 1600]
-    assert "give the judge more max_tokens" in str(cuts[-1])
+    assert "increase max_tokens" in str(cuts[-1])
     assert cuts[-1].usage.output_tokens == 5
 
 

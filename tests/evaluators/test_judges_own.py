@@ -72,8 +72,8 @@ def test_any_other_rating_is_a_parse_failure_and_no_score(rating):
         (5, "a list of labels"),
         ((1, "two"), "all texts or all integers"),
         ((1.5, 2.5), "a text or an integer"),
-        ({"a": 1, "b": "x"}, "what each label is worth, or what each means"),
-        ({"a": float("nan"), "b": 1}, "what each label is worth"),
+        ({"a": 1, "b": "x"}, "must be all scores or all meanings"),
+        ({"a": float("nan"), "b": 1}, "must be all scores"),
         ((" ", "b"), "a text or an integer"),
     ],
 )
@@ -169,7 +169,7 @@ def test_examples_are_shown_before_the_question():
     [
         (
             {**SHOT, "output": "x"},
-            "example 2 has the unknown column 'output'; did you mean 'outputs'.*expected one of: outputs, rationale",
+            "example 2 has the unknown column 'output'; expected one of: outputs, rationale.*did you mean 'outputs'",
         ),
         ({"outputs": "x", "rating": "no"}, "example 2 lacks rationale"),
         ({"rationale": "x", "rating": "no"}, "example 2 lacks outputs"),
@@ -203,7 +203,7 @@ def test_a_definition_holds_no_key():
 
 
 def test_a_definition_with_a_function_as_its_judge_is_told_to_be_none():
-    with pytest.raises(ValueError, match="cannot be serialized"):
+    with pytest.raises(ValueError, match="which is no plain value"):
         judge("polite", POLITE, judge=says("yes")).to_dict()
 
 

@@ -85,5 +85,5 @@ def test_its_version_is_that_of_its_members() -> None:
 def test_only_judges_can_be_sampled() -> None:
     with pytest.raises(ValueError, match="samples=3 needs members with a judge"):
         panel(lambda outputs: True, samples=3)
-    with pytest.raises(ValueError, match="at least one sample"):
+    with pytest.raises(ValueError, match="at least one member and samples >= 1"):
         panel()

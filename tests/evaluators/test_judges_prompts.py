@@ -118,7 +118,10 @@ def test_a_file_that_is_not_there_is_told_when_the_evaluator_is_made(tmp_path):
 def test_prompts_are_given_by_their_ids_too():
     own = get_evaluator("relevance_to_query", prompt={"relevance_to_query": "{outputs}"})
     assert own.function.prompts[0].text == "{outputs}"
-    with pytest.raises(ValueError, match="no prompt 'relevance'; did you mean 'relevance_to_query'"):
+    with pytest.raises(
+        ValueError,
+        match="unknown prompt 'relevance'; expected one of: relevance_to_query; did you mean 'relevance_to_query'",
+    ):
         get_evaluator("relevance_to_query", prompt={"relevance": "{outputs}"})
 
 

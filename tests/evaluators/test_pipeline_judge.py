@@ -57,7 +57,7 @@ def test_what_is_outside_the_scale_is_a_parse_failure(said):
 
 
 def test_the_same_prompt_with_another_range_is_refused():
-    with pytest.raises(ValueError, match="another range needs a prompt of its own"):
+    with pytest.raises(ValueError, match="another range needs prompt="):
         get_evaluator("pipeline_judge", judge=scripted(GOOD), maximum=10)
     with pytest.raises(ValueError, match="maximum must exceed minimum"):
         get_evaluator("pipeline_judge", judge=scripted(GOOD), prompt="{{answer}}", minimum=5)

@@ -115,7 +115,10 @@ def test_nothing_passes_or_fails_until_a_threshold_is_given():
 
 
 def test_another_model_needs_a_similarity_of_its_own():
-    with pytest.raises(ValueError, match=r"0\.6 is that of all-MiniLM-L6-v2; say from which cosine of 'letters'"):
+    with pytest.raises(
+        ValueError,
+        match=r"0\.6, is only valid for all-MiniLM-L6-v2; pass the minimum cosine of two equal steps for 'letters'",
+    ):
         get_evaluator("step_alignment", model=letters)
     with pytest.raises(ValueError, match="similarity must be from -1 to 1, got 2"):
         get_evaluator("step_alignment", similarity=2)

@@ -133,7 +133,7 @@ class JudgeEvaluator:
         known = (self.PROMPT, *self.FURTHER)
         for id in self.prompt:
             if id not in known:
-                raise ValueError(f"unknown prompt {id!r}{did_you_mean(id, known)}; expected one of: {', '.join(known)}")
+                raise ValueError(f"unknown prompt {id!r}; expected one of: {', '.join(known)}{did_you_mean(id, known)}")
         return self.prompt
 
     def _plain_prompt(self, given: Any) -> Any:

@@ -445,7 +445,9 @@ async def embed_texts(embed: EmbedFunction, texts: Sequence[str]) -> list[list[f
         except (TypeError, ValueError) as error:
             raise ValueError(f"embed returned {row!r:.100} as a vector; {EMBED_HELP}") from error
         if not vector or not all(map(math.isfinite, vector)):
-            raise ValueError(f"embed returned a vector with numbers that are not finite: {vector!r:.100}")
+            raise ValueError(
+                f"embed returned a vector of {len(vector)} numbers, {vector!r:.100}; it must be finite and not empty"
+            )
         vectors.append(vector)
     if len({len(vector) for vector in vectors}) > 1:
         raise ValueError(f"embed returned vectors of different lengths: {sorted({len(vector) for vector in vectors})}")

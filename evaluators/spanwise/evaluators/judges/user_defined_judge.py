@@ -195,7 +195,7 @@ def _check_example(number: int, row: Any, columns: Sequence[str]) -> None:
         if name not in columns:
             hint = did_you_mean(str(name), columns)
             raise ValueError(
-                f"example {number} has the unknown column {name!r}{hint}; expected one of: {', '.join(columns)}"
+                f"example {number} has the unknown column {name!r}; expected one of: {', '.join(columns)}{hint}"
             )
     if missing := [name for name in columns if row.get(name) is None]:
         raise ValueError(f"example {number} lacks {', '.join(missing)}; it has {', '.join(columns)}")

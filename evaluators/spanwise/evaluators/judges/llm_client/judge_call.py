@@ -104,7 +104,7 @@ def make_judge(given: Any = None) -> Judge:
         for name in given:
             if name not in known:
                 raise ValueError(
-                    f"unknown judge setting {name!r}{did_you_mean(str(name), known)}; expected one of: {', '.join(known)}"
+                    f"unknown judge setting {name!r}; expected one of: {', '.join(known)}{did_you_mean(str(name), known)}"
                 )
         return Judge(**given)
     return Judge(backend=make_backend(given))
