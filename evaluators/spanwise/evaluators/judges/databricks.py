@@ -342,8 +342,7 @@ def number_guidelines(guidelines: Any) -> str | None:
     """
     if isinstance(guidelines, str):
         return guidelines.strip() or None
-    listed = list(_iterate_guidelines(guidelines))
-    return "\n".join(f"{place}. {text}" for place, text in enumerate(listed, 1)) or None
+    return "\n".join(f"{place}. {text}" for place, text in enumerate(_iterate_guidelines(guidelines), 1)) or None
 
 
 def _iterate_guidelines(guidelines: Any, name: str = "") -> Iterator[str]:

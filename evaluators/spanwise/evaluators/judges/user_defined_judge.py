@@ -173,29 +173,24 @@ REPLY_COLUMNS = ("rationale", "rating")  # columns of an example that form the r
 
 def make_shots(examples: Iterable[Any], asked: Sequence[str], scale: Scale) -> tuple[Shot, ...]:
     """Return the examples as few-shot turns. Raises `ValueError`, which names the unknown or missing column."""
-    return tuple(_make_shot(number, row, asked, scale) for number, row in enumerate(examples, 1))
-
-
-def _make_shot(number: int, row: Any, asked: Sequence[str], scale: Scale) -> Shot:
-    _check_example(number, row, (*asked, *REPLY_COLUMNS))
-    label = scale.label_of(restore_boolean_label(row["rating"]))
-    if label is None:
-        known = ", ".join(map(repr, scale.labels))
-        raise ValueError(f"example {number} has the rating {row['rating']!r:.100}, which is none of {known}")
-    if not isinstance(row["rationale"], str) or not row["rationale"].strip():
-        raise ValueError(f"example {number} has no rationale: a judge would learn to give none")
-    reply = orjson.dumps({"rationale": neutralize(row["rationale"]), "rating": label}).decode()
-    return Shot(tuple((name, render_value(row[name])) for name in asked), reply)
-
-
-def _check_example(number: int, row: Any, columns: Sequence[str]) -> None:
-    if not isinstance(row, Mapping):
-        raise ValueError(f"example {number} must be a dict with {', '.join(columns)}, got {row!r:.200}")
-    for name in row:
-        if name not in columns:
-            hint = did_you_mean(str(name), columns)
-            raise ValueError(
-                f"example {number} has the unknown column {name!r}; expected one of: {', '.join(columns)}{hint}"
-            )
-    if missing := [name for name in columns if row.get(name) is None]:
-        raise ValueError(f"example {number} lacks {', '.join(missing)}; it has {', '.join(columns)}")
+    columns = (*asked, *REPLY_COLUMNS)
+    expected = ", ".join(columns)
+    shots = []
+    for number, row in enumerate(examples, 1):
+        if not isinstance(row, Mapping):
+            raise ValueError(f"example {number} must be a dict with {expected}, got {row!r:.200}")
+        for name in row:
+            if name not in columns:
+                hint = did_you_mean(str(name), columns)
+                raise ValueError(f"example {number} has the unknown column {name!r}; expected one of: {expected}{hint}")
+        if missing := [name for name in columns if row.get(name) is None]:
+            raise ValueError(f"example {number} lacks {', '.join(missing)}; it needs {expected}")
+        label = scale.label_of(restore_boolean_label(row["rating"]))
+        if label is None:
+            labels = ", ".join(map(repr, scale.labels))
+            raise ValueError(f"example {number} has the rating {row['rating']!r:.100}, which is none of {labels}")
+        if not isinstance(row["rationale"], str) or not row["rationale"].strip():
+            raise ValueError(f"example {number} has no rationale: a judge would learn to give none")
+        reply = orjson.dumps({"rationale": neutralize(row["rationale"]), "rating": label}).decode()
+        shots.append(Shot(tuple((name, render_value(row[name])) for name in asked), reply))
+    return tuple(shots)

@@ -199,7 +199,9 @@ class CaseScorer:
     """
 
     def __init__(self, evaluators: Sequence[Evaluator], batch_size: int = 32) -> None:
-        self._batchers = {judge.key: CaseBatcher(judge, batch_size) for judge in evaluators if is_batch(judge)}
+        self._batchers = {
+            judge.key: CaseBatcher(judge, batch_size) for judge in evaluators if isinstance(judge.function, Batch)
+        }
         self._plain = tuple(judge for judge in evaluators if judge.plain)
         self._others = tuple(judge for judge in evaluators if not judge.plain)
         self.has_later = bool(self._others)
@@ -293,11 +295,6 @@ class WaitingCase(NamedTuple):
     outcome: FeedbackFuture
 
 
-def is_batch(evaluator: Evaluator) -> bool:
-    """Return whether the evaluator scores cases in batches."""
-    return isinstance(evaluator.function, Batch)
-
-
 class CaseBatcher:
     """Batches of cases for one evaluator: up to `size` cases, or those that arrive within `IDLE_S` seconds."""
 
@@ -332,7 +329,7 @@ class CaseBatcher:
         async with self._batch_lock:
             batch, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
             if batch:
-                await self._settle(batch)
+                await self._score_batch(batch)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Start the next batch if cases wait, also after a batch that was cancelled."""
@@ -341,7 +338,7 @@ class CaseBatcher:
         if self._waiting and not self._running and self._timer is None:
             self._start()
 
-    async def _settle(self, batch: Sequence[WaitingCase]) -> None:
+    async def _score_batch(self, batch: Sequence[WaitingCase]) -> None:
         """Set the outcome of every case of a batch, also if scoring fails. Otherwise the callers would wait forever."""
         cases, targets, outcomes = zip(*batch, strict=True)
         try:

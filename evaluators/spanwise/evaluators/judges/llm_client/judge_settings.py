@@ -45,8 +45,11 @@ class JudgeSettings:
 
     def __post_init__(self) -> None:
         _check_fields(self)
-        for name, value in (_read_backend if self.backend else _read_environment)(self).items():
-            object.__setattr__(self, name, value)
+        if self.backend:
+            _check_backend(self)
+            object.__setattr__(self, "model", self.model or self.backend.model)
+        else:
+            _read_environment(self)
         if self.price is not None:
             object.__setattr__(self, "price", tuple(self.price))
         object.__setattr__(self, "budget", make_budget(self.max_usd, self.max_calls, self.budget))
@@ -153,7 +156,8 @@ def _check_fields(judge: JudgeSettings) -> None:
         raise ValueError(f"cache must be True, False, None or a path, got {judge.cache!r}")
 
 
-def _read_environment(judge: JudgeSettings) -> dict[str, Any]:
+def _read_environment(judge: JudgeSettings) -> None:
+    """Set model, address and key that were not given."""
     openai_url = first_variable("OPENAI_BASE_URL") or OPENAI_URL
     judge_url = first_variable("SPANWISE_JUDGE_URL") or openai_url
     url = _check_base_url(judge.base_url or judge_url)
@@ -164,24 +168,21 @@ def _read_environment(judge: JudgeSettings) -> dict[str, Any]:
         api_key = check_key(first_variable("SPANWISE_JUDGE_KEY", "OPENAI_API_KEY"))
     elif not api_key and url == _check_base_url(openai_url):
         api_key = check_key(first_variable("OPENAI_API_KEY"))
-    return {
-        "model": judge.model or first_variable("SPANWISE_JUDGE") or "",
-        "base_url": url,
-        "api_key": api_key,
-    }
+    object.__setattr__(judge, "model", judge.model or first_variable("SPANWISE_JUDGE") or "")
+    object.__setattr__(judge, "base_url", url)
+    object.__setattr__(judge, "api_key", api_key)
 
 
 def _check_base_url(url: Any) -> str:
     return check_address(url, "base_url (or SPANWISE_JUDGE_URL, OPENAI_BASE_URL)")
 
 
-def _read_backend(judge: JudgeSettings) -> dict[str, Any]:
+def _check_backend(judge: JudgeSettings) -> None:
     backend = judge.backend
-    if backend is None or not callable(getattr(backend, "complete", None)):
+    if not callable(getattr(backend, "complete", None)):
         raise ValueError(f"backend must have a method complete(ask), got {backend!r:.200}; pass functions as judge=")
     if judge.base_url is not None:
         raise ValueError(f"a judge has a base_url or a backend, not both: {judge.base_url!r} and {backend!r:.200}")
-    return {"model": judge.model or backend.model}
 
 
 def check_text(name: str, value: Any, *, empty: bool = False) -> str:
