@@ -15,8 +15,8 @@ Modules, in the order in which data flows:
   probabilities.
 - `user_defined_judge`: User-defined judges: `judge(name, prompt, scale)`, with few-shot examples.
 - `judge_panel`: Judge panels: scores of several judges or samples, their agreement and the combined result.
-- `claims`: Claims: splitting a text into statements, and verdicts on statements.
-- `rag_metrics`: Components of the RAGAS metrics, their base class, and similarity by embeddings.
+- `rag_metrics`: Components of the RAGAS metrics: statements and verdicts, scores, their base class, similarity by
+  embeddings.
 - `ragas`: RAGAS evaluators: faithfulness, answer correctness and relevancy, context precision and recall.
 - `databricks`: Databricks judges: correctness, groundedness, relevance, guidelines, safety, context
   sufficiency, chunks.

@@ -17,24 +17,23 @@ from spanwise.evaluators.interface import Metric, Skip, register_builtin
 from spanwise.evaluators.interface.evaluator_spec import FAIR, OUTCOMES, PRIVACY, SAFE, VALID
 from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_judge, use_arguments
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
-from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure
+from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure, make_object_schema
 from spanwise.evaluators.judges.llm_client.judge_call import make_judge
 from spanwise.evaluators.judges.prompt_templates import Prompt
 from spanwise.evaluators.judges.ratings import YES_NO_SCHEMA, get_rationale, make_scale
 from spanwise.evaluators.judges.user_defined_judge import make_signature
 
 YES_NO_SCALE = make_scale(("yes", "no"))
-QUESTION_RATING_SCHEMA: Mapping[str, JSON] = {  # the rating of the question comes first, and does not affect the result
-    "type": "object",
-    "properties": {
+_YES_NO: JSON = {"type": "string", "enum": ["yes", "no"]}
+# the rating of the question comes first, and does not affect the result
+QUESTION_RATING_SCHEMA = make_object_schema(
+    {
         "question_rationale": {"type": "string"},
-        "question_rating": {"type": "string", "enum": ["yes", "no"]},
+        "question_rating": _YES_NO,
         "rationale": {"type": "string"},
-        "rating": {"type": "string", "enum": ["yes", "no"]},
-    },
-    "required": ["question_rationale", "question_rating", "rationale", "rating"],
-    "additionalProperties": False,
-}
+        "rating": _YES_NO,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +128,13 @@ def _make_rows(id: str, answer: BooleanVerdict, context: BooleanVerdict | None =
 TRUE_FALSE_SCALE = make_scale(("true", "false"))
 _TRUE_FALSE_WORD = re.compile(r"\W*(?:rating)?\W*(true|false)\W*", re.IGNORECASE)
 AGENT_DEADLINE = 600.0  # seconds; long, because an agent makes many calls
-FACT_CHECK_SCHEMA: Mapping[str, JSON] = {
-    "type": "object",
-    "properties": {
+FACT_CHECK_SCHEMA = make_object_schema(
+    {
         "answer": {"type": "string"},
         "evaluation_summary": {"type": "string"},
         "evaluation_score": {"type": "number", "minimum": 0, "maximum": 1},
-    },
-    "required": ["answer", "evaluation_summary", "evaluation_score"],
-    "additionalProperties": False,
-}
+    }
+)
 
 
 @register_judge(

@@ -12,7 +12,7 @@ from spanwise.collector.records import JSON, Case
 from spanwise.evaluators.interface.evaluator_spec import SOUNDNESS, TRANSPARENT, VALID
 from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_judge
 from spanwise.evaluators.judges.judgement import Judgement
-from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure
+from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure, make_object_schema
 from spanwise.evaluators.judges.ratings import check_chunks
 
 # in JSON without line breaks, a brace before one of these is part of a string, not the start of an object
@@ -55,7 +55,7 @@ class FewShotTask:
         """Return the schema of a reply: the outputs, each with the type that it has in the examples."""
         given = [one["outputs"] for one in self.examples]
         columns = {name: [row[name] for row in given if name in row] for name in self.outputs}
-        return _make_object_schema({name: _infer_schema(values) for name, values in columns.items()})
+        return make_object_schema({name: _infer_schema(values) for name, values in columns.items()})
 
 
 def _escape_json(value: Any) -> str:
@@ -79,19 +79,10 @@ def _infer_schema(values: Sequence[Any]) -> dict[str, JSON]:
         return {"type": "array", "items": _infer_schema([member for value in values for member in value])}
     if kinds == {dict}:
         names = dict.fromkeys(name for value in values for name in value)
-        return _make_object_schema(
+        return make_object_schema(
             {name: _infer_schema([value[name] for value in values if name in value]) for name in names}
         )
     return _ANY_VALUE_SCHEMA
-
-
-def _make_object_schema(properties: Mapping[str, JSON]) -> dict[str, JSON]:
-    return {
-        "type": "object",
-        "properties": dict(properties),
-        "required": list(properties),
-        "additionalProperties": False,
-    }
 
 
 CONTEXT_RELEVANCE_TASK = FewShotTask(

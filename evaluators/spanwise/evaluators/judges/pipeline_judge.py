@@ -12,7 +12,7 @@ from spanwise.collector.records import JSON, Case
 from spanwise.evaluators.interface import Metric, Skip, Unjudged
 from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_judge
 from spanwise.evaluators.judges.judgement import Judgement
-from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure
+from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure, make_object_schema
 from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS
 from spanwise.evaluators.judges.prompt_values import render_value, render_values
 from spanwise.evaluators.judges.ratings import make_scale
@@ -85,13 +85,8 @@ class PipelineJudge(JudgeEvaluator):
 
     def _schema(self) -> dict[str, JSON]:
         """Return the schema of a reply, in which the reasoning precedes the score."""
-        score = {"type": "integer", "enum": list(range(self.minimum, self.maximum + 1))}
-        return {
-            "type": "object",
-            "properties": {"reasoning": {"type": "string"}, "score": score},
-            "required": ["reasoning", "score"],
-            "additionalProperties": False,
-        }
+        score: JSON = {"type": "integer", "enum": list(range(self.minimum, self.maximum + 1))}
+        return make_object_schema({"reasoning": {"type": "string"}, "score": score})
 
     def _identity(self) -> list[Any]:
         return [*JudgeEvaluator._identity(self), self.minimum, self.maximum]

@@ -12,7 +12,6 @@ from spanwise.collector.records import Case, Document
 from spanwise.evaluators.interface import Metric, Skip, Unjudged
 from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
 from spanwise.evaluators.judges import rag_metrics
-from spanwise.evaluators.judges.claims import StatementVerdict
 from spanwise.evaluators.judges.judge_evaluator import register_judge
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
 from spanwise.evaluators.judges.rag_metrics import (
@@ -20,6 +19,7 @@ from spanwise.evaluators.judges.rag_metrics import (
     EmbedFunction,
     MultiPromptJudge,
     RagCase,
+    StatementVerdict,
     check_embedder,
     compute_similarities,
     get_embedder_identity,

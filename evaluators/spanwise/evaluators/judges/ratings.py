@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from spanwise.collector.records import JSON, Case, Document
 from spanwise.evaluators.interface import Metric, Skip, Unjudged
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
-from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure, Token
+from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure, Token, make_object_schema
 from spanwise.evaluators.judges.llm_client.judge_call import Judge
 from spanwise.evaluators.judges.prompt_templates import Prompt
 from spanwise.evaluators.judges.prompt_values import render_values
@@ -27,12 +27,7 @@ def make_rating_schema(labels: Sequence[Label]) -> dict[str, JSON]:
     its reasons first.
     """
     kind = "integer" if all(isinstance(label, int) for label in labels) else "string"
-    return {
-        "type": "object",
-        "properties": {"rationale": {"type": "string"}, "rating": {"type": kind, "enum": list(labels)}},
-        "required": ["rationale", "rating"],
-        "additionalProperties": False,
-    }
+    return make_object_schema({"rationale": {"type": "string"}, "rating": {"type": kind, "enum": list(labels)}})
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from spanwise.collector.records import JSON, Case, Document
+from spanwise.collector.records import Case, Document
 from spanwise.evaluators.builtin.case_text import extract_text
 from spanwise.evaluators.builtin.text_segmentation import Splitter, extract_steps, split_text
 from spanwise.evaluators.interface import Metric, register_builtin, run_in_thread
 from spanwise.evaluators.interface.evaluator_spec import SOUNDNESS, TRANSPARENT, VALID
-from spanwise.evaluators.judges.claims import read_text_list
 from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
+from spanwise.evaluators.judges.llm_client.chat_completions import make_object_schema
+from spanwise.evaluators.judges.rag_metrics import read_text_list
 from spanwise.evaluators.models.batched_evaluator import EmbeddingEvaluator, EmbeddingSteps
 from spanwise.evaluators.models.embedding_model import Embedder, embedder
 from spanwise.evaluators.models.model_resolution import DEFAULT
@@ -25,12 +26,7 @@ EVALUATOR_ID = "step_alignment"
 DEFAULT_SIMILARITY = 0.6  # for all-MiniLM-L6-v2: paraphrases of a step had 0.63 to 0.94, other steps 0.53 at most
 _COUNT_RANGE = (0.0, float("inf"))
 _EDIT_METRICS = ("edits", "insertions", "deletions", "mismatches")
-_STEPS_SCHEMA: Mapping[str, JSON] = {
-    "type": "object",
-    "properties": {"steps": {"type": "array", "items": {"type": "string"}}},
-    "required": ["steps"],
-    "additionalProperties": False,
-}
+_STEPS_SCHEMA = make_object_schema({"steps": {"type": "array", "items": {"type": "string"}}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,6 +175,16 @@ def join_messages(messages: Iterable[Message]) -> str:
     )
 
 
+def make_object_schema(properties: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Return the schema of an object that has exactly these properties, in this order."""
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
 def add_schema_instruction(messages: Sequence[Message], schema: Mapping[str, JSON]) -> tuple[Message, ...]:
     """Append an instruction with the schema to the messages, for endpoints and functions without schema support."""
     schema_text = orjson.dumps(schema).decode()
