@@ -318,3 +318,9 @@ def test_a_graded_score_is_weighted_by_how_likely_each_rating_was():
     reply = Completion(text='{"rationale": "r", "rating": 4}', logprobs=tokens)
     [said] = score(judge("tone", POLITE, range(1, 6), judge=scripted(reply), logprobs=True), outputs="x")
     assert (round(said.score, 2), said.label, said.metadata["probabilities"].keys()) == (4.5, "4", {"4", "5"})
+
+
+def test_a_placeholder_may_have_the_name_of_a_parameter():
+    own = judge("kept", "{prompt} {own}", judge=says("yes"), map={"prompt": "inputs.p", "own": "inputs.o"})
+    [row] = score(own, inputs={"p": "first", "o": "second"})
+    assert row.score is True

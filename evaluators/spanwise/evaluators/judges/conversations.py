@@ -60,7 +60,7 @@ class ToolChoice(JudgeEvaluator):
     tools: Sequence[Any] = ()
 
     async def __call__(self, case: Case, inputs: Any, trace: Trace) -> dict[str, Any]:
-        values = self._values(case, tools=render_value(self.tools) if self.tools else "(not said)")
+        values = self._values(case, {"tools": render_value(self.tools) if self.tools else "(not said)"})
         return await ask_yes_no(self.PROMPT, self._judge, self._prompt, case, values)
 
     def _identity(self) -> list[Any]:
@@ -77,7 +77,7 @@ class ConversationJudge(JudgeEvaluator):
         spoken = read_full_conversation(case)
         if not spoken:
             raise Skip("needs history; the case has none, nor has it inputs")
-        values = self._values(case, history=format_messages(spoken))
+        values = self._values(case, {"history": format_messages(spoken)})
         return await ask_yes_no(self.PROMPT, self._judge, self._prompt, case, values)
 
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from spanwise.collector.records import Case
@@ -35,19 +36,21 @@ class DatabricksJudge(JudgeEvaluator):
     OPTIONAL: ClassVar[Mapping[str, str]] = {"inputs": "(not given)"}
     IN_PARTS: ClassVar[bool] = False  # True if each part of a long answer must pass
 
-    async def _ask(self, key: str, case: Case, **own: str) -> dict[str, Any]:
+    async def _ask(self, key: str, case: Case, own: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
         """Ask the question and return the feedback. `own` are the texts of placeholders that the case does not fill."""
         ask = ask_yes_no_in_parts if self.IN_PARTS else ask_yes_no
-        return await ask(key, self._judge, self._prompt, case, self._values(case, **own))
+        return await ask(key, self._judge, self._prompt, case, self._values(case, own))
 
     async def _ask_per_chunk(self, key: str, case: Case) -> dict[str, Any]:
         """Ask the question about each chunk, and return the share of yes."""
-        values = self._values(case, **dict.fromkeys(CHUNK_PLACEHOLDERS, ""))
+        values = self._values(case, dict.fromkeys(CHUNK_PLACEHOLDERS, ""))
         if case.documents is None:
             raise Skip(explain_missing_fields(["documents"], case))
         return await rate_chunks(key, self._judge, self._prompt, case, case.documents, values)
 
-    def _values(self, case: Case, prompt: Prompt | None = None, **own: str) -> dict[str, str]:
+    def _values(
+        self, case: Case, own: Mapping[str, str] = MappingProxyType({}), prompt: Prompt | None = None
+    ) -> dict[str, str]:
         asked = (prompt or self._prompt).asked
         fields = {name: DATABRICKS_COLUMNS.get(name, name) for name in asked if name not in own}
         texts = render_values(case, dict.fromkeys(fields.values()), optional=self.OPTIONAL)
@@ -141,7 +144,7 @@ class _GuidelineJudge(DatabricksJudge):
         """Ask whether the answer adheres to the guidelines, and return the feedback under `key`. Raises `Skip` if there
         are no guidelines.
         """
-        return {"key": key, **await self._ask(key, case, guidelines=require_guidelines(case, guidelines))}
+        return {"key": key, **await self._ask(key, case, {"guidelines": require_guidelines(case, guidelines)})}
 
     def _identity(self) -> list[Any]:
         return [*JudgeEvaluator._identity(self), number_guidelines(self.global_guidelines)]

@@ -88,7 +88,7 @@ class BooleanJudge(JudgeEvaluator):
 
     def _context_question(self, case: Case, context: str) -> BooleanQuestion:
         """Return the question about the answer, with the context in place of the answer."""
-        return self._prompt, self._values(case, outputs=context)
+        return self._prompt, self._values(case, {"outputs": context})
 
     async def _judge_text(self, judgement: Judgement, prompt: Prompt, values: Mapping[str, str]) -> BooleanVerdict:
         """Return the verdict on a text, or on the first part of a long text that fails."""
@@ -244,7 +244,7 @@ class SummarizationJudge(BooleanJudge):
 
     def _context_question(self, case: Case, context: str) -> BooleanQuestion:
         prompt = self._more["summarization_context"]
-        return prompt, self._values(case, prompt, documents=context)
+        return prompt, self._values(case, {"documents": context}, prompt)
 
 
 @register_judge(

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import orjson
@@ -102,7 +103,9 @@ class JudgeEvaluator:
             kept["judge"] = export_judge(self._judge, kept["judge"])
         return kept
 
-    def _values(self, case: Case, prompt: Prompt | None = None, **own: str) -> dict[str, str]:
+    def _values(
+        self, case: Case, own: Mapping[str, str] = MappingProxyType({}), prompt: Prompt | None = None
+    ) -> dict[str, str]:
         """Return the text for each placeholder of a prompt: one of `own`, else the field of the case. Raises `Skip` for a
         missing field.
         """
@@ -168,7 +171,7 @@ def register_judge(
     )
 
     def decorate(cls: C) -> C:
-        cls.__call__ = use_arguments(cls.__call__)  # type: ignore[operator]
+        cls.__call__ = use_arguments(cls.__call__)  # type: ignore[method-assign]
         return register(cls)
 
     return decorate

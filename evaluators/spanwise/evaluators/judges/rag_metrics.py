@@ -34,7 +34,6 @@ STATEMENTS_SCHEMA = make_object_schema({"statements": _TEXTS})
 VERDICT_SCHEMA = make_object_schema({"reason": {"type": "string"}, "verdict": _YES_NO})
 QUESTION_SCHEMA = make_object_schema({"question": {"type": "string"}, "noncommittal": _YES_NO})
 SENTENCES_SCHEMA = make_object_schema({"reason": {"type": "string"}, "sentences": _TEXTS})
-ValuesFunction: TypeAlias = Callable[[str], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,40 +59,6 @@ class StatementVerdict:
         """Return the verdict as a dict of truncated texts, for the metadata of the feedback."""
         texts = {"statement": self.statement, "verdict": "yes" if self.holds else "no", "reason": self.reason}
         return {name: to_one_line(text, MAX_METADATA_LENGTH) for name, text in texts.items()}
-
-
-async def extract_statements(
-    judgement: Judgement, prompt: Prompt, values: ValuesFunction, text: str, most: int
-) -> Statements:
-    """Ask the judge to split a text into statements. A blank text has no statements, and the judge is not called.
-
-    The function `values` maps a portion of the text to the values of the prompt's placeholders. A long text is
-    split into portions, with one question each. At most `most` sentences and `most` statements are used. Raises
-    `ParseFailure` and the other errors of `Judgement.ask`.
-    """
-    sentences = split_bounded_sentences(text)
-    portions = split_portions(text, sentences[:most])
-    asked = (judgement.ask(prompt, values(portion), STATEMENTS_SCHEMA) for portion in portions)
-    found = [text for answer in await gather_or_cancel(asked) for text in read_text_list(answer, "statements")]
-    left_out = None
-    if len(sentences) > most or len(found) > most:
-        left_out = f"only the beginning was judged, {min(most, len(found))} statements"
-        judgement.leave_out("sentences", sum(map(len, sentences[most:])) or sum(map(len, found[most:])))
-    return Statements(tuple(found[:most]), left_out)
-
-
-async def judge_statements(
-    judgement: Judgement, prompt: Prompt, statements: Sequence[str], values: ValuesFunction
-) -> list[StatementVerdict]:
-    """Ask the judge for a verdict on every statement. Return the verdicts in the order of the statements.
-
-    The function `values` maps a numbered list of statements to the values of the prompt's placeholders. The
-    numbers are part of the schema, so a reply with missing, extra or duplicate numbers is invalid. Raises
-    `ParseFailure` and the other errors of `Judgement.ask`.
-    """
-    batches = [statements[start : start + BATCH_SIZE] for start in range(0, len(statements), BATCH_SIZE)]
-    asked = (_judge_batch(judgement, prompt, batch, values) for batch in batches)
-    return [verdict for batch in await gather_or_cancel(asked) for verdict in batch]
 
 
 def make_numbered_schema(count: int, item: JSON) -> dict[str, JSON]:
@@ -161,18 +126,6 @@ def to_one_line(text: str, longest: int = MAX_STATEMENT_LENGTH) -> str:
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
-async def _judge_batch(
-    judgement: Judgement, prompt: Prompt, statements: Sequence[str], values: ValuesFunction
-) -> list[StatementVerdict]:
-    listed = "\n".join(f"{number}. {statement}" for number, statement in enumerate(statements, 1))
-    answer = await judgement.ask(prompt, values(listed), make_numbered_schema(len(statements), VERDICT_SCHEMA))
-    items = read_numbered_items(answer, len(statements), "verdicts")
-    return [
-        StatementVerdict(statement, read_verdict(answer, item), to_one_line(str(item.get("reason") or "")))
-        for statement, item in zip(statements, items, strict=True)
-    ]
-
-
 def read_text_list(answer: Answer, name: str, longest: int = MAX_STATEMENT_LENGTH) -> list[str]:
     """Return the list of texts under `name` in a reply, each on one line and truncated. Raises `ParseFailure` for any
     other value.
@@ -211,7 +164,7 @@ class RagCase:
 
     def values(self, id: str, **own: str) -> dict[str, str]:
         """Return the values of a prompt's placeholders: the given ones, else those of the case."""
-        return self.evaluator._values(self.case, self.prompt(id), **own)
+        return self.evaluator._values(self.case, own, self.prompt(id))
 
     @property
     def question(self) -> str:
@@ -233,25 +186,49 @@ class RagCase:
         """Return the retrieved documents that are not blank."""
         return [document for document in self.case.documents or () if document.content.strip()]
 
-    async def statements(self, text: str) -> Statements:
-        """Return the statements of a text."""
-        return await extract_statements(
-            self.judgement,
-            self.prompt("statements"),
-            lambda portion: self.values("statements", outputs=portion),
-            text,
-            self.most,
-        )
-
-    async def verdicts(self, id: str, statements: Sequence[str], **own: str) -> list[StatementVerdict]:
-        """Return verdicts on statements, with the prompt of that id."""
-        return await judge_statements(
-            self.judgement, self.prompt(id), statements, lambda listed: self.values(id, statements=listed, **own)
-        )
-
     async def ask(self, id: str, schema: Mapping[str, JSON], **own: str) -> Answer:
         """Ask one question with the prompt of that id."""
         return await self.judgement.ask(self.prompt(id), self.values(id, **own), schema)
+
+    async def statements(self, text: str) -> Statements:
+        """Ask the judge to split a text into statements. A blank text has none, and the judge is not called.
+
+        A long text is split into portions, with one question each. At most `most` sentences and `most` statements are
+        used. Raises `ParseFailure` and the other errors of `Judgement.ask`.
+        """
+        sentences = split_bounded_sentences(text)
+        portions = split_portions(text, sentences[: self.most])
+        answers = await gather_or_cancel(
+            self.ask("statements", STATEMENTS_SCHEMA, outputs=portion) for portion in portions
+        )
+        found = [text for answer in answers for text in read_text_list(answer, "statements")]
+        left_out = None
+        if len(sentences) > self.most or len(found) > self.most:
+            left_out = f"only the beginning was judged, {min(self.most, len(found))} statements"
+            missing = sum(map(len, sentences[self.most :])) or sum(map(len, found[self.most :]))
+            self.judgement.leave_out("sentences", missing)
+        return Statements(tuple(found[: self.most]), left_out)
+
+    async def verdicts(self, id: str, statements: Sequence[str], **own: str) -> list[StatementVerdict]:
+        """Ask the judge for a verdict on every statement, with the prompt of that id. Return the verdicts in the order of
+        the statements.
+
+        The statements are numbered, and the numbers are part of the schema, so a reply with missing, extra or duplicate
+        numbers is invalid. Raises `ParseFailure` and the other errors of `Judgement.ask`.
+        """
+        batches = [statements[start : start + BATCH_SIZE] for start in range(0, len(statements), BATCH_SIZE)]
+        judged = await gather_or_cancel(self._judge_batch(id, batch, own) for batch in batches)
+        return [verdict for batch in judged for verdict in batch]
+
+    async def _judge_batch(self, id: str, statements: Sequence[str], own: Mapping[str, str]) -> list[StatementVerdict]:
+        listed = "\n".join(f"{number}. {statement}" for number, statement in enumerate(statements, 1))
+        schema = make_numbered_schema(len(statements), VERDICT_SCHEMA)
+        answer = await self.ask(id, schema, statements=listed, **own)
+        items = read_numbered_items(answer, len(statements), "verdicts")
+        return [
+            StatementVerdict(statement, read_verdict(answer, item), to_one_line(str(item.get("reason") or "")))
+            for statement, item in zip(statements, items, strict=True)
+        ]
 
 
 async def score_faithfulness(asking: RagCase) -> ComponentResult:

@@ -102,7 +102,7 @@ class UserDefinedJudge(JudgeEvaluator):
 
     async def __call__(self, case: Case, **values: Any) -> dict[str, Any]:
         others = {name: render_value(value) for name, value in values.items() if name not in Case.__dataclass_fields__}
-        texts = self._values(case, **others)
+        texts = self._values(case, others)
         return await ask_rating(self.key, self._judge, self._prompt, case, self._scale, texts, logprobs=self.logprobs)
 
     def exported(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
