@@ -6,7 +6,7 @@ The judge gets the request if there is one. Only `relevance_to_query` and `chunk
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -22,9 +22,9 @@ from spanwise.evaluators.judges.ratings import (
     CHUNK_PLACEHOLDERS,
     ask_yes_no,
     ask_yes_no_in_parts,
+    catch_outcome,
     check_chunk_prompt,
     check_chunks,
-    describe_error,
     rate_chunks,
 )
 
@@ -178,7 +178,7 @@ class GuidelineAdherence(_GuidelineJudge):
         if len(asked) == 1:
             return await self._adheres("guideline_adherence", case, guidelines)
         return await asyncio.gather(
-            *(_catch_outcome(key, self._adheres(key, case, text)) for key, text in asked.items())
+            *(catch_outcome(key, self._adheres(key, case, text)) for key, text in asked.items())
         )
 
 
@@ -322,19 +322,6 @@ class CustomJudge(DatabricksJudge):
         if self.assessment_type == "ANSWER":
             return await self._ask(self.named, case)
         return await self._ask_per_chunk(self.named, case)
-
-
-async def _catch_outcome(key: str, judging: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the feedback of a judgement. A skip or an error becomes feedback too, so that the results of the other
-    judgements are not lost.
-    """
-    try:
-        return await judging
-    except Skip as skip:
-        return {"key": key, "comment": str(skip)}
-    except Exception as error:
-        metadata, trace_id = getattr(error, "metadata", None), getattr(error, "judge_trace_id", None)
-        return {"key": key, "error": describe_error(error), "metadata": metadata, "judge_trace_id": trace_id}
 
 
 def number_guidelines(guidelines: Any) -> str | None:

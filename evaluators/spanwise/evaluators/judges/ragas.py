@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from spanwise.collector.records import Case, Document
-from spanwise.evaluators.interface import Metric, Skip, Unjudged
+from spanwise.evaluators.interface import Metric
 from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
 from spanwise.evaluators.judges import rag_metrics
 from spanwise.evaluators.judges.judge_evaluator import register_judge
@@ -26,6 +26,7 @@ from spanwise.evaluators.judges.rag_metrics import (
     make_embed_function,
     set_question_count,
 )
+from spanwise.evaluators.judges.ratings import catch_outcome
 
 
 @register_judge(
@@ -336,22 +337,17 @@ class Ragas(_EmbeddingJudge):
                 rag_metrics.score_context_precision(asking),
                 rag_metrics.score_context_recall(asking),
             )
-            asked = zip(_COMPONENTS, components, strict=True)
-            rows = await gather_or_cancel(_score_component(f"ragas_{name}", component) for name, component in asked)
+            keys = [f"ragas_{name}" for name in _COMPONENTS]
+            rows = await gather_or_cancel(
+                catch_outcome(key, _score_component(key, component))
+                for key, component in zip(keys, components, strict=True)
+            )
             mean = judgement.row(key="ragas", **_combine_components(rows))
         return [mean, *({**row, "judge_trace_id": judgement.trace_id} for row in rows)]
 
 
 async def _score_component(key: str, component: Coroutine[Any, Any, ComponentResult]) -> dict[str, Any]:
-    """Return the component's feedback. A failure becomes a row, so that the other components are not lost."""
-    try:
-        found = await component
-    except Skip as skip:
-        return {"key": key, "comment": str(skip)}
-    except Unjudged as unjudged:
-        return {"key": key, "error": str(unjudged), "metadata": dict(unjudged.metadata)}
-    except Exception as error:
-        return {"key": key, "error": f"{type(error).__name__}: {error}"}
+    found = await component
     return {"key": key, "score": found.score, "comment": found.comment, "metadata": found.metadata}
 
 

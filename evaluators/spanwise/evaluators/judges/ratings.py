@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf
 from typing import Any, TypeAlias
@@ -389,6 +389,19 @@ async def _rate_chunk(
 def describe_error(error: Exception) -> str:
     """Return the message of a failed judgement, for the metadata."""
     return str(error) if isinstance(error, Unjudged | Skip) else f"{type(error).__name__}: {error}"
+
+
+async def catch_outcome(key: str, judging: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the feedback of a judgement. A skip or an error becomes feedback too, so that the results of the other
+    judgements are not lost.
+    """
+    try:
+        return await judging
+    except Skip as skip:
+        return {"key": key, "comment": str(skip)}
+    except Exception as error:
+        metadata, trace_id = getattr(error, "metadata", None), getattr(error, "judge_trace_id", None)
+        return {"key": key, "error": describe_error(error), "metadata": metadata, "judge_trace_id": trace_id}
 
 
 def _make_no_verdict_error(verdicts: Sequence[ChunkVerdict], lists: Mapping[str, Any]) -> Exception:
