@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from spanwise.collector.errors import SpanwiseError
@@ -23,9 +23,13 @@ from spanwise.evaluators.interface import (
     compute_retry_delay,
     is_task_cancelled,
     is_transient,
-    run_in_thread,
 )
-from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache, compute_cache_key, get_cache_path
+from spanwise.evaluators.judges.llm_client.answer_cache import (
+    AnswerCache,
+    BatchedCacheAccess,
+    compute_cache_key,
+    get_cache_path,
+)
 from spanwise.evaluators.judges.llm_client.chat_completions import (
     MAX_REPLY_LENGTH,
     Answer,
@@ -51,8 +55,8 @@ from spanwise.evaluators.judges.llm_client.openai_backend import OpenAIEndpoint,
 from spanwise.evaluators.judges.llm_client.reply_parsing import ParsedReply, parse_reply
 from spanwise.tracer.suggestions import did_you_mean
 
-CacheItem = TypeVar("CacheItem")
-CacheResult = TypeVar("CacheResult")
+log = logging.getLogger("spanwise.evaluators")
+ATTEMPT_SHARE = 0.5  # share of the deadline for one attempt, so that a hang leaves time for another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,57 +139,15 @@ async def _ask_and_cache(cache: AnswerCache, key: bytes, judge: JudgeSettings, a
     if found is not None:
         return found
     answer, completion = await JudgeCall(judge, ask).answer()
-    await get_loop_singleton(("put", cache), lambda: _BatchedCacheAccess(cache.put_all)).run((key, completion))
+    await get_loop_singleton(("put", cache), lambda: BatchedCacheAccess(cache.put_all)).run((key, completion))
     return answer
 
 
 async def _read_cached(cache: AnswerCache, key: bytes, judge: JudgeSettings, ask: Ask) -> Answer | None:
-    completion = await get_loop_singleton(("get", cache), lambda: _BatchedCacheAccess(cache.get_all)).run(
+    completion = await get_loop_singleton(("get", cache), lambda: BatchedCacheAccess(cache.get_all)).run(
         (key, judge.max_age)
     )
     return _completion_to_answer(judge, ask, completion) if completion is not None else None
-
-
-class _BatchedCacheAccess(Generic[CacheItem, CacheResult]):
-    """Batched access to a cache file, one thread at a time.
-
-    All items that arrive while a batch is running form the next batch. Many concurrent questions thus need only one
-    thread and one transaction, and a locked file blocks only one thread. The function `call` returns one result per
-    item, in order.
-    """
-
-    def __init__(self, call: Callable[[list[CacheItem]], list[CacheResult]]) -> None:
-        self._call = call
-        self._waiting: list[tuple[CacheItem, asyncio.Future[CacheResult]]] = []
-        self._task: asyncio.Task[None] | None = None
-
-    async def run(self, item: CacheItem) -> CacheResult:
-        """Return the result for one item. Raises the error of its batch."""
-        future: asyncio.Future[CacheResult] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
-        if self._task is None:
-            self._task = asyncio.create_task(self._work())
-        return await future
-
-    async def _work(self) -> None:
-        try:
-            while self._waiting:
-                batch, self._waiting = self._waiting, []
-                await self._run_batch(batch)
-        finally:
-            self._task = None
-
-    async def _run_batch(self, batch: list[tuple[CacheItem, asyncio.Future[CacheResult]]]) -> None:
-        try:
-            results = await run_in_thread(lambda: self._call([item for item, _ in batch]))
-        except Exception as error:
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
-            return
-        for (_, future), result in zip(batch, results, strict=True):
-            if not future.done():  # the future is done if the question was cancelled
-                future.set_result(result)
 
 
 def _completion_to_answer(judge: JudgeSettings, ask: Ask, completion: Completion) -> Answer | None:
@@ -208,10 +170,6 @@ def _completion_to_answer(judge: JudgeSettings, ask: Ask, completion: Completion
 def make_cached_answer(answer: Answer) -> Answer:
     """Return the answer marked as cached: no calls, no cost, no usage."""
     return replace(answer, cached=True, calls=0, cost=0.0, usage=Usage())
-
-
-log = logging.getLogger("spanwise.evaluators")
-ATTEMPT_SHARE = 0.5  # share of the deadline for one attempt, so that a hang leaves time for another
 
 
 class Deadline:
