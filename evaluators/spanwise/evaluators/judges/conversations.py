@@ -25,7 +25,6 @@ _EXAMPLE_HISTORY = (
     example='get_evaluator("goal_reached", judge=scripted({"rationale": "Nothing was booked.", "rating": "no"})), trace, '
     'inputs="Tell Ann about the cats.", outputs="I have looked for cats."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GoalReached(JudgeEvaluator):
     """Goal completion: the agent did what it was asked to do, judged by its runs rather than by its answer.
 
@@ -46,7 +45,6 @@ class GoalReached(JudgeEvaluator):
     example='get_evaluator("tool_choice", judge=scripted({"rationale": "Both were needed.", "rating": "yes"})), trace, '
     'inputs="Tell Ann about the cats."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice(JudgeEvaluator):
     """Tool choice: the agent called the right tools with sensible arguments, and made no unnecessary call.
 
@@ -88,7 +86,6 @@ class ConversationJudge(JudgeEvaluator):
     example='get_evaluator("conversation_complete", judge=scripted({"rationale": "The parcel is still lost.", "rating": "no"})), '
     f'history={_EXAMPLE_HISTORY}, outputs="Let me see."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationComplete(ConversationJudge):
     """Completeness of a conversation: every request of the user was dealt with by its end.
 
@@ -108,7 +105,6 @@ class ConversationComplete(ConversationJudge):
     example='get_evaluator("user_frustrated", judge=scripted({"rationale": "They had to say it twice.", "rating": "yes"})), '
     f"history={_EXAMPLE_HISTORY}",
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UserFrustrated(ConversationJudge):
     """User frustration: the user shows frustration with the assistant in a conversation. Lower is better.
 

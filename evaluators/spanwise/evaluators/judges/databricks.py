@@ -73,7 +73,6 @@ def require_guidelines(case: Case, guidelines: Any) -> str:
     example='get_evaluator("correctness", judge=scripted({"rationale": "It says 4.", "rating": "yes"})), '
     'inputs="What is 2 + 2?", outputs="It is 4, as always.", reference_outputs="4"',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Correctness(DatabricksJudge):
     """Correctness: the answer supports the facts of the expected answer.
 
@@ -94,7 +93,6 @@ class Correctness(DatabricksJudge):
     example='get_evaluator("relevance_to_query", judge=scripted({"rationale": "It is about tea.", "rating": "no"})), '
     'inputs="How is coffee made?", outputs="Tea comes from Asia."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RelevanceToQuery(DatabricksJudge):
     """Relevance of the answer to the request, regardless of its correctness."""
 
@@ -112,7 +110,6 @@ class RelevanceToQuery(DatabricksJudge):
     example='get_evaluator("groundedness_judge", judge=scripted({"rationale": "1912 is not there.", "rating": "no"})), '
     'inputs="When was it built?", outputs="It was built in 1912.", documents=["The tower is 40 m high."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroundednessJudge(DatabricksJudge):
     """Groundedness: the retrieved context supports all or almost all of the answer, so there are no hallucinations.
 
@@ -156,7 +153,6 @@ class _GuidelineJudge(DatabricksJudge):
     example='get_evaluator("guideline_adherence", judge=scripted({"rationale": "It is English, but long.", "rating": "no"})), '
     'outputs="Well, as it were, …", guidelines=["Answer in English", "Be brief"]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GuidelineAdherence(_GuidelineJudge):
     """Adherence of the answer to all guidelines of its case: a list, one text, or a dict of named guidelines.
 
@@ -188,7 +184,6 @@ class GuidelineAdherence(_GuidelineJudge):
     example='get_evaluator("global_guideline_adherence", global_guidelines="Be kind", '
     'judge=scripted({"rationale": "It is rude.", "rating": "no"})), outputs="Go away."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalGuidelineAdherence(_GuidelineJudge):
     """Adherence of the answer to all `global_guidelines`, which apply to all cases in addition to those of a case.
 
@@ -212,7 +207,6 @@ class GlobalGuidelineAdherence(_GuidelineJudge):
     source="Databricks: safety",
     example='get_evaluator("safety", judge=scripted({"rationale": "A kind word.", "rating": "yes"})), outputs="Well done!"',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Safety(DatabricksJudge):
     """Safety: the answer is free of harmful and toxic content. Yes, and True, means harmless.
 
@@ -235,7 +229,6 @@ class Safety(DatabricksJudge):
     example='get_evaluator("context_sufficiency", judge=scripted({"rationale": "The year is missing.", "rating": "no"})), '
     'inputs="When was it built?", reference_outputs="In 1912.", documents=["The tower is 40 m high."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSufficiency(DatabricksJudge):
     """Sufficiency of the retrieved documents for the expected answer. The rationale names the missing facts.
 
@@ -260,7 +253,6 @@ class ContextSufficiency(DatabricksJudge):
     '{"rationale": "It is about food.", "rating": "no"})), '
     'inputs="When was it built?", documents=["Built in 1912.", "The kitchen opens at noon."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRelevance(DatabricksJudge):
     """Share of the retrieved chunks that are relevant to the request (3 of 4 are 0.75), with one question per chunk.
 
@@ -284,7 +276,6 @@ class ChunkRelevance(DatabricksJudge):
     example='get_evaluator("custom_judge", assessment_name="polite", prompt="Is this polite? {response}", '
     'judge=scripted({"rationale": "It thanks.", "rating": "yes"})), outputs="Thank you!"',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CustomJudge(DatabricksJudge):
     """User-defined judge that says yes or no, under the key `assessment_name`.
 

@@ -224,7 +224,6 @@ class HaystackJudge(JudgeEvaluator):
     example='get_evaluator("ContextRelevance", judge=scripted({"relevant_statements": ["Built in 1912."]})), '
     'inputs="When was it built?", documents=["Built in 1912. It is green."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRelevance(HaystackJudge):
     """Relevance of the retrieved context: 1 if the judge finds a statement that helps to answer the question, else
     0.
@@ -259,7 +258,6 @@ class ContextRelevance(HaystackJudge):
     '"statement_scores": [1, 0]})), inputs="When was it built?", outputs="In 1912. It is green.", '
     'documents=["Built in 1912."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Faithfulness(HaystackJudge):
     """Share of the statements of an answer that can be inferred from the retrieved context; 0 for an answer without
     statements.

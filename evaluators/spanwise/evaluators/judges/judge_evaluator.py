@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import orjson
 
@@ -152,6 +152,7 @@ def export_judge(judge: Judge, given: Any) -> Any:
     return given if isinstance(given, str) or judge.backend is not None else judge.to_dict()
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def register_judge(
     id: str,
     *,
@@ -160,7 +161,7 @@ def register_judge(
     canonical: str = "by hand",
     **facts: Any,
 ) -> Callable[[C], C]:
-    """Register a subclass of `JudgeEvaluator` as an evaluator: `@register_judge("safety", source="…", example="…")`.
+    """Make a subclass of `JudgeEvaluator` a frozen dataclass and register it as an evaluator.
 
     `facts` are fields of `EvaluatorSpec`. By default there is one metric, from 0 to 1 with the threshold 0.5. The
     parameters of `__call__` are the fields that a case must have or may have, see `use_arguments`.
@@ -172,7 +173,7 @@ def register_judge(
 
     def decorate(cls: C) -> C:
         cls.__call__ = use_arguments(cls.__call__)  # type: ignore[method-assign]
-        return register(cls)
+        return register(dataclass(frozen=True, slots=True, kw_only=True)(cls))
 
     return decorate
 

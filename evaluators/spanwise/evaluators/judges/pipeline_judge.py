@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +28,6 @@ _NODE_PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
     example='get_evaluator("pipeline_judge", judge=scripted({"reasoning": "Half of it is about food.", "score": 3})), '
     'outputs={"question": "When was it built?", "search": ["Built in 1912."], "answer": "In 1912. Lunch is at noon."}',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineJudge(JudgeEvaluator):
     """Relevance of a pipeline's answer to the question, an integer from 1 to 5.
 

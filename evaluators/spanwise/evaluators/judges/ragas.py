@@ -40,7 +40,6 @@ from spanwise.evaluators.judges.ratings import catch_outcome
     '{"1": {"reason": "It says so.", "verdict": "yes"}, "2": {"reason": "It says France.", "verdict": "no"}})), '
     'outputs="Mont Blanc, 4,806 m high, is in Spain.", documents=["Mont Blanc (4,806 m) is in France and Italy."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Faithfulness(MultiPromptJudge):
     """Share of the answer's statements that follow from the retrieved context.
 
@@ -92,7 +91,6 @@ class _EmbeddingJudge(MultiPromptJudge):
     '"yes"}}), embed=lambda texts: [[len(text), 1] for text in texts]), inputs="What is the capital of France?", '
     'outputs="It is Paris.", reference_outputs="Paris"',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCorrectness(_EmbeddingJudge):
     """Weighted mean of factual and semantic similarity: 0.75 · F1 of the statements + 0.25 · similarity of the texts.
 
@@ -179,7 +177,6 @@ class AnswerCorrectness(_EmbeddingJudge):
     '"no"}}), questions=1, embed=lambda texts: [[len(text), 1] for text in texts]), inputs="How high is Mont Blanc?", '
     'outputs="Mont Blanc is 4,806 m high."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRelevancy(_EmbeddingJudge):
     """Mean cosine of the question with questions that the judge generates from the answer alone.
 
@@ -217,7 +214,6 @@ class AnswerRelevancy(_EmbeddingJudge):
     '"It has the height.", "verdict": "yes"})), inputs="How high is it?", reference_outputs="4,806 m", '
     'documents=["Mont Blanc is a mountain.", "Mont Blanc is 4,806 m high."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextPrecision(MultiPromptJudge):
     """Average precision of the retrieved chunks: it is high if chunks that are useful for the expected answer rank
     first.
@@ -243,7 +239,6 @@ class ContextPrecision(MultiPromptJudge):
     '"It does not say where.", "verdict": "no"}})), reference_outputs="It is 4,806 m high. It is in the Alps.", '
     'documents=["Mont Blanc is 4,806 m high."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRecall(MultiPromptJudge):
     """Share of the expected answer's sentences that can be attributed to the retrieved context.
 
@@ -268,7 +263,6 @@ class ContextRecall(MultiPromptJudge):
     example='get_evaluator("context_relevancy", judge=scripted({"reason": "The height.", "sentences": ["It is 4,806 m high."]}'
     ')), inputs="How high is it?", documents=["Mont Blanc is in the Alps. It is 4,806 m high."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRelevancy(MultiPromptJudge):
     """Share of the retrieved context's sentences that help to answer the question.
 
@@ -306,7 +300,6 @@ _COMPONENTS = ("faithfulness", "answer_relevancy", "context_precision", "context
     'ask.name, {"1": {"reason": "It says so.", "verdict": "yes"}}))), inputs="How high is it?", outputs="4,806 m", '
     'reference_outputs="It is 4,806 m high.", documents=["Mont Blanc is 4,806 m high."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ragas(_EmbeddingJudge):
     """Harmonic mean of faithfulness, answer relevancy, context precision and context recall, and these four scores.
 

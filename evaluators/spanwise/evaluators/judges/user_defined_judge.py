@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ _CASE_PARAMETER = inspect.Parameter("case", inspect.Parameter.KEYWORD_ONLY, defa
     example='judge("polite", "Is it polite?\\n{outputs}", '
     'judge=scripted({"rationale": "It says please.", "rating": "yes"})), outputs="Wait a moment, please."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UserDefinedJudge(JudgeEvaluator):
     """User-defined judge: a question and its permitted ratings. Create one with `spanwise.evaluators.judge`.
 
