@@ -76,7 +76,15 @@ class BooleanJudge(JudgeEvaluator):
         try:
             async with Judgement(id, self._judge, case) as judgement:
                 verdicts = await gather_or_cancel(self._judge_text(judgement, *question) for question in questions)
-                rows = _make_rows(id, *verdicts)
+                answer, context = verdicts[0], verdicts[1] if len(verdicts) > 1 else None
+                comment = answer.why
+                metadata = {"rationale": answer.why, **answer.more}
+                if context is not None:
+                    metadata["context_rationale"] = context.why
+                    if not context.passes:
+                        comment = f"the context fails: {context.why}; the answer: {answer.why}"
+                context_passes = None if context is None else context.passes
+                rows = family_rows(id, answer.passes, context_passes, comment=comment, metadata=metadata)
                 rows[0] = judgement.row(**rows[0])
             trace = judgement.trace_id
         except ParseFailure as failure:
@@ -113,16 +121,6 @@ def is_blank(outputs: Any) -> bool:
         return not extract_text(outputs).strip()
     except ValueError:  # the outputs hold more than one text
         return False
-
-
-def _make_rows(id: str, answer: BooleanVerdict, context: BooleanVerdict | None = None) -> list[dict[str, Any]]:
-    metadata = {"rationale": answer.why, **answer.more}
-    comment = answer.why
-    if context is not None:
-        metadata |= {"context_rationale": context.why}
-        comment = comment if context.passes else f"the context fails: {context.why}; the answer: {answer.why}"
-    holds = None if context is None else context.passes
-    return family_rows(id, answer.passes, holds, comment=comment, metadata=metadata)
 
 
 TRUE_FALSE_SCALE = make_scale(("true", "false"))

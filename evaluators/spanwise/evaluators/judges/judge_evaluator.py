@@ -183,7 +183,6 @@ def use_arguments(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitabl
 
     `__call__` then needs its parameters only to declare the fields, and works on the case.
     """
-
     names = list(inspect.signature(call).parameters)[1:]  # without self
 
     @functools.wraps(call)

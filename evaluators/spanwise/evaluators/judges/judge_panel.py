@@ -39,12 +39,6 @@ class _SampledJudge(Judge):
         return await judge.ask(replace(ask, sample=ask.sample * of + number))
 
 
-def _make_sampled_judge(judge: Judge, number: int, of: int) -> Judge:
-    made = _SampledJudge(**{each.name: getattr(judge, each.name) for each in fields(Judge) if each.init})
-    object.__setattr__(made, "_which", (judge, number, of))
-    return made
-
-
 @dataclass(frozen=True, slots=True)
 class Panel:
     """Panel of members that judge the same case. The majority decides; grades are averaged.
@@ -139,10 +133,12 @@ def _make_samples(member: Evaluator, samples: int, temperature: float) -> list[E
             f"samples={samples} needs members with a judge; {member.key!r} has none: it is {instance!r:.200}"
         )
     warm = replace(judge, temperature=temperature)
-    return [
-        replace(member, function=replace(instance, judge=_make_sampled_judge(warm, number, samples)))
-        for number in range(samples)
-    ]
+    made = []
+    for number in range(samples):
+        sampled = _SampledJudge(**{each.name: getattr(warm, each.name) for each in fields(Judge) if each.init})
+        object.__setattr__(sampled, "_which", (warm, number, samples))
+        made.append(replace(member, function=replace(instance, judge=sampled)))
+    return made
 
 
 def _raise_no_vote(rows: Sequence[Feedback]) -> None:

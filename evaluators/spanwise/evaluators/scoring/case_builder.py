@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import fields as fields_of
 from dataclasses import replace
@@ -76,23 +76,17 @@ def final_attempt(trace: Trace) -> Trace:
     """Return the trace without its failed attempts, which `evaluate(…, retries=…)` keeps below its root run."""
     if names.ATTEMPT not in trace.root.attributes:
         return trace
-    left_out: set[str] = set()
-    for run in _runs_from_root(trace):
-        if run is not trace.root and (names.ATTEMPT in run.attributes or run.parent_id in left_out):
-            left_out.add(run.span_id)
-    return replace(trace, runs=tuple(run for run in trace.runs if run.span_id not in left_out))
-
-
-def _runs_from_root(trace: Trace) -> Iterator[Run]:
-    """Yield the runs that are connected to the root run, each parent before its children."""
-    below: dict[str | None, list[Run]] = {}
+    children: dict[str | None, list[Run]] = {}
     for run in trace.runs:
-        below.setdefault(run.parent_id, []).append(run)
-    waiting = [trace.root]
+        children.setdefault(run.parent_id, []).append(run)
+    left_out: set[str] = set()
+    waiting = [trace.root]  # visits the runs that are connected to the root, each parent before its children
     while waiting:
         run = waiting.pop()
-        yield run
-        waiting += below.pop(run.span_id, [])
+        if run is not trace.root and (names.ATTEMPT in run.attributes or run.parent_id in left_out):
+            left_out.add(run.span_id)
+        waiting += children.pop(run.span_id, [])
+    return replace(trace, runs=tuple(run for run in trace.runs if run.span_id not in left_out))
 
 
 def _trace_fields(trace: Trace | None, example: Example | None, kind: str) -> dict[str, Any]:

@@ -230,11 +230,22 @@ class Pairwise:
     ) -> Iterable[Feedback]:
         sides: Sequence[tuple[Any, Any, ComparedRuns, bool]] = ((*pair, second, False), (pair[1], pair[0], first, True))
         for row, other, against, turned in sides:
-            fields = (
-                _preference_fields(result, other, turned=turned)
-                if isinstance(result, Preference)
-                else _failure_fields(result, turned=turned)
-            )
+            # only one of the two rows has the metadata with the cost, so that the cost counts once
+            metadata = {} if turned or isinstance(result, Skip) else dict(result.metadata)
+            fields: dict[str, Any]
+            if isinstance(result, Preference):
+                verdicts = [_SWAPPED_WINNER[verdict] if turned else verdict for verdict in result.verdicts]
+                metadata["pairwise"] = {
+                    "with": other.trace.trace_id,
+                    "verdicts": verdicts,
+                    "turned": result.turned,
+                }
+                score = _WINNER_SCORES[result.winner]
+                fields = {"score": 1 - score if turned else score, "comment": result.rationales[0]}
+            elif isinstance(result, Skip):
+                fields = {"outcome": "skip", "comment": str(result)}
+            else:
+                fields = {"outcome": "error", "error": str(result)}
             yield Feedback(
                 target=Target(trace_id=row.trace.trace_id),
                 key=self.key,
@@ -242,29 +253,10 @@ class Pairwise:
                 evaluator=self.key,
                 version=self.version,
                 rule=f"against {against.name} {against.id[:8]}",
+                metadata=metadata,
+                judge_trace_id=getattr(result, "judge_trace_id", None),
                 **fields,
             )
-
-
-def _preference_fields(preference: Preference, other: Any, *, turned: bool) -> dict[str, Any]:
-    mine = [_SWAPPED_WINNER[verdict] if turned else verdict for verdict in preference.verdicts]
-    pairwise = {"with": other.trace.trace_id, "verdicts": mine, "turned": preference.turned}
-    worth = _WINNER_SCORES[preference.winner]
-    return {
-        "score": 1 - worth if turned else worth,
-        "comment": preference.rationales[0],
-        # only one of the two rows has the metadata with the cost, so that the cost counts once
-        "metadata": {**({} if turned else preference.metadata), "pairwise": pairwise},
-        "judge_trace_id": preference.judge_trace_id,
-    }
-
-
-def _failure_fields(error: Unjudged | Skip, *, turned: bool) -> dict[str, Any]:
-    link = getattr(error, "judge_trace_id", None)
-    if isinstance(error, Skip):
-        return {"outcome": "skip", "comment": str(error), "judge_trace_id": link}
-    metadata = {} if turned else dict(error.metadata)
-    return {"outcome": "error", "error": str(error), "metadata": metadata, "judge_trace_id": link}
 
 
 def _run_key(row: Any) -> str:

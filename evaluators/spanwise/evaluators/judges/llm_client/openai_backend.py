@@ -159,8 +159,14 @@ class OpenAIEndpoint:
         return {"model": self.model, "messages": [dict(message) for message in messages], **given}
 
     def _check_complete(self, completion: Completion, form: RequestForm, ask: Ask) -> Completion:
-        """Return the completion. Raises `CutOff` if a model used up its tokens before it replied."""
-        if completion.finish != "length" or not _has_reasoning(completion):
+        """Return the completion. Raises `CutOff` if a reasoning model used up its tokens before it replied.
+
+        Such a reply has a usage that counts reasoning tokens, contains unfinished reasoning, or is empty.
+        """
+        counted = completion.usage is not None and completion.usage.details.get(REASONING_TOKENS, 0) > 0
+        text = completion.text.lstrip()
+        has_reasoning = counted or not text or (text.startswith("<think>") and "</think>" not in text)
+        if completion.finish != "length" or not has_reasoning:
             return completion
         may_retry = self._capabilities.raise_token_factor(form)
         raise CutOff(
@@ -224,15 +230,6 @@ class _ClientPool:
     async def aclose(self) -> None:
         for pooled in self._clients.values():
             await pooled.client.close()
-
-
-def _has_reasoning(completion: Completion) -> bool:
-    """Return whether a model spent tokens on reasoning: the usage counts them, the reply contains unfinished reasoning,
-    or the reply is empty.
-    """
-    counted = completion.usage is not None and completion.usage.details.get(REASONING_TOKENS, 0) > 0
-    text = completion.text.lstrip()
-    return counted or not text or (text.startswith("<think>") and "</think>" not in text)
 
 
 MAX_ENDPOINTS = 256  # maximum pairs of an endpoint and a model
