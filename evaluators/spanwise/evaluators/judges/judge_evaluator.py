@@ -173,7 +173,9 @@ def register_judge(
 
     def decorate(cls: C) -> C:
         cls.__call__ = use_arguments(cls.__call__)  # type: ignore[method-assign]
-        return register(dataclass(frozen=True, slots=True, kw_only=True)(cls))
+        judge_class: Any = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+        registered: C = register(judge_class)
+        return registered
 
     return decorate
 
