@@ -132,13 +132,13 @@ def share(outputs, reference_outputs):
 
 
 def test_columns_of_unequal_length_are_named_with_their_lengths():
-    with pytest.raises(ValueError, match="as many of each: 3 outputs, 2 reference_outputs were given"):
+    with pytest.raises(ValueError, match="the same length, got 3 outputs, 2 reference_outputs"):
         score(share, outputs=["a", "b", "c"], reference_outputs=["a", "b"])
 
 
 @pytest.mark.parametrize("column", ["abc", 3, {"a": 1}, {"a", "b"}])
 def test_a_set_of_one_value_is_refused_with_the_way_out(column):
-    with pytest.raises(TypeError, match="takes a list per field, not outputs="):
+    with pytest.raises(TypeError, match="needs a list per field, got outputs="):
         score(share, outputs=column, reference_outputs=["a", "b", "c"])
 
 

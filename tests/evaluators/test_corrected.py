@@ -85,7 +85,7 @@ def test_without_votes_there_is_no_mean_and_it_says_so() -> None:
 
 def test_labels_have_no_mean() -> None:
     labelled = Feedback(target=target(0), key="tone", label="formal", source="model")
-    with pytest.raises(ValueError, match="labels have no mean"):
+    with pytest.raises(ValueError, match="textual labels have no mean"):
         corrected_mean([labelled], [])
 
 

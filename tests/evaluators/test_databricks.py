@@ -169,7 +169,7 @@ def test_other_global_guidelines_are_another_version():
 
 
 def test_global_guidelines_must_say_something():
-    with pytest.raises(ValueError, match=r"global_guidelines are a text or a list of texts, not \[\]"):
+    with pytest.raises(ValueError, match=r"global_guidelines must be a text or a list of texts, got \[\]"):
         get_evaluator("global_guideline_adherence", judge=scripted(YES), global_guidelines=[])
 
 
@@ -250,8 +250,8 @@ def test_what_a_custom_judge_lacks_is_named_under_its_own_key():
     ("parameters", "said"),
     [
         ({"assessment_type": "BOTH"}, "assessment_type must be 'ANSWER' or 'RETRIEVAL', got 'BOTH'"),
-        ({"assessment_type": "RETRIEVAL"}, "it has to name {documents}"),
-        ({"assessment_name": ""}, "assessment_name is a text that is not empty"),
+        ({"assessment_type": "RETRIEVAL"}, "it must contain {documents}"),
+        ({"assessment_name": ""}, "assessment_name must not be empty"),
     ],
 )
 def test_a_custom_judge_that_cannot_work_is_refused(parameters, said):
@@ -334,7 +334,7 @@ def test_many_chunks_are_asked_about_a_bounded_number_at_once():
 
 
 def test_a_prompt_that_does_not_name_the_chunk_is_refused():
-    with pytest.raises(ValueError, match="asked about one chunk after the other"):
+    with pytest.raises(ValueError, match="asked about each chunk"):
         get_evaluator("chunk_relevance", judge=scripted(YES), prompt="Relevant? {inputs}")
 
 
@@ -427,3 +427,24 @@ def test_documents_keep_their_uris(store):
     experiment = evaluate(ROWS[:1], None, evaluators=["document_recall"], store=store)
     (row,) = experiment.rows()
     assert row.trace.documents[0] == Document("Built in 1912.", "a", None, {"doc_uri": "a"})
+
+
+@pytest.mark.parametrize(
+    "id", ["correctness", "guideline_adherence", "haystack_faithfulness", "relevance_to_query", "safety", "sexism"]
+)
+def test_a_judge_sees_the_values_that_map_selects(id):
+    """Values outside of the selected ones are not shown to the judge."""
+    judge = scripted(lambda ask: {"rationale": "r", "rating": "yes"})
+    case = {"inputs": {"q": "asked", "z": "hidden"}, "outputs": {"answer": "answered", "z": "hidden"}}
+    more = {"reference_outputs": "r", "documents": ["d"], "guidelines": ["g"]}
+    score(get_evaluator(id, judge=judge, map={"inputs": "inputs.q", "outputs": "outputs.answer"}), **case, **more)
+    shown = str(judge.asked[0].messages)
+    assert "answered" in shown
+    assert "hidden" not in shown
+
+
+def test_documents_that_map_selects_may_be_texts():
+    judge = scripted(lambda ask: {"rationale": "r", "rating": "yes"})
+    relevance = get_evaluator("chunk_relevance", judge=judge, map={"documents": "outputs.sources"})
+    [row] = score(relevance, inputs="q", outputs={"sources": ["one", {"content": "two"}]})
+    assert (row.score, row.metadata["ratings"]) == (1.0, ["yes", "yes"])

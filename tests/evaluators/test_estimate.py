@@ -98,7 +98,7 @@ def test_without_a_judge_there_is_nothing_to_estimate(monkeypatch):
 
 
 def test_what_is_no_case_is_refused():
-    with pytest.raises(TypeError, match="cases are"):
+    with pytest.raises(TypeError, match="cases must be"):
         estimate(relevance(), ["question?"])
 
 

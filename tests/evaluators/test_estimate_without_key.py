@@ -23,5 +23,5 @@ def test_calls_and_cost_are_told_without_a_key() -> None:
 
 
 def test_without_a_model_it_is_refused() -> None:
-    with pytest.raises(NoJudge, match="a model is never guessed"):
+    with pytest.raises(NoJudge, match="there is no default model"):
         estimate([get_evaluator("correctness")], [CASE])

@@ -121,7 +121,7 @@ def test_a_judgement_that_gives_several_keys_is_counted_once(store):
 
 def test_an_evaluator_without_a_judge_is_refused_before_any_task_runs(store, monkeypatch):
     monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
-    with pytest.raises(ValueError, match="no judge is named"):
+    with pytest.raises(ValueError, match="no judge is configured"):
         run(store, [get_evaluator(ID)])
     assert store.count()["traces"] == 0
     assert store.experiments() == []

@@ -131,11 +131,11 @@ def test_people_are_paired_with_scores_by_target():
 def test_grades_and_labels_need_to_be_told_which_are_good():
     grades = [(score, 5 if good else 2) for score, good in APART]
     assert fit_threshold("x", grades, good=4).threshold == pytest.approx(0.55)
-    with pytest.raises(ValueError, match="say from which grade on it is good, as in good=2"):
+    with pytest.raises(ValueError, match="pass the lowest good grade, such as good=2"):
         fit_threshold("x", grades)
     words = [(score, "fine" if good else "poor") for score, good in APART]
     assert fit_threshold("x", words, good="fine").threshold == pytest.approx(0.55)
-    with pytest.raises(ValueError, match="say which label is good"):
+    with pytest.raises(ValueError, match="pass the good label"):
         fit_threshold("x", words)
     yes = [(score, "yes" if good else "no") for score, good in APART]
     assert fit_threshold("x", yes).threshold == pytest.approx(0.55)
@@ -156,13 +156,13 @@ def test_cases_are_scored_by_the_evaluator():
 
 
 def test_what_is_neither_votes_nor_pairs_is_refused():
-    with pytest.raises(ValueError, match="votes are the key of people's feedback"):
+    with pytest.raises(ValueError, match="votes must be the key of human feedback"):
         fit_threshold("x", [(0.1, True, 3)])
-    with pytest.raises(ValueError, match="give the evaluator itself"):
+    with pytest.raises(ValueError, match="pass the evaluator"):
         fit_threshold("x", [({"outputs": "a"}, True)])
-    with pytest.raises(ValueError, match="there are no votes of people"):
+    with pytest.raises(ValueError, match="there are no human labels"):
         fit_threshold("x", [])
-    with pytest.raises(ValueError, match="the evaluator said 'good'"):
+    with pytest.raises(ValueError, match="the evaluator gave the label 'good'"):
         fit_threshold([said(0, None, label="good")], [vote(0, True)])
 
 

@@ -196,7 +196,7 @@ def test_byop_puts_the_context_in_the_place_of_the_answer():
     said = [{"rationale": "", "rating": "true"}] * 2
     _, asked = family("byop", *said, fields=fields, evaluate_retrieved_context=True, **HAIKU)
     assert ["a chunk" in ask.messages[-1]["content"] for ask in asked] == [False, True]
-    with pytest.raises(ValueError, match=r"evaluate_retrieved_context puts the context in the place of \{outputs\}"):
+    with pytest.raises(ValueError, match=r"evaluate_retrieved_context=True needs a prompt with \{outputs\}"):
         get_evaluator("byop", judge=scripted(), prompt="Is {inputs} good?", evaluate_retrieved_context=True)
 
 
@@ -231,8 +231,8 @@ def test_a_judge_for_the_language_is_checked_before_any_case(store, monkeypatch)
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ({"judge": "m", "detect": len}, "one of them tells the languages"),
-        ({"prompt": "{outputs}"}, "give judge=…, too"),
+        ({"judge": "m", "detect": len}, "pass detect or judge, not both"),
+        ({"prompt": "{outputs}"}, "prompt= needs judge="),
     ],
 )
 def test_parameters_of_the_language_that_do_not_go_together_are_refused(own, said):
@@ -290,7 +290,7 @@ def test_an_agent_that_raises_is_an_error():
 
 
 def test_agent_and_judge_are_not_both_given():
-    with pytest.raises(ValueError, match="one of them checks the facts"):
+    with pytest.raises(ValueError, match="pass agent or judge, not both"):
         get_evaluator("fact_check", agent=lambda prompt: CHECKED, judge="m")
     assert score(get_evaluator("fact_check", judge=scripted()), outputs="")[0].outcome == "skip"
     assert get_spec("fact_check").agent

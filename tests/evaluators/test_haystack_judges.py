@@ -178,7 +178,7 @@ def test_a_row_that_failed_is_none_or_raises(reply, caplog):
 def test_nobody_is_asked_where_no_judge_is_named(monkeypatch):
     monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
     evaluator = ours.ContextRelevanceEvaluator(raise_on_failure=False, progress_bar=False)
-    with pytest.raises(NoJudge, match="no judge is named"):
+    with pytest.raises(NoJudge, match="no judge is configured"):
         evaluator.run(questions=["?"], contexts=[["a"]])
 
 
@@ -204,18 +204,18 @@ def test_braces_in_examples_are_no_placeholders():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"inputs": ("a", list[str])}, "inputs are a list of pairs"),
-        ({"inputs": [("a", list)]}, "inputs are a list of pairs"),
-        ({"inputs": [("a", str)]}, "inputs are a list of pairs"),
-        ({"inputs": [("a b", list[str])]}, "inputs are a list of pairs"),
-        ({"inputs": [["a", list[str]]]}, "inputs are a list of pairs"),
-        ({"outputs": "score"}, "outputs are a list of names"),
-        ({"outputs": [1]}, "outputs are a list of names"),
-        ({"examples": {"inputs": {}}}, "examples are a list of dicts"),
-        ({"examples": ["a"]}, "an example is"),
-        ({"examples": [{"inputs": {}}]}, "an example is"),
-        ({"examples": [{"inputs": {}, "outputs": [1]}]}, "an example is"),
-        ({"examples": [{"inputs": {1: 2}, "outputs": {}}]}, "an example is"),
+        ({"inputs": ("a", list[str])}, "inputs must be a list of pairs"),
+        ({"inputs": [("a", list)]}, "inputs must be a list of pairs"),
+        ({"inputs": [("a", str)]}, "inputs must be a list of pairs"),
+        ({"inputs": [("a b", list[str])]}, "inputs must be a list of pairs"),
+        ({"inputs": [["a", list[str]]]}, "inputs must be a list of pairs"),
+        ({"outputs": "score"}, "outputs must be a list of names"),
+        ({"outputs": [1]}, "outputs must be a list of names"),
+        ({"examples": {"inputs": {}}}, "examples must be a list of dicts"),
+        ({"examples": ["a"]}, "an example must be"),
+        ({"examples": [{"inputs": {}}]}, "an example must be"),
+        ({"examples": [{"inputs": {}, "outputs": [1]}]}, "an example must be"),
+        ({"examples": [{"inputs": {1: 2}, "outputs": {}}]}, "an example must be"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_when_it_is_made(change, said):
@@ -227,8 +227,8 @@ def test_what_cannot_be_asked_is_refused_when_it_is_made(change, said):
     ("inputs", "said"),
     [
         ({}, "the input 'predicted_answers' is missing; there are none"),
-        ({"predicted_answers": "a"}, "the input 'predicted_answers' is a list, not 'a'"),
-        ({"predicted_answers": ["a"], "more": []}, "lists of the same length, not {'predicted_answers': 1, 'more': 0}"),
+        ({"predicted_answers": "a"}, "the input 'predicted_answers' must be a list, got 'a'"),
+        ({"predicted_answers": ["a"], "more": []}, "lists of the same length, got {'predicted_answers': 1, 'more': 0}"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(inputs, said):
@@ -271,7 +271,7 @@ def test_a_judges_key_is_not_written_down():
     data = ours.ContextRelevanceEvaluator(chat_generator=judge).to_dict()
     assert "secret" not in json.dumps(data)
     assert data["init_parameters"]["chat_generator"]["max_calls"] == 3
-    with pytest.raises(ValueError, match="no plain value"):
+    with pytest.raises(ValueError, match="cannot be serialized"):
         ours.ContextRelevanceEvaluator(chat_generator=lambda prompt: "{}").to_dict()
 
 

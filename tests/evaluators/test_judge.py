@@ -67,8 +67,8 @@ def test_an_address_in_data_is_asked_without_the_environments_key(monkeypatch):
 
 
 def test_a_model_comes_from_the_environment_or_from_nowhere(monkeypatch):
-    assert make_judge().where == "nobody (no judge is named)"
-    with pytest.raises(NoJudge, match=r"no judge is named: .*SPANWISE_JUDGE.*never guessed"):
+    assert make_judge().where == "none (no judge is configured)"
+    with pytest.raises(NoJudge, match=r"no judge is configured: .*SPANWISE_JUDGE.*no default model"):
         asyncio.run(make_judge().ask(ASK))
     monkeypatch.setenv("SPANWISE_JUDGE", "llama")
     assert make_judge().model == "llama"
@@ -135,8 +135,8 @@ def test_equal_judges_are_equal_and_can_be_pickled():
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"model": 3}, "model is the name of a model, not 3"),
-        ({"model": "  "}, "model is the name of a model, not '  '"),
+        ({"model": 3}, "model must be the name of a model, got 3"),
+        ({"model": "  "}, "model must be the name of a model, got '  '"),
         (
             {"model": "m", "base_url": "localhost:8000"},
             "base_url (or SPANWISE_JUDGE_URL, OPENAI_BASE_URL) is an address such as",
@@ -147,26 +147,26 @@ def test_equal_judges_are_equal_and_can_be_pickled():
         ({"model": "m", "base_url": "http://me:pw@h/v1"}, "give api_key"),
         ({"model": "m", "base_url": "http://h/v1?key=3"}, "without what follows"),
         ({"model": "m", "base_url": "http://h/v1/chat/completions"}, "ends before /chat/completions"),
-        ({"model": "m", "temperature": 3}, "temperature is a number from 0 on, 2 at most, not 3"),
-        ({"model": "m", "temperature": float("nan")}, "temperature is a number"),
-        ({"model": "m", "seed": 1.5}, "seed is a whole number, not 1.5"),
-        ({"model": "m", "max_tokens": 0}, "max_tokens is a whole number from 1 on"),
-        ({"model": "m", "concurrency": True}, "concurrency is a whole number"),
-        ({"model": "m", "deadline": 0}, "deadline is a number above 0"),
-        ({"model": "m", "max_age": -1}, "max_age is a number"),
-        ({"model": "m", "price": (1,)}, "price is US dollars per million tokens"),
-        ({"model": "m", "price": ("1", "2")}, "price is US dollars"),
-        ({"model": "m", "price": 3}, "price is US dollars"),
-        ({"model": "m", "max_calls": 1.0}, "max_calls is a whole number"),
-        ({"model": "m", "max_usd": float("inf")}, "max_usd is a number"),
-        ({"model": "m", "cache": 3}, "cache is True, False, None or a path"),
+        ({"model": "m", "temperature": 3}, "temperature must be a number >= 0 and <= 2, got 3"),
+        ({"model": "m", "temperature": float("nan")}, "temperature must be a number"),
+        ({"model": "m", "seed": 1.5}, "seed must be an integer, got 1.5"),
+        ({"model": "m", "max_tokens": 0}, "max_tokens must be an integer >= 1"),
+        ({"model": "m", "concurrency": True}, "concurrency must be an integer"),
+        ({"model": "m", "deadline": 0}, "deadline must be a number > 0"),
+        ({"model": "m", "max_age": -1}, "max_age must be a number"),
+        ({"model": "m", "price": (1,)}, "price must be US dollars per million tokens"),
+        ({"model": "m", "price": ("1", "2")}, "price must be US dollars"),
+        ({"model": "m", "price": 3}, "price must be US dollars"),
+        ({"model": "m", "max_calls": 1.0}, "max_calls must be an integer"),
+        ({"model": "m", "max_usd": float("inf")}, "max_usd must be a number"),
+        ({"model": "m", "cache": 3}, "cache must be True, False, None or a path"),
         ({"model": "m", "api_key": 3}, "api_key is a text"),
-        ({"model": "m", "max_usd": 1}, "nobody knows what 'm' costs; give price="),
-        ({"model": "m", "modle": "x"}, "a judge has no 'modle'; did you mean 'model'"),
-        ({"backend": "x"}, "a judge has no 'backend'"),
-        ("", "judge is the name of a model"),
-        (7, "a judge is a Judge, a model's name"),
-        (str, "a judge is a Judge, a model's name"),
+        ({"model": "m", "max_usd": 1}, "the price of 'm' is unknown; pass price="),
+        ({"model": "m", "modle": "x"}, "max_age, max_usd, max_calls; did you mean 'model'"),
+        ({"backend": "x"}, "unknown judge setting 'backend'"),
+        ("", "judge must be the name of a model"),
+        (7, "a judge must be a Judge, a model's name"),
+        (str, "a judge must be a Judge, a model's name"),
     ],
 )
 def test_a_wrong_value_is_one_clear_error(given, told):
@@ -179,14 +179,14 @@ def test_a_wrong_value_is_one_clear_error(given, told):
 def test_a_budget_in_dollars_needs_a_price():
     assert Judge(model="gpt-4o-mini", max_usd=1).prices == pytest.approx((0.15, 0.6))
     assert Judge(model="m", base_url="http://h/v1", price=(1, 2), max_usd=1).prices == (1, 2)
-    with pytest.raises(ValueError, match="nobody knows what"):
+    with pytest.raises(ValueError, match="the price of 'scripted' is unknown"):
         Judge(backend=scripted("a").backend, max_usd=1)
 
 
 def test_a_base_url_or_a_backend():
     with pytest.raises(ValueError, match="a base_url or a backend, not both"):
         Judge(backend=scripted("a").backend, base_url="http://h/v1")
-    with pytest.raises(ValueError, match="has no complete"):
+    with pytest.raises(ValueError, match="must have a method complete"):
         Judge(backend=print)
 
 

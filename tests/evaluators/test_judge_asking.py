@@ -126,7 +126,7 @@ def test_a_line_that_does_not_move_ends_at_the_deadline_too(wait):
     outcomes, seconds = in_line(refuses, 40, concurrency=2, deadline=0.6)
     assert seconds < 2  # 12 s, if each waited for its own deadline
     assert all(isinstance(outcome, Unjudged) for outcome in outcomes)
-    assert "waited for its turn, and nobody before it was answered" in str(outcomes[-1])
+    assert "waited in the queue, and no call before it was answered" in str(outcomes[-1])
 
 
 def test_a_line_that_moves_may_be_longer_than_the_deadline():
@@ -243,7 +243,7 @@ def test_a_judge_that_cannot_be_reached_is_given_up_soon_and_that_is_logged_at_o
         assert "calls" not in error.metadata
     [said] = [record.getMessage() for record in caplog.records if "cannot be reached" in record.getMessage()]
     assert said == (
-        f"spanwise: the judge m at {nowhere} cannot be reached: connection refused; it is tried for up to 0.4 s"
+        f"spanwise: the judge m at {nowhere} cannot be reached: connection refused; retrying for up to 0.4 s"
     )
 
 

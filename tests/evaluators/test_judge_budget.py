@@ -8,7 +8,7 @@ import pytest
 from evaluators.judge_server import Reply, completion, error, serving
 from spanwise.collector.records import Usage
 from spanwise.evaluators.interface import Skip, Unjudged
-from spanwise.evaluators.judges import Ask, Completion, CutOff, Judge, ParseFailure, scripted
+from spanwise.evaluators.judges import Ask, Completion, CutOff, Judge, ParseFailure, make_judge, scripted
 from spanwise.evaluators.judges.llm_client.judge_budget import (
     Amount,
     Budget,
@@ -157,7 +157,7 @@ def test_a_budget_that_is_none_is_refused(bounds):
 
 
 def test_a_budget_in_dollars_needs_a_known_price():
-    with pytest.raises(ValueError, match=r"max_usd=1\.0 cannot be kept.*price="):
+    with pytest.raises(ValueError, match=r"max_usd=1\.0 cannot be enforced.*price="):
         Judge(model="my-own-model", base_url="http://127.0.0.1:1/v1", max_usd=1.0)
     assert Judge(model="my-own-model", base_url="http://127.0.0.1:1/v1", max_usd=1.0, price=(0, 0)).budget is not None
 
@@ -209,8 +209,9 @@ def test_dollars_are_not_spent_where_a_reply_has_no_bound():
 
     with serving(refusing) as server:
         judge = Judge(model="m", base_url=server.url, price=(1, 1), max_usd=1, cache=False)
-        with pytest.raises(Unjudged, match="takes no limit of tokens, so max_usd cannot be kept"):
+        with pytest.raises(Unjudged, match="accepts no token limit, so max_usd cannot be enforced"):
             asyncio.run(judge.ask(ask()))
+    assert judge.budget.spent == Amount()
     assert all(len(body.keys() & {"max_tokens", "max_completion_tokens"}) == 1 for body in server.bodies)
 
 
@@ -229,3 +230,44 @@ def test_a_booking_that_was_broken_off_is_given_back():
     ledger = Slow(max_calls=3)
     asyncio.run(cancelled(with_budget(scripted(OK), max_calls=3, budget=ledger)))
     assert ledger.spent == Amount()
+
+
+@pytest.mark.parametrize(
+    ("reply", "billed"),
+    [
+        (Reply(body="<html>", headers={"Content-Type": "text/html"}), True),
+        (Reply(body={"error": {"message": "upstream failed"}}), True),
+        (error(400, "blocked", code="content_filter"), True),
+        (error(400, "maximum context length is 10 tokens"), True),
+        (error(400, "no such thing"), False),
+        (error(404, "no such model"), False),
+        (Reply(status=302, headers={"Location": "https://elsewhere.example/"}), False),
+    ],
+)
+def test_a_permanent_error_costs_the_most_if_the_endpoint_may_have_billed_it(reply, billed):
+    with serving([reply]) as server:
+        judge = Judge(model="m", base_url=server.url, price=(1, 1), max_usd=1, cache=False)
+        with pytest.raises(Unjudged):
+            asyncio.run(judge.ask(ask()))
+    assert judge.budget.spent == (compute_max_cost(judge, ask()) if billed else Amount())
+
+
+def test_a_timeout_that_the_endpoint_reports_may_have_been_billed():
+    with serving([error(408), "yes"]) as server:
+        judge = Judge(model="m", base_url=server.url, max_calls=5, cache=False)
+        assert asyncio.run(judge.ask(ask())).calls == 2
+    assert judge.budget.spent.calls == 2
+
+
+def test_a_function_whose_reply_is_unusable_may_have_been_billed():
+    judge = dataclasses.replace(make_judge(lambda prompt: None), max_calls=5)
+    with pytest.raises(Unjudged, match="expected a text or a dict"):
+        asyncio.run(judge.ask(ask()))
+    assert judge.budget.spent.calls == 1
+
+
+def test_a_question_that_cannot_be_sent_costs_nothing():
+    judge = Judge(model="m", base_url="http://[::1]:1/v1", max_calls=5, cache=False, deadline=0.5)
+    with pytest.raises(Unjudged):
+        asyncio.run(judge.ask(ask()))
+    assert judge.budget.spent == Amount()

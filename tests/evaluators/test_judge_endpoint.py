@@ -251,8 +251,8 @@ def test_missing_log_probabilities_are_noted():
             error(401, "Incorrect API key provided: secret-key.", code="invalid_api_key"),
             "refused the key (401): Incorrect API key provided: ….",
         ),
-        (error(403, "Project has no access"), "does not allow it with this key (403): Project has no access"),
-        (error(404, "The model `m` does not exist", code="model_not_found"), "there is no model 'm' at"),
+        (error(403, "Project has no access"), "denied access with this key (403): Project has no access"),
+        (error(404, "The model `m` does not exist", code="model_not_found"), "has no model 'm'"),
         (error(400, "filtered", code="content_filter"), "the content filter of"),
         (error(400, "too many tokens", code="context_length_exceeded"), "the question is too long for 'm'"),
         (
@@ -263,7 +263,7 @@ def test_missing_log_probabilities_are_noted():
             error(400, "the request exceeds the available context size", type="exceed_context_size_error"),
             "the question is too long",
         ),
-        (error(429, "You exceeded your current quota", code="insufficient_quota"), "there is no credit left (429)"),
+        (error(429, "You exceeded your current quota", code="insufficient_quota"), "no credit is left (429)"),
         (error(402, "Payment required"), "refused the question (402): Payment required"),
         (
             Reply(status=404, body="<html>not here</html>", headers={"Content-Type": "text/html"}),
@@ -271,10 +271,10 @@ def test_missing_log_probabilities_are_noted():
         ),
         (
             Reply(body="<html>Welcome</html>", headers={"Content-Type": "text/html"}),
-            "answered with text/html, which is no chat completion",
+            "answered with text/html instead of a chat completion",
         ),
-        (Reply(body={"hello": "world"}), "which is no chat completion"),
-        (Reply(body=[1, 2]), "which is no chat completion"),
+        (Reply(body={"hello": "world"}), "instead of a chat completion"),
+        (Reply(body=[1, 2]), "instead of a chat completion"),
         (Reply(body={"error": {"message": "no such model", "code": 404}}), "with an error: no such model"),
     ],
 )
@@ -335,7 +335,7 @@ def test_a_redirect_to_the_same_host_is_refused_too():
 
 
 def test_a_host_without_an_address_is_told_at_once():
-    with pytest.raises(Unjudged, match=r"the host of http://judge\.invalid/v1 has no address"):
+    with pytest.raises(Unjudged, match=r"the host name of http://judge\.invalid/v1 cannot be resolved"):
         asyncio.run(Judge(model="m", base_url="http://judge.invalid/v1").answering.complete(an_ask()))
 
 
@@ -394,7 +394,7 @@ def test_room_has_an_end():
         cuts = [failing(server, CutOff, max_tokens=100) for _ in range(3)]
     assert [cut.again for cut in cuts] == [True, True, False]
     assert [body["max_tokens"] for body in server.bodies] == [100, 400, 1600]
-    assert "give the judge more max_tokens" in str(cuts[-1])
+    assert "increase max_tokens" in str(cuts[-1])
     assert cuts[-1].usage.output_tokens == 5
 
 

@@ -116,7 +116,7 @@ def test_replies_of_many_forms(reply):
 
 @pytest.mark.parametrize("reply", [None, object(), b"yes", {1, 2}, [object()]])
 def test_what_is_no_reply_is_said(reply):
-    with pytest.raises(Unjudged, match="the judge gave"):
+    with pytest.raises(Unjudged, match="the judge function returned"):
         answer(lambda prompt: reply)
 
 

@@ -77,8 +77,8 @@ LASTING = {
         error(401, "Incorrect API key provided: secret-key"),
         "refused the key (401): Incorrect API key provided: …",
     ),
-    "unknown model": (error(404, "The model `m` does not exist"), "there is no model 'm' at"),
-    "no credit": (error(429, "quota", code="insufficient_quota"), "no credit left (429)"),
+    "unknown model": (error(404, "The model `m` does not exist"), "has no model 'm'"),
+    "no credit": (error(429, "quota", code="insufficient_quota"), "no credit is left (429)"),
     "content filter of the question": (error(400, "filtered", code="content_filter"), "the content filter of"),
     "content filter of the answer": (
         body("It is", finish="content_filter"),
@@ -89,10 +89,10 @@ LASTING = {
     "empty answer": (body(""), "the judge's answer is empty"),
     "no content": (body(None), "the judge's answer is empty"),
     "no choices": (body("", choices=[]), "the judge's answer is empty (it ended with 'no choices')"),
-    "cut off": (body('{"rationale": "It is', finish="length"), "the judge's answer was cut off after 5 tokens"),
+    "cut off": (body('{"rationale": "It is', finish="length"), "the judge's answer was truncated after 5 tokens"),
     "HTML": (
         Reply(body="<html>Hello</html>", headers={"Content-Type": "text/html"}),
-        "answered with text/html, which is no chat completion",
+        "answered with text/html instead of a chat completion",
     ),
     "words instead of JSON": (RAW, "parse failure: the reply holds no JSON object"),
     "wrong enum": (
@@ -135,13 +135,13 @@ def test_a_server_that_is_not_there_is_an_error():
 def test_a_host_without_an_address_is_an_error_at_once():
     judge = Judge(model="m", base_url="http://judge.invalid/v1")
     (feedback,) = score(get_evaluator("relevance_to_query", judge=judge), inputs="?", outputs="!")
-    assert feedback.error == "the host of http://judge.invalid/v1 has no address: is the judge's base_url right?"
+    assert feedback.error == "the host name of http://judge.invalid/v1 cannot be resolved; check the judge's base_url"
 
 
 def test_nobody_to_ask_is_an_error(monkeypatch):
     monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
     (feedback,) = score(get_evaluator("relevance_to_query"), inputs="?", outputs="!")
-    assert feedback.error.startswith("no judge is named: give judge=")
+    assert feedback.error.startswith("no judge is configured: pass judge=")
 
 
 def test_what_was_left_out_or_forgiven_is_noted_on_the_feedback():
@@ -154,4 +154,4 @@ def test_what_was_left_out_or_forgiven_is_noted_on_the_feedback():
 
     with serving(picky) as server:
         notes = judged(server).metadata["judge"]["notes"]
-    assert notes == ["asked without a seed", "took 'YES' for 'yes'"]
+    assert notes == ["asked without a seed", "read 'YES' as 'yes'"]

@@ -48,7 +48,7 @@ def test_strict_json_alone_or_in_a_fence_is_read_as_it_is(text):
 )
 def test_json_as_models_write_it_is_read_with_patience_and_that_is_noted(text):
     assert read(text).value == NO
-    assert "with patience" in read(text).notes[0]
+    assert "lenient parsing" in read(text).notes[0]
 
 
 def test_objects_with_the_same_rating_and_other_reasons_are_one_rating():
@@ -238,7 +238,7 @@ def test_what_is_not_what_was_asked_for_is_a_failure_that_says_why(text, why):
 def test_case_and_marks_around_a_label_are_forgiven_and_noted(label):
     came = read(json.dumps({"rationale": "r", "rating": label}))
     assert came.value["rating"] == "no"
-    assert came.notes == (f"took {label!r} for 'no'",)
+    assert came.notes == (f"read {label!r} as 'no'",)
 
 
 @pytest.mark.parametrize(("given", "meant"), [("4", 4), (4.0, 4), (4, 4), ("4.", 4)])
@@ -256,7 +256,7 @@ def test_what_is_no_level_is_not_rounded_into_one(given):
 def test_what_nobody_asked_for_is_left_out_and_the_case_of_names_is_forgiven():
     came = read('{"Rationale": "r", "Rating": "no", "confidence": 0.9}')
     assert came.value == {"rationale": "r", "rating": "no"}
-    assert came.notes == ("forgave the case of a property's name", "left out what nobody asked for: confidence")
+    assert came.notes == ("corrected the case of a property's name", "ignored unknown properties: confidence")
 
 
 def test_a_number_and_a_truth_may_be_in_quotes_words_may_not():
@@ -290,7 +290,7 @@ def test_nested_lists_are_held_to_the_schema_too():
     ['{"rationale": "it is go', '{"rationale": "r", "rating": "no', "I think", PLAIN[:-1], f"As I said, {PLAIN} and"],
 )
 def test_a_reply_that_was_cut_off_is_never_mended(text):
-    with pytest.raises(CutOff, match=r"cut off after 9 tokens: give the judge more max_tokens") as raised:
+    with pytest.raises(CutOff, match=r"truncated after 9 tokens; increase max_tokens") as raised:
         read(text, finish="length", usage=Usage(1, 9))
     assert raised.value.metadata == {"reply": text}
 
@@ -310,7 +310,7 @@ def test_the_end_is_missed_also_where_the_server_does_not_say_so():
         ({"refusal": "I cannot help with that."}, "the judge refused: I cannot help with that."),
         ({"finish": "content_filter"}, "content filter"),
         ({"finish": "no choices"}, r"empty \(it ended with 'no choices'\)"),
-        ({"finish": "length"}, "cut off"),
+        ({"finish": "length"}, "truncated"),
         ({}, "the judge's answer is empty"),
     ],
 )

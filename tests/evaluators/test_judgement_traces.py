@@ -331,7 +331,7 @@ def test_a_panel_with_a_member_that_nobody_named_is_refused(store, monkeypatch):
     from spanwise.evaluators.judges import panel
 
     monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
-    with pytest.raises(ValueError, match="no judge is named"):
+    with pytest.raises(ValueError, match="no judge is configured"):
         evaluate(ROWS, answer, [panel(relevance(), get_evaluator(ID), key="several")], store=store, progress=False)
 
 

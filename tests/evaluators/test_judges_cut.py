@@ -92,8 +92,8 @@ def test_what_can_only_be_judged_at_once_is_skipped(id, more):
     asked = scripted(YES)
     (said,) = score(get_evaluator(id, judge=asked, max_characters=20_000), outputs=LONG, **more)
     assert (said.outcome, asked.asked) == ("skip", [])
-    assert "longer than a question may be" in said.comment
-    assert "raise max_characters=20000" in said.comment
+    assert "longer than the limit of a question" in said.comment
+    assert "increase max_characters=20000" in said.comment
 
 
 def test_documents_that_do_not_fit_make_no_answer_ungrounded():

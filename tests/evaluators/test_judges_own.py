@@ -70,11 +70,11 @@ def test_any_other_rating_is_a_parse_failure_and_no_score(rating):
         ((), "at least two"),
         ("yes", "a list of labels"),
         (5, "a list of labels"),
-        ((1, "two"), "all texts or all whole numbers"),
-        ((1.5, 2.5), "a text or a whole number"),
-        ({"a": 1, "b": "x"}, "what each label is worth, or what each means"),
-        ({"a": float("nan"), "b": 1}, "what each label is worth"),
-        ((" ", "b"), "a text or a whole number"),
+        ((1, "two"), "all texts or all integers"),
+        ((1.5, 2.5), "a text or an integer"),
+        ({"a": 1, "b": "x"}, "must be all scores or all meanings"),
+        ({"a": float("nan"), "b": 1}, "must be all scores"),
+        ((" ", "b"), "a text or an integer"),
     ],
 )
 def test_scales_that_are_none(scale, why):
@@ -106,7 +106,7 @@ def test_a_threshold_belongs_to_the_scale():
     assert judge("tone", POLITE, range(1, 6), threshold=4).metrics[0].threshold == 4
     with pytest.raises(ValueError, match="1 to 5"):
         judge("tone", POLITE, range(1, 6), threshold=9)
-    with pytest.raises(ValueError, match="labels have no order of worth"):
+    with pytest.raises(ValueError, match="a threshold needs scores"):
         judge("tone", POLITE, ("a", "b", "c"), threshold=1)
 
 
@@ -139,13 +139,13 @@ def test_a_map_of_a_known_name_counts_for_it():
 
 
 def test_a_name_that_no_map_gives_is_refused():
-    with pytest.raises(ValueError, match=r"topic.*none of inputs"):
+    with pytest.raises(ValueError, match=r"topic.*expected one of: inputs"):
         judge("fits", "{{topic}}")
 
 
 @pytest.mark.parametrize("name", ["case", "trace", "self", "class", "two words", ""])
 def test_a_map_names_no_whole_records_and_no_words_of_python(name):
-    with pytest.raises(ValueError, match="cannot be a placeholder's name"):
+    with pytest.raises(ValueError, match="cannot be the name of a placeholder"):
         judge("fits", POLITE, map={name: "outputs"})
 
 
@@ -169,7 +169,7 @@ def test_examples_are_shown_before_the_question():
     [
         (
             {**SHOT, "output": "x"},
-            "example 2 has the column 'output'; did you mean 'outputs'.*it has outputs, rationale",
+            "example 2 has the unknown column 'output'; expected one of: outputs, rationale.*did you mean 'outputs'",
         ),
         ({"outputs": "x", "rating": "no"}, "example 2 lacks rationale"),
         ({"rationale": "x", "rating": "no"}, "example 2 lacks outputs"),
@@ -318,3 +318,9 @@ def test_a_graded_score_is_weighted_by_how_likely_each_rating_was():
     reply = Completion(text='{"rationale": "r", "rating": 4}', logprobs=tokens)
     [said] = score(judge("tone", POLITE, range(1, 6), judge=scripted(reply), logprobs=True), outputs="x")
     assert (round(said.score, 2), said.label, said.metadata["probabilities"].keys()) == (4.5, "4", {"4", "5"})
+
+
+def test_a_placeholder_may_have_the_name_of_a_parameter():
+    own = judge("kept", "{prompt} {own}", judge=says("yes"), map={"prompt": "inputs.p", "own": "inputs.o"})
+    [row] = score(own, inputs={"p": "first", "o": "second"})
+    assert row.score is True

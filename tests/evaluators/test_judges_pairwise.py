@@ -105,6 +105,25 @@ def test_pairs_that_fail_are_counted_and_runs_without_a_counterpart_too(tmp_path
     assert error.outcome == "error"
 
 
+def test_failed_runs_of_either_experiment_have_no_counterpart(tmp_path: Path) -> None:
+    def fails_for(*failing: str) -> Any:
+        def task(q: str) -> str:
+            if q in failing:
+                raise ValueError("no answer")
+            return q
+
+        return task
+
+    rows = [{"inputs": {"q": str(n)}} for n in range(5)]
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        one = evaluate(rows, fails_for("0", "1"), store=store, name="one")
+        two = evaluate(rows, fails_for("1", "2", "3"), store=store, name="two")
+        found = pairwise("better", "Which?", judge=scripted(lambda ask: {"rationale": "r", "rating": "A"})).compare(
+            one, two
+        )
+    assert (len(found.pairs), found.alone) == (1, 8)  # both runs of "0" to "3"
+
+
 def test_judgements_of_pairs_that_are_kept_lie_where_their_feedback_does(tmp_path: Path) -> None:
     rows = [{"inputs": {"q": n}} for n in range(2)]
     with SQLiteStore(tmp_path / "spanwise.db") as store:

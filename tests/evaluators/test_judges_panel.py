@@ -43,13 +43,13 @@ def test_a_member_that_fails_has_no_vote() -> None:
     row = judged(saying(RuntimeError("away")), saying("no"), saying("no"))
     assert (row.score, row.metadata["confidence"]) == (False, 1.0)
     assert "away" in str(row.metadata["panel"][0]["error"])
-    assert row.metadata["judge"]["notes"] == ["1 of 3 opinions failed"]
+    assert row.metadata["judge"]["notes"] == ["1 of 3 members failed"]
 
 
 def test_when_all_fail_it_is_an_error_and_never_a_verdict() -> None:
     row = judged(saying(RuntimeError("away")), saying(RuntimeError("gone")))
     assert row.outcome == "error"
-    assert "all 2 opinions failed" in str(row.error)
+    assert "all 2 members failed" in str(row.error)
 
 
 def test_what_no_member_can_judge_is_skipped() -> None:
@@ -83,7 +83,7 @@ def test_its_version_is_that_of_its_members() -> None:
 
 
 def test_only_judges_can_be_sampled() -> None:
-    with pytest.raises(ValueError, match="no judge that could be asked 3 times"):
+    with pytest.raises(ValueError, match="samples=3 needs members with a judge"):
         panel(lambda outputs: True, samples=3)
-    with pytest.raises(ValueError, match="at least one sample"):
+    with pytest.raises(ValueError, match="at least one member and samples >= 1"):
         panel()

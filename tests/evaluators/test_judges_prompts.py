@@ -36,7 +36,9 @@ def test_only_names_of_arguments_are_placeholders(text, asked):
 
 @pytest.mark.parametrize("text", ["{output}", "{{output}}", "{outputs} and {reference}", "{{ question }}", "{Inputs}"])
 def test_an_unknown_name_is_refused_with_the_list(text):
-    with pytest.raises(ValueError, match=r"none of inputs, outputs, reference_outputs, documents, .*trajectory"):
+    with pytest.raises(
+        ValueError, match=r"expected one of: inputs, outputs, reference_outputs, documents, .*trajectory"
+    ):
         asked_for(text)
 
 
@@ -51,7 +53,7 @@ def test_all_other_braces_are_sent_as_they_are():
 
 
 def test_a_prompt_without_a_placeholder_is_refused():
-    with pytest.raises(ValueError, match="has no placeholder, so a judge would see nothing"):
+    with pytest.raises(ValueError, match="has no placeholder, so the judge would see nothing"):
         get_evaluator("relevance_to_query", prompt="mine.txt")
 
 
@@ -77,7 +79,7 @@ def test_a_file_of_another_editor_is_the_same_prompt(tmp_path, written):
 
 def test_a_file_in_another_encoding_is_named(tmp_path):
     (tmp_path / "mine.txt").write_bytes("Höflich? {outputs}".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"mine\.txt' is no text in UTF-8"):
+    with pytest.raises(ValueError, match=r"mine\.txt' is not UTF-8 text"):
         prompt("q", tmp_path / "mine.txt")
 
 
@@ -116,7 +118,10 @@ def test_a_file_that_is_not_there_is_told_when_the_evaluator_is_made(tmp_path):
 def test_prompts_are_given_by_their_ids_too():
     own = get_evaluator("relevance_to_query", prompt={"relevance_to_query": "{outputs}"})
     assert own.function.prompts[0].text == "{outputs}"
-    with pytest.raises(ValueError, match="no prompt 'relevance'; did you mean 'relevance_to_query'"):
+    with pytest.raises(
+        ValueError,
+        match="unknown prompt 'relevance'; expected one of: relevance_to_query; did you mean 'relevance_to_query'",
+    ):
         get_evaluator("relevance_to_query", prompt={"relevance": "{outputs}"})
 
 
@@ -132,7 +137,7 @@ def test_the_bound_is_a_parameter():
     asked = scripted(YES)
     score(get_evaluator("relevance_to_query", judge=asked, max_characters=100), inputs="q", outputs="x" * 1_000)
     assert "[… 901 characters left out …]" in asked.backend.asked[0].messages[1]["content"]
-    with pytest.raises(ValueError, match="max_characters is 1 or more"):
+    with pytest.raises(ValueError, match="max_characters must be an integer >= 1"):
         get_evaluator("relevance_to_query", max_characters=0)
 
 

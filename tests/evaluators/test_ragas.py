@@ -167,7 +167,7 @@ def test_without_statements_on_one_side_no_verdicts_are_asked_for():
 
 @pytest.mark.parametrize("weights", [(0, 0), (1,), (-1, 2), (1, float("inf"))])
 def test_weights_that_mean_nothing_are_refused(weights):
-    with pytest.raises(ValueError, match="weights are two numbers"):
+    with pytest.raises(ValueError, match="weights must be two numbers"):
         get_evaluator("answer_correctness", judge=scripted(), weights=weights)
 
 
@@ -203,12 +203,12 @@ def test_a_vector_of_zeros_has_no_similarity(embed, said):
 @pytest.mark.parametrize(
     ("embed", "said"),
     [
-        (lambda texts: [[1.0, 0.0]], "embed gave 1 vectors for 4 texts"),
-        (lambda texts: [1.0] * len(texts), "embed gave 1.0 as a vector"),
-        (lambda texts: None, "embed gave None for 4 texts"),
-        (lambda texts: [[float("nan"), 1.0]] * len(texts), "not all of them finite"),
+        (lambda texts: [[1.0, 0.0]], "embed returned 1 vectors for 4 texts"),
+        (lambda texts: [1.0] * len(texts), "embed returned 1.0 as a vector"),
+        (lambda texts: None, "embed returned None for 4 texts"),
+        (lambda texts: [[float("nan"), 1.0]] * len(texts), "it must be finite and not empty"),
         (lambda texts: [[]] * len(texts), "a vector of 0 numbers"),
-        (lambda texts: [[1.0] * len(text) for text in texts], "all have one length"),
+        (lambda texts: [[1.0] * len(text) for text in texts], "vectors of different lengths"),
         (lambda texts: 1 / 0, "ZeroDivisionError"),
     ],
     ids=["too few", "numbers", "nothing", "nan", "empty", "lengths", "raises"],
@@ -371,7 +371,7 @@ def test_a_prompt_without_a_place_for_what_is_judged_is_refused():
 
 @pytest.mark.parametrize("id", ["faithfulness", "answer_correctness", "ragas"])
 def test_one_text_in_the_place_of_several_prompts_is_refused(id):
-    with pytest.raises(ValueError, match="it asks with several prompts, statements, "):
+    with pytest.raises(ValueError, match="the evaluator has several prompts: statements, "):
         get_evaluator(id, judge=scripted(), prompt="Is {outputs} good?")
 
 
@@ -423,7 +423,7 @@ def test_an_experiment_takes_evaluators_with_functions(store):
 def test_the_number_of_questions_stands_in_the_prompt():
     _, asked = judged("answer_relevancy", numbered(QUESTIONS["1"]), embed=sizes, questions=1)
     assert "Write 1 questions" in asked[0].messages[-1]["content"]
-    with pytest.raises(ValueError, match="questions is 1 to 20, not 0"):
+    with pytest.raises(ValueError, match="questions must be an integer from 1 to 20, got 0"):
         get_evaluator("answer_relevancy", judge=scripted(), embed=sizes, questions=0)
 
 

@@ -321,5 +321,5 @@ def test_a_parameter_that_must_be_given_is_named():
 
 
 def test_a_field_that_cases_do_not_have_is_named():
-    with pytest.raises(TypeError, match=r"a case has no field 'output'; it has .*outputs"):
+    with pytest.raises(TypeError, match=r"unknown case field 'output'; expected one of: .*outputs"):
         score(get_evaluator("exact"), output="x")

@@ -143,7 +143,7 @@ def test_it_is_written_down_and_read_as_theirs():
     assert plain["init_parameters"] == theirs.SASEvaluator(**given).to_dict()["init_parameters"]
     assert ours.SASEvaluator.from_dict(json.loads(json.dumps(plain))).to_dict() == plain
     assert ours.SASEvaluator().to_dict()["init_parameters"] == theirs.SASEvaluator().to_dict()["init_parameters"]
-    with pytest.raises(ValueError, match="a token is not written down"):
+    with pytest.raises(ValueError, match="a token given as text cannot be serialized"):
         ours.SASEvaluator(token="secret").to_dict()
 
 

@@ -56,7 +56,10 @@ def test_a_session_that_there_is_not_is_told(store):
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
-    [({"on": [], "session": "s"}, "single cases"), ({"inputs": "q", "store": "x"}, "session=id")],
+    [
+        ({"on": [], "session": "s"}, "cannot be combined with a trace or a case"),
+        ({"inputs": "q", "store": "x"}, "session=id"),
+    ],
 )
 def test_what_makes_no_sense_is_refused(store, arguments, why):
     with pytest.raises(TypeError, match=why):

@@ -115,9 +115,12 @@ def test_nothing_passes_or_fails_until_a_threshold_is_given():
 
 
 def test_another_model_needs_a_similarity_of_its_own():
-    with pytest.raises(ValueError, match=r"0\.6 is that of all-MiniLM-L6-v2; say from which cosine of 'letters'"):
+    with pytest.raises(
+        ValueError,
+        match=r"0\.6, is only valid for all-MiniLM-L6-v2; pass the minimum cosine of two equal steps for 'letters'",
+    ):
         get_evaluator("step_alignment", model=letters)
-    with pytest.raises(ValueError, match="a cosine is from -1 to 1, not 2"):
+    with pytest.raises(ValueError, match="similarity must be from -1 to 1, got 2"):
         get_evaluator("step_alignment", similarity=2)
 
 
@@ -154,9 +157,9 @@ def test_a_judge_who_lists_nothing_is_no_score():
 
 
 def test_rules_and_a_judge_exclude_each_other():
-    with pytest.raises(ValueError, match="splitter and judge are both given"):
+    with pytest.raises(ValueError, match="pass splitter or judge, not both"):
         get_evaluator("step_alignment", splitter=str.split, judge=scripted("x"))
-    with pytest.raises(ValueError, match="prompt is a judge's"):
+    with pytest.raises(ValueError, match="prompt= needs judge="):
         get_evaluator("step_alignment", prompt="List the steps of {text}")
 
 

@@ -20,6 +20,7 @@
         ParseFailure                 its reply does not have the requested form
         Declined                     it refused, its answer was filtered, or its answer is empty
         CutOff                       its reply ended at the token limit
+        Unbilled                     the endpoint did not get or process the question, so it costs nothing
         NoJudge(ValueError)          no judge is configured, and none is guessed
         NoModel(ValueError)          a model, or its runtime, is not installed on this machine
       TaskError(ValueError)          a task cannot be called with the inputs of an example

@@ -8,7 +8,6 @@ from enum import Enum
 from functools import cached_property, partial
 from typing import Any
 
-from spanwise.collector.records import Document
 from spanwise.evaluators.builtin import retrieval
 from spanwise.evaluators.haystack.pipeline_component import component, component_dict, register_component
 from spanwise.evaluators.interface import Skip, to_documents
@@ -34,7 +33,7 @@ class RecallMode(Enum):
         try:
             return RecallMode(string)
         except ValueError:
-            raise ValueError(f"mode is one of 'single_hit', 'multi_hit', not {string!r}") from None
+            raise ValueError(f"mode must be 'single_hit' or 'multi_hit', got {string!r}") from None
 
 
 @register_component(score=float, individual_scores=list[int])
@@ -157,7 +156,8 @@ class DocumentRecallEvaluator:
 
     def run(self, ground_truth_documents: Documents, retrieved_documents: Documents) -> dict[str, Any]:
         """Return `individual_scores` and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
-        score = partial(retrieval.recall, mode=_mode_name(self.mode), by=self.document_comparison_field)
+        mode: retrieval.HitMode = "single_hit" if str(self.mode) == "single_hit" else "multi_hit"
+        score = partial(retrieval.recall, mode=mode, by=self.document_comparison_field)
         return _score_questions(score, ground_truth_documents, retrieved_documents)
 
     def to_dict(self) -> dict[str, Any]:
@@ -170,29 +170,22 @@ class DocumentRecallEvaluator:
         return cls(**data.get("init_parameters", {}))
 
 
-def _mode_name(mode: str | RecallMode) -> retrieval.HitMode:
-    return "single_hit" if str(mode) == "single_hit" else "multi_hit"
-
-
 def _score_questions(score: Callable[..., float], wanted: Documents, retrieved: Documents) -> dict[str, Any]:
     _check_lists("documents", wanted, retrieved)
-    pairs = zip(wanted, retrieved, strict=True)
-    scores = [_score_or_zero(score, to_documents(given), to_documents(truths)) for truths, given in pairs]
+    scores = []
+    for truths, given in zip(wanted, retrieved, strict=True):
+        try:
+            scores.append(score(to_documents(given), to_documents(truths)))
+        except Skip:  # no document is expected, or none can be compared: 0 in Haystack
+            scores.append(0.0)
     return {"score": sum(scores) / len(scores), "individual_scores": scores}
-
-
-def _score_or_zero(score: Callable[..., float], retrieved: Sequence[Document], wanted: Sequence[Document]) -> float:
-    try:
-        return score(retrieved, wanted)
-    except Skip:  # no document is expected, or none can be compared: 0 in Haystack
-        return 0.0
 
 
 def _check_lists(what: str, truths: Sequence[Any], given: Sequence[Any]) -> None:
     if not truths or not given:
         raise ValueError(f"the lists of expected and given {what} must not be empty")
     if len(truths) != len(given):
-        raise ValueError(f"{len(truths)} lists of expected {what} for {len(given)} given ones: they must be as many")
+        raise ValueError(f"expected and given {what} must have the same length, got {len(truths)} and {len(given)}")
 
 
 SAS_MODEL = "sentence-transformers/paraphrase-multilingual-mpnet-base-v2"
@@ -228,8 +221,14 @@ class SASEvaluator:
 
     @cached_property
     def _comparer(self) -> TextComparer:
-        device, token = _device_name(self._device), _resolve_token(self._token)
-        return TextComparer(self._model, batch_size=self._batch_size, device=device, token=token)
+        device = self._device.to_torch_str() if hasattr(self._device, "to_torch_str") else self._device
+        token = self._token.resolve_value() if hasattr(self._token, "resolve_value") else self._token
+        return TextComparer(
+            self._model,
+            batch_size=self._batch_size,
+            device=None if device is None else str(device),
+            token=None if token is None else str(token),
+        )
 
     def warm_up(self) -> None:
         """Load the model. Raises `NoModel`."""
@@ -258,14 +257,25 @@ class SASEvaluator:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for `from_dict`. Raises `ValueError` for a token that is not read from a variable."""
+        if isinstance(self._token, str):
+            raise ValueError("a token given as text cannot be serialized; use HF_TOKEN or Secret.from_env_var(…)")
         known = {"model": self._model, "batch_size": self._batch_size}
-        return component_dict(self, **known, device=_to_plain_value(self._device), token=_serialize_token(self._token))
+        return component_dict(self, **known, device=_to_plain_value(self._device), token=_to_plain_value(self._token))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> SASEvaluator:
         """Create the evaluator from the values of `to_dict`."""
         parameters = dict(data.get("init_parameters", {}))
-        return cls(**{**parameters, **_restore_parameters(parameters)})
+        # only devices and tokens that are serialized objects of Haystack need a conversion
+        objects = {name: parameters[name] for name in ("device", "token") if isinstance(parameters.get(name), Mapping)}
+        if objects and component is None:
+            parameters |= dict.fromkeys(objects)
+        elif objects:
+            from haystack.utils import ComponentDevice, Secret
+
+            makers = {"device": ComponentDevice.from_dict, "token": Secret.from_dict}
+            parameters |= {name: makers[name](dict(value)) for name, value in objects.items()}
+        return cls(**parameters)
 
 
 def _pair_scores(model: Embedder | PairScorer, pairs: Sequence[tuple[str, str]]) -> list[float]:
@@ -276,54 +286,24 @@ def _pair_scores(model: Embedder | PairScorer, pairs: Sequence[tuple[str, str]])
         scores = model.score(pairs)
         return list(map(sigmoid, scores)) if any(score > 1 for score in scores) else scores
     vectors = model.by_text([text for pair in pairs for text in pair])
-    return [_cosine_or_zero(vectors[one], vectors[other]) for one, other in pairs]
-
-
-def _cosine_or_zero(one: Any, other: Any) -> float:
-    try:
-        return cosine(one, other)
-    except Skip:  # a vector of zeros has no cosine; sentence-transformers returns 0
-        return 0.0
+    scores = []
+    for one, other in pairs:
+        try:
+            scores.append(cosine(vectors[one], vectors[other]))
+        except Skip:  # a vector of zeros has no cosine; sentence-transformers returns 0
+            scores.append(0.0)
+    return scores
 
 
 def _check_answers(truths: Sequence[Any], predicted: Sequence[Any]) -> None:
     if len(truths) != len(predicted):
-        raise ValueError(f"{len(truths)} expected answers for {len(predicted)} predicted ones: they must be as many")
+        raise ValueError(
+            f"expected and predicted answers must have the same length, got {len(truths)} and {len(predicted)}"
+        )
     for what, answers in (("ground_truth_answers", truths), ("predicted_answers", predicted)):
         if wrong := [answer for answer in answers if not isinstance(answer, str)]:
-            raise ValueError(f"{what} are texts, not {wrong[0]!r:.100}")
-
-
-def _device_name(given: Any) -> str | None:
-    named = given.to_torch_str() if hasattr(given, "to_torch_str") else given
-    return None if named is None else str(named)
-
-
-def _resolve_token(token: Any) -> str | None:
-    value = token.resolve_value() if hasattr(token, "resolve_value") else token
-    return None if value is None else str(value)
+            raise ValueError(f"{what} must be texts, got {wrong[0]!r:.100}")
 
 
 def _to_plain_value(value: Any) -> Any:
     return value.to_dict() if hasattr(value, "to_dict") else value
-
-
-def _serialize_token(token: Any) -> Any:
-    if isinstance(token, str):
-        raise ValueError("a token is not written down: leave it to HF_TOKEN, or give Secret.from_env_var(…)")
-    return _to_plain_value(token)
-
-
-def _restore_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return serialized devices and tokens as Haystack's objects. Parameters that are None or a text are left out, as
-    they need no conversion.
-    """
-    plain = {name: parameters[name] for name in ("device", "token") if isinstance(parameters.get(name), Mapping)}
-    if not plain:
-        return {}
-    if component is None:
-        return dict.fromkeys(plain)
-    from haystack.utils import ComponentDevice, Secret
-
-    makers = {"device": ComponentDevice.from_dict, "token": Secret.from_dict}
-    return {name: makers[name](dict(value)) for name, value in plain.items()}

@@ -87,14 +87,14 @@ class LLMEvaluator:
         texts. Also raise it for examples that are not dicts with `inputs` and `outputs`, each a dict by name.
         """
         if not isinstance(inputs, list) or not all(map(_is_input, inputs)):
-            raise ValueError(f'inputs are a list of pairs such as ("questions", list[str]), not {inputs!r:.200}')
+            raise ValueError(f'inputs must be a list of pairs such as ("questions", list[str]), got {inputs!r:.200}')
         if not isinstance(outputs, list) or not all(isinstance(name, str) for name in outputs):
-            raise ValueError(f"outputs are a list of names, not {outputs!r:.200}")
+            raise ValueError(f"outputs must be a list of names, got {outputs!r:.200}")
         if not isinstance(examples, list):
-            raise ValueError(f"examples are a list of dicts, not {examples!r:.200}")
+            raise ValueError(f"examples must be a list of dicts, got {examples!r:.200}")
         for example in examples:
             if not _is_example(example):
-                raise ValueError(f"an example is {{'inputs': {{…}}, 'outputs': {{…}}}} by names, not {example!r:.200}")
+                raise ValueError(f"an example must be {{'inputs': {{…}}, 'outputs': {{…}}}}, got {example!r:.200}")
 
     @staticmethod
     def validate_input_parameters(expected: Mapping[str, Any], received: Mapping[str, Any]) -> None:
@@ -104,10 +104,10 @@ class LLMEvaluator:
                 raise ValueError(f"the input {name!r} is missing; there are {', '.join(received) or 'none'}")
         for name, values in received.items():
             if not isinstance(values, list):
-                raise ValueError(f"the input {name!r} is a list, not {values!r:.200}")
+                raise ValueError(f"the input {name!r} must be a list, got {values!r:.200}")
         lengths = {name: len(values) for name, values in received.items()}
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"inputs are lists of the same length, not {lengths}")
+            raise ValueError(f"inputs must be lists of the same length, got {lengths}")
 
     def prepare_template(self) -> str:
         """Return the prompt: instructions, keys of the reply, examples, and a placeholder for each input."""
@@ -174,18 +174,18 @@ class LLMEvaluator:
 
     async def _judged(self, row: Mapping[str, Any]) -> RowResult:
         """Return the result of one row, and the usage of its replies."""
-        told: list[dict[str, Any]] = []
+        replies: list[dict[str, Any]] = []
         try:
-            return await self._result(row, told), told
+            return await self._result(row, replies), replies
         except NoJudge:
             raise  # a missing judge affects all rows
         except Exception as error:
             if self.raise_on_failure:
                 raise ValueError(f"no result for {dict(row)!r:.200}: {error}") from error
             _log.warning("no result for %.200r: %s", dict(row), error)
-            return None, told
+            return None, replies
 
-    async def _result(self, row: Mapping[str, Any], told: list[dict[str, Any]]) -> dict[str, Any]:
+    async def _result(self, row: Mapping[str, Any], replies: list[dict[str, Any]]) -> dict[str, Any]:
         values = {name: render_value(value) for name, value in row.items()}
         asked = Ask(
             messages=self._prompt.messages(values),
@@ -196,7 +196,7 @@ class LLMEvaluator:
 
         async def ask(sample: int) -> Answer:
             answer = await self._judge.ask(replace(asked, sample=sample))
-            told.append(_reply_meta(answer))
+            replies.append(_reply_meta(answer))
             return answer
 
         return await ask_until_consistent(ask, self._read)

@@ -65,9 +65,9 @@ def deserialize_judge(judge: Any) -> Any:
         return judge
     from haystack.utils import deserialize_chatgenerator_inplace
 
-    held = {"chat_generator": dict(judge)}
-    deserialize_chatgenerator_inplace(held, key="chat_generator")
-    return held["chat_generator"]
+    holder = {"chat_generator": dict(judge)}
+    deserialize_chatgenerator_inplace(holder, key="chat_generator")
+    return holder["chat_generator"]
 
 
 def type_to_text(kind: Any) -> str:

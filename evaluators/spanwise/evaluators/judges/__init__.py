@@ -2,7 +2,8 @@
 
 Modules, in the order in which data flows:
 
-- `judge_evaluator`: Base class of evaluators that call a judge: prompt overrides, judge and version.
+- `judge_evaluator`: Base class and registration of evaluators that call a judge: prompt overrides, judge, values
+  and version.
 - `judgement`: Judgement of one case: its questions, their cost, its own trace, and the resulting feedback
   row.
 - `prompt_templates`: Prompt templates: placeholders, overrides, few-shot turns, and splitting of long
@@ -14,8 +15,8 @@ Modules, in the order in which data flows:
   probabilities.
 - `user_defined_judge`: User-defined judges: `judge(name, prompt, scale)`, with few-shot examples.
 - `judge_panel`: Judge panels: scores of several judges or samples, their agreement and the combined result.
-- `claims`: Claims: splitting a text into statements, and verdicts on statements.
-- `rag_metrics`: Components of the RAGAS metrics, their base class, and similarity by embeddings.
+- `rag_metrics`: Components of the RAGAS metrics: statements and verdicts, scores, their base class, similarity by
+  embeddings.
 - `ragas`: RAGAS evaluators: faithfulness, answer correctness and relevancy, context precision and recall.
 - `databricks`: Databricks judges: correctness, groundedness, relevance, guidelines, safety, context
   sufficiency, chunks.

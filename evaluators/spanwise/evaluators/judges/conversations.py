@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from spanwise.collector.records import Case, Trace
-from spanwise.evaluators.interface import Metric, Skip, register_builtin
-from spanwise.evaluators.interface.evaluator_spec import VALID
-from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
-from spanwise.evaluators.judges.prompt_values import (
-    format_messages,
-    read_full_conversation,
-    render_value,
-    render_values,
-)
+from spanwise.evaluators.interface import Metric, Skip
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_judge
+from spanwise.evaluators.judges.prompt_values import format_messages, read_full_conversation, render_value
 from spanwise.evaluators.judges.ratings import ask_yes_no
 
 _DEFINITION_SOURCE = "a judgement in our words; agents and sessions are in none of the documents"
@@ -24,21 +18,13 @@ _EXAMPLE_HISTORY = (
 )
 
 
-def _make_metric(id: str, higher_is_better: bool = True) -> tuple[Metric, ...]:
-    return (Metric(id, (0.0, 1.0), higher_is_better, 0.5, primary=True),)
-
-
-@register_builtin(
+@register_judge(
     "goal_reached",
-    metrics=_make_metric("goal_reached"),
-    standards=(VALID,),
     source=_DEFINITION_SOURCE,
-    judge=True,
-    kind="model",
+    canonical="",
     example='get_evaluator("goal_reached", judge=scripted({"rationale": "Nothing was booked.", "rating": "no"})), trace, '
     'inputs="Tell Ann about the cats.", outputs="I have looked for cats."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GoalReached(JudgeEvaluator):
     """Goal completion: the agent did what it was asked to do, judged by its runs rather than by its answer.
 
@@ -46,23 +32,19 @@ class GoalReached(JudgeEvaluator):
     """
 
     PROMPT: ClassVar[str] = "goal_reached"
+    OPTIONAL: ClassVar[Mapping[str, str]] = {"outputs": "(it gave no answer)"}
 
     async def __call__(self, case: Case, inputs: Any, trace: Trace, outputs: Any = None) -> dict[str, Any]:
-        values = render_values(case, self._prompt.asked, optional={"outputs": "(it gave no answer)"})
-        return await ask_yes_no("goal_reached", self._judge, self._prompt, case, values)
+        return await ask_yes_no(self.PROMPT, self._judge, self._prompt, case, self._values(case))
 
 
-@register_builtin(
+@register_judge(
     "tool_choice",
-    metrics=_make_metric("tool_choice"),
-    standards=(VALID,),
     source=_DEFINITION_SOURCE,
-    judge=True,
-    kind="model",
+    canonical="",
     example='get_evaluator("tool_choice", judge=scripted({"rationale": "Both were needed.", "rating": "yes"})), trace, '
     'inputs="Tell Ann about the cats."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice(JudgeEvaluator):
     """Tool choice: the agent called the right tools with sensible arguments, and made no unnecessary call.
 
@@ -76,26 +58,35 @@ class ToolChoice(JudgeEvaluator):
     tools: Sequence[Any] = ()
 
     async def __call__(self, case: Case, inputs: Any, trace: Trace) -> dict[str, Any]:
-        names = [name for name in self._prompt.asked if name != "tools"]
-        values = {**render_values(case, names), "tools": render_value(self.tools) if self.tools else "(not said)"}
-        return await ask_yes_no("tool_choice", self._judge, self._prompt, case, values)
+        values = self._values(case, {"tools": render_value(self.tools) if self.tools else "(not said)"})
+        return await ask_yes_no(self.PROMPT, self._judge, self._prompt, case, values)
 
     def _identity(self) -> list[Any]:
         return [*JudgeEvaluator._identity(self), render_value(list(self.tools))]
 
 
-@register_builtin(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationJudge(JudgeEvaluator):
+    """Base class of judges of a complete conversation, which their prompts name `{history}`."""
+
+    async def __call__(
+        self, case: Case, history: Any = None, inputs: Any = None, outputs: Any = None
+    ) -> dict[str, Any]:
+        spoken = read_full_conversation(case)
+        if not spoken:
+            raise Skip("needs history; the case has none, nor has it inputs")
+        values = self._values(case, {"history": format_messages(spoken)})
+        return await ask_yes_no(self.PROMPT, self._judge, self._prompt, case, values)
+
+
+@register_judge(
     "conversation_complete",
-    metrics=_make_metric("conversation_complete"),
-    standards=(VALID,),
     source=_DEFINITION_SOURCE,
-    judge=True,
-    kind="model",
+    canonical="",
     example='get_evaluator("conversation_complete", judge=scripted({"rationale": "The parcel is still lost.", "rating": "no"})), '
     f'history={_EXAMPLE_HISTORY}, outputs="Let me see."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationComplete(JudgeEvaluator):
+class ConversationComplete(ConversationJudge):
     """Completeness of a conversation: every request of the user was dealt with by its end.
 
     The judge reads all turns: those of a session, of `history`, or of inputs that are messages, with the last answer.
@@ -105,24 +96,16 @@ class ConversationComplete(JudgeEvaluator):
 
     PROMPT: ClassVar[str] = "conversation_complete"
 
-    async def __call__(
-        self, case: Case, history: Any = None, inputs: Any = None, outputs: Any = None
-    ) -> dict[str, Any]:
-        return await _judge_conversation("conversation_complete", self, case)
 
-
-@register_builtin(
+@register_judge(
     "user_frustrated",
-    metrics=_make_metric("user_frustrated", higher_is_better=False),
-    standards=(VALID,),
+    metrics=(Metric("user_frustrated", higher_is_better=False, threshold=0.5, primary=True),),
     source=_DEFINITION_SOURCE,
-    judge=True,
-    kind="model",
+    canonical="",
     example='get_evaluator("user_frustrated", judge=scripted({"rationale": "They had to say it twice.", "rating": "yes"})), '
     f"history={_EXAMPLE_HISTORY}",
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserFrustrated(JudgeEvaluator):
+class UserFrustrated(ConversationJudge):
     """User frustration: the user shows frustration with the assistant in a conversation. Lower is better.
 
     Signs are anger at the assistant, sarcasm about it, repeating a request that was not understood, and giving up.
@@ -131,18 +114,3 @@ class UserFrustrated(JudgeEvaluator):
     """
 
     PROMPT: ClassVar[str] = "user_frustrated"
-
-    async def __call__(
-        self, case: Case, history: Any = None, inputs: Any = None, outputs: Any = None
-    ) -> dict[str, Any]:
-        return await _judge_conversation("user_frustrated", self, case)
-
-
-async def _judge_conversation(id: str, judged: JudgeEvaluator, case: Case) -> dict[str, Any]:
-    """Judge the complete conversation, passed as `history`. Raises `Skip` for an empty conversation."""
-    prompt = judged.prompts[0]
-    spoken = read_full_conversation(case)
-    if not spoken:
-        raise Skip("needs history; the case has none, nor has it inputs")
-    others = render_values(case, [name for name in prompt.asked if name != "history"])
-    return await ask_yes_no(id, judged._judge, prompt, case, {**others, "history": format_messages(spoken)})

@@ -6,48 +6,57 @@ The judge gets the request if there is one. Only `relevance_to_query` and `chunk
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from spanwise.collector.records import Case
-from spanwise.evaluators.interface import (
-    DATABRICKS_COLUMNS,
-    Metric,
-    Skip,
-    explain_missing_fields,
-    get_case_field,
-    register_builtin,
-)
+from spanwise.evaluators.interface import DATABRICKS_COLUMNS, Metric, Skip, explain_missing_fields, get_case_field
 from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, SAFE, SOUNDNESS, TRANSPARENT, VALID
-from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_judge
 from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS, Prompt
 from spanwise.evaluators.judges.prompt_values import render_value, render_values
 from spanwise.evaluators.judges.ratings import (
     CHUNK_PLACEHOLDERS,
     ask_yes_no,
     ask_yes_no_in_parts,
+    catch_outcome,
     check_chunk_prompt,
     check_chunks,
-    describe_error,
     rate_chunks,
 )
 
 
-def _make_metrics(*keys: str) -> tuple[Metric, ...]:
-    return tuple(Metric(key, threshold=0.5, primary=key == keys[0]) for key in keys)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabricksJudge(JudgeEvaluator):
+    """Base class of judges with one yes/no question, in which the request may be missing."""
 
+    OPTIONAL: ClassVar[Mapping[str, str]] = {"inputs": "(not given)"}
+    IN_PARTS: ClassVar[bool] = False  # True if each part of a long answer must pass
 
-def get_databricks_values(case: Case, prompt: Prompt, leaving_out: Sequence[str] = ()) -> dict[str, str]:
-    """Return the text for each placeholder of a prompt. The request may be missing. Raises `Skip` for any other missing
-    field.
-    """
-    asked = {name: DATABRICKS_COLUMNS.get(name, name) for name in prompt.asked if name not in leaving_out}
-    texts = render_values(case, dict.fromkeys(asked.values()), optional={"inputs": "(not given)"})
-    if "guidelines" in texts:
-        texts["guidelines"] = require_guidelines(case, get_case_field(case, "guidelines"))
-    return {name: texts[field] for name, field in asked.items()}
+    async def _ask(self, key: str, case: Case, own: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+        """Ask the question and return the feedback. `own` are the texts of placeholders that the case does not fill."""
+        ask = ask_yes_no_in_parts if self.IN_PARTS else ask_yes_no
+        return await ask(key, self._judge, self._prompt, case, self._values(case, own))
+
+    async def _ask_per_chunk(self, key: str, case: Case) -> dict[str, Any]:
+        """Ask the question about each chunk, and return the share of yes."""
+        values = self._values(case, dict.fromkeys(CHUNK_PLACEHOLDERS, ""))
+        if case.documents is None:
+            raise Skip(explain_missing_fields(["documents"], case))
+        return await rate_chunks(key, self._judge, self._prompt, case, case.documents, values)
+
+    def _values(
+        self, case: Case, own: Mapping[str, str] = MappingProxyType({}), prompt: Prompt | None = None
+    ) -> dict[str, str]:
+        asked = (prompt or self._prompt).asked
+        fields = {name: DATABRICKS_COLUMNS.get(name, name) for name in asked if name not in own}
+        texts = render_values(case, dict.fromkeys(fields.values()), optional=self.OPTIONAL)
+        if "guidelines" in texts:
+            texts["guidelines"] = require_guidelines(case, get_case_field(case, "guidelines"))
+        return {**{name: texts[field] for name, field in fields.items()}, **own}
 
 
 def require_guidelines(case: Case, guidelines: Any) -> str:
@@ -57,19 +66,14 @@ def require_guidelines(case: Case, guidelines: Any) -> str:
     return text
 
 
-@register_builtin(
+@register_judge(
     "correctness",
-    metrics=_make_metrics("correctness"),
     standards=(VALID, OUTCOMES),
     source="Databricks: correctness",
-    canonical="by hand",
-    judge=True,
-    kind="model",
     example='get_evaluator("correctness", judge=scripted({"rationale": "It says 4.", "rating": "yes"})), '
     'inputs="What is 2 + 2?", outputs="It is 4, as always.", reference_outputs="4"',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Correctness(JudgeEvaluator):
+class Correctness(DatabricksJudge):
     """Correctness: the answer supports the facts of the expected answer.
 
     The reference (`reference_outputs`) should hold the facts that an answer must contain, and no others. Additional
@@ -80,48 +84,33 @@ class Correctness(JudgeEvaluator):
     PROMPT: ClassVar[str] = "correctness"
 
     async def __call__(self, case: Case, outputs: Any, reference_outputs: Any, inputs: Any = None) -> dict[str, Any]:
-        return await ask_yes_no(
-            "correctness", self._judge, self._prompt, case, get_databricks_values(case, self._prompt)
-        )
+        return await self._ask(self.PROMPT, case)
 
 
-@register_builtin(
+@register_judge(
     "relevance_to_query",
-    metrics=_make_metrics("relevance_to_query"),
-    standards=(VALID,),
     source="Databricks: relevance_to_query",
-    canonical="by hand",
-    judge=True,
-    kind="model",
     example='get_evaluator("relevance_to_query", judge=scripted({"rationale": "It is about tea.", "rating": "no"})), '
     'inputs="How is coffee made?", outputs="Tea comes from Asia."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelevanceToQuery(JudgeEvaluator):
+class RelevanceToQuery(DatabricksJudge):
     """Relevance of the answer to the request, regardless of its correctness."""
 
     PROMPT: ClassVar[str] = "relevance_to_query"
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any) -> dict[str, Any]:
-        return await ask_yes_no(
-            "relevance_to_query", self._judge, self._prompt, case, get_databricks_values(case, self._prompt)
-        )
+        return await self._ask(self.PROMPT, case)
 
 
-@register_builtin(
+@register_judge(
     "groundedness_judge",
-    metrics=_make_metrics("groundedness_judge"),
     standards=(VALID, TRANSPARENT),
     source="Databricks: groundedness",
-    canonical="by hand",
-    judge=True,
-    kind="model",
     llm=False,
     example='get_evaluator("groundedness_judge", judge=scripted({"rationale": "1912 is not there.", "rating": "no"})), '
     'inputs="When was it built?", outputs="It was built in 1912.", documents=["The tower is 40 m high."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroundednessJudge(JudgeEvaluator):
+class GroundednessJudge(DatabricksJudge):
     """Groundedness: the retrieved context supports all or almost all of the answer, so there are no hallucinations.
 
     H2O's `groundedness` compares embeddings; this evaluator calls a judge. A case whose retrieval found nothing is
@@ -130,18 +119,17 @@ class GroundednessJudge(JudgeEvaluator):
     """
 
     PROMPT: ClassVar[str] = "groundedness_judge"
+    IN_PARTS: ClassVar[bool] = True
     UNCUT: ClassVar[tuple[str, ...]] = ("documents",)
 
     async def __call__(self, case: Case, outputs: Any, documents: Any, inputs: Any = None) -> dict[str, Any]:
         if documents:
             check_chunks(documents)
-        return await ask_yes_no_in_parts(
-            "groundedness_judge", self._judge, self._prompt, case, get_databricks_values(case, self._prompt)
-        )
+        return await self._ask(self.PROMPT, case)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _GuidelineJudge(JudgeEvaluator):
+class _GuidelineJudge(DatabricksJudge):
     """Base class of guideline judges. `global_guidelines` apply to all cases."""
 
     PROMPT: ClassVar[str] = "guideline_adherence"
@@ -153,26 +141,18 @@ class _GuidelineJudge(JudgeEvaluator):
         """Ask whether the answer adheres to the guidelines, and return the feedback under `key`. Raises `Skip` if there
         are no guidelines.
         """
-        text = require_guidelines(case, guidelines)
-        values = {**get_databricks_values(case, self._prompt, ["guidelines"]), "guidelines": text}
-        return {"key": key, **await ask_yes_no(key, self._judge, self._prompt, case, values)}
+        return {"key": key, **await self._ask(key, case, {"guidelines": require_guidelines(case, guidelines)})}
 
     def _identity(self) -> list[Any]:
         return [*JudgeEvaluator._identity(self), number_guidelines(self.global_guidelines)]
 
 
-@register_builtin(
+@register_judge(
     "guideline_adherence",
-    metrics=_make_metrics("guideline_adherence"),
-    standards=(VALID,),
     source="Databricks: guideline_adherence",
-    canonical="by hand",
-    judge=True,
-    kind="model",
     example='get_evaluator("guideline_adherence", judge=scripted({"rationale": "It is English, but long.", "rating": "no"})), '
     'outputs="Well, as it were, …", guidelines=["Answer in English", "Be brief"]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GuidelineAdherence(_GuidelineJudge):
     """Adherence of the answer to all guidelines of its case: a list, one text, or a dict of named guidelines.
 
@@ -184,30 +164,26 @@ class GuidelineAdherence(_GuidelineJudge):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """Return the metrics: two if there are global guidelines, else one."""
-        both = ("guideline_adherence", "global_guideline_adherence")
-        return _make_metrics(*both if number_guidelines(self.global_guidelines) else both[:1])
+        own = Metric("guideline_adherence", threshold=0.5, primary=True)
+        if number_guidelines(self.global_guidelines) is None:
+            return (own,)
+        return own, Metric("global_guideline_adherence", threshold=0.5)
 
     async def __call__(self, case: Case, outputs: Any, guidelines: Any = None, inputs: Any = None) -> Any:
         asked = dict(zip([metric.key for metric in self.metrics], (guidelines, self.global_guidelines), strict=False))
         if len(asked) == 1:
             return await self._adheres("guideline_adherence", case, guidelines)
         return await asyncio.gather(
-            *(_catch_outcome(key, self._adheres(key, case, text)) for key, text in asked.items())
+            *(catch_outcome(key, self._adheres(key, case, text)) for key, text in asked.items())
         )
 
 
-@register_builtin(
+@register_judge(
     "global_guideline_adherence",
-    metrics=_make_metrics("global_guideline_adherence"),
-    standards=(VALID,),
     source="Databricks: global_guideline_adherence",
-    canonical="by hand",
-    judge=True,
-    kind="model",
     example='get_evaluator("global_guideline_adherence", global_guidelines="Be kind", '
     'judge=scripted({"rationale": "It is rude.", "rating": "no"})), outputs="Go away."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalGuidelineAdherence(_GuidelineJudge):
     """Adherence of the answer to all `global_guidelines`, which apply to all cases in addition to those of a case.
 
@@ -219,24 +195,19 @@ class GlobalGuidelineAdherence(_GuidelineJudge):
     def __post_init__(self) -> None:
         JudgeEvaluator.__post_init__(self)
         if number_guidelines(self.global_guidelines) is None:
-            raise ValueError(f"global_guidelines are a text or a list of texts, not {self.global_guidelines!r}")
+            raise ValueError(f"global_guidelines must be a text or a list of texts, got {self.global_guidelines!r}")
 
     async def __call__(self, case: Case, outputs: Any, inputs: Any = None) -> dict[str, Any]:
         return await self._adheres("global_guideline_adherence", case, self.global_guidelines)
 
 
-@register_builtin(
+@register_judge(
     "safety",
-    metrics=_make_metrics("safety"),
     standards=(SAFE, VALID),
     source="Databricks: safety",
-    canonical="by hand",
-    judge=True,
-    kind="model",
     example='get_evaluator("safety", judge=scripted({"rationale": "A kind word.", "rating": "yes"})), outputs="Well done!"',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Safety(JudgeEvaluator):
+class Safety(DatabricksJudge):
     """Safety: the answer is free of harmful and toxic content. Yes, and True, means harmless.
 
     An answer that is longer than the limit of a question (`max_characters`) is judged in parts, all of which must be
@@ -244,27 +215,21 @@ class Safety(JudgeEvaluator):
     """
 
     PROMPT: ClassVar[str] = "safety"
+    IN_PARTS: ClassVar[bool] = True
 
     async def __call__(self, case: Case, outputs: Any, inputs: Any = None) -> dict[str, Any]:
-        return await ask_yes_no_in_parts(
-            "safety", self._judge, self._prompt, case, get_databricks_values(case, self._prompt)
-        )
+        return await self._ask(self.PROMPT, case)
 
 
-@register_builtin(
+@register_judge(
     "context_sufficiency",
-    metrics=_make_metrics("context_sufficiency"),
     standards=(VALID, TRANSPARENT, SOUNDNESS, OUTCOMES),
     source="Databricks: context_sufficiency",
-    canonical="by hand",
-    judge=True,
-    kind="model",
     llm=False,
     example='get_evaluator("context_sufficiency", judge=scripted({"rationale": "The year is missing.", "rating": "no"})), '
     'inputs="When was it built?", reference_outputs="In 1912.", documents=["The tower is 40 m high."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextSufficiency(JudgeEvaluator):
+class ContextSufficiency(DatabricksJudge):
     """Sufficiency of the retrieved documents for the expected answer. The rationale names the missing facts.
 
     If a retrieval found nothing, the result is no, without a call of the judge.
@@ -276,26 +241,19 @@ class ContextSufficiency(JudgeEvaluator):
         if not documents:
             return {"score": False, "comment": "nothing was retrieved: all of the expected answer is missing"}
         check_chunks(documents)
-        return await ask_yes_no(
-            "context_sufficiency", self._judge, self._prompt, case, get_databricks_values(case, self._prompt)
-        )
+        return await self._ask(self.PROMPT, case)
 
 
-@register_builtin(
+@register_judge(
     "chunk_relevance",
-    metrics=_make_metrics("chunk_relevance"),
     standards=(VALID, TRANSPARENT),
     source="Databricks: chunk_relevance (chunk-relevance-precision)",
-    canonical="by hand",
-    judge=True,
-    kind="model",
     llm=False,
     example='get_evaluator("chunk_relevance", judge=scripted({"rationale": "It says when.", "rating": "yes"}, '
     '{"rationale": "It is about food.", "rating": "no"})), '
     'inputs="When was it built?", documents=["Built in 1912.", "The kitchen opens at noon."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkRelevance(JudgeEvaluator):
+class ChunkRelevance(DatabricksJudge):
     """Share of the retrieved chunks that are relevant to the request (3 of 4 are 0.75), with one question per chunk.
 
     The metadata `ratings`, `rationales` and `error_messages` have one entry per chunk. A chunk whose judgement failed
@@ -309,23 +267,16 @@ class ChunkRelevance(JudgeEvaluator):
         check_chunk_prompt(self._prompt)
 
     async def __call__(self, case: Case, inputs: Any, documents: Any) -> dict[str, Any]:
-        values = get_databricks_values(case, self._prompt, CHUNK_PLACEHOLDERS)
-        return await rate_chunks("chunk_relevance", self._judge, self._prompt, case, documents, values)
+        return await self._ask_per_chunk(self.PROMPT, case)
 
 
-@register_builtin(
+@register_judge(
     "custom_judge",
-    metrics=_make_metrics("custom_judge"),
-    standards=(VALID,),
     source="Databricks: custom judges (ANSWER, RETRIEVAL)",
-    canonical="by hand",
-    judge=True,
-    kind="model",
     example='get_evaluator("custom_judge", assessment_name="polite", prompt="Is this polite? {response}", '
     'judge=scripted({"rationale": "It thanks.", "rating": "yes"})), outputs="Thank you!"',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CustomJudge(JudgeEvaluator):
+class CustomJudge(DatabricksJudge):
     """User-defined judge that says yes or no, under the key `assessment_name`.
 
     "ANSWER" judges the answer. "RETRIEVAL" asks the same question about every retrieved chunk, and returns the
@@ -344,7 +295,7 @@ class CustomJudge(JudgeEvaluator):
     def __post_init__(self) -> None:
         JudgeEvaluator.__post_init__(self)
         if not self.assessment_name.strip():
-            raise ValueError("assessment_name is a text that is not empty")
+            raise ValueError("assessment_name must not be empty")
         if self.assessment_type == "RETRIEVAL":
             check_chunk_prompt(self._prompt)
 
@@ -356,31 +307,12 @@ class CustomJudge(JudgeEvaluator):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """Return the single metric, named after the assessment."""
-        return _make_metrics(self.assessment_name)
+        return (Metric(self.assessment_name, threshold=0.5, primary=True),)
 
     async def __call__(self, case: Case) -> dict[str, Any]:
         if self.assessment_type == "ANSWER":
-            return await ask_yes_no(
-                self.named, self._judge, self._prompt, case, get_databricks_values(case, self._prompt)
-            )
-        values = get_databricks_values(case, self._prompt, CHUNK_PLACEHOLDERS)
-        chunks = get_case_field(case, "documents")
-        if chunks is None:
-            raise Skip(explain_missing_fields(["documents"], case))
-        return await rate_chunks(self.named, self._judge, self._prompt, case, chunks, values)
-
-
-async def _catch_outcome(key: str, judging: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the feedback of a judgement. A skip or an error becomes feedback too, so that the results of the other
-    judgements are not lost.
-    """
-    try:
-        return await judging
-    except Skip as skip:
-        return {"key": key, "comment": str(skip)}
-    except Exception as error:
-        metadata, trace_id = getattr(error, "metadata", None), getattr(error, "judge_trace_id", None)
-        return {"key": key, "error": describe_error(error), "metadata": metadata, "judge_trace_id": trace_id}
+            return await self._ask(self.named, case)
+        return await self._ask_per_chunk(self.named, case)
 
 
 def number_guidelines(guidelines: Any) -> str | None:
@@ -391,8 +323,7 @@ def number_guidelines(guidelines: Any) -> str | None:
     """
     if isinstance(guidelines, str):
         return guidelines.strip() or None
-    listed = list(_iterate_guidelines(guidelines))
-    return "\n".join(f"{place}. {text}" for place, text in enumerate(listed, 1)) or None
+    return "\n".join(f"{place}. {text}" for place, text in enumerate(_iterate_guidelines(guidelines), 1)) or None
 
 
 def _iterate_guidelines(guidelines: Any, name: str = "") -> Iterator[str]:

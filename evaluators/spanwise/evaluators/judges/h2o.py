@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -15,27 +15,25 @@ from spanwise.evaluators.builtin.case_text import extract_text
 from spanwise.evaluators.builtin.language_detection import Detector, LanguageComparison
 from spanwise.evaluators.interface import Metric, Skip, register_builtin
 from spanwise.evaluators.interface.evaluator_spec import FAIR, OUTCOMES, PRIVACY, SAFE, VALID
-from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_judge, use_arguments
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
-from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure
-from spanwise.evaluators.judges.llm_client.judge_call import Judge, make_judge
+from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure, make_object_schema
+from spanwise.evaluators.judges.llm_client.judge_call import make_judge
 from spanwise.evaluators.judges.prompt_templates import Prompt
-from spanwise.evaluators.judges.prompt_values import render_values
 from spanwise.evaluators.judges.ratings import YES_NO_SCHEMA, get_rationale, make_scale
 from spanwise.evaluators.judges.user_defined_judge import make_signature
 
 YES_NO_SCALE = make_scale(("yes", "no"))
-QUESTION_RATING_SCHEMA: Mapping[str, JSON] = {  # the rating of the question comes first, and does not affect the result
-    "type": "object",
-    "properties": {
+_YES_NO: JSON = {"type": "string", "enum": ["yes", "no"]}
+# the rating of the question comes first, and does not affect the result
+QUESTION_RATING_SCHEMA = make_object_schema(
+    {
         "question_rationale": {"type": "string"},
-        "question_rating": {"type": "string", "enum": ["yes", "no"]},
+        "question_rating": _YES_NO,
         "rationale": {"type": "string"},
-        "rating": {"type": "string", "enum": ["yes", "no"]},
-    },
-    "required": ["question_rationale", "question_rating", "rationale", "rating"],
-    "additionalProperties": False,
-}
+        "rating": _YES_NO,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,121 +45,74 @@ class BooleanVerdict:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-BooleanQuestion: TypeAlias = tuple[Prompt, Mapping[str, str], Mapping[str, JSON]]  # prompt, values, schema
-
-
-async def evaluate_booleans(
-    id: str,
-    judge: Judge,
-    case: Case,
-    questions: Sequence[BooleanQuestion],
-    read: Callable[[Answer], BooleanVerdict],
-    bare: Callable[[str], BooleanVerdict | None] = lambda text: None,
-    *,
-    in_parts: bool = False,
-) -> list[dict[str, Any]]:
-    """Return the feedback rows of a boolean metric family for one case.
-
-    The first of the `questions` is about the answer, an optional second one about the context. `read` converts an
-    answer of the judge into a verdict. If a reply cannot be parsed, `bare` is called with its text: it returns a
-    verdict, or None if it cannot read the text either. With `in_parts`, a long answer or context is judged in parts,
-    and the first part that fails decides.
-
-    If either reply cannot be parsed, the case counts as unparsed: neither passed nor failed. Raises the errors of
-    `Judgement.ask` except `ParseFailure`.
-    """
-
-    async def opinion(prompt: Prompt, values: Mapping[str, str], schema: Mapping[str, JSON]) -> BooleanVerdict:
-        parts = prompt.in_parts(values, "outputs") if in_parts else [values]
-        opinions = await gather_or_cancel(of_part(prompt, part, schema) for part in parts)
-        worst = next((place for place, one in enumerate(opinions) if not one.passes), 0)
-        if len(parts) == 1:
-            return opinions[0]
-        why = f"{len(parts)} parts were judged; part {worst + 1}: {opinions[worst].why}"
-        return replace(opinions[worst], why=why)
-
-    async def of_part(prompt: Prompt, values: Mapping[str, str], schema: Mapping[str, JSON]) -> BooleanVerdict:
-        try:
-            return read(await judgement.ask(prompt, values, schema))
-        except ParseFailure as failure:
-            if (read_bare := bare(failure.text)) is None:
-                raise
-            return read_bare
-
-    try:
-        async with Judgement(id, judge, case) as judgement:
-            rows = _make_rows(id, *await gather_or_cancel(opinion(*question) for question in questions))
-            rows[0] = judgement.row(**rows[0])
-        trace = judgement.trace_id
-    except ParseFailure as failure:
-        why = str(failure).removeprefix("parse failure: ")
-        rows = unparsed_rows(id, why, metadata={"reply": failure.metadata.get("reply", failure.text)})
-        rows[0]["metadata"] = dict(failure.metadata)
-        trace = failure.judge_trace_id
-    return [{**row, "judge_trace_id": trace} for row in rows]
-
-
-def make_fixed_rows(id: str, passes: bool, why: str) -> list[dict[str, Any]]:
-    """Return the rows of a boolean metric family for a case that is decided without a judge."""
-    return family_rows(id, passes, comment=why)
-
-
-def make_rating_reader(passing: str) -> Callable[[Answer], BooleanVerdict]:
-    """Return a function that converts a rating of yes or no into a verdict. `passing` is the label that passes."""
-
-    def read(answer: Answer) -> BooleanVerdict:
-        label = YES_NO_SCALE.read(answer)[1]
-        more = {name: said for name, said in answer.value.items() if name.startswith("question_")}
-        return BooleanVerdict(label == passing, get_rationale(answer), more)
-
-    return read
+BooleanQuestion: TypeAlias = tuple[Prompt, Mapping[str, str]]  # prompt and values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BooleanJudge(JudgeEvaluator):
     """Base class of H2O's boolean judges. With `evaluate_retrieved_context=True`, a second question judges the
     context.
+
+    If one of the replies cannot be parsed, the case counts as unparsed: neither passed nor failed.
     """
 
-    PASSES: ClassVar[str] = "no"
+    OPTIONAL: ClassVar[Mapping[str, str]] = {"inputs": "(not known)"}
+    PASSES: ClassVar[str] = "no"  # rating that passes
     SCHEMA: ClassVar[Mapping[str, JSON]] = YES_NO_SCHEMA
-    BLANK: ClassVar[bool] = True  # True if an empty answer passes
+    BLANK: ClassVar[bool | None] = True  # whether an empty answer passes; None: the judge decides
     IN_PARTS: ClassVar[bool] = False  # True if each part of a long text must pass
 
     evaluate_retrieved_context: bool = False
 
-    async def _family(
-        self, id: str, case: Case, documents: Sequence[Document] | None, **given: Any
-    ) -> list[dict[str, Any]]:
-        case = replace(case, documents=None if documents is None else tuple(documents), **given)
-        if is_blank(case.outputs):
-            return make_fixed_rows(id, self.BLANK, "the answer is empty")
-        questions = [self._question(case)]
-        if self.evaluate_retrieved_context and (context := join_context(case.documents)):
-            questions.append(self._of_context(case, context))
-        return await evaluate_booleans(
-            id, self._judge, case, questions, make_rating_reader(self.PASSES), in_parts=self.IN_PARTS
-        )
+    async def _evaluate(self, case: Case) -> list[dict[str, Any]]:
+        """Return the feedback rows of the metric family. Raises the errors of `Judgement.ask` except `ParseFailure`."""
+        id = self.PROMPT
+        if self.BLANK is not None and is_blank(case.outputs):
+            return family_rows(id, self.BLANK, comment="the answer is empty")
+        questions: list[BooleanQuestion] = [(self._prompt, self._values(case))]
+        chunks = [document.content for document in case.documents or () if document.content.strip()]
+        if self.evaluate_retrieved_context and chunks:
+            questions.append(self._context_question(case, "\n\n".join(chunks)))
+        try:
+            async with Judgement(id, self._judge, case) as judgement:
+                verdicts = await gather_or_cancel(self._judge_text(judgement, *question) for question in questions)
+                answer, context = verdicts[0], verdicts[1] if len(verdicts) > 1 else None
+                comment = answer.why
+                metadata = {"rationale": answer.why, **answer.more}
+                if context is not None:
+                    metadata["context_rationale"] = context.why
+                    if not context.passes:
+                        comment = f"the context fails: {context.why}; the answer: {answer.why}"
+                context_passes = None if context is None else context.passes
+                rows = family_rows(id, answer.passes, context_passes, comment=comment, metadata=metadata)
+                rows[0] = judgement.row(**rows[0])
+            trace = judgement.trace_id
+        except ParseFailure as failure:
+            rows = unparsed_rows(id, str(failure).removeprefix("parse failure: "))
+            rows[0]["metadata"] = dict(failure.metadata)
+            rows[-1]["metadata"] = {"reply": failure.metadata.get("reply", failure.text)}
+            trace = failure.judge_trace_id
+        return [{**row, "judge_trace_id": trace} for row in rows]
 
-    def _question(self, case: Case, **own: str) -> BooleanQuestion:
-        return self._prompt, get_prompt_values(case, self._prompt, **own), self.SCHEMA
-
-    def _of_context(self, case: Case, context: str) -> BooleanQuestion:
+    def _context_question(self, case: Case, context: str) -> BooleanQuestion:
         """Return the question about the answer, with the context in place of the answer."""
-        return self._question(case, outputs=context)
+        return self._prompt, self._values(case, {"outputs": context})
 
+    async def _judge_text(self, judgement: Judgement, prompt: Prompt, values: Mapping[str, str]) -> BooleanVerdict:
+        """Return the verdict on a text, or on the first part of a long text that fails."""
+        parts = prompt.in_parts(values, "outputs") if self.IN_PARTS else [values]
+        verdicts = await gather_or_cancel(self._judge_part(judgement, prompt, part) for part in parts)
+        worst = next((place for place, verdict in enumerate(verdicts) if not verdict.passes), 0)
+        if len(parts) == 1:
+            return verdicts[0]
+        why = f"{len(parts)} parts were judged; part {worst + 1}: {verdicts[worst].why}"
+        return replace(verdicts[worst], why=why)
 
-def get_prompt_values(case: Case, prompt: Prompt, **own: str) -> dict[str, str]:
-    """Return the value of each placeholder of a prompt. `inputs` may be missing. Raises `Skip` for any other missing
-    field.
-    """
-    names = [name for name in prompt.asked if name not in own]
-    return {**render_values(case, names, optional={"inputs": "(not known)"}), **own}
-
-
-def join_context(documents: Sequence[Document] | None) -> str:
-    """Return the retrieved chunks as one text, "" if there are none."""
-    return "\n\n".join(document.content for document in documents or () if document.content.strip())
+    async def _judge_part(self, judgement: Judgement, prompt: Prompt, values: Mapping[str, str]) -> BooleanVerdict:
+        answer = await judgement.ask(prompt, values, self.SCHEMA)
+        passes = YES_NO_SCALE.read(answer)[1] == self.PASSES
+        more = {name: value for name, value in answer.value.items() if name.startswith("question_")}
+        return BooleanVerdict(passes, get_rationale(answer), more)
 
 
 def is_blank(outputs: Any) -> bool:
@@ -172,43 +123,26 @@ def is_blank(outputs: Any) -> bool:
         return False
 
 
-def _make_rows(id: str, answer: BooleanVerdict, context: BooleanVerdict | None = None) -> list[dict[str, Any]]:
-    metadata = {"rationale": answer.why, **answer.more}
-    comment = answer.why
-    if context is not None:
-        metadata |= {"context_rationale": context.why}
-        comment = comment if context.passes else f"the context fails: {context.why}; the answer: {answer.why}"
-    holds = None if context is None else context.passes
-    return family_rows(id, answer.passes, holds, comment=comment, metadata=metadata)
-
-
 TRUE_FALSE_SCALE = make_scale(("true", "false"))
 _TRUE_FALSE_WORD = re.compile(r"\W*(?:rating)?\W*(true|false)\W*", re.IGNORECASE)
 AGENT_DEADLINE = 600.0  # seconds; long, because an agent makes many calls
-FACT_CHECK_SCHEMA: Mapping[str, JSON] = {
-    "type": "object",
-    "properties": {
+FACT_CHECK_SCHEMA = make_object_schema(
+    {
         "answer": {"type": "string"},
         "evaluation_summary": {"type": "string"},
         "evaluation_score": {"type": "number", "minimum": 0, "maximum": 1},
-    },
-    "required": ["answer", "evaluation_summary", "evaluation_score"],
-    "additionalProperties": False,
-}
+    }
+)
 
 
-@register_builtin(
+@register_judge(
     "contact_information",
     metrics=family_metrics("contact_information"),
     standards=(PRIVACY, VALID),
     source="H2O Eval Studio: contact information",
-    canonical="by hand",
-    judge=True,
-    kind="model",
     example='get_evaluator("contact_information", judge=scripted({"rationale": "It has a telephone number.", "rating": "yes"})), '
     'outputs="Call Tom Berger at 555-0142."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ContactInformation(BooleanJudge):
     """Protection of contact information: the answer discloses no names, addresses, telephone numbers, e-mail addresses,
     user names or medical information.
@@ -222,21 +156,17 @@ class ContactInformation(BooleanJudge):
     IN_PARTS: ClassVar[bool] = True
 
     async def __call__(self, case: Case, outputs: Any, documents: Sequence[Document] | None = None) -> Any:
-        return await self._family("contact_information", case, documents, outputs=outputs)
+        return await self._evaluate(case)
 
 
-@register_builtin(
+@register_judge(
     "sexism",
     metrics=family_metrics("sexism"),
     standards=(SAFE, FAIR, VALID),
     source="H2O Eval Studio: sexism",
-    canonical="by hand",
-    judge=True,
-    kind="model",
     example='get_evaluator("sexism", judge=scripted({"question_rationale": "Neutral.", "question_rating": "no", "rationale": '
     '"It denies women an ability.", "rating": "yes"})), inputs="Who should lead?", outputs="A man, of course."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sexism(BooleanJudge):
     """Absence of sexism in the answer.
 
@@ -249,22 +179,18 @@ class Sexism(BooleanJudge):
     SCHEMA: ClassVar[Mapping[str, JSON]] = QUESTION_RATING_SCHEMA
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any, documents: Sequence[Document] | None = None) -> Any:
-        return await self._family("sexism", case, documents, inputs=inputs, outputs=outputs)
+        return await self._evaluate(case)
 
 
-@register_builtin(
+@register_judge(
     "stereotypes",
     metrics=family_metrics("stereotypes"),
     standards=(SAFE, FAIR, VALID),
     source="H2O Eval Studio: stereotypes",
-    canonical="by hand",
-    judge=True,
-    kind="model",
     example='get_evaluator("stereotypes", judge=scripted({"question_rationale": "No gender.", "question_rating": "no", '
     '"rationale": "It makes the nurse a woman.", "rating": "yes"})), inputs="What does a nurse do?", '
     'outputs="She cares for the sick."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stereotypes(BooleanJudge):
     """Absence of stereotypes: the answer adds no gender or race without a reason in the question.
 
@@ -277,21 +203,17 @@ class Stereotypes(BooleanJudge):
     SCHEMA: ClassVar[Mapping[str, JSON]] = QUESTION_RATING_SCHEMA
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any, documents: Sequence[Document] | None = None) -> Any:
-        return await self._family("stereotypes", case, documents, inputs=inputs, outputs=outputs)
+        return await self._evaluate(case)
 
 
-@register_builtin(
+@register_judge(
     "summarization_judge",
     metrics=family_metrics("summarization_judge"),
     standards=(VALID, OUTCOMES),
     source="H2O Eval Studio: summarization (judge)",
-    canonical="by hand",
-    judge=True,
-    kind="model",
     example='get_evaluator("summarization_judge", judge=scripted({"rationale": "Both points are there.", "rating": "yes"})), '
     'outputs="Cloud doubled the profit.", reference_outputs="Profits doubled, mainly because of cloud services."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SummarizationJudge(BooleanJudge):
     """Quality of a summary, compared with a reference summary.
 
@@ -302,7 +224,7 @@ class SummarizationJudge(BooleanJudge):
     PROMPT: ClassVar[str] = "summarization_judge"
     FURTHER: ClassVar[tuple[str, ...]] = ("summarization_context",)
     PASSES: ClassVar[str] = "yes"
-    BLANK: ClassVar[bool] = False
+    BLANK: ClassVar[bool | None] = False
 
     async def __call__(
         self,
@@ -312,27 +234,21 @@ class SummarizationJudge(BooleanJudge):
         inputs: Any = None,
         documents: Sequence[Document] | None = None,
     ) -> Any:
-        given = {"inputs": inputs, "outputs": outputs, "reference_outputs": reference_outputs}
-        return await self._family("summarization_judge", case, documents, **given)
+        return await self._evaluate(case)
 
-    def _of_context(self, case: Case, context: str) -> BooleanQuestion:
+    def _context_question(self, case: Case, context: str) -> BooleanQuestion:
         prompt = self._more["summarization_context"]
-        return prompt, get_prompt_values(case, prompt, documents=context), self.SCHEMA
+        return prompt, self._values(case, {"documents": context}, prompt)
 
 
-@register_builtin(
+@register_judge(
     "byop",
     metrics=family_metrics("byop"),
-    standards=(VALID,),
     source="H2O Eval Studio: bring your own prompt (BYOP)",
-    canonical="by hand",
-    judge=True,
-    kind="model",
     example='get_evaluator("byop", prompt="Is this a haiku? Say true or false.\\n{outputs}", judge=scripted({"rationale": '
     '"5-7-5.", "rating": "true"})), outputs="An old silent pond / a frog jumps into the pond / splash, silence again"',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Byop(JudgeEvaluator):
+class Byop(BooleanJudge):
     """Bring your own prompt: the judge says "true" (the case passes) or "false" (it fails).
 
     `prompt` names the fields that the judge gets: `{inputs}` (the question), `{outputs}` (the actual answer),
@@ -343,16 +259,19 @@ class Byop(JudgeEvaluator):
     `spanwise.evaluators.judge` makes judges with other scales.
     """
 
-    prompt: str | Path
-    evaluate_retrieved_context: bool = False
-
     PROMPT: ClassVar[str] = "byop"
+    SCHEMA: ClassVar[Mapping[str, JSON]] = TRUE_FALSE_SCALE.schema
+    BLANK: ClassVar[bool | None] = None
+
+    prompt: str | Path
 
     def __post_init__(self) -> None:
         JudgeEvaluator.__post_init__(self)
         asked = self._prompt
         if self.evaluate_retrieved_context and "outputs" not in asked.asked:
-            raise ValueError("evaluate_retrieved_context puts the context in the place of {outputs}; prompt has none")
+            raise ValueError(
+                "evaluate_retrieved_context=True needs a prompt with {outputs}, which the context replaces"
+            )
         text = f"{asked.text.rstrip()}\n\n{TRUE_FALSE_SCALE.words()}"
         object.__setattr__(self, "_prompt", replace(asked, text=text))
 
@@ -364,44 +283,31 @@ class Byop(JudgeEvaluator):
         return make_signature(self._prompt.asked, {})
 
     async def __call__(self, case: Case, **values: Any) -> list[dict[str, Any]]:
-        case = replace(case, **{name: value for name, value in values.items() if name in Case.__dataclass_fields__})
-        own: list[dict[str, str]] = [{}]
-        if self.evaluate_retrieved_context and (context := join_context(case.documents)):
-            own.append({"outputs": context})
-        questions = [
-            (self._prompt, get_prompt_values(case, self._prompt, **given), TRUE_FALSE_SCALE.schema) for given in own
-        ]
-        return await evaluate_booleans("byop", self._judge, case, questions, _read_true_false, _read_bare_word)
+        return await self._evaluate(case)
+
+    async def _judge_part(self, judgement: Judgement, prompt: Prompt, values: Mapping[str, str]) -> BooleanVerdict:
+        try:
+            answer = await judgement.ask(prompt, values, self.SCHEMA)
+            return BooleanVerdict(TRUE_FALSE_SCALE.read(answer)[1] == "true", get_rationale(answer))
+        except ParseFailure as failure:
+            # a reply of one word, as H2O's prompts request; it may be in quotes or a code fence
+            if (word := _TRUE_FALSE_WORD.fullmatch(failure.text)) is None:
+                raise
+            return BooleanVerdict(word[1].lower() == "true", None)
 
     def _plain_prompt(self, given: Any) -> Any:
         return given.read_text("utf-8") if isinstance(given, Path) else given
 
 
-def _read_true_false(answer: Answer) -> BooleanVerdict:
-    return BooleanVerdict(TRUE_FALSE_SCALE.read(answer)[1] == "true", get_rationale(answer))
-
-
-def _read_bare_word(text: str) -> BooleanVerdict | None:
-    """Convert a reply of one word, true or false, as H2O's prompts request. The word may be in quotes or a code fence.
-    Return None for any other reply.
-    """
-    said = _TRUE_FALSE_WORD.fullmatch(text)
-    return None if said is None else BooleanVerdict(said[1].lower() == "true", None)
-
-
-@register_builtin(
+@register_judge(
     "fact_check",
     metrics=(Metric("fact_check", threshold=0.75, primary=True),),
     standards=(SAFE, VALID),
     source="H2O Eval Studio: fact-check (agent-based)",
-    canonical="by hand",
-    judge=True,
     agent=True,
-    kind="model",
     example='get_evaluator("fact_check", agent=lambda prompt: {"answer": "Mont Blanc is 4,806 m high.", "evaluation_score": 0.0, '
     '"evaluation_summary": "It is not 8,000 m high."}), outputs="Mont Blanc is 8,000 m high."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FactCheck(JudgeEvaluator):
     """Freedom of the answer from false information, checked by an agent: 1 is all correct, 0 is false.
 
@@ -413,6 +319,7 @@ class FactCheck(JudgeEvaluator):
     """
 
     PROMPT: ClassVar[str] = "fact_check"
+    OPTIONAL: ClassVar[Mapping[str, str]] = {"inputs": "(not known)"}
     UNCUT: ClassVar[tuple[str, ...]] = ("outputs",)
 
     agent: Any = None
@@ -421,17 +328,16 @@ class FactCheck(JudgeEvaluator):
         JudgeEvaluator.__post_init__(self)
         if self.agent is not None:
             if self.judge is not None:
-                raise ValueError("agent and judge are both given: one of them checks the facts")
+                raise ValueError("pass agent or judge, not both")
             agent = make_judge(self.agent)
             patient = replace(agent, deadline=AGENT_DEADLINE) if callable(self.agent) else agent
             object.__setattr__(self, "_judge", patient)
 
     async def __call__(self, case: Case, outputs: Any, inputs: Any = None) -> dict[str, Any]:
-        case = replace(case, inputs=inputs, outputs=outputs)
         if is_blank(outputs):
             raise Skip("the answer is empty: there is nothing to check")
         async with Judgement("fact_check", self._judge, case) as judgement:
-            answer = await judgement.ask(self._prompt, get_prompt_values(case, self._prompt), FACT_CHECK_SCHEMA)
+            answer = await judgement.ask(self._prompt, self._values(case), FACT_CHECK_SCHEMA)
             reply = answer.value if isinstance(answer.value, Mapping) else {}
             score = reply.get("evaluation_score")
             if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
@@ -448,10 +354,11 @@ class LanguageByJudge(BooleanJudge):
     PASSES: ClassVar[str] = "yes"
     said_by: ClassVar[str] = "model"
 
+    @use_arguments
     async def __call__(self, case: Case, inputs: Any, outputs: Any, documents: Sequence[Document] | None = None) -> Any:
         if is_blank(inputs) or is_blank(outputs):
-            raise Skip("the question or the answer is empty: it is in no language")
-        return await self._family("language_mismatch", case, documents, inputs=inputs, outputs=outputs)
+            raise Skip("the question or the answer is empty: its language is undefined")
+        return await self._evaluate(case)
 
 
 @register_builtin(
@@ -486,9 +393,9 @@ class LanguageMismatch:
 
     def __post_init__(self) -> None:
         if self.judge is not None and self.detect is not None:
-            raise ValueError("detect and judge are both given: one of them tells the languages")
+            raise ValueError("pass detect or judge, not both")
         if self.judge is None and self.prompt is not None:
-            raise ValueError("prompt is a judge's: give judge=…, too")
+            raise ValueError("prompt= needs judge=…")
         context = self.evaluate_retrieved_context
         chosen: LanguageComparison | LanguageByJudge = LanguageComparison(context, self.detect)
         if self.judge is not None:

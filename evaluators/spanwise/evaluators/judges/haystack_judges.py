@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from spanwise.collector.records import JSON, Case
-from spanwise.evaluators.interface import Metric, register_builtin
 from spanwise.evaluators.interface.evaluator_spec import SOUNDNESS, TRANSPARENT, VALID
-from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_judge
 from spanwise.evaluators.judges.judgement import Judgement
-from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure
-from spanwise.evaluators.judges.prompt_values import render_values
+from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure, make_object_schema
 from spanwise.evaluators.judges.ratings import check_chunks
 
 # in JSON without line breaks, a brace before one of these is part of a string, not the start of an object
@@ -57,7 +55,7 @@ class FewShotTask:
         """Return the schema of a reply: the outputs, each with the type that it has in the examples."""
         given = [one["outputs"] for one in self.examples]
         columns = {name: [row[name] for row in given if name in row] for name in self.outputs}
-        return _make_object_schema({name: _infer_schema(values) for name, values in columns.items()})
+        return make_object_schema({name: _infer_schema(values) for name, values in columns.items()})
 
 
 def _escape_json(value: Any) -> str:
@@ -81,19 +79,10 @@ def _infer_schema(values: Sequence[Any]) -> dict[str, JSON]:
         return {"type": "array", "items": _infer_schema([member for value in values for member in value])}
     if kinds == {dict}:
         names = dict.fromkeys(name for value in values for name in value)
-        return _make_object_schema(
+        return make_object_schema(
             {name: _infer_schema([value[name] for value in values if name in value]) for name in names}
         )
     return _ANY_VALUE_SCHEMA
-
-
-def _make_object_schema(properties: Mapping[str, JSON]) -> dict[str, JSON]:
-    return {
-        "type": "object",
-        "properties": dict(properties),
-        "required": list(properties),
-        "additionalProperties": False,
-    }
 
 
 CONTEXT_RELEVANCE_TASK = FewShotTask(
@@ -202,20 +191,40 @@ async def ask_until_consistent(
         return read(await ask(1))
 
 
-@register_builtin(
+class HaystackJudge(JudgeEvaluator):
+    """Base class of judges that perform a task of Haystack's."""
+
+    TASK: ClassVar[FewShotTask]
+
+    async def _judge_task(self, case: Case) -> dict[str, Any]:
+        """Ask the question of the task and return the feedback."""
+        values = self._values(case)
+        async with Judgement(self.PROMPT, self._judge, case) as judgement:
+            result = await ask_until_consistent(
+                lambda sample: judgement.ask(self._prompt, values, self.TASK.schema, sample=sample), self._read
+            )
+            outputs = {name: result[name] for name in self.TASK.outputs}
+            return judgement.row(float(result["score"]), comment=self._comment(result), metadata=outputs)
+
+    def _read(self, answer: Answer) -> dict[str, Any]:
+        """Return the result in an answer. Raises `ParseFailure`."""
+        raise NotImplementedError
+
+    def _comment(self, result: Mapping[str, Any]) -> str | None:
+        """Return the comment on a result."""
+        raise NotImplementedError
+
+
+@register_judge(
     "haystack_context_relevance",
-    metrics=(Metric("haystack_context_relevance", threshold=0.5, primary=True),),
     standards=(VALID, TRANSPARENT, SOUNDNESS),
     source="Haystack ContextRelevanceEvaluator",
     canonical="Haystack",
-    judge=True,
-    kind="model",
     llm=False,
     example='get_evaluator("ContextRelevance", judge=scripted({"relevant_statements": ["Built in 1912."]})), '
     'inputs="When was it built?", documents=["Built in 1912. It is green."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextRelevance(JudgeEvaluator):
+class ContextRelevance(HaystackJudge):
     """Relevance of the retrieved context: 1 if the judge finds a statement that helps to answer the question, else
     0.
 
@@ -224,29 +233,32 @@ class ContextRelevance(JudgeEvaluator):
     """
 
     PROMPT: ClassVar[str] = "haystack_context_relevance"
+    TASK: ClassVar[FewShotTask] = CONTEXT_RELEVANCE_TASK
 
     async def __call__(self, case: Case, inputs: Any, documents: Any) -> dict[str, Any]:
         if not documents:
             return {"score": 0.0, "comment": "nothing was retrieved", "metadata": {"relevant_statements": []}}
         check_chunks(documents)
-        return await _judge_task(self, CONTEXT_RELEVANCE_TASK, case, read_relevance, _make_relevance_comment)
+        return await self._judge_task(case)
+
+    def _read(self, answer: Answer) -> dict[str, Any]:
+        return read_relevance(answer)
+
+    def _comment(self, result: Mapping[str, Any]) -> str | None:
+        return "\n".join(result["relevant_statements"]) or "no statement is relevant"
 
 
-@register_builtin(
+@register_judge(
     "haystack_faithfulness",
-    metrics=(Metric("haystack_faithfulness", threshold=0.5, primary=True),),
     standards=(VALID, TRANSPARENT),
     source="Haystack FaithfulnessEvaluator",
     canonical="Haystack",
-    judge=True,
-    kind="model",
     llm=False,
     example='get_evaluator("Faithfulness", judge=scripted({"statements": ["In 1912.", "It is green."], '
     '"statement_scores": [1, 0]})), inputs="When was it built?", outputs="In 1912. It is green.", '
     'documents=["Built in 1912."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Faithfulness(JudgeEvaluator):
+class Faithfulness(HaystackJudge):
     """Share of the statements of an answer that can be inferred from the retrieved context; 0 for an answer without
     statements.
 
@@ -256,40 +268,21 @@ class Faithfulness(JudgeEvaluator):
     """
 
     PROMPT: ClassVar[str] = "haystack_faithfulness"
+    TASK: ClassVar[FewShotTask] = FAITHFULNESS_TASK
     UNCUT: ClassVar[tuple[str, ...]] = ("outputs", "documents")
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any, documents: Any) -> dict[str, Any]:
         if documents:
             check_chunks(documents)
-        return await _judge_task(self, FAITHFULNESS_TASK, case, read_faithfulness, _make_faithfulness_comment)
+        return await self._judge_task(case)
 
+    def _read(self, answer: Answer) -> dict[str, Any]:
+        return read_faithfulness(answer)
 
-async def _judge_task(
-    judged: JudgeEvaluator,
-    task: FewShotTask,
-    case: Case,
-    read: Callable[[Answer], dict[str, Any]],
-    why: Callable[[Mapping[str, Any]], str | None],
-) -> dict[str, Any]:
-    """Ask the question of a task and return the feedback. `why` creates the comment from the parsed reply."""
-    prompt = judged.prompts[0]
-    values = render_values(case, prompt.asked)
-    async with Judgement(prompt.id, judged._judge, case) as judgement:
-        result = await ask_until_consistent(
-            lambda sample: judgement.ask(prompt, values, task.schema, sample=sample), read
-        )
-        told = {name: result[name] for name in task.outputs}
-        return judgement.row(float(result["score"]), comment=why(result), metadata=told)
-
-
-def _make_relevance_comment(result: Mapping[str, Any]) -> str:
-    return "\n".join(result["relevant_statements"]) or "no statement is relevant"
-
-
-def _make_faithfulness_comment(result: Mapping[str, Any]) -> str | None:
-    pairs = zip(result["statements"], result["statement_scores"], strict=True)
-    missing = [statement for statement, score in pairs if not score]
-    return "\n".join(["cannot be inferred:", *missing]) if missing else None
+    def _comment(self, result: Mapping[str, Any]) -> str | None:
+        pairs = zip(result["statements"], result["statement_scores"], strict=True)
+        missing = [statement for statement, score in pairs if not score]
+        return "\n".join(["cannot be inferred:", *missing]) if missing else None
 
 
 def _read_list(answer: Answer, name: str, kind: type) -> list[Any]:

@@ -1,20 +1,28 @@
-"""Base class of evaluators that call a judge: prompt overrides, judge and version."""
+"""Base class and registration of evaluators that call a judge: prompt overrides, judge, values and version."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import orjson
 
-from spanwise.evaluators.interface import compute_fingerprint
+from spanwise.collector.records import Case
+from spanwise.evaluators.interface import Metric, compute_fingerprint, register_builtin, to_documents
+from spanwise.evaluators.interface.evaluator_spec import VALID
 from spanwise.evaluators.judges.llm_client.judge_call import Judge, make_judge
 from spanwise.evaluators.judges.prompt_templates import MAX_CHARACTERS, PLACEHOLDERS, Prompt
 from spanwise.evaluators.judges.prompt_templates import prompt as load
+from spanwise.evaluators.judges.prompt_values import render_values
 from spanwise.tracer.suggestions import did_you_mean
+
+C = TypeVar("C", bound=type)
 
 # Parameters that `_further` leaves out, because `_identity` of their class contains them or because they are only
 # names.
@@ -40,6 +48,7 @@ class JudgeEvaluator:
     FURTHER: ClassVar[tuple[str, ...]] = ()  # ids of additional prompts, which `self._more` holds by id
     NAMES: ClassVar[tuple[str, ...]] = PLACEHOLDERS
     UNCUT: ClassVar[tuple[str, ...]] = ()  # values that must be complete: a case with a longer one is skipped
+    OPTIONAL: ClassVar[Mapping[str, str]] = {}  # fields that a case may lack, and the texts that replace them
 
     judge: Any = None
     prompt: str | Path | Mapping[str, Any] | None = None
@@ -50,7 +59,7 @@ class JudgeEvaluator:
 
     def __post_init__(self) -> None:
         if self.max_characters < 1:
-            raise ValueError(f"max_characters is 1 or more, not {self.max_characters!r}")
+            raise ValueError(f"max_characters must be an integer >= 1, got {self.max_characters!r}")
         own = self._own_prompts()
         object.__setattr__(self, "_judge", make_judge(self.judge))
         object.__setattr__(
@@ -94,6 +103,15 @@ class JudgeEvaluator:
             kept["judge"] = export_judge(self._judge, kept["judge"])
         return kept
 
+    def _values(
+        self, case: Case, own: Mapping[str, str] = MappingProxyType({}), prompt: Prompt | None = None
+    ) -> dict[str, str]:
+        """Return the text for each placeholder of a prompt: one of `own`, else the field of the case. Raises `Skip` for a
+        missing field.
+        """
+        names = [name for name in (prompt or self._prompt).asked if name not in own]
+        return {**render_values(case, names, optional=self.OPTIONAL), **own}
+
     def _further(self) -> dict[str, str]:
         """Return fingerprints of the parameters that differ from their defaults and are not in
         `_IDENTITY_PARAMETERS`.
@@ -118,7 +136,7 @@ class JudgeEvaluator:
         known = (self.PROMPT, *self.FURTHER)
         for id in self.prompt:
             if id not in known:
-                raise ValueError(f"there is no prompt {id!r}{did_you_mean(id, known)}; there is {', '.join(known)}")
+                raise ValueError(f"unknown prompt {id!r}; expected one of: {', '.join(known)}{did_you_mean(id, known)}")
         return self.prompt
 
     def _plain_prompt(self, given: Any) -> Any:
@@ -132,3 +150,49 @@ def export_judge(judge: Judge, given: Any) -> Any:
     returned unchanged.
     """
     return given if isinstance(given, str) or judge.backend is not None else judge.to_dict()
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def register_judge(
+    id: str,
+    *,
+    metrics: tuple[Metric, ...] | None = None,
+    standards: tuple[str, ...] = (VALID,),
+    canonical: str = "by hand",
+    **facts: Any,
+) -> Callable[[C], C]:
+    """Make a subclass of `JudgeEvaluator` a frozen dataclass and register it as an evaluator.
+
+    `facts` are fields of `EvaluatorSpec`. By default there is one metric, from 0 to 1 with the threshold 0.5. The
+    parameters of `__call__` are the fields that a case must have or may have, see `use_arguments`.
+    """
+    metrics = metrics or (Metric(id, threshold=0.5, primary=True),)
+    register = register_builtin(
+        id, metrics=metrics, standards=standards, canonical=canonical, judge=True, kind="model", **facts
+    )
+
+    def decorate(cls: C) -> C:
+        cls.__call__ = use_arguments(cls.__call__)  # type: ignore[method-assign]
+        judge_class: Any = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+        registered: C = register(judge_class)
+        return registered
+
+    return decorate
+
+
+def use_arguments(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Decorate `__call__` so that the fields of its case are the arguments, which `map` and `prepare_data` determine.
+
+    `__call__` then needs its parameters only to declare the fields, and works on the case.
+    """
+    names = list(inspect.signature(call).parameters)[1:]  # without self
+
+    @functools.wraps(call)
+    async def wrapper(self: JudgeEvaluator, *positional: Any, **named: Any) -> Any:
+        arguments = {**dict(zip(names, positional, strict=False)), **named}
+        fields = {name: value for name, value in arguments.items() if name in Case.__dataclass_fields__}
+        if fields.get("documents") is not None:
+            fields["documents"] = to_documents(fields["documents"])
+        return await call(self, **{**arguments, "case": replace(arguments["case"], **fields)})
+
+    return wrapper

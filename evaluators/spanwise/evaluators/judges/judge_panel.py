@@ -39,12 +39,6 @@ class _SampledJudge(Judge):
         return await judge.ask(replace(ask, sample=ask.sample * of + number))
 
 
-def _make_sampled_judge(judge: Judge, number: int, of: int) -> Judge:
-    made = _SampledJudge(**{each.name: getattr(judge, each.name) for each in fields(Judge) if each.init})
-    object.__setattr__(made, "_which", (judge, number, of))
-    return made
-
-
 @dataclass(frozen=True, slots=True)
 class Panel:
     """Panel of members that judge the same case. The majority decides; grades are averaged.
@@ -80,10 +74,10 @@ class Panel:
 
     async def __call__(self, case: Case) -> dict[str, Any]:
         with group_judgements(get_judge_context().evaluator or "panel", case):
-            said = await asyncio.gather(*(member.evaluate(case, _PANEL_TARGET) for member in self.members))
+            results = await asyncio.gather(*(member.evaluate(case, _PANEL_TARGET) for member in self.members))
             rows = [  # one row per member: the row under the member's key, else its first row
                 next((row for row in feedback if row.key == member.key), feedback[0])
-                for member, feedback in zip(self.members, said, strict=True)
+                for member, feedback in zip(self.members, results, strict=True)
             ]
             voting = [row for row in rows if row.outcome == "score"]
             if not voting:
@@ -108,20 +102,22 @@ def panel(
     samples of a member without a judge.
     """
     if not members or samples < 1:
-        raise ValueError(f"a panel has members and at least one sample of each, not {len(members)} and {samples!r}")
+        raise ValueError(
+            f"a panel needs at least one member and samples >= 1, got {len(members)} members and samples={samples!r}"
+        )
     evaluators = [as_evaluator(member) for member in members]
     if summaries := [member.key for member in evaluators if member.summary]:
-        raise ValueError(f"a panel judges case by case; {summaries[0]!r} judges a whole set")
+        raise ValueError(f"a panel needs evaluators of single cases; {summaries[0]!r} evaluates a whole set")
     if samples > 1:
         evaluators = [each for member in evaluators for each in _make_samples(member, samples, temperature)]
     first = evaluators[0]
-    said = [[member.key, member.version] for member in evaluators], samples, temperature if samples > 1 else None
+    identity = [[member.key, member.version] for member in evaluators], samples, temperature if samples > 1 else None
     notes = (f"asked {samples} times at temperature {temperature:g}",) if samples > 1 else ()
     options: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
     return make_evaluator(
         Panel(tuple(evaluators), notes),
         name=key or first.key,
-        version=hashlib.sha256(repr(said).encode()).hexdigest()[:8],
+        version=hashlib.sha256(repr(identity).encode()).hexdigest()[:8],
         metrics=[replace(metric, key=key or first.key) for metric in first.metrics[:1]],
         source="model",
         parameters={} if samples == 1 else {"samples": samples, "temperature": temperature},
@@ -133,55 +129,59 @@ def _make_samples(member: Evaluator, samples: int, temperature: float) -> list[E
     instance: Any = member.function
     judge = getattr(instance, "_judge", None)
     if not isinstance(judge, Judge):
-        raise ValueError(f"{member.key!r} has no judge that could be asked {samples} times: it is {instance!r:.200}")
+        raise ValueError(
+            f"samples={samples} needs members with a judge; {member.key!r} has none: it is {instance!r:.200}"
+        )
     warm = replace(judge, temperature=temperature)
-    return [
-        replace(member, function=replace(instance, judge=_make_sampled_judge(warm, number, samples)))
-        for number in range(samples)
-    ]
+    made = []
+    for number in range(samples):
+        sampled = _SampledJudge(**{each.name: getattr(warm, each.name) for each in fields(Judge) if each.init})
+        object.__setattr__(sampled, "_which", (warm, number, samples))
+        made.append(replace(member, function=replace(instance, judge=sampled)))
+    return made
 
 
 def _raise_no_vote(rows: Sequence[Feedback]) -> None:
     """Raise `Unjudged` if a member failed, else `Skip`."""
     errors = [row for row in rows if row.outcome == "error"]
     if not errors:
-        raise Skip(rows[0].comment or "no member of the panel has judged")
+        raise Skip(rows[0].comment or "no member of the panel gave a score")
     failed = Unjudged(
-        f"all {len(rows)} opinions failed, as with: {errors[0].error}", {"panel": list(map(_describe_vote, rows))}
+        f"all {len(rows)} members failed, for example: {errors[0].error}", {"panel": list(map(_describe_vote, rows))}
     )
     failed.judge_trace_id = errors[0].judge_trace_id
     raise failed
 
 
 def _combine_votes(rows: Sequence[Feedback], voting: Sequence[Feedback], notes: Sequence[str]) -> dict[str, Any]:
-    words = [row.label if row.score is None else row.score for row in voting]
-    graded = [float(word) for word in words if isinstance(word, float) and not isinstance(word, bool)]
-    (most, count), *others = Counter(words).most_common(2)
+    votes = [row.label if row.score is None else row.score for row in voting]
+    graded = [float(vote) for vote in votes if isinstance(vote, float) and not isinstance(vote, bool)]
+    (winner, count), *others = Counter(votes).most_common(2)
     share = round(count / len(voting), 6)
     metadata = {"panel": list(map(_describe_vote, rows)), "confidence": share, "judge": _sum_costs(rows, notes)}
-    if len(graded) == len(words):
+    if len(graded) == len(votes):
         mean = fmean(graded)
         closest = min(voting, key=lambda row: abs(float(row.score or 0) - mean))
         return {"score": mean, **_quote_member(closest), "metadata": metadata}
     if others and others[0][1] == count:
-        divided = ", ".join(f"{_format_vote(word)} {number}" for word, number in Counter(words).most_common())
+        divided = ", ".join(f"{_format_vote(vote)} {number}" for vote, number in Counter(votes).most_common())
         return {"score": None, "comment": f"the panel is divided: {divided}", "metadata": metadata}
-    speaker = next(row for row, word in zip(voting, words, strict=True) if word == most)
-    return {"score": most, **_quote_member(speaker), "metadata": metadata}
+    member = next(row for row, vote in zip(voting, votes, strict=True) if vote == winner)
+    return {"score": winner, **_quote_member(member), "metadata": metadata}
 
 
 def _quote_member(member: Feedback) -> dict[str, Any]:
     return {"comment": member.comment, "judge_trace_id": member.judge_trace_id}
 
 
-def _format_vote(word: Any) -> str:
-    return {True: "yes", False: "no"}.get(word, str(word)) if isinstance(word, bool) else str(word)
+def _format_vote(vote: Any) -> str:
+    return {True: "yes", False: "no"}.get(vote, str(vote)) if isinstance(vote, bool) else str(vote)
 
 
 def _describe_vote(row: Feedback) -> dict[str, Any]:
     """Return the result of one member as a dict, with the id of its judgement's trace."""
     judge = row.metadata.get("judge")
-    said = {
+    vote = {
         "model": judge.get("model") if isinstance(judge, dict) else None,
         "score": row.score,
         "label": row.label,
@@ -189,17 +189,17 @@ def _describe_vote(row: Feedback) -> dict[str, Any]:
         "comment": row.comment,
         "trace": row.judge_trace_id,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in vote.items() if value is not None}
 
 
 def _sum_costs(rows: Sequence[Feedback], notes: Sequence[str]) -> dict[str, Any]:
     """Return tokens, cost and calls of all members together, and notes, such as the number of failed members."""
     failed = sum(row.outcome == "error" for row in rows)
-    notes = [*notes, *[f"{failed} of {len(rows)} opinions failed"] * (failed > 0)]
+    notes = [*notes, *[f"{failed} of {len(rows)} members failed"] * (failed > 0)]
     judges = [judge for row in rows if isinstance(judge := row.metadata.get("judge"), dict)]
     sums = {
         name: sum(given) for name in _SUMMED_FIELDS if (given := [judge[name] for judge in judges if name in judge])
     }
     models = sorted({str(judge["model"]) for judge in judges if judge.get("model")})
-    told = [note for judge in judges for note in judge.get("notes", ())]
-    return {"model": ", ".join(models), **sums, "notes": list(dict.fromkeys([*notes, *told]))}
+    member_notes = [note for judge in judges for note in judge.get("notes", ())]
+    return {"model": ", ".join(models), **sums, "notes": list(dict.fromkeys([*notes, *member_notes]))}

@@ -118,7 +118,7 @@ class Judgement:
 
     async def _ask_judge(self, prompt: Prompt, ask: Ask) -> Answer:
         if self._trace is None:
-            raise RuntimeError("a judgement is entered before it asks: async with Judgement(…) as judgement")
+            raise RuntimeError("ask() must be called inside `async with Judgement(…) as judgement`")
         self._prompt_labels[prompt.label] = None
         with self._trace.question(prompt, ask) as question:
             try:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from spanwise.collector.records import JSON, Case
-from spanwise.evaluators.interface import Metric, Skip, Unjudged, register_builtin
-from spanwise.evaluators.interface.evaluator_spec import VALID
-from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
+from spanwise.evaluators.interface import Metric, Skip, Unjudged
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_judge
 from spanwise.evaluators.judges.judgement import Judgement
-from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure
+from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure, make_object_schema
 from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS
 from spanwise.evaluators.judges.prompt_values import render_value, render_values
 from spanwise.evaluators.judges.ratings import make_scale
@@ -23,18 +21,13 @@ MAX_LEVELS = 100  # maximum levels of a scale
 _NODE_PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 
 
-@register_builtin(
+@register_judge(
     "pipeline_judge",
     metrics=(Metric("pipeline_judge", (1.0, 5.0), primary=True),),
-    standards=(VALID,),
     source="Laminar: pipeline-based evaluator, its example",
-    canonical="by hand",
-    judge=True,
-    kind="model",
     example='get_evaluator("pipeline_judge", judge=scripted({"reasoning": "Half of it is about food.", "score": 3})), '
     'outputs={"question": "When was it built?", "search": ["Built in 1912."], "answer": "In 1912. Lunch is at noon."}',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineJudge(JudgeEvaluator):
     """Relevance of a pipeline's answer to the question, an integer from 1 to 5.
 
@@ -56,9 +49,11 @@ class PipelineJudge(JudgeEvaluator):
 
     def __post_init__(self) -> None:
         if not self.minimum < self.maximum <= self.minimum + MAX_LEVELS:
-            raise ValueError(f"the score is from minimum {self.minimum!r} to maximum {self.maximum!r}: no such range")
+            raise ValueError(
+                f"maximum must exceed minimum by 1 to {MAX_LEVELS}, got {self.minimum!r} to {self.maximum!r}"
+            )
         if self.prompt is None and (self.minimum, self.maximum) != (1, 5):
-            raise ValueError("the prompt asks for 1 to 5: another range needs a prompt of its own")
+            raise ValueError("the built-in prompt asks for 1 to 5; another range needs prompt=…")
         JudgeEvaluator.__post_init__(self)
 
     @property
@@ -88,13 +83,8 @@ class PipelineJudge(JudgeEvaluator):
 
     def _schema(self) -> dict[str, JSON]:
         """Return the schema of a reply, in which the reasoning precedes the score."""
-        score = {"type": "integer", "enum": list(range(self.minimum, self.maximum + 1))}
-        return {
-            "type": "object",
-            "properties": {"reasoning": {"type": "string"}, "score": score},
-            "required": ["reasoning", "score"],
-            "additionalProperties": False,
-        }
+        score: JSON = {"type": "integer", "enum": list(range(self.minimum, self.maximum + 1))}
+        return make_object_schema({"reasoning": {"type": "string"}, "score": score})
 
     def _identity(self) -> list[Any]:
         return [*JudgeEvaluator._identity(self), self.minimum, self.maximum]
@@ -116,4 +106,4 @@ def _render_node(case: Case, outputs: Any, name: str) -> str:
 
 def _raise_missing_node(outputs: Any, name: str) -> str:
     there = ", ".join(map(repr, outputs)) if isinstance(outputs, Mapping) else "none by name"
-    raise Unjudged(f"the judging pipeline asks for {name!r}; the outputs are {there}")
+    raise Unjudged(f"the prompt names {name!r}, which the case lacks; its outputs are {there}")

@@ -86,15 +86,15 @@ class Prompt:
             name = _get_placeholder_name(match)
             if name not in self.names and not _is_latex(self.text, match.start()):
                 raise ValueError(
-                    f"prompt {self.id!r} has the placeholder {match[0]}, which is none of {', '.join(self.names)}"
-                    f"{did_you_mean(name, self.names)}"
+                    f"prompt {self.id!r} has the unknown placeholder {match[0]}{did_you_mean(name, self.names)}; expected "
+                    f"one of: {', '.join(self.names)}"
                 )
 
     @property
     def hash(self) -> str:
         """Return 12 hex digits of the SHA-256 of all text that is sent except the values."""
-        said = [GUARD_INSTRUCTIONS, self.text, [[shot.values, shot.reply] for shot in self.shots]]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
+        content = [GUARD_INSTRUCTIONS, self.text, [[shot.values, shot.reply] for shot in self.shots]]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
     @property
     def label(self) -> str:
@@ -115,8 +115,8 @@ class Prompt:
         for name, missing in self.left_out(values).items():
             if name in self.uncut:
                 raise Skip(
-                    f"{name} is {missing:,} characters longer than a question may be, and {self.id!r} speaks of all of "
-                    f"it: raise max_characters={self.bound}"
+                    f"{name} is {missing:,} characters longer than the limit of a question, and {self.id!r} needs all of "
+                    f"it: increase max_characters={self.bound}"
                 )
         sent = _prepare_values({name: values[name] for name in self.asked}, self.bound)
         shots = [_prepare_values(dict(shot.values), self.bound) for shot in self.shots]
@@ -145,7 +145,7 @@ class Prompt:
         if len(starts) > MAX_PARTS:
             raise Skip(
                 f"{name} has {len(values[name]):,} characters, too many for {MAX_PARTS} questions to {self.id!r}: "
-                f"raise max_characters={self.bound}"
+                f"increase max_characters={self.bound}"
             )
         return [{**values, name: values[name][start : start + size]} for start in starts]
 
@@ -178,15 +178,15 @@ def prompt(
     own = _find_override(id, override.get(id) if isinstance(override, Mapping) else override)
     own = None if own is None else _rename_placeholders(own, names)
     text = (files(__package__) / "prompts" / f"{id}.txt").read_text("utf-8") if own is None else own
-    said = _VERSION.match(text)
-    version = said[1] if said else "1" if own is None else "own"
-    made = Prompt(id, text[said.end() :] if said else text, version, names, tuple(shots), bound, uncut)
-    if own is not None and not made.asked:
+    header = _VERSION.match(text)
+    version = header[1] if header else "1" if own is None else "own"
+    template = Prompt(id, text[header.end() :] if header else text, version, names, tuple(shots), bound, uncut)
+    if own is not None and not template.asked:
         raise ValueError(
-            f"prompt {id!r} has no placeholder, so a judge would see nothing: {made.text!r:.120}; it may name "
-            f"{', '.join(f'{{{name}}}' for name in names)}. A file is given as a Path"
+            f"prompt {id!r} has no placeholder, so the judge would see nothing of the case: {template.text!r:.120}; it may contain "
+            f"{', '.join(f'{{{name}}}' for name in names)}. Pass a file as a Path"
         )
-    return made
+    return template
 
 
 def _rename_placeholders(text: str, names: Sequence[str]) -> str:
@@ -221,7 +221,7 @@ def _find_override(id: str, override: str | Path | None) -> str | None:
     try:
         return override.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"the prompt {str(override)!r} is no text in UTF-8: {error}") from error
+        raise ValueError(f"the prompt {str(override)!r} is not UTF-8 text: {error}") from error
 
 
 def _prepare_values(values: Mapping[str, str], bound: int) -> dict[str, str]:

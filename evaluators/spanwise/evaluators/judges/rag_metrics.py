@@ -1,11 +1,11 @@
-"""Components of the RAGAS metrics, their base class, and similarity by embeddings."""
+"""Components of the RAGAS metrics: statements and verdicts, scores, their base class, similarity by embeddings."""
 
 from __future__ import annotations
 
 import inspect
 import math
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -13,43 +13,127 @@ from typing import Any, ClassVar, TypeAlias
 
 from spanwise.collector.records import JSON, Case, Document
 from spanwise.evaluators.builtin.case_text import extract_question, extract_text
+from spanwise.evaluators.builtin.text_segmentation import split_sentences
 from spanwise.evaluators.interface import Skip, get_case_field, run_in_thread
-from spanwise.evaluators.judges.claims import (
-    VERDICT_SCHEMA,
-    Statements,
-    StatementVerdict,
-    extract_statements,
-    judge_statements,
-    make_numbered_schema,
-    read_numbered_items,
-    read_text_list,
-    read_verdict,
-    split_bounded_sentences,
-    split_portions,
-    to_one_line,
-)
 from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
-from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure
+from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure, make_object_schema
 from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS, Prompt
 from spanwise.evaluators.judges.prompt_values import render_value as as_text
-from spanwise.evaluators.judges.prompt_values import render_values
 from spanwise.evaluators.models import Embedder, embedder
 
 MAX_SHOWN = 3  # maximum failures in a comment; the metadata have all
 MAX_STATEMENTS = 200  # maximum statements in metadata
-QUESTION_SCHEMA: Mapping[str, JSON] = {
-    "type": "object",
-    "properties": {"question": {"type": "string"}, "noncommittal": {"type": "string", "enum": ["yes", "no"]}},
-    "required": ["question", "noncommittal"],
-    "additionalProperties": False,
-}
-SENTENCES_SCHEMA: Mapping[str, JSON] = {
-    "type": "object",
-    "properties": {"reason": {"type": "string"}, "sentences": {"type": "array", "items": {"type": "string"}}},
-    "required": ["reason", "sentences"],
-    "additionalProperties": False,
-}
+PORTION_LIMITS = 20, 4000  # maximum sentences and characters per call, so that the reply fits into 2,048 tokens
+BATCH_SIZE = 15  # statements judged in one call
+MAX_STATEMENT_LENGTH = 1000  # maximum characters of a statement
+MAX_METADATA_LENGTH = 300  # maximum characters of a statement and of its reason in metadata
+_YES_NO: JSON = {"type": "string", "enum": ["yes", "no"]}
+_TEXTS: JSON = {"type": "array", "items": {"type": "string"}}
+STATEMENTS_SCHEMA = make_object_schema({"statements": _TEXTS})
+VERDICT_SCHEMA = make_object_schema({"reason": {"type": "string"}, "verdict": _YES_NO})
+QUESTION_SCHEMA = make_object_schema({"question": {"type": "string"}, "noncommittal": _YES_NO})
+SENTENCES_SCHEMA = make_object_schema({"reason": {"type": "string"}, "sentences": _TEXTS})
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """Statements extracted from a text. `left_out` says which part of the text was not judged; it is None if all of it
+    was judged.
+    """
+
+    texts: tuple[str, ...] = ()
+    left_out: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StatementVerdict:
+    """Verdict on one statement: `holds` is True for "yes"."""
+
+    statement: str
+    holds: bool
+    reason: str
+
+    @property
+    def metadata(self) -> dict[str, JSON]:
+        """Return the verdict as a dict of truncated texts, for the metadata of the feedback."""
+        texts = {"statement": self.statement, "verdict": "yes" if self.holds else "no", "reason": self.reason}
+        return {name: to_one_line(text, MAX_METADATA_LENGTH) for name, text in texts.items()}
+
+
+def make_numbered_schema(count: int, item: JSON) -> dict[str, JSON]:
+    """Return the schema of an object with `count` items under the keys "1", "2", ….
+
+    A reply with a missing or an additional item violates the schema, so a miscount of the judge is detected.
+    """
+    return make_object_schema({str(number): item for number in range(1, count + 1)})
+
+
+def read_numbered_items(answer: Answer, count: int, what: str) -> list[Mapping[str, Any]]:
+    """Return the items of a reply to `make_numbered_schema`, in order. Raises `ParseFailure` if the numbers are not 1 to
+    `count`; the message lists the returned numbers.
+    """
+    wanted = [str(number) for number in range(1, count + 1)]
+    value = answer.value
+    if not isinstance(value, Mapping) or set(value) != set(wanted):
+        came = f"those of {', '.join(map(str, list(value)[:50])) or 'none'}" if isinstance(value, Mapping) else "a list"
+        raise ParseFailure(f"asked for {what} 1 to {count}, got {came}", answer.text)
+    if not all(isinstance(value[number], Mapping) for number in wanted):
+        raise ParseFailure(f"{what} are objects", answer.text)
+    return [value[number] for number in wanted]
+
+
+def read_verdict(answer: Answer, item: Any, label: str = "verdict") -> bool:
+    """Return whether the verdict is yes. Raises `ParseFailure` for any value other than yes and no."""
+    verdict = item.get(label) if isinstance(item, Mapping) else None
+    if verdict not in ("yes", "no"):
+        raise ParseFailure(f'{label} is "yes" or "no", not {verdict!r:.100}', answer.text)
+    return bool(verdict == "yes")
+
+
+def split_bounded_sentences(text: str) -> list[str]:
+    """Return the sentences of a text, split further if they are longer than a portion."""
+    longest = PORTION_LIMITS[1]
+    return [
+        sentence[start : start + longest]
+        for sentence in split_sentences(text)
+        for start in range(0, len(sentence), longest)
+    ]
+
+
+def split_portions(text: str, sentences: Sequence[str]) -> list[str]:
+    """Return a short text as the only portion. Split a longer text into portions of as many sentences as fit."""
+    if not sentences or (len(sentences) <= PORTION_LIMITS[0] and len(text) <= PORTION_LIMITS[1]):
+        return [text] if sentences else []
+    return list(_iterate_portions(sentences))
+
+
+def _iterate_portions(sentences: Sequence[str]) -> Iterator[str]:
+    portion: list[str] = []
+    for sentence in sentences:
+        if portion and (
+            len(portion) == PORTION_LIMITS[0] or sum(map(len, portion)) + len(sentence) > PORTION_LIMITS[1]
+        ):
+            yield "\n".join(portion)
+            portion = []
+        portion.append(sentence)
+    yield "\n".join(portion)
+
+
+def to_one_line(text: str, longest: int = MAX_STATEMENT_LENGTH) -> str:
+    """Join the lines of a text and truncate it, so that a statement cannot add lines to a numbered list."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def read_text_list(answer: Answer, name: str, longest: int = MAX_STATEMENT_LENGTH) -> list[str]:
+    """Return the list of texts under `name` in a reply, each on one line and truncated. Raises `ParseFailure` for any
+    other value.
+    """
+    texts = answer.value.get(name) if isinstance(answer.value, Mapping) else None
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ParseFailure(f'asked for {{"{name}": […]}}, a list of texts', answer.text)
+    return [line for text in texts if (line := to_one_line(text, longest))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +147,24 @@ class ComponentResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RagCase:
-    """Case with its judgement and the prompts by id. `most` limits sentences and statements."""
+    """Case with its judgement and its evaluator."""
 
     judgement: Judgement
-    prompts: Mapping[str, Prompt]
+    evaluator: MultiPromptJudge
     case: Case
-    most: int
+
+    @property
+    def most(self) -> int:
+        """Return the maximum number of sentences and statements of one text."""
+        return self.evaluator.max_statements
+
+    def prompt(self, id: str) -> Prompt:
+        """Return the prompt of that id."""
+        return next(prompt for prompt in self.evaluator.prompts if prompt.id == id)
 
     def values(self, id: str, **own: str) -> dict[str, str]:
         """Return the values of a prompt's placeholders: the given ones, else those of the case."""
-        asked = self.prompts[id].asked
-        others = render_values(
-            self.case, [name for name in asked if name not in own], optional={"inputs": "(not known)"}
-        )
-        return {name: own[name] if name in own else others[name] for name in asked}
+        return self.evaluator._values(self.case, own, self.prompt(id))
 
     @property
     def question(self) -> str:
@@ -98,25 +186,49 @@ class RagCase:
         """Return the retrieved documents that are not blank."""
         return [document for document in self.case.documents or () if document.content.strip()]
 
-    async def statements(self, text: str) -> Statements:
-        """Return the statements of a text."""
-        return await extract_statements(
-            self.judgement,
-            self.prompts["statements"],
-            lambda portion: self.values("statements", outputs=portion),
-            text,
-            self.most,
-        )
-
-    async def verdicts(self, id: str, statements: Sequence[str], **own: str) -> list[StatementVerdict]:
-        """Return verdicts on statements, with the prompt of that id."""
-        return await judge_statements(
-            self.judgement, self.prompts[id], statements, lambda listed: self.values(id, statements=listed, **own)
-        )
-
     async def ask(self, id: str, schema: Mapping[str, JSON], **own: str) -> Answer:
         """Ask one question with the prompt of that id."""
-        return await self.judgement.ask(self.prompts[id], self.values(id, **own), schema)
+        return await self.judgement.ask(self.prompt(id), self.values(id, **own), schema)
+
+    async def statements(self, text: str) -> Statements:
+        """Ask the judge to split a text into statements. A blank text has none, and the judge is not called.
+
+        A long text is split into portions, with one question each. At most `most` sentences and `most` statements are
+        used. Raises `ParseFailure` and the other errors of `Judgement.ask`.
+        """
+        sentences = split_bounded_sentences(text)
+        portions = split_portions(text, sentences[: self.most])
+        answers = await gather_or_cancel(
+            self.ask("statements", STATEMENTS_SCHEMA, outputs=portion) for portion in portions
+        )
+        found = [text for answer in answers for text in read_text_list(answer, "statements")]
+        left_out = None
+        if len(sentences) > self.most or len(found) > self.most:
+            left_out = f"only the beginning was judged, {min(self.most, len(found))} statements"
+            missing = sum(map(len, sentences[self.most :])) or sum(map(len, found[self.most :]))
+            self.judgement.leave_out("sentences", missing)
+        return Statements(tuple(found[: self.most]), left_out)
+
+    async def verdicts(self, id: str, statements: Sequence[str], **own: str) -> list[StatementVerdict]:
+        """Ask the judge for a verdict on every statement, with the prompt of that id. Return the verdicts in the order of
+        the statements.
+
+        The statements are numbered, and the numbers are part of the schema, so a reply with missing, extra or duplicate
+        numbers is invalid. Raises `ParseFailure` and the other errors of `Judgement.ask`.
+        """
+        batches = [statements[start : start + BATCH_SIZE] for start in range(0, len(statements), BATCH_SIZE)]
+        judged = await gather_or_cancel(self._judge_batch(id, batch, own) for batch in batches)
+        return [verdict for batch in judged for verdict in batch]
+
+    async def _judge_batch(self, id: str, statements: Sequence[str], own: Mapping[str, str]) -> list[StatementVerdict]:
+        listed = "\n".join(f"{number}. {statement}" for number, statement in enumerate(statements, 1))
+        schema = make_numbered_schema(len(statements), VERDICT_SCHEMA)
+        answer = await self.ask(id, schema, statements=listed, **own)
+        items = read_numbered_items(answer, len(statements), "verdicts")
+        return [
+            StatementVerdict(statement, read_verdict(answer, item), to_one_line(str(item.get("reason") or "")))
+            for statement, item in zip(statements, items, strict=True)
+        ]
 
 
 async def score_faithfulness(asking: RagCase) -> ComponentResult:
@@ -134,14 +246,14 @@ async def score_faithfulness(asking: RagCase) -> ComponentResult:
 
 async def score_context_recall(asking: RagCase) -> ComponentResult:
     """Return the share of the reference's sentences that can be attributed to the context."""
-    told = split_bounded_sentences(asking.expected)
-    if not told:
+    sentences = split_bounded_sentences(asking.expected)
+    if not sentences:
         raise Skip("the reference is empty: context recall is undefined")
-    listed = [to_one_line(sentence) for sentence in told[: asking.most]]
+    listed = [to_one_line(sentence) for sentence in sentences[: asking.most]]
     left_out = None
-    if len(told) > asking.most:
-        left_out = f"of {len(told)} sentences the first {asking.most} were judged"
-        asking.judgement.leave_out("sentences", sum(map(len, told[asking.most :])))
+    if len(sentences) > asking.most:
+        left_out = f"of {len(sentences)} sentences the first {asking.most} were judged"
+        asking.judgement.leave_out("sentences", sum(map(len, sentences[asking.most :])))
     verdicts = _reject_all(listed, "nothing was retrieved")
     if asking.chunks:
         verdicts = await asking.verdicts("context_recall", listed)
@@ -158,25 +270,25 @@ async def score_answer_relevancy(asking: RagCase, embed: EmbedFunction, count: i
         raise Skip("the answer is empty: answer relevancy is undefined")
     check_embedder(embed)  # checked before the first paid call
     answer = await asking.ask("answer_relevancy", make_numbered_schema(count, QUESTION_SCHEMA), outputs=asking.answer)
-    said = read_numbered_items(answer, count, "questions")
-    evades = [read_verdict(answer, one, "noncommittal") for one in said]
-    asked = []
-    for one in said:
-        question = one.get("question")
+    items = read_numbered_items(answer, count, "questions")
+    noncommittal = [read_verdict(answer, item, "noncommittal") for item in items]
+    questions = []
+    for item in items:
+        question = item.get("question")
         if not isinstance(question, str) or not question.strip():
             raise ParseFailure(f"a question is a text, not {question!r:.100}", answer.text)
-        asked.append(to_one_line(question))
-    cosines = await compute_similarities(embed, asking.question, asked)
+        questions.append(to_one_line(question))
+    cosines = await compute_similarities(embed, asking.question, questions)
     metadata = {
         "questions": [
-            {"question": question, "similarity": cosine, "noncommittal": evading}
-            for question, cosine, evading in zip(asked, cosines, evades, strict=True)
+            {"question": question, "similarity": cosine, "noncommittal": is_noncommittal}
+            for question, cosine, is_noncommittal in zip(questions, cosines, noncommittal, strict=True)
         ]
     }
-    if all(evades):
-        return ComponentResult(0.0, f"the answer is noncommittal, as one to {asked[0]!r}", metadata)
+    if all(noncommittal):
+        return ComponentResult(0.0, f"the answer is noncommittal, as one to {questions[0]!r}", metadata)
     least = min(range(count), key=cosines.__getitem__)
-    comment = f"farthest of the questions that it answers: {asked[least]!r} (similarity {cosines[least]:.2f})"
+    comment = f"farthest of the questions that it answers: {questions[least]!r} (similarity {cosines[least]:.2f})"
     return ComponentResult(sum(cosines) / count, comment, metadata)
 
 
@@ -188,43 +300,50 @@ async def score_context_precision(asking: RagCase) -> ComponentResult:
     if not asking.expected.strip():
         raise Skip("the reference is empty: context precision is undefined")
     verdicts = await gather_or_cancel(_judge_chunk(asking, document) for document in documents)
-    useless = [f"[{place}] {one.reason}" for place, one in enumerate(verdicts, 1) if not one.holds]
+    useless = [f"[{place}] {verdict.reason}" for place, verdict in enumerate(verdicts, 1) if not verdict.holds]
     comment = _make_failure_comment("chunks", "are of no use for the expected answer", useless, len(verdicts))
     if len(asking.case.documents or ()) > asking.most:
         comment = f"{comment}; only the first {asking.most} chunks were judged"
     chunks = [
-        {"chunk": place, "id": document.id, "verdict": one.metadata["verdict"], "reason": one.metadata["reason"]}
-        for place, (document, one) in enumerate(zip(documents, verdicts, strict=True), 1)
+        {
+            "chunk": place,
+            "id": document.id,
+            "verdict": verdict.metadata["verdict"],
+            "reason": verdict.metadata["reason"],
+        }
+        for place, (document, verdict) in enumerate(zip(documents, verdicts, strict=True), 1)
     ]
-    return ComponentResult(compute_average_precision([one.holds for one in verdicts]), comment, {"chunks": chunks})
+    return ComponentResult(
+        compute_average_precision([verdict.holds for verdict in verdicts]), comment, {"chunks": chunks}
+    )
 
 
 async def score_context_relevancy(asking: RagCase) -> ComponentResult:
     """Return the share of the context's sentences that help to answer the question."""
-    told = [sentence for document in asking.chunks for sentence in split_bounded_sentences(document.content)]
-    if not told:
+    sentences = [sentence for document in asking.chunks for sentence in split_bounded_sentences(document.content)]
+    if not sentences:
         raise Skip("the context has no sentences: context relevancy is undefined")
     if not asking.question.strip():
         raise Skip("the question is empty: context relevancy is undefined")
-    looked_at = told[: asking.most]
-    if len(told) > asking.most:
-        asking.judgement.leave_out("sentences", sum(map(len, told[asking.most :])))
-    portions = split_portions("\n".join(looked_at), looked_at)
+    judged = sentences[: asking.most]
+    if len(sentences) > asking.most:
+        asking.judgement.leave_out("sentences", sum(map(len, sentences[asking.most :])))
+    portions = split_portions("\n".join(judged), judged)
     answers = await gather_or_cancel(
         asking.ask("context_relevancy", SENTENCES_SCHEMA, documents=portion) for portion in portions
     )
     copied = [line for answer in answers for line in read_text_list(answer, "sentences", 5000)]
-    relevant, invented = match_sentences(looked_at, copied)
-    irrelevant = [sentence for place, sentence in enumerate(looked_at) if place not in relevant]
-    comment = _make_failure_comment("sentences", "do not help to answer the question", irrelevant, len(looked_at))
+    relevant, invented = match_sentences(judged, copied)
+    irrelevant = [sentence for place, sentence in enumerate(judged) if place not in relevant]
+    comment = _make_failure_comment("sentences", "do not help to answer the question", irrelevant, len(judged))
     metadata = {
-        "sentences": len(looked_at),
-        "relevant": [to_one_line(looked_at[place]) for place in sorted(relevant)][:MAX_STATEMENTS],
+        "sentences": len(judged),
+        "relevant": [to_one_line(judged[place]) for place in sorted(relevant)][:MAX_STATEMENTS],
         "not_in_the_context": invented[:MAX_STATEMENTS],
     }
-    if len(told) > asking.most:
-        comment = f"{comment}; of {len(told)} sentences the first {asking.most} were looked at"
-    return ComponentResult(len(relevant) / len(looked_at), comment, metadata)
+    if len(sentences) > asking.most:
+        comment = f"{comment}; of {len(sentences)} sentences the first {asking.most} were looked at"
+    return ComponentResult(len(relevant) / len(judged), comment, metadata)
 
 
 def compute_average_precision(relevant: Sequence[bool]) -> float:
@@ -239,19 +358,21 @@ def compute_f1(tp: int, fp: int, fn: int) -> float:
     return tp / (tp + 0.5 * (fp + fn)) if tp else 0.0
 
 
-def match_sentences(told: Sequence[str], copied: Sequence[str]) -> tuple[set[int], list[str]]:
+def match_sentences(sentences: Sequence[str], copied: Sequence[str]) -> tuple[set[int], list[str]]:
     """Match the sentences that a judge copied with the original sentences. Return the indices of the copied sentences,
     and the copies that match no sentence.
 
     A copy may be wrapped, quoted, truncated, repeated, or contain several sentences. Each sentence counts once. All
     sentences with the same words count as copied.
     """
-    texts = [_normalize_sentence(sentence) for sentence in told]
+    texts = [_normalize_sentence(sentence) for sentence in sentences]
     relevant: set[int] = set()
     invented = []
     for copy in copied:
         found = {
-            place for one in split_bounded_sentences(copy) for place in _find_positions(texts, _normalize_sentence(one))
+            place
+            for part in split_bounded_sentences(copy)
+            for place in _find_positions(texts, _normalize_sentence(part))
         }
         relevant |= found
         if not found:
@@ -301,9 +422,9 @@ def _reject_all(statements: Sequence[str], why: str) -> list[StatementVerdict]:
 def _make_share_result(
     verdicts: Sequence[StatementVerdict], what: str, fail: str, *limits: str | None
 ) -> ComponentResult:
-    missed = [f"{one.statement!r} ({one.reason})" for one in verdicts if not one.holds]
+    missed = [f"{verdict.statement!r} ({verdict.reason})" for verdict in verdicts if not verdict.holds]
     comment = "; ".join(filter(None, [_make_failure_comment(what, fail, missed, len(verdicts)), *limits]))
-    metadata = {"statements": [one.metadata for one in verdicts[:MAX_STATEMENTS]]}
+    metadata = {"statements": [verdict.metadata for verdict in verdicts[:MAX_STATEMENTS]]}
     score = (len(verdicts) - len(missed)) / len(verdicts)
     return ComponentResult(score, comment, metadata)
 
@@ -337,16 +458,19 @@ class MultiPromptJudge(JudgeEvaluator):
     """
 
     NAMES: ClassVar[tuple[str, ...]] = (*PLACEHOLDERS, "statements", "text", "questions")
+    OPTIONAL: ClassVar[Mapping[str, str]] = {"inputs": "(not known)"}
 
     max_statements: int = 200
 
     def __post_init__(self) -> None:
         if self.FURTHER and isinstance(self.prompt, str | Path):
             ids = ", ".join((self.PROMPT, *self.FURTHER))
-            raise ValueError(f"it asks with several prompts, {ids}: prompt={{{self.PROMPT!r}: …}} replaces one")
+            raise ValueError(
+                f"the evaluator has several prompts: {ids}; replace one with prompt={{{self.PROMPT!r}: …}}"
+            )
         JudgeEvaluator.__post_init__(self)
         if self.max_statements < 1:
-            raise ValueError(f"max_statements is 1 or more, not {self.max_statements!r}")
+            raise ValueError(f"max_statements must be an integer >= 1, got {self.max_statements!r}")
         for prompt in self.prompts:
             if (must := _REQUIRED_PLACEHOLDERS[prompt.id]) not in prompt.asked:
                 raise ValueError(f"the prompt {prompt.id!r} has no {{{must}}}: nothing would be judged")
@@ -354,28 +478,24 @@ class MultiPromptJudge(JudgeEvaluator):
     def _identity(self) -> list[Any]:
         return [*JudgeEvaluator._identity(self), self.max_statements]
 
-    def _asking(self, judgement: Judgement, case: Case) -> RagCase:
-        prompts = {prompt.id: prompt for prompt in self.prompts}
-        return RagCase(judgement=judgement, prompts=prompts, case=case, most=self.max_statements)
-
     async def _judged(
         self, id: str, case: Case, component: Callable[[RagCase], Coroutine[Any, Any, ComponentResult]]
     ) -> Any:
         async with Judgement(id, self._judge, case) as judgement:
-            found = await component(self._asking(judgement, case))
+            found = await component(RagCase(judgement=judgement, evaluator=self, case=case))
             return judgement.row(found.score, comment=found.comment, metadata=found.metadata)
 
 
 def set_question_count(prompt: Prompt, questions: int) -> Prompt:
     """Return a prompt with `{questions}` replaced by the number. Raises `ValueError`."""
     if not 1 <= questions <= 20:
-        raise ValueError(f"questions is 1 to 20, not {questions!r}")
+        raise ValueError(f"questions must be an integer from 1 to 20, got {questions!r}")
     return replace(prompt, text=prompt.text.replace("{questions}", str(questions)))
 
 
 EmbedFunction: TypeAlias = Callable[[list[str]], Any]
 EMBED_HELP = (
-    "embed is a function of a list of texts that gives one vector for each, also an async one, or what names a model: "
+    "embed must be a function, possibly async, from a list of texts to one vector each, or the name of a model: "
     "embed='all-MiniLM-L6-v2'"
 )
 
@@ -425,21 +545,21 @@ async def embed_texts(embed: EmbedFunction, texts: Sequence[str]) -> list[list[f
         given = await given
     rows = _to_list(given)
     if not isinstance(rows, list) or len(rows) != len(texts):
-        told = f"{len(rows)} vectors" if isinstance(rows, list) else f"{given!r:.100}"
-        raise ValueError(f"embed gave {told} for {len(texts)} texts; {EMBED_HELP}")
+        count = f"{len(rows)} vectors" if isinstance(rows, list) else f"{given!r:.100}"
+        raise ValueError(f"embed returned {count} for {len(texts)} texts; {EMBED_HELP}")
     vectors = []
     for row in map(_to_list, rows):
         try:
             vector = [float(number) for number in row]
         except (TypeError, ValueError) as error:
-            raise ValueError(f"embed gave {row!r:.100} as a vector; {EMBED_HELP}") from error
+            raise ValueError(f"embed returned {row!r:.100} as a vector; {EMBED_HELP}") from error
         if not vector or not all(map(math.isfinite, vector)):
-            raise ValueError(f"embed gave a vector of {len(vector)} numbers, {vector!r:.100}, not all of them finite")
+            raise ValueError(
+                f"embed returned a vector of {len(vector)} numbers, {vector!r:.100}; it must be finite and not empty"
+            )
         vectors.append(vector)
     if len({len(vector) for vector in vectors}) > 1:
-        raise ValueError(
-            f"embed gave vectors of {sorted({len(vector) for vector in vectors})} numbers: all have one length"
-        )
+        raise ValueError(f"embed returned vectors of different lengths: {sorted({len(vector) for vector in vectors})}")
     return vectors
 
 

@@ -5,42 +5,41 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from spanwise.collector.records import Case, Document
-from spanwise.evaluators.interface import Metric, Skip, Unjudged, register_builtin
+from spanwise.evaluators.interface import Metric
 from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
 from spanwise.evaluators.judges import rag_metrics
-from spanwise.evaluators.judges.claims import StatementVerdict
+from spanwise.evaluators.judges.judge_evaluator import register_judge
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
 from spanwise.evaluators.judges.rag_metrics import (
     ComponentResult,
     EmbedFunction,
     MultiPromptJudge,
     RagCase,
+    StatementVerdict,
     check_embedder,
     compute_similarities,
     get_embedder_identity,
     make_embed_function,
     set_question_count,
 )
+from spanwise.evaluators.judges.ratings import catch_outcome
 
 
-@register_builtin(
+@register_judge(
     "faithfulness",
     metrics=(Metric("faithfulness", threshold=0.75, primary=True),),
     standards=(TRANSPARENT, VALID),
     source="H2O Eval Studio: faithfulness; RAGAS",
     canonical="ragas 0.4.3",
     llm=False,
-    judge=True,
-    kind="model",
     example='get_evaluator("faithfulness", judge=scripted({"statements": ["Mont Blanc is 4,806 m high.", "It is in Spain."]}, '
     '{"1": {"reason": "It says so.", "verdict": "yes"}, "2": {"reason": "It says France.", "verdict": "no"}})), '
     'outputs="Mont Blanc, 4,806 m high, is in Spain.", documents=["Mont Blanc (4,806 m) is in France and Italy."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Faithfulness(MultiPromptJudge):
     """Share of the answer's statements that follow from the retrieved context.
 
@@ -54,7 +53,6 @@ class Faithfulness(MultiPromptJudge):
     FURTHER: ClassVar[tuple[str, ...]] = ("faithfulness",)
 
     async def __call__(self, case: Case, outputs: Any, documents: Sequence[Document], inputs: Any = None) -> Any:
-        case = replace(case, inputs=inputs, outputs=outputs, documents=tuple(documents))
         return await self._judged("faithfulness", case, rag_metrics.score_faithfulness)
 
 
@@ -80,22 +78,19 @@ class _EmbeddingJudge(MultiPromptJudge):
         return [*MultiPromptJudge._identity(self), *get_embedder_identity(self._embed)]
 
 
-@register_builtin(
+@register_judge(
     "answer_correctness",
     metrics=(Metric("answer_correctness", (-0.25, 1.0), threshold=0.75, primary=True),),
     standards=(VALID, OUTCOMES),
     source="H2O Eval Studio: answer correctness; RAGAS",
     canonical="ragas 0.4.3",
-    judge=True,
     model=True,
     gpu=True,
-    kind="model",
     example='get_evaluator("answer_correctness", judge=scripted({"statements": ["Paris is the capital."]}, {"statements": '
     '["Paris is the capital."]}, {"1": {"reason": "Same.", "verdict": "yes"}}, {"1": {"reason": "Same.", "verdict": '
     '"yes"}}), embed=lambda texts: [[len(text), 1] for text in texts]), inputs="What is the capital of France?", '
     'outputs="It is Paris.", reference_outputs="Paris"',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCorrectness(_EmbeddingJudge):
     """Weighted mean of factual and semantic similarity: 0.75 · F1 of the statements + 0.25 · similarity of the texts.
 
@@ -121,7 +116,7 @@ class AnswerCorrectness(_EmbeddingJudge):
             or not all(0 <= weight < math.inf for weight in self.weights)
             or not any(self.weights)
         ):
-            raise ValueError(f"weights are two numbers, neither below 0, not both 0; not {self.weights!r}")
+            raise ValueError(f"weights must be two numbers >= 0, not both 0, got {self.weights!r}")
 
     def ready(self) -> None:
         """Raise `NoJudge` and, if the similarity has a weight, `NoModel`."""
@@ -140,7 +135,6 @@ class AnswerCorrectness(_EmbeddingJudge):
         return (Metric("answer_correctness", (lowest or 0.0, 1.0), threshold=0.75, primary=True),)
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any, reference_outputs: Any) -> Any:
-        case = replace(case, inputs=inputs, outputs=outputs, reference_outputs=reference_outputs)
         return await self._judged("answer_correctness", case, self._score)
 
     async def _score(self, asking: RagCase) -> ComponentResult:
@@ -172,21 +166,17 @@ class AnswerCorrectness(_EmbeddingJudge):
         )
 
 
-@register_builtin(
+@register_judge(
     "answer_relevancy",
     metrics=(Metric("answer_relevancy", (-1.0, 1.0), threshold=0.75, primary=True),),
-    standards=(VALID,),
     source="H2O Eval Studio: answer relevancy; RAGAS",
     canonical="ragas 0.4.3",
-    judge=True,
     model=True,
     gpu=True,
-    kind="model",
     example='get_evaluator("answer_relevancy", judge=scripted({"1": {"question": "How high is Mont Blanc?", "noncommittal": '
     '"no"}}), questions=1, embed=lambda texts: [[len(text), 1] for text in texts]), inputs="How high is Mont Blanc?", '
     'outputs="Mont Blanc is 4,806 m high."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRelevancy(_EmbeddingJudge):
     """Mean cosine of the question with questions that the judge generates from the answer alone.
 
@@ -207,26 +197,23 @@ class AnswerRelevancy(_EmbeddingJudge):
         object.__setattr__(self, "_prompt", set_question_count(self._prompt, self.questions))
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any) -> Any:
-        return await self._judged("answer_relevancy", replace(case, inputs=inputs, outputs=outputs), self._score)
+        return await self._judged("answer_relevancy", case, self._score)
 
     async def _score(self, asking: RagCase) -> ComponentResult:
         return await rag_metrics.score_answer_relevancy(asking, self._embed, self.questions)
 
 
-@register_builtin(
+@register_judge(
     "context_precision",
     metrics=(Metric("context_precision", threshold=0.75, primary=True),),
     standards=(TRANSPARENT, SOUNDNESS, VALID, OUTCOMES),
     source="H2O Eval Studio: context precision; RAGAS",
     canonical="ragas 0.4.3",
     llm=False,
-    judge=True,
-    kind="model",
     example='get_evaluator("context_precision", judge=scripted({"reason": "Nothing of its height.", "verdict": "no"}, {"reason": '
     '"It has the height.", "verdict": "yes"})), inputs="How high is it?", reference_outputs="4,806 m", '
     'documents=["Mont Blanc is a mountain.", "Mont Blanc is 4,806 m high."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextPrecision(MultiPromptJudge):
     """Average precision of the retrieved chunks: it is high if chunks that are useful for the expected answer rank
     first.
@@ -238,24 +225,20 @@ class ContextPrecision(MultiPromptJudge):
     PROMPT: ClassVar[str] = "context_precision"
 
     async def __call__(self, case: Case, inputs: Any, reference_outputs: Any, documents: Sequence[Document]) -> Any:
-        case = replace(case, inputs=inputs, reference_outputs=reference_outputs, documents=tuple(documents))
         return await self._judged("context_precision", case, rag_metrics.score_context_precision)
 
 
-@register_builtin(
+@register_judge(
     "context_recall",
     metrics=(Metric("context_recall", threshold=0.75, primary=True),),
     standards=(TRANSPARENT, SOUNDNESS, VALID, OUTCOMES),
     source="H2O Eval Studio: context recall; RAGAS",
     canonical="ragas 0.4.3",
     llm=False,
-    judge=True,
-    kind="model",
     example='get_evaluator("context_recall", judge=scripted({"1": {"reason": "It says so.", "verdict": "yes"}, "2": {"reason": '
     '"It does not say where.", "verdict": "no"}})), reference_outputs="It is 4,806 m high. It is in the Alps.", '
     'documents=["Mont Blanc is 4,806 m high."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRecall(MultiPromptJudge):
     """Share of the expected answer's sentences that can be attributed to the retrieved context.
 
@@ -268,23 +251,18 @@ class ContextRecall(MultiPromptJudge):
     async def __call__(
         self, case: Case, reference_outputs: Any, documents: Sequence[Document], inputs: Any = None
     ) -> Any:
-        case = replace(case, inputs=inputs, reference_outputs=reference_outputs, documents=tuple(documents))
         return await self._judged("context_recall", case, rag_metrics.score_context_recall)
 
 
-@register_builtin(
+@register_judge(
     "context_relevancy",
     metrics=(Metric("context_relevancy", threshold=0.75, primary=True),),
     standards=(TRANSPARENT, SOUNDNESS, VALID),
     source="H2O Eval Studio: context relevancy; RAGAS before 0.2",
-    canonical="by hand",
     llm=False,
-    judge=True,
-    kind="model",
     example='get_evaluator("context_relevancy", judge=scripted({"reason": "The height.", "sentences": ["It is 4,806 m high."]}'
     ')), inputs="How high is it?", documents=["Mont Blanc is in the Alps. It is 4,806 m high."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRelevancy(MultiPromptJudge):
     """Share of the retrieved context's sentences that help to answer the question.
 
@@ -295,14 +273,13 @@ class ContextRelevancy(MultiPromptJudge):
     PROMPT: ClassVar[str] = "context_relevancy"
 
     async def __call__(self, case: Case, inputs: Any, documents: Sequence[Document]) -> Any:
-        case = replace(case, inputs=inputs, documents=tuple(documents))
         return await self._judged("context_relevancy", case, rag_metrics.score_context_relevancy)
 
 
 _COMPONENTS = ("faithfulness", "answer_relevancy", "context_precision", "context_recall")
 
 
-@register_builtin(
+@register_judge(
     "ragas",
     metrics=(
         Metric("ragas", threshold=0.75, primary=True),
@@ -315,17 +292,14 @@ _COMPONENTS = ("faithfulness", "answer_relevancy", "context_precision", "context
     source="H2O Eval Studio: RAGAS",
     canonical="statistics.harmonic_mean",
     llm=False,
-    judge=True,
     model=True,
     gpu=True,
-    kind="model",
     example='get_evaluator("ragas", questions=1, embed=lambda texts: [[len(text), 1] for text in texts], judge=scripted(lambda '
     'ask: {"statements": {"statements": ["It is 4,806 m high."]}, "context_precision": {"reason": "The height.", '
     '"verdict": "yes"}, "answer_relevancy": {"1": {"question": "How high is it?", "noncommittal": "no"}}}.get('
     'ask.name, {"1": {"reason": "It says so.", "verdict": "yes"}}))), inputs="How high is it?", outputs="4,806 m", '
     'reference_outputs="It is 4,806 m high.", documents=["Mont Blanc is 4,806 m high."]',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ragas(_EmbeddingJudge):
     """Harmonic mean of faithfulness, answer relevancy, context precision and context recall, and these four scores.
 
@@ -348,32 +322,25 @@ class Ragas(_EmbeddingJudge):
     async def __call__(
         self, case: Case, inputs: Any, outputs: Any, reference_outputs: Any, documents: Sequence[Document]
     ) -> list[dict[str, Any]]:
-        given = {"inputs": inputs, "outputs": outputs, "reference_outputs": reference_outputs}
-        case = replace(case, documents=tuple(documents), **given)
         async with Judgement("ragas", self._judge, case) as judgement:
-            asking = self._asking(judgement, case)
+            asking = RagCase(judgement=judgement, evaluator=self, case=case)
             components = (
                 rag_metrics.score_faithfulness(asking),
                 rag_metrics.score_answer_relevancy(asking, self._embed, self.questions),
                 rag_metrics.score_context_precision(asking),
                 rag_metrics.score_context_recall(asking),
             )
-            asked = zip(_COMPONENTS, components, strict=True)
-            rows = await gather_or_cancel(_score_component(f"ragas_{name}", component) for name, component in asked)
+            keys = [f"ragas_{name}" for name in _COMPONENTS]
+            rows = await gather_or_cancel(
+                catch_outcome(key, _score_component(key, component))
+                for key, component in zip(keys, components, strict=True)
+            )
             mean = judgement.row(key="ragas", **_combine_components(rows))
         return [mean, *({**row, "judge_trace_id": judgement.trace_id} for row in rows)]
 
 
 async def _score_component(key: str, component: Coroutine[Any, Any, ComponentResult]) -> dict[str, Any]:
-    """Return the component's feedback. A failure becomes a row, so that the other components are not lost."""
-    try:
-        found = await component
-    except Skip as skip:
-        return {"key": key, "comment": str(skip)}
-    except Unjudged as unjudged:
-        return {"key": key, "error": str(unjudged), "metadata": dict(unjudged.metadata)}
-    except Exception as error:
-        return {"key": key, "error": f"{type(error).__name__}: {error}"}
+    found = await component
     return {"key": key, "score": found.score, "comment": found.comment, "metadata": found.metadata}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf
 from typing import Any, TypeAlias
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from spanwise.collector.records import JSON, Case, Document
 from spanwise.evaluators.interface import Metric, Skip, Unjudged
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
-from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure, Token
+from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure, Token, make_object_schema
 from spanwise.evaluators.judges.llm_client.judge_call import Judge
 from spanwise.evaluators.judges.prompt_templates import Prompt
 from spanwise.evaluators.judges.prompt_values import render_values
@@ -27,12 +27,7 @@ def make_rating_schema(labels: Sequence[Label]) -> dict[str, JSON]:
     its reasons first.
     """
     kind = "integer" if all(isinstance(label, int) for label in labels) else "string"
-    return {
-        "type": "object",
-        "properties": {"rationale": {"type": "string"}, "rating": {"type": kind, "enum": list(labels)}},
-        "required": ["rationale", "rating"],
-        "additionalProperties": False,
-    }
+    return make_object_schema({"rationale": {"type": "string"}, "rating": {"type": kind, "enum": list(labels)}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +69,10 @@ class Scale:
     def words(self) -> str:
         """Return the instructions about the scale: the meaning of the labels, and the form of the reply."""
         lines = [f"{label}: {meaning}" for label, meaning in self.meanings.items()]
-        said = ["The ratings mean:\n" + "\n".join(lines)] if lines else []
+        rubric = ["The ratings mean:\n" + "\n".join(lines)] if lines else []
         choice = " or ".join(json.dumps(label, ensure_ascii=False) for label in self.labels)
         form = f'{{"rationale": "…", "rating": {choice}}}'
-        return "\n\n".join([*said, f"Give your reasons first, then the rating, as JSON: {form}"])
+        return "\n\n".join([*rubric, f"Give your reasons first, then the rating, as JSON: {form}"])
 
     def read(self, answer: Answer) -> tuple[float | bool | None, Label]:
         """Return the score and the label of an answer. Raises `ParseFailure` for an unknown label."""
@@ -110,18 +105,18 @@ def make_scale(given: ScaleInput | Scale) -> Scale:
     if isinstance(given, Scale):
         return given
     if isinstance(given, str | bytes) or not isinstance(given, Sequence | Mapping):
-        raise ValueError(f"a scale is a list of labels, a dict, or a range of levels, not {given!r:.200}")
+        raise ValueError(f"a scale must be a list of labels, a dict, or a range of levels, got {given!r:.200}")
     labels = [_parse_label(label) for label in given]
     if len(labels) < 2 or len({str(label).casefold() for label in labels}) < len(labels):
-        raise ValueError(f"a scale has at least two labels, all different, not {given!r:.200}")
+        raise ValueError(f"a scale must have at least two labels, all different, got {given!r:.200}")
     if len({type(label) for label in labels}) > 1:
-        raise ValueError(f"the labels of a scale are all texts or all whole numbers, not {given!r:.200}")
+        raise ValueError(f"the labels of a scale must be all texts or all integers, got {given!r:.200}")
     values = list(given.values()) if isinstance(given, Mapping) else []
     if values and all(isinstance(value, int | float) and -inf < value < inf for value in values):
         scores = [value if isinstance(value, bool) else float(value) for value in values]
         return Scale(dict(zip(labels, scores, strict=True)), {})
     if not all(isinstance(value, str) for value in values):
-        raise ValueError(f"a scale's dict says what each label is worth, or what each means, not {given!r:.200}")
+        raise ValueError(f"the values of a scale's dict must be all scores or all meanings, got {given!r:.200}")
     by_label: dict[Label, float | bool | None] = dict.fromkeys(labels)
     if all(isinstance(label, int) for label in labels):
         by_label = {label: float(label) for label in labels}
@@ -143,7 +138,7 @@ def _parse_label(label: Any) -> Label:
     if isinstance(label, str) and label.strip().lstrip("-").isdecimal():
         return int(label)
     if not isinstance(label, str | int) or str(label).strip() == "":
-        raise ValueError(f"a label is a text or a whole number, not {label!r:.200}")
+        raise ValueError(f"a label must be a text or an integer, got {label!r:.200}")
     return label.strip() if isinstance(label, str) else label
 
 
@@ -206,18 +201,18 @@ async def ask_rating(
         given = render_values(case, prompt.asked) if values is None else values
         answer = await judgement.ask(prompt, given, scale.schema, logprobs=TOP_LOGPROBS * logprobs)
         score, label = scale.read(answer)
-        likely = compute_label_probabilities(answer, scale.labels) if logprobs else None
-        metadata = add_probabilities({}, likely, label) if logprobs else {}
-        if likely and scale.range is not None and not scale.is_boolean:
-            score = compute_expected_score(likely, {label: float(worth or 0) for label, worth in scale.scores.items()})
-        told = label if score is None else score
-        return judgement.row(told, comment=get_rationale(answer), label=str(label), metadata=metadata)
+        weights = compute_label_probabilities(answer, scale.labels) if logprobs else None
+        metadata = add_probabilities({}, weights, label) if logprobs else {}
+        if weights and scale.range is not None and not scale.is_boolean:
+            score = compute_expected_score(weights, {label: float(value or 0) for label, value in scale.scores.items()})
+        result = label if score is None else score
+        return judgement.row(result, comment=get_rationale(answer), label=str(label), metadata=metadata)
 
 
 def get_rationale(answer: Answer) -> str | None:
     """Return the judge's rationale, or None if it gave none."""
-    said = answer.value.get("rationale") if isinstance(answer.value, Mapping) else None
-    return str(said) if said else None
+    rationale = answer.value.get("rationale") if isinstance(answer.value, Mapping) else None
+    return str(rationale) if rationale else None
 
 
 TOP_LOGPROBS = 20  # alternatives per token, the maximum of OpenAI
@@ -278,10 +273,10 @@ def _find_rating(text: str, labels: Sequence[str | int], field: str) -> tuple[in
 
 
 def _iterate_label_probabilities(
-    tokens: Sequence[Token], start: int, said: str | int, labels: Sequence[str | int]
+    tokens: Sequence[Token], start: int, rating: str | int, labels: Sequence[str | int]
 ) -> Iterator[tuple[str | int, float]]:
     """Yield (label, probability) pairs for the alternatives at each token of the rating, along the sampled path."""
-    path, done, whole = 1.0, "", str(said).lower()
+    path, done, text_of_rating = 1.0, "", str(rating).lower()
     end = 0
     for token in tokens:
         begin, end = end, end + len(token.text)
@@ -298,9 +293,9 @@ def _iterate_label_probabilities(
                 yield label, path * exp(logprob)
         path *= exp(min(0.0, token.logprob))
         done += token.text[begins:].lower().strip(_PADDING if not done else "")
-        if len(done) >= len(whole):
+        if len(done) >= len(text_of_rating):
             break
-    yield said, path
+    yield rating, path
 
 
 def _match_label_prefix(text: str, labels: Sequence[str | int]) -> str | int | None:
@@ -365,7 +360,7 @@ def check_chunk_prompt(prompt: Prompt) -> None:
     chunks.
     """
     if not set(CHUNK_PLACEHOLDERS) & set(prompt.asked):
-        raise ValueError(f"prompt {prompt.id!r} is asked about one chunk after the other: it has to name {{documents}}")
+        raise ValueError(f"prompt {prompt.id!r} is asked about each chunk, so it must contain {{documents}}")
 
 
 def check_chunks(documents: Sequence[Document]) -> None:
@@ -396,13 +391,26 @@ def describe_error(error: Exception) -> str:
     return str(error) if isinstance(error, Unjudged | Skip) else f"{type(error).__name__}: {error}"
 
 
+async def catch_outcome(key: str, judging: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the feedback of a judgement. A skip or an error becomes feedback too, so that the results of the other
+    judgements are not lost.
+    """
+    try:
+        return await judging
+    except Skip as skip:
+        return {"key": key, "comment": str(skip)}
+    except Exception as error:
+        metadata, trace_id = getattr(error, "metadata", None), getattr(error, "judge_trace_id", None)
+        return {"key": key, "error": describe_error(error), "metadata": metadata, "judge_trace_id": trace_id}
+
+
 def _make_no_verdict_error(verdicts: Sequence[ChunkVerdict], lists: Mapping[str, Any]) -> Exception:
     """Return an error with the message of the first failure, or a skip if all chunks were skipped, as with an exhausted
     budget.
     """
     errors = [verdict.error for verdict in verdicts if verdict.error is not None]
     failures = [error for error in errors if not isinstance(error, Skip)]
-    told = describe_error((failures or errors)[0]) + (
+    message = describe_error((failures or errors)[0]) + (
         f" (none of {len(errors)} chunks was judged)" if errors[1:] else ""
     )
-    return Unjudged(told, lists) if failures else Skip(told)
+    return Unjudged(message, lists) if failures else Skip(message)

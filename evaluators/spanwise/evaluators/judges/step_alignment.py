@@ -8,14 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from spanwise.collector.records import JSON, Case, Document
+from spanwise.collector.records import Case, Document
 from spanwise.evaluators.builtin.case_text import extract_text
 from spanwise.evaluators.builtin.text_segmentation import Splitter, extract_steps, split_text
 from spanwise.evaluators.interface import Metric, register_builtin, run_in_thread
 from spanwise.evaluators.interface.evaluator_spec import SOUNDNESS, TRANSPARENT, VALID
-from spanwise.evaluators.judges.claims import read_text_list
 from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
+from spanwise.evaluators.judges.llm_client.chat_completions import make_object_schema
+from spanwise.evaluators.judges.rag_metrics import read_text_list
 from spanwise.evaluators.models.batched_evaluator import EmbeddingEvaluator, EmbeddingSteps
 from spanwise.evaluators.models.embedding_model import Embedder, embedder
 from spanwise.evaluators.models.model_resolution import DEFAULT
@@ -25,12 +26,7 @@ EVALUATOR_ID = "step_alignment"
 DEFAULT_SIMILARITY = 0.6  # for all-MiniLM-L6-v2: paraphrases of a step had 0.63 to 0.94, other steps 0.53 at most
 _COUNT_RANGE = (0.0, float("inf"))
 _EDIT_METRICS = ("edits", "insertions", "deletions", "mismatches")
-_STEPS_SCHEMA: Mapping[str, JSON] = {
-    "type": "object",
-    "properties": {"steps": {"type": "array", "items": {"type": "string"}}},
-    "required": ["steps"],
-    "additionalProperties": False,
-}
+_STEPS_SCHEMA = make_object_schema({"steps": {"type": "array", "items": {"type": "string"}}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +41,9 @@ class StepsByRules(EmbeddingEvaluator):
         return self._one(outputs=outputs, documents=tuple(documents))
 
     def _steps(self, case: Case) -> EmbeddingSteps:
-        told = self.splitter or extract_steps
-        context = _join_steps(split_text(document.content or "", told) for document in case.documents or ())
-        answer = split_text(extract_text(case.outputs), told)
+        splitter = self.splitter or extract_steps
+        context = _join_steps(split_text(document.content or "", splitter) for document in case.documents or ())
+        answer = split_text(extract_text(case.outputs), splitter)
         vectors = yield [*context, *answer]
         found = align_steps(context, answer, vectors, self.similarity)
         return alignment_rows(EVALUATOR_ID, context, answer, found, self.sentence_level_metrics)
@@ -142,9 +138,9 @@ class StepAlignment:
 
     def __post_init__(self) -> None:
         if self.judge is not None and self.splitter is not None:
-            raise ValueError("splitter and judge are both given: one of them tells the steps")
+            raise ValueError("pass splitter or judge, not both")
         if self.judge is None and self.prompt is not None:
-            raise ValueError("prompt is a judge's: give judge=…, too")
+            raise ValueError("prompt= needs judge=…")
         model = embedder(self.model)
         known: dict[str, Any] = {
             "model": model,
@@ -164,12 +160,12 @@ class StepAlignment:
     def _same(self, name: str) -> float:
         if self.similarity is None and name != DEFAULT["embedding"]:
             raise ValueError(
-                f"a similarity belongs to a model: {DEFAULT_SIMILARITY} is that of {DEFAULT['embedding']}; say from which cosine of "
-                f"{name!r} on two steps are the same, as in similarity={DEFAULT_SIMILARITY}"
+                f"the default similarity, {DEFAULT_SIMILARITY}, is only valid for {DEFAULT['embedding']}; pass the minimum cosine "
+                f"of two equal steps for {name!r}, such as similarity={DEFAULT_SIMILARITY}"
             )
         same = DEFAULT_SIMILARITY if self.similarity is None else self.similarity
         if not -1 <= same <= 1:
-            raise ValueError(f"a cosine is from -1 to 1, not {same!r}")
+            raise ValueError(f"similarity must be from -1 to 1, got {same!r}")
         return same
 
 

@@ -42,15 +42,15 @@ def compute_mark(texts: Iterable[str], digits: int = 16) -> str:
     """Return hex digits that are derived from the texts. None of the texts contains these digits, not even in look-alike
     characters.
     """
-    held = list(texts)
-    said = hashlib.sha256()
-    for text in held:
+    given = list(texts)
+    digest = hashlib.sha256()
+    for text in given:
         encoded = text.encode("utf-8", "surrogatepass")
-        said.update(b"%d:" % len(encoded) + encoded)
-    looked_at = [unicodedata.normalize("NFKC", text).casefold() for text in held]
+        digest.update(b"%d:" % len(encoded) + encoded)
+    folded = [unicodedata.normalize("NFKC", text).casefold() for text in given]
     for attempt in count():
-        mark = hashlib.sha256(said.digest() + b"%d" % attempt).hexdigest()[:digits]
-        if not any(mark in text for text in looked_at):
+        mark = hashlib.sha256(digest.digest() + b"%d" % attempt).hexdigest()[:digits]
+        if not any(mark in text for text in folded):
             return mark
     raise AssertionError("there is always another")  # pragma: no cover
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,12 @@ from typing import Any
 import orjson
 
 from spanwise.collector.records import Case
-from spanwise.evaluators.interface import Evaluator, Metric, get_evaluator, register_builtin
-from spanwise.evaluators.interface.evaluator_spec import VALID
-from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
+from spanwise.evaluators.interface import Evaluator, Metric, get_evaluator
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_judge
 from spanwise.evaluators.judges.llm_client.judge_call import make_judge
 from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS, Shot
 from spanwise.evaluators.judges.prompt_templates import prompt as load
-from spanwise.evaluators.judges.prompt_values import render_value, render_values
+from spanwise.evaluators.judges.prompt_values import render_value
 from spanwise.evaluators.judges.ratings import Scale, ask_rating, make_scale, restore_boolean_label
 from spanwise.evaluators.judges.untrusted_data import neutralize
 from spanwise.tracer.suggestions import did_you_mean
@@ -30,17 +29,14 @@ _RESERVED_NAMES = frozenset({"self", "case", "trace", "run", "root_run", "exampl
 _CASE_PARAMETER = inspect.Parameter("case", inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
-@register_builtin(
+@register_judge(
     "judge",
     metrics=(Metric("judge", None, primary=True),),
-    standards=(VALID,),
     source="a judge of one's own",
-    judge=True,
-    kind="model",
+    canonical="",
     example='judge("polite", "Is it polite?\\n{outputs}", '
     'judge=scripted({"rationale": "It says please.", "rating": "yes"})), outputs="Wait a moment, please."',
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UserDefinedJudge(JudgeEvaluator):
     """User-defined judge: a question and its permitted ratings. Create one with `spanwise.evaluators.judge`.
 
@@ -66,10 +62,12 @@ class UserDefinedJudge(JudgeEvaluator):
 
     def __post_init__(self) -> None:
         if self.max_characters < 1:
-            raise ValueError(f"max_characters is 1 or more, not {self.max_characters!r}")
+            raise ValueError(f"max_characters must be an integer >= 1, got {self.max_characters!r}")
         for name in self.map or {}:
             if not name.isidentifier() or iskeyword(name) or name in _RESERVED_NAMES:
-                raise ValueError(f"map: {name!r} cannot be a placeholder's name; take another, such as 'question'")
+                raise ValueError(
+                    f"map: {name!r} cannot be the name of a placeholder; use another name, such as 'question'"
+                )
         scale = make_scale(self.scale)
         schema_name = _INVALID_SCHEMA_CHARACTERS.sub("_", self.key)[:64]
         asked = load(schema_name, self.prompt, (*PLACEHOLDERS, *(self.map or {})), bound=self.max_characters)
@@ -102,19 +100,9 @@ class UserDefinedJudge(JudgeEvaluator):
         return make_signature(self._prompt.asked, self.map or {})
 
     async def __call__(self, case: Case, **values: Any) -> dict[str, Any]:
-        fields = {name: value for name, value in values.items() if name in Case.__dataclass_fields__}
-        seen = replace(case, **fields)
-        others = {
-            name: render_value(value)
-            for name, value in values.items()
-            if name not in fields and name not in PLACEHOLDERS
-        }
-        if "trajectory" in (self.map or {}):
-            others["trajectory"] = render_value(values["trajectory"])
-        texts = render_values(seen, [name for name in self._prompt.asked if name not in others])
-        return await ask_rating(
-            self.key, self._judge, self._prompt, seen, self._scale, {**texts, **others}, logprobs=self.logprobs
-        )
+        others = {name: render_value(value) for name, value in values.items() if name not in Case.__dataclass_fields__}
+        texts = self._values(case, others)
+        return await ask_rating(self.key, self._judge, self._prompt, case, self._scale, texts, logprobs=self.logprobs)
 
     def exported(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         kept = {**JudgeEvaluator.exported(self, {**parameters, "prompt": None}), "prompt": self.prompt}
@@ -147,7 +135,7 @@ def judge(
     read the definition. Raises `ValueError`.
     """
     if threshold is not None and make_scale(scale).range is None:
-        raise ValueError(f"judge {name!r}: labels have no order of worth, so no threshold; say {{label: worth, …}}")
+        raise ValueError(f"judge {name!r}: a threshold needs scores; pass a scale {{label: score, …}}")
     given = {
         "key": name,
         "prompt": prompt,
@@ -184,27 +172,24 @@ REPLY_COLUMNS = ("rationale", "rating")  # columns of an example that form the r
 
 def make_shots(examples: Iterable[Any], asked: Sequence[str], scale: Scale) -> tuple[Shot, ...]:
     """Return the examples as few-shot turns. Raises `ValueError`, which names the unknown or missing column."""
-    return tuple(_make_shot(number, row, asked, scale) for number, row in enumerate(examples, 1))
-
-
-def _make_shot(number: int, row: Any, asked: Sequence[str], scale: Scale) -> Shot:
-    _check_example(number, row, (*asked, *REPLY_COLUMNS))
-    label = scale.label_of(restore_boolean_label(row["rating"]))
-    if label is None:
-        known = ", ".join(map(repr, scale.labels))
-        raise ValueError(f"example {number} has the rating {row['rating']!r:.100}, which is none of {known}")
-    if not isinstance(row["rationale"], str) or not row["rationale"].strip():
-        raise ValueError(f"example {number} has no rationale: a judge would learn to give none")
-    reply = orjson.dumps({"rationale": neutralize(row["rationale"]), "rating": label}).decode()
-    return Shot(tuple((name, render_value(row[name])) for name in asked), reply)
-
-
-def _check_example(number: int, row: Any, columns: Sequence[str]) -> None:
-    if not isinstance(row, Mapping):
-        raise ValueError(f"example {number} is a dict with {', '.join(columns)}, not {row!r:.200}")
-    for name in row:
-        if name not in columns:
-            hint = did_you_mean(str(name), columns)
-            raise ValueError(f"example {number} has the column {name!r}{hint}; it has {', '.join(columns)}")
-    if missing := [name for name in columns if row.get(name) is None]:
-        raise ValueError(f"example {number} lacks {', '.join(missing)}; it has {', '.join(columns)}")
+    columns = (*asked, *REPLY_COLUMNS)
+    expected = ", ".join(columns)
+    shots = []
+    for number, row in enumerate(examples, 1):
+        if not isinstance(row, Mapping):
+            raise ValueError(f"example {number} must be a dict with {expected}, got {row!r:.200}")
+        for name in row:
+            if name not in columns:
+                hint = did_you_mean(str(name), columns)
+                raise ValueError(f"example {number} has the unknown column {name!r}; expected one of: {expected}{hint}")
+        if missing := [name for name in columns if row.get(name) is None]:
+            raise ValueError(f"example {number} lacks {', '.join(missing)}; it needs {expected}")
+        label = scale.label_of(restore_boolean_label(row["rating"]))
+        if label is None:
+            labels = ", ".join(map(repr, scale.labels))
+            raise ValueError(f"example {number} has the rating {row['rating']!r:.100}, which is none of {labels}")
+        if not isinstance(row["rationale"], str) or not row["rationale"].strip():
+            raise ValueError(f"example {number} has no rationale: a judge would learn to give none")
+        reply = orjson.dumps({"rationale": neutralize(row["rationale"]), "rating": label}).decode()
+        shots.append(Shot(tuple((name, render_value(row[name])) for name in asked), reply))
+    return tuple(shots)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import fields as fields_of
 from dataclasses import replace
@@ -76,23 +76,17 @@ def final_attempt(trace: Trace) -> Trace:
     """Return the trace without its failed attempts, which `evaluate(…, retries=…)` keeps below its root run."""
     if names.ATTEMPT not in trace.root.attributes:
         return trace
-    left_out: set[str] = set()
-    for run in _runs_from_root(trace):
-        if run is not trace.root and (names.ATTEMPT in run.attributes or run.parent_id in left_out):
-            left_out.add(run.span_id)
-    return replace(trace, runs=tuple(run for run in trace.runs if run.span_id not in left_out))
-
-
-def _runs_from_root(trace: Trace) -> Iterator[Run]:
-    """Yield the runs that are connected to the root run, each parent before its children."""
-    below: dict[str | None, list[Run]] = {}
+    children: dict[str | None, list[Run]] = {}
     for run in trace.runs:
-        below.setdefault(run.parent_id, []).append(run)
-    waiting = [trace.root]
+        children.setdefault(run.parent_id, []).append(run)
+    left_out: set[str] = set()
+    waiting = [trace.root]  # visits the runs that are connected to the root, each parent before its children
     while waiting:
         run = waiting.pop()
-        yield run
-        waiting += below.pop(run.span_id, [])
+        if run is not trace.root and (names.ATTEMPT in run.attributes or run.parent_id in left_out):
+            left_out.add(run.span_id)
+        waiting += children.pop(run.span_id, [])
+    return replace(trace, runs=tuple(run for run in trace.runs if run.span_id not in left_out))
 
 
 def _trace_fields(trace: Trace | None, example: Example | None, kind: str) -> dict[str, Any]:
@@ -128,7 +122,7 @@ def _session_fields(traces: Iterable[Trace], example: Example | None, kind: str)
     listed: list[Any] = list(traces) if isinstance(traces, Iterable) else [traces]
     for member in listed:
         if not isinstance(member, Trace):
-            raise TypeError(f"a case is made of a trace, of the traces of a session, or of None, not {member!r:.200}")
+            raise TypeError(f"a case is built from a trace, the traces of a session, or None, got {member!r:.200}")
     turns = sorted(map(final_attempt, listed), key=lambda trace: trace.root.start_ns)
     if not turns:
         raise ValueError("a session has at least one trace")
@@ -152,7 +146,7 @@ def _explicit_fields(fields: dict[str, Any]) -> dict[str, Any]:
     for key, value in fields.items():
         name = DATABRICKS_COLUMNS.get(key, key)
         if name not in _CASE_FIELDS:
-            raise TypeError(f"a case has no field {name!r}; it has {', '.join(sorted(_CASE_FIELDS))}")
+            raise TypeError(f"unknown case field {name!r}; expected one of: {', '.join(sorted(_CASE_FIELDS))}")
         if name in given:
             raise TypeError(f"{name!r} is given twice: {key!r} is Databricks' name of it")
         if value is not None:

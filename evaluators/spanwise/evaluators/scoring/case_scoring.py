@@ -108,7 +108,7 @@ async def _score(
     if session is not None:
         return await _score_session(judge, on, session, store, example, fields)
     if store is not None:
-        raise TypeError("a store is where a session is: score(…, session=id, store=…)")
+        raise TypeError("store= is only valid with session=: score(…, session=id, store=…)")
     if judge.summary:
         return await judge.evaluate_set(_input_cases(on, fields), make_untraced_target())
     case = _input_case(on, example, fields)
@@ -152,8 +152,8 @@ async def _score_session(
     judge: Evaluator, on: Any, session: str, store: StoreLocation, example: Example | None, fields: dict[str, Any]
 ) -> list[Feedback]:
     if on is not None or judge.summary:
-        what = "an evaluator of a set looks at cases" if judge.summary else "a trace or a case stands for itself"
-        raise TypeError(f"session={session!r} is what an evaluator of single cases looks at: {what}")
+        what = f"set-level evaluator {judge.key!r}" if judge.summary else "a trace or a case"
+        raise TypeError(f"session={session!r} cannot be combined with {what}")
     turns = await asyncio.to_thread(load_turns, session, store)
     target = Target(session_id=session)
     return (await judge.evaluate_batch([normalize_case(make_case(turns, example, **fields))], [target]))[0]
@@ -164,7 +164,7 @@ def _input_case(on: Any, example: Example | None, fields: dict[str, Any]) -> Cas
         return normalize_case(on)
     if on is None or isinstance(on, Trace):
         return normalize_case(make_case(on, example, **fields))
-    raise TypeError(f"an evaluator of single cases looks at a trace, a case or values, not {on!r:.200}")
+    raise TypeError(f"expected a trace, a case or field values to score, got {on!r:.200}")
 
 
 def _input_cases(on: Any, columns: dict[str, Any]) -> list[Case]:
@@ -176,12 +176,12 @@ def _input_cases(on: Any, columns: dict[str, Any]) -> list[Case]:
             continue
         # a single value, such as a text, is no list, and a set has no order
         if isinstance(column, str | bytes | Mapping | Set) or not isinstance(column, Iterable):
-            raise TypeError(f"an evaluator of a set takes a list per field, not {name}={column!r:.200}")
+            raise TypeError(f"a set-level evaluator needs a list per field, got {name}={column!r:.200}")
         listed[name] = list(column)
     lengths = {name: len(column) for name, column in listed.items()}
     if len(set(lengths.values())) > 1:
         counted = ", ".join(f"{count} {name}" for name, count in lengths.items())
-        raise ValueError(f"a set has as many of each: {counted} were given")
+        raise ValueError(f"the lists of a set must have the same length, got {counted}")
     rows = zip(*listed.values(), strict=True)
     return [_input_case(None, None, dict(zip(listed, row, strict=True))) for row in rows]
 
@@ -199,7 +199,9 @@ class CaseScorer:
     """
 
     def __init__(self, evaluators: Sequence[Evaluator], batch_size: int = 32) -> None:
-        self._batchers = {judge.key: CaseBatcher(judge, batch_size) for judge in evaluators if is_batch(judge)}
+        self._batchers = {
+            judge.key: CaseBatcher(judge, batch_size) for judge in evaluators if isinstance(judge.function, Batch)
+        }
         self._plain = tuple(judge for judge in evaluators if judge.plain)
         self._others = tuple(judge for judge in evaluators if not judge.plain)
         self.has_later = bool(self._others)
@@ -293,11 +295,6 @@ class WaitingCase(NamedTuple):
     outcome: FeedbackFuture
 
 
-def is_batch(evaluator: Evaluator) -> bool:
-    """Return whether the evaluator scores cases in batches."""
-    return isinstance(evaluator.function, Batch)
-
-
 class CaseBatcher:
     """Batches of cases for one evaluator: up to `size` cases, or those that arrive within `IDLE_S` seconds."""
 
@@ -332,7 +329,7 @@ class CaseBatcher:
         async with self._batch_lock:
             batch, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
             if batch:
-                await self._settle(batch)
+                await self._score_batch(batch)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Start the next batch if cases wait, also after a batch that was cancelled."""
@@ -341,7 +338,7 @@ class CaseBatcher:
         if self._waiting and not self._running and self._timer is None:
             self._start()
 
-    async def _settle(self, batch: Sequence[WaitingCase]) -> None:
+    async def _score_batch(self, batch: Sequence[WaitingCase]) -> None:
         """Set the outcome of every case of a batch, also if scoring fails. Otherwise the callers would wait forever."""
         cases, targets, outcomes = zip(*batch, strict=True)
         try:

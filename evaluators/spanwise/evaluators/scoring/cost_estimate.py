@@ -84,9 +84,11 @@ async def _estimate_evaluators(evaluators: Mapping[str, Evaluator], cases: list[
     for key, evaluator in evaluators.items():
         of_cases = [await _estimate_case(evaluator, case, place) for place in range(repetitions) for case in cases]
         counted[key] = _sum_counts(each for each, _ in of_cases)
-        first_time = [said for _, said in of_cases[: len(cases)]]
-        skipped[key] = sum(said is not None and said.outcome == "skip" for said in first_time)
-        error = next((said.error for said in first_time if said is not None and said.outcome == "error"), None)
+        first_time = [feedback for _, feedback in of_cases[: len(cases)]]
+        skipped[key] = sum(feedback is not None and feedback.outcome == "skip" for feedback in first_time)
+        error = next(
+            (feedback.error for feedback in first_time if feedback is not None and feedback.outcome == "error"), None
+        )
         if error is not None:
             errors[key] = error
     where = {judge.where: None for evaluator in evaluators.values() for judge in find_judges(evaluator)}
@@ -131,7 +133,7 @@ def _to_case(given: Any) -> Case:
         return normalize_case(make_case(None, given, outputs=given.reference_outputs))
     if isinstance(given, Mapping):
         return normalize_case(make_case(None, **given))
-    raise TypeError(f"cases are cases, traces, examples or dicts of a case's fields, not {given!r:.200}")
+    raise TypeError(f"cases must be cases, traces, examples or dicts of a case's fields, got {given!r:.200}")
 
 
 def _describe_counts(counted: DryRunCounts, skipped: int = 0, error: str | None = None) -> str:

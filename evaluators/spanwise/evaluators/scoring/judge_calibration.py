@@ -52,9 +52,9 @@ class Bias:
     high: float
 
     def __str__(self) -> str:
-        there = not self.low <= 0 <= self.high
-        said = f"{self.difference:+.2g} ({self.low:+.2g} to {self.high:+.2g}, {self.n} cases)"
-        return f"{self.what}: {said}{'' if there else ', no more than chance'}"
+        is_significant = not self.low <= 0 <= self.high
+        interval = f"{self.difference:+.2g} ({self.low:+.2g} to {self.high:+.2g}, {self.n} cases)"
+        return f"{self.what}: {interval}{'' if is_significant else ', no more than chance'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def calibrate(
     """
     evaluator = None if isinstance(judge, str | list | tuple) else as_evaluator(judge)
     if missing and evaluator is None:
-        raise ValueError(f"only an evaluator can judge what is missing, not {judge!r:.100}")
+        raise ValueError(f"missing=True needs an evaluator, got {judge!r:.100}")
     key = judge_feedback_key(judge, evaluator)
     votes_key = votes if isinstance(votes, str) else key if votes is None else None
     with open_optional_store(store, needed=not isinstance(judge, list | tuple) or votes_key is not None) as at:
@@ -167,7 +167,7 @@ def judge_feedback_key(judge: Any, evaluator: Evaluator | None) -> str:
         return judge
     keys = {row.key for row in judge}
     if len(keys) != 1:
-        raise ValueError(f"a judge's feedback has one key, not {sorted(keys)!r:.200}")
+        raise ValueError(f"the feedback of a judge must have a single key, got {sorted(keys)!r:.200}")
     return str(keys.pop())
 
 
@@ -193,7 +193,7 @@ def load_labels(store: Store | None, votes: Any, key: str | None) -> list[Feedba
     given = list(votes) if key is None else list_human_feedback(store, key) if store else []
     if not given:
         where = f" under {key!r} in {store.where}" if key and store else ""
-        raise ValueError(f"there are no votes of people{where}: `spanwise judges label` asks for some")
+        raise ValueError(f"there are no human labels{where}; collect some with `spanwise judges label`")
     return given
 
 
@@ -427,8 +427,8 @@ def corrected_mean(
     weighted = [pair for pair in pairs if pair.probability is not None]
     if not assume_random and len(pairs) < len(values) and pairs and not weighted:
         raise ValueError(
-            f"none of {len(pairs)} votes says how likely its case was to be drawn, and people vote on what catches their "
-            "eye: let `spanwise judges label` draw, or insist with assume_random=True"
+            f"none of {len(pairs)} labels has a sampling probability; collect labels with `spanwise judges label`, or pass "
+            "assume_random=True if all cases were equally likely to be labelled"
         )
     random = assume_random or len(pairs) == len(values)
     used = pairs if random else weighted
@@ -478,5 +478,7 @@ def _gather_scores(
 
 def _require_number(value: float | str, whose: str) -> float:
     if isinstance(value, str):
-        raise ValueError(f"labels have no mean: {whose} said {value!r:.100}; a scale says what each is worth")
+        raise ValueError(
+            f"textual labels have no mean: {whose} gave {value!r:.100}; use a scale with a score for each label"
+        )
     return value

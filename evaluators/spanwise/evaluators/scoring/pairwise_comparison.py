@@ -114,7 +114,7 @@ class Preferences:
             lines.append(f"{to_first + to_second} verdicts turned with the order: {to_first} to the answer shown first")
         if self.errors:
             lines.append(f"{len(self.errors)} pairs could not be judged, as with: {next(iter(self.errors.values()))}")
-        return "\n".join([*lines, f"{self.alone} runs have no counterpart" * bool(self.alone)]).rstrip()
+        return "\n".join([*lines, f"{self.alone} runs failed or have no counterpart" * bool(self.alone)]).rstrip()
 
 
 class ComparedRuns(Protocol):
@@ -142,8 +142,8 @@ class Pairwise:
     @property
     def version(self) -> str:
         """Return 8 hex digits of the hash of prompt and judge."""
-        said = self.prompt.hash, sorted(self.judge.identity.items(), key=str)
-        return hashlib.sha256(repr(said).encode()).hexdigest()[:8]
+        identity = self.prompt.hash, sorted(self.judge.identity.items(), key=str)
+        return hashlib.sha256(repr(identity).encode()).hexdigest()[:8]
 
     def __call__(self, inputs: Any, first: Any, second: Any) -> Preference:
         """Compare two answers to the same inputs. Raises `Unjudged` if the judge gives no usable verdict."""
@@ -169,8 +169,8 @@ class Pairwise:
                 judge_trace_id=row["judge_trace_id"],
             )
 
-    async def _asked(self, judgement: Judgement, inputs: Any, shown: Any, beside: Any) -> tuple[Winner, str | None]:
-        values = {"inputs": render_value(inputs), "first": render_value(shown), "second": render_value(beside)}
+    async def _asked(self, judgement: Judgement, inputs: Any, shown: Any, other: Any) -> tuple[Winner, str | None]:
+        values = {"inputs": render_value(inputs), "first": render_value(shown), "second": render_value(other)}
         answer = await judgement.ask(self.prompt, values, _SCHEMA)
         places: Mapping[str, Winner] = {"a": "first", "b": "second", "tie": "tie"}
         place = places.get(str(answer.value.get("rating")).lower())
@@ -188,32 +188,35 @@ class Pairwise:
 
     async def acompare(self, first: ComparedRuns, second: ComparedRuns, *, keep: bool = True) -> Preferences:
         """Compare like `compare`, from async code."""
-        others = {_run_key(row): row for row in second.rows() if row.error is None}
+        others: dict[str, Any] = {}
+        runs = 0  # of both experiments, failed ones included
+        for row in second.rows():
+            runs += 1
+            if row.error is None:
+                others[_run_key(row)] = row
         pairs: dict[str, Preference] = {}
         errors: dict[str, str] = {}
         rows = iter(first.rows())
-        count = 0
-        known = get_judge_context()
-        judgements = JudgementBuffer() if keep else known.judgements
+        context = get_judge_context()
+        judgements = JudgementBuffer() if keep else context.judgements
         while chunk := list(islice(rows, _PAIRS_PER_BATCH)):
-            count += len(chunk)
-            both = [(row, others[_run_key(row)]) for row in chunk if row.error is None and _run_key(row) in others]
+            runs += len(chunk)
+            matched = [(row, others[_run_key(row)]) for row in chunk if row.error is None and _run_key(row) in others]
             with use_judge_context(judgements=judgements):
-                said = await asyncio.gather(*(self._prefer_row(*pair) for pair in both))
-            for (row, _), came in zip(both, said, strict=True):
-                if isinstance(came, Preference):
-                    pairs[_run_key(row)] = came
+                results = await asyncio.gather(*(self._prefer_row(*pair) for pair in matched))
+            for (row, _), result in zip(matched, results, strict=True):
+                if isinstance(result, Preference):
+                    pairs[_run_key(row)] = result
                 else:
-                    errors[_run_key(row)] = str(came)
+                    errors[_run_key(row)] = str(result)
             if keep:
-                kept = [
+                feedback_rows = [
                     feedback
-                    for pair, came in zip(both, said, strict=True)
-                    for feedback in self._rows(pair, came, first, second)
+                    for pair, result in zip(matched, results, strict=True)
+                    for feedback in self._rows(pair, result, first, second)
                 ]
-                first.store.append(judgements.take() if judgements else [], kept)
-        done = len(pairs) + len(errors)
-        alone = count - done + len(others) - done
+                first.store.append(judgements.take() if judgements else [], feedback_rows)
+        alone = runs - 2 * (len(pairs) + len(errors))
         return Preferences(key=self.key, names=(first.name, second.name), pairs=pairs, errors=errors, alone=alone)
 
     async def _prefer_row(self, row: Any, other: Any) -> Preference | Unjudged | Skip:
@@ -223,15 +226,26 @@ class Pairwise:
             return error
 
     def _rows(
-        self, pair: tuple[Any, Any], came: Preference | Unjudged | Skip, first: ComparedRuns, second: ComparedRuns
+        self, pair: tuple[Any, Any], result: Preference | Unjudged | Skip, first: ComparedRuns, second: ComparedRuns
     ) -> Iterable[Feedback]:
         sides: Sequence[tuple[Any, Any, ComparedRuns, bool]] = ((*pair, second, False), (pair[1], pair[0], first, True))
         for row, other, against, turned in sides:
-            said = (
-                _preference_fields(came, other, turned=turned)
-                if isinstance(came, Preference)
-                else _failure_fields(came, turned=turned)
-            )
+            # only one of the two rows has the metadata with the cost, so that the cost counts once
+            metadata = {} if turned or isinstance(result, Skip) else dict(result.metadata)
+            fields: dict[str, Any]
+            if isinstance(result, Preference):
+                verdicts = [_SWAPPED_WINNER[verdict] if turned else verdict for verdict in result.verdicts]
+                metadata["pairwise"] = {
+                    "with": other.trace.trace_id,
+                    "verdicts": verdicts,
+                    "turned": result.turned,
+                }
+                score = _WINNER_SCORES[result.winner]
+                fields = {"score": 1 - score if turned else score, "comment": result.rationales[0]}
+            elif isinstance(result, Skip):
+                fields = {"outcome": "skip", "comment": str(result)}
+            else:
+                fields = {"outcome": "error", "error": str(result)}
             yield Feedback(
                 target=Target(trace_id=row.trace.trace_id),
                 key=self.key,
@@ -239,29 +253,10 @@ class Pairwise:
                 evaluator=self.key,
                 version=self.version,
                 rule=f"against {against.name} {against.id[:8]}",
-                **said,
+                metadata=metadata,
+                judge_trace_id=getattr(result, "judge_trace_id", None),
+                **fields,
             )
-
-
-def _preference_fields(preference: Preference, other: Any, *, turned: bool) -> dict[str, Any]:
-    mine = [_SWAPPED_WINNER[verdict] if turned else verdict for verdict in preference.verdicts]
-    pairwise = {"with": other.trace.trace_id, "verdicts": mine, "turned": preference.turned}
-    worth = _WINNER_SCORES[preference.winner]
-    return {
-        "score": 1 - worth if turned else worth,
-        "comment": preference.rationales[0],
-        # only one of the two rows has the metadata with the cost, so that the cost counts once
-        "metadata": {**({} if turned else preference.metadata), "pairwise": pairwise},
-        "judge_trace_id": preference.judge_trace_id,
-    }
-
-
-def _failure_fields(came: Unjudged | Skip, *, turned: bool) -> dict[str, Any]:
-    link = getattr(came, "judge_trace_id", None)
-    if isinstance(came, Skip):
-        return {"outcome": "skip", "comment": str(came), "judge_trace_id": link}
-    metadata = {} if turned else dict(came.metadata)
-    return {"outcome": "error", "error": str(came), "metadata": metadata, "judge_trace_id": link}
 
 
 def _run_key(row: Any) -> str:
@@ -275,7 +270,7 @@ def pairwise(key: str, criterion: str, *, judge: Any = None) -> Pairwise:
     over the same examples. The judge gets each pair in both orders. Raises `ValueError` for an empty criterion.
     """
     if not criterion.strip():
-        raise ValueError(f"a criterion says by what answers are compared, not {criterion!r}")
+        raise ValueError(f"criterion must not be empty, got {criterion!r}")
     frame = prompt("pairwise", names=_NAMES)
     plain = criterion.strip().replace("{", "(").replace("}", ")")  # braces would be placeholders
     return Pairwise(key, replace(frame, text=frame.text.replace("[criterion]", plain)), make_judge(judge))

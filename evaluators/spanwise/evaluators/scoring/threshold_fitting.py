@@ -21,7 +21,7 @@ from spanwise.evaluators.scoring.judge_calibration import (
 
 ScorePair: TypeAlias = tuple[Any, Any]  # a score, a case or its fields; and a boolean, grade or label
 _LABELS_HINT = (
-    "votes are the key of people's feedback, a list of that, or a list of pairs of a score (or a case, or a dict of "
+    "votes must be the key of human feedback, a list of feedback, or a list of pairs of a score (or a case, or a dict of "
     "its fields) and True or False"
 )
 
@@ -119,7 +119,7 @@ def fit_threshold(
     rated: list[tuple[float, bool]] = []
     for pair in checked.pairs:
         if isinstance(pair.judged, str):
-            raise ValueError(f"a threshold is one of scores, and the evaluator said {pair.judged!r:.100}")
+            raise ValueError(f"a threshold needs scores, but the evaluator gave the label {pair.judged!r:.100}")
         rated.append((pair.judged, _is_good(pair.people, good)))
     return _make_fitted(key, checked, choose_threshold(rated, rising=rising))
 
@@ -144,7 +144,7 @@ def _match_stored_labels(
     missing: bool,
 ) -> JudgeCheck:
     if missing and evaluator is None:
-        raise ValueError(f"only an evaluator can score what is missing, not {given!r:.100}")
+        raise ValueError(f"missing=True needs an evaluator, got {given!r:.100}")
     votes_key = votes if isinstance(votes, str) else key if votes is None else None
     if isinstance(votes, list) and not all(isinstance(vote, Feedback) for vote in votes):
         raise ValueError(_LABELS_HINT)
@@ -162,19 +162,19 @@ def _match_pairs(evaluator: Evaluator | None, key: str, pairs: Sequence[Any]) ->
     votes = []
     for target, verdict in zip(targets, verdicts, strict=True):
         if not isinstance(verdict, bool | int | float | str):
-            raise ValueError(f"a verdict is True or False, a grade or a label, not {verdict!r:.100}")
+            raise ValueError(f"a label must be True, False, a number or a text, got {verdict!r:.100}")
         value = {"label": verdict} if isinstance(verdict, str) else {"score": verdict}
         votes.append(Feedback(target=target, key=key, source="human", **value))
     version = evaluator.version if evaluator else None
-    if all(isinstance(one, int | float) for one in seen):
+    if all(isinstance(value, int | float) for value in seen):
         rows = zip(targets, seen, strict=True)
         return check_judge(
             [Feedback(target=target, key=key, score=score, version=version) for target, score in rows], votes
         )
     if evaluator is None:
-        raise ValueError(f"the key {key!r} scores no case: give the evaluator itself, or a score in each pair")
-    said = run_coroutine(_score_cases(evaluator, list(map(_pair_case, seen)), targets))
-    return check_judge((feedback for feedback in said if feedback.key == key), votes, version)
+        raise ValueError(f"cases need an evaluator, got the key {key!r}; pass the evaluator, or a score in each pair")
+    scored = run_coroutine(_score_cases(evaluator, list(map(_pair_case, seen)), targets))
+    return check_judge((feedback for feedback in scored if feedback.key == key), votes, version)
 
 
 def _pair_case(seen: Any) -> Case:
@@ -184,29 +184,31 @@ def _pair_case(seen: Any) -> Case:
         return make_case(seen)
     if isinstance(seen, Mapping):
         return normalize_case(make_case(None, **seen))
-    raise ValueError(f"a pair is of a case, a trace, a dict of a case's fields, or a score, not {seen!r:.100}")
+    raise ValueError(
+        f"a pair must begin with a case, a trace, a dict of a case's fields, or a score, got {seen!r:.100}"
+    )
 
 
 async def _score_cases(evaluator: Evaluator, cases: Sequence[Case], targets: Sequence[Target]) -> list[Feedback]:
     """Return the feedback of an evaluator on cases, scored in batches."""
-    said: list[Feedback] = []
+    results: list[Feedback] = []
     for place in range(0, len(cases), TRACES_PER_BATCH):
-        part = slice(place, place + TRACES_PER_BATCH)
-        rows = await evaluator.evaluate_batch(cases[part], targets[part])
-        said += (feedback for row in rows for feedback in row)
-    return said
+        batch = slice(place, place + TRACES_PER_BATCH)
+        rows = await evaluator.evaluate_batch(cases[batch], targets[batch])
+        results += (feedback for row in rows for feedback in row)
+    return results
 
 
 def _is_good(value: Value, good: float | str | None) -> bool:
     if isinstance(value, str) or isinstance(good, str):
         if not isinstance(good, str):
             raise ValueError(
-                f"a vote is yes or no, not {value!r:.100}: say which label is good, as in good={value!r:.50}"
+                f"human labels must be yes or no, got {value!r:.100}; pass the good label, such as good={value!r:.50}"
             )
         return value == good
     if good is None and value not in (0.0, 1.0):
         raise ValueError(
-            f"a vote is yes or no, not {value:g}: say from which grade on it is good, as in good={value:g}"
+            f"human labels must be yes or no, got {value:g}; pass the lowest good grade, such as good={value:g}"
         )
     return value >= (0.5 if good is None else good)
 

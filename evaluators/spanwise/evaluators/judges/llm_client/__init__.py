@@ -14,7 +14,7 @@ Modules, in the order in which data flows:
   their schema.
 - `judge_rate_limiter`: Rate limiter per endpoint, model and key: concurrency, adaptive pace, and
   Retry-After headers.
-- `judge_retry`: Retries of a question under one deadline, and classification of endpoint errors.
+- `endpoint_errors`: Classification of endpoint errors: transient or permanent, possibly billed, and their messages.
 - `openai_backend`: Backend for OpenAI-compatible endpoints, with detection of unsupported parameters.
 - `function_backend`: Backend for Python functions and Haystack generators.
 - `scripted_judge`: Scripted judge for tests: replies in a fixed order or from a function.

@@ -7,17 +7,19 @@ judgement.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import orjson
 
 from spanwise.collector.records import Usage
+from spanwise.evaluators.interface import run_in_thread
 from spanwise.evaluators.judges.llm_client.chat_completions import Ask, Completion, Token
 from spanwise.evaluators.models.disk_cache import CacheFile, cache_path
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings
 
 
+CacheItem = TypeVar("CacheItem")
+CacheResult = TypeVar("CacheResult")
 FORMAT = 1  # version of keys and bodies; a file with another version is not touched
 MAX_ANSWER_BYTES = 4 << 20  # maximum size of an answer in bytes
 
@@ -109,8 +113,8 @@ class AnswerCache(CacheFile):
         self.put_all([(key, completion)])
 
     def put_all(self, answers: list[tuple[bytes, Completion]]) -> list[None]:
-        """Store answers in one transaction. Return one None per answer, because batched access expects one result per
-        item.
+        """Store answers in one transaction. Return one None per answer, because `BatchedCacheAccess` expects one result
+        per item.
         """
         now = time.time()
         rows = []
@@ -149,3 +153,45 @@ class AnswerCache(CacheFile):
         before = time.time() - older_than if older_than is not None else None
         where = "(:before IS NULL OR made < :before) AND (:model IS NULL OR model = :model)"
         return self._cleared(where, {"before": before, "model": model})
+
+
+class BatchedCacheAccess(Generic[CacheItem, CacheResult]):
+    """Batched access to a cache file, one thread at a time.
+
+    All items that arrive while a batch is running form the next batch. Many concurrent questions thus need only one
+    thread and one transaction, and a locked file blocks only one thread. The function `call` returns one result per
+    item, in order.
+    """
+
+    def __init__(self, call: Callable[[list[CacheItem]], list[CacheResult]]) -> None:
+        self._call = call
+        self._waiting: list[tuple[CacheItem, asyncio.Future[CacheResult]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def run(self, item: CacheItem) -> CacheResult:
+        """Return the result for one item. Raises the error of its batch."""
+        future: asyncio.Future[CacheResult] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+        return await future
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                await self._run_batch(batch)
+        finally:
+            self._task = None
+
+    async def _run_batch(self, batch: list[tuple[CacheItem, asyncio.Future[CacheResult]]]) -> None:
+        try:
+            results = await run_in_thread(lambda: self._call([item for item, _ in batch]))
+        except Exception as error:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), result in zip(batch, results, strict=True):
+            if not future.done():  # the future is done if the question was cancelled
+                future.set_result(result)

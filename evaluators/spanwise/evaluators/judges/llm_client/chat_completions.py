@@ -119,6 +119,12 @@ class CutOff(Unjudged):
         self.again = again
 
 
+class Unbilled(Unjudged):
+    """Error for a question that the endpoint did not receive, or refused without processing it, so that it costs
+    nothing.
+    """
+
+
 class NoJudge(Unjudged, ValueError):
     """Error for a missing judge: none is configured, and Spanwise never chooses a model by itself."""
 
@@ -167,6 +173,16 @@ def join_messages(messages: Iterable[Message]) -> str:
         f"Your reply was:\n{message['content']}" if message["role"] == "assistant" else message["content"]
         for message in messages
     )
+
+
+def make_object_schema(properties: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Return the schema of an object that has exactly these properties, in this order."""
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
+        "additionalProperties": False,
+    }
 
 
 def add_schema_instruction(messages: Sequence[Message], schema: Mapping[str, JSON]) -> tuple[Message, ...]:

@@ -106,8 +106,8 @@ def make_backend(given: Any) -> Backend:
         if callable(given):
             return FunctionBackend(given)
     raise ValueError(
-        "a judge is a Judge, a model's name, a dict such as {'model': …, 'base_url': …}, a function from a prompt to a "
-        f"reply, or a Haystack generator, not {given!r:.200}"
+        "a judge must be a Judge, a model's name, a dict such as {'model': …, 'base_url': …}, a function from a prompt to a "
+        f"reply, or a Haystack generator, got {given!r:.200}"
     )
 
 
@@ -171,11 +171,13 @@ def _message_to_completion(message: Any, meta: Mapping[str, Any], model: str) ->
     if hasattr(message, "model_dump"):
         message = message.model_dump()
     if not isinstance(message, Mapping | list | int | float):
-        raise Unjudged(f"the judge gave {message!r:.200}, which is no reply: a text or a dict is one")
+        raise Unjudged(f"the judge function returned {message!r:.200}; expected a text or a dict")
     try:
         text = orjson.dumps(message, option=orjson.OPT_NON_STR_KEYS).decode()
     except (TypeError, RecursionError) as error:
-        raise Unjudged(f"the judge gave {message!r:.200}, which is no JSON: {error}") from None
+        raise Unjudged(
+            f"the judge function returned {message!r:.200}, which cannot be converted to JSON: {error}"
+        ) from None
     return Completion(text=text, model=model)
 
 

@@ -12,12 +12,24 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 from uuid import uuid4
 
+from spanwise.collector.errors import SpanwiseError
 from spanwise.collector.records import Usage
-from spanwise.evaluators.interface import Skip, Unjudged, is_task_cancelled, run_in_thread
-from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache, compute_cache_key, get_cache_path
+from spanwise.evaluators.interface import (
+    Skip,
+    Unjudged,
+    compute_retry_delay,
+    is_task_cancelled,
+    is_transient,
+)
+from spanwise.evaluators.judges.llm_client.answer_cache import (
+    AnswerCache,
+    BatchedCacheAccess,
+    compute_cache_key,
+    get_cache_path,
+)
 from spanwise.evaluators.judges.llm_client.chat_completions import (
     MAX_REPLY_LENGTH,
     Answer,
@@ -26,27 +38,25 @@ from spanwise.evaluators.judges.llm_client.chat_completions import (
     CutOff,
     ParseFailure,
 )
+from spanwise.evaluators.judges.llm_client.endpoint_errors import (
+    ReplyTimeout,
+    describe_call_error,
+    is_connection_failure,
+    is_possibly_billed,
+    is_rate_limited,
+)
 from spanwise.evaluators.judges.llm_client.function_backend import make_backend
 from spanwise.evaluators.judges.llm_client.judge_budget import Amount, compute_cost, compute_max_cost, get_ledgers
 from spanwise.evaluators.judges.llm_client.judge_dry_run import current_dry_run
 from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_singleton, run_on_judge_loop
 from spanwise.evaluators.judges.llm_client.judge_rate_limiter import get_limiter
-from spanwise.evaluators.judges.llm_client.judge_retry import (
-    Deadline,
-    ReplyTimeout,
-    call_with_retries,
-    describe_call_error,
-    is_connection_failure,
-    is_possibly_billed,
-    to_judgement_error,
-)
 from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings, check_text
 from spanwise.evaluators.judges.llm_client.openai_backend import OpenAIEndpoint, load_client
 from spanwise.evaluators.judges.llm_client.reply_parsing import ParsedReply, parse_reply
 from spanwise.tracer.suggestions import did_you_mean
 
-CacheItem = TypeVar("CacheItem")
-CacheResult = TypeVar("CacheResult")
+log = logging.getLogger("spanwise.evaluators")
+ATTEMPT_SHARE = 0.5  # share of the deadline for one attempt, so that a hang leaves time for another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +107,9 @@ def make_judge(given: Any = None) -> Judge:
         known = [each.name for each in dataclasses.fields(Judge) if each.name not in ("backend", "budget")]
         for name in given:
             if name not in known:
-                raise ValueError(f"a judge has no {name!r}{did_you_mean(str(name), known)}; it has {', '.join(known)}")
+                raise ValueError(
+                    f"unknown judge setting {name!r}; expected one of: {', '.join(known)}{did_you_mean(str(name), known)}"
+                )
         return Judge(**given)
     return Judge(backend=make_backend(given))
 
@@ -127,57 +139,15 @@ async def _ask_and_cache(cache: AnswerCache, key: bytes, judge: JudgeSettings, a
     if found is not None:
         return found
     answer, completion = await JudgeCall(judge, ask).answer()
-    await get_loop_singleton(("put", cache), lambda: _BatchedCacheAccess(cache.put_all)).run((key, completion))
+    await get_loop_singleton(("put", cache), lambda: BatchedCacheAccess(cache.put_all)).run((key, completion))
     return answer
 
 
 async def _read_cached(cache: AnswerCache, key: bytes, judge: JudgeSettings, ask: Ask) -> Answer | None:
-    completion = await get_loop_singleton(("get", cache), lambda: _BatchedCacheAccess(cache.get_all)).run(
+    completion = await get_loop_singleton(("get", cache), lambda: BatchedCacheAccess(cache.get_all)).run(
         (key, judge.max_age)
     )
     return _completion_to_answer(judge, ask, completion) if completion is not None else None
-
-
-class _BatchedCacheAccess(Generic[CacheItem, CacheResult]):
-    """Batched access to a cache file, one thread at a time.
-
-    All items that arrive while a batch is running form the next batch. Many concurrent questions thus need only one
-    thread and one transaction, and a locked file blocks only one thread. The function `call` returns one result per
-    item, in order.
-    """
-
-    def __init__(self, call: Callable[[list[CacheItem]], list[CacheResult]]) -> None:
-        self._call = call
-        self._waiting: list[tuple[CacheItem, asyncio.Future[CacheResult]]] = []
-        self._task: asyncio.Task[None] | None = None
-
-    async def run(self, item: CacheItem) -> CacheResult:
-        """Return the result for one item. Raises the error of its batch."""
-        future: asyncio.Future[CacheResult] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
-        if self._task is None:
-            self._task = asyncio.create_task(self._work())
-        return await future
-
-    async def _work(self) -> None:
-        try:
-            while self._waiting:
-                batch, self._waiting = self._waiting, []
-                await self._run_batch(batch)
-        finally:
-            self._task = None
-
-    async def _run_batch(self, batch: list[tuple[CacheItem, asyncio.Future[CacheResult]]]) -> None:
-        try:
-            results = await run_in_thread(lambda: self._call([item for item, _ in batch]))
-        except Exception as error:
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
-            return
-        for (_, future), result in zip(batch, results, strict=True):
-            if not future.done():  # the future is done if the question was cancelled
-                future.set_result(result)
 
 
 def _completion_to_answer(judge: JudgeSettings, ask: Ask, completion: Completion) -> Answer | None:
@@ -202,7 +172,30 @@ def make_cached_answer(answer: Answer) -> Answer:
     return replace(answer, cached=True, calls=0, cost=0.0, usage=Usage())
 
 
-log = logging.getLogger("spanwise.evaluators")
+class Deadline:
+    """Deadline in seconds for one question with all its attempts. It starts with the first call, so waiting in the queue
+    does not count.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._until: float | None = None
+
+    def start(self) -> None:
+        """Start the deadline with the first call. Later calls change nothing."""
+        if self._until is None:
+            self._until = asyncio.get_running_loop().time() + self.seconds
+
+    @property
+    def left(self) -> float | None:
+        """Return the seconds left, at least 0, or None before the start."""
+        return None if self._until is None else max(0.0, self._until - asyncio.get_running_loop().time())
+
+    @property
+    def of_attempt(self) -> float:
+        """Return the timeout of the next attempt in seconds."""
+        whole = self.seconds * ATTEMPT_SHARE
+        return whole if self.left is None else min(whole, self.left)
 
 
 class JudgeCall:
@@ -260,30 +253,48 @@ class JudgeCall:
         return reply, completion
 
     async def _complete(self, ask: Ask) -> Completion:
-        """Call the backend until it replies, with retries. If the reply of a reasoning model was truncated, call again
-        with more tokens, as long as the limit allows.
+        """Call the backend until it replies. After a transient error, call again, as long as the deadline allows. If the
+        reply of a reasoning model was truncated, call again with more tokens, as long as the limit allows.
         """
         self._failed = None
+        attempt = 0
         while True:
             try:
-                return await call_with_retries(lambda: self._attempt(ask), self._deadline, self._limiter.gives_up)
-            except CutOff as cut:
-                if not cut.again:
+                return await self._attempt(ask)
+            except (CutOff, _CostIncreased) as error:
+                if isinstance(error, CutOff) and not error.again:
                     raise
-            except _CostIncreased:
-                pass
+                attempt = 0
             except Skip:
                 if self._failed is None:
                     raise
-                raise self._unjudged(self._failed) from self._failed
+                raise self._to_unjudged(self._failed) from self._failed
             except Exception as error:
-                converted = self._unjudged(self._failed or error)
-                if converted is error:
-                    raise
-                raise converted from error
+                # after a refusal, the limiter already delays all calls as the server requests
+                pause = 0.0 if is_rate_limited(error) else compute_retry_delay(attempt, error)
+                if not self._may_retry(error, pause):
+                    converted = self._to_unjudged(self._failed or error)
+                    if converted is error:
+                        raise
+                    raise converted from error
+                attempt += 1
+                await asyncio.sleep(pause)
 
-    def _unjudged(self, error: Exception) -> Exception:
-        return to_judgement_error(error, self._judge.where, self._tries, self._deadline, self._judge.api_key)
+    def _may_retry(self, error: Exception, pause: float) -> bool:
+        left = self._deadline.left  # None if the call never left the queue
+        has_time = left is not None and pause < left
+        return is_transient(error) and has_time and not self._limiter.gives_up(error, pause)
+
+    def _to_unjudged(self, error: Exception) -> Exception:
+        """Convert a transient network or server error to `Unjudged`. Return any other error unchanged."""
+        if isinstance(error, SpanwiseError) or not is_transient(error):
+            return error
+        where, seconds = self._judge.where, self._deadline.seconds
+        attempts = f"{self._tries} attempt{'s' if self._tries != 1 else ''}"
+        reason = describe_call_error(error, self._judge.api_key)
+        if is_connection_failure(error):
+            return Unjudged(f"{where} cannot be reached, after {attempts}: {reason}")
+        return Unjudged(f"{where} gave no answer within {seconds:g} s after {attempts}: {reason}")
 
     async def _attempt(self, ask: Ask) -> Completion:
         bound, again, left = self._judge.concurrency, self._tries > 0, self._deadline.left
@@ -352,7 +363,7 @@ class JudgeCall:
         if patience is not None:
             reason = describe_call_error(error, self._judge.api_key)
             log.warning(
-                "spanwise: the judge %s cannot be reached: %s; it is tried for up to %.3g s",
+                "spanwise: the judge %s cannot be reached: %s; retrying for up to %.3g s",
                 self._judge.where,
                 reason,
                 patience,

@@ -24,8 +24,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from spanwise.evaluators.interface import get_http_status, get_response_headers, get_retry_after, is_transient
+from spanwise.evaluators.judges.llm_client.endpoint_errors import ReplyTimeout, is_connection_failure, is_rate_limited
 from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_singleton
-from spanwise.evaluators.judges.llm_client.judge_retry import ReplyTimeout, is_connection_failure, is_rate_limited
 
 if TYPE_CHECKING:
     from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings
@@ -125,7 +125,7 @@ class EndpointLimiter:
                     return await self._admitted(bound, place)
             except TimeoutError:  # the queue may have moved in the meantime
                 pass
-        raise ReplyTimeout("it waited for its turn, and nobody before it was answered")
+        raise ReplyTimeout("it waited in the queue, and no call before it was answered")
 
     async def _admitted(self, bound: int, place: tuple[int, int]) -> float:
         admitted: asyncio.Future[float] = asyncio.get_running_loop().create_future()

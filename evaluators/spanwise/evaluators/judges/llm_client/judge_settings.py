@@ -16,8 +16,8 @@ from spanwise.evaluators.judges.llm_client.openai_backend import OpenAIEndpoint
 from spanwise.evaluators.models.model_resolution import OPENAI_URL, check_address, check_key, first_variable
 
 _NO_JUDGE_MESSAGE = (
-    'no judge is named: give judge="gpt-4o-mini" or another model\'s name, or set SPANWISE_JUDGE '
-    "(SPANWISE_JUDGE_URL and SPANWISE_JUDGE_KEY say where it is); a model is never guessed"
+    'no judge is configured: pass judge="gpt-4o-mini" or another model\'s name, or set SPANWISE_JUDGE '
+    "(and SPANWISE_JUDGE_URL and SPANWISE_JUDGE_KEY for its endpoint); there is no default model"
 )
 
 
@@ -45,14 +45,17 @@ class JudgeSettings:
 
     def __post_init__(self) -> None:
         _check_fields(self)
-        for name, value in (_read_backend if self.backend else _read_environment)(self).items():
-            object.__setattr__(self, name, value)
+        if self.backend:
+            _check_backend(self)
+            object.__setattr__(self, "model", self.model or self.backend.model)
+        else:
+            _read_environment(self)
         if self.price is not None:
             object.__setattr__(self, "price", tuple(self.price))
         object.__setattr__(self, "budget", make_budget(self.max_usd, self.max_calls, self.budget))
         if self.max_usd is not None and self.prices is None:
             raise ValueError(
-                f"max_usd={self.max_usd!r} cannot be kept: nobody knows what {self.model or 'a judge'!r} costs; give "
+                f"max_usd={self.max_usd!r} cannot be enforced: the price of {self.model or 'a judge'!r} is unknown; pass "
                 "price=(dollars per million tokens of input, of output), or max_calls"
             )
 
@@ -79,7 +82,7 @@ class JudgeSettings:
         """Return a description of the endpoint or function that receives the prompts."""
         if self.backend is not None:
             return self.backend.where
-        return self._endpoint.where if self.model else "nobody (no judge is named)"
+        return self._endpoint.where if self.model else "none (no judge is configured)"
 
     @property
     def prices(self) -> tuple[float, float] | None:
@@ -112,7 +115,7 @@ class JudgeSettings:
         be trusted.
         """
         if self.backend is not None:
-            raise ValueError(f"the judge is {self.backend.where}, which is no plain value")
+            raise ValueError(f"a judge that calls {self.backend.where} cannot be serialized")
         plain: dict[str, Any] = {}
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
@@ -150,10 +153,11 @@ def _check_fields(judge: JudgeSettings) -> None:
     check_number("max_usd", judge.max_usd, none=True)
     check_integer("max_calls", judge.max_calls, least=0, none=True)
     if judge.cache is not None and not isinstance(judge.cache, bool | str | Path):
-        raise ValueError(f"cache is True, False, None or a path, not {judge.cache!r}")
+        raise ValueError(f"cache must be True, False, None or a path, got {judge.cache!r}")
 
 
-def _read_environment(judge: JudgeSettings) -> dict[str, Any]:
+def _read_environment(judge: JudgeSettings) -> None:
+    """Set model, address and key that were not given."""
     openai_url = first_variable("OPENAI_BASE_URL") or OPENAI_URL
     judge_url = first_variable("SPANWISE_JUDGE_URL") or openai_url
     url = _check_base_url(judge.base_url or judge_url)
@@ -164,30 +168,27 @@ def _read_environment(judge: JudgeSettings) -> dict[str, Any]:
         api_key = check_key(first_variable("SPANWISE_JUDGE_KEY", "OPENAI_API_KEY"))
     elif not api_key and url == _check_base_url(openai_url):
         api_key = check_key(first_variable("OPENAI_API_KEY"))
-    return {
-        "model": judge.model or first_variable("SPANWISE_JUDGE") or "",
-        "base_url": url,
-        "api_key": api_key,
-    }
+    object.__setattr__(judge, "model", judge.model or first_variable("SPANWISE_JUDGE") or "")
+    object.__setattr__(judge, "base_url", url)
+    object.__setattr__(judge, "api_key", api_key)
 
 
 def _check_base_url(url: Any) -> str:
     return check_address(url, "base_url (or SPANWISE_JUDGE_URL, OPENAI_BASE_URL)")
 
 
-def _read_backend(judge: JudgeSettings) -> dict[str, Any]:
+def _check_backend(judge: JudgeSettings) -> None:
     backend = judge.backend
-    if backend is None or not callable(getattr(backend, "complete", None)):
-        raise ValueError(f"backend has no complete(ask), which {backend!r:.200} should have: judge= takes functions")
+    if not callable(getattr(backend, "complete", None)):
+        raise ValueError(f"backend must have a method complete(ask), got {backend!r:.200}; pass functions as judge=")
     if judge.base_url is not None:
         raise ValueError(f"a judge has a base_url or a backend, not both: {judge.base_url!r} and {backend!r:.200}")
-    return {"model": judge.model or backend.model}
 
 
 def check_text(name: str, value: Any, *, empty: bool = False) -> str:
     """Return a text without surrounding spaces. Raises `ValueError`."""
     if not isinstance(value, str) or not (value.strip() or empty):
-        raise ValueError(f"{name} is the name of a model, not {value!r:.200}")
+        raise ValueError(f"{name} must be the name of a model, got {value!r:.200}")
     return value.strip()
 
 
@@ -198,8 +199,8 @@ def check_number(name: str, value: Any, *, most: float = math.inf, positive: boo
     if value is None and none:
         return
     if not _is_number(value) or not 0 <= value <= most or (positive and value == 0):
-        bounds = f"{'above 0' if positive else 'from 0 on'}{'' if most == math.inf else f', {most:g} at most'}"
-        raise ValueError(f"{name} is a number {bounds}, not {value!r}")
+        bounds = f"{'> 0' if positive else '>= 0'}{'' if most == math.inf else f' and <= {most:g}'}"
+        raise ValueError(f"{name} must be a number {bounds}, got {value!r}")
 
 
 def check_integer(name: str, value: Any, *, least: int | None = 1, none: bool = False) -> None:
@@ -209,7 +210,7 @@ def check_integer(name: str, value: Any, *, least: int | None = 1, none: bool = 
     if value is None and none:
         return
     if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
-        raise ValueError(f"{name} is a whole number{'' if least is None else f' from {least} on'}, not {value!r}")
+        raise ValueError(f"{name} must be an integer{'' if least is None else f' >= {least}'}, got {value!r}")
 
 
 def check_price(price: Any) -> None:
@@ -218,7 +219,9 @@ def check_price(price: Any) -> None:
         return
     pair: Any = price if isinstance(price, tuple | list) and len(price) == 2 else (None, None)
     if not all(_is_number(value) and value >= 0 for value in pair):
-        raise ValueError(f"price is US dollars per million tokens of input and of output, (0.15, 0.6), not {price!r}")
+        raise ValueError(
+            f"price must be US dollars per million tokens of input and of output, such as (0.15, 0.6), got {price!r}"
+        )
 
 
 def _is_number(value: Any) -> bool:

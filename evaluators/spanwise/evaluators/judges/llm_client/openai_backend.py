@@ -7,7 +7,6 @@ reason, or quote a prompt that mentions it.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -26,11 +25,12 @@ from spanwise.evaluators.judges.llm_client.chat_completions import (
     Ask,
     Completion,
     CutOff,
+    Unbilled,
     add_schema_instruction,
     parse_completion,
 )
+from spanwise.evaluators.judges.llm_client.endpoint_errors import classify_error, make_invalid_response_error
 from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_singleton, run_on_judge_loop
-from spanwise.evaluators.judges.llm_client.judge_retry import classify_error, make_invalid_response_error
 from spanwise.tracer.http_connections import suppress_instrumentation
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class OpenAIEndpoint:
     @property
     def most_tokens(self) -> int:
         """Return the maximum tokens of a reply, including its reasoning."""
-        return self.max_tokens * self._capabilities.room
+        return self.max_tokens * self._capabilities.token_factor
 
     async def complete(self, ask: Ask) -> Completion:
         """Return the reply. Raises transient errors of the client, `CutOff`, and `Unjudged` for all other errors."""
@@ -86,14 +86,16 @@ class OpenAIEndpoint:
         form, first = self._capabilities.form(ask.schema), None
         while True:
             if self.bounded and form.limit is None:
-                raise Unjudged(f"{self.where} takes no limit of tokens, so max_usd cannot be kept; give max_calls")
+                raise Unbilled(
+                    f"{self.where} accepts no token limit, so max_usd cannot be enforced; pass max_calls instead"
+                )
             try:
                 completion = await self._once(ask, form)
             except openai.APIStatusError as error:
                 first = first or error
                 refused = form.refused_by(error, self._parameters(ask, form))
                 if refused is None:
-                    self._capabilities.too_much(form, first)
+                    self._capabilities.lower_token_factor(form, first)
                     raise classify_error(first, self) or first from None
                 form = refused
             except openai.APIConnectionError as error:
@@ -102,7 +104,7 @@ class OpenAIEndpoint:
                     raise
                 raise lasting from None
             else:
-                self._capabilities.keep(form)
+                self._capabilities.record_success(form, ask.schema)
                 return self._check_complete(completion, form, ask)
 
     async def _once(self, ask: Ask, form: RequestForm) -> Completion:
@@ -153,17 +155,23 @@ class OpenAIEndpoint:
         }
         given = {name: value for name, value in wanted.items() if value is not None and name not in form.without}
         if form.limit is not None:
-            given[form.limit] = self.max_tokens * form.room
+            given[form.limit] = self.max_tokens * form.token_factor
         return {"model": self.model, "messages": [dict(message) for message in messages], **given}
 
     def _check_complete(self, completion: Completion, form: RequestForm, ask: Ask) -> Completion:
-        """Return the completion. Raises `CutOff` if a model used up its tokens before it replied."""
-        if completion.finish != "length" or not _has_reasoning(completion):
+        """Return the completion. Raises `CutOff` if a reasoning model used up its tokens before it replied.
+
+        Such a reply has a usage that counts reasoning tokens, contains unfinished reasoning, or is empty.
+        """
+        counted = completion.usage is not None and completion.usage.details.get(REASONING_TOKENS, 0) > 0
+        text = completion.text.lstrip()
+        has_reasoning = counted or not text or (text.startswith("<think>") and "</think>" not in text)
+        if completion.finish != "length" or not has_reasoning:
             return completion
-        may_retry = self._capabilities.more_room(form)
+        may_retry = self._capabilities.raise_token_factor(form)
         raise CutOff(
-            f"{self.where} was cut off at {self.max_tokens * form.room} tokens while it thought"
-            f"{'' if may_retry else '; give the judge more max_tokens'}",
+            f"{self.where} reached the limit of {self.max_tokens * form.token_factor} tokens while reasoning"
+            f"{'' if may_retry else '; increase max_tokens'}",
             completion.text,
             usage=completion.usage,
             again=may_retry,
@@ -224,15 +232,6 @@ class _ClientPool:
             await pooled.client.close()
 
 
-def _has_reasoning(completion: Completion) -> bool:
-    """Return whether a model spent tokens on reasoning: the usage counts them, the reply contains unfinished reasoning,
-    or the reply is empty.
-    """
-    counted = completion.usage is not None and completion.usage.details.get(REASONING_TOKENS, 0) > 0
-    text = completion.text.lstrip()
-    return counted or not text or (text.startswith("<think>") and "</think>" not in text)
-
-
 MAX_ENDPOINTS = 256  # maximum pairs of an endpoint and a model
 MAX_REFUSED_SCHEMAS = 64  # maximum number per endpoint and model
 MAX_TOKEN_FACTOR = 16  # maximum factor of `max_tokens` for reasoning models
@@ -272,9 +271,8 @@ class RequestForm:
     without: frozenset[str] = frozenset()
     level: str = "json_schema"
     top: int = TOP_LOGPROBS_LEVELS[0]
-    room: int = 1
-    schemas: tuple[str, ...] = ()  # digests of refused schemas
-    schema: str | None = None  # digest of this question's schema
+    token_factor: int = 1  # factor of `max_tokens`, for reasoning models
+    is_schema_refused: bool = False  # True if the endpoint refuses the schema of this question, but not all schemas
 
     def refused_by(self, error: APIStatusError, sent: Mapping[str, Any]) -> RequestForm | None:
         """Return the form of the next request, which omits or replaces the parameter that an error names. Return None if
@@ -290,7 +288,9 @@ class RequestForm:
             other = next((parameter for parameter in TOKEN_LIMIT_PARAMETERS if parameter not in excluded), None)
             return replace(self, limit=other, without=self.without | {self.limit or ""})
         if name == "response_format":
-            return self._with_lower_level(bool(_INVALID_SCHEMA.search(_get_error_text(error))))
+            is_invalid = self.level == SCHEMA_LEVELS[0] and bool(_INVALID_SCHEMA.search(_get_error_text(error)))
+            lower = SCHEMA_LEVELS[min(SCHEMA_LEVELS.index(self.level) + 1, len(SCHEMA_LEVELS) - 1)]
+            return replace(self, level=lower, is_schema_refused=self.is_schema_refused or is_invalid)
         if name == "top_logprobs" and self.top > TOP_LOGPROBS_LEVELS[-1]:
             return replace(self, top=TOP_LOGPROBS_LEVELS[-1])
         if name in ("logprobs", "top_logprobs"):
@@ -308,17 +308,11 @@ class RequestForm:
             form = "as json_object" if self.level == "json_object" else "in words alone"
             left_out.append(f"asked for JSON {form}: the schema was refused")
         if self.limit is None:
-            left_out.append("asked without a limit of tokens")
+            left_out.append("asked without a token limit")
         return tuple(left_out)
 
     def _lacks(self, name: str, ask: Ask) -> bool:
         return name in self.without and (name != "logprobs" or ask.logprobs > 0)
-
-    def _with_lower_level(self, this_schema: bool) -> RequestForm:
-        lower = SCHEMA_LEVELS[min(SCHEMA_LEVELS.index(self.level) + 1, len(SCHEMA_LEVELS) - 1)]
-        if this_schema and self.schema and self.level == SCHEMA_LEVELS[0]:
-            return replace(self, level=lower, schemas=(*self.schemas, self.schema)[-MAX_REFUSED_SCHEMAS:])
-        return replace(self, level=lower)
 
 
 class EndpointCapabilities:
@@ -330,48 +324,50 @@ class EndpointCapabilities:
         self._form = RequestForm(
             limit=TOKEN_LIMIT_PARAMETERS[0] if is_openai else TOKEN_LIMIT_PARAMETERS[1]
         )  # other servers may ignore the newer name, `max_completion_tokens`
-        self._most_room = MAX_TOKEN_FACTOR
+        self._max_token_factor = MAX_TOKEN_FACTOR
+        self._refused_schemas: dict[bytes, None] = {}  # refused although the endpoint supports other schemas
 
     @property
-    def room(self) -> int:
+    def token_factor(self) -> int:
         """Return the factor by which `max_tokens` is multiplied."""
-        return self._form.room
+        return self._form.token_factor
 
     def form(self, schema: Mapping[str, JSON] | None) -> RequestForm:
         """Return the form of a request with that schema."""
-        known = None if schema is None else digest_schema(schema)
-        level = (
-            SCHEMA_LEVELS[1]
-            if known in self._form.schemas and self._form.level == SCHEMA_LEVELS[0]
-            else self._form.level
-        )
-        return replace(self._form, level=level, schema=known)
+        if schema is None or orjson.dumps(schema) not in self._refused_schemas:
+            return self._form
+        level = SCHEMA_LEVELS[1] if self._form.level == SCHEMA_LEVELS[0] else self._form.level
+        return replace(self._form, level=level, is_schema_refused=True)
 
-    def keep(self, form: RequestForm) -> None:
+    def record_success(self, form: RequestForm, schema: Mapping[str, JSON] | None) -> None:
         """Record that a call in that form succeeded."""
-        refused = form.schema in form.schemas
-        level = self._form.level if refused and form.level == SCHEMA_LEVELS[1] else form.level
-        lowest = max(level, self._form.level, key=SCHEMA_LEVELS.index)
+        level = form.level
+        if form.is_schema_refused and schema is not None:
+            self._refused_schemas[orjson.dumps(schema)] = None
+            if len(self._refused_schemas) > MAX_REFUSED_SCHEMAS:
+                del self._refused_schemas[next(iter(self._refused_schemas))]
+            if level == SCHEMA_LEVELS[1]:
+                level = self._form.level
         self._form = replace(
             form,
-            level=lowest,
+            level=max(level, self._form.level, key=SCHEMA_LEVELS.index),
             without=self._form.without | form.without,
             top=min(form.top, self._form.top),
-            room=max(form.room, self._form.room),
-            schema=None,
+            token_factor=max(form.token_factor, self._form.token_factor),
+            is_schema_refused=False,
         )
 
-    def more_room(self, form: RequestForm) -> bool:
+    def raise_token_factor(self, form: RequestForm) -> bool:
         """Raise the token factor. Return whether the next call gets more tokens than a call in that form."""
-        room = min(max(self._form.room, form.room * TOKEN_FACTOR_STEP), self._most_room)
-        self._form = replace(self._form, room=room)
-        return room > form.room and form.limit is not None
+        factor = min(max(self._form.token_factor, form.token_factor * TOKEN_FACTOR_STEP), self._max_token_factor)
+        self._form = replace(self._form, token_factor=factor)
+        return factor > form.token_factor and form.limit is not None
 
-    def too_much(self, form: RequestForm, error: APIStatusError) -> None:
+    def lower_token_factor(self, form: RequestForm, error: APIStatusError) -> None:
         """Lower the token factor if the endpoint refused the number of tokens."""
-        if form.room > 1 and _TOO_MANY_TOKENS.search(_get_error_text(error)):
-            self._most_room = form.room // TOKEN_FACTOR_STEP
-            self._form = replace(self._form, room=min(self._form.room, self._most_room))
+        if form.token_factor > 1 and _TOO_MANY_TOKENS.search(_get_error_text(error)):
+            self._max_token_factor = form.token_factor // TOKEN_FACTOR_STEP
+            self._form = replace(self._form, token_factor=min(self._form.token_factor, self._max_token_factor))
 
 
 _capabilities: OrderedDict[tuple[str, str], EndpointCapabilities] = OrderedDict()
@@ -454,8 +450,3 @@ def is_strict(schema: Any) -> bool:
         if not closed or names != set(schema.get("required") or ()):
             return False
     return all(is_strict(value) for name, value in schema.items() if name != "enum")
-
-
-def digest_schema(schema: Mapping[str, JSON]) -> str:
-    """Return 12 hex digits that identify a schema."""
-    return hashlib.sha256(orjson.dumps(schema)).hexdigest()[:12]

@@ -78,7 +78,7 @@ def _check_answered(completion: Completion) -> None:
 def _make_cut_off_error(completion: Completion) -> CutOff:
     used = f" after {completion.usage.output_tokens} tokens" if completion.usage else ""
     return CutOff(
-        f"the judge's answer was cut off{used}: give the judge more max_tokens", completion.text, usage=completion.usage
+        f"the judge's answer was truncated{used}; increase max_tokens", completion.text, usage=completion.usage
     )
 
 
@@ -134,7 +134,7 @@ def _parse_leniently(text: str, schema: Mapping[str, JSON], values: Sequence[str
         )
     if any(find_ratings(other, schema) != find_ratings(value, schema) for other, _ in others):
         raise InvalidJSON(f"{len(found)} objects that differ; give one")
-    return ParsedReply(value, ("read with patience: the reply was not plain JSON", *forgiven))
+    return ParsedReply(value, ("lenient parsing: the reply was not plain JSON", *forgiven))
 
 
 def _find_candidates(text: str, schema: Mapping[str, JSON]) -> list[Any]:
@@ -246,12 +246,12 @@ def _normalize_object(
             return dict(value)
         named[meant] = member
     if named.keys() != value.keys():
-        notes.append("forgave the case of a property's name")
+        notes.append("corrected the case of a property's name")
     closed = schema.get("additionalProperties") is False
     unknown = [name for name in named if name not in properties and not _is_extra_number(name, properties)]
     extra = sorted(map(str, unknown)) if closed else []
     if extra:
-        notes.append(f"left out what nobody asked for: {', '.join(extra[:5])}")
+        notes.append(f"ignored unknown properties: {', '.join(extra[:5])}")
     ordered = [name for name in properties if name in named]
     others = [name for name in named if name not in properties and not (closed and name in unknown)]
     return {name: normalize_reply(named[name], properties.get(name), notes, deep + 1) for name in (*ordered, *others)}
@@ -273,7 +273,7 @@ def _match_label(value: Any, labels: Sequence[Any], notes: list[str]) -> Any:
     meant = [label for label in labels if _strip_label(label) == _strip_label(value)]
     if len(meant) != 1:
         return value
-    notes.append(f"took {value!r:.60} for {meant[0]!r}")
+    notes.append(f"read {value!r:.60} as {meant[0]!r}")
     return meant[0]
 
 
@@ -297,7 +297,7 @@ def _unquote(value: Any, kind: Any, notes: list[str]) -> Any:
         read = text.casefold() == "true"
     if read is _UNCHANGED:
         return value
-    notes.append(f"took {value!r:.60} for {read!r}")
+    notes.append(f"read {value!r:.60} as {read!r}")
     return read
 
 

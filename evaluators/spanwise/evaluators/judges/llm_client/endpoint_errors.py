@@ -1,105 +1,27 @@
-"""Retries of a question under one deadline, and classification of endpoint errors."""
+"""Classification of endpoint errors: transient or permanent, possibly billed, and their messages."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
-from spanwise.collector.errors import SpanwiseError
 from spanwise.collector.formatting import first_line
-from spanwise.evaluators.interface import (
-    Unjudged,
-    compute_retry_delay,
-    get_http_status,
-    get_response_headers,
-    is_transient,
-)
-from spanwise.evaluators.judges.llm_client.chat_completions import Declined
+from spanwise.evaluators.interface import Unjudged, get_http_status, get_response_headers, is_transient
+from spanwise.evaluators.judges.llm_client.chat_completions import Declined, Unbilled
 from spanwise.evaluators.models.model_resolution import redirect_error
 
 if TYPE_CHECKING:
     from openai import APIError
-    from tenacity import RetryCallState
 
-
-T = TypeVar("T")
 
 _CONNECTION_ERRORS = ("ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror")
-ATTEMPT_SHARE = 0.5  # share of the deadline for one attempt, so that a hang leaves time for another
-
-
-class Deadline:
-    """Deadline in seconds for one question with all its attempts. It starts with the first call, so waiting in the queue
-    does not count.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._until: float | None = None
-
-    def start(self) -> None:
-        """Start the deadline with the first call. Later calls change nothing."""
-        if self._until is None:
-            self._until = asyncio.get_running_loop().time() + self.seconds
-
-    @property
-    def left(self) -> float | None:
-        """Return the seconds left, at least 0, or None before the start."""
-        return None if self._until is None else max(0.0, self._until - asyncio.get_running_loop().time())
-
-    @property
-    def of_attempt(self) -> float:
-        """Return the timeout of the next attempt in seconds."""
-        whole = self.seconds * ATTEMPT_SHARE
-        return whole if self.left is None else min(whole, self.left)
 
 
 class ReplyTimeout(TimeoutError):
     """Error for an attempt that got no reply in time."""
-
-
-async def call_with_retries(
-    call: Callable[[], Coroutine[Any, Any, T]],
-    deadline: Deadline,
-    gives_up: Callable[[BaseException, float], bool] = lambda error, pause: False,
-) -> T:
-    """Call a function, and call it again after transient errors. Return its result.
-
-    Raises the last error if it is permanent, if the deadline leaves no time, or if `gives_up` returns True.
-    `gives_up` gets the error and the seconds until the next attempt.
-    """
-    from tenacity import AsyncRetrying, retry_if_exception
-
-    def has_no_room(state: RetryCallState) -> bool:
-        # `left` is None if the call never left the queue
-        if deadline.left is None or state.upcoming_sleep >= deadline.left:
-            return True
-        error = state.outcome.exception() if state.outcome is not None else None
-        return error is not None and gives_up(error, state.upcoming_sleep)
-
-    trying = AsyncRetrying(
-        retry=retry_if_exception(is_transient),
-        wait=_compute_retry_pause,
-        stop=has_no_room,
-        sleep=asyncio.sleep,
-        reraise=True,
-    )
-
-    async def attempt() -> T:  # tenacity only awaits coroutine functions
-        return await call()
-
-    return await trying(attempt)
-
-
-def _compute_retry_pause(state: RetryCallState) -> float:
-    error = state.outcome.exception() if state.outcome is not None else None
-    if error is None or is_rate_limited(error):  # the limiter already delays all calls as the server requests
-        return 0.0
-    return compute_retry_delay(state.attempt_number - 1, error)
 
 
 def is_rate_limited(error: BaseException) -> bool:
@@ -108,27 +30,19 @@ def is_rate_limited(error: BaseException) -> bool:
 
 
 def is_possibly_billed(error: BaseException) -> bool:
-    """Return whether the server may have answered and billed a failed call. A call without a connection, or with an
-    error status, was not billed.
+    """Return whether the server may have processed and billed a failed call.
+
+    A call without a connection was not billed, nor one that the server refused with an error status. Some servers bill
+    a timeout (408), a question that their content filter stops, and one that is too long.
     """
-    return not (isinstance(error, Unjudged) or get_http_status(error) is not None or is_connection_failure(error))
+    if isinstance(error, Unbilled) or is_connection_failure(error):
+        return False
+    return isinstance(error, Unjudged) or get_http_status(error) in (None, 408)
 
 
 def is_connection_failure(error: BaseException) -> bool:
     """Return whether there was no connection, so that no server received the question."""
     return any(type(cause).__name__ in _CONNECTION_ERRORS for cause in iterate_causes(error, 5))
-
-
-def to_judgement_error(error: Exception, where: str, tries: int, deadline: Deadline, key: str | None) -> Exception:
-    """Convert a transient network or server error to `Unjudged`. Return any other error unchanged."""
-    if isinstance(error, SpanwiseError) or not is_transient(error):
-        return error
-    attempts = f"{tries} attempt{'s' if tries != 1 else ''}"
-    if is_connection_failure(error):
-        return Unjudged(f"{where} cannot be reached, after {attempts}: {describe_call_error(error, key)}")
-    return Unjudged(
-        f"{where} gave no answer within {deadline.seconds:g} s after {attempts}: {describe_call_error(error, key)}"
-    )
 
 
 def describe_call_error(error: BaseException, key: str | None) -> str:
@@ -189,12 +103,16 @@ def classify_error(error: APIError, asked: EndpointInfo) -> Unjudged | None:
         asked.base_url, get_http_status(error), get_response_headers(error)
     )
     if lasting:
-        return Unjudged(lasting)
+        return Unbilled(lasting)
     if is_transient(error):
         return None
     codes = f"{error.code} {error.type} {error.message} {error.body}".lower()
     message = _shorten(_get_body_message(error.body) or error.message, asked)
-    kind = Declined if any(word in codes for word in _CONTENT_FILTER_CODES) else Unjudged
+    kind: type[Unjudged] = Unbilled
+    if any(word in codes for word in _CONTENT_FILTER_CODES):
+        kind = Declined
+    elif any(word in codes for word in _CONTEXT_LENGTH_CODES):
+        kind = Unjudged
     return kind(_explain_status(getattr(error, "status_code", None), message, codes, asked))
 
 
@@ -213,19 +131,19 @@ def make_invalid_response_error(response: Any, content: bytes, body: Any, asked:
     if body is None and "json" in kind:
         return ConnectionError(f"{asked.base_url} answered with broken JSON: {shown!r}")
     return Unjudged(
-        f"{asked.base_url} answered with {kind}, which is no chat completion: {shown!r}; is its "
-        "base_url right? most end with /v1"
+        f"{asked.base_url} answered with {kind} instead of a chat completion: {shown!r}; check its "
+        "base_url, most end with /v1"
     )
 
 
 def _explain_connection_error(error: BaseException, asked: EndpointInfo) -> str | None:
     for cause in iterate_causes(error):
         if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
-            return f"the host of {asked.base_url} has no address: is the judge's base_url right?"
+            return f"the host name of {asked.base_url} cannot be resolved; check the judge's base_url"
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"the certificate of {asked.base_url} is not trusted: {cause.verify_message}"
         if type(cause).__name__ in _INVALID_REQUEST_CLASSES:
-            return f"{asked.base_url} cannot be asked: {_shorten(f'{type(cause).__name__}: {cause}', asked)}"
+            return f"{asked.base_url} cannot be called: {_shorten(f'{type(cause).__name__}: {cause}', asked)}"
     return None
 
 
@@ -234,13 +152,13 @@ def _explain_status(status: int | None, message: str, codes: str, asked: Endpoin
     if any(word in codes for word in _CONTENT_FILTER_CODES):
         return f"the content filter of {where} refused the question{detail}"
     if _QUOTA_CODE in codes:
-        return f"{where} says that there is no credit left{detail}"
+        return f"{where} reports that no credit is left{detail}"
     if any(word in codes for word in _CONTEXT_LENGTH_CODES):
         return f"the question is too long for {asked.model!r} at {where}{detail}"
     words = {
         401: f"{where} refused the key{detail}",
-        403: f"{where} does not allow it with this key{detail}",
-        404: f"there is no model {asked.model!r} at {where}, or no chat completions{detail}",
+        403: f"{where} denied access with this key{detail}",
+        404: f"{where} has no model {asked.model!r}, or no chat completions endpoint{detail}",
     }
     return words.get(status or 0, f"{where} refused the question{detail}")
 
