@@ -218,6 +218,19 @@ while True:
 """
 
 
+def test_a_store_leaves_the_adapters_of_sqlite3_to_the_application(tmp_path: Path) -> None:
+    code = """
+import sqlite3, sys
+before = dict(sqlite3.adapters)
+from spanwise.collector.records import Run
+from spanwise.collector.stores.sqlite import SQLiteStore
+with SQLiteStore(sys.argv[1]) as store:
+    store.append([Run(trace_id="1" * 32, span_id="a" * 16, name="n")])
+print(sqlite3.adapters == before)
+"""
+    assert python(code, str(tmp_path / "a.db")).communicate(timeout=60)[0] == "True\n"
+
+
 def python(code: str, *arguments: str) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, env=env)

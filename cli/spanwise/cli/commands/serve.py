@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import secrets
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -132,6 +133,7 @@ def serve(
     feedback_forwarder = FeedbackForwarder(parse_targets(feedback_to or (), os.environ, "--feedback-to"))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _tune_malloc()
+    _register_identity_adapters()
     _log_audit()
     with _gc_paused(), SQLiteStore(path) as store:
         key = os.environ.get("SPANWISE_API_KEY") or None
@@ -272,6 +274,17 @@ def _log_audit() -> None:
     audit.setLevel(logging.INFO)
     audit.propagate = False
     audit.addHandler(logging.StreamHandler())
+
+
+def _register_identity_adapters() -> None:
+    """Spare the writer 0.4 µs per None and bytes value on Python 3.11, more than their insertion takes.
+
+    Before Python 3.12, sqlite3 raises and catches two exceptions per such value to look for an adapter. Adapters are
+    global, so only the server's own process registers them, and not the module of the store, which applications import.
+    """
+    if sys.version_info < (3, 12):
+        for kind in (type(None), bytes):
+            sqlite3.adapters.setdefault((kind, sqlite3.PrepareProtocol), lambda value: value)
 
 
 def _tune_malloc() -> None:
