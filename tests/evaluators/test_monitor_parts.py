@@ -8,7 +8,7 @@ from spanwise.collector.records import Rule
 from spanwise.evaluators.monitors import worker_process
 from spanwise.evaluators.monitors.rule_loading import FileWatch, rule_from_data
 from spanwise.evaluators.monitors.supervisor import RuleQuarantine
-from spanwise.evaluators.monitors.worker_process import MessageReceiver, MessageSender
+from spanwise.evaluators.monitors.worker_process import Claimed, MessageReceiver, MessageSender
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_the_place_of_a_crash_is_the_users_innermost_line():
 
 
 def test_what_was_held_is_told_in_part():
-    claims = [("p", "r", f"trace {n}") for n in range(5)]
+    claims = [Claimed("p", "r", f"trace {n}") for n in range(5)]
     assert worker_process.describe_claims(claims[:1]) == "rule 'r' on trace 0"
     assert (
         worker_process.describe_claims(claims)
@@ -47,7 +47,7 @@ def test_a_rule_that_alone_ended_three_workers_rests_longer_each_time():
     for seconds in (60, 120, 240):
         for _ in range(3):
             assert rest.names() == []
-            rest.blame([("p", "bad", "trace 1")])
+            rest.blame([Claimed("p", "bad", "trace 1")])
         assert rest.names() == [("p", "bad")]
         assert f"it rests for {seconds} s" in told[-1]
         assert not rest.passed(seconds - 1)
@@ -57,7 +57,7 @@ def test_a_rule_that_alone_ended_three_workers_rests_longer_each_time():
 def test_no_rule_is_blamed_where_several_ran():
     rest = RuleQuarantine(print)
     for _ in range(9):
-        rest.blame([("p", "bad", "trace 1"), ("p", "good", "trace 1")])
+        rest.blame([Claimed("p", "bad", "trace 1"), Claimed("p", "good", "trace 1")])
     assert rest.names() == []
 
 

@@ -201,8 +201,11 @@ class Monitor:
 
     def _start(self) -> None:
         if not self._saved:
-            save_rules(self._store, self._rules, self._owner, activate=self._activate)
+            self._save_rules()
             self._saved = True
+
+    def _save_rules(self) -> None:
+        save_rules(self._store, self._rules, self._owner, activate=self._activate)
 
     def _look(self) -> None:
         for one in self._runner.working:

@@ -230,8 +230,9 @@ class Supervisor:
         self._deaths = 0 if worker.spent > HEALTHY_RUN_S and not loading else self._deaths + 1
         wait = compute_backoff(self._deaths, longest=MAX_RESTART_DELAY_S)
         self._not_before = time.monotonic() + wait
-        self._tell(f"worker {worker.number} ended: {worker.describe_death()}")
-        self._quarantine.blame(worker.claims)
+        claims = worker.read_claims()
+        self._tell(f"worker {worker.number} ended: {worker.describe_death(claims)}")
+        self._quarantine.blame(claims)
         self._dead = [*self._dead, *worker.holders][-MAX_DEAD_HOLDERS:]
         self._send_quarantine()
 

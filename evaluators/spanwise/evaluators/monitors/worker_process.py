@@ -16,9 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import orjson
+
+from spanwise.collector.errors import StoreError
+from spanwise.collector.records import Target
 
 _CHUNK_BYTES = 1 << 16
 
@@ -128,7 +131,22 @@ def _is_internal_frame(file: str) -> bool:
     return file.startswith((_PACKAGE_FOLDER, "<")) or (file.startswith(_STDLIB_FOLDER) and "site-packages" not in file)
 
 
-def describe_claims(claims: Sequence[Sequence[str]], most: int = 3) -> str:
+class Claimed(NamedTuple):
+    """Target that a worker evaluates for a rule. `target` is a text such as "trace 4bf9…"."""
+
+    project: str
+    rule: str
+    target: str
+
+
+def describe_target(target: Target) -> str:
+    """Return a text for a target: "trace …", with the span if there is one, or "session …"."""
+    if target.session_id is not None:
+        return f"session {target.session_id}"
+    return f"trace {target.trace_id}" + (f", span {target.span_id}" if target.span_id else "")
+
+
+def describe_claims(claims: Sequence[Claimed], most: int = 3) -> str:
     """Return a text that lists claims by rule and target, at most `most` of them."""
     described = [f"rule {rule!r} on {target}" for _, rule, target in claims[:most]]
     more = [f"{len(claims) - most} more"] if len(claims) > most else []
@@ -137,6 +155,7 @@ def describe_claims(claims: Sequence[Sequence[str]], most: int = 3) -> str:
 
 Phase: TypeAlias = Literal["loading", "loaded", "running", "ending"]
 EXIT_GRACE_S = 4.0  # seconds that an ending worker has to release claims and end its threads
+STORE_TIMEOUT_S = 2.0  # maximum seconds to wait for the store's answer about a dead worker
 NEAR_MEMORY_LIMIT = 0.9  # share of the memory limit from which on a worker counts as near the limit
 WORKER_MODULE = "spanwise.evaluators.monitors.worker"
 
@@ -196,7 +215,6 @@ class WorkerProcess:
         self.silent = self.spent = 0.0  # seconds since the last heartbeat or message, and in this phase
         self.overdue: str | None = None  # reason for killing the worker, once it was killed
         self.holders: list[str] = []  # names under which the worker holds leases
-        self.claims: dict[tuple[str, ...], None] = {}
         self.used: int | None = None  # memory use in bytes, as last reported
         self.near = 0.0  # seconds for which the worker has been near its memory limit
         self._deferred = 0  # evaluator failures blamed on the worker's full memory
@@ -267,7 +285,7 @@ class WorkerProcess:
         )
 
     def receive(self) -> list[Mapping[str, Any]]:
-        """Return the worker's messages. Heartbeats and claims are recorded in this object and not returned."""
+        """Return the worker's messages. Heartbeats and holder names are recorded in this object and not returned."""
         messages = list(self.listener.messages())
         if messages:
             self.silent = 0.0
@@ -276,19 +294,33 @@ class WorkerProcess:
                 self.used, self._deferred = message.get("used"), message.get("deferred", 0)
             elif message["kind"] == "holder":
                 self.holders.append(message["name"])
-            elif message["kind"] == "claimed":
-                self.claims.update(dict.fromkeys(map(tuple, message["claims"])))
-            elif message["kind"] == "finished":
-                for claim in message["claims"]:
-                    self.claims.pop(tuple(claim), None)
-        return [message for message in messages if message["kind"] not in ("beat", "holder", "claimed", "finished")]
+        return [message for message in messages if message["kind"] not in ("beat", "holder")]
 
-    def describe_death(self) -> str:
+    def read_claims(self) -> list[Claimed]:
+        """Return what the dead worker still holds according to the store; nothing if the store does not answer soon."""
+        claims: list[Claimed] = []
+
+        def read() -> None:
+            from spanwise.collector.client import HTTPStore
+
+            key = self.plan.key or os.environ.get("SPANWISE_API_KEY")
+            with suppress(StoreError), HTTPStore(self.plan.url, key) as store:
+                rows = [row for row in store.decisions(verdict="running") if row.holder in self.holders]
+                rows.sort(key=lambda row: row.claim)
+                claims.extend(Claimed(row.project, row.rule, describe_target(row.target)) for row in rows)
+
+        if self.holders:
+            reader = threading.Thread(target=read, name="spanwise-monitor-claims", daemon=True)
+            reader.start()
+            reader.join(STORE_TIMEOUT_S)
+        return list(claims)
+
+    def describe_death(self, claims: Sequence[Claimed] = ()) -> str:
         """Return a text with the cause of the worker's end, the location, and the claims that it held."""
         how = self.overdue or describe_exit(self.process.returncode or 0)
         where = find_crash_location(self.listener.crash)
-        claims = describe_claims(list(self.claims))
-        return f"{how}{f', in {where}' if where else ''}{f'; it held {claims}' if claims else ''}"
+        held = describe_claims(claims)
+        return f"{how}{f', in {where}' if where else ''}{f'; it held {held}' if held else ''}"
 
     def clean_up(self) -> None:
         """Kill the remaining child processes, and close the pipes."""
