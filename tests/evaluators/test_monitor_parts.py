@@ -8,15 +8,15 @@ from spanwise.collector.records import Rule
 from spanwise.evaluators.monitors import worker_process
 from spanwise.evaluators.monitors.rule_loading import FileWatch, rule_from_data
 from spanwise.evaluators.monitors.supervisor import RuleQuarantine
-from spanwise.evaluators.monitors.worker_process import Claimed, MessageReceiver, MessageSender
+from spanwise.evaluators.monitors.worker_process import ClaimedTarget, MessageReceiver, MessageSender
 
 
 @pytest.mark.parametrize(
     ("code", "words"),
     [
         (0, "exit code 0"),
-        (75, "exit code 75 (all its slots were held by evaluators that do not come back)"),
-        (-11, "killed by SIGSEGV (it reached for memory that is not its own)"),
+        (75, "exit code 75 (hanging evaluators occupied all slots of a rule)"),
+        (-11, "killed by SIGSEGV (invalid memory access)"),
         (-64, "killed by SIGRTMAX"),
         (-200, "killed by signal 200"),
     ],
@@ -33,7 +33,7 @@ def test_the_place_of_a_crash_is_the_users_innermost_line():
 
 
 def test_what_was_held_is_told_in_part():
-    claims = [Claimed("p", "r", f"trace {n}") for n in range(5)]
+    claims = [ClaimedTarget("p", "r", f"trace {n}") for n in range(5)]
     assert worker_process.describe_claims(claims[:1]) == "rule 'r' on trace 0"
     assert (
         worker_process.describe_claims(claims)
@@ -47,17 +47,17 @@ def test_a_rule_that_alone_ended_three_workers_rests_longer_each_time():
     for seconds in (60, 120, 240):
         for _ in range(3):
             assert rest.names() == []
-            rest.blame([Claimed("p", "bad", "trace 1")])
+            rest.blame([ClaimedTarget("p", "bad", "trace 1")])
         assert rest.names() == [("p", "bad")]
-        assert f"it rests for {seconds} s" in told[-1]
-        assert not rest.passed(seconds - 1)
-        assert rest.passed(2)
+        assert f"is quarantined for {seconds} s" in told[-1]
+        assert not rest.advance(seconds - 1)
+        assert rest.advance(2)
 
 
 def test_no_rule_is_blamed_where_several_ran():
     rest = RuleQuarantine(print)
     for _ in range(9):
-        rest.blame([Claimed("p", "bad", "trace 1"), Claimed("p", "good", "trace 1")])
+        rest.blame([ClaimedTarget("p", "bad", "trace 1"), ClaimedTarget("p", "good", "trace 1")])
     assert rest.names() == []
 
 
@@ -66,7 +66,7 @@ def test_messages_come_whole_and_what_is_none_is_a_crash():
     listener, teller = MessageReceiver(reading), MessageSender(writing)
     try:
         os.write(writing, b"Fatal Python error: Segmentation fault\n")
-        teller.tell("say", text="x" * 5000)
+        teller.send("say", text="x" * 5000)
         os.write(writing, b'{"kind": "be')
         assert [len(message["text"]) for message in listener.messages()] == [5000]
         os.write(writing, b'at"}\n')

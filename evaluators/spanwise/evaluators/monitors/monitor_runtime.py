@@ -80,7 +80,7 @@ class Monitor:
     def suspend(self, rules: Collection[RuleKey]) -> None:
         """Suspend rules that have crashed workers. It is thread-safe."""
         for one in self._rules:
-            one.suspended = "it has ended several workers and rests for a while" if one.name in rules else None
+            one.suspended = "the rule is quarantined because it ended several workers" if one.name in rules else None
             if one.suspended:
                 one.idle = one.suspended
 

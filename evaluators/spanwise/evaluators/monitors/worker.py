@@ -63,7 +63,7 @@ def main() -> None:
     try:
         status = _run_rules(arguments, sender, inbox, memory)
     except BaseException:  # report every error before the process ends
-        sender.tell("say", text=f"a worker failed: {traceback.format_exc(limit=-3)}")
+        sender.send("log", text=f"a worker failed: {traceback.format_exc(limit=-3)}")
         status = ExitCode.FAILED
     from spanwise.tracer import flush
 
@@ -98,7 +98,7 @@ def _send_heartbeats(sender: MessageSender, memory: WorkerMemory) -> None:
     never = threading.Event()
     while not never.wait(HEARTBEAT_INTERVAL_S):
         with suppress(MemoryError):
-            sender.tell("beat", used=memory_in_use(), deferred=memory.deferred)
+            sender.send("beat", used=memory_in_use(), deferred=memory.deferred)
 
 
 def _receive_messages(line: int, inbox: queue.SimpleQueue[Message], ending: float) -> None:
@@ -132,12 +132,12 @@ def _load_rules(file: Path, url: str, sender: MessageSender) -> list[MonitoredRu
     except BrokenRules as error:
         message = _describe_error(error, file)
         _report_file(url, file, message)
-        sender.tell("broken", error=message, files=source_files(file))
+        sender.send("broken", error=message, files=source_files(file))
         return None
     _report_file(url, file, None)
     files = source_files(file)
     longest = max(rule.record.settings.timeout_s for rule in rules)
-    sender.tell("loaded", rules=describe_rules(rules), files=files, content=content_digest(files), longest=longest)
+    sender.send("loaded", rules=describe_rules(rules), files=files, content=content_digest(files), longest=longest)
     return rules
 
 
@@ -230,7 +230,7 @@ class WorkerController:
         idle = {name: why for name, why in idle.items() if why != REASON_UNSAVED and name not in quarantined}
         for name in sorted(idle):
             if self._logged.get(name) != idle[name]:
-                self._sender.tell("say", text=f"rule {name!r} idles: {idle[name]}")
+                self._sender.send("log", text=f"rule {name!r} idles: {idle[name]}")
         self._logged = idle
 
     @property
@@ -260,7 +260,7 @@ class WorkerController:
         except ValueError as error:
             return str(error)
         where = " and ".join(describe_rules([built])[0]["where"])
-        self._sender.tell("say", text=f"rule {rule.name!r} came through the API{where and f'; text goes to {where}'}")
+        self._sender.send("log", text=f"rule {rule.name!r} came through the API{where and f'; text goes to {where}'}")
         return built
 
 
@@ -285,7 +285,7 @@ class _ReportingMonitor(Monitor):
         self.invalid: Mapping[str, str] = {}
         self.status = ExitCode.ENDED
         self.thread = threading.Thread(target=self._run_reporting, name="spanwise-monitor", daemon=True)
-        sender.tell("holder", name=self.holder)
+        sender.send("holder", name=self.holder)
 
     def reports(self) -> list[WorkerReport]:
         """Return the worker's reports, one for each project."""
@@ -301,20 +301,20 @@ class _ReportingMonitor(Monitor):
 
     def _save_rules(self) -> None:
         super()._save_rules()
-        self._sender.tell("saved")
+        self._sender.send("saved")
 
     def _run_reporting(self) -> None:
         try:
             self.run()
         except Stuck as error:
             self.status = ExitCode.STUCK
-            self._sender.tell("say", text=str(error))
+            self._sender.send("log", text=str(error))
         except Refused as error:
             self.status = ExitCode.REFUSED
-            self._sender.tell("refused", error=str(error))
+            self._sender.send("refused", error=str(error))
         except BaseException as error:
             self.status = ExitCode.FAILED
-            self._sender.tell("say", text=f"a worker failed: {''.join(traceback.format_exception(error, limit=-3))}")
+            self._sender.send("log", text=f"a worker failed: {''.join(traceback.format_exception(error, limit=-3))}")
 
 
 if __name__ == "__main__":
