@@ -215,6 +215,24 @@ def test_targets_above_the_bound_are_skipped_with_their_size(store: Store) -> No
     assert "above max_bytes=2,000" in decisions(store, verdict="skipped")[0].reason
 
 
+def test_one_key_of_two_evaluators_is_an_error_of_the_second(store: Store) -> None:
+    def first(outputs: str) -> Any:
+        return {"key": "shared", "score": 1.0}
+
+    def second(outputs: str) -> Any:
+        return {"key": "shared", "score": 0.0}
+
+    async def third(outputs: str) -> Any:
+        return {"key": "first", "score": 0.0}
+
+    with watching(store, rule(evaluators=[first, second, third], retries=0)) as monitor:
+        monitor.step()
+        store.append([whole(1), whole(2)])
+        monitor.step()
+    for number in (1, 2):
+        assert scores(store, number) == {"shared": 1.0, "second": "error", "third": "error"}
+
+
 def test_many_are_scored_together_where_an_evaluator_can(store: Store) -> None:
     batches: list[int] = []
 

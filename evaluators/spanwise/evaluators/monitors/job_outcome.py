@@ -10,12 +10,10 @@ from spanwise.collector.formatting import first_line
 from spanwise.collector.records import ClaimResult, Feedback, Verdict
 from spanwise.evaluators.experiments import JudgeCost
 from spanwise.evaluators.interface import (
-    claim_keys,
     compute_retry_delay,
     get_http_status,
     get_retry_after,
     is_transient,
-    list_declared_keys,
 )
 from spanwise.evaluators.monitors.circuit_breaker import CircuitBreaker
 from spanwise.evaluators.monitors.process_limits import WorkerMemory
@@ -46,34 +44,35 @@ class JobOutcome:
         self._states: dict[str, Any] = {}
         self._reported: list[str] = []
         self._feedback: list[Feedback] = []
-        self._again: list[_Retry] = []
-        self._owners = list_declared_keys(job.active_rule.evaluators)
+        self._retries: list[_Retry] = []
         self._attempts = 0
-        for evaluator in job.active_rule.evaluators:
-            if (result := job.results.get(evaluator.key)) is not None:
-                own = claim_keys(self._owners, evaluator, list(result.feedback), job.target)
-                job.results[evaluator.key] = replace(result, feedback=own)
         for evaluator in job.active_rule.evaluators:
             self._settle_evaluator(evaluator.key)
 
     def finish(self) -> ClaimResult:
         """Return the result for the store."""
-        again = min(self._again, key=lambda one: one.seconds, default=None)
-        done = [state["state"] for state in self._states.values()]
-        verdict: Verdict = (
-            next((word for word in OUTCOME_ORDER if word in done), "skipped") if again is None else again.verdict
-        )
+        retry = min(self._retries, key=lambda retry: retry.seconds, default=None)
+        if retry is not None:
+            verdict, reason = retry.verdict, retry.reason
+        else:
+            verdict = _worst_outcome(self._states)
+            reasons = [
+                f"{key}: {first_line(str(state.get('error') or state['state']))}"
+                for key, state in self._states.items()
+                if state["state"] == verdict and verdict != "scored"
+            ]
+            reason = "; ".join(reasons)[:500] or verdict
         return ClaimResult(
             claim=self._job.claim,
             verdict=verdict,
-            reason=self._reason(verdict) if again is None else again.reason,
+            reason=reason,
             states=self._states,
             reported=tuple(self._reported),
             feedback=tuple(self._feedback),
             inputs_hash=self._job.inputs_hash,
             read_change=self._job.row.runs_change,
             attempts=self._attempts,
-            again_s=None if again is None else again.seconds,
+            again_s=None if retry is None else retry.seconds,
             cost=feedback_cost(self._feedback),
         )
 
@@ -102,12 +101,12 @@ class JobOutcome:
                 key, {**before, "full": full + 1}, _Retry("waiting", min(2.0**full, MAX_FULL_DELAY_S), why)
             )
             return
-        again = self._plan_retry(key, result, attempts)
-        if again is not None:
+        retry = self._plan_retry(key, result, attempts)
+        if retry is not None:
             self._pauses.release_probe(key)
-            counted = again.verdict == "waiting"
+            counted = retry.verdict == "waiting"
             self._attempts = max(self._attempts, int(counted))
-            self._schedule_retry(key, {**before, "attempts": attempts + counted}, again)
+            self._schedule_retry(key, {**before, "attempts": attempts + counted}, retry)
             return
         outcomes = {one.outcome for one in result.feedback}
         state = "failed" if "error" in outcomes else "scored" if "score" in outcomes else "skipped"
@@ -117,7 +116,11 @@ class JobOutcome:
         if explanation:
             self._states[key]["error"] = first_line(explanation)
         self._reported.append(key)
-        self._feedback += [self._assign_to_rule(feedback) for feedback in result.feedback]
+        prefix = SHADOW_PREFIX if self._job.active_rule.in_force.shadow_of else ""
+        self._feedback += [
+            replace(feedback, key=prefix + feedback.key, rule=self._job.row.rule, claim=self._job.row.claim, id="")
+            for feedback in result.feedback
+        ]
         if state != "failed":
             self._pauses.succeeded(key)
 
@@ -150,32 +153,22 @@ class JobOutcome:
             return None
         return _Retry("waiting", compute_retry_delay(attempts, error), f"{key!r} is tried again: {reason}")
 
-    def _schedule_retry(self, key: str, before: Mapping[str, Any], again: _Retry) -> None:
-        self._again.append(again)
-        self._states[key] = {"attempts": 0, **before, "state": "waiting", "error": again.reason}
+    def _schedule_retry(self, key: str, before: Mapping[str, Any], retry: _Retry) -> None:
+        self._retries.append(retry)
+        self._states[key] = {"attempts": 0, **before, "state": "waiting", "error": retry.reason}
 
-    def _assign_to_rule(self, feedback: Feedback) -> Feedback:
-        row = self._job.row
-        key = SHADOW_PREFIX + feedback.key if self._job.active_rule.in_force.shadow_of else feedback.key
-        return replace(feedback, key=key, rule=row.rule, claim=row.claim, id="")
 
-    def _reason(self, verdict: str) -> str:
-        reasons = [
-            f"{key}: {first_line(str(state.get('error') or state['state']))}"
-            for key, state in self._states.items()
-            if state["state"] == verdict and verdict != "scored"
-        ]
-        return "; ".join(reasons)[:500] or verdict
+def _worst_outcome(states: Mapping[str, Any]) -> Verdict:
+    outcomes = [state.get("state") for state in states.values()]
+    return next((outcome for outcome in OUTCOME_ORDER if outcome in outcomes), "skipped")
 
 
 def finish_unchanged(job: EvaluationJob) -> ClaimResult:
     """Return the result of a claim if the values to evaluate have not changed since the last evaluation."""
     states = {key: evaluator_state(job.states, key) for key in job.states}
-    done = [state.get("state") for state in states.values()]
-    verdict: Verdict = next((word for word in OUTCOME_ORDER if word in done), "skipped")
     return ClaimResult(
         claim=job.claim,
-        verdict=verdict,
+        verdict=_worst_outcome(states),
         reason="what changed is nothing that the evaluators look at",
         states=states,
         inputs_hash=job.inputs_hash,

@@ -187,7 +187,7 @@ class Monitor:
 
     def _by_rule(self, names: Collection[RuleKey], now: float) -> dict[str, JSON]:
         """Return those entries of a project's report that list values by rule name."""
-        working = [one for one in self._runner.working if one.active_rule.name in names]
+        working = [one for one in self._runner.executions if one.active_rule.name in names]
         return {
             "deciding": sorted(rule for project, rule in self._follower.deciding if (project, rule) in names),
             "evaluators": {one.active_rule.record.name: one.statistics() for one in working},
@@ -208,8 +208,8 @@ class Monitor:
         save_rules(self._store, self._rules, self._owner, activate=self._activate)
 
     def _look(self) -> None:
-        for one in self._runner.working:
-            one.look_soon(self._now())
+        for one in self._runner.executions:
+            one.poll_by(self._now())
         self._wake.set()
 
     def _follow_feed(self) -> None:
