@@ -128,29 +128,29 @@ def test_a_rule_of_data_names_registered_evaluators():
 @pytest.mark.parametrize(
     ("type", "parameters", "told"),
     [
-        ("regx", {}, "'regx' is no registered evaluator; did you mean 'regex'"),
-        ("os.system", {}, "'os.system' is no registered evaluator"),
+        ("regx", {}, "'regx' is not a registered evaluator; did you mean 'regex'"),
+        ("os.system", {}, "'os.system' is not a registered evaluator"),
         ("regex", {}, "evaluator 'regex' needs pattern"),
         ("regex", {"pattern": "a", "nope": 1}, "has no parameter 'nope'"),
         ("regex", {"pattern": "("}, "evaluator 'regex':"),
-        ("agent_sanity", {"directory": "/etc"}, "directory='/etc' on the monitor's machine"),
-        ("correctness", {"judge": {"model": "m", "cache": "/x.db"}}, "cache='/x.db' on the monitor's machine"),
-        ("correctness", {"judge": {"model": "m", "api_key": "sk"}}, "names an api_key, which everybody would see"),
-        ("correctness", {"judge": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send texts to"),
-        ("fact_check", {"agent": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send texts to"),
-        ("fact_check", {"agent": {"model": "m", "api_key": "sk"}}, "names an api_key, which everybody would see"),
-        ("semantic_similarity", {"model": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send texts to"),
-        ("answer_relevancy", {"embed": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send texts to"),
+        ("agent_sanity", {"directory": "/etc"}, "directory='/etc' is a path on the monitor's machine"),
+        ("correctness", {"judge": {"model": "m", "cache": "/x.db"}}, "cache='/x.db' is a path on the monitor's machine"),
+        ("correctness", {"judge": {"model": "m", "api_key": "sk"}}, "must not contain api_key, because everyone"),
+        ("correctness", {"judge": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send text to"),
+        ("fact_check", {"agent": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send text to"),
+        ("fact_check", {"agent": {"model": "m", "api_key": "sk"}}, "must not contain api_key, because everyone"),
+        ("semantic_similarity", {"model": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send text to"),
+        ("answer_relevancy", {"embed": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send text to"),
         ("groundedness", {"model": {"model": "hhem", "remote_code": True}}, "remote_code=True would run code"),
         ("toxicity", {"model": {"model": "detoxify", "pickle": True}}, "pickle=True would run code"),
         ("profanity", {"pickle": True}, "pickle=True would run code"),
-        ("sas", {"token": "hf_mine"}, "names a token, which everybody would see"),
-        ("sas", {"model": {"model": "nli", "token": "hf_mine"}}, "names a token, which everybody would see"),
-        ("summarization_cf", {"conv": "/etc/passwd"}, "conv='/etc/passwd' on the monitor's machine"),
-        ("perplexity", {"model": "/srv/model.gguf"}, "model='/srv/model.gguf' is none of the models"),
-        ("perplexity", {"model": {"model": "someone/else/model.gguf"}}, "is none of the models"),
-        ("summarization_cf", {"embedding": "someone/else"}, "embedding='someone/else' is none of the models"),
-        ("sas", {"model": "tests"}, "model='tests' is none of the models"),  # a folder where the monitor was started
+        ("sas", {"token": "hf_mine"}, "must not contain token, because everyone"),
+        ("sas", {"model": {"model": "nli", "token": "hf_mine"}}, "must not contain token, because everyone"),
+        ("summarization_cf", {"conv": "/etc/passwd"}, "conv='/etc/passwd' is a path on the monitor's machine"),
+        ("perplexity", {"model": "/srv/model.gguf"}, "model='/srv/model.gguf' is not one of the models"),
+        ("perplexity", {"model": {"model": "someone/else/model.gguf"}}, "is not one of the models"),
+        ("summarization_cf", {"embedding": "someone/else"}, "embedding='someone/else' is not one of the models"),
+        ("sas", {"model": "tests"}, "model='tests' is not one of the models"),  # a folder where the monitor was started
     ],
 )
 def test_what_data_may_not_say_is_refused_with_the_way_out(type, parameters, told):
@@ -161,7 +161,7 @@ def test_what_data_may_not_say_is_refused_with_the_way_out(type, parameters, tol
 
 def test_two_evaluators_of_one_key_are_refused():
     entry = {"type": "regex", "init_parameters": {"pattern": "a"}}
-    with pytest.raises(ValueError, match="one key each"):
+    with pytest.raises(ValueError, match="two evaluators have the key 'regex'"):
         rule_from_data(Rule(name="r", version="1", evaluators=(entry, entry)))
 
 

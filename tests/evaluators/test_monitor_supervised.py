@@ -166,7 +166,7 @@ def test_a_budget_in_dollars_needs_the_price_of_every_judge(url, tmp_path):
     with supervised(tmp_path, url, more=more) as monitor:
         until(lambda: monitor.done is False)
     (line,) = monitor.told
-    assert "rule 'paid': its budget in dollars cannot be kept: the price of 'own' is unknown" in line
+    assert "rule 'paid': its budget in US dollars cannot be enforced: the price of 'own' is unknown" in line
 
 
 def test_a_file_that_hangs_is_given_up(url, tmp_path):

@@ -53,8 +53,8 @@ def make_evaluator_entry(rule: str, evaluator: Evaluator, version: str | None) -
     try:
         return {**entry, "source": version or _source_digest(code)}
     except SourceUnavailable as error:
-        way_out = f'say monitor({rule!r}, …, version="1"), and another one when it changes'
-        raise ValueError(f"rule {rule!r}: {error}; {way_out}") from None
+        remedy = f'pass a version, such as monitor({rule!r}, …, version="1"), and change it when the code changes'
+        raise ValueError(f"rule {rule!r}: {error}; {remedy}") from None
 
 
 def _is_registered(evaluator: Evaluator) -> bool:
@@ -182,27 +182,27 @@ def _check_definition(
     name: str, evaluators: Sequence[Evaluator], target: str, kind: str | None, scope: str, shadow_of: str | None
 ) -> None:
     if not isinstance(name, str) or not name.strip():
-        raise ValueError(f"a rule has a name, such as 'grounded', not {name!r}")
+        raise ValueError(f"the name of a rule must be a non-empty text, such as 'grounded', got {name!r}")
     if not evaluators:
-        raise ValueError(f"rule {name!r} has no evaluators; give one at least")
+        raise ValueError(f"rule {name!r} has no evaluators; pass at least one")
     if sets := [evaluator.key for evaluator in evaluators if evaluator.summary]:
         raise ValueError(
-            f"rule {name!r}: {sets[0]!r} looks at a whole set of cases, which traffic has not; leave it out"
+            f"rule {name!r}: {sets[0]!r} evaluates sets of cases, which live traffic does not have; remove it"
         )
     if shadow_of == name:
-        raise ValueError(f"rule {name!r} cannot be its own shadow; give the one that is tried another name")
+        raise ValueError(f"rule {name!r} cannot be its own shadow; give the shadow another name")
     keys = [evaluator.key for evaluator in evaluators]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
-        raise ValueError(f"rule {name!r} has two evaluators with the key {twice!r}; give one of them another key=")
+        raise ValueError(f"rule {name!r} has two evaluators with the key {twice!r}; set key= on one of them")
     try:
         check_keys(evaluators)
     except ValueError as error:
         raise ValueError(f"rule {name!r}: {error}") from None
-    for word, value, words in (("target", target, get_args(RuleTarget)), ("scope", scope, get_args(Scope))):
-        if value not in words:
-            raise ValueError(f"rule {name!r}: {word}={value!r} is none of {', '.join(words)}")
+    for argument, value, allowed in (("target", target, get_args(RuleTarget)), ("scope", scope, get_args(Scope))):
+        if value not in allowed:
+            raise ValueError(f"rule {name!r}: unknown {argument} {value!r}; expected one of: {', '.join(allowed)}")
     if kind is not None and target not in ("span", "document"):
-        raise ValueError(f"rule {name!r}: kind={kind!r} chooses spans, and its target is a {target}; use the filter")
+        raise ValueError(f"rule {name!r}: kind={kind!r} selects spans, but the target is {target!r}; use the filter instead")
 
 
 def _normalize_filter(name: str, given: FilterLike) -> Mapping[str, JSON]:
@@ -212,7 +212,7 @@ def _normalize_filter(name: str, given: FilterLike) -> Mapping[str, JSON]:
     except (ValueError, TypeError, Refused) as error:
         raise ValueError(f"rule {name!r}: {error}") from None
     if made.since_ns is not None or made.until_ns is not None:
-        raise ValueError(f"rule {name!r}: a rule's filter holds at all times; leave out since and until (see since=)")
+        raise ValueError(f"rule {name!r}: a rule's filter must not have a time range; remove since and until (see since=)")
     return filter_to_dict(made)
 
 
@@ -224,27 +224,28 @@ def _parse_filter(given: Mapping[str, Any] | str | None) -> Filter:
 
 def _check_rate(name: str, rate: float) -> float:
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
-        raise ValueError(f"rule {name!r}: a rate is a number from 0 to 1, not {rate!r}")
+        raise ValueError(f"rule {name!r}: a sample rate must be a number from 0 to 1, got {rate!r}")
     return float(rate)
 
 
 def _check_number(name: str, what: str, value: float, least: float | None = None) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
     if not number or (value <= 0 if least is None else value < least):
-        raise ValueError(f"rule {name!r}: {what}={value!r} is no number above {0 if least is None else 'or at 0'}")
+        raise ValueError(f"rule {name!r}: {what} must be a number {'> 0' if least is None else '>= 0'}, got {value!r}")
     return value
 
 
 def _check_budget(name: str, budget: Mapping[str, float]) -> Mapping[str, float]:
     for key, limit in budget.items():
         if key not in BUDGETS:
-            raise ValueError(f"rule {name!r}: a budget has no {key!r}{did_you_mean(key, BUDGETS, form=': {}')}")
+            hint = did_you_mean(key, BUDGETS) or f"; expected one of: {', '.join(BUDGETS)}"
+            raise ValueError(f"rule {name!r}: unknown budget {key!r}{hint}")
         _check_number(name, f"budget[{key!r}]", limit, least=0)
     return dict(budget)
 
 
 API_OWNER = "api"  # owner of rules that were created through the API; the store already has them
-REASON_UNSAVED, REASON_PAUSED = "it is not saved yet", "the rule is paused"
+REASON_UNSAVED, REASON_PAUSED = "the rule is not saved yet", "the rule is paused"
 RuleKey: TypeAlias = tuple[str, str]  # (project, name)
 
 

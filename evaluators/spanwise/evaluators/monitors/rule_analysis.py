@@ -269,9 +269,9 @@ def _find_rule_pair(store: Store, rule: str, shadow: str | None, project: str) -
             raise NotFound(f"there is no rule {name!r} in project {project!r}; it has {', '.join(rules) or 'none'}")
     if len(names) != 1:
         problem = (
-            f"has the shadows {', '.join(names)}: name one"
+            f"has several shadows ({', '.join(names)}); select one"
             if names
-            else f"has no shadow: another rule with shadow_of={rule!r} is one"
+            else f"has no shadow; define another rule with shadow_of={rule!r}"
         )
         raise Refused(f"rule {rule!r} {problem}")
     return rules[rule], rules[names[0]]

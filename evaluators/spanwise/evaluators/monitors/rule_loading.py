@@ -67,10 +67,10 @@ def _execute_file(path: Path) -> None:
 
 def _check_rules(path: Path, rules: list[MonitoredRule]) -> None:
     if not rules:
-        raise BrokenRules(f"{str(path)!r} holds no rule: call spanwise.evaluators.monitor(…) in it")
+        raise BrokenRules(f"{str(path)!r} defines no rule; call spanwise.evaluators.monitor(…) in it")
     names = [(rule.record.project, rule.record.name) for rule in rules]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise BrokenRules(f"{str(path)!r} holds two rules named {twice[1]!r} in project {twice[0]!r}")
+        raise BrokenRules(f"{str(path)!r} defines two rules named {twice[1]!r} in project {twice[0]!r}")
     for rule in rules:
         if why := find_unpriced_judge(rule.record.settings.budget, rule.evaluators):
             raise BrokenRules(f"{str(path)!r}: rule {rule.record.name!r}: {why}")
@@ -81,7 +81,7 @@ _MODEL_PARAMETERS = ("model", "embed", "embedding")  # parameters that name a mo
 _JUDGE_PARAMETERS = ("judge", "agent")  # parameters of judges: their `model` is a name at an endpoint and is not loaded
 _COMPARISON_PARAMETERS = ("json_schema", "attributes", "inputs", "expected", "expectations", "tools", "examples", "map")
 _CODE_PARAMETERS, _PATH_PARAMETERS = ("pickle", "remote_code"), ("directory", "conv")
-_FILE_HINT = "write such a rule in a file"
+_FILE_HINT = "define the rule in a file instead"
 
 
 def rule_from_data(rule: Rule) -> MonitoredRule:
@@ -91,26 +91,23 @@ def rule_from_data(rule: Rule) -> MonitoredRule:
     """
     made = tuple(_evaluator_from_data(entry) for entry in rule.evaluators)
     if not made:
-        raise ValueError("a rule has at least one evaluator, not []")
-    try:
-        check_keys(made)
-    except ValueError as error:
-        raise ValueError(f"evaluators have one key each: {error}") from None
+        raise ValueError("the rule has no evaluators; add at least one")
+    check_keys(made)
     if sets := [evaluator.key for evaluator in made if evaluator.summary]:
-        raise ValueError(f"{sets[0]!r} looks at a whole set of cases; leave it out")
+        raise ValueError(f"{sets[0]!r} evaluates sets of cases, which live traffic does not have; remove it")
     return MonitoredRule(rule, made)
 
 
 def _evaluator_from_data(entry: Mapping[str, JSON]) -> Evaluator:
     id, parameters = entry.get("type"), entry.get("init_parameters", entry.get("parameters")) or {}
     if unknown := next((name for name in entry if name not in _ENTRY_FIELDS), None):
-        raise ValueError(f"an evaluator in data has type and init_parameters, not {unknown!r}")
+        raise ValueError(f"unknown field {unknown!r} of an evaluator; expected type and init_parameters")
     if not isinstance(id, str) or id not in list_evaluators():
         # data may name only registered evaluators, because a dotted name would import a module
         hint = did_you_mean(str(id), list_evaluators(), 3) or "; `spanwise evaluators list` shows all"
-        raise ValueError(f"{id!r} is no registered evaluator{hint}")
+        raise ValueError(f"{id!r} is not a registered evaluator{hint}")
     if not isinstance(parameters, Mapping):
-        raise ValueError(f"init_parameters of {id!r} are an object of names and values, not {parameters!r:.100}")
+        raise ValueError(f"init_parameters of {id!r} must be an object, got {parameters!r:.100}")
     _check_parameters(id, parameters)
     try:
         return from_dict({"type": id, "init_parameters": dict(parameters)})
@@ -127,18 +124,17 @@ def _check_parameters(id: str, parameters: Mapping[str, Any]) -> None:
     for name, value in _machine_parameters(id, parameters):
         if name in ("api_key", "token"):
             raise ValueError(
-                f"{id!r} names {'an' if name == 'api_key' else 'a'} {name}, which everybody would see who reads the "
-                "rule: at the environment's own address that of the monitor's environment is taken; for another one "
-                "write the rule in a file"
+                f"{id!r} must not contain {name}, because everyone who can read the rule would see it; the key of the "
+                f"monitor's environment is used for its own endpoints; for others, {_FILE_HINT}"
             )
         if name in _CODE_PARAMETERS and value:
-            raise ValueError(f"{id!r}: {name}={value!r} would run code on the monitor's machine: {_FILE_HINT}")
+            raise ValueError(f"{id!r}: {name}={value!r} would run code on the monitor's machine; {_FILE_HINT}")
         if (name in _PATH_PARAMETERS and value) or (name == "cache" and isinstance(value, str)):
-            raise ValueError(f"{id!r} names {name}={value!r} on the monitor's machine: {_FILE_HINT}")
+            raise ValueError(f"{id!r}: {name}={value!r} is a path on the monitor's machine; {_FILE_HINT}")
         if name == "base_url" and value is not None and not is_configured_url(value):
             raise ValueError(
-                f"{id!r} would send texts to {value!r:.200}, which the monitor's environment does not name "
-                f"({', '.join(URL_VARIABLES)}): {_FILE_HINT}"
+                f"{id!r} would send text to {value!r:.200}, which is not configured in the monitor's environment "
+                f"({', '.join(URL_VARIABLES)}); {_FILE_HINT}"
             )
         if (
             name in _MODEL_PARAMETERS
@@ -147,8 +143,8 @@ def _check_parameters(id: str, parameters: Mapping[str, Any]) -> None:
             and value not in PRESETS_BY_HUB
         ):
             raise ValueError(
-                f"{id!r}: {name}={value!r:.200} is none of the models that rules may name without a file "
-                f"({', '.join(PRESETS)}): {_FILE_HINT}"
+                f"{id!r}: {name}={value!r:.200} is not one of the models that rules of the API may use "
+                f"({', '.join(PRESETS)}); {_FILE_HINT}"
             )
 
 

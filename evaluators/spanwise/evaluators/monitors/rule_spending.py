@@ -72,8 +72,8 @@ def find_unpriced_judge(budget: Mapping[str, float], evaluators: Sequence[Evalua
     if (judge := next((judge for judge in judges if judge.prices is None), None)) is None:
         return None
     return (
-        f"its budget in dollars cannot be kept: the price of {judge.model or 'its judge'!r} is unknown; give the judge "
-        "price=(dollars per million input tokens, per million output tokens), or use calls_per_day"
+        f"its budget in US dollars cannot be enforced: the price of {judge.model or 'its judge'!r} is unknown; give "
+        "the judge price=(dollars per million input tokens, per million output tokens), or use calls_per_day"
     )
 
 
