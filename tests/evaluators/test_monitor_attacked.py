@@ -200,8 +200,8 @@ def test_a_loop_that_is_held_up_is_one_rules_alone(store: Store, let_go: threadi
         monitor._start()
         store.append([whole(1), whole(2)])
         monitor._follower.step()
-        monitor._look()
-        until(lambda: (monitor._runner.step(), verdicts(store, rule="fine"))[1] == {"1": "scored", "2": "scored"})
+        monitor._claim_soon()
+        until(lambda: (monitor._executor.step(), verdicts(store, rule="fine"))[1] == {"1": "scored", "2": "scored"})
         assert set(verdicts(store, rule="holds").values()) == {"running"}
         let_go.set()
 

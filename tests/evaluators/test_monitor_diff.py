@@ -72,7 +72,7 @@ def test_the_change_is_that_on_the_targets_of_both(store):
 
 def test_a_rule_without_a_shadow_says_how_to_make_one(store):
     store.save_rule(record("old"))
-    with pytest.raises(Refused, match="no shadow: another rule with shadow_of='old' is one"):
+    with pytest.raises(Refused, match="has no shadow; define another rule with shadow_of='old'"):
         diff(store, "old")
 
 

@@ -134,7 +134,11 @@ def test_a_rule_of_data_names_registered_evaluators():
         ("regex", {"pattern": "a", "nope": 1}, "has no parameter 'nope'"),
         ("regex", {"pattern": "("}, "evaluator 'regex':"),
         ("agent_sanity", {"directory": "/etc"}, "directory='/etc' is a path on the monitor's machine"),
-        ("correctness", {"judge": {"model": "m", "cache": "/x.db"}}, "cache='/x.db' is a path on the monitor's machine"),
+        (
+            "correctness",
+            {"judge": {"model": "m", "cache": "/x.db"}},
+            "cache='/x.db' is a path on the monitor's machine",
+        ),
         ("correctness", {"judge": {"model": "m", "api_key": "sk"}}, "must not contain api_key, because everyone"),
         ("correctness", {"judge": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send text to"),
         ("fact_check", {"agent": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send text to"),

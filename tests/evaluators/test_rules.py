@@ -81,7 +81,7 @@ def test_what_was_stored_under_looser_rules_is_read_as_ever(stored: dict[str, An
         ({"target": "spam"}, "unknown target 'spam'; expected one of: trace, span"),
         ({"kind": "llm"}, "selects spans"),
         ({"timeout": 0}, "timeout must be a number > 0, got 0"),
-        ({"evaluators": [concise, concise]}, "two evaluators with the key 'concise'"),
+        ({"evaluators": [concise, concise]}, "rule 'r': two evaluators have the key 'concise'"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_way_out(given: dict[str, Any], what: str) -> None:
@@ -117,7 +117,7 @@ def test_the_source_of_a_function_and_of_what_it_calls_makes_the_version(tmp_pat
 
 def test_code_without_source_needs_a_version_by_hand() -> None:
     made = eval("lambda outputs: 1")
-    with pytest.raises(ValueError, match=r"is not to be had; say monitor\('r', …, version="):
+    with pytest.raises(ValueError, match=r"is not to be had; pass a version, such as monitor\('r', …, version="):
         monitor("r", evaluators=[made])
     one, two = (monitor("r", evaluators=[made], version=version).record for version in ("1", "2"))
     assert one.version != two.version

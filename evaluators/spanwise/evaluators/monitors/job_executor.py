@@ -426,17 +426,17 @@ def hash_case(case: Case, evaluators: Sequence[Evaluator]) -> str:
 
     The hash covers the case's values. If an evaluator uses more than the values, it covers all runs of the case.
     """
-    asked = {name for evaluator in evaluators for name in (*evaluator.needs, *evaluator.uses)}
-    seen: dict[str, Any] = {name: getattr(case, name) for name in _HASHED_FIELDS}
-    seen["root"] = None if case.run is None else (case.run.status, case.run.error)
-    if not asked <= _VALUE_FIELDS and case.trace is not None:
+    used = {name for evaluator in evaluators for name in (*evaluator.needs, *evaluator.uses)}
+    hashed: dict[str, Any] = {name: getattr(case, name) for name in _HASHED_FIELDS}
+    hashed["root"] = None if case.run is None else (case.run.status, case.run.error)
+    if not used <= _VALUE_FIELDS and case.trace is not None:
         # hash the former names of attributes too, so that a hash from before the renaming stays valid
-        seen["runs"] = [
+        hashed["runs"] = [
             {name: getattr(run, name) for name in Run.__slots__}
             | {"attributes": former_names(run.attributes), "resource": former_names(run.resource)}
             for run in case.trace.runs
         ]
-    return hashlib.sha256(canonical_json(seen)).hexdigest()[:32]
+    return hashlib.sha256(canonical_json(hashed)).hexdigest()[:32]
 
 
 def mark_monitor_runs(runs: Iterable[Run]) -> list[Run]:

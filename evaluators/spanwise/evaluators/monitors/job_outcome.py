@@ -84,7 +84,7 @@ class JobOutcome:
         elif is_final(before):
             self._states[key] = before
         elif (paused := self._pauses.paused(key, self._now)) is not None:
-            self._schedule_retry(key, before, _Retry("throttled", self._pauses.until(key) - self._now, paused))
+            self._schedule_retry(key, before, _Retry("throttled", self._pauses.paused_until(key) - self._now, paused))
         elif key in self._job.unpaid:
             seconds = max(WAITING_RETRY_S, self._pauses.money.until - self._now)
             self._schedule_retry(key, before, _Retry("over_budget", seconds, self._pauses.money.reason))
@@ -148,7 +148,7 @@ class JobOutcome:
             return _Retry("throttled", seconds, f"{key!r}: {reason}")
         self._pauses.failed(key, reason, self._now)
         if (paused := self._pauses.paused(key, self._now)) is not None:
-            return _Retry("throttled", self._pauses.until(key) - self._now, paused)
+            return _Retry("throttled", self._pauses.paused_until(key) - self._now, paused)
         if error is None or not is_transient(error) or attempts >= self._job.active_rule.in_force.settings.retries:
             return None
         return _Retry("waiting", compute_retry_delay(attempts, error), f"{key!r} is tried again: {reason}")

@@ -125,21 +125,21 @@ class RaisedExceptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingMaker(FeedbackFactory):
+class RecordingFactory(FeedbackFactory):
     """Feedback factory that also records raised exceptions."""
 
-    notes: RaisedExceptions
+    errors: RaisedExceptions
 
     def failure(self, target: Target, error: BaseException, hint: str = "") -> list[Feedback]:
         """Record the exception, and return the feedback of `FeedbackFactory.failure`."""
-        self.notes.add(self.key, target, error)
+        self.errors.add(self.key, target, error)
         return FeedbackFactory.failure(self, target, error, hint)
 
 
-def record_exceptions(evaluator: Evaluator, notes: RaisedExceptions) -> Evaluator:
-    """Return a copy of the evaluator whose feedback factory also records exceptions in `notes`."""
-    made = {field.name: getattr(evaluator.make, field.name) for field in fields(FeedbackFactory)}
-    return replace(evaluator, make=RecordingMaker(notes=notes, **{**made, "key": evaluator.key}))
+def record_exceptions(evaluator: Evaluator, errors: RaisedExceptions) -> Evaluator:
+    """Return a copy of the evaluator whose feedback factory also records exceptions in `errors`."""
+    options = {field.name: getattr(evaluator.make, field.name) for field in fields(FeedbackFactory)}
+    return replace(evaluator, make=RecordingFactory(errors=errors, **{**options, "key": evaluator.key}))
 
 
 class EventLoopThread:

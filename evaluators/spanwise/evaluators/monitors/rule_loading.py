@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 
 from spanwise.collector.errors import SpanwiseError
 from spanwise.collector.records import JSON, Rule
-from spanwise.evaluators.interface import Evaluator, check_keys, from_dict, list_evaluators
+from spanwise.evaluators.interface import Evaluator, from_dict, list_evaluators
 from spanwise.evaluators.interface.evaluator_registry import get_registration
 from spanwise.evaluators.models.model_resolution import PRESETS, PRESETS_BY_HUB, URL_VARIABLES, is_configured_url
-from spanwise.evaluators.monitors.monitored_rule import MonitoredRule, rules_being_loaded
+from spanwise.evaluators.monitors.monitored_rule import MonitoredRule, check_evaluators, rules_being_loaded
 from spanwise.evaluators.monitors.rule_spending import find_unpriced_judge
 from spanwise.tracer.suggestions import did_you_mean
 
@@ -47,7 +47,14 @@ def load(file: str | os.PathLike[str]) -> list[MonitoredRule]:
         raise BrokenRules(f"{str(path)!r} does not run: {type(error).__name__}: {error}") from error
     finally:
         rules_being_loaded.reset(token)
-    _check_rules(path, rules)
+    if not rules:
+        raise BrokenRules(f"{str(path)!r} defines no rule; call spanwise.evaluators.monitor(…) in it")
+    names = [(rule.record.project, rule.record.name) for rule in rules]
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        raise BrokenRules(f"{str(path)!r} defines two rules named {duplicate[1]!r} in project {duplicate[0]!r}")
+    for rule in rules:
+        if reason := find_unpriced_judge(rule.record.settings.budget, rule.evaluators):
+            raise BrokenRules(f"{str(path)!r}: rule {rule.record.name!r}: {reason}")
     return [MonitoredRule(replace(rule.record, owner=path.as_posix()), rule.evaluators) for rule in rules]
 
 
@@ -65,17 +72,6 @@ def _execute_file(path: Path) -> None:
     spec.loader.exec_module(module)
 
 
-def _check_rules(path: Path, rules: list[MonitoredRule]) -> None:
-    if not rules:
-        raise BrokenRules(f"{str(path)!r} defines no rule; call spanwise.evaluators.monitor(…) in it")
-    names = [(rule.record.project, rule.record.name) for rule in rules]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise BrokenRules(f"{str(path)!r} defines two rules named {twice[1]!r} in project {twice[0]!r}")
-    for rule in rules:
-        if why := find_unpriced_judge(rule.record.settings.budget, rule.evaluators):
-            raise BrokenRules(f"{str(path)!r}: rule {rule.record.name!r}: {why}")
-
-
 _ENTRY_FIELDS = ("type", "init_parameters", "parameters", "key", "version", "source")
 _MODEL_PARAMETERS = ("model", "embed", "embedding")  # parameters that name a model to load
 _JUDGE_PARAMETERS = ("judge", "agent")  # parameters of judges: their `model` is a name at an endpoint and is not loaded
@@ -89,13 +85,9 @@ def rule_from_data(rule: Rule) -> MonitoredRule:
 
     Raises `ValueError` for definitions that are not allowed in data; the message contains the remedy.
     """
-    made = tuple(_evaluator_from_data(entry) for entry in rule.evaluators)
-    if not made:
-        raise ValueError("the rule has no evaluators; add at least one")
-    check_keys(made)
-    if sets := [evaluator.key for evaluator in made if evaluator.summary]:
-        raise ValueError(f"{sets[0]!r} evaluates sets of cases, which live traffic does not have; remove it")
-    return MonitoredRule(rule, made)
+    evaluators = tuple(_evaluator_from_data(entry) for entry in rule.evaluators)
+    check_evaluators(evaluators)
+    return MonitoredRule(rule, evaluators)
 
 
 def _evaluator_from_data(entry: Mapping[str, JSON]) -> Evaluator:
@@ -163,7 +155,8 @@ def _machine_parameters(id: str, parameters: Mapping[str, Any]) -> Iterator[tupl
             at_an_address = name in _JUDGE_PARAMETERS or (
                 isinstance(value, Mapping) and value.get("base_url") is not None
             )
-            yield from ((inner, one) for inner, one in _nested_items(value) if not (at_an_address and inner == "model"))
+            nested = _nested_items(value)
+            yield from ((name, value) for name, value in nested if not (at_an_address and name == "model"))
 
 
 def _nested_items(value: Any) -> Iterator[tuple[str, Any]]:
@@ -184,9 +177,9 @@ _COARSE_CLOCK_NS = 2 * 10**9  # nanoseconds; the resolution of modification time
 def source_files(file: Path) -> list[str]:
     """Return the paths of the rule file and of the modules that it has loaded from its folder."""
     folder, own = file.parent.resolve(), str(file.resolve())
-    named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    found = {path for path in named if path and Path(path).is_relative_to(folder) and "site-packages" not in path}
-    return [own, *sorted(found - {own})[: MAX_WATCHED_FILES - 1]]
+    paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    imported = {path for path in paths if path and Path(path).is_relative_to(folder) and "site-packages" not in path}
+    return [own, *sorted(imported - {own})[: MAX_WATCHED_FILES - 1]]
 
 
 def content_digest(files: Iterable[str]) -> str:
@@ -252,20 +245,21 @@ def _file_stamp(file: str) -> tuple[int, int, int] | None:
 
 def describe_rules(rules: Iterable[MonitoredRule]) -> list[dict[str, Any]]:
     """Describe each rule: evaluators, target, sample rates, budget, and the addresses that receive text."""
-    return [_describe_rule(rule) for rule in rules]
-
-
-def _describe_rule(rule: MonitoredRule) -> dict[str, Any]:
-    record, settings = rule.record, rule.record.settings
-    asked = [judges for evaluator in rule.evaluators if (judges := evaluator.asking)]
-    return {
-        "project": record.project,
-        "name": record.name,
-        "version": record.version,
-        "target": record.target,
-        "rate": settings.sample_rate,
-        "strata": [stratum.rate for stratum in settings.strata],
-        "budget": dict(settings.budget),
-        "evaluators": [evaluator.key for evaluator in rule.evaluators],
-        "where": list(dict.fromkeys(where for judges in asked for where in judges.where)),
-    }
+    return [
+        {
+            "project": rule.record.project,
+            "name": rule.record.name,
+            "version": rule.record.version,
+            "target": rule.record.target,
+            "rate": rule.record.settings.sample_rate,
+            "strata": [stratum.rate for stratum in rule.record.settings.strata],
+            "budget": dict(rule.record.settings.budget),
+            "evaluators": [evaluator.key for evaluator in rule.evaluators],
+            "where": list(
+                dict.fromkeys(
+                    where for evaluator in rule.evaluators if evaluator.asking for where in evaluator.asking.where
+                )
+            ),
+        }
+        for rule in rules
+    ]

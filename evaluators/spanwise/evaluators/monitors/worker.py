@@ -260,7 +260,9 @@ class WorkerController:
         except ValueError as error:
             return str(error)
         where = " and ".join(describe_rules([built])[0]["where"])
-        self._sender.send("log", text=f"rule {rule.name!r} was added through the API{where and f'; text goes to {where}'}")
+        self._sender.send(
+            "log", text=f"rule {rule.name!r} was added through the API{where and f'; text goes to {where}'}"
+        )
         return built
 
 
