@@ -35,7 +35,7 @@ class CircuitBreaker:
         self._streaks: dict[str, _FailureStreak] = {}
         self.refused_until = 0.0  # end of the pause that a judge's rate limit caused
         self.refusals = 0  # number of consecutive refusals
-        self.money = BudgetBreaker()
+        self.budget = BudgetBreaker()
 
     def failed(self, key: str, reason: str, now: float) -> None:
         """Count a failure of an evaluator."""
@@ -129,7 +129,7 @@ class BudgetBreaker:
         self._budget, self._period_end_ns = dict(budget), end_ns
         return self.until - now
 
-    def found(self) -> None:
+    def succeeded(self) -> None:
         """Record that the budget had room for a call."""
         self._budget, self._wait = None, FIRST_BUDGET_PROBE_S
 

@@ -161,7 +161,7 @@ class JobExecutor:
     def _finish_job(self, job: EvaluationJob) -> None:
         execution, now = self._by_name[job.active_rule.name], self._now()
         execution.record_job(job)
-        finish = JobOutcome(job, execution.pauses, execution.memory, now).finish()
+        finish = JobOutcome(execution, job, now).finish()
         self._finishes.append((execution, finish))
         given = [feedback for result in job.results.values() for feedback in result.feedback]
         if orphans := _judge_trace_ids(given) - _judge_trace_ids(finish.feedback):
@@ -375,7 +375,7 @@ class CaseLoader:
             else:  # all evaluators wait, for example for the budget: the case is not needed
                 unpaid = execution.unpaid_judges(row.states, now)
                 job = EvaluationJob(execution.active_rule, row, make_case(None), "", (), row.states, unpaid)
-                yield row, JobOutcome(job, execution.pauses, execution.memory, now).finish()
+                yield row, JobOutcome(execution, job, now).finish()
         for row, case in self._load_cases(to_load):
             yield row, _make_job(execution, row, case, now)
 
@@ -414,7 +414,7 @@ def _make_job(execution: RuleExecution, row: Decision, case: Case | str, now: fl
         return job
     if row.inputs_hash == inputs_hash and not execution.runnable_evaluators(states, float("inf")):
         return finish_unchanged(job)
-    return JobOutcome(job, execution.pauses, execution.memory, now).finish()
+    return JobOutcome(execution, job, now).finish()
 
 
 _HASHED_FIELDS = ("inputs", "outputs", "documents", "reference_outputs", "history", "metadata")

@@ -15,9 +15,13 @@ from spanwise.evaluators.interface import (
     get_retry_after,
     is_transient,
 )
-from spanwise.evaluators.monitors.circuit_breaker import CircuitBreaker
-from spanwise.evaluators.monitors.process_limits import WorkerMemory
-from spanwise.evaluators.monitors.rule_jobs import EvaluationJob, EvaluatorResult, evaluator_state, is_final
+from spanwise.evaluators.monitors.rule_jobs import (
+    EvaluationJob,
+    EvaluatorResult,
+    RuleExecution,
+    evaluator_state,
+    is_final,
+)
 from spanwise.evaluators.monitors.rule_spending import BudgetExceeded
 
 OUTCOME_ORDER: tuple[Verdict, ...] = ("failed", "skipped", "scored")
@@ -39,8 +43,8 @@ class _Retry(NamedTuple):
 class JobOutcome:
     """Outcome of a claimed target. `now` is the time by the circuit breaker's clock, in seconds."""
 
-    def __init__(self, job: EvaluationJob, pauses: CircuitBreaker, memory: WorkerMemory, now: float) -> None:
-        self._job, self._pauses, self._memory, self._now = job, pauses, memory, now
+    def __init__(self, execution: RuleExecution, job: EvaluationJob, now: float) -> None:
+        self._job, self._breaker, self._memory, self._now = job, execution.breaker, execution.memory, now
         self._states: dict[str, Any] = {}
         self._reported: list[str] = []
         self._feedback: list[Feedback] = []
@@ -83,11 +87,11 @@ class JobOutcome:
             self._record_result(key, result, before)
         elif is_final(before):
             self._states[key] = before
-        elif (paused := self._pauses.paused(key, self._now)) is not None:
-            self._schedule_retry(key, before, _Retry("throttled", self._pauses.paused_until(key) - self._now, paused))
+        elif (paused := self._breaker.paused(key, self._now)) is not None:
+            self._schedule_retry(key, before, _Retry("throttled", self._breaker.paused_until(key) - self._now, paused))
         elif key in self._job.unpaid:
-            seconds = max(WAITING_RETRY_S, self._pauses.money.until - self._now)
-            self._schedule_retry(key, before, _Retry("over_budget", seconds, self._pauses.money.reason))
+            seconds = max(WAITING_RETRY_S, self._breaker.budget.until - self._now)
+            self._schedule_retry(key, before, _Retry("over_budget", seconds, self._breaker.budget.reason))
         else:
             self._schedule_retry(key, before, _Retry("waiting", WAITING_RETRY_S, "it was not begun"))
 
@@ -95,23 +99,24 @@ class JobOutcome:
         attempts = int(before.get("attempts") or 0)
         full = int(before.get("full") or 0)
         if full < MAX_FULL_TRIES and self._memory.is_to_blame(result.error):
-            why = f"{key!r} is tried in another worker: the memory of this one was full ({self._memory})"
-            self._pauses.release_probe(key)
-            self._schedule_retry(
-                key, {**before, "full": full + 1}, _Retry("waiting", min(2.0**full, MAX_FULL_DELAY_S), why)
-            )
-            return
-        retry = self._plan_retry(key, result, attempts)
+            reason = f"{key!r} is tried in another worker: the memory of this one was full ({self._memory})"
+            retry: _Retry | None = _Retry("waiting", min(2.0**full, MAX_FULL_DELAY_S), reason)
+            before = {**before, "full": full + 1}
+        else:
+            retry = self._plan_retry(key, result, attempts)
+            if retry is not None and retry.verdict == "waiting":
+                before = {**before, "attempts": attempts + 1}
+                self._attempts = 1
         if retry is not None:
-            self._pauses.release_probe(key)
-            counted = retry.verdict == "waiting"
-            self._attempts = max(self._attempts, int(counted))
-            self._schedule_retry(key, {**before, "attempts": attempts + counted}, retry)
+            self._breaker.release_probe(key)
+            self._schedule_retry(key, before, retry)
             return
-        outcomes = {one.outcome for one in result.feedback}
+        outcomes = {feedback.outcome for feedback in result.feedback}
         state = "failed" if "error" in outcomes else "scored" if "score" in outcomes else "skipped"
-        self._attempts = max(self._attempts, 1)
-        explanation = next((one.error or one.comment for one in result.feedback if one.outcome != "score"), None)
+        self._attempts = 1
+        explanation = next(
+            (feedback.error or feedback.comment for feedback in result.feedback if feedback.outcome != "score"), None
+        )
         self._states[key] = {"state": state, "attempts": attempts + 1}
         if explanation:
             self._states[key]["error"] = first_line(explanation)
@@ -122,13 +127,13 @@ class JobOutcome:
             for feedback in result.feedback
         ]
         if state != "failed":
-            self._pauses.succeeded(key)
+            self._breaker.succeeded(key)
 
     def _plan_retry(self, key: str, result: EvaluatorResult, attempts: int) -> _Retry | None:
         """Return when and why an evaluator is to be retried, or None if its result is final."""
         error = result.error
         if isinstance(error, BudgetExceeded):
-            seconds = self._pauses.money.refused(
+            seconds = self._breaker.budget.refused(
                 str(error),
                 settled=error.settled,
                 left=error.left,
@@ -138,17 +143,17 @@ class JobOutcome:
             )
             return _Retry("over_budget", seconds, str(error))
         if any(evaluator.key == key and evaluator.asking is not None for evaluator in self._job.active_rule.evaluators):
-            self._pauses.money.found()
+            self._breaker.budget.succeeded()
         if not any(feedback.outcome == "error" for feedback in result.feedback):
             return None
         reason = first_line(next(feedback.error or "" for feedback in result.feedback if feedback.outcome == "error"))
         if error is not None and is_rate_limited(error):
-            seconds = compute_retry_delay(self._pauses.refusals, error)
-            self._pauses.refuse(seconds, self._now)
+            seconds = compute_retry_delay(self._breaker.refusals, error)
+            self._breaker.refuse(seconds, self._now)
             return _Retry("throttled", seconds, f"{key!r}: {reason}")
-        self._pauses.failed(key, reason, self._now)
-        if (paused := self._pauses.paused(key, self._now)) is not None:
-            return _Retry("throttled", self._pauses.paused_until(key) - self._now, paused)
+        self._breaker.failed(key, reason, self._now)
+        if (paused := self._breaker.paused(key, self._now)) is not None:
+            return _Retry("throttled", self._breaker.paused_until(key) - self._now, paused)
         if error is None or not is_transient(error) or attempts >= self._job.active_rule.in_force.settings.retries:
             return None
         return _Retry("waiting", compute_retry_delay(attempts, error), f"{key!r} is tried again: {reason}")
@@ -186,7 +191,7 @@ def is_rate_limited(error: BaseException) -> bool:
 
 def feedback_cost(feedback: Sequence[Feedback]) -> float | None:
     """Return the cost of judges in US dollars; None if it is unknown."""
-    spent, counted = JudgeCost(), set[Any]()
+    cost, counted = JudgeCost(), set[Any]()
     for one in feedback:
-        spent.add(one, counted)
-    return spent.cost
+        cost.add(one, counted)
+    return cost.cost

@@ -185,7 +185,7 @@ class Monitor:
     def _describe_rules(self, project: str, executions: Sequence[RuleExecution], now: float) -> dict[str, JSON]:
         """Return those entries of a project's report that list values by rule name."""
         by_name = {execution.active_rule.record.name: execution for execution in executions}
-        paused = {name: execution.pauses.list_paused(now) for name, execution in by_name.items()}
+        paused = {name: execution.breaker.list_paused(now) for name, execution in by_name.items()}
         idle = {name: execution.active_rule.reported_idle for name, execution in by_name.items()}
         return {
             "deciding": sorted(name for owner, name in self._follower.deciding if owner == project),

@@ -270,7 +270,7 @@ class RuleExecution:
         now: Callable[[], float],
     ) -> None:
         self.active_rule, self.memory, self._now = active_rule, memory, now
-        self.pauses = CircuitBreaker()
+        self.breaker = CircuitBreaker()
         self.claimed: dict[Target, Decision] = {}
         self.poll_at = 0.0  # time of the next claim
         self.store_ns = 0  # last known time of the store
@@ -296,12 +296,12 @@ class RuleExecution:
 
         Return 0 until a batch of rows fits, because each claim is a request to the store.
         """
-        if self.active_rule.idle is not None or now < max(self.poll_at, self.pauses.refused_until):
+        if self.active_rule.idle is not None or now < max(self.poll_at, self.breaker.refused_until):
             return 0
-        if all(self.pauses.paused(evaluator.key, now) for evaluator in self.evaluators):
+        if all(self.breaker.paused(evaluator.key, now) for evaluator in self.evaluators):
             return 0
         self.threads.size = self._concurrency
-        if self.pauses.is_probing(now):
+        if self.breaker.is_probing(now):
             return 1 - len(self.claimed)
         ahead = int(self.threads.size * CLAIM_AHEAD_S / max(self._mean_s, MIN_DURATION_S))
         most = min(MAX_CLAIMED_ROWS, max(2 * self.threads.size, ahead))
@@ -329,7 +329,7 @@ class RuleExecution:
             evaluator
             for evaluator in self.evaluators
             if not is_final(evaluator_state(states, evaluator.key))
-            and self.pauses.paused(evaluator.key, now) is None
+            and self.breaker.paused(evaluator.key, now) is None
             and (evaluator.asking is None or has_money)
         ]
 
@@ -344,9 +344,9 @@ class RuleExecution:
         """Return how many rows that wait for the budget may be claimed now: all (None), one that probes the budget, or
         none.
         """
-        if not self.pauses.money.is_used_up(self.active_rule.in_force.settings.budget, self.store_ns):
+        if not self.breaker.budget.is_used_up(self.active_rule.in_force.settings.budget, self.store_ns):
             return None
-        return int(now >= self.pauses.money.until)
+        return int(now >= self.breaker.budget.until)
 
     def get_timeout(self, evaluator: Evaluator) -> float:
         """Return the timeout of an evaluator in seconds."""
@@ -391,7 +391,7 @@ class RuleExecution:
 
     def _may_begin(self, job: EvaluationJob, evaluator: Evaluator) -> bool:
         """Return whether an evaluator may still run on a target that has waited in the queue."""
-        return not job.abandoned and self.pauses.begin(evaluator.key, self._now())
+        return not job.abandoned and self.breaker.begin(evaluator.key, self._now())
 
     async def _run_async(self, job: EvaluationJob, evaluators: Sequence[Evaluator]) -> None:
         await asyncio.gather(*(self._run_one(job, evaluator) for evaluator in evaluators), return_exceptions=True)
