@@ -51,7 +51,7 @@ class BudgetLimit(NamedTuple):
         """Return "day" or "minute"."""
         return "day" if self.key.endswith("day") else "minute"
 
-    def count(self, amount: Amount) -> float:
+    def measure(self, amount: Amount) -> float:
         """Return the part of an amount that counts against this limit."""
         return amount.usd if self.key.startswith("usd") else float(amount.calls)
 
@@ -117,7 +117,7 @@ class StoreLedger:
                 Booking(
                     id=f"{id}:{limit.key}",
                     budget=budget_name(self._project, self._rule, limit.key),
-                    amount=limit.count(amount),
+                    amount=limit.measure(amount),
                     limit=limit.limit,
                     period=limit.period,
                 )
@@ -149,7 +149,7 @@ class StoreLedger:
         """
         for limit in self._booked.pop(id, ()):
             if actual is not None:
-                self._settled[f"{id}:{limit.key}"] = limit.count(actual)
+                self._settled[f"{id}:{limit.key}"] = limit.measure(actual)
         self._start_sending()
         waiting, self._waiting = self._waiting, []
         for future in waiting:
@@ -199,7 +199,7 @@ class StoreLedger:
         unknown = f", {used.unknown:.6g} cost unknown" if used.unknown else ""
         reason = (
             f"{full.key}={full.limit:g}, {used.settled:.6g} spent, {used.reserved:.6g} reserved{unknown}, and this "
-            f"call may take {full.count(amount):.6g}"
+            f"call may take {full.measure(amount):.6g}"
         )
         end_ns = start_ns + length
         return BudgetExceeded(reason, settled=used.settled, left=(end_ns - now_ns) / SECOND_NS, end_ns=end_ns)
