@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import psutil
 import pytest
@@ -118,6 +118,17 @@ def test_a_worker_that_ends_is_replaced_and_its_end_is_told(end, told, url, tmp_
         monitor.flag.touch()
         assert monitor.heard(told).startswith("worker 1 ended: ")
         until(lambda: [worker.pid for worker in monitor.workers()] not in ([], [first.pid]))
+
+
+@pytest.mark.slow  # a worker that cannot release anything ends after its grace period
+def test_a_death_is_logged_without_targets_while_the_store_does_not_answer(store, tmp_path):
+    with ExitStack() as serving:
+        server = serving.enter_context(Server(store))
+        with supervised(tmp_path, server.url, "ctypes.string_at(0)") as monitor:
+            monitor.running()
+            serving.close()
+            monitor.flag.touch()
+            assert monitor.heard("worker 1 ended: killed by SIGSEGV").endswith("in when_asked, rules.py:13")
 
 
 def test_memory_is_bounded(url, tmp_path):

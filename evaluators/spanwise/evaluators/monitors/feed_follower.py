@@ -101,7 +101,7 @@ class FeedFollower:
             groups.setdefault((feed.uses_text, feed.position), []).append(feed)
         read = sum([self._read(group) for group in groups.values()])
         done = read + self._decide()
-        self._pacing.look([feed.rule for feed in self._feeds.values()], self.now_ns / SECOND_NS)
+        self._pacing.adjust([feed.rule for feed in self._feeds.values()], self.now_ns / SECOND_NS)
         return done
 
     def take_over(self, dead: Sequence[str]) -> None:

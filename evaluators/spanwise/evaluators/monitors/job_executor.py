@@ -149,7 +149,7 @@ class JobExecutor:
         finally:
             self._request_thread.shutdown(wait=False)
 
-    def see_time(self, store_ns: int) -> None:
+    def record_time(self, store_ns: int) -> None:
         """Record the store's time, which decides when a budget's period ends."""
         for execution in self.executions:
             execution.store_ns = max(execution.store_ns, store_ns)
@@ -235,7 +235,7 @@ class JobExecutor:
         except Refused as refused:  # another version of the rule is in force by now
             execution.active_rule.idle = str(refused)
             return 0
-        self.see_time(max((row.updated_ns for row in rows), default=0))
+        self.record_time(max((row.updated_ns for row in rows), default=0))
         execution.record_claims(rows, limit, now)
         self._unloaded.setdefault(execution.active_rule.name, {}).update((row.target, row) for row in rows)
         self._start_jobs()

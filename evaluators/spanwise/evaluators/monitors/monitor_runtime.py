@@ -204,7 +204,7 @@ class Monitor:
 
     def _read_feed(self) -> int:
         done = self._follower.step()
-        self._executor.see_time(self._follower.now_ns)
+        self._executor.record_time(self._follower.now_ns)
         return done
 
     def _claim_soon(self) -> None:

@@ -229,7 +229,7 @@ class Pacer:
         """Return whether spending is to be measured again."""
         return not self._measured or now >= self._measured[-1][0] + PACING_INTERVAL_S
 
-    def look(self, now: float, spent: float, limit: float) -> float | None:
+    def update(self, now: float, spent: float, limit: float) -> float | None:
         """Record the spending. Return the new factor if it changes, else None.
 
         The argument `now` is in seconds since 1970, UTC; `spent` is the amount spent on this day.
@@ -267,7 +267,7 @@ class BudgetPacing:
         self._store = store
         self._pacers: dict[RuleKey, Pacer] = {}
 
-    def look(self, rules: Iterable[Rule], now: float) -> None:
+    def adjust(self, rules: Iterable[Rule], now: float) -> None:
         """Change the sample rates of those rules that spend too fast or too slowly. `now` is the store's time, in
         seconds since 1970.
         """
@@ -279,7 +279,7 @@ class BudgetPacing:
                 today = int(now // DAY_S * DAY_S) * SECOND_NS
                 days = self._store.booked(budget_name(rule.project, rule.name, PACED_BUDGET))
                 spent = sum(day.settled + day.reserved + day.unknown for day in days if day.period_start_ns == today)
-                factor = pacer.look(now, spent, rule.settings.budget[PACED_BUDGET])
+                factor = pacer.update(now, spent, rule.settings.budget[PACED_BUDGET])
                 if factor is not None:
                     settings = {"paced": None if factor == 1.0 else factor}
                     self._store.change_rule(rule.name, project=rule.project, settings=settings)
