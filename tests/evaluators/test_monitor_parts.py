@@ -100,7 +100,7 @@ def test_a_file_that_is_away_or_replaced_by_its_like_has_not_changed(tmp_path):
     file.write_text("a")
     watch = FileWatch(file)
     file.rename(tmp_path / "rules.py~")
-    assert watch.away
+    assert watch.missing
     assert looked(watch) == 0
     file.write_text("a")
     assert looked(watch) == 0

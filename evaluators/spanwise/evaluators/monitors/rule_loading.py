@@ -203,7 +203,7 @@ class FileWatch:
         self.follow([self._file], content_digest([self._file]))
 
     @property
-    def away(self) -> bool:
+    def missing(self) -> bool:
         """Return whether the rule file is missing."""
         return not os.path.exists(self._file)
 

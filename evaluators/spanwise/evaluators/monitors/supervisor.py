@@ -263,7 +263,7 @@ class Supervisor:
         if time.monotonic() < self._check_files_at:
             return
         self._check_files_at = time.monotonic() + FILE_CHECK_INTERVAL_S
-        if self._watch.away:
+        if self._watch.missing:
             self._log_once(f"{str(self._plan.file)!r} is missing; the loaded rules continue to run")
         if self._watch.changed():
             for worker in self._workers:
