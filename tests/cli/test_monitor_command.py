@@ -93,7 +93,7 @@ def test_serve_with_a_monitor_scores_what_comes_in_and_survives_its_worker(tmp_p
 def test_rules_of_the_api_are_taken_up_and_go_and_one_that_cannot_be_idles_with_its_reason(tmp_path):
     with served(tmp_path) as (_, store):
         store.save_rule(rule_of_data("data", "regex", pattern="a"), rule_of_data("wrong", "os.system"))
-        until(lambda: "'os.system' is no registered evaluator" in str(workers(store)))
+        until(lambda: "'os.system' is not a registered evaluator" in str(workers(store)))
         until(lambda: "data" in workers(store)[0].rules)
         store.append([whole(1)])
         until(lambda: keys(store, 1) == {"fine", "regex"})

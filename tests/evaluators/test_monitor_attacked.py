@@ -200,8 +200,8 @@ def test_a_loop_that_is_held_up_is_one_rules_alone(store: Store, let_go: threadi
         monitor._start()
         store.append([whole(1), whole(2)])
         monitor._follower.step()
-        monitor._look()
-        until(lambda: (monitor._runner.step(), verdicts(store, rule="fine"))[1] == {"1": "scored", "2": "scored"})
+        monitor._claim_soon()
+        until(lambda: (monitor._executor.step(), verdicts(store, rule="fine"))[1] == {"1": "scored", "2": "scored"})
         assert set(verdicts(store, rule="holds").values()) == {"running"}
         let_go.set()
 
@@ -213,6 +213,24 @@ def test_targets_above_the_bound_are_skipped_with_their_size(store: Store) -> No
         monitor.step()
     assert verdicts(store) == {"1": "skipped", "2": "scored"}
     assert "above max_bytes=2,000" in decisions(store, verdict="skipped")[0].reason
+
+
+def test_one_key_of_two_evaluators_is_an_error_of_the_second(store: Store) -> None:
+    def first(outputs: str) -> Any:
+        return {"key": "shared", "score": 1.0}
+
+    def second(outputs: str) -> Any:
+        return {"key": "shared", "score": 0.0}
+
+    async def third(outputs: str) -> Any:
+        return {"key": "first", "score": 0.0}
+
+    with watching(store, rule(evaluators=[first, second, third], retries=0)) as monitor:
+        monitor.step()
+        store.append([whole(1), whole(2)])
+        monitor.step()
+    for number in (1, 2):
+        assert scores(store, number) == {"shared": 1.0, "second": "error", "third": "error"}
 
 
 def test_many_are_scored_together_where_an_evaluator_can(store: Store) -> None:

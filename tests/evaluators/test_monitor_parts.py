@@ -8,15 +8,15 @@ from spanwise.collector.records import Rule
 from spanwise.evaluators.monitors import worker_process
 from spanwise.evaluators.monitors.rule_loading import FileWatch, rule_from_data
 from spanwise.evaluators.monitors.supervisor import RuleQuarantine
-from spanwise.evaluators.monitors.worker_process import MessageReceiver, MessageSender
+from spanwise.evaluators.monitors.worker_process import ClaimedTarget, MessageReceiver, MessageSender
 
 
 @pytest.mark.parametrize(
     ("code", "words"),
     [
         (0, "exit code 0"),
-        (75, "exit code 75 (all its slots were held by evaluators that do not come back)"),
-        (-11, "killed by SIGSEGV (it reached for memory that is not its own)"),
+        (75, "exit code 75 (hanging evaluators occupied all slots of a rule)"),
+        (-11, "killed by SIGSEGV (invalid memory access)"),
         (-64, "killed by SIGRTMAX"),
         (-200, "killed by signal 200"),
     ],
@@ -33,7 +33,7 @@ def test_the_place_of_a_crash_is_the_users_innermost_line():
 
 
 def test_what_was_held_is_told_in_part():
-    claims = [("p", "r", f"trace {n}") for n in range(5)]
+    claims = [ClaimedTarget("p", "r", f"trace {n}") for n in range(5)]
     assert worker_process.describe_claims(claims[:1]) == "rule 'r' on trace 0"
     assert (
         worker_process.describe_claims(claims)
@@ -47,17 +47,17 @@ def test_a_rule_that_alone_ended_three_workers_rests_longer_each_time():
     for seconds in (60, 120, 240):
         for _ in range(3):
             assert rest.names() == []
-            rest.blame([("p", "bad", "trace 1")])
+            rest.blame([ClaimedTarget("p", "bad", "trace 1")])
         assert rest.names() == [("p", "bad")]
-        assert f"it rests for {seconds} s" in told[-1]
-        assert not rest.passed(seconds - 1)
-        assert rest.passed(2)
+        assert f"is quarantined for {seconds} s" in told[-1]
+        assert not rest.advance(seconds - 1)
+        assert rest.advance(2)
 
 
 def test_no_rule_is_blamed_where_several_ran():
     rest = RuleQuarantine(print)
     for _ in range(9):
-        rest.blame([("p", "bad", "trace 1"), ("p", "good", "trace 1")])
+        rest.blame([ClaimedTarget("p", "bad", "trace 1"), ClaimedTarget("p", "good", "trace 1")])
     assert rest.names() == []
 
 
@@ -66,7 +66,7 @@ def test_messages_come_whole_and_what_is_none_is_a_crash():
     listener, teller = MessageReceiver(reading), MessageSender(writing)
     try:
         os.write(writing, b"Fatal Python error: Segmentation fault\n")
-        teller.tell("say", text="x" * 5000)
+        teller.send("say", text="x" * 5000)
         os.write(writing, b'{"kind": "be')
         assert [len(message["text"]) for message in listener.messages()] == [5000]
         os.write(writing, b'at"}\n')
@@ -100,7 +100,7 @@ def test_a_file_that_is_away_or_replaced_by_its_like_has_not_changed(tmp_path):
     file.write_text("a")
     watch = FileWatch(file)
     file.rename(tmp_path / "rules.py~")
-    assert watch.away
+    assert watch.missing
     assert looked(watch) == 0
     file.write_text("a")
     assert looked(watch) == 0
@@ -128,29 +128,33 @@ def test_a_rule_of_data_names_registered_evaluators():
 @pytest.mark.parametrize(
     ("type", "parameters", "told"),
     [
-        ("regx", {}, "'regx' is no registered evaluator; did you mean 'regex'"),
-        ("os.system", {}, "'os.system' is no registered evaluator"),
+        ("regx", {}, "'regx' is not a registered evaluator; did you mean 'regex'"),
+        ("os.system", {}, "'os.system' is not a registered evaluator"),
         ("regex", {}, "evaluator 'regex' needs pattern"),
         ("regex", {"pattern": "a", "nope": 1}, "has no parameter 'nope'"),
         ("regex", {"pattern": "("}, "evaluator 'regex':"),
-        ("agent_sanity", {"directory": "/etc"}, "directory='/etc' on the monitor's machine"),
-        ("correctness", {"judge": {"model": "m", "cache": "/x.db"}}, "cache='/x.db' on the monitor's machine"),
-        ("correctness", {"judge": {"model": "m", "api_key": "sk"}}, "names an api_key, which everybody would see"),
-        ("correctness", {"judge": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send texts to"),
-        ("fact_check", {"agent": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send texts to"),
-        ("fact_check", {"agent": {"model": "m", "api_key": "sk"}}, "names an api_key, which everybody would see"),
-        ("semantic_similarity", {"model": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send texts to"),
-        ("answer_relevancy", {"embed": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send texts to"),
+        ("agent_sanity", {"directory": "/etc"}, "directory='/etc' is a path on the monitor's machine"),
+        (
+            "correctness",
+            {"judge": {"model": "m", "cache": "/x.db"}},
+            "cache='/x.db' is a path on the monitor's machine",
+        ),
+        ("correctness", {"judge": {"model": "m", "api_key": "sk"}}, "must not contain api_key, because everyone"),
+        ("correctness", {"judge": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send text to"),
+        ("fact_check", {"agent": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send text to"),
+        ("fact_check", {"agent": {"model": "m", "api_key": "sk"}}, "must not contain api_key, because everyone"),
+        ("semantic_similarity", {"model": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send text to"),
+        ("answer_relevancy", {"embed": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send text to"),
         ("groundedness", {"model": {"model": "hhem", "remote_code": True}}, "remote_code=True would run code"),
         ("toxicity", {"model": {"model": "detoxify", "pickle": True}}, "pickle=True would run code"),
         ("profanity", {"pickle": True}, "pickle=True would run code"),
-        ("sas", {"token": "hf_mine"}, "names a token, which everybody would see"),
-        ("sas", {"model": {"model": "nli", "token": "hf_mine"}}, "names a token, which everybody would see"),
-        ("summarization_cf", {"conv": "/etc/passwd"}, "conv='/etc/passwd' on the monitor's machine"),
-        ("perplexity", {"model": "/srv/model.gguf"}, "model='/srv/model.gguf' is none of the models"),
-        ("perplexity", {"model": {"model": "someone/else/model.gguf"}}, "is none of the models"),
-        ("summarization_cf", {"embedding": "someone/else"}, "embedding='someone/else' is none of the models"),
-        ("sas", {"model": "tests"}, "model='tests' is none of the models"),  # a folder where the monitor was started
+        ("sas", {"token": "hf_mine"}, "must not contain token, because everyone"),
+        ("sas", {"model": {"model": "nli", "token": "hf_mine"}}, "must not contain token, because everyone"),
+        ("summarization_cf", {"conv": "/etc/passwd"}, "conv='/etc/passwd' is a path on the monitor's machine"),
+        ("perplexity", {"model": "/srv/model.gguf"}, "model='/srv/model.gguf' is not one of the models"),
+        ("perplexity", {"model": {"model": "someone/else/model.gguf"}}, "is not one of the models"),
+        ("summarization_cf", {"embedding": "someone/else"}, "embedding='someone/else' is not one of the models"),
+        ("sas", {"model": "tests"}, "model='tests' is not one of the models"),  # a folder where the monitor was started
     ],
 )
 def test_what_data_may_not_say_is_refused_with_the_way_out(type, parameters, told):
@@ -161,7 +165,7 @@ def test_what_data_may_not_say_is_refused_with_the_way_out(type, parameters, tol
 
 def test_two_evaluators_of_one_key_are_refused():
     entry = {"type": "regex", "init_parameters": {"pattern": "a"}}
-    with pytest.raises(ValueError, match="one key each"):
+    with pytest.raises(ValueError, match="two evaluators have the key 'regex'"):
         rule_from_data(Rule(name="r", version="1", evaluators=(entry, entry)))
 
 

@@ -167,7 +167,7 @@ def test_what_has_no_place_in_memory_waits_in_a_row(store: Store) -> None:
     clock = Clock()
     with watching(store, rule(), now=clock) as monitor:
         monitor.step()
-        (one,) = monitor._follower._following.values()
+        (one,) = monitor._follower._feeds.values()
         one.waits._most = 2
         store.append([span(number) for number in range(1, 6)])
         monitor.step()

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import psutil
 import pytest
@@ -107,7 +107,7 @@ def supervised(folder, url, end="pass", more="", **plan):
     [
         (
             "ctypes.string_at(0)",
-            "killed by SIGSEGV (it reached for memory that is not its own), in when_asked, rules.py:13",
+            "killed by SIGSEGV (invalid memory access), in when_asked, rules.py:13",
         ),
         pytest.param("os.killpg(0, signal.SIGKILL)", "killed by SIGKILL", marks=pytest.mark.slow),
     ],
@@ -118,6 +118,17 @@ def test_a_worker_that_ends_is_replaced_and_its_end_is_told(end, told, url, tmp_
         monitor.flag.touch()
         assert monitor.heard(told).startswith("worker 1 ended: ")
         until(lambda: [worker.pid for worker in monitor.workers()] not in ([], [first.pid]))
+
+
+@pytest.mark.slow  # a worker that cannot release anything ends after its grace period
+def test_a_death_is_logged_without_targets_while_the_store_does_not_answer(store, tmp_path):
+    with ExitStack() as serving:
+        server = serving.enter_context(Server(store))
+        with supervised(tmp_path, server.url, "ctypes.string_at(0)") as monitor:
+            monitor.running()
+            serving.close()
+            monitor.flag.touch()
+            assert monitor.heard("worker 1 ended: killed by SIGSEGV").endswith("in when_asked, rules.py:13")
 
 
 def test_memory_is_bounded(url, tmp_path):
@@ -135,7 +146,7 @@ def test_memory_is_bounded(url, tmp_path):
         ("x = (", "'{file}' does not run: SyntaxError: '(' was never closed (rules.py, line 17)"),
         ("raise ValueError('no')", "'{file}' does not run: ValueError: no (rules.py:17)"),
         ("raise SystemExit(3)", "'{file}' does not run: SystemExit: 3 (rules.py:17)"),
-        ("ctypes.string_at(0)", "'{file}' ended the process that loaded it: killed by SIGSEGV (it reached"),
+        ("ctypes.string_at(0)", "'{file}' ended the process that loaded it: killed by SIGSEGV (invalid memory"),
         ("os._exit(0)", "'{file}' ended the process that loaded it: exit code 0"),
     ],
 )
@@ -153,7 +164,7 @@ def test_a_file_whose_rules_belong_to_another_file_says_that_nothing_runs_and_en
         until(lambda: monitor.done is False)
     (line,) = monitor.told
     assert "rule 'one' of project 'default' belongs to 'other.py'" in line
-    assert line.endswith("; nothing runs")
+    assert line.endswith("; no rules run")
     assert monitor.shown == []
 
 
@@ -166,7 +177,7 @@ def test_a_budget_in_dollars_needs_the_price_of_every_judge(url, tmp_path):
     with supervised(tmp_path, url, more=more) as monitor:
         until(lambda: monitor.done is False)
     (line,) = monitor.told
-    assert "rule 'paid': its budget in dollars cannot be kept: the price of 'own' is unknown" in line
+    assert "rule 'paid': its budget in US dollars cannot be enforced: the price of 'own' is unknown" in line
 
 
 def test_a_file_that_hangs_is_given_up(url, tmp_path):
@@ -190,7 +201,7 @@ def test_a_broken_file_keeps_the_rules_from_before_and_is_told_once(url, tmp_pat
     with supervised(tmp_path, url) as monitor:
         (first,) = monitor.running()
         monitor.write(more="import helpers")
-        assert monitor.heard("No module named 'helpers'").endswith("(rules.py:17); the rules from before stay")
+        assert monitor.heard("No module named 'helpers'").endswith("(rules.py:17); the previous rules continue to run")
         monitor.file.touch()
         (tmp_path / "helpers.py").write_text("x = 1")
         until(lambda: len(monitor.shown) == 2)
@@ -230,7 +241,7 @@ def test_workers_end_with_their_supervisor_however_it_ends(url, tmp_path):
         until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
 
 
-@pytest.mark.slow  # longer than a worker may give no sign of life
+@pytest.mark.slow  # longer than a worker may send no heartbeat
 def test_a_worker_that_slept_together_with_its_supervisor_is_left_alone(url, tmp_path):
     with program(tmp_path, url) as (process, worker):
         for number in (signal.SIGSTOP, signal.SIGCONT):
@@ -239,7 +250,7 @@ def test_a_worker_that_slept_together_with_its_supervisor_is_left_alone(url, tmp
             time.sleep(5)
         assert [child.pid for child in psutil.Process(process.pid).children()] == [worker.pid]
         worker.send_signal(signal.SIGSTOP)
-        assert "gave no sign of life for 4 s" in process.stdout.readline()
+        assert "sent no heartbeat for 4 s" in process.stdout.readline()
 
 
 LEAKING = """
@@ -300,7 +311,7 @@ def test_a_worker_that_stays_near_its_memory_limit_is_replaced(store, url, tmp_p
         (first,) = monitor.running()
         until(lambda: len(store.rules()) == 2)
         store.append([whole(1)])
-        assert "worker 1 is replaced: it fills" in monitor.heard("is replaced")
+        assert "worker 1 is replaced: it uses" in monitor.heard("is replaced")
         until(lambda: [worker.pid for worker in monitor.workers()] not in ([], [first.pid]))
 
 

@@ -72,16 +72,16 @@ def test_what_was_stored_under_looser_rules_is_read_as_ever(stored: dict[str, An
         ({"filter": {"latency_ms": 200}}, "rule 'r': no trace takes 200 ms to the nanosecond"),
         ({"evaluators": []}, "has no evaluators"),
         ({"filter": {"nam": "a"}}, "did you mean 'name'"),
-        ({"filter": "since=1h"}, "leave out since"),
-        ({"strata": [({"until_ns": 5}, 1.0)]}, "leave out since"),
-        ({"sample_rate": 1.5}, "from 0 to 1, not 1.5"),
-        ({"sample_rate": True}, "from 0 to 1, not True"),
+        ({"filter": "since=1h"}, "remove since and until"),
+        ({"strata": [({"until_ns": 5}, 1.0)]}, "remove since and until"),
+        ({"sample_rate": 1.5}, "from 0 to 1, got 1.5"),
+        ({"sample_rate": True}, "from 0 to 1, got True"),
         ({"budget": {"usd_per_dey": 1}}, "did you mean 'usd_per_day'"),
         ({"budget": {"usd_per_day": float("nan")}}, "usd_per_day"),
-        ({"target": "spam"}, "target='spam' is none of trace, span"),
-        ({"kind": "llm"}, "chooses spans"),
-        ({"timeout": 0}, "timeout=0"),
-        ({"evaluators": [concise, concise]}, "two evaluators with the key 'concise'"),
+        ({"target": "spam"}, "unknown target 'spam'; expected one of: trace, span"),
+        ({"kind": "llm"}, "selects spans"),
+        ({"timeout": 0}, "timeout must be a number > 0, got 0"),
+        ({"evaluators": [concise, concise]}, "rule 'r': two evaluators have the key 'concise'"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_way_out(given: dict[str, Any], what: str) -> None:
@@ -117,7 +117,7 @@ def test_the_source_of_a_function_and_of_what_it_calls_makes_the_version(tmp_pat
 
 def test_code_without_source_needs_a_version_by_hand() -> None:
     made = eval("lambda outputs: 1")
-    with pytest.raises(ValueError, match=r"is not available; say monitor\('r', …, version="):
+    with pytest.raises(ValueError, match=r"is not available; pass a version, such as monitor\('r', …, version="):
         monitor("r", evaluators=[made])
     one, two = (monitor("r", evaluators=[made], version=version).record for version in ("1", "2"))
     assert one.version != two.version
@@ -139,7 +139,7 @@ def test_a_file_owns_its_rules(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("", "holds no rule"),
+        ("", "defines no rule"),
         ("1/0\n", "does not run: ZeroDivisionError"),
         ("def f(:\n", "does not run: SyntaxError"),
         ('monitor("a", evaluators=[get_evaluator("pii")])\n' * 2, "two rules named 'a'"),

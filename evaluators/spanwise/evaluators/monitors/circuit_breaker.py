@@ -32,31 +32,31 @@ class CircuitBreaker:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._failures: dict[str, _FailureStreak] = {}
+        self._streaks: dict[str, _FailureStreak] = {}
         self.refused_until = 0.0  # end of the pause that a judge's rate limit caused
         self.refusals = 0  # number of consecutive refusals
-        self.money = BudgetBreaker()
+        self.budget = BudgetBreaker()
 
     def failed(self, key: str, reason: str, now: float) -> None:
         """Count a failure of an evaluator."""
         with self._lock:
-            run = self._failures.setdefault(key, _FailureStreak())
-            run.count, run.reason, run.probed = run.count + 1, reason, None
-            if run.count >= FAILURE_THRESHOLD and now >= run.until:
-                run.until = now + min(MIN_PAUSE_S * 2.0**run.pauses, MAX_PAUSE_S)
-                run.pauses += 1
+            streak = self._streaks.setdefault(key, _FailureStreak())
+            streak.count, streak.reason, streak.probed = streak.count + 1, reason, None
+            if streak.count >= FAILURE_THRESHOLD and now >= streak.until:
+                streak.until = now + min(MIN_PAUSE_S * 2.0**streak.pauses, MAX_PAUSE_S)
+                streak.pauses += 1
 
     def succeeded(self, key: str) -> None:
         """Reset the failure count of an evaluator that has given an outcome."""
         with self._lock:
-            self._failures.pop(key, None)
+            self._streaks.pop(key, None)
             self.refusals = 0
 
     def release_probe(self, key: str) -> None:
         """Let another run probe an evaluator, because the run that probed it ended without an outcome."""
         with self._lock:
-            if key in self._failures:
-                self._failures[key].probed = None
+            if key in self._streaks:
+                self._streaks[key].probed = None
 
     def begin(self, key: str, now: float) -> bool:
         """Return whether an evaluator may run now.
@@ -64,18 +64,18 @@ class CircuitBreaker:
         After a pause, only one run may start, as a probe, until that run has an outcome.
         """
         with self._lock:
-            run = self._failures.get(key)
-            if run is None or run.count < FAILURE_THRESHOLD:
+            streak = self._streaks.get(key)
+            if streak is None or streak.count < FAILURE_THRESHOLD:
                 return True
-            if now < run.until or (run.probed is not None and now < run.probed + PROBE_TIMEOUT_S):
+            if now < streak.until or (streak.probed is not None and now < streak.probed + PROBE_TIMEOUT_S):
                 return False
-            run.probed = now
+            streak.probed = now
             return True
 
     def is_probing(self, now: float) -> bool:
         """Return whether an evaluator's pause is over and not yet confirmed, so that one run at a time may probe it."""
         with self._lock:
-            return any(run.count >= FAILURE_THRESHOLD and now >= run.until for run in self._failures.values())
+            return any(streak.count >= FAILURE_THRESHOLD and now >= streak.until for streak in self._streaks.values())
 
     def refuse(self, seconds: float, now: float) -> None:
         """Record that a judge's rate limit was reached. No judge call is sent for `seconds`."""
@@ -84,19 +84,19 @@ class CircuitBreaker:
 
     def paused(self, key: str, now: float) -> str | None:
         """Return the reason why an evaluator is paused now, or None."""
-        run = self._failures.get(key)
-        if run is None or now >= run.until:
+        streak = self._streaks.get(key)
+        if streak is None or now >= streak.until:
             return None
-        return f"{key!r} has failed {run.count} times in a row and is paused: {run.reason}"
+        return f"{key!r} has failed {streak.count} times in a row and is paused: {streak.reason}"
 
-    def until(self, key: str) -> float:
+    def paused_until(self, key: str) -> float:
         """Return the time when an evaluator's pause ends."""
-        run = self._failures.get(key)
-        return run.until if run is not None else 0.0
+        streak = self._streaks.get(key)
+        return streak.until if streak is not None else 0.0
 
-    def all(self, now: float) -> dict[str, str]:
+    def list_paused(self, now: float) -> dict[str, str]:
         """Return the paused evaluators, each with the reason."""
-        return {key: why for key in self._failures.copy() if (why := self.paused(key, now)) is not None}
+        return {key: why for key in self._streaks.copy() if (why := self.paused(key, now)) is not None}
 
 
 class BudgetBreaker:
@@ -129,7 +129,7 @@ class BudgetBreaker:
         self._budget, self._period_end_ns = dict(budget), end_ns
         return self.until - now
 
-    def found(self) -> None:
+    def succeeded(self) -> None:
         """Record that the budget had room for a call."""
         self._budget, self._wait = None, FIRST_BUDGET_PROBE_S
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from spanwise.collector.records import (
     ChangePage,
@@ -26,7 +26,6 @@ from spanwise.collector.stores import Store
 from spanwise.evaluators.monitors.monitored_rule import ActiveRule, RuleKey, refresh_rules, rule_key
 from spanwise.evaluators.monitors.readiness import (
     DecidedTargets,
-    FeedMark,
     Readiness,
     WaitingTarget,
     WaitingTargets,
@@ -52,6 +51,8 @@ from spanwise.evaluators.monitors.rule_spending import BudgetPacing
 SLICE_HEADS = 1_000  # trace heads per slice
 LEASE_S = 9.0  # duration of a rule's decision lease, in seconds
 MAX_TRACE_SIZES = 20_000  # number of traces whose sizes are remembered
+DECISIONS_PER_PASS = 1_000  # maximum targets admitted per pass
+MAX_SETTINGS = 1_000  # maximum number of settings considered; earlier changes get the oldest of these
 SECOND_NS = 1_000_000_000
 
 
@@ -62,8 +63,8 @@ class FeedFollower:
         self, store: Store, rules: Sequence[ActiveRule], holder: str, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._store, self._rules, self._holder, self._now = store, rules, holder, now
-        self._following: dict[RuleKey, RuleFeed] = {}
-        self._builder, self._pacing = DecisionBuilder(store), BudgetPacing(store)
+        self._feeds: dict[RuleKey, RuleFeed] = {}  # feeds of the rules whose lease this process has
+        self._pacing = BudgetPacing(store)
         self._renew_at = 0.0
         self.now_ns = 0  # current time by the store's clock
         self.behind = False  # True if more changes can be read at once
@@ -73,17 +74,17 @@ class FeedFollower:
     @property
     def waiting(self) -> int:
         """Return the number of targets that wait in memory."""
-        return sum(len(one.waits) for one in self._following.values())
+        return sum(len(feed.waits) for feed in self._feeds.values())
 
     @property
     def deciding(self) -> list[RuleKey]:
         """Return the rules for which this process decides."""
-        return list(self._following)
+        return list(self._feeds)
 
     @property
     def next(self) -> float | None:
         """Return the time when the next waiting target is ready."""
-        return min((at for one in self._following.values() if (at := one.waits.next) is not None), default=None)
+        return min((at for feed in self._feeds.values() if (at := feed.waits.next) is not None), default=None)
 
     def step(self) -> int:
         """Read one slice of changes for each feed position of the rules, and decide on them.
@@ -91,16 +92,16 @@ class FeedFollower:
         Returns the number of changes and decision rows.
         """
         if self._now() >= self._renew_at:
-            self._lease()
+            self._acquire_leases()
         self.behind = False
         # one read serves all rules at the same feed position; rules with and without full-text filters are read
         # separately
         groups: dict[tuple[bool, str], list[RuleFeed]] = {}
-        for one in self._following.values():
-            groups.setdefault((one.asks_text, one.position), []).append(one)
+        for feed in self._feeds.values():
+            groups.setdefault((feed.uses_text, feed.position), []).append(feed)
         read = sum([self._read(group) for group in groups.values()])
         done = read + self._decide()
-        self._pacing.look([one.rule for one in self._following.values()], self.now_ns / SECOND_NS)
+        self._pacing.adjust([feed.rule for feed in self._feeds.values()], self.now_ns / SECOND_NS)
         return done
 
     def take_over(self, dead: Sequence[str]) -> None:
@@ -113,33 +114,32 @@ class FeedFollower:
 
     def stop(self) -> None:
         """Release all leases, so that other workers can decide."""
-        for name in list(self._following):
-            self._leave(name)
+        for name in list(self._feeds):
+            self._release(name)
 
-    def _lease(self) -> None:
+    def _acquire_leases(self) -> None:
         refresh_rules(self._store, self._rules)
         for active_rule in self._rules:
+            name = active_rule.name
             if active_rule.idle is not None:
-                self._leave(active_rule.name)
+                self._release(name)
                 continue
-            lease = self._store.acquire(decision_lease_name(*active_rule.name), self._holder, LEASE_S)
+            lease = self._store.acquire(decision_lease_name(*name), self._holder, LEASE_S)
             if lease is None:
-                self._following.pop(active_rule.name, None)
-            elif active_rule.name not in self._following or self._following[active_rule.name].token != lease.token:
+                self._feeds.pop(name, None)
+            elif name not in self._feeds or self._feeds[name].token != lease.token:
                 rule = active_rule.in_force
                 cursor = self._store.cursor(rule.name, rule.version, project=rule.project)
                 if cursor is None:  # no process has decided before
                     start, now_ns = "0" if rule.since_ns is not None else str(rule.active_from), 0
                 else:
                     start, now_ns = cursor, self._store.changes(cursor, limit=1).now_ns
-                self._following[active_rule.name] = RuleFeed(
-                    rule, self._history(rule), lease.token, cursor, start, now_ns
-                )
+                self._feeds[name] = RuleFeed(rule, self._history(rule), lease.token, cursor, start, now_ns)
         self._renew_at = self._now() + LEASE_S / 3
 
-    def _leave(self, name: RuleKey) -> None:
+    def _release(self, name: RuleKey) -> None:
         """Stop deciding for a rule and release its lease, so that another worker can decide."""
-        if self._following.pop(name, None) is not None:
+        if self._feeds.pop(name, None) is not None:
             self._store.release(decision_lease_name(*name), self._holder)
 
     def _history(self, rule: Rule) -> list[SettingsVersion]:
@@ -149,21 +149,22 @@ class FeedFollower:
         ]
 
     def _read(self, group: Sequence[RuleFeed]) -> int:
-        questions = FilterQueries()
-        asked = [(one, one.asks(questions)) for one in group]
-        changes = self._store.changes(group[0].position, limit=SLICE_HEADS, filters=questions.filters)
+        """Read a slice of changes for feeds at the same position, and return the number of its heads."""
+        queries = FilterQueries()
+        settings = [feed.apply_settings(queries) for feed in group]
+        changes = self._store.changes(group[0].position, limit=SLICE_HEADS, filters=queries.filters)
         self.now_ns = changes.now_ns
         if changes.heads and not self._still_holds(group):
             self.behind = True
             return 0
-        heads = _decidable_heads(asked, changes)
+        heads = _decidable_heads([history[0] for history in settings], changes)
         # stop at a position that other rules have reached: from there on, one slice serves all of them
-        text = group[0].asks_text
-        others = {one.position for one in self._following.values() if one.asks_text == text} - {group[0].position}
+        uses_text, position = group[0].uses_text, group[0].position
+        others = {feed.position for feed in self._feeds.values() if feed.uses_text == uses_text} - {position}
         last = max((place for place, head in enumerate(heads) if head.cursor in others), default=len(heads) - 1)
         heads = heads[: last + 1]
-        for one, settings in asked:
-            one.meet(settings, heads, changes, self._now())
+        for feed, history in zip(group, settings, strict=True):
+            feed.decide(history, heads, changes, self._now())
         self.behind |= len(heads) == SLICE_HEADS
         self.decided += len(heads)
         return len(heads)
@@ -176,35 +177,73 @@ class FeedFollower:
         refresh_rules(self._store, self._rules)
         same = True
         current = {active_rule.name: active_rule for active_rule in self._rules}
-        for one in group:
-            active_rule = current[rule_key(one.rule)]
+        for feed in group:
+            active_rule = current[rule_key(feed.rule)]
             if active_rule.idle is not None:
-                self._leave(active_rule.name)
+                self._release(active_rule.name)
                 same = False
-            elif active_rule.in_force.settings != one.rule.settings:
-                one.rule, one.history = active_rule.in_force, self._history(active_rule.in_force)
+            elif active_rule.in_force.settings != feed.rule.settings:
+                feed.rule, feed.history = active_rule.in_force, self._history(active_rule.in_force)
                 same = False
         return same
 
     def _decide(self) -> int:
-        for one in self._following.values():
-            one.take_due(self._now())
-            for let in one.let_in:
-                self.sizes[let.head.trace_id] = let.head.size
+        """Send the decisions of all feeds to the store, and return the number of their rows."""
+        for feed in self._feeds.values():
+            feed.admit_due(self._now())
+            self.sizes.update((target.head.trace_id, target.head.size) for target in feed.admitted)
             while len(self.sizes) > MAX_TRACE_SIZES:
                 self.sizes.popitem(last=False)
-            self._builder.rows(one)
-        pairs = [(one, decided) for one in self._following.values() if (decided := one.decided()) is not None]
-        if not pairs:
+            self._build_rows(feed)
+        batches = [(feed, batch) for feed in self._feeds.values() if (batch := feed.make_batch()) is not None]
+        if not batches:
             return 0
-        answers = self._store.decide(*(decided for _, decided in pairs))
-        for (one, decided), accepted in zip(pairs, answers, strict=True):
+        answers = self._store.decide(*(batch for _, batch in batches))
+        for (feed, batch), accepted in zip(batches, answers, strict=True):
             if accepted:
-                one.accepted(decided)
+                feed.accept(batch)
             else:  # another worker decides now, or the version is no longer in force: acquire the lease again
-                self._following.pop(rule_key(one.rule), None)
+                self._feeds.pop(rule_key(feed.rule), None)
                 self._renew_at = self._now()
-        return sum(len(decided.rows) for _, decided in pairs)
+        return sum(len(batch.rows) for _, batch in batches)
+
+    def _build_rows(self, feed: RuleFeed) -> None:
+        """Convert the admitted and excluded targets of a feed into decision rows.
+
+        The traces of span and document rules are read to find their targets.
+        """
+        rule = feed.rule
+        if rule.target in ("trace", "session"):
+            feed.rows += [make_decision(rule, trace_target(rule, target.head), target) for target in feed.admitted]
+        else:
+            admitted = {target.head.trace_id: target for target in feed.admitted}
+            # a single assignment: if the store fails in between, no rows are added, and the next step repeats all
+            # batches
+            feed.rows += [
+                row
+                for batch in batch_by_size([(id, target.head.size) for id, target in admitted.items()])
+                for row in self._build_part_rows(rule, {id: admitted[id] for id in batch})
+            ]
+        feed.admitted = []
+        while feed.excluded:
+            head, drawn = feed.excluded[-1]
+            stored = self._store.decisions(
+                trace_id=head.trace_id, rule=rule.name, version=rule.version, project=rule.project, limit=1_000
+            )
+            targets = [decision.target for decision in stored if decision.target.trace_id == head.trace_id]
+            feed.rows += [make_exclusion(rule, target, head, drawn) for target in targets]
+            feed.excluded.pop()
+
+    def _build_part_rows(self, rule: Rule, admitted: Mapping[str, AdmittedTarget]) -> list[Decision]:
+        """Return the decision rows of the spans or documents of traces."""
+        small = [id for id, target in admitted.items() if target.head.size <= rule.settings.max_bytes]
+        rows = [make_decision(rule, Target(trace_id=id), admitted[id]) for id in admitted.keys() - set(small)]
+        for trace in self._store.many(small):
+            chosen, share = choose_targets(rule, trace)
+            if not chosen:
+                rows.append(make_empty_decision(rule, admitted[trace.trace_id]))
+            rows += [make_decision(rule, target, admitted[trace.trace_id], share) for target in chosen]
+        return rows
 
 
 def decision_lease_name(project: str, rule: str) -> str:
@@ -212,7 +251,7 @@ def decision_lease_name(project: str, rule: str) -> str:
     return f"monitor/{project}/{rule}"
 
 
-def _decidable_heads(asked: Sequence[tuple[RuleFeed, list[EffectiveRule]]], changes: ChangePage) -> Sequence[TraceHead]:
+def _decidable_heads(rules: Sequence[EffectiveRule], changes: ChangePage) -> Sequence[TraceHead]:
     """Return the trace heads before the first one whose full-text answer is not yet known.
 
     A trace that the index does not reach within `max_wait_s` counts as not matching.
@@ -221,13 +260,9 @@ def _decidable_heads(asked: Sequence[tuple[RuleFeed, list[EffectiveRule]]], chan
         return changes.heads
     for place, head in enumerate(changes.heads):
         age = (changes.now_ns - head.changed_ns) / SECOND_NS
-        if any(awaits_text_index(settings[0], head) and age < settings[0].settings.max_wait_s for _, settings in asked):
+        if any(awaits_text_index(rule, head) and age < rule.settings.max_wait_s for rule in rules):
             return changes.heads[:place]
     return changes.heads
-
-
-DECISIONS_PER_PASS = 1_000  # maximum targets admitted per pass
-MAX_SETTINGS = 1_000  # maximum number of settings considered; earlier changes get the oldest of these
 
 
 class RuleFeed:
@@ -238,32 +273,32 @@ class RuleFeed:
     def __init__(
         self, rule: Rule, history: Sequence[SettingsVersion], token: int, cursor: str | None, start: str, began_ns: int
     ) -> None:
-        self.rule, self.history, self.token, self.cursor = rule, history[:MAX_SETTINGS], token, cursor
-        self.position = self._accepted_cursor = start
-        self.waits = WaitingTargets(start)
-        self._known = DecidedTargets(began_ns)
-        self.let_in: list[AdmittedTarget] = []
-        self.left_out: list[
-            tuple[TraceHead, SamplingDraw]
-        ] = []  # excluded traces of span and document rules; the store must be queried for their rows
+        self.rule, self.history, self.token = rule, history[:MAX_SETTINGS], token
+        self.position = start  # position up to which the feed was read
+        self._cursor = cursor  # position up to which the store has all decisions
+        self._accepted_cursor = start
+        self.waits = WaitingTargets()
+        self._decided = DecidedTargets(began_ns)
+        self.admitted: list[AdmittedTarget] = []
+        # excluded traces of span and document rules; the store must be queried for their rows
+        self.excluded: list[tuple[TraceHead, SamplingDraw]] = []
         self.rows: list[Decision] = []
         # decided traces, each with the outcome that the store's counters add
-        self.outcomes: dict[str, tuple[int, str]] = {}
+        self._outcomes: dict[str, tuple[int, str]] = {}
 
     @property
-    def asks_text(self) -> bool:
+    def uses_text(self) -> bool:
         """Return whether the rule uses the full-text index. The index may be behind, so such a rule may have to
         wait.
         """
-        return any(
-            filter.text for setting in self.history[:1] for filter in build_rule_filters(self.rule, setting.settings)
-        )
+        filters = (build_rule_filters(self.rule, setting.settings) for setting in self.history[:1])
+        return any(filter.text for filter in chain.from_iterable(filters))
 
-    def asks(self, questions: FilterQueries) -> list[EffectiveRule]:
+    def apply_settings(self, queries: FilterQueries) -> list[EffectiveRule]:
         """Return the rule with each of its settings, newest first, and with the indices of their filters."""
-        return [apply_setting(self.rule, setting, questions) for setting in self.history]
+        return [apply_setting(self.rule, setting, queries) for setting in self.history]
 
-    def meet(
+    def decide(
         self, settings: Sequence[EffectiveRule], heads: Sequence[TraceHead], changes: ChangePage, now: float
     ) -> None:
         """Decide on changed traces, or queue them if they must wait."""
@@ -274,41 +309,40 @@ class RuleFeed:
             if drawn.verdict == "taken":
                 self._take(current, head, drawn, before, changes, now)
             else:
-                self._leave(current, head, drawn, now)
+                self._exclude(current, head, drawn, now)
             before = head.cursor
         self.position = before if len(heads) < len(changes.heads) else changes.cursor
-        self.waits.read(self.position)
 
-    def take_due(self, now: float) -> None:
+    def admit_due(self, now: float) -> None:
         """Admit the waiting targets that have become ready."""
-        for waiting in islice(self.waits.due(now), DECISIONS_PER_PASS):
-            self._let_in(AdmittedTarget(waiting.head, waiting.drawn, waiting.ready.incomplete), waiting.key)
+        for waiting in islice(self.waits.take_due(now), DECISIONS_PER_PASS):
+            self._admit(AdmittedTarget(waiting.head, waiting.drawn, waiting.ready.incomplete), waiting.key)
 
-    def decided(self) -> DecisionBatch | None:
+    def make_batch(self) -> DecisionBatch | None:
         """Return the decisions to send to the store; None if there are none."""
-        upto = self.waits.low_water
-        if not self.rows and not self.outcomes and upto == self._accepted_cursor:
+        upto = self.waits.low_water(self.position)
+        if not self.rows and not self._outcomes and upto == self._accepted_cursor:
             return None
         return DecisionBatch(
             project=self.rule.project,
             rule=self.rule.name,
             version=self.rule.version,
-            after=self.cursor,
+            after=self._cursor,
             upto=upto,
             rows=tuple(self.rows),
-            outcomes=self.outcomes,
+            outcomes=self._outcomes,
             token=self.token,
         )
 
-    def accepted(self, decided: DecisionBatch) -> None:
+    def accept(self, batch: DecisionBatch) -> None:
         """Record that the store has accepted the decisions."""
-        self.cursor = self._accepted_cursor = decided.upto
-        self.rows, self.outcomes = [], {}
-        self.waits.decided()
+        self._cursor = self._accepted_cursor = batch.upto
+        self.rows, self._outcomes = [], {}
 
     def _take(
         self, current: EffectiveRule, head: TraceHead, drawn: SamplingDraw, before: str, changes: ChangePage, now: float
     ) -> None:
+        """Admit a sampled trace, or queue it until it is ready."""
         key = get_sampling_unit(self.rule, head)
         earlier = self.waits.drop(key)
         changed = now - max(0, changes.now_ns - head.changed_ns) / SECOND_NS
@@ -316,81 +350,37 @@ class RuleFeed:
         if self.rule.target == "session":
             due = Readiness(changed + current.settings.session_quiet_s, not head.whole)
             # a session is sampled if any of its turns is
-            earlier_draw = earlier.drawn if earlier is not None else drawn
-            if (earlier_draw.rate or 0) > (drawn.rate or 0) and drawn.probability is not None:
-                drawn = earlier_draw
+            if earlier is not None and (earlier.drawn.rate or 0) > (drawn.rate or 0) and drawn.probability is not None:
+                drawn = earlier.drawn
         else:
             due = trace_readiness(head, current.settings, first, changed, again=self.waits.was_incomplete(key))
         if due.at <= now or head.size > current.settings.max_bytes:
-            self._let_in(AdmittedTarget(head, drawn, due.incomplete), key)
+            self._admit(AdmittedTarget(head, drawn, due.incomplete), key)
         elif self.waits.full:
-            self._let_in(
-                AdmittedTarget(head, drawn, due.incomplete, changes.now_ns + int((due.at - now) * SECOND_NS)), key
-            )
+            next_ns = changes.now_ns + int((due.at - now) * SECOND_NS)
+            self._admit(AdmittedTarget(head, drawn, due.incomplete, next_ns), key)
         else:
-            self.waits.put(WaitingTarget(key, head, drawn, first, due, FeedMark(before)))
+            self.waits.put(WaitingTarget(key, head, drawn, first, due, before))
 
-    def _leave(self, current: EffectiveRule, head: TraceHead, drawn: SamplingDraw, now: float) -> None:
+    def _admit(self, target: AdmittedTarget, key: str) -> None:
+        self._decided.add(key, target.head)
+        self._outcomes[target.head.trace_id] = target.head.number, "taken"
+        self.waits.record_admitted(key, incomplete=target.incomplete)
+        self.admitted.append(target)
+
+    def _exclude(self, current: EffectiveRule, head: TraceHead, drawn: SamplingDraw, now: float) -> None:
         """Exclude a trace: it waits no longer, and if it has a decision already, that decision is updated."""
         key = get_sampling_unit(self.rule, head)
         if drawn.verdict != "outside":
-            self.outcomes[head.trace_id] = head.number, drawn.verdict
+            self._outcomes[head.trace_id] = head.number, drawn.verdict
         if self.rule.target == "session" and drawn.verdict != "sampled_out":
             # another turn of the session may be sampled
             self.waits.postpone(key, now + current.settings.session_quiet_s)
             return
         self.waits.drop(key)
-        if not self._known.may_have_row(key, head):
+        if not self._decided.may_have_row(key, head):
             return
         if self.rule.target in ("trace", "session"):
             self.rows.append(make_exclusion(self.rule, trace_target(self.rule, head), head, drawn))
         else:
-            self.left_out.append((head, drawn))
-
-    def _let_in(self, let: AdmittedTarget, key: str) -> None:
-        self._known.add(key, let.head)
-        self.outcomes[let.head.trace_id] = let.head.number, "taken"
-        self.waits.took(key, incomplete=let.incomplete)
-        self.let_in.append(let)
-
-
-class DecisionBuilder:
-    """Builder of decision rows. It reads traces to find their target spans and documents."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def rows(self, one: RuleFeed) -> None:
-        """Convert the admitted and excluded targets of a rule into decision rows."""
-        if one.rule.target in ("trace", "session"):
-            one.rows += [make_decision(one.rule, trace_target(one.rule, let.head), let) for let in one.let_in]
-        else:
-            lets = {let.head.trace_id: let for let in one.let_in}
-            lots = batch_by_size([(id, let.head.size) for id, let in lets.items()])
-            # a single assignment: if the store fails in between, no rows are added, and the next step repeats all
-            # batches
-            one.rows += [row for lot in lots for row in self._rows_of_batch(one.rule, {id: lets[id] for id in lot})]
-        one.let_in = []
-        while one.left_out:
-            head, drawn = one.left_out[-1]
-            one.rows += [
-                make_exclusion(one.rule, target, head, drawn) for target in self._known(one.rule, head.trace_id)
-            ]
-            one.left_out.pop()
-
-    def _rows_of_batch(self, rule: Rule, lets: Mapping[str, AdmittedTarget]) -> list[Decision]:
-        small = [id for id, let in lets.items() if let.head.size <= rule.settings.max_bytes]
-        rows = [make_decision(rule, Target(trace_id=id), lets[id]) for id in lets.keys() - set(small)]
-        for trace in self._store.many(small):
-            let = lets[trace.trace_id]
-            targets, share = choose_targets(rule, trace)
-            if not targets:
-                rows.append(make_empty_decision(rule, let))
-            rows += [make_decision(rule, target, let, share) for target in targets]
-        return rows
-
-    def _known(self, rule: Rule, trace_id: str) -> list[Target]:
-        page = self._store.decisions(
-            trace_id=trace_id, rule=rule.name, version=rule.version, project=rule.project, limit=1_000
-        )
-        return [decision.target for decision in page if decision.target.trace_id == trace_id]
+            self.excluded.append((head, drawn))

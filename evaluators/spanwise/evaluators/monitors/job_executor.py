@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from spanwise.collector.errors import NotFound, Refused, SpanwiseError
 from spanwise.collector.former_names import former_names
-from spanwise.collector.records import Case, Claim, ClaimResult, Decision, Feedback, Run, Target, Trace, canonical_json
+from spanwise.collector.records import Case, Claim, ClaimResult, Decision, Feedback, Run, Target, canonical_json
 from spanwise.collector.stores import Store
 from spanwise.evaluators.interface import Evaluator, JudgementBuffer
 from spanwise.evaluators.judges import Ledger
@@ -26,9 +26,8 @@ from spanwise.evaluators.monitors.process_limits import WorkerMemory
 from spanwise.evaluators.monitors.rule_decision import batch_by_size, make_target_case
 from spanwise.evaluators.monitors.rule_jobs import (
     EvaluationJob,
-    EventLoopThread,
+    EvaluatorResult,
     RuleExecution,
-    evaluator_timeout,
     row_claim,
 )
 from spanwise.evaluators.scoring import load_turns, make_case
@@ -45,6 +44,14 @@ class Stuck(SpanwiseError, RuntimeError):
     """Error for a rule all of whose slots are occupied by evaluators that hang. Only a new process can continue the
     rule.
     """
+
+
+class _ResultBatch(NamedTuple):
+    """Results that one request stores."""
+
+    runs: list[Run]  # judge runs, stored before the feedback that refers to them
+    finishes: list[tuple[RuleExecution, ClaimResult]]
+    orphans: set[str]  # ids of judge traces to delete
 
 
 class JobExecutor:
@@ -69,23 +76,19 @@ class JobExecutor:
         self._store, self._holder, self._claim_s, self._wake, self._now = store, holder, claim_s, wake, now
         self._judgements = JudgementBuffer()
         self._done: queue.SimpleQueue[EvaluationJob] = queue.SimpleQueue()
-        self._loading = JobLoader(store, sizes)
+        self._loader = CaseLoader(store, sizes)
+        self._unloaded: dict[RuleKey, dict[Target, Decision]] = {}  # claimed rows whose cases are not loaded yet
         self._finishes: list[tuple[RuleExecution, ClaimResult]] = []
+        self._runs: list[Run] = []  # judge runs to store
+        self._orphans: set[str] = set()  # ids of judge traces to which no feedback refers; some may be stored already
         self._request_thread = ThreadPoolExecutor(1, "spanwise-monitor-tell")
         # running request: it stores results while further cases are loaded
-        self._request: Future[list[str]] | None = None
-        self._keeping = 0  # number of judge runs that the running request stores
-        self._leaving: frozenset[str] = frozenset()  # ids of judge traces that the running request deletes
-        self._orphans: set[str] = set()  # ids of judge traces to which no feedback refers; some may be stored already
-        self._runs: list[Run] = []  # judge runs to store before the feedback that refers to them
-        self._unread: dict[RuleKey, dict[Target, Decision]] = {}  # claimed rows whose cases are not loaded yet
-        self.working = [
-            RuleExecution(
-                one, EventLoopThread(), self._job_done, self._judgements, ledgers.get(one.name), self._memory, now
-            )
-            for one in rules
+        self._request: tuple[Future[list[str]], _ResultBatch] | None = None
+        self.executions = [
+            RuleExecution(rule, self._job_done, self._judgements, ledgers.get(rule.name), self._memory, now)
+            for rule in rules
         ]
-        self._by_name = {one.active_rule.name: one for one in self.working}
+        self._by_name = {execution.active_rule.name: execution for execution in self.executions}
         self.finished = 0
         self.refused = 0
         self.stuck: str | None = None
@@ -94,32 +97,35 @@ class JobExecutor:
     @property
     def claims(self) -> list[Claim]:
         """Return the claims that this executor holds. It is thread-safe."""
-        return [row_claim(row) for one in self.working for row in one.claimed.copy().values()]
+        return [row_claim(row) for execution in self.executions for row in execution.claimed.copy().values()]
 
     @property
     def in_flight(self) -> int:
         """Return the number of claimed targets that are not finished yet."""
-        return sum(len(one.claimed) for one in self.working)
+        return sum(len(execution.claimed) for execution in self.executions)
 
     @property
     def busy(self) -> bool:
         """Return whether targets are claimed, or results are not yet stored."""
-        return bool(self.in_flight or self._request is not None or self._finishes or self._runs or self._orphans)
+        return bool(self.in_flight or self._has_results)
 
     @property
     def next(self) -> float:
         """Return the time at which to look for due targets again."""
-        return min((one.look_at for one in self.working), default=0.0)
+        return min((execution.poll_at for execution in self.executions), default=0.0)
 
     def step(self) -> int:
         """Claim due targets, and send finished results to the store. Return how many targets and results there were.
 
         Raises `Stuck` if a rule is stuck and no job of another rule is in progress.
         """
-        done = self._collect()
+        done = 0
+        while done < ROWS_PER_REQUEST and not self._done.empty():
+            self._finish_job(self._done.get())
+            done += 1
         if time.monotonic() >= self._watch_at:
-            self._watch()
-        self._start()
+            self._give_up_overdue()
+        self._start_jobs()
         claimed = 0 if self.stuck else self._claim()
         return done + claimed + self._send_results()
 
@@ -130,106 +136,92 @@ class JobExecutor:
             try:
                 self._finish_job(self._done.get(timeout=0.05))
             except queue.Empty:
-                self._watch()
+                self._give_up_overdue()
             self._send_results()
-        for one in self.working:
-            one.slots.stop()
+        for execution in self.executions:
+            execution.stop()
         try:
-            self._send_remaining()
-            self._finishes = [(one, _release_claim(row)) for one in self.working for row in one.claimed.values()]
-            self._send_remaining()
+            self._send_all_results()
+            self._finishes = [
+                (execution, _release_claim(row)) for execution in self.executions for row in execution.claimed.values()
+            ]
+            self._send_all_results()
         finally:
             self._request_thread.shutdown(wait=False)
 
-    def see_time(self, store_ns: int) -> None:
+    def record_time(self, store_ns: int) -> None:
         """Record the store's time, which decides when a budget's period ends."""
-        for one in self.working:
-            one.store_ns = max(one.store_ns, store_ns)
+        for execution in self.executions:
+            execution.store_ns = max(execution.store_ns, store_ns)
 
     def _job_done(self, job: EvaluationJob) -> None:
         self._done.put(job)
         self._wake.set()
 
-    def _collect(self) -> int:
-        count = 0
-        while count < ROWS_PER_REQUEST:
-            try:
-                job = self._done.get_nowait()
-            except queue.Empty:
-                break
-            self._finish_job(job)
-            count += 1
-        return count
-
     def _finish_job(self, job: EvaluationJob) -> None:
-        working = self._by_name[job.active_rule.name]
-        now = self._now()
-        working.ended(job)
-        finish = JobOutcome(job, working.pauses, working.memory, now).finish()
-        self._finishes.append((working, finish))
-        if orphans := _judge_trace_ids(
-            f for result in job.results.values() for f in result.feedback
-        ) - _judge_trace_ids(finish.feedback):
-            self._forget(orphans)
+        execution, now = self._by_name[job.active_rule.name], self._now()
+        execution.record_job(job)
+        finish = JobOutcome(execution, job, now).finish()
+        self._finishes.append((execution, finish))
+        given = [feedback for result in job.results.values() for feedback in result.feedback]
+        if orphans := _judge_trace_ids(given) - _judge_trace_ids(finish.feedback):
+            # delete judge traces to which no feedback refers, such as those of an attempt that is repeated: they would
+            # be unreachable, also for a user who deletes the trace that they quote
+            self._take_judge_runs()
+            self._runs = [run for run in self._runs if run.trace_id not in orphans]
+            self._orphans |= orphans
 
-    def _forget(self, judgements: set[str]) -> None:
-        """Delete judge traces to which no feedback refers, such as those of an attempt that is repeated.
-
-        They would be unreachable otherwise, also for a user who deletes the trace that they quote.
-        """
+    def _take_judge_runs(self) -> None:
         self._runs += mark_monitor_runs(self._judgements.take())
-        kept = self._runs[: self._keeping]
-        self._runs = kept + [run for run in self._runs[self._keeping :] if run.trace_id not in judgements]
-        self._orphans |= judgements
 
-    def _watch(self) -> None:
-        """Give up jobs whose evaluator exceeds its timeout. Their threads still occupy slots."""
+    def _give_up_overdue(self) -> None:
+        """Give up jobs whose evaluator exceeds its timeout. Their threads stay occupied.
+
+        Raises `Stuck` if a rule has no free thread left, and all else is done.
+        """
         now = time.monotonic()
         self._watch_at = now + TIMEOUT_CHECK_S
-        for one in self.working:
-            for job in list(one.slots.running - one.slots.overdue):
-                if (late := _overdue_evaluator(job, now)) is not None and one.slots.let_go(job):
-                    self._give_up(one, job, *late)
-            if one.slots.stuck:
+        for execution in self.executions:
+            threads = execution.threads
+            for job in list(threads.running - threads.abandoned):
+                overdue = _find_overdue(execution, job, now)
+                if overdue is not None and threads.abandon(job):
+                    evaluator, seconds = overdue
+                    error = TimeoutError(f"the evaluator took more than {seconds:g} s")
+                    feedback = evaluator.make.failure(job.target, error)
+                    job.results[evaluator.key] = EvaluatorResult(feedback, error, seconds)
+                    self._finish_job(job)
+            if threads.stuck:
                 # release the waiting jobs, so that other processes can take them
-                name = one.active_rule.record.name
+                name = execution.active_rule.record.name
                 self.stuck = (
-                    self.stuck or f"all {one.slots.size} slots of rule {name!r} are held by evaluators that hang"
+                    self.stuck or f"all {threads.size} slots of rule {name!r} are occupied by hanging evaluators"
                 )
-                for waiting in one.slots.drain():
-                    self._finishes.append((one, _release_claim(waiting.row)))
+                self._finishes += [(execution, _release_claim(job.row)) for job in threads.drain()]
         if self.stuck is not None and not self.in_flight and not self._finishes:
             raise Stuck(self.stuck)
 
-    def _give_up(self, one: RuleExecution, job: EvaluationJob, key: str, seconds: float) -> None:
-        error = TimeoutError(f"the evaluator took more than {seconds:g} s")
-        evaluator = next(each for each in one.evaluators if each.key == key)
-        job.over = False
-        job.end(key, evaluator.make.failure(job.target, error), error)
-        job.over = True
-        self._finish_job(job)
-
     def _claim(self) -> int:
-        if self._suspects or self._memory.is_short:
+        if self._has_suspect or self._memory.is_short:
             return 0
         now = self._now()
-        rooms = [(one, room) for one in self.working if (room := one.room(now)) > 0]
-        weight = sum(one.active_rule.in_force.settings.priority for one, _ in rooms) or 1.0
+        claimable = [(execution, rows) for execution in self.executions if (rows := execution.count_claimable(now)) > 0]
+        weight = sum(execution.active_rule.in_force.settings.priority for execution, _ in claimable) or 1.0
         count = 0
-        for one, room in rooms:
-            share = max(1, int(ROWS_PER_REQUEST * one.active_rule.in_force.settings.priority / weight))
-            count += self._claim_of(one, min(room, share), now)
-            if self._suspects:
+        for execution, rows in claimable:
+            share = int(ROWS_PER_REQUEST * execution.active_rule.in_force.settings.priority / weight)
+            count += self._claim_for_rule(execution, min(rows, max(1, share)), now)
+            if self._has_suspect:
                 break
         return count
 
     @property
-    def _suspects(self) -> bool:
+    def _has_suspect(self) -> bool:
         """Return whether a claim is held on a target whose previous worker died. Such a target is evaluated alone."""
-        return any(row.deaths for one in self.working for row in one.claimed.values())
+        return any(row.deaths for execution in self.executions for row in execution.claimed.values())
 
-    def _claim_of(self, one: RuleExecution, limit: int, now: float) -> int:
-        rule = one.active_rule.in_force
+    def _claim_for_rule(self, execution: RuleExecution, limit: int, now: float) -> int:
+        rule = execution.active_rule.in_force
         try:
             rows = self._store.claim(
                 rule.name,
@@ -238,79 +230,65 @@ class JobExecutor:
                 self._claim_s,
                 project=rule.project,
                 limit=limit,
-                over_budget=one.over_budget(now),
+                over_budget=execution.over_budget_limit(now),
             )
         except Refused as refused:  # another version of the rule is in force by now
-            one.active_rule.idle = str(refused)
+            execution.active_rule.idle = str(refused)
             return 0
-        one.took(len(rows), limit, now)
-        self.see_time(max((row.updated_ns for row in rows), default=0))
-        one.claimed.update((row.target, row) for row in rows)
-        self._unread.setdefault(one.active_rule.name, {}).update((row.target, row) for row in rows)
-        self._start()
+        self.record_time(max((row.updated_ns for row in rows), default=0))
+        execution.record_claims(rows, limit, now)
+        self._unloaded.setdefault(execution.active_rule.name, {}).update((row.target, row) for row in rows)
+        self._start_jobs()
         return len(rows)
 
-    def _start(self) -> None:
+    def _start_jobs(self) -> None:
         """Load the claimed cases, and queue their jobs.
 
         Raises `Unavailable`. Rows that could not be read are read by the next call.
         """
-        for name, rows in self._unread.items():
-            one = self._by_name[name]
+        for name, rows in self._unloaded.items():
+            execution = self._by_name[name]
             due = [row for row in rows.values() if not row.deaths or self.in_flight == 1]
-            for made in self._loading.jobs(one, due, self._now()):
-                del rows[made.target if isinstance(made, EvaluationJob) else made.claim.target]
-                if isinstance(made, EvaluationJob):
-                    one.slots.put(made)
+            for row, job in self._loader.make_jobs(execution, due, self._now()):
+                del rows[row.target]
+                if isinstance(job, EvaluationJob):
+                    execution.threads.put(job)
                 else:
-                    self._finishes.append((one, made))
+                    self._finishes.append((execution, job))
+
+    @property
+    def _has_results(self) -> bool:
+        return bool(self._request is not None or self._finishes or self._runs or self._orphans)
 
     def _send_results(self) -> int:
         """Process the answers to the previous request, and send the next results to the store in the background.
 
-        Raises the store's errors; results that were not stored are sent again.
+        Return the number of answers. Raises the store's errors; results that were not stored are sent again.
         """
-        processed = self._process_answers() if self._request is not None and self._request.done() else 0
-        self._runs += mark_monitor_runs(self._judgements.take())
-        if self._request is None and (self._finishes or self._runs or self._orphans):
-            lot, self._keeping = [finish for _, finish in self._finishes[:ROWS_PER_REQUEST]], len(self._runs)
-            self._leaving = frozenset(self._orphans)
-            self._request = self._request_thread.submit(
-                self._store_results, list(self._runs), lot, tuple(self._leaving)
-            )
-            self._request.add_done_callback(lambda _: self._wake.set())
+        processed = self._process_answers() if self._request is not None and self._request[0].done() else 0
+        self._take_judge_runs()
+        if self._request is None and self._has_results:
+            batch = _ResultBatch(self._runs, self._finishes[:ROWS_PER_REQUEST], self._orphans)
+            self._runs, self._finishes, self._orphans = [], self._finishes[ROWS_PER_REQUEST:], set()
+            future = self._request_thread.submit(self._store_results, batch)
+            self._request = future, batch
+            future.add_done_callback(lambda _: self._wake.set())
         return processed
 
-    def _process_answers(self) -> int:
-        assert self._request is not None
-        request, keeping, self._request, self._keeping = self._request, self._keeping, None, 0
-        answers = request.result()
-        lot = self._finishes[: len(answers)]
-        del self._finishes[: len(answers)], self._runs[:keeping]
-        self._orphans -= self._leaving
-        for (one, finish), answer in zip(lot, answers, strict=True):
-            self._process_answer(one, finish, answer)
-        return len(lot)
-
-    def _store_results(
-        self, runs: Sequence[Run], finishes: Sequence[ClaimResult], orphans: tuple[str, ...]
-    ) -> list[str]:
-        """Store judge traces first, then the results whose feedback refers to them. `orphans` are judge traces to
-        delete.
-        """
-        if runs:
-            self._store.append(runs)
-        answers = self._finish(finishes) if finishes else []
-        if orphans:
-            self._store.delete(trace_ids=orphans, kind="evaluator")
-        return answers
-
-    def _send_remaining(self) -> None:
+    def _send_all_results(self) -> None:
         """Send results until the store has all of them."""
-        while self._request is not None or self._finishes or self._runs or self._orphans:
+        while self._has_results:
             if self._request is not None:
-                wait([self._request])
+                wait([self._request[0]])
             self._send_results()
+
+    def _store_results(self, batch: _ResultBatch) -> list[str]:
+        if batch.runs:
+            self._store.append(batch.runs)
+        answers = self._finish([finish for _, finish in batch.finishes]) if batch.finishes else []
+        if batch.orphans:
+            self._store.delete(trace_ids=tuple(batch.orphans), kind="evaluator")
+        return answers
 
     def _finish(self, finishes: Sequence[ClaimResult]) -> list[str]:
         try:
@@ -326,17 +304,26 @@ class JobExecutor:
             )
             return self._store.finish(bare)
 
-    def _process_answer(self, one: RuleExecution, finish: ClaimResult, answer: str) -> None:
-        one.claimed.pop(finish.claim.target, None)
-        self.finished += 1
-        one.outcomes[finish.verdict] += 1
-        if answer.startswith("refused"):
-            self.refused += 1
-            self._orphans |= _judge_trace_ids(finish.feedback)
-        elif answer == "waiting":
-            one.look_soon(self._now())
-        elif finish.again_s is not None:
-            one.look_soon(self._now() + finish.again_s)
+    def _process_answers(self) -> int:
+        assert self._request is not None
+        (future, batch), self._request = self._request, None
+        try:
+            answers = future.result()
+        except BaseException:
+            self._runs, self._finishes = batch.runs + self._runs, batch.finishes + self._finishes
+            self._orphans |= batch.orphans
+            raise
+        for (execution, finish), answer in zip(batch.finishes, answers, strict=True):
+            execution.claimed.pop(finish.claim.target, None)
+            self.finished += 1
+            if answer.startswith("refused"):
+                self.refused += 1
+                self._orphans |= _judge_trace_ids(finish.feedback)
+            elif answer == "waiting":
+                execution.poll_by(self._now())
+            elif finish.again_s is not None:
+                execution.poll_by(self._now() + finish.again_s)
+        return len(answers)
 
 
 def _judge_trace_ids(feedback: Iterable[Feedback]) -> set[str]:
@@ -354,88 +341,80 @@ def _release_claim(row: Decision) -> ClaimResult:
     )
 
 
-def _overdue_evaluator(job: EvaluationJob, now: float) -> tuple[str, float] | None:
+def _find_overdue(execution: RuleExecution, job: EvaluationJob, now: float) -> tuple[Evaluator, float] | None:
     """Return the evaluator that exceeds its timeout, and the timeout in seconds; None if there is none."""
-    current = job.current
-    if current is None:
+    if (current := job.current) is None:
         return None
     key, began = current
     evaluator = next(each for each in job.evaluators if each.key == key)
-    seconds = evaluator_timeout(evaluator, job.active_rule.in_force.settings.timeout_s)
     if evaluator.plain:
-        return (key, seconds) if now - began > seconds else None
-    longest = max(evaluator_timeout(each, job.active_rule.in_force.settings.timeout_s) for each in job.evaluators)
-    return (key, longest) if now - began > longest + TIMEOUT_GRACE_S else None
+        seconds = limit = execution.get_timeout(evaluator)
+    else:
+        seconds = max(map(execution.get_timeout, job.evaluators))
+        limit = seconds + TIMEOUT_GRACE_S
+    return (evaluator, seconds) if now - began > limit else None
 
 
-JobOrFinish = EvaluationJob | ClaimResult
+JobOrResult: TypeAlias = EvaluationJob | ClaimResult
 
 
-class JobLoader:
+class CaseLoader:
     """Loader of the cases of claimed targets. `sizes` maps trace ids to bytes, for the traces whose size is known."""
 
     def __init__(self, store: Store, sizes: Mapping[str, int]) -> None:
         self._store, self._sizes = store, sizes
 
-    def jobs(self, working: RuleExecution, rows: Sequence[Decision], now: float) -> Iterator[JobOrFinish]:
-        """Yield a job for each claim with evaluators to run, and a finished result for each other claim."""
-        wanted = []
+    def make_jobs(
+        self, execution: RuleExecution, rows: Sequence[Decision], now: float
+    ) -> Iterator[tuple[Decision, JobOrResult]]:
+        """Yield each row with its job, or with its result if no evaluator needs to run."""
+        to_load = []
         for row in rows:
-            if working.to_run(row.states, now) or row.inputs_hash is not None:
-                wanted.append(row)
-            else:
-                unpaid = working.unpaid(row.states, now)
-                yield JobOutcome(
-                    EvaluationJob(
-                        working.active_rule, row, make_case(None), row.inputs_hash or "", (), row.states, unpaid
-                    ),
-                    working.pauses,
-                    working.memory,
-                    now,
-                ).finish()
-        yield from self._trace_jobs(working, [row for row in wanted if row.target.trace_id is not None], now)
-        for row in wanted:
-            if row.target.session_id is not None:
-                try:
-                    case: Case | str = make_case(load_turns(row.target.session_id, self._store, row.project))
-                except NotFound:
-                    case = "the session is not there any more"
-                yield _make_job(working, row, case, now)
+            if execution.runnable_evaluators(row.states, now) or row.inputs_hash is not None:
+                to_load.append(row)
+            else:  # all evaluators wait, for example for the budget: the case is not needed
+                unpaid = execution.unpaid_judges(row.states, now)
+                job = EvaluationJob(execution.active_rule, row, make_case(None), "", (), row.states, unpaid)
+                yield row, JobOutcome(execution, job, now).finish()
+        for row, case in self._load_cases(to_load):
+            yield row, _make_job(execution, row, case, now)
 
-    def _trace_jobs(self, working: RuleExecution, rows: Sequence[Decision], now: float) -> Iterator[JobOrFinish]:
+    def _load_cases(self, rows: Sequence[Decision]) -> Iterator[tuple[Decision, Case | str]]:
+        """Yield each row with its case, or with the reason why there is none."""
         by_trace: dict[str, list[Decision]] = {}
         for row in rows:
-            by_trace.setdefault(row.target.trace_id or "", []).append(row)
-        for lot in batch_by_size((id, self._sizes.get(id)) for id in by_trace):
-            traces = {trace.trace_id: trace for trace in self._store.many(lot)}
-            for id in lot:
+            if row.target.trace_id is not None:
+                by_trace.setdefault(row.target.trace_id, []).append(row)
+            elif row.target.session_id is not None:
+                try:
+                    yield row, make_case(load_turns(row.target.session_id, self._store, row.project))
+                except NotFound:
+                    yield row, "the session is not there any more"
+        for batch in batch_by_size((id, self._sizes.get(id)) for id in by_trace):
+            traces = {trace.trace_id: trace for trace in self._store.many(batch)}
+            for id in batch:
                 for row in by_trace[id]:
-                    yield _make_job(working, row, _load_target_case(row, traces.get(id)), now)
+                    if id not in traces:
+                        yield row, "the trace is not there any more"
+                        continue
+                    try:
+                        yield row, make_target_case(row.target, traces[id]) or "its span is not there any more"
+                    except Exception as error:  # an unexpected value must fail only its own target
+                        yield row, f"it cannot be shown to evaluators: {type(error).__name__}: {error}"
 
 
-def _load_target_case(row: Decision, trace: Trace | None) -> Case | str:
-    """Return the case of a target, or the reason why there is none."""
-    if trace is None:
-        return "the trace is not there any more"
-    try:
-        return make_target_case(row.target, trace) or "its span is not there any more"
-    except Exception as error:  # an unexpected value must fail only its own target
-        return f"it cannot be shown to evaluators: {type(error).__name__}: {error}"
-
-
-def _make_job(working: RuleExecution, row: Decision, case: Case | str, now: float) -> JobOrFinish:
+def _make_job(execution: RuleExecution, row: Decision, case: Case | str, now: float) -> JobOrResult:
     if isinstance(case, str):
         return ClaimResult(claim=row_claim(row), verdict="failed", reason=case, read_change=row.runs_change)
-    hashed = hash_case(case, working.evaluators)
-    same = row.inputs_hash in (None, hashed)
-    states = row.states if same else {}
-    evaluators = working.to_run(states, now)
-    job = EvaluationJob(working.active_rule, row, case, hashed, evaluators, states, working.unpaid(states, now))
+    inputs_hash = hash_case(case, execution.evaluators)
+    states = row.states if row.inputs_hash in (None, inputs_hash) else {}
+    evaluators, unpaid = execution.runnable_evaluators(states, now), execution.unpaid_judges(states, now)
+    job = EvaluationJob(execution.active_rule, row, case, inputs_hash, evaluators, states, unpaid)
     if evaluators:
         return job
-    if row.inputs_hash == hashed and len(working.to_run(states, float("inf"))) == 0:
+    if row.inputs_hash == inputs_hash and not execution.runnable_evaluators(states, float("inf")):
         return finish_unchanged(job)
-    return JobOutcome(job, working.pauses, working.memory, now).finish()
+    return JobOutcome(execution, job, now).finish()
 
 
 _HASHED_FIELDS = ("inputs", "outputs", "documents", "reference_outputs", "history", "metadata")
@@ -447,17 +426,17 @@ def hash_case(case: Case, evaluators: Sequence[Evaluator]) -> str:
 
     The hash covers the case's values. If an evaluator uses more than the values, it covers all runs of the case.
     """
-    asked = {name for evaluator in evaluators for name in (*evaluator.needs, *evaluator.uses)}
-    seen: dict[str, Any] = {name: getattr(case, name) for name in _HASHED_FIELDS}
-    seen["root"] = None if case.run is None else (case.run.status, case.run.error)
-    if not asked <= _VALUE_FIELDS and case.trace is not None:
-        seen["runs"] = [_run_fields(run) for run in case.trace.runs]
-    return hashlib.sha256(canonical_json(seen)).hexdigest()[:32]
-
-
-def _run_fields(run: Run) -> dict[str, Any]:
-    fields = {name: getattr(run, name) for name in Run.__slots__}
-    return {**fields, "attributes": former_names(run.attributes), "resource": former_names(run.resource)}
+    used = {name for evaluator in evaluators for name in (*evaluator.needs, *evaluator.uses)}
+    hashed: dict[str, Any] = {name: getattr(case, name) for name in _HASHED_FIELDS}
+    hashed["root"] = None if case.run is None else (case.run.status, case.run.error)
+    if not used <= _VALUE_FIELDS and case.trace is not None:
+        # hash the former names of attributes too, so that a hash from before the renaming stays valid
+        hashed["runs"] = [
+            {name: getattr(run, name) for name in Run.__slots__}
+            | {"attributes": former_names(run.attributes), "resource": former_names(run.resource)}
+            for run in case.trace.runs
+        ]
+    return hashlib.sha256(canonical_json(hashed)).hexdigest()[:32]
 
 
 def mark_monitor_runs(runs: Iterable[Run]) -> list[Run]:

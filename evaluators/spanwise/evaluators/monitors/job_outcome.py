@@ -10,16 +10,18 @@ from spanwise.collector.formatting import first_line
 from spanwise.collector.records import ClaimResult, Feedback, Verdict
 from spanwise.evaluators.experiments import JudgeCost
 from spanwise.evaluators.interface import (
-    claim_keys,
     compute_retry_delay,
     get_http_status,
     get_retry_after,
     is_transient,
-    list_declared_keys,
 )
-from spanwise.evaluators.monitors.circuit_breaker import CircuitBreaker
-from spanwise.evaluators.monitors.process_limits import WorkerMemory
-from spanwise.evaluators.monitors.rule_jobs import EvaluationJob, EvaluatorResult, evaluator_state, is_final
+from spanwise.evaluators.monitors.rule_jobs import (
+    EvaluationJob,
+    EvaluatorResult,
+    RuleExecution,
+    evaluator_state,
+    is_final,
+)
 from spanwise.evaluators.monitors.rule_spending import BudgetExceeded
 
 OUTCOME_ORDER: tuple[Verdict, ...] = ("failed", "skipped", "scored")
@@ -41,39 +43,40 @@ class _Retry(NamedTuple):
 class JobOutcome:
     """Outcome of a claimed target. `now` is the time by the circuit breaker's clock, in seconds."""
 
-    def __init__(self, job: EvaluationJob, pauses: CircuitBreaker, memory: WorkerMemory, now: float) -> None:
-        self._job, self._pauses, self._memory, self._now = job, pauses, memory, now
+    def __init__(self, execution: RuleExecution, job: EvaluationJob, now: float) -> None:
+        self._job, self._breaker, self._memory, self._now = job, execution.breaker, execution.memory, now
         self._states: dict[str, Any] = {}
         self._reported: list[str] = []
         self._feedback: list[Feedback] = []
-        self._again: list[_Retry] = []
-        self._owners = list_declared_keys(job.active_rule.evaluators)
+        self._retries: list[_Retry] = []
         self._attempts = 0
-        for evaluator in job.active_rule.evaluators:
-            if (result := job.results.get(evaluator.key)) is not None:
-                own = claim_keys(self._owners, evaluator, list(result.feedback), job.target)
-                job.results[evaluator.key] = replace(result, feedback=own)
         for evaluator in job.active_rule.evaluators:
             self._settle_evaluator(evaluator.key)
 
     def finish(self) -> ClaimResult:
         """Return the result for the store."""
-        again = min(self._again, key=lambda one: one.seconds, default=None)
-        done = [state["state"] for state in self._states.values()]
-        verdict: Verdict = (
-            next((word for word in OUTCOME_ORDER if word in done), "skipped") if again is None else again.verdict
-        )
+        retry = min(self._retries, key=lambda retry: retry.seconds, default=None)
+        if retry is not None:
+            verdict, reason = retry.verdict, retry.reason
+        else:
+            verdict = _worst_outcome(self._states)
+            reasons = [
+                f"{key}: {first_line(str(state.get('error') or state['state']))}"
+                for key, state in self._states.items()
+                if state["state"] == verdict and verdict != "scored"
+            ]
+            reason = "; ".join(reasons)[:500] or verdict
         return ClaimResult(
             claim=self._job.claim,
             verdict=verdict,
-            reason=self._reason(verdict) if again is None else again.reason,
+            reason=reason,
             states=self._states,
             reported=tuple(self._reported),
             feedback=tuple(self._feedback),
             inputs_hash=self._job.inputs_hash,
             read_change=self._job.row.runs_change,
             attempts=self._attempts,
-            again_s=None if again is None else again.seconds,
+            again_s=None if retry is None else retry.seconds,
             cost=feedback_cost(self._feedback),
         )
 
@@ -84,11 +87,11 @@ class JobOutcome:
             self._record_result(key, result, before)
         elif is_final(before):
             self._states[key] = before
-        elif (paused := self._pauses.paused(key, self._now)) is not None:
-            self._schedule_retry(key, before, _Retry("throttled", self._pauses.until(key) - self._now, paused))
+        elif (paused := self._breaker.paused(key, self._now)) is not None:
+            self._schedule_retry(key, before, _Retry("throttled", self._breaker.paused_until(key) - self._now, paused))
         elif key in self._job.unpaid:
-            seconds = max(WAITING_RETRY_S, self._pauses.money.until - self._now)
-            self._schedule_retry(key, before, _Retry("over_budget", seconds, self._pauses.money.reason))
+            seconds = max(WAITING_RETRY_S, self._breaker.budget.until - self._now)
+            self._schedule_retry(key, before, _Retry("over_budget", seconds, self._breaker.budget.reason))
         else:
             self._schedule_retry(key, before, _Retry("waiting", WAITING_RETRY_S, "it was not begun"))
 
@@ -96,36 +99,41 @@ class JobOutcome:
         attempts = int(before.get("attempts") or 0)
         full = int(before.get("full") or 0)
         if full < MAX_FULL_TRIES and self._memory.is_to_blame(result.error):
-            why = f"{key!r} is tried in another worker: the memory of this one was full ({self._memory})"
-            self._pauses.release_probe(key)
-            self._schedule_retry(
-                key, {**before, "full": full + 1}, _Retry("waiting", min(2.0**full, MAX_FULL_DELAY_S), why)
-            )
+            reason = f"{key!r} is tried in another worker: the memory of this one was full ({self._memory})"
+            retry: _Retry | None = _Retry("waiting", min(2.0**full, MAX_FULL_DELAY_S), reason)
+            before = {**before, "full": full + 1}
+        else:
+            retry = self._plan_retry(key, result, attempts)
+            if retry is not None and retry.verdict == "waiting":
+                before = {**before, "attempts": attempts + 1}
+                self._attempts = 1
+        if retry is not None:
+            self._breaker.release_probe(key)
+            self._schedule_retry(key, before, retry)
             return
-        again = self._plan_retry(key, result, attempts)
-        if again is not None:
-            self._pauses.release_probe(key)
-            counted = again.verdict == "waiting"
-            self._attempts = max(self._attempts, int(counted))
-            self._schedule_retry(key, {**before, "attempts": attempts + counted}, again)
-            return
-        outcomes = {one.outcome for one in result.feedback}
+        outcomes = {feedback.outcome for feedback in result.feedback}
         state = "failed" if "error" in outcomes else "scored" if "score" in outcomes else "skipped"
-        self._attempts = max(self._attempts, 1)
-        explanation = next((one.error or one.comment for one in result.feedback if one.outcome != "score"), None)
+        self._attempts = 1
+        explanation = next(
+            (feedback.error or feedback.comment for feedback in result.feedback if feedback.outcome != "score"), None
+        )
         self._states[key] = {"state": state, "attempts": attempts + 1}
         if explanation:
             self._states[key]["error"] = first_line(explanation)
         self._reported.append(key)
-        self._feedback += [self._assign_to_rule(feedback) for feedback in result.feedback]
+        prefix = SHADOW_PREFIX if self._job.active_rule.in_force.shadow_of else ""
+        self._feedback += [
+            replace(feedback, key=prefix + feedback.key, rule=self._job.row.rule, claim=self._job.row.claim, id="")
+            for feedback in result.feedback
+        ]
         if state != "failed":
-            self._pauses.succeeded(key)
+            self._breaker.succeeded(key)
 
     def _plan_retry(self, key: str, result: EvaluatorResult, attempts: int) -> _Retry | None:
         """Return when and why an evaluator is to be retried, or None if its result is final."""
         error = result.error
         if isinstance(error, BudgetExceeded):
-            seconds = self._pauses.money.refused(
+            seconds = self._breaker.budget.refused(
                 str(error),
                 settled=error.settled,
                 left=error.left,
@@ -135,47 +143,37 @@ class JobOutcome:
             )
             return _Retry("over_budget", seconds, str(error))
         if any(evaluator.key == key and evaluator.asking is not None for evaluator in self._job.active_rule.evaluators):
-            self._pauses.money.found()
+            self._breaker.budget.succeeded()
         if not any(feedback.outcome == "error" for feedback in result.feedback):
             return None
         reason = first_line(next(feedback.error or "" for feedback in result.feedback if feedback.outcome == "error"))
         if error is not None and is_rate_limited(error):
-            seconds = compute_retry_delay(self._pauses.refusals, error)
-            self._pauses.refuse(seconds, self._now)
+            seconds = compute_retry_delay(self._breaker.refusals, error)
+            self._breaker.refuse(seconds, self._now)
             return _Retry("throttled", seconds, f"{key!r}: {reason}")
-        self._pauses.failed(key, reason, self._now)
-        if (paused := self._pauses.paused(key, self._now)) is not None:
-            return _Retry("throttled", self._pauses.until(key) - self._now, paused)
+        self._breaker.failed(key, reason, self._now)
+        if (paused := self._breaker.paused(key, self._now)) is not None:
+            return _Retry("throttled", self._breaker.paused_until(key) - self._now, paused)
         if error is None or not is_transient(error) or attempts >= self._job.active_rule.in_force.settings.retries:
             return None
         return _Retry("waiting", compute_retry_delay(attempts, error), f"{key!r} is tried again: {reason}")
 
-    def _schedule_retry(self, key: str, before: Mapping[str, Any], again: _Retry) -> None:
-        self._again.append(again)
-        self._states[key] = {"attempts": 0, **before, "state": "waiting", "error": again.reason}
+    def _schedule_retry(self, key: str, before: Mapping[str, Any], retry: _Retry) -> None:
+        self._retries.append(retry)
+        self._states[key] = {"attempts": 0, **before, "state": "waiting", "error": retry.reason}
 
-    def _assign_to_rule(self, feedback: Feedback) -> Feedback:
-        row = self._job.row
-        key = SHADOW_PREFIX + feedback.key if self._job.active_rule.in_force.shadow_of else feedback.key
-        return replace(feedback, key=key, rule=row.rule, claim=row.claim, id="")
 
-    def _reason(self, verdict: str) -> str:
-        reasons = [
-            f"{key}: {first_line(str(state.get('error') or state['state']))}"
-            for key, state in self._states.items()
-            if state["state"] == verdict and verdict != "scored"
-        ]
-        return "; ".join(reasons)[:500] or verdict
+def _worst_outcome(states: Mapping[str, Any]) -> Verdict:
+    outcomes = [state.get("state") for state in states.values()]
+    return next((outcome for outcome in OUTCOME_ORDER if outcome in outcomes), "skipped")
 
 
 def finish_unchanged(job: EvaluationJob) -> ClaimResult:
     """Return the result of a claim if the values to evaluate have not changed since the last evaluation."""
     states = {key: evaluator_state(job.states, key) for key in job.states}
-    done = [state.get("state") for state in states.values()]
-    verdict: Verdict = next((word for word in OUTCOME_ORDER if word in done), "skipped")
     return ClaimResult(
         claim=job.claim,
-        verdict=verdict,
+        verdict=_worst_outcome(states),
         reason="what changed is nothing that the evaluators look at",
         states=states,
         inputs_hash=job.inputs_hash,
@@ -193,7 +191,7 @@ def is_rate_limited(error: BaseException) -> bool:
 
 def feedback_cost(feedback: Sequence[Feedback]) -> float | None:
     """Return the cost of judges in US dollars; None if it is unknown."""
-    spent, counted = JudgeCost(), set[Any]()
+    cost, counted = JudgeCost(), set[Any]()
     for one in feedback:
-        spent.add(one, counted)
-    return spent.cost
+        cost.add(one, counted)
+    return cost.cost

@@ -22,6 +22,7 @@ from spanwise.evaluators.monitors.feed_follower import FeedFollower
 from spanwise.evaluators.monitors.job_executor import TIMEOUT_CHECK_S, JobExecutor, Stuck
 from spanwise.evaluators.monitors.monitored_rule import API_OWNER, ActiveRule, MonitoredRule, RuleKey, save_rules
 from spanwise.evaluators.monitors.process_limits import WorkerMemory
+from spanwise.evaluators.monitors.rule_jobs import RuleExecution
 from spanwise.evaluators.monitors.rule_spending import StoreLedger, find_unpriced_judge
 
 MIN_FEED_POLL_S, MAX_FEED_POLL_S = 0.02, 2.0  # seconds between two polls of the feed, at least and at most
@@ -56,38 +57,36 @@ class Monitor:
         self._owner = owners.pop() if len(owners) == 1 else None
         self._store, self._activate, self._claim_s, self._now = store, activate, claim_s, now
         self._rules = [ActiveRule(rule) for rule in rules]
-        for active_rule in self._rules:
-            active_rule.barred = find_unpriced_judge(active_rule.record.settings.budget, active_rule.evaluators)
-        ledgers = {one.name: StoreLedger(store, one) for one in self._rules}
+        for rule in self._rules:
+            rule.barred = find_unpriced_judge(rule.record.settings.budget, rule.evaluators)
+        ledgers = {rule.name: StoreLedger(store, rule) for rule in self._rules}
+        self._wake_executor, self._wake_feed, self._stopped = threading.Event(), threading.Event(), threading.Event()
         self._follower = FeedFollower(store, self._rules, self.holder, now)
-        self._wake, self._look_at_feed = threading.Event(), threading.Event()
-        self._dead: list[str] = []
-        self._runner = JobExecutor(
-            store, self._rules, self.holder, ledgers, self._follower.sizes, claim_s, self._wake, now, memory
+        self._executor = JobExecutor(
+            store, self._rules, self.holder, ledgers, self._follower.sizes, claim_s, self._wake_executor, now, memory
         )
+        self._dead: list[str] = []  # holder names of dead workers whose leases are not released yet
         self._saved = False
-        self._last = SHUTDOWN_GRACE_S
-        self._over = threading.Event()
-        self._logged = ""
-        self._began = now()
-        self._reported = (now(), 0, 0)
+        self._shutdown_s = SHUTDOWN_GRACE_S
+        self._logged = ""  # the latest logged error
+        self._reported = (now(), 0, 0)  # time of the latest report, and the numbers of finished and decided items in it
 
     @property
     def idle(self) -> Mapping[str, str]:
         """Return the rules that are not executed, with the reasons."""
-        return {one.record.name: one.idle for one in self._rules if one.idle is not None}
+        return {rule.record.name: rule.idle for rule in self._rules if rule.idle is not None}
 
     def suspend(self, rules: Collection[RuleKey]) -> None:
         """Suspend rules that have crashed workers. It is thread-safe."""
-        for one in self._rules:
-            one.suspended = "it has ended several workers and rests for a while" if one.name in rules else None
-            if one.suspended:
-                one.idle = one.suspended
+        for rule in self._rules:
+            rule.suspended = "the rule is quarantined because it ended several workers" if rule.name in rules else None
+            if rule.suspended:
+                rule.idle = rule.suspended
 
     def take_over(self, dead: Sequence[str]) -> None:
         """Release the leases of dead workers, so that this one need not wait for them. It is thread-safe."""
         self._dead = list(dead)
-        self._look_at_feed.set()
+        self._wake_feed.set()
 
     def step(self) -> int:
         """Process all due changes and targets, and wait until they are finished.
@@ -97,12 +96,11 @@ class Monitor:
         self._start()
         done, self._follower.behind = 0, True
         while self._follower.behind:
-            done += self._follower.step()
-            self._runner.see_time(self._follower.now_ns)
-            self._look()
-            while (did := self._runner.step()) or self._runner.busy:
-                done += did
-                if not did:
+            done += self._read_feed()
+            self._claim_soon()
+            while (finished := self._executor.step()) or self._executor.busy:
+                done += finished
+                if not finished:
                     time.sleep(0.001)
         return done
 
@@ -116,23 +114,23 @@ class Monitor:
         ]
         try:
             # save the rules as soon as the store answers
-            while not self._saved and not self._over.is_set():
+            while not self._saved and not self._stopped.is_set():
                 try:
                     self._start()
                 except Unavailable as error:
                     _log.warning("spanwise monitor: %s", error)
-                    self._over.wait(error.retry_after)
+                    self._stopped.wait(error.retry_after)
             for thread in threads:
                 thread.start()
-            while not self._over.is_set():
-                self._wake.clear()
-                if not self._persist(self._runner.step):
+            while not self._stopped.is_set():
+                self._wake_executor.clear()
+                if not self._retry_later(self._executor.step):
                     # pause until rows may be due (`next`); the pause is short while evaluators run, because their
                     # timeouts must be checked
-                    longest = TIMEOUT_CHECK_S if self._runner.in_flight else MAX_FEED_POLL_S
-                    self._wake.wait(min(longest, max(0.001, self._runner.next - self._now())))
+                    longest = TIMEOUT_CHECK_S if self._executor.in_flight else MAX_FEED_POLL_S
+                    self._wake_executor.wait(min(longest, max(0.001, self._executor.next - self._now())))
         finally:
-            self._over.set()
+            self._stopped.set()
             for thread in threads:
                 if thread.ident is not None:
                     thread.join(SHUTDOWN_GRACE_S)
@@ -143,115 +141,123 @@ class Monitor:
 
         Running jobs have `seconds` to finish (None: `SHUTDOWN_GRACE_S`). Unfinished ones are released.
         """
-        self._last = self._last if seconds is None else seconds
-        self._over.set()
-        self._wake.set()
-        self._look_at_feed.set()
+        self._shutdown_s = self._shutdown_s if seconds is None else seconds
+        for event in (self._stopped, self._wake_executor, self._wake_feed):
+            event.set()
 
     def close(self) -> None:
         """Release claims and leases. Callers that use `step` instead of `run` call it at the end."""
-        ends: tuple[Callable[[], None], ...] = (lambda: self._runner.stop(self._last), self._follower.stop)
+        ends: tuple[Callable[[], None], ...] = (lambda: self._executor.stop(self._shutdown_s), self._follower.stop)
         for end in ends:
             try:
                 end()
             except StoreError as error:
-                _log.warning("spanwise monitor: at its end: %s", error)
+                _log.warning("spanwise monitor: claims or leases were not released: %s", error)
 
     def reports(self) -> list[WorkerReport]:
         """Return the worker's reports, one for each project."""
         then, finished, decided = self._reported
         now = self._now()
-        self._reported = (now, self._runner.finished, self._follower.decided)
+        self._reported = (now, self._executor.finished, self._follower.decided)
         seconds = max(now - then, 1e-9)
         data: dict[str, JSON] = {
-            "finished_per_s": (self._runner.finished - finished) / seconds,
+            "finished_per_s": (self._executor.finished - finished) / seconds,
             "decided_per_s": (self._follower.decided - decided) / seconds,
-            "finished": self._runner.finished,
-            "refused": self._runner.refused,
-            "in_flight": self._runner.in_flight,
+            "finished": self._executor.finished,
+            "refused": self._executor.refused,
+            "in_flight": self._executor.in_flight,
             "waiting_in_memory": self._follower.waiting,
             "pid": os.getpid(),
         }
-        projects: dict[str, list[ActiveRule]] = {}
-        for one in self._rules:
-            projects.setdefault(one.record.project, []).append(one)
+        projects: dict[str, list[RuleExecution]] = {}
+        for execution in self._executor.executions:
+            projects.setdefault(execution.active_rule.record.project, []).append(execution)
         return [
             WorkerReport(
                 holder=self.holder,
                 project=project,
-                rules={one.record.name: one.record.version for one in active_rules},
-                data={**data, **self._by_rule({one.name for one in active_rules}, now)},
+                rules={one.active_rule.record.name: one.active_rule.record.version for one in executions},
+                data={**data, **self._describe_rules(project, executions, now)},
             )
-            for project, active_rules in projects.items()
+            for project, executions in projects.items()
         ]
 
-    def _by_rule(self, names: Collection[RuleKey], now: float) -> dict[str, JSON]:
+    def _describe_rules(self, project: str, executions: Sequence[RuleExecution], now: float) -> dict[str, JSON]:
         """Return those entries of a project's report that list values by rule name."""
-        working = [one for one in self._runner.working if one.active_rule.name in names]
+        by_name = {execution.active_rule.record.name: execution for execution in executions}
+        paused = {name: execution.breaker.list_paused(now) for name, execution in by_name.items()}
+        idle = {name: execution.active_rule.reported_idle for name, execution in by_name.items()}
         return {
-            "deciding": sorted(rule for project, rule in self._follower.deciding if (project, rule) in names),
-            "evaluators": {one.active_rule.record.name: one.statistics() for one in working},
-            "paused": {one.active_rule.record.name: paused for one in working if (paused := one.pauses.all(now))},
-            "idle": {
-                one.active_rule.record.name: why
-                for one in working
-                if (why := one.active_rule.reported_idle) is not None
-            },
+            "deciding": sorted(name for owner, name in self._follower.deciding if owner == project),
+            "evaluators": {name: execution.statistics() for name, execution in by_name.items()},
+            "paused": {name: reasons for name, reasons in paused.items() if reasons},
+            "idle": {name: reason for name, reason in idle.items() if reason is not None},
         }
 
     def _start(self) -> None:
         if not self._saved:
-            save_rules(self._store, self._rules, self._owner, activate=self._activate)
+            self._save_rules()
             self._saved = True
 
-    def _look(self) -> None:
-        for one in self._runner.working:
-            one.look_soon(self._now())
-        self._wake.set()
+    def _save_rules(self) -> None:
+        save_rules(self._store, self._rules, self._owner, activate=self._activate)
+
+    def _read_feed(self) -> int:
+        done = self._follower.step()
+        self._executor.record_time(self._follower.now_ns)
+        return done
+
+    def _claim_soon(self) -> None:
+        """Have the executor claim rows now, because decisions were stored."""
+        for execution in self._executor.executions:
+            execution.poll_by(self._now())
+        self._wake_executor.set()
 
     def _follow_feed(self) -> None:
         pause = MIN_FEED_POLL_S
-        while not self._over.is_set():
-            done = self._persist(self._follower.step)
-            self._runner.see_time(self._follower.now_ns)
+        while not self._stopped.is_set():
+            done = self._retry_later(self._read_feed)
             if done:
-                self._look()
+                self._claim_soon()
             pause = MIN_FEED_POLL_S if done else min(2 * pause, MAX_FEED_POLL_S)
             if not self._follower.behind:
                 due = self._follower.next
-                self._look_at_feed.wait(pause if due is None else min(pause, max(0.001, due - self._now())))
-                self._look_at_feed.clear()
-                self._persist(self._release_dead)
+                self._wake_feed.wait(pause if due is None else min(pause, max(0.001, due - self._now())))
+                self._wake_feed.clear()
+                if self._dead:
+                    self._retry_later(self._release_dead)
 
     def _release_dead(self) -> None:
-        if self._dead and self._saved:
-            self._follower.take_over(self._dead)
+        dead = self._dead
+        self._follower.take_over(dead)
+        if self._dead is dead:  # no further worker has died meanwhile
             self._dead = []
 
     def _keep_alive(self) -> None:
         """Renew claims and send reports. A separate thread does this, so that slow work on other threads does not delay
         it.
         """
-        self._persist(self._report)  # report at once, so that a new worker is visible
-        report_at = self._now() + REPORT_INTERVAL_S
-        while not self._over.wait(min(REPORT_INTERVAL_S, self._claim_s / 4)):
-            self._persist(self._renew)
+        report_at = self._now()  # report at once, so that a new worker is visible
+        while True:
             if self._now() >= report_at:
-                self._persist(self._report)
+                self._retry_later(self._send_reports)
                 report_at = self._now() + REPORT_INTERVAL_S
+            if self._stopped.wait(min(REPORT_INTERVAL_S, self._claim_s / 4)):
+                return
+            self._retry_later(self._renew_claims)
 
-    def _report(self) -> None:
+    def _send_reports(self) -> None:
         for report in self.reports():
             self._store.report(report)
 
-    def _renew(self) -> None:
-        if claims := self._runner.claims:
+    def _renew_claims(self) -> None:
+        if claims := self._executor.claims:
             self._store.renew(claims, self.holder, self._claim_s)
 
-    def _persist(self, do: Callable[[], Any]) -> Any:
+    def _retry_later(self, call: Callable[[], Any]) -> Any:
         """Call a function that uses the store. If it raises, log the error, wait, and return None."""
         try:
-            return do()
+            return call()
         except Stuck:
             raise
         # continue after an unexpected error: a worker that has ended would evaluate nothing more
@@ -261,5 +267,5 @@ class Monitor:
             if message != self._logged:
                 self._logged = message
                 _log.warning("spanwise monitor: %s", message)
-            self._over.wait(getattr(error, "retry_after", STORE_RETRY_S))
+            self._stopped.wait(getattr(error, "retry_after", STORE_RETRY_S))
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -39,30 +39,24 @@ def make_evaluator_entry(rule: str, evaluator: Evaluator, version: str | None) -
     Raises `ValueError` for code whose source text is not available, unless `version` is given instead of the hash.
     """
     entry: dict[str, Any] = {"key": evaluator.key, "version": evaluator.revision}
+    origin, function = evaluator.origin, evaluator.function
     code: Any
-    if _is_registered(evaluator):
+    if origin and (evaluator.spec is not None or origin["type"] in list_evaluators()):
         try:
             return {**entry, **evaluator.to_dict()}
         except ValueError:  # a parameter is a function, which cannot be stored
-            entry["type"], code = evaluator.origin["type"], dict(evaluator.origin["init_parameters"])
-    elif identity := vars(type(evaluator.function)).get("RULE_IDENTITY"):
+            entry["type"], code = origin["type"], dict(origin["init_parameters"])
+    elif identity := vars(type(function)).get("RULE_IDENTITY"):
         entry["function"], digest = identity
         return {**entry, "source": version or _digest({entry["function"].replace(":", "."): digest})}
     else:
-        entry["function"], code = _qualified_name(evaluator.function), evaluator.function
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        entry["function"], code = f"{function.__module__}:{name}", function
     try:
         return {**entry, "source": version or _source_digest(code)}
     except SourceUnavailable as error:
-        way_out = f'say monitor({rule!r}, …, version="1"), and another one when it changes'
-        raise ValueError(f"rule {rule!r}: {error}; {way_out}") from None
-
-
-def _is_registered(evaluator: Evaluator) -> bool:
-    return bool(evaluator.origin) and (evaluator.spec is not None or evaluator.origin["type"] in list_evaluators())
-
-
-def _qualified_name(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}"
+        remedy = f'pass a version, such as monitor({rule!r}, …, version="1"), and change it when the code changes'
+        raise ValueError(f"rule {rule!r}: {error}; {remedy}") from None
 
 
 def _source_digest(code: Any) -> str:
@@ -82,9 +76,8 @@ def _digest(value: JSON) -> str:
 
 FilterLike: TypeAlias = "Filter | Mapping[str, Any] | str | None"
 BUDGETS = ("usd_per_day", "usd_per_minute", "calls_per_day", "calls_per_minute")
-rules_being_loaded: ContextVar[list[MonitoredRule] | None] = ContextVar(
-    "collecting", default=None
-)  # collects the rules of the file that is being loaded
+# collects the rules of the file that is being loaded
+rules_being_loaded: ContextVar[list[MonitoredRule] | None] = ContextVar("rules_being_loaded", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,28 +132,29 @@ def monitor(
     the version. `version` is required if an evaluator has no source text. `shadow_of` names the rule that this one is
     compared with. Raises `ValueError` for an invalid definition.
     """
-    made = tuple(map(as_evaluator, [evaluators] if callable(evaluators) else evaluators))
-    _check_definition(name, made, target, kind, scope, shadow_of)
+    built = tuple(map(as_evaluator, [evaluators] if callable(evaluators) else evaluators))
+    _check_definition(name, built, target, kind, scope, shadow_of)
     settings = RuleSettings(
         sample_rate=_check_rate(name, sample_rate),
         strata=tuple(
-            Stratum(filter=_normalize_filter(name, one), rate=_check_rate(name, rate)) for one, rate in strata
+            Stratum(filter=_normalize_filter(name, condition), rate=_check_rate(name, rate))
+            for condition, rate in strata
         ),
         budget=_check_budget(name, budget or {}),
         pace=pace,
         concurrency=int(_check_number(name, "concurrency", concurrency)),
         timeout_s=_check_number(name, "timeout", timeout),
-        retries=int(_check_number(name, "retries", retries, least=0)),
+        retries=int(_check_number(name, "retries", retries, zero=True)),
         priority=_check_number(name, "priority", priority),
-        quiet_s=_check_number(name, "quiet", quiet, least=0),
-        max_wait_s=_check_number(name, "max_wait", max_wait, least=0),
-        session_quiet_s=_check_number(name, "session_quiet", session_quiet, least=0),
+        quiet_s=_check_number(name, "quiet", quiet, zero=True),
+        max_wait_s=_check_number(name, "max_wait", max_wait, zero=True),
+        session_quiet_s=_check_number(name, "session_quiet", session_quiet, zero=True),
         max_bytes=int(_check_number(name, "max_bytes", max_bytes)),
     )
     record = Rule(
         name=name,
         version="",
-        evaluators=tuple(make_evaluator_entry(name, evaluator, version) for evaluator in made),
+        evaluators=tuple(make_evaluator_entry(name, evaluator, version) for evaluator in built),
         project=project or os.environ.get("SPANWISE_PROJECT") or "default",
         filter=_normalize_filter(name, filter),
         target=target,
@@ -172,7 +166,7 @@ def monitor(
         enabled=enabled,
         metadata=metadata or {},
     )
-    rule = MonitoredRule(assign_version(record), made)
+    rule = MonitoredRule(assign_version(record), built)
     if (rules := rules_being_loaded.get()) is not None:
         rules.append(rule)
     return rule
@@ -182,69 +176,70 @@ def _check_definition(
     name: str, evaluators: Sequence[Evaluator], target: str, kind: str | None, scope: str, shadow_of: str | None
 ) -> None:
     if not isinstance(name, str) or not name.strip():
-        raise ValueError(f"a rule has a name, such as 'grounded', not {name!r}")
-    if not evaluators:
-        raise ValueError(f"rule {name!r} has no evaluators; give one at least")
-    if sets := [evaluator.key for evaluator in evaluators if evaluator.summary]:
-        raise ValueError(
-            f"rule {name!r}: {sets[0]!r} looks at a whole set of cases, which traffic has not; leave it out"
-        )
+        raise ValueError(f"the name of a rule must be a non-empty text, such as 'grounded', got {name!r}")
     if shadow_of == name:
-        raise ValueError(f"rule {name!r} cannot be its own shadow; give the one that is tried another name")
-    keys = [evaluator.key for evaluator in evaluators]
-    if twice := next((key for key in keys if keys.count(key) > 1), None):
-        raise ValueError(f"rule {name!r} has two evaluators with the key {twice!r}; give one of them another key=")
+        raise ValueError(f"rule {name!r} cannot be its own shadow; give the shadow another name")
     try:
-        check_keys(evaluators)
+        check_evaluators(evaluators)
     except ValueError as error:
         raise ValueError(f"rule {name!r}: {error}") from None
-    for word, value, words in (("target", target, get_args(RuleTarget)), ("scope", scope, get_args(Scope))):
-        if value not in words:
-            raise ValueError(f"rule {name!r}: {word}={value!r} is none of {', '.join(words)}")
+    for argument, value, allowed in (("target", target, get_args(RuleTarget)), ("scope", scope, get_args(Scope))):
+        if value not in allowed:
+            raise ValueError(f"rule {name!r}: unknown {argument} {value!r}; expected one of: {', '.join(allowed)}")
     if kind is not None and target not in ("span", "document"):
-        raise ValueError(f"rule {name!r}: kind={kind!r} chooses spans, and its target is a {target}; use the filter")
+        raise ValueError(
+            f"rule {name!r}: kind={kind!r} selects spans, but the target is {target!r}; use the filter instead"
+        )
+
+
+def check_evaluators(evaluators: Sequence[Evaluator]) -> None:
+    """Raise `ValueError` if a rule must not have these evaluators."""
+    if not evaluators:
+        raise ValueError("it has no evaluators; add at least one")
+    if sets := [evaluator.key for evaluator in evaluators if evaluator.summary]:
+        raise ValueError(f"{sets[0]!r} evaluates sets of cases, which live traffic does not have; remove it")
+    check_keys(evaluators)
 
 
 def _normalize_filter(name: str, given: FilterLike) -> Mapping[str, JSON]:
     """Return the normal form of a filter. Raises `ValueError` for a filter with a time range."""
     try:
-        made = validate_filter(given if isinstance(given, Filter) else _parse_filter(given))
+        if isinstance(given, str):
+            given = parse(given.split())
+        filter = validate_filter(given if isinstance(given, Filter) else extend_filter(None, dict(given or {})))
     except (ValueError, TypeError, Refused) as error:
         raise ValueError(f"rule {name!r}: {error}") from None
-    if made.since_ns is not None or made.until_ns is not None:
-        raise ValueError(f"rule {name!r}: a rule's filter holds at all times; leave out since and until (see since=)")
-    return filter_to_dict(made)
-
-
-def _parse_filter(given: Mapping[str, Any] | str | None) -> Filter:
-    if isinstance(given, str):
-        return parse(given.split())
-    return extend_filter(None, dict(given or {}))
+    if filter.since_ns is not None or filter.until_ns is not None:
+        raise ValueError(
+            f"rule {name!r}: a rule's filter must not have a time range; remove since and until (see since=)"
+        )
+    return filter_to_dict(filter)
 
 
 def _check_rate(name: str, rate: float) -> float:
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
-        raise ValueError(f"rule {name!r}: a rate is a number from 0 to 1, not {rate!r}")
+        raise ValueError(f"rule {name!r}: a sample rate must be a number from 0 to 1, got {rate!r}")
     return float(rate)
 
 
-def _check_number(name: str, what: str, value: float, least: float | None = None) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    if not number or (value <= 0 if least is None else value < least):
-        raise ValueError(f"rule {name!r}: {what}={value!r} is no number above {0 if least is None else 'or at 0'}")
+def _check_number(name: str, argument: str, value: float, *, zero: bool = False) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if not is_number or value < 0 or (value == 0 and not zero):
+        raise ValueError(f"rule {name!r}: {argument} must be a number {'>= 0' if zero else '> 0'}, got {value!r}")
     return value
 
 
 def _check_budget(name: str, budget: Mapping[str, float]) -> Mapping[str, float]:
     for key, limit in budget.items():
         if key not in BUDGETS:
-            raise ValueError(f"rule {name!r}: a budget has no {key!r}{did_you_mean(key, BUDGETS, form=': {}')}")
-        _check_number(name, f"budget[{key!r}]", limit, least=0)
+            hint = did_you_mean(key, BUDGETS) or f"; expected one of: {', '.join(BUDGETS)}"
+            raise ValueError(f"rule {name!r}: unknown budget {key!r}{hint}")
+        _check_number(name, f"budget[{key!r}]", limit, zero=True)
     return dict(budget)
 
 
 API_OWNER = "api"  # owner of rules that were created through the API; the store already has them
-REASON_UNSAVED, REASON_PAUSED = "it is not saved yet", "the rule is paused"
+REASON_UNSAVED, REASON_PAUSED = "the rule is not saved yet", "the rule is paused"
 RuleKey: TypeAlias = tuple[str, str]  # (project, name)
 
 
@@ -275,7 +270,7 @@ class ActiveRule:
         """
         return None if self.idle == REASON_PAUSED else self.idle
 
-    def see(self, current: Rule | None) -> None:
+    def update(self, current: Rule | None) -> None:
         """Update the state from the rule that the store has in force under this name. None means that the rule was
         removed.
         """
@@ -296,38 +291,33 @@ def rule_key(rule: Rule) -> RuleKey:
     return rule.project, rule.name
 
 
-def rules_by_key(rules: Sequence[Rule]) -> Mapping[RuleKey, Rule]:
-    """Return rules by project and name."""
-    return {rule_key(rule): rule for rule in rules}
-
-
 def save_rules(store: Store, active_rules: Sequence[ActiveRule], owner: str | None, *, activate: bool) -> None:
     """Put rules in force.
 
     A version that was superseded is put in force again only with `activate`. Without it, the worker keeps the rule
     but does not execute it. Raises `Refused` for a rule that belongs to another owner.
     """
-    old: Mapping[RuleKey, Rule] = {}
-    if not activate:  # find rules in force that have superseded the given versions
-        current = rules_by_key(store.rules())
-        before = {(*rule_key(rule), rule.version) for rule in store.rules(all_versions=True)}
-        old = {
-            one.name: replace(current[one.name])
-            for one in active_rules
-            if one.name in current
-            and current[one.name].version != one.record.version
-            and (*one.name, one.record.version) in before
+    # rules of the API are already in the store
+    records = [rule.record for rule in active_rules if owner is None or rule.record.owner != API_OWNER]
+    if records and not activate:
+        # if a version was superseded, save the version that is in force instead
+        current = {rule_key(rule): rule for rule in store.rules()}
+        superseded = {
+            (rule_key(rule), rule.version)
+            for rule in store.rules(all_versions=True)
+            if rule_key(rule) in current and rule.version != current[rule_key(rule)].version
         }
-    own = [
-        one for one in active_rules if owner is None or one.record.owner != API_OWNER
-    ]  # rules of the API are already in the store
-    if own:
-        store.save_rule(*(old.get(one.name, one.record) for one in own), owner=owner, activate=activate)
+        records = [
+            current[rule_key(record)] if (rule_key(record), record.version) in superseded else record
+            for record in records
+        ]
+    if records:
+        store.save_rule(*records, owner=owner, activate=activate)
     refresh_rules(store, active_rules)
 
 
 def refresh_rules(store: Store, active_rules: Sequence[ActiveRule]) -> None:
     """Update the state of all rules from the store."""
-    current = rules_by_key(store.rules())
-    for one in active_rules:
-        one.see(current.get(one.name))
+    current = {rule_key(rule): rule for rule in store.rules()}
+    for active_rule in active_rules:
+        active_rule.update(current.get(active_rule.name))

@@ -45,8 +45,8 @@ def default_memory_limit(workers: int) -> int:
 
     Together the workers get half of the machine's memory, and each one at least 2 GiB.
     """
-    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(has // 2 // workers, 2 << 30)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(total // 2 // workers, 2 << 30)
 
 
 OWN_GROWTH_SHARE = (

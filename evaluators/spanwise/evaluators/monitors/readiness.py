@@ -10,6 +10,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import NamedTuple
 
 from spanwise.collector.records import RuleSettings, TraceHead
@@ -42,9 +43,9 @@ def trace_readiness(head: TraceHead, settings: RuleSettings, first: float, chang
     return Readiness(longest, True)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class WaitingTarget:
-    """Target that waits until it is ready. `head` is the trace head at its last change; `mark` is the feed position
+    """Target that waits until it is ready. `head` is the trace head at its last change, and `before` the feed position
     before that change.
     """
 
@@ -53,30 +54,17 @@ class WaitingTarget:
     drawn: SamplingDraw
     first: float
     ready: Readiness
-    mark: FeedMark
-
-
-@dataclass(slots=True)
-class FeedMark:
-    """Section of the feed that starts with a change of a waiting target."""
-
-    before: str  # feed position before the section
-    waits: bool = True
+    before: str
 
 
 class WaitingTargets:
-    """Waiting targets of one rule, and the feed position up to which everything is decided.
+    """Waiting targets of one rule. It also remembers which targets were admitted while they were incomplete."""
 
-    It also remembers which targets were admitted while they were incomplete.
-    """
-
-    def __init__(self, cursor: str, most: int = MAX_WAITING_TARGETS) -> None:
+    def __init__(self, most: int = MAX_WAITING_TARGETS) -> None:
         self._most = most
-        self._by_key: dict[str, WaitingTarget] = {}
-        self._due: list[tuple[float, int, WaitingTarget]] = []
-        self._numbers = 0
-        self._marks: list[FeedMark] = [FeedMark(cursor, waits=False)]
-        self._position = cursor
+        self._by_key: dict[str, WaitingTarget] = {}  # in the order of their last changes
+        self._queue: list[tuple[float, int, WaitingTarget]] = []  # heap, by time; includes targets that were dropped
+        self._numbers = count()
         self._incomplete: OrderedDict[str, None] = OrderedDict()  # keys of targets that were admitted while incomplete
 
     def __len__(self) -> int:
@@ -90,29 +78,17 @@ class WaitingTargets:
     @property
     def next(self) -> float | None:
         """Return the time when the next target is ready."""
-        while self._due and self._by_key.get(self._due[0][2].key) is not self._due[0][2]:
-            heapq.heappop(self._due)
-        return self._due[0][0] if self._due else None
+        while self._queue and self._by_key.get(self._queue[0][2].key) is not self._queue[0][2]:
+            heapq.heappop(self._queue)
+        return self._queue[0][0] if self._queue else None
 
-    def get(self, key: str) -> WaitingTarget | None:
-        """Return the target that waits under a key."""
-        return self._by_key.get(key)
-
-    def took(self, key: str, *, incomplete: bool) -> None:
-        """Record that a target was admitted, and whether it was incomplete then."""
-        if incomplete:
-            self._incomplete[key] = None
-            if len(self._incomplete) > MAX_INCOMPLETE_KEYS:
-                self._incomplete.popitem(last=False)
-
-    def was_incomplete(self, key: str) -> bool:
-        """Return whether the target was admitted earlier, while it was incomplete."""
-        return key in self._incomplete
+    def low_water(self, position: str) -> str:
+        """Return the feed position before the oldest change that waits; `position` if none waits."""
+        return next((waiting.before for waiting in self._by_key.values()), position)
 
     def put(self, waiting: WaitingTarget) -> None:
         """Add a waiting target. It replaces an earlier change of the same target."""
-        self.drop(waiting.key)
-        self._marks.append(waiting.mark)
+        self.drop(waiting.key)  # so that the target moves to the end of the order
         self._push(waiting)
 
     def postpone(self, key: str, at: float) -> None:
@@ -123,42 +99,29 @@ class WaitingTargets:
 
     def drop(self, key: str) -> WaitingTarget | None:
         """Remove a waiting target, because it has changed again or is decided."""
-        waiting = self._by_key.pop(key, None)
-        if waiting is not None:
-            waiting.mark.waits = False
-        return waiting
+        return self._by_key.pop(key, None)
 
-    def due(self, now: float) -> Iterator[WaitingTarget]:
+    def take_due(self, now: float) -> Iterator[WaitingTarget]:
         """Remove and yield the targets that are ready."""
         while (at := self.next) is not None and at <= now:
-            waiting = heapq.heappop(self._due)[2]
+            waiting = heapq.heappop(self._queue)[2]
             self.drop(waiting.key)
             yield waiting
 
-    def read(self, position: str) -> None:
-        """Record the position up to which the feed was read."""
-        self._position = position
+    def record_admitted(self, key: str, *, incomplete: bool) -> None:
+        """Record that a target was admitted, and whether it was incomplete then."""
+        if incomplete:
+            self._incomplete[key] = None
+            if len(self._incomplete) > MAX_INCOMPLETE_KEYS:
+                self._incomplete.popitem(last=False)
 
-    @property
-    def low_water(self) -> str:
-        """Return the feed position before the oldest change that waits."""
-        return next((mark.before for mark in self._marks if mark.waits), self._position)
-
-    def decided(self) -> None:
-        """Drop the marks before the low-water mark. Call it after the store has saved the low-water mark."""
-        first = next((place for place, mark in enumerate(self._marks) if mark.waits), None)
-        if first is None:
-            self._marks = [FeedMark(self._position, waits=False)]
-        elif first > 0:
-            self._marks = self._marks[first:]
-        elif len(self._marks) >= 2 * sum(mark.waits for mark in self._marks) + 100:
-            # remove marks that no longer wait, because a trace that changes for hours adds a mark at each change
-            self._marks = [self._marks[0], *(mark for mark in self._marks[1:] if mark.waits)]
+    def was_incomplete(self, key: str) -> bool:
+        """Return whether the target was admitted earlier, while it was incomplete."""
+        return key in self._incomplete
 
     def _push(self, waiting: WaitingTarget) -> None:
         self._by_key[waiting.key] = waiting
-        self._numbers += 1
-        heapq.heappush(self._due, (waiting.ready.at, self._numbers, waiting))
+        heapq.heappush(self._queue, (waiting.ready.at, next(self._numbers), waiting))
 
 
 MAX_DECIDED_TARGETS = 50_000

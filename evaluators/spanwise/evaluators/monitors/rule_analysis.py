@@ -25,8 +25,7 @@ from spanwise.collector.records import (
 )
 from spanwise.collector.rule_policy import MIN_PACING_FACTOR, get_sampling_rate, get_sampling_unit
 from spanwise.collector.statistics import SampledMean, estimate_means, get_sampling_position
-from spanwise.collector.stores import Store
-from spanwise.collector.stores import summarize_rule as read
+from spanwise.collector.stores import Store, summarize_rule
 from spanwise.evaluators.interface import (
     DiscardedJudgements,
     StoreLocation,
@@ -86,35 +85,34 @@ def check(rule: MonitoredRule, store: Store, *, seconds: float = 86_400.0, tries
 
     Nothing is stored, and no judge is called except for `tries`. Raises `NoJudge` if a judge is not configured.
     """
+    record = rule.record
     since_ns = time.time_ns() - int(seconds * 1e9)
-    wanted = replace(extend_filter(None, rule.record.filter), project=rule.record.project, since_ns=since_ns)
-    if rule.record.scope == "live" and wanted.experiment is None:
-        wanted = replace(wanted, experiment="")
-    matched, looked = _count_traces(store, wanted), _sample_traces(rule.record, store, wanted)
-    taken = [summary for summary, is_taken in looked if is_taken]
-    share = matched / len(looked) if len(looked) >= MAX_COUNTED_TRACES and matched > len(looked) else 1.0
-    read = taken[: max(tries, MAX_PRICED_TARGETS)]
-    seen = list(_trial_targets(rule.record, store, read))
-    targets = len(seen) * len(taken) / len(read) * share if read else 0.0
-    estimated = estimate(rule.evaluators, [case for _, case in seen[:MAX_PRICED_TARGETS]])
-    scale = targets / estimated.cases if estimated.cases else 0.0
-    usd = None if estimated.total.usd is None else estimated.total.usd * scale
+    filter = replace(extend_filter(None, record.filter), project=record.project, since_ns=since_ns)
+    if record.scope == "live" and filter.experiment is None:
+        filter = replace(filter, experiment="")
+    matched = _count_traces(store, filter)
+    checked, sampled = _sample_traces(record, store, filter)
+    scale = matched / checked if checked >= MAX_COUNTED_TRACES and matched > checked else 1.0
+    newest = sampled[: max(tries, MAX_PRICED_TARGETS)]
+    cases = list(_load_cases(record, store, newest))
+    targets = len(cases) * len(sampled) / len(newest) * scale if newest else 0.0
+    estimated = estimate(rule.evaluators, [case for _, case in cases[:MAX_PRICED_TARGETS]])
+    cost_scale = targets / estimated.cases if estimated.cases else 0.0
+    usd = None if estimated.total.usd is None else estimated.total.usd * cost_scale
     return RulePreview(
-        rule=rule.record,
+        rule=record,
         seconds=seconds,
-        traces=_count_traces(
-            store, Filter(project=rule.record.project, since_ns=since_ns, experiment=wanted.experiment)
-        ),
-        matched=round(len(looked) * share),
-        sampled=round(len(taken) * share),
+        traces=_count_traces(store, Filter(project=record.project, since_ns=since_ns, experiment=filter.experiment)),
+        matched=round(checked * scale),
+        sampled=round(len(sampled) * scale),
         targets=round(targets),
-        exact=share == 1.0,
+        exact=scale == 1.0,
         estimate=estimated,
         priced=estimated.cases,
         usd=usd,
-        calls=round(estimated.total.calls * scale),
-        paced=_pacing_factor(rule.record, usd, seconds),
-        tried=tuple(_score_targets(rule, seen[:tries])),
+        calls=round(estimated.total.calls * cost_scale),
+        paced=_pacing_factor(record, usd, seconds),
+        tried=tuple(_score_cases(rule, cases[:tries])),
     )
 
 
@@ -122,17 +120,18 @@ def _count_traces(store: Store, filter: Filter) -> int:
     return sum(bucket.traces for bucket in store.aggregate(filter, newest="all"))
 
 
-def _sample_traces(rule: Rule, store: Store, wanted: Filter) -> list[tuple[TraceSummary, bool]]:
-    """Return the newest matching traces, and whether each would be sampled. A session is represented by its newest
-    trace.
+def _sample_traces(rule: Rule, store: Store, filter: Filter) -> tuple[int, list[TraceSummary]]:
+    """Return the number of the newest matching traces, and those of them that would be sampled. A session is
+    represented by its newest trace.
     """
-    matching = list(islice(_filter_scope(rule, _summaries(store, wanted)), MAX_COUNTED_TRACES))
+    matching = list(islice(_filter_scope(rule, _summaries(store, filter)), MAX_COUNTED_TRACES))
     strata = [_matching_ids(store, matching, stratum.filter) for stratum in rule.settings.strata]
-    rates = (get_sampling_rate(rule.settings, [it.trace_id in ids for ids in strata])[0] for it in matching)
-    return [
-        (it, get_sampling_position(get_sampling_unit(rule, it)) < rate)
-        for it, rate in zip(matching, rates, strict=True)
-    ]
+
+    def is_sampled(summary: TraceSummary) -> bool:
+        rate, _ = get_sampling_rate(rule.settings, [summary.trace_id in ids for ids in strata])
+        return get_sampling_position(get_sampling_unit(rule, summary)) < rate
+
+    return len(matching), [summary for summary in matching if is_sampled(summary)]
 
 
 def _filter_scope(rule: Rule, summaries: Iterator[TraceSummary]) -> Iterator[TraceSummary]:
@@ -150,9 +149,12 @@ def _filter_scope(rule: Rule, summaries: Iterator[TraceSummary]) -> Iterator[Tra
 def _matching_ids(store: Store, summaries: Sequence[TraceSummary], filter: Mapping[str, object]) -> set[str]:
     """Return the ids of those traces that pass a second filter. It may use the same fields as the first one."""
     ids = [summary.trace_id for summary in summaries]
-    lots = (tuple(ids[start : start + IDS_PER_FILTER]) for start in range(0, len(ids), IDS_PER_FILTER))
-    passing = (_summaries(store, extend_filter(None, {**filter, "trace_ids": lot})) for lot in lots)
-    return {summary.trace_id for some in passing for summary in some}
+    passing: set[str] = set()
+    for start in range(0, len(ids), IDS_PER_FILTER):
+        batch = tuple(ids[start : start + IDS_PER_FILTER])
+        found = _summaries(store, extend_filter(None, {**filter, "trace_ids": batch}))
+        passing.update(summary.trace_id for summary in found)
+    return passing
 
 
 def _summaries(store: Store, filter: Filter) -> Iterator[TraceSummary]:
@@ -167,29 +169,29 @@ def _pacing_factor(rule: Rule, usd: float | None, seconds: float) -> float | Non
     return max(MIN_PACING_FACTOR, min(1.0, limit / daily)) if daily else 1.0
 
 
-def _trial_targets(rule: Rule, store: Store, taken: Sequence[TraceSummary]) -> Iterator[tuple[Target, Case]]:
+def _load_cases(rule: Rule, store: Store, sampled: Sequence[TraceSummary]) -> Iterator[tuple[Target, Case]]:
     """Yield the targets that a worker would score, each with its case. The traces may represent sessions."""
     if rule.target == "session":
-        for session in (summary.session_id or "" for summary in taken):
+        for session in (summary.session_id or "" for summary in sampled):
             yield Target(session_id=session), make_case(load_turns(session, store, rule.project))
         return
-    for lot in batch_by_size((summary.trace_id, None) for summary in taken):
-        for trace in store.many(lot):
+    for batch in batch_by_size((summary.trace_id, None) for summary in sampled):
+        for trace in store.many(batch):
             targets = [Target(trace_id=trace.trace_id)] if rule.target == "trace" else choose_targets(rule, trace)[0]
             cases = ((target, make_target_case(target, trace)) for target in targets)
             yield from ((target, case) for target, case in cases if case is not None)
 
 
-def _score_targets(rule: MonitoredRule, seen: Sequence[tuple[Target, Case]]) -> Iterator[TrialScore]:
+def _score_cases(rule: MonitoredRule, cases: Sequence[tuple[Target, Case]]) -> Iterator[TrialScore]:
     """Score the targets, newest first. Judge traces are discarded, because no stored feedback would refer to them."""
-    scoring = CaseScorer(rule.evaluators)
-    for target, case in seen:
+    scorer = CaseScorer(rule.evaluators)
+
+    async def score(target: Target, case: Case) -> tuple[Feedback, ...]:
+        return (*await scorer.on_loop(case, target), *await scorer.later(case, target))
+
+    for target, case in cases:
         with use_judge_context(judgements=DiscardedJudgements()):
-            yield TrialScore(target=target, feedback=run_coroutine(_score_target(scoring, case, target)))
-
-
-async def _score_target(scoring: CaseScorer, case: Case, target: Target) -> tuple[Feedback, ...]:
-    return (*await scoring.on_loop(case, target), *await scoring.later(case, target))
+            yield TrialScore(target=target, feedback=run_coroutine(score(target, case)))
 
 
 MAX_COMPARED_SCORES = 50_000  # maximum number of scores of each rule, the newest
@@ -239,42 +241,44 @@ def diff(store: StoreLocation, rule: str, shadow: str | None = None, *, project:
     The argument `store` may be a path or URL. Raises `NotFound` for an unknown rule, and `Refused` if the rule has no
     shadow, or several and none is selected.
     """
-    with open_store_location(store) as found:
-        return _compare_rules(found, *_find_rule_pair(found, rule, shadow, project))
+    with open_store_location(store) as opened:
+        return _compare_rules(opened, *_find_rule_pair(opened, rule, shadow, project))
 
 
 def _compare_rules(store: Store, old: Rule, new: Rule) -> RuleComparison:
     old_scores, new_scores = _mean_scores(store, old), _mean_scores(store, new)
-    shared = [place for place in old_scores if place in new_scores]
-    of_old, of_new = {place[:2] for place in old_scores}, {place[:2] for place in new_scores}
+    old_targets, new_targets = {key[:2] for key in old_scores}, {key[:2] for key in new_scores}
+    pairs = [(score, new_scores[key]) for key, score in old_scores.items() if key in new_scores]
+    changes = [replace(b, score=float(b.score or 0) - float(a.score or 0)) for a, b in pairs]
+    means = zip(
+        estimate_means([a for a, _ in pairs]),
+        estimate_means([b for _, b in pairs]),
+        estimate_means(changes),
+        strict=True,
+    )
     return RuleComparison(
         old=old,
         new=new,
-        both=len(of_old & of_new),
-        only_old=len(of_old - of_new),
-        only_new=len(of_new - of_old),
-        differences=tuple(
-            _list_differences([old_scores[place] for place in shared], [new_scores[place] for place in shared])
-        ),
+        both=len(old_targets & new_targets),
+        only_old=len(old_targets - new_targets),
+        only_new=len(new_targets - old_targets),
+        differences=tuple(KeyDifference(key=a.key, old=a, new=b, change=change) for a, b, change in means),
         cost_old=_mean_cost(store, old),
         cost_new=_mean_cost(store, new),
     )
 
 
 def _find_rule_pair(store: Store, rule: str, shadow: str | None, project: str) -> tuple[Rule, Rule]:
-    rules = {one.name: one for one in store.rules(project=project)}
-    names = [shadow] if shadow else sorted(name for name, one in rules.items() if one.shadow_of == rule)
-    for name in (rule, *names):
+    rules = {record.name: record for record in store.rules(project=project)}
+    shadows = [shadow] if shadow else sorted(name for name, record in rules.items() if record.shadow_of == rule)
+    for name in (rule, *shadows):
         if name not in rules:
             raise NotFound(f"there is no rule {name!r} in project {project!r}; it has {', '.join(rules) or 'none'}")
-    if len(names) != 1:
-        problem = (
-            f"has the shadows {', '.join(names)}: name one"
-            if names
-            else f"has no shadow: another rule with shadow_of={rule!r} is one"
-        )
-        raise Refused(f"rule {rule!r} {problem}")
-    return rules[rule], rules[names[0]]
+    if not shadows:
+        raise Refused(f"rule {rule!r} has no shadow; define another rule with shadow_of={rule!r}")
+    if len(shadows) > 1:
+        raise Refused(f"rule {rule!r} has several shadows ({', '.join(shadows)}); select one")
+    return rules[rule], rules[shadows[0]]
 
 
 def _mean_scores(store: Store, rule: Rule) -> dict[_ScoreKey, WeightedScore]:
@@ -283,20 +287,14 @@ def _mean_scores(store: Store, rule: Rule) -> dict[_ScoreKey, WeightedScore]:
     def ask(cursor: str | None) -> Page[WeightedScore]:
         return store.weighted(rule.name, version=rule.version, project=rule.project, cursor=cursor)
 
-    found: dict[_ScoreKey, list[WeightedScore]] = {}
-    for one in islice(iterate_pages(ask), MAX_COMPARED_SCORES):
-        if one.score is not None:
-            key = one.key.removeprefix(SHADOW_PREFIX)
-            found.setdefault((one.trace_id, one.session_id, key), []).append(replace(one, key=key))
-    return {place: replace(all[0], score=fmean(float(one.score or 0) for one in all)) for place, all in found.items()}
-
-
-def _list_differences(old_scores: list[WeightedScore], new_scores: list[WeightedScore]) -> Iterator[KeyDifference]:
-    changes = [
-        replace(b, score=float(b.score or 0) - float(a.score or 0)) for a, b in zip(old_scores, new_scores, strict=True)
-    ]
-    means = zip(estimate_means(old_scores), estimate_means(new_scores), estimate_means(changes), strict=True)
-    return (KeyDifference(key=old.key, old=old, new=new, change=change) for old, new, change in means)
+    scores: dict[_ScoreKey, list[WeightedScore]] = {}
+    for score in islice(iterate_pages(ask), MAX_COMPARED_SCORES):
+        if score.score is not None:
+            key = score.key.removeprefix(SHADOW_PREFIX)
+            scores.setdefault((score.trace_id, score.session_id, key), []).append(replace(score, key=key))
+    return {
+        key: replace(same[0], score=fmean(float(score.score or 0) for score in same)) for key, same in scores.items()
+    }
 
 
 def _mean_cost(store: Store, rule: Rule) -> float | None:
@@ -325,16 +323,12 @@ def summary(
     date) bound the start time of the traces, not the time of scoring. The default `project` is SPANWISE_PROJECT, else
     "default". Raises `NotFound`.
     """
-    place = project or os.environ.get("SPANWISE_PROJECT") or "default"
-    with open_optional_store(store) as at:
-        assert at is not None
-        rules = at.rules(project=place)
-        found = next((one for one in rules if one.name == rule), None)
-        if found is None:
-            known = ", ".join(repr(one.name) for one in rules) or "none"
-            raise NotFound(f"there is no rule {rule!r} in project {place!r}; rules there: {known}")
-        return read(at, found, key=key, since_ns=_parse_time(since), until_ns=_parse_time(until))
-
-
-def _parse_time(given: str | int | None) -> int | None:
-    return parse_time(given) if isinstance(given, str) else given
+    project = project or os.environ.get("SPANWISE_PROJECT") or "default"
+    since_ns, until_ns = (parse_time(time) if isinstance(time, str) else time for time in (since, until))
+    with open_optional_store(store) as opened:
+        assert opened is not None
+        rules = {record.name: record for record in opened.rules(project=project)}
+        if rule not in rules:
+            known = ", ".join(map(repr, rules)) or "none"
+            raise NotFound(f"there is no rule {rule!r} in project {project!r}; rules there: {known}")
+        return summarize_rule(opened, rules[rule], key=key, since_ns=since_ns, until_ns=until_ns)

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from spanwise.collector.filters import Filter, filter_to_dict
 from spanwise.collector.records import (
@@ -57,20 +57,20 @@ class FilterQueries:
 
     def __init__(self) -> None:
         self.filters: list[Filter] = []
-        self._places: dict[bytes, int] = {}
+        self._indices: dict[bytes, int] = {}
 
-    def place(self, filter: Filter) -> int | None:
-        """Return the index of a filter's answer in `TraceHead.passes`.
+    def get_index(self, filter: Filter) -> int | None:
+        """Return the index of a filter's answer in `TraceHead.passes`. New filters are added.
 
         Return None for a filter without conditions, because every trace passes it.
         """
-        form = filter_to_dict(filter)
-        if not form:
+        conditions = filter_to_dict(filter)
+        if not conditions:
             return None
-        place = self._places.setdefault(canonical_json(form), len(self.filters))
-        if place == len(self.filters):
+        index = self._indices.setdefault(canonical_json(conditions), len(self.filters))
+        if index == len(self.filters):
             self.filters.append(filter)
-        return place
+        return index
 
 
 class EffectiveRule(NamedTuple):
@@ -79,36 +79,41 @@ class EffectiveRule(NamedTuple):
     rule: Rule
     settings: RuleSettings
     from_change: int
-    places: tuple[int | None, ...]  # filter indices: of the rule's own filter, then of its strata
+    filter_indices: tuple[int | None, ...]  # of the rule's own filter, then of its strata
+
+    def filter_answers(self, head: TraceHead) -> list[bool | None]:
+        """Return the answers of the filters for a trace: of the rule's own filter, then of its strata."""
+        return [True if index is None else head.passes[index] for index in self.filter_indices]
 
 
-def apply_setting(rule: Rule, setting: SettingsVersion, questions: FilterQueries) -> EffectiveRule:
+def apply_setting(rule: Rule, setting: SettingsVersion, queries: FilterQueries) -> EffectiveRule:
     """Return the rule with one of its settings and its filter indices. Raises `Refused` for a filter that rules must
     not have.
     """
-    places = tuple(map(questions.place, build_rule_filters(rule, setting.settings)))
-    return EffectiveRule(rule, setting.settings, setting.from_change, places)
+    indices = tuple(map(queries.get_index, build_rule_filters(rule, setting.settings)))
+    return EffectiveRule(rule, setting.settings, setting.from_change, indices)
 
 
-def decide_trace(of: EffectiveRule, head: TraceHead) -> SamplingDraw:
+def decide_trace(effective: EffectiveRule, head: TraceHead) -> SamplingDraw:
     """Return the sampling result of a rule for a trace head. A filter whose answer is not yet known
     (`awaits_text_index`) counts as not passed.
     """
-    if find_exclusion_reason(of.rule, head) is not None:
+    rule = effective.rule
+    if find_exclusion_reason(rule, head) is not None:
         return _DRAW_OUTSIDE
-    passes = _filter_answers(of, head)
-    if not passes[0] or (of.rule.target == "session" and head.session_id is None):
+    passes_rule, *passes_strata = effective.filter_answers(head)
+    if not passes_rule or (rule.target == "session" and head.session_id is None):
         return _DRAW_FILTERED
-    rate, stratum = get_sampling_rate(of.settings, passes[1:])
-    at = sampling_position(get_sampling_unit(of.rule, head))
-    if at >= rate:
-        return SamplingDraw("sampled_out", at, rate, stratum)
-    return SamplingDraw("taken", at, rate, stratum, inclusion_probability(of.rule, head, rate))
+    rate, stratum = get_sampling_rate(effective.settings, passes_strata)
+    u = sampling_position(get_sampling_unit(rule, head))
+    if u >= rate:
+        return SamplingDraw("sampled_out", u, rate, stratum)
+    return SamplingDraw("taken", u, rate, stratum, inclusion_probability(rule, head, rate))
 
 
-def awaits_text_index(of: EffectiveRule, head: TraceHead) -> bool:
+def awaits_text_index(effective: EffectiveRule, head: TraceHead) -> bool:
     """Return whether the result is not yet known because the trace's text is not indexed."""
-    return find_exclusion_reason(of.rule, head) is None and any(answer is None for answer in _filter_answers(of, head))
+    return find_exclusion_reason(effective.rule, head) is None and None in effective.filter_answers(head)
 
 
 def inclusion_probability(rule: Rule, head: TraceHead, rate: float) -> float | None:
@@ -122,11 +127,6 @@ def inclusion_probability(rule: Rule, head: TraceHead, rate: float) -> float | N
     if head.probability is None or (rule.target == "session" and head.probability < 1):
         return None
     return head.probability * rate
-
-
-def _filter_answers(of: EffectiveRule, head: TraceHead) -> Sequence[bool | None]:
-    passes: Any = head.passes
-    return [True if place is None else passes[place] for place in of.places]
 
 
 # cached, because several rules draw for the same trace in turn
@@ -152,7 +152,10 @@ def choose_targets(rule: Rule, trace: Trace, most: int = MAX_TARGETS) -> tuple[l
     targets = list(_candidates(rule, trace))
     if len(targets) <= most:
         return targets, 1.0
-    return heapq.nsmallest(most, targets, key=_target_position), most / len(targets)
+    chosen = heapq.nsmallest(
+        most, targets, key=lambda it: get_sampling_position(f"{it.trace_id}/{it.span_id}/{it.document}")
+    )
+    return chosen, most / len(targets)
 
 
 def make_target_case(target: Target, trace: Trace) -> Case | None:
@@ -166,40 +169,36 @@ def make_target_case(target: Target, trace: Trace) -> Case | None:
     span = next((run for run in trace.runs if run.span_id == target.span_id), None)
     if span is None:
         return None
-    part = make_case(replace(trace, root=span, runs=_subtree_runs(span, trace.runs), feedback=()))
+    case = make_case(replace(trace, root=span, runs=_subtree_runs(span, trace.runs), feedback=()))
     if target.document is None:
-        return part
+        return case
     if target.document >= len(span.documents):
         return None
-    return replace(part, documents=(span.documents[target.document],))
+    return replace(case, documents=(span.documents[target.document],))
 
 
 def _candidates(rule: Rule, trace: Trace) -> Iterator[Target]:
     for run in trace.runs:
         if rule.kind is not None and run.kind != rule.kind:
             continue
-        of_span = Target(trace_id=run.trace_id, span_id=run.span_id)
+        span = Target(trace_id=run.trace_id, span_id=run.span_id)
         if rule.target == "span":
-            yield of_span
+            yield span
         else:
-            yield from (replace(of_span, document=place) for place in range(len(run.documents)))
-
-
-def _target_position(target: Target) -> float:
-    return get_sampling_position(f"{target.trace_id}/{target.span_id}/{target.document}")
+            yield from (replace(span, document=number) for number in range(len(run.documents)))
 
 
 def _subtree_runs(span: Run, runs: Sequence[Run]) -> tuple[Run, ...]:
     """Return a span and its descendants, in the order of `runs`."""
-    of: dict[str | None, list[Run]] = {}
+    children: dict[str | None, list[Run]] = {}
     for run in runs:
-        of.setdefault(run.parent_id, []).append(run)
-    found, waiting = {span.span_id}, [span.span_id]
-    while waiting:
-        for run in of.pop(waiting.pop(), ()):
-            found.add(run.span_id)
-            waiting.append(run.span_id)
-    return tuple(run for run in runs if run.span_id in found)
+        children.setdefault(run.parent_id, []).append(run)
+    subtree, unvisited = {span.span_id}, [span.span_id]
+    while unvisited:
+        for run in children.pop(unvisited.pop(), ()):
+            subtree.add(run.span_id)
+            unvisited.append(run.span_id)
+    return tuple(run for run in runs if run.span_id in subtree)
 
 
 BATCH_BYTES = 32_000_000  # maximum bytes that are read at once
@@ -209,17 +208,17 @@ MAX_BATCH_TRACES = 500  # maximum traces that are read at once
 
 def batch_by_size(sizes: Iterable[tuple[str, int | None]]) -> Iterator[list[str]]:
     """Group ids into batches of limited size. An id that exceeds the limit is a batch by itself."""
-    lot: list[str] = []
-    room = BATCH_BYTES
+    batch: list[str] = []
+    total = 0
     for id, size in sizes:
-        weight = ASSUMED_TRACE_BYTES if size is None else size
-        if lot and (weight > room or len(lot) >= MAX_BATCH_TRACES):
-            yield lot
-            lot, room = [], BATCH_BYTES
-        lot.append(id)
-        room -= weight
-    if lot:
-        yield lot
+        size = ASSUMED_TRACE_BYTES if size is None else size
+        if batch and (total + size > BATCH_BYTES or len(batch) >= MAX_BATCH_TRACES):
+            yield batch
+            batch, total = [], 0
+        batch.append(id)
+        total += size
+    if batch:
+        yield batch
 
 
 class AdmittedTarget(NamedTuple):
@@ -234,13 +233,13 @@ class AdmittedTarget(NamedTuple):
     next_ns: int | None = None
 
 
-def make_decision(rule: Rule, target: Target, let: AdmittedTarget, share: float = 1.0) -> Decision:
+def make_decision(rule: Rule, target: Target, admitted: AdmittedTarget, share: float = 1.0) -> Decision:
     """Return the decision record that workers can claim. `share` is the probability with which the target was chosen
     among those of its trace.
     """
-    head, drawn = let.head, let.drawn
+    head, drawn = admitted.head, admitted.drawn
     probability = None if drawn.probability is None else drawn.probability * share
-    verdict, reason = _initial_outcome(rule, let)
+    verdict, reason = _initial_outcome(rule, admitted)
     return Decision(
         project=rule.project,
         rule=rule.name,
@@ -252,10 +251,10 @@ def make_decision(rule: Rule, target: Target, let: AdmittedTarget, share: float 
         u=drawn.u,
         rate=drawn.rate,
         stratum=drawn.stratum,
-        incomplete=let.incomplete,
+        incomplete=admitted.incomplete,
         change=head.change,
         runs_change=head.runs_change,
-        next_ns=let.next_ns,
+        next_ns=admitted.next_ns,
     )
 
 
@@ -277,22 +276,24 @@ def make_exclusion(rule: Rule, target: Target, head: TraceHead, drawn: SamplingD
     )
 
 
-def make_empty_decision(rule: Rule, let: AdmittedTarget) -> Decision:
+def make_empty_decision(rule: Rule, admitted: AdmittedTarget) -> Decision:
     """Return the decision record for a trace that contains no target."""
+    decision = make_decision(rule, Target(trace_id=admitted.head.trace_id), admitted)
+    if decision.verdict != "waiting":
+        return decision
     of_kind = f" of kind {rule.kind!r}" if rule.kind is not None else ""
-    nothing = f"no span{of_kind}" if rule.target == "span" else f"no document in a span{of_kind}"
-    made = make_decision(rule, Target(trace_id=let.head.trace_id), let)
-    return replace(made, verdict="skipped", reason=nothing) if made.verdict == "waiting" else made
+    reason = f"no span{of_kind}" if rule.target == "span" else f"no document in a span{of_kind}"
+    return replace(decision, verdict="skipped", reason=reason)
 
 
-def _initial_outcome(rule: Rule, let: AdmittedTarget) -> tuple[Verdict, str]:
-    settings = rule.settings
-    if let.head.size > settings.max_bytes:
-        return "skipped", f"{let.head.size:,} bytes, above max_bytes={settings.max_bytes:,}"
-    if let.next_ns is not None:
+def _initial_outcome(rule: Rule, admitted: AdmittedTarget) -> tuple[Verdict, str]:
+    head, settings = admitted.head, rule.settings
+    if head.size > settings.max_bytes:
+        return "skipped", f"{head.size:,} bytes, above max_bytes={settings.max_bytes:,}"
+    if admitted.next_ns is not None:
         return "waiting", "waits until it is quiet"
-    if rule.target == "session" and (let.head.probability or 0) < 1:
+    if rule.target == "session" and (head.probability or 0) < 1:
         return "waiting", "ready; head sampling has left out turns, so that the session is partial"
-    if let.incomplete and let.head.settled is not True:
+    if admitted.incomplete and head.settled is not True:
         return "waiting", f"taken as it was after {settings.max_wait_s:g} s: not all of its spans have arrived"
-    return "waiting", "ready; spans were dropped" if let.incomplete else "ready"
+    return "waiting", "ready; spans were dropped" if admitted.incomplete else "ready"

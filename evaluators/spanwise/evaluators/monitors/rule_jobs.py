@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -62,7 +62,7 @@ class EvaluationJob:
     unpaid: frozenset[str] = frozenset()  # judges that do not run because the budget is used up
     results: dict[str, EvaluatorResult] = field(default_factory=dict)
     current: tuple[str, float] | None = None  # key of the running evaluator, and its start time
-    over: bool = False  # True: the job is abandoned, and further results are discarded
+    abandoned: bool = False  # further results are discarded
 
     @property
     def target(self) -> Target:
@@ -81,7 +81,7 @@ class EvaluationJob:
     def end(self, key: str, feedback: Sequence[Feedback], error: BaseException | None) -> None:
         """Record the result of an evaluator."""
         began = self.current[1] if self.current is not None else time.monotonic()
-        if not self.over:
+        if not self.abandoned:
             self.results[key] = EvaluatorResult(feedback, error, time.monotonic() - began)
 
 
@@ -125,21 +125,21 @@ class RaisedExceptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingMaker(FeedbackFactory):
+class RecordingFactory(FeedbackFactory):
     """Feedback factory that also records raised exceptions."""
 
-    notes: RaisedExceptions
+    errors: RaisedExceptions
 
     def failure(self, target: Target, error: BaseException, hint: str = "") -> list[Feedback]:
         """Record the exception, and return the feedback of `FeedbackFactory.failure`."""
-        self.notes.add(self.key, target, error)
+        self.errors.add(self.key, target, error)
         return FeedbackFactory.failure(self, target, error, hint)
 
 
-def record_exceptions(evaluator: Evaluator, notes: RaisedExceptions) -> Evaluator:
-    """Return a copy of the evaluator whose feedback factory also records exceptions in `notes`."""
-    made = {field.name: getattr(evaluator.make, field.name) for field in fields(FeedbackFactory)}
-    return replace(evaluator, make=RecordingMaker(notes=notes, **{**made, "key": evaluator.key}))
+def record_exceptions(evaluator: Evaluator, errors: RaisedExceptions) -> Evaluator:
+    """Return a copy of the evaluator whose feedback factory also records exceptions in `errors`."""
+    options = {field.name: getattr(evaluator.make, field.name) for field in fields(FeedbackFactory)}
+    return replace(evaluator, make=RecordingFactory(errors=errors, **{**options, "key": evaluator.key}))
 
 
 class EventLoopThread:
@@ -147,19 +147,19 @@ class EventLoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._over = False
-        self._thread = threading.Thread(target=self._work, name="spanwise-monitor-loop", daemon=True)
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="spanwise-monitor-loop", daemon=True)
         self._thread.start()
 
     def stop(self, seconds: float = 1.0) -> None:
         """Stop the loop. If an evaluator blocks the loop, abandon it."""
-        self._over = True
+        self._stopped = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(seconds)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        while not self._over:
+        while not self._stopped:
             capture_call(self.loop.run_forever)
         capture_call(lambda: self.loop.run_until_complete(_cancel_tasks()))
         self.loop.close()
@@ -173,28 +173,26 @@ async def _cancel_tasks() -> None:
         await asyncio.wait(tasks, timeout=0.5)
 
 
-class EvaluatorThreads:
-    """Evaluator threads of one rule. A thread that has finished a job calls `done` with it."""
+class JobThreads:
+    """Daemon threads that call `run` for queued jobs, at most `size` at once, and then `done`.
 
-    def __init__(
-        self,
-        scoring: CaseScorer,
-        notes: RaisedExceptions,
-        loop: EventLoopThread,
-        size: int,
-        around: Callable[[EvaluationJob, Evaluator | None], ExitStack],
-        done: Callable[[EvaluationJob], None],
-        may_begin: Callable[[EvaluationJob, str], bool],
-    ) -> None:
-        self._scoring, self._notes, self._loop, self.size = scoring, notes, loop, size
-        self._around, self._done, self._may_begin = around, done, may_begin
+    Unlike those of `concurrent.futures`, the threads do not delay the exit of the process if a job hangs.
+    """
+
+    def __init__(self, size: int, run: Callable[[EvaluationJob], None], done: Callable[[EvaluationJob], None]) -> None:
+        self.size, self._run_job, self._done = size, run, done
         self._queue: queue.SimpleQueue[EvaluationJob | None] = queue.SimpleQueue()
         self._threads = 0
-        self._stopped = False
         self._idle = 0
         self._lock = threading.Lock()
+        self.stopped = False
         self.running: set[EvaluationJob] = set()
-        self.overdue: set[EvaluationJob] = set()  # jobs that exceed their timeout and still occupy a thread
+        self.abandoned: set[EvaluationJob] = set()  # jobs that exceed their timeout and still occupy a thread
+
+    @property
+    def stuck(self) -> bool:
+        """Return whether abandoned jobs occupy every thread."""
+        return len(self.abandoned) >= self.size
 
     def put(self, job: EvaluationJob) -> None:
         """Queue a job for the next free thread."""
@@ -204,102 +202,49 @@ class EvaluatorThreads:
                 self._threads += 1
                 threading.Thread(target=self._work, name="spanwise-monitor-slot", daemon=True).start()
 
-    def let_go(self, job: EvaluationJob) -> bool:
+    def abandon(self, job: EvaluationJob) -> bool:
         """Give up a job that exceeds its timeout, and return whether it was still running."""
         with self._lock:
             if job not in self.running:
                 return False
-            job.over = True
-            self.overdue.add(job)
+            job.abandoned = True
+            self.abandoned.add(job)
             return True
-
-    @property
-    def stuck(self) -> bool:
-        """Return whether jobs that exceed their timeouts occupy every slot."""
-        return len(self.overdue) >= self.size
 
     def drain(self) -> list[EvaluationJob]:
         """Remove and return the jobs that no thread has started."""
         jobs: list[EvaluationJob] = []
-        while True:
-            try:
-                job = self._queue.get_nowait()
-            except queue.Empty:
-                return jobs
-            if job is not None:
-                jobs.append(job)
+        with suppress(queue.Empty):
+            while True:
+                if (job := self._queue.get_nowait()) is not None:
+                    jobs.append(job)
+        return jobs
 
     def stop(self) -> None:
-        """Stop the loop and the threads that are not blocked. Jobs that no thread has started are dropped."""
-        self._stopped = True
+        """Stop the threads that are not blocked. Jobs that no thread has started are dropped."""
+        self.stopped = True
         self.drain()
         for _ in range(self._threads):
             self._queue.put(None)
-        self._loop.stop()
 
     def _work(self) -> None:
         while True:
             self._idle += 1
             job = self._queue.get()
             self._idle -= 1
-            if job is None or self._stopped:
+            if job is None or self.stopped:
                 return
             with self._lock:
                 self.running.add(job)
-            capture_call(lambda job=job: self._run(job))  # type: ignore[misc]
+            capture_call(lambda job=job: self._run_job(job))  # type: ignore[misc]
             with self._lock:
                 self.running.discard(job)
-                self.overdue.discard(job)
-                over = job.over
-            if not over:
+                self.abandoned.discard(job)
+            if not job.abandoned:
                 self._done(job)
-
-    def _run(self, job: EvaluationJob) -> None:
-        wait = make_loop_waiter(self._loop.loop)
-        for evaluator in job.evaluators:
-            if evaluator.plain and not job.over and self._may_begin(job, evaluator.key):
-                job.begin(evaluator.key)
-                with self._around(job, evaluator):
-                    outcome = capture_call(lambda e=evaluator: self._scoring.here(job.case, job.target, wait, [e]))  # type: ignore[misc]
-                self._end(job, evaluator, outcome.result, outcome.error)
-        later = [one for one in job.evaluators if not one.plain and not job.over and self._may_begin(job, one.key)]
-        if later and not self._stopped:
-            job.begin(later[0].key)
-            asyncio.run_coroutine_threadsafe(capture_awaitable(self._run_async(job, later)), self._loop.loop).result()
-        job.current = None
-
-    async def _run_async(self, job: EvaluationJob, evaluators: Sequence[Evaluator]) -> None:
-        await asyncio.gather(*(self._run_one(job, evaluator) for evaluator in evaluators), return_exceptions=True)
-
-    async def _run_one(self, job: EvaluationJob, evaluator: Evaluator) -> None:
-        seconds = evaluator_timeout(evaluator, job.active_rule.in_force.settings.timeout_s)
-        with self._around(job, evaluator):
-            task = asyncio.ensure_future(self._scoring.later(job.case, job.target, [evaluator]))
-            await asyncio.wait([task], timeout=seconds)
-        if not task.done():
-            task.cancel()
-            late: BaseException = TimeoutError(f"the evaluator took more than {seconds:g} s")
-            self._end(job, evaluator, None, late)
-            return
-        error = None if task.cancelled() else task.exception()
-        self._end(job, evaluator, None if error or task.cancelled() else task.result(), error)
-
-    def _end(
-        self, job: EvaluationJob, evaluator: Evaluator, feedback: list[Feedback] | None, error: BaseException | None
-    ) -> None:
-        if feedback is None:
-            feedback = evaluator.make.failure(job.target, error or asyncio.CancelledError("it cancelled itself"))
-        job.end(evaluator.key, feedback, self._notes.take(evaluator.key, job.target))
 
 
 JUDGE_QUEUE_S = 600.0  # additional seconds for a judge: its calls may be queued, and each call has its own deadline
-
-
-def evaluator_timeout(evaluator: Evaluator, timeout: float) -> float:
-    """Return the timeout of an evaluator in seconds."""
-    return timeout + JUDGE_QUEUE_S if evaluator.asking is not None else timeout
-
-
 MAX_CLAIMED_ROWS = 200  # maximum claimed rows of a rule
 BATCH_SIZE = 32  # cases that a model scores at once
 CLAIM_BATCHES = 4  # claiming the maximum number of rows takes about this many requests
@@ -310,14 +255,14 @@ RECENT_DURATIONS = 500  # number of durations kept per evaluator
 
 
 class RuleExecution:
-    """Execution of one rule. `money` is the budget ledger of its judges, or None. All times are seconds of the same
-    clock.
+    """Execution of one rule: its claimed rows, evaluators, threads and pauses.
+
+    `money` is the budget ledger of its judges, or None. All times are seconds of the same clock.
     """
 
     def __init__(
         self,
         active_rule: ActiveRule,
-        loop: EventLoopThread,
         done: Callable[[EvaluationJob], None],
         judgements: JudgementBuffer,
         money: Ledger | None,
@@ -325,96 +270,96 @@ class RuleExecution:
         now: Callable[[], float],
     ) -> None:
         self.active_rule, self.memory, self._now = active_rule, memory, now
-        self.pauses = CircuitBreaker()
+        self.breaker = CircuitBreaker()
         self.claimed: dict[Target, Decision] = {}
-        self.look_at = 0.0
+        self.poll_at = 0.0  # time of the next claim
         self.store_ns = 0  # last known time of the store
-        self.outcomes: Counter[str] = Counter()
-        self.money, self._judgements = money, judgements
-        self._patience = FIRST_POLL_S
-        self._mean = CLAIM_AHEAD_S  # moving average of the duration of a target, in seconds
+        self._money, self._judgements = money, judgements
+        self._poll_interval = FIRST_POLL_S
+        self._mean_s = CLAIM_AHEAD_S  # moving average of the duration of a target, in seconds
         self._durations: dict[str, deque[float]] = {}
         self._failed: Counter[str] = Counter()
         self._runs: Counter[str] = Counter()
-        notes = RaisedExceptions()
-        self.evaluators = tuple(record_exceptions(evaluator, notes) for evaluator in active_rule.evaluators)
+        self._errors = RaisedExceptions()
+        self.evaluators = tuple(record_exceptions(evaluator, self._errors) for evaluator in active_rule.evaluators)
         self._is_batched = any(isinstance(evaluator.function, Batch) for evaluator in self.evaluators)
-        self.slots = EvaluatorThreads(
-            CaseScorer(self.evaluators, BATCH_SIZE), notes, loop, self._size, self._around, done, self._may_begin
-        )
+        self._scorer, self._loop = CaseScorer(self.evaluators, BATCH_SIZE), EventLoopThread()
+        self.threads = JobThreads(self._concurrency, self._run_job, done)
 
     @property
-    def _size(self) -> int:
+    def _concurrency(self) -> int:
         concurrency = self.active_rule.in_force.settings.concurrency
         return max(concurrency, BATCH_SIZE) if self._is_batched else concurrency
 
-    def room(self, now: float) -> int:
+    def count_claimable(self, now: float) -> int:
         """Return the number of rows to claim now.
 
         Return 0 until a batch of rows fits, because each claim is a request to the store.
         """
-        if self.active_rule.idle is not None or now < max(self.look_at, self.pauses.refused_until):
+        if self.active_rule.idle is not None or now < max(self.poll_at, self.breaker.refused_until):
             return 0
-        if all(self.pauses.paused(evaluator.key, now) for evaluator in self.evaluators):
+        if all(self.breaker.paused(evaluator.key, now) for evaluator in self.evaluators):
             return 0
-        self.slots.size = self._size
-        if self.pauses.is_probing(now):
+        self.threads.size = self._concurrency
+        if self.breaker.is_probing(now):
             return 1 - len(self.claimed)
-        ahead = int(self.slots.size * CLAIM_AHEAD_S / max(self._mean, MIN_DURATION_S))
-        most = min(MAX_CLAIMED_ROWS, max(2 * self.slots.size, ahead))
+        ahead = int(self.threads.size * CLAIM_AHEAD_S / max(self._mean_s, MIN_DURATION_S))
+        most = min(MAX_CLAIMED_ROWS, max(2 * self.threads.size, ahead))
         free = most - len(self.claimed)
         return free if free >= most // CLAIM_BATCHES else 0
 
-    def took(self, rows: int, asked: int, now: float) -> None:
-        """Record how many rows the store returned. If there were fewer than requested, no more are due, and the next
-        poll is later.
-        """
+    def record_claims(self, rows: Sequence[Decision], limit: int, now: float) -> None:
+        """Record the claimed rows. If there are fewer than `limit`, no more are due, and the next poll is later."""
+        self.claimed.update((row.target, row) for row in rows)
         if rows:
-            self._patience = FIRST_POLL_S
-        if rows < asked:
-            self.look_at = now + self._patience
-            self._patience = min(2 * self._patience, MAX_POLL_S)
+            self._poll_interval = FIRST_POLL_S
+        if len(rows) < limit:
+            self.poll_at = now + self._poll_interval
+            self._poll_interval = min(2 * self._poll_interval, MAX_POLL_S)
 
-    def look_soon(self, at: float) -> None:
-        """Record that rows will be due at the time `at`."""
-        self.look_at = min(self.look_at, at)
-        self._patience = FIRST_POLL_S
+    def poll_by(self, at: float) -> None:
+        """Claim again at the time `at` or earlier, because rows are due then."""
+        self.poll_at = min(self.poll_at, at)
+        self._poll_interval = FIRST_POLL_S
 
-    def to_run(self, states: Mapping[str, JSON], now: float) -> list[Evaluator]:
+    def runnable_evaluators(self, states: Mapping[str, JSON], now: float) -> list[Evaluator]:
         """Return the evaluators that have no final state on a target and may run now."""
+        has_money = self.over_budget_limit(now) != 0
         return [
             evaluator
             for evaluator in self.evaluators
             if not is_final(evaluator_state(states, evaluator.key))
-            and self.pauses.paused(evaluator.key, now) is None
-            and not (evaluator.asking is not None and self._has_no_money(now))
+            and self.breaker.paused(evaluator.key, now) is None
+            and (evaluator.asking is None or has_money)
         ]
 
-    def unpaid(self, states: Mapping[str, JSON], now: float) -> frozenset[str]:
+    def unpaid_judges(self, states: Mapping[str, JSON], now: float) -> frozenset[str]:
         """Return the keys of judges that have no final state and cannot run, because the budget is used up."""
-        if not self._has_no_money(now):
+        if self.over_budget_limit(now) != 0:
             return frozenset()
-        waiting = (one for one in self.evaluators if not is_final(evaluator_state(states, one.key)))
-        return frozenset(one.key for one in waiting if one.asking is not None)
+        judges = (evaluator.key for evaluator in self.evaluators if evaluator.asking is not None)
+        return frozenset(key for key in judges if not is_final(evaluator_state(states, key)))
 
-    def over_budget(self, now: float) -> int | None:
+    def over_budget_limit(self, now: float) -> int | None:
         """Return how many rows that wait for the budget may be claimed now: all (None), one that probes the budget, or
         none.
         """
-        if not self.pauses.money.is_used_up(self.active_rule.in_force.settings.budget, self.store_ns):
+        if not self.breaker.budget.is_used_up(self.active_rule.in_force.settings.budget, self.store_ns):
             return None
-        return int(now >= self.pauses.money.until)
+        return int(now >= self.breaker.budget.until)
 
-    def _has_no_money(self, now: float) -> bool:
-        return self.over_budget(now) == 0
+    def get_timeout(self, evaluator: Evaluator) -> float:
+        """Return the timeout of an evaluator in seconds."""
+        timeout = self.active_rule.in_force.settings.timeout_s
+        return timeout + JUDGE_QUEUE_S if evaluator.asking is not None else timeout
 
-    def ended(self, job: EvaluationJob) -> None:
+    def record_job(self, job: EvaluationJob) -> None:
         """Record the durations and outcomes of a finished job."""
-        self._mean += (sum(outcome.seconds for outcome in job.results.values()) - self._mean) / 10
-        for key, outcome in job.results.items():
+        self._mean_s += (sum(result.seconds for result in job.results.values()) - self._mean_s) / 10
+        for key, result in job.results.items():
             self._runs[key] += 1
-            self._failed[key] += any(feedback.outcome == "error" for feedback in outcome.feedback)
-            self._durations.setdefault(key, deque(maxlen=RECENT_DURATIONS)).append(outcome.seconds)
+            self._failed[key] += any(feedback.outcome == "error" for feedback in result.feedback)
+            self._durations.setdefault(key, deque(maxlen=RECENT_DURATIONS)).append(result.seconds)
 
     def statistics(self) -> dict[str, JSON]:
         """Return the evaluators' statistics for the worker's report."""
@@ -424,13 +369,55 @@ class RuleExecution:
             statistics[key] = {"looked": self._runs[key], "failed": self._failed[key], "p95_s": p95_ns / 1e9}
         return statistics
 
-    def _may_begin(self, job: EvaluationJob, key: str) -> bool:
-        """Return whether an evaluator may still run on a target that has waited in the queue."""
-        return self.pauses.begin(key, self._now())
+    def stop(self) -> None:
+        """Stop the threads and the event loop. Jobs that no thread has started are dropped."""
+        self.threads.stop()
+        self._loop.stop()
 
-    def _around(self, job: EvaluationJob, evaluator: Evaluator | None) -> ExitStack:
+    def _run_job(self, job: EvaluationJob) -> None:
+        """Run the evaluators of a job: first the plain ones on this thread, then the others on the event loop."""
+        wait = make_loop_waiter(self._loop.loop)
+        for evaluator in job.evaluators:
+            if evaluator.plain and self._may_begin(job, evaluator):
+                job.begin(evaluator.key)
+                with self._evaluator_context(job):
+                    scored = capture_call(lambda e=evaluator: self._scorer.here(job.case, job.target, wait, [e]))  # type: ignore[misc]
+                self._end(job, evaluator, scored.get() if scored.error is None else scored.error)
+        others = [one for one in job.evaluators if not one.plain and self._may_begin(job, one)]
+        if others and not self.threads.stopped:
+            job.begin(others[0].key)
+            asyncio.run_coroutine_threadsafe(capture_awaitable(self._run_async(job, others)), self._loop.loop).result()
+        job.current = None
+
+    def _may_begin(self, job: EvaluationJob, evaluator: Evaluator) -> bool:
+        """Return whether an evaluator may still run on a target that has waited in the queue."""
+        return not job.abandoned and self.breaker.begin(evaluator.key, self._now())
+
+    async def _run_async(self, job: EvaluationJob, evaluators: Sequence[Evaluator]) -> None:
+        await asyncio.gather(*(self._run_one(job, evaluator) for evaluator in evaluators), return_exceptions=True)
+
+    async def _run_one(self, job: EvaluationJob, evaluator: Evaluator) -> None:
+        seconds = self.get_timeout(evaluator)
+        with self._evaluator_context(job):
+            task = asyncio.ensure_future(self._scorer.later(job.case, job.target, [evaluator]))
+            await asyncio.wait([task], timeout=seconds)
+        if not task.done():
+            task.cancel()
+            self._end(job, evaluator, TimeoutError(f"the evaluator took more than {seconds:g} s"))
+        elif task.cancelled():
+            self._end(job, evaluator, asyncio.CancelledError("it cancelled itself"))
+        else:
+            error = task.exception()
+            self._end(job, evaluator, task.result() if error is None else error)
+
+    def _evaluator_context(self, job: EvaluationJob) -> ExitStack:
         stack = ExitStack()
         stack.enter_context(mark_monitor_spans())
         stack.enter_context(use_judge_context(judgements=self._judgements, target=job.target, inside=None))
-        stack.enter_context(use_ledger(self.money))
+        stack.enter_context(use_ledger(self._money))
         return stack
+
+    def _end(self, job: EvaluationJob, evaluator: Evaluator, outcome: list[Feedback] | BaseException) -> None:
+        if isinstance(outcome, BaseException):
+            outcome = evaluator.make.failure(job.target, outcome)
+        job.end(evaluator.key, outcome, self._errors.take(evaluator.key, job.target))

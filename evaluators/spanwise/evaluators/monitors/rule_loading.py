@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 
 from spanwise.collector.errors import SpanwiseError
 from spanwise.collector.records import JSON, Rule
-from spanwise.evaluators.interface import Evaluator, check_keys, from_dict, list_evaluators
+from spanwise.evaluators.interface import Evaluator, from_dict, list_evaluators
 from spanwise.evaluators.interface.evaluator_registry import get_registration
 from spanwise.evaluators.models.model_resolution import PRESETS, PRESETS_BY_HUB, URL_VARIABLES, is_configured_url
-from spanwise.evaluators.monitors.monitored_rule import MonitoredRule, rules_being_loaded
+from spanwise.evaluators.monitors.monitored_rule import MonitoredRule, check_evaluators, rules_being_loaded
 from spanwise.evaluators.monitors.rule_spending import find_unpriced_judge
 from spanwise.tracer.suggestions import did_you_mean
 
@@ -47,7 +47,14 @@ def load(file: str | os.PathLike[str]) -> list[MonitoredRule]:
         raise BrokenRules(f"{str(path)!r} does not run: {type(error).__name__}: {error}") from error
     finally:
         rules_being_loaded.reset(token)
-    _check_rules(path, rules)
+    if not rules:
+        raise BrokenRules(f"{str(path)!r} defines no rule; call spanwise.evaluators.monitor(…) in it")
+    names = [(rule.record.project, rule.record.name) for rule in rules]
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        raise BrokenRules(f"{str(path)!r} defines two rules named {duplicate[1]!r} in project {duplicate[0]!r}")
+    for rule in rules:
+        if reason := find_unpriced_judge(rule.record.settings.budget, rule.evaluators):
+            raise BrokenRules(f"{str(path)!r}: rule {rule.record.name!r}: {reason}")
     return [MonitoredRule(replace(rule.record, owner=path.as_posix()), rule.evaluators) for rule in rules]
 
 
@@ -65,23 +72,12 @@ def _execute_file(path: Path) -> None:
     spec.loader.exec_module(module)
 
 
-def _check_rules(path: Path, rules: list[MonitoredRule]) -> None:
-    if not rules:
-        raise BrokenRules(f"{str(path)!r} holds no rule: call spanwise.evaluators.monitor(…) in it")
-    names = [(rule.record.project, rule.record.name) for rule in rules]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise BrokenRules(f"{str(path)!r} holds two rules named {twice[1]!r} in project {twice[0]!r}")
-    for rule in rules:
-        if why := find_unpriced_judge(rule.record.settings.budget, rule.evaluators):
-            raise BrokenRules(f"{str(path)!r}: rule {rule.record.name!r}: {why}")
-
-
 _ENTRY_FIELDS = ("type", "init_parameters", "parameters", "key", "version", "source")
 _MODEL_PARAMETERS = ("model", "embed", "embedding")  # parameters that name a model to load
 _JUDGE_PARAMETERS = ("judge", "agent")  # parameters of judges: their `model` is a name at an endpoint and is not loaded
 _COMPARISON_PARAMETERS = ("json_schema", "attributes", "inputs", "expected", "expectations", "tools", "examples", "map")
 _CODE_PARAMETERS, _PATH_PARAMETERS = ("pickle", "remote_code"), ("directory", "conv")
-_FILE_HINT = "write such a rule in a file"
+_FILE_HINT = "define the rule in a file instead"
 
 
 def rule_from_data(rule: Rule) -> MonitoredRule:
@@ -89,28 +85,21 @@ def rule_from_data(rule: Rule) -> MonitoredRule:
 
     Raises `ValueError` for definitions that are not allowed in data; the message contains the remedy.
     """
-    made = tuple(_evaluator_from_data(entry) for entry in rule.evaluators)
-    if not made:
-        raise ValueError("a rule has at least one evaluator, not []")
-    try:
-        check_keys(made)
-    except ValueError as error:
-        raise ValueError(f"evaluators have one key each: {error}") from None
-    if sets := [evaluator.key for evaluator in made if evaluator.summary]:
-        raise ValueError(f"{sets[0]!r} looks at a whole set of cases; leave it out")
-    return MonitoredRule(rule, made)
+    evaluators = tuple(_evaluator_from_data(entry) for entry in rule.evaluators)
+    check_evaluators(evaluators)
+    return MonitoredRule(rule, evaluators)
 
 
 def _evaluator_from_data(entry: Mapping[str, JSON]) -> Evaluator:
     id, parameters = entry.get("type"), entry.get("init_parameters", entry.get("parameters")) or {}
     if unknown := next((name for name in entry if name not in _ENTRY_FIELDS), None):
-        raise ValueError(f"an evaluator in data has type and init_parameters, not {unknown!r}")
+        raise ValueError(f"unknown field {unknown!r} of an evaluator; expected type and init_parameters")
     if not isinstance(id, str) or id not in list_evaluators():
         # data may name only registered evaluators, because a dotted name would import a module
         hint = did_you_mean(str(id), list_evaluators(), 3) or "; `spanwise evaluators list` shows all"
-        raise ValueError(f"{id!r} is no registered evaluator{hint}")
+        raise ValueError(f"{id!r} is not a registered evaluator{hint}")
     if not isinstance(parameters, Mapping):
-        raise ValueError(f"init_parameters of {id!r} are an object of names and values, not {parameters!r:.100}")
+        raise ValueError(f"init_parameters of {id!r} must be an object, got {parameters!r:.100}")
     _check_parameters(id, parameters)
     try:
         return from_dict({"type": id, "init_parameters": dict(parameters)})
@@ -127,18 +116,17 @@ def _check_parameters(id: str, parameters: Mapping[str, Any]) -> None:
     for name, value in _machine_parameters(id, parameters):
         if name in ("api_key", "token"):
             raise ValueError(
-                f"{id!r} names {'an' if name == 'api_key' else 'a'} {name}, which everybody would see who reads the "
-                "rule: at the environment's own address that of the monitor's environment is taken; for another one "
-                "write the rule in a file"
+                f"{id!r} must not contain {name}, because everyone who can read the rule would see it; the key of the "
+                f"monitor's environment is used for its own endpoints; for others, {_FILE_HINT}"
             )
         if name in _CODE_PARAMETERS and value:
-            raise ValueError(f"{id!r}: {name}={value!r} would run code on the monitor's machine: {_FILE_HINT}")
+            raise ValueError(f"{id!r}: {name}={value!r} would run code on the monitor's machine; {_FILE_HINT}")
         if (name in _PATH_PARAMETERS and value) or (name == "cache" and isinstance(value, str)):
-            raise ValueError(f"{id!r} names {name}={value!r} on the monitor's machine: {_FILE_HINT}")
+            raise ValueError(f"{id!r}: {name}={value!r} is a path on the monitor's machine; {_FILE_HINT}")
         if name == "base_url" and value is not None and not is_configured_url(value):
             raise ValueError(
-                f"{id!r} would send texts to {value!r:.200}, which the monitor's environment does not name "
-                f"({', '.join(URL_VARIABLES)}): {_FILE_HINT}"
+                f"{id!r} would send text to {value!r:.200}, which is not configured in the monitor's environment "
+                f"({', '.join(URL_VARIABLES)}); {_FILE_HINT}"
             )
         if (
             name in _MODEL_PARAMETERS
@@ -147,8 +135,8 @@ def _check_parameters(id: str, parameters: Mapping[str, Any]) -> None:
             and value not in PRESETS_BY_HUB
         ):
             raise ValueError(
-                f"{id!r}: {name}={value!r:.200} is none of the models that rules may name without a file "
-                f"({', '.join(PRESETS)}): {_FILE_HINT}"
+                f"{id!r}: {name}={value!r:.200} is not one of the models that rules of the API may use "
+                f"({', '.join(PRESETS)}); {_FILE_HINT}"
             )
 
 
@@ -167,7 +155,8 @@ def _machine_parameters(id: str, parameters: Mapping[str, Any]) -> Iterator[tupl
             at_an_address = name in _JUDGE_PARAMETERS or (
                 isinstance(value, Mapping) and value.get("base_url") is not None
             )
-            yield from ((inner, one) for inner, one in _nested_items(value) if not (at_an_address and inner == "model"))
+            nested = _nested_items(value)
+            yield from ((name, value) for name, value in nested if not (at_an_address and name == "model"))
 
 
 def _nested_items(value: Any) -> Iterator[tuple[str, Any]]:
@@ -188,9 +177,9 @@ _COARSE_CLOCK_NS = 2 * 10**9  # nanoseconds; the resolution of modification time
 def source_files(file: Path) -> list[str]:
     """Return the paths of the rule file and of the modules that it has loaded from its folder."""
     folder, own = file.parent.resolve(), str(file.resolve())
-    named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    found = {path for path in named if path and Path(path).is_relative_to(folder) and "site-packages" not in path}
-    return [own, *sorted(found - {own})[: MAX_WATCHED_FILES - 1]]
+    paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    imported = {path for path in paths if path and Path(path).is_relative_to(folder) and "site-packages" not in path}
+    return [own, *sorted(imported - {own})[: MAX_WATCHED_FILES - 1]]
 
 
 def content_digest(files: Iterable[str]) -> str:
@@ -214,7 +203,7 @@ class FileWatch:
         self.follow([self._file], content_digest([self._file]))
 
     @property
-    def away(self) -> bool:
+    def missing(self) -> bool:
         """Return whether the rule file is missing."""
         return not os.path.exists(self._file)
 
@@ -256,20 +245,21 @@ def _file_stamp(file: str) -> tuple[int, int, int] | None:
 
 def describe_rules(rules: Iterable[MonitoredRule]) -> list[dict[str, Any]]:
     """Describe each rule: evaluators, target, sample rates, budget, and the addresses that receive text."""
-    return [_describe_rule(rule) for rule in rules]
-
-
-def _describe_rule(rule: MonitoredRule) -> dict[str, Any]:
-    record, settings = rule.record, rule.record.settings
-    asked = [judges for evaluator in rule.evaluators if (judges := evaluator.asking)]
-    return {
-        "project": record.project,
-        "name": record.name,
-        "version": record.version,
-        "target": record.target,
-        "rate": settings.sample_rate,
-        "strata": [stratum.rate for stratum in settings.strata],
-        "budget": dict(settings.budget),
-        "evaluators": [evaluator.key for evaluator in rule.evaluators],
-        "where": list(dict.fromkeys(where for judges in asked for where in judges.where)),
-    }
+    return [
+        {
+            "project": rule.record.project,
+            "name": rule.record.name,
+            "version": rule.record.version,
+            "target": rule.record.target,
+            "rate": rule.record.settings.sample_rate,
+            "strata": [stratum.rate for stratum in rule.record.settings.strata],
+            "budget": dict(rule.record.settings.budget),
+            "evaluators": [evaluator.key for evaluator in rule.evaluators],
+            "where": list(
+                dict.fromkeys(
+                    where for evaluator in rule.evaluators if evaluator.asking for where in evaluator.asking.where
+                )
+            ),
+        }
+        for rule in rules
+    ]

@@ -35,8 +35,8 @@ class BudgetExceeded(Skip):
     `settled` is the part of the budget that is spent. The budget's period ends in `left` seconds.
     """
 
-    def __init__(self, why: str, *, settled: float, left: float, end_ns: int) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, *, settled: float, left: float, end_ns: int) -> None:
+        super().__init__(reason)
         self.settled, self.left, self.end_ns = settled, left, end_ns
 
 
@@ -51,7 +51,7 @@ class BudgetLimit(NamedTuple):
         """Return "day" or "minute"."""
         return "day" if self.key.endswith("day") else "minute"
 
-    def of(self, amount: Amount) -> float:
+    def measure(self, amount: Amount) -> float:
         """Return the part of an amount that counts against this limit."""
         return amount.usd if self.key.startswith("usd") else float(amount.calls)
 
@@ -72,8 +72,8 @@ def find_unpriced_judge(budget: Mapping[str, float], evaluators: Sequence[Evalua
     if (judge := next((judge for judge in judges if judge.prices is None), None)) is None:
         return None
     return (
-        f"its budget in dollars cannot be kept: the price of {judge.model or 'its judge'!r} is unknown; give the judge "
-        "price=(dollars per million input tokens, per million output tokens), or use calls_per_day"
+        f"its budget in US dollars cannot be enforced: the price of {judge.model or 'its judge'!r} is unknown; give "
+        "the judge price=(dollars per million input tokens, per million output tokens), or use calls_per_day"
     )
 
 
@@ -82,8 +82,8 @@ def _find_judges(value: object, depth: int = 0) -> Iterator[Judge]:
     if isinstance(value, Judge):
         yield value
     elif depth < MAX_NESTING and isinstance(value, list | tuple):
-        for each in value:
-            yield from _find_judges(each, depth + 1)
+        for member in value:
+            yield from _find_judges(member, depth + 1)
     elif depth < MAX_NESTING and is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from _find_judges(getattr(value, field.name, None), depth + 1)
@@ -100,11 +100,11 @@ class StoreLedger:
     def __init__(self, store: Store, active_rule: ActiveRule) -> None:
         self._store, self._active_rule = store, active_rule
         self._project, self._rule = active_rule.name
-        self._requests: list[_BookingRequest] = []
-        self._settled: dict[str, float] = {}
-        self._sending: asyncio.Task[None] | None = None
-        self._booked: dict[str, Sequence[BudgetLimit]] = {}
-        self._settling: list[asyncio.Future[None]] = []
+        self._booked: dict[str, Sequence[BudgetLimit]] = {}  # calls that are not settled yet, with their limits
+        self._requests: list[_BookingRequest] = []  # bookings to send
+        self._settled: dict[str, float] = {}  # settlements to send
+        self._sender: asyncio.Task[None] | None = None
+        self._waiting: list[asyncio.Future[None]] = []  # calls that wait until another call is settled
 
     async def book(self, id: str, amount: Amount) -> None:
         """Reserve an amount. Repeating the call with the same id has no effect. Raises `BudgetExceeded` if the budget
@@ -117,7 +117,7 @@ class StoreLedger:
                 Booking(
                     id=f"{id}:{limit.key}",
                     budget=budget_name(self._project, self._rule, limit.key),
-                    amount=limit.of(amount),
+                    amount=limit.measure(amount),
                     limit=limit.limit,
                     period=limit.period,
                 )
@@ -125,7 +125,7 @@ class StoreLedger:
             ]
             answer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
             self._requests.append(_BookingRequest(bookings, answer))
-            self._send()
+            self._start_sending()
             booked = await answer
             if all(booked):
                 self._booked[id] = limits
@@ -133,13 +133,13 @@ class StoreLedger:
             for limit, is_booked in zip(limits, booked, strict=True):
                 if is_booked:  # release the part that was booked
                     self._settled[f"{id}:{limit.key}"] = 0.0
-            self._send()
+            self._start_sending()
             full = limits[booked.index(False)]
             if not self._booked or time.monotonic() > until:
-                raise await self._refusal(full, amount)
+                raise await asyncio.to_thread(self._make_refusal, full, amount)
             # wait: settling the worker's own calls may make room
             settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._settling.append(settled)
+            self._waiting.append(settled)
             await asyncio.wait([settled], timeout=OWN_CALLS_WAIT_S)
 
     async def settle(self, id: str, actual: Amount | None) -> None:
@@ -149,16 +149,16 @@ class StoreLedger:
         """
         for limit in self._booked.pop(id, ()):
             if actual is not None:
-                self._settled[f"{id}:{limit.key}"] = limit.of(actual)
-        self._send()
-        waiting, self._settling = self._settling, []
-        for each in waiting:
-            if not each.done():
-                each.set_result(None)
+                self._settled[f"{id}:{limit.key}"] = limit.measure(actual)
+        self._start_sending()
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
-    def _send(self) -> None:
-        if self._sending is None or self._sending.done():
-            self._sending = asyncio.get_running_loop().create_task(self._send_batches())
+    def _start_sending(self) -> None:
+        if self._sender is None or self._sender.done():
+            self._sender = asyncio.get_running_loop().create_task(self._send_batches())
 
     async def _send_batches(self) -> None:
         """Send settlements and then bookings to the store, until none is pending."""
@@ -172,41 +172,37 @@ class StoreLedger:
         try:
             if settled:
                 await asyncio.to_thread(self._store.settle, settled)
-            bookings = [booking for one in requests for booking in one.bookings]
+            bookings = [booking for request in requests for booking in request.bookings]
             booked = await asyncio.to_thread(self._store.book, *bookings) if bookings else []
         except BaseException as error:
             self._settled = {**settled, **self._settled}  # send it again: repeating a settlement has no effect
-            for one in requests:
-                if not one.answer.done():
-                    one.answer.set_exception(error)
+            for request in requests:
+                if not request.answer.done():
+                    request.answer.set_exception(error)
             if not isinstance(error, Exception):
                 raise
             await asyncio.sleep(STORE_RETRY_S)
             return
-        for one in requests:
-            answers, booked = booked[: len(one.bookings)], booked[len(one.bookings) :]
-            if not one.answer.done():
-                one.answer.set_result(answers)
+        for request in requests:
+            answers, booked = booked[: len(request.bookings)], booked[len(request.bookings) :]
+            if not request.answer.done():
+                request.answer.set_result(answers)
 
-    async def _refusal(self, full: BudgetLimit, amount: Amount) -> BudgetExceeded:
+    def _make_refusal(self, full: BudgetLimit, amount: Amount) -> BudgetExceeded:
         """Return the error for a call that does not fit, with the state of the budget and the end of its period."""
-        now_ns, booked = await asyncio.to_thread(self._seen, full)
+        periods = self._store.booked(budget_name(self._project, self._rule, full.key))
+        now_ns = self._store.changes(limit=1).now_ns
         length = PERIOD_LENGTH_S[full.period] * SECOND_NS
         start_ns = now_ns // length * length
-        used = next(
-            (one for one in booked if one.period_start_ns == start_ns), BudgetUsage(budget="", period_start_ns=0)
-        )
+        current = (period for period in periods if period.period_start_ns == start_ns)
+        used = next(current, BudgetUsage(budget="", period_start_ns=0))
         unknown = f", {used.unknown:.6g} cost unknown" if used.unknown else ""
-        why = (
+        reason = (
             f"{full.key}={full.limit:g}, {used.settled:.6g} spent, {used.reserved:.6g} reserved{unknown}, and this "
-            f"call may take {full.of(amount):.6g}"
+            f"call may take {full.measure(amount):.6g}"
         )
         end_ns = start_ns + length
-        return BudgetExceeded(why, settled=used.settled, left=(end_ns - now_ns) / SECOND_NS, end_ns=end_ns)
-
-    def _seen(self, full: BudgetLimit) -> tuple[int, list[BudgetUsage]]:
-        booked = self._store.booked(budget_name(self._project, self._rule, full.key))
-        return self._store.changes(limit=1).now_ns, booked
+        return BudgetExceeded(reason, settled=used.settled, left=(end_ns - now_ns) / SECOND_NS, end_ns=end_ns)
 
 
 PACING_INTERVAL_S = 2.0  # seconds between two measurements of spending
@@ -226,24 +222,24 @@ class Pacer:
 
     def __init__(self, factor: float | None) -> None:
         self.factor = 1.0 if factor is None else factor
-        self._seen: deque[tuple[float, float]] = deque()  # (time, amount spent by then)
+        self._measured: deque[tuple[float, float]] = deque()  # (time, amount spent by then)
         self._changed_at: float | None = None
 
     def is_due(self, now: float) -> bool:
         """Return whether spending is to be measured again."""
-        return not self._seen or now >= self._seen[-1][0] + PACING_INTERVAL_S
+        return not self._measured or now >= self._measured[-1][0] + PACING_INTERVAL_S
 
-    def look(self, now: float, spent: float, limit: float) -> float | None:
+    def update(self, now: float, spent: float, limit: float) -> float | None:
         """Record the spending. Return the new factor if it changes, else None.
 
         The argument `now` is in seconds since 1970, UTC; `spent` is the amount spent on this day.
         """
-        if self._seen and spent < self._seen[-1][1] - 1e-9 and now // DAY_S != self._seen[-1][0] // DAY_S:
-            self._seen.clear()  # a new day
-        self._seen.append((now, spent))
-        while now - self._seen[0][0] > SPEND_WINDOW_S:
-            self._seen.popleft()
-        began, before = self._seen[0]
+        if self._measured and spent < self._measured[-1][1] - 1e-9 and now // DAY_S != self._measured[-1][0] // DAY_S:
+            self._measured.clear()  # a new day
+        self._measured.append((now, spent))
+        while now - self._measured[0][0] > SPEND_WINDOW_S:
+            self._measured.popleft()
+        began, before = self._measured[0]
         if now - began < PACING_INTERVAL_S or (
             self._changed_at is not None and now < self._changed_at + MIN_CHANGE_INTERVAL_S
         ):
@@ -257,7 +253,7 @@ class Pacer:
         if abs(wanted - self.factor) < MIN_CHANGE * self.factor and not (wanted == 1.0 != self.factor):
             return None
         self.factor, self._changed_at = wanted, now
-        self._seen = deque([(now, spent)])
+        self._measured = deque([(now, spent)])
         return wanted
 
 
@@ -271,7 +267,7 @@ class BudgetPacing:
         self._store = store
         self._pacers: dict[RuleKey, Pacer] = {}
 
-    def look(self, rules: Iterable[Rule], now: float) -> None:
+    def adjust(self, rules: Iterable[Rule], now: float) -> None:
         """Change the sample rates of those rules that spend too fast or too slowly. `now` is the store's time, in
         seconds since 1970.
         """
@@ -281,9 +277,9 @@ class BudgetPacing:
             pacer = self._pacers.setdefault(name, Pacer(rule.settings.paced))
             if pacer.is_due(now):
                 today = int(now // DAY_S * DAY_S) * SECOND_NS
-                booked = self._store.booked(budget_name(rule.project, rule.name, PACED_BUDGET))
-                spent = sum(one.settled + one.reserved + one.unknown for one in booked if one.period_start_ns == today)
-                factor = pacer.look(now, spent, rule.settings.budget[PACED_BUDGET])
+                days = self._store.booked(budget_name(rule.project, rule.name, PACED_BUDGET))
+                spent = sum(day.settled + day.reserved + day.unknown for day in days if day.period_start_ns == today)
+                factor = pacer.update(now, spent, rule.settings.budget[PACED_BUDGET])
                 if factor is not None:
                     settings = {"paced": None if factor == 1.0 else factor}
                     self._store.change_rule(rule.name, project=rule.project, settings=settings)

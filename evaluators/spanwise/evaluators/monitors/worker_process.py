@@ -11,15 +11,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import orjson
 
+from spanwise.collector.errors import StoreError
+from spanwise.collector.records import Decision
+
+MAX_CRASH_LINES = 1_000
 _CHUNK_BYTES = 1 << 16
 
 
@@ -32,9 +36,9 @@ class MessageSender:
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._lock = descriptor, threading.Lock()
 
-    def tell(self, kind: str, **what: Any) -> None:
+    def send(self, kind: str, **message: Any) -> None:
         """Send one message."""
-        line = orjson.dumps({"kind": kind, **what}, default=str) + b"\n"
+        line = orjson.dumps({"kind": kind, **message}, default=str) + b"\n"
         with self._lock, suppress(BrokenPipeError):
             while line:
                 line = line[os.write(self._descriptor, line) :]
@@ -59,29 +63,18 @@ class MessageReceiver:
             if not chunk:
                 return
             *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
-            yield from filter(None, map(self._parse_line, lines))
-
-    def _parse_line(self, line: bytes) -> Mapping[str, Any] | None:
-        with suppress(orjson.JSONDecodeError):
-            message = orjson.loads(line)
-            if isinstance(message, dict) and "kind" in message:
-                return message
-        if len(self.crash) < 1000:
-            self.crash.append(line.decode(errors="replace"))
-        return None
+            for line in lines:
+                with suppress(orjson.JSONDecodeError):
+                    message = orjson.loads(line)
+                    if isinstance(message, dict) and "kind" in message:
+                        yield message
+                        continue
+                if len(self.crash) < MAX_CRASH_LINES:
+                    self.crash.append(line.decode(errors="replace"))
 
     def close(self) -> None:
         """Close the pipe."""
         os.close(self.descriptor)
-
-
-_TRACEBACK_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
-_SIGNAL_HINTS = {
-    signal.SIGSEGV: "it reached for memory that is not its own",
-    signal.SIGKILL: "as the system does where memory runs out, or somebody by hand",
-    signal.SIGABRT: "a library has given up, as many do where memory runs out",
-}
-_STDLIB_FOLDER, _PACKAGE_FOLDER = str(Path(threading.__file__).parent), str(Path(__file__).parents[1])
 
 
 class ExitCode(IntEnum):
@@ -95,48 +88,64 @@ class ExitCode(IntEnum):
 
 
 _EXIT_HINTS: Mapping[int, str] = {
-    ExitCode.BROKEN_RULES: "it could not begin",
-    ExitCode.STUCK: "all its slots were held by evaluators that do not come back",
+    ExitCode.BROKEN_RULES: "the rules file could not be loaded",
+    ExitCode.STUCK: "hanging evaluators occupied all slots of a rule",
+    -signal.SIGSEGV: "invalid memory access",
+    -signal.SIGKILL: "by a user, or by the system because memory ran out",
+    -signal.SIGABRT: "a library aborted the process, possibly because memory ran out",
 }
 
 
 def describe_exit(code: int) -> str:
     """Return a text for an exit status: `killed by SIGSEGV (…)`, `exit code 3`."""
     if code >= 0:
-        return f"exit code {code}" + (f" ({_EXIT_HINTS[code]})" if code in _EXIT_HINTS else "")
-    try:
-        found = signal.Signals(-code)
-    except ValueError:
-        return f"killed by signal {-code}"
-    return f"killed by {found.name}" + (f" ({_SIGNAL_HINTS[found]})" if found in _SIGNAL_HINTS else "")
+        how = f"exit code {code}"
+    else:
+        try:
+            how = f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            how = f"killed by signal {-code}"
+    return how + (f" ({_EXIT_HINTS[code]})" if code in _EXIT_HINTS else "")
 
 
-def find_crash_location(crash: Iterable[str]) -> str | None:
+_TRACEBACK_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
+_STDLIB_FOLDER, _PACKAGE_FOLDER = str(Path(threading.__file__).parent), str(Path(__file__).parents[1])
+
+
+def find_crash_location(crash: Sequence[str]) -> str | None:
     """Return where a process crashed, from the traceback of `faulthandler`: the innermost frame of user or third-party
     code.
 
     Frames of the crashed thread are searched before those of other threads.
     """
-    lines = list(crash)
-    current = next((place for place, line in enumerate(lines) if line.startswith("Current thread")), 0)
-    frames = [found for line in lines[current:] + lines[:current] if (found := _TRACEBACK_FRAME.match(line))]
-    frame = next((frame for frame in frames if not _is_internal_frame(frame["file"])), None)
-    return f"{frame['name']}, {Path(frame['file']).name}:{frame['line']}" if frame else None
+    start = next((number for number, line in enumerate(crash) if line.startswith("Current thread")), 0)
+    for frame in filter(None, map(_TRACEBACK_FRAME.match, [*crash[start:], *crash[:start]])):
+        file = frame["file"]
+        is_stdlib = file.startswith(_STDLIB_FOLDER) and "site-packages" not in file
+        if not is_stdlib and not file.startswith((_PACKAGE_FOLDER, "<")):
+            return f"{frame['name']}, {Path(file).name}:{frame['line']}"
+    return None
 
 
-def _is_internal_frame(file: str) -> bool:
-    return file.startswith((_PACKAGE_FOLDER, "<")) or (file.startswith(_STDLIB_FOLDER) and "site-packages" not in file)
+class ClaimedTarget(NamedTuple):
+    """Target that a worker evaluates for a rule. `target` is a text such as "trace 4bf9…"."""
+
+    project: str
+    rule: str
+    target: str
 
 
-def describe_claims(claims: Sequence[Sequence[str]], most: int = 3) -> str:
+def describe_claims(claims: Sequence[ClaimedTarget], most: int = 3) -> str:
     """Return a text that lists claims by rule and target, at most `most` of them."""
-    described = [f"rule {rule!r} on {target}" for _, rule, target in claims[:most]]
+    described = [f"rule {claim.rule!r} on {claim.target}" for claim in claims[:most]]
     more = [f"{len(claims) - most} more"] if len(claims) > most else []
     return " and ".join([*described, *more])
 
 
 Phase: TypeAlias = Literal["loading", "loaded", "running", "ending"]
 EXIT_GRACE_S = 4.0  # seconds that an ending worker has to release claims and end its threads
+KILL_GRACE_S = 2.0  # seconds that a worker has to write the tracebacks of its threads before it is killed
+STORE_TIMEOUT_S = 2.0  # maximum seconds to wait for the store's answer about a dead worker
 NEAR_MEMORY_LIMIT = 0.9  # share of the memory limit from which on a worker counts as near the limit
 WORKER_MODULE = "spanwise.evaluators.monitors.worker"
 
@@ -184,21 +193,21 @@ class LoadedRules:
 class WorkerProcess:
     """Worker process of a supervisor.
 
-    The supervisor advances the times `silent` and `spent` through `passed`, so they do not advance while the
-    supervisor itself is suspended.
+    The supervisor advances the worker's times through `advance`, so they do not advance while the supervisor itself is
+    suspended.
     """
 
     def __init__(self, plan: WorkerPlan, number: int) -> None:
         self.plan, self.number = plan, number
         self.phase: Phase = "loading"
         self.loaded: LoadedRules | None = None
-        self._ending = 0.0
-        self.silent = self.spent = 0.0  # seconds since the last heartbeat or message, and in this phase
-        self.overdue: str | None = None  # reason for killing the worker, once it was killed
+        self.phase_s = 0.0  # seconds since the phase began
+        self.kill_reason: str | None = None  # reason for killing the worker, once it was killed
         self.holders: list[str] = []  # names under which the worker holds leases
-        self.claims: dict[tuple[str, ...], None] = {}
         self.used: int | None = None  # memory use in bytes, as last reported
-        self.near = 0.0  # seconds for which the worker has been near its memory limit
+        self._silent_s = 0.0  # seconds since the last message
+        self._near_limit_s = 0.0  # seconds for which the worker has been near its memory limit
+        self._end_s = 0.0  # seconds that running jobs have to finish once the worker is ending
         self._deferred = 0  # evaluator failures blamed on the worker's full memory
         report, worker_report = os.pipe()
         worker_line, self._line = os.pipe()
@@ -207,54 +216,65 @@ class WorkerProcess:
         finally:
             os.close(worker_report)
             os.close(worker_line)
-        self.listener = MessageReceiver(report)
+        self.receiver = MessageReceiver(report)
 
-    def tell(self, **what: Any) -> None:
+    def send(self, **message: Any) -> None:
         """Send a message to the worker. It is dropped if the worker has ended."""
         with suppress(OSError):
-            os.write(self._line, orjson.dumps(what) + b"\n")
+            os.write(self._line, orjson.dumps(message) + b"\n")
+
+    def receive(self) -> list[Mapping[str, Any]]:
+        """Return the worker's messages. Heartbeats and holder names are recorded in this object and not returned."""
+        messages = list(self.receiver.messages())
+        if messages:
+            self._silent_s = 0.0
+        for message in messages:
+            if message["kind"] == "beat":
+                self.used, self._deferred = message.get("used"), message.get("deferred", 0)
+            elif message["kind"] == "holder":
+                self.holders.append(message["name"])
+        return [message for message in messages if message["kind"] not in ("beat", "holder")]
 
     def enter(self, phase: Phase) -> None:
         """Enter a phase and reset its times."""
-        self.phase, self.spent, self.silent, self.near = phase, 0.0, 0.0, 0.0
+        self.phase, self.phase_s, self._silent_s, self._near_limit_s = phase, 0.0, 0.0, 0.0
 
     def end(self, seconds: float) -> None:
         """Ask the worker to end. Running jobs have `seconds` to finish; unfinished ones are released."""
         if self.phase != "ending":
             self.enter("ending")
-            self._ending = seconds
-            self.tell(end=seconds)
+            self._end_s = seconds
+            self.send(end=seconds)
 
-    def kill(self, why: str | None = None) -> None:
-        """Kill the worker and its child processes now. If a reason `why` is given, the worker first writes the
-        tracebacks of its threads.
+    def kill(self, reason: str | None = None) -> None:
+        """Kill the worker and its child processes now. If a reason is given, the worker first writes the tracebacks of
+        its threads.
         """
-        self.overdue = self.overdue or why
+        self.kill_reason = self.kill_reason or reason
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGCONT)
-            os.killpg(self.process.pid, signal.SIGABRT if why else signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGABRT if reason else signal.SIGKILL)
 
-    def passed(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """Advance the worker's times by `seconds`, and kill the worker if it exceeds a deadline."""
-        self.silent, self.spent = self.silent + seconds, self.spent + seconds
+        self._silent_s += seconds
+        self.phase_s += seconds
         is_near = self.plan.memory is not None and (self.used or 0) > NEAR_MEMORY_LIMIT * self.plan.memory
-        self.near = self.near + seconds if is_near else 0.0
-        if self.overdue and self.spent > 2.0:
-            self.kill()
-        elif not self.overdue and (why := self._exceeded_deadline()):
+        self._near_limit_s = self._near_limit_s + seconds if is_near else 0.0
+        if self.kill_reason is not None:
+            if self.phase_s > KILL_GRACE_S:
+                self.kill()
+        elif (reason := self._exceeded_deadline()) is not None:
             self.enter(self.phase)
-            self.kill(why)
+            self.kill(reason)
 
     def _exceeded_deadline(self) -> str | None:
-        plan = self.plan
-        if self.phase == "loading" and self.spent > plan.loading:
-            return f"the file was not loaded after {plan.loading:g} s"
-        if self.phase == "ending" and self.spent > self._ending + EXIT_GRACE_S:
-            return f"it did not end within {self._ending + EXIT_GRACE_S:g} s"
-        longest = self.loaded.longest if self.loaded else plan.loading
-        if self.silent > longest + plan.grace:
-            return f"it gave no sign of life for {longest + plan.grace:g} s"
-        return None
+        if self.phase == "loading" and self.phase_s > self.plan.loading:
+            return f"the file was not loaded after {self.plan.loading:g} s"
+        if self.phase == "ending" and self.phase_s > self._end_s + EXIT_GRACE_S:
+            return f"it did not end within {self._end_s + EXIT_GRACE_S:g} s"
+        longest = (self.loaded.longest if self.loaded else self.plan.loading) + self.plan.grace
+        return f"it sent no heartbeat for {longest:g} s" if self._silent_s > longest else None
 
     def is_full(self, patience: float) -> bool:
         """Return whether the worker must be replaced because of its memory use.
@@ -263,40 +283,49 @@ class WorkerProcess:
         seconds.
         """
         return self.phase == "running" and (
-            self.near > patience or (self._deferred > 0 and self.spent > self.plan.full)
+            self._near_limit_s > patience or (self._deferred > 0 and self.phase_s > self.plan.full)
         )
 
-    def receive(self) -> list[Mapping[str, Any]]:
-        """Return the worker's messages. Heartbeats and claims are recorded in this object and not returned."""
-        messages = list(self.listener.messages())
-        if messages:
-            self.silent = 0.0
-        for message in messages:
-            if message["kind"] == "beat":
-                self.used, self._deferred = message.get("used"), message.get("deferred", 0)
-            elif message["kind"] == "holder":
-                self.holders.append(message["name"])
-            elif message["kind"] == "claimed":
-                self.claims.update(dict.fromkeys(map(tuple, message["claims"])))
-            elif message["kind"] == "finished":
-                for claim in message["claims"]:
-                    self.claims.pop(tuple(claim), None)
-        return [message for message in messages if message["kind"] not in ("beat", "holder", "claimed", "finished")]
+    def read_claims(self) -> list[ClaimedTarget]:
+        """Return the claims of the dead worker from the store. The list is empty if the store does not answer soon."""
+        claims: list[ClaimedTarget] = []
 
-    def describe_death(self) -> str:
+        def read() -> None:
+            from spanwise.collector.client import HTTPStore
+
+            key = self.plan.key or os.environ.get("SPANWISE_API_KEY")
+            with suppress(StoreError), HTTPStore(self.plan.url, key) as store:
+                rows = [row for row in store.decisions(verdict="running") if row.holder in self.holders]
+                claims.extend(map(_make_claimed_target, sorted(rows, key=lambda row: row.claim)))
+
+        if self.holders:
+            reader = threading.Thread(target=read, name="spanwise-monitor-claims", daemon=True)
+            reader.start()
+            reader.join(STORE_TIMEOUT_S)
+        return list(claims)
+
+    def describe_death(self, claims: Sequence[ClaimedTarget] = ()) -> str:
         """Return a text with the cause of the worker's end, the location, and the claims that it held."""
-        how = self.overdue or describe_exit(self.process.returncode or 0)
-        where = find_crash_location(self.listener.crash)
-        claims = describe_claims(list(self.claims))
-        return f"{how}{f', in {where}' if where else ''}{f'; it held {claims}' if claims else ''}"
+        how = self.kill_reason or describe_exit(self.process.returncode or 0)
+        where = find_crash_location(self.receiver.crash)
+        return f"{how}{f', in {where}' if where else ''}{f'; it held {describe_claims(claims)}' if claims else ''}"
 
     def clean_up(self) -> None:
         """Kill the remaining child processes, and close the pipes."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        self.listener.close()
+        self.receiver.close()
         os.close(self._line)
+
+
+def _make_claimed_target(row: Decision) -> ClaimedTarget:
+    target = row.target
+    if target.session_id is not None:
+        described = f"session {target.session_id}"
+    else:
+        described = f"trace {target.trace_id}" + (f", span {target.span_id}" if target.span_id else "")
+    return ClaimedTarget(row.project, row.rule, described)
 
 
 def _start_process(plan: WorkerPlan, report: int, line: int) -> subprocess.Popen[bytes]:
@@ -304,17 +333,7 @@ def _start_process(plan: WorkerPlan, report: int, line: int) -> subprocess.Popen
 
     It is not a fork of this process.
     """
-    return subprocess.Popen(
-        [sys.executable, "-P", "-B", "-m", WORKER_MODULE, *_command_arguments(plan, report, line)],
-        stdin=subprocess.DEVNULL,
-        pass_fds=(report, line),
-        start_new_session=True,
-        env={**os.environ, "SPANWISE_URL": plan.url, **({"SPANWISE_API_KEY": plan.key} if plan.key else {})},
-    )
-
-
-def _command_arguments(plan: WorkerPlan, report: int, line: int) -> Sequence[str]:
-    given = {
+    arguments = {
         "file": plan.file,
         "url": plan.url,
         "report": report,
@@ -323,4 +342,11 @@ def _command_arguments(plan: WorkerPlan, report: int, line: int) -> Sequence[str
         "ending": plan.ending,
         "claim": plan.claim,
     }
-    return [f"--{name}={value}" for name, value in given.items() if value is not None]
+    options = [f"--{name}={value}" for name, value in arguments.items() if value is not None]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-B", "-m", WORKER_MODULE, *options],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(report, line),
+        start_new_session=True,
+        env={**os.environ, "SPANWISE_URL": plan.url, **({"SPANWISE_API_KEY": plan.key} if plan.key else {})},
+    )
