@@ -366,6 +366,8 @@ def test_a_lack_of_memory_in_a_full_worker_is_not_the_evaluators_outcome(store: 
         monitor.step()
         (row,) = decisions(store)
         assert (row.verdict, row.attempts) == ("waiting", 0)
-        assert row.reason.startswith("'large' is tried in another worker: the memory of this one was full (")
+        assert row.reason.startswith(
+            "'large' is retried in another worker, because this one reached its memory limit ("
+        )
         filled.clear()
         run_until(monitor, lambda: verdicts(store) == {"1": "failed"})

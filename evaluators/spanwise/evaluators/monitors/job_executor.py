@@ -299,7 +299,7 @@ class JobExecutor:
             bare = ClaimResult(
                 claim=finishes[0].claim,
                 verdict="failed",
-                reason=f"the store refused what came of it: {refused}",
+                reason=f"the store refused the result: {refused}",
                 read_change=finishes[0].read_change,
             )
             return self._store.finish(bare)
@@ -335,7 +335,7 @@ def _release_claim(row: Decision) -> ClaimResult:
     return ClaimResult(
         claim=row_claim(row),
         verdict="waiting",
-        reason="given back: its worker ended",
+        reason="released: its worker ended",
         inputs_hash=row.inputs_hash,
         read_change=row.read_change,
     )

@@ -93,13 +93,13 @@ class JobOutcome:
             seconds = max(WAITING_RETRY_S, self._breaker.budget.until - self._now)
             self._schedule_retry(key, before, _Retry("over_budget", seconds, self._breaker.budget.reason))
         else:
-            self._schedule_retry(key, before, _Retry("waiting", WAITING_RETRY_S, "it was not begun"))
+            self._schedule_retry(key, before, _Retry("waiting", WAITING_RETRY_S, "not started yet"))
 
     def _record_result(self, key: str, result: EvaluatorResult, before: Mapping[str, Any]) -> None:
         attempts = int(before.get("attempts") or 0)
         full = int(before.get("full") or 0)
         if full < MAX_FULL_TRIES and self._memory.is_to_blame(result.error):
-            reason = f"{key!r} is tried in another worker: the memory of this one was full ({self._memory})"
+            reason = f"{key!r} is retried in another worker, because this one reached its memory limit ({self._memory})"
             retry: _Retry | None = _Retry("waiting", min(2.0**full, MAX_FULL_DELAY_S), reason)
             before = {**before, "full": full + 1}
         else:
@@ -156,7 +156,7 @@ class JobOutcome:
             return _Retry("throttled", self._breaker.paused_until(key) - self._now, paused)
         if error is None or not is_transient(error) or attempts >= self._job.active_rule.in_force.settings.retries:
             return None
-        return _Retry("waiting", compute_retry_delay(attempts, error), f"{key!r} is tried again: {reason}")
+        return _Retry("waiting", compute_retry_delay(attempts, error), f"{key!r} is retried: {reason}")
 
     def _schedule_retry(self, key: str, before: Mapping[str, Any], retry: _Retry) -> None:
         self._retries.append(retry)
@@ -174,7 +174,7 @@ def finish_unchanged(job: EvaluationJob) -> ClaimResult:
     return ClaimResult(
         claim=job.claim,
         verdict=_worst_outcome(states),
-        reason="what changed is nothing that the evaluators look at",
+        reason="the change does not affect what the evaluators read",
         states=states,
         inputs_hash=job.inputs_hash,
         read_change=job.row.runs_change,
