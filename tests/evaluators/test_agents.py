@@ -219,7 +219,7 @@ def test_arguments_are_the_same_in_each_form_in_which_models_give_them(made, wan
 
 
 def test_expected_steps_are_a_list():
-    with pytest.raises(ValueError, match="expected is a list"):
+    with pytest.raises(ValueError, match="expected must be a list"):
         get_evaluator("trajectory_match", expected="search")
 
 
@@ -240,13 +240,13 @@ def test_content_of_artifacts_may_be_values_or_bytes(content):
     [
         ("tool_calls", {"expected": [{"tool": "a"}]}, "an expected tool call is a name or"),
         ("step_limit", {"limit": 3, "kinds": ["tools"]}, "no kind 'tools' of spans; did you mean 'tool'"),
-        ("step_limit", {"limit": 3, "kinds": []}, "kinds are None for all"),
+        ("step_limit", {"limit": 3, "kinds": []}, "kinds must be None"),
         ("trajectory_match", {"kinds": ["Tool"]}, "no kind 'Tool' of spans; did you mean 'tool'"),
         ("has_span", {"kind": "retrievr"}, "did you mean 'retriever'"),
         ("has_span", {"status": "failed"}, "status is 'unset' or 'ok' or 'error'"),
         ("has_span", {"at_least": -1}, "at_least is 0 or more"),
         ("has_span", {"min_seconds": 2.0, "max_seconds": 1.0}, "min_seconds 2.0 is from 0 to max_seconds 1.0"),
-        ("human_feedback", {"of": " "}, "of is the key of people's feedback"),
+        ("human_feedback", {"of": " "}, "of must be the key of human feedback"),
     ],
 )
 def test_parameters_that_nothing_could_meet_are_refused(id, parameters, told):

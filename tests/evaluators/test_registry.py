@@ -249,8 +249,8 @@ def test_what_their_evaluators_need_and_give_is_read_off_them(their_package):
     ("id", "parameters", "said"),
     [
         ("contains", {"match": "some"}, "match is 'all' or 'any', not 'some'"),
-        ("contains", {"text": ""}, "would be found in every answer"),
-        ("contains", {"text": ["a", ""]}, "would be found in every answer"),
+        ("contains", {"text": ""}, "which is in every answer"),
+        ("contains", {"text": ["a", ""]}, "which is in every answer"),
         ("length", {"max": "5"}, "max is a whole number or None, not '5'"),
         ("hit_at_k", {"k": 2.5}, "k is a whole number or None, not 2.5"),
         ("looping", {"shortest": True}, "shortest is a whole number, not True"),

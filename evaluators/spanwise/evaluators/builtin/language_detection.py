@@ -177,11 +177,11 @@ class LanguageComparison:
 
     def _why(self, asked: LanguageEstimate, answered: LanguageEstimate) -> str:
         if min(asked.certainty, answered.certainty) >= _MIN_CERTAINTY_EACH:
-            return f"the languages of question and answer, {asked.best} and {answered.best}, cannot be told apart"
-        what, told = min(("question", asked), ("answer", answered), key=lambda side: side[1].certainty)
-        short = self.detect is None and told.likely is None
-        why = f": it is too short, {told.letters} letters of at least {_MIN_LETTERS}" if short else ""
-        return f"the language of the {what} cannot be told{why}"
+            return f"the languages of question and answer, {asked.best} and {answered.best}, cannot be distinguished"
+        what, estimate = min(("question", asked), ("answer", answered), key=lambda side: side[1].certainty)
+        short = self.detect is None and estimate.likely is None
+        why = f": it is too short, {estimate.letters} letters of at least {_MIN_LETTERS}" if short else ""
+        return f"the language of the {what} cannot be determined{why}"
 
 
 def _detect_script(prose: str, letters: list[str]) -> str:

@@ -124,7 +124,9 @@ def check_regions(region: Regions) -> None:
 
     for country in (region,) if isinstance(region, str) else region or ():
         if country not in phonenumbers.SUPPORTED_REGIONS:
-            raise ValueError(f"a region is a country in two capital letters, such as 'US', not {country!r}")
+            raise ValueError(
+                f"unknown region {country!r}; expected a country code of two capital letters, such as 'US'"
+            )
 
 
 def _find_national(text: str) -> Iterator[Span]:
@@ -472,11 +474,11 @@ def check_kinds(kinds: str | Sequence[str] | None, known: Mapping[str, object]) 
         kinds = [kinds]
     if kinds is not None and not kinds:
         raise ValueError(
-            f"kinds is {kinds!r}, which finds nothing: leave it out for all, or name some of {', '.join(known)}"
+            f"kinds is empty, which would find nothing: leave it out for all, or name some of: {', '.join(known)}"
         )
     for kind in kinds or ():
         if kind not in known:
-            raise ValueError(f"{kind!r} is none of {', '.join(known)}")
+            raise ValueError(f"unknown kind {kind!r}; expected one of: {', '.join(known)}")
     return list(known) if kinds is None else list(kinds)
 
 

@@ -309,9 +309,9 @@ def _document_gains(expected: Sequence[Document], known: DocumentMatcher) -> lis
     if True not in scored:
         return [1.0] * known.total
     if False in scored:
-        raise ValueError("either all expected documents have a score or none has: some have none")
+        raise ValueError("only some expected documents have a score: give one to all of them, or to none")
     if not all(document.score is None or isfinite(document.score) for document in expected):
-        raise ValueError("the scores of expected documents are their gains: numbers, neither NaN nor infinite")
+        raise ValueError("the scores of expected documents are their gains and must be finite numbers")
     gains = [float("-inf")] * known.total
     for document, position in zip(expected, known.positions, strict=True):
         if position is not None:
@@ -355,7 +355,7 @@ def make_matcher(expected: Sequence[Document], by: str) -> DocumentMatcher:
     made: DocumentMatcher = IdOrContentMatcher(expected) if by == "auto" else FieldMatcher(expected, by)
     if not made.total:
         named = "" if by == "auto" else f" by {by!r}"
-        raise Skip(f"expected_documents names no document{named}: nothing is defined")
+        raise Skip(f"expected_documents contains no document{named}, so the score is undefined")
     return made
 
 
@@ -438,7 +438,7 @@ class IdOrContentMatcher:
             raise Skip(
                 f"{len(lost)} of {self.total} expected documents cannot be compared with what was retrieved: "
                 f"expected {_describe_documents(lost.values())}, retrieved {_describe_documents(retrieved)}; "
-                "send the same of both, or say with by= what to compare"
+                "record the same fields for both, or name the field to compare with by="
             )
 
 

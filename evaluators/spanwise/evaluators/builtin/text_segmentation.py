@@ -80,7 +80,7 @@ def split_text(text: str, splitter: Splitter | None) -> list[str]:
     """
     found = list(split_sentences(text) if splitter is None else splitter(text))
     if not all(isinstance(one, str) for one in found):
-        raise ValueError(f"a splitter gives a list of texts, not {found!r:.200}")
+        raise ValueError(f"a splitter must return a list of texts, not {found!r:.200}")
     return [one for one in found if one.strip()]
 
 
@@ -331,7 +331,7 @@ def get_tokenizer(name: str) -> Tokenizer:
         "characters": lambda: _split_characters,
     }
     if name not in known:
-        raise ValueError(f"tokenizer is one of {', '.join(map(repr, known))}, not {name!r}")
+        raise ValueError(f"unknown tokenizer {name!r}; expected one of: {', '.join(known)}")
     return known[name]()
 
 

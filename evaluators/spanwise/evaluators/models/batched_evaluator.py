@@ -24,7 +24,7 @@ from spanwise.evaluators.models.embedding_model import Embedder, embedder
 from spanwise.evaluators.models.model_resolution import NoModel
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.models.inference_batching import Vector
+    from spanwise.evaluators.models.disk_cache import Vector
 
 
 Asked = TypeVar("Asked")
@@ -199,9 +199,7 @@ class PairEvaluator(BatchedEvaluator[TextPair, PairScores]):
         pairs = ((first, second) for parts in seconds for second in parts for first in firsts)
         support: dict[TextPair, float] = {}
         if (number := len(firsts) * sum(map(len, seconds))) > MAX_PAIRS:
-            raise ValueError(
-                f"{number:,} pairs of what was retrieved and the answer are to be scored: {MAX_PAIRS:,} at most"
-            )
+            raise ValueError(f"context and answer make {number:,} pairs to score, more than the limit of {MAX_PAIRS:,}")
         while some := list(islice(pairs, _PAIRS_PER_STEP)):
             replies = yield some
             support |= {pair: support_probability(row, self._scorer.name) for pair, row in replies.items()}
@@ -214,7 +212,7 @@ def support_probability(row: PairScores, name: str) -> float:
     Raises `ValueError` if that score is not a probability.
     """
     if not 0 <= row[0] <= 1:
-        raise ValueError(f"{name!r} gave {row[0]!r} for a pair: a model of support gives a probability, from 0 to 1")
+        raise ValueError(f"{name!r} returned {row[0]!r} for a pair; expected a probability from 0 to 1")
     return row[0]
 
 

@@ -23,7 +23,7 @@ from spanwise.evaluators.models.inference_batching import CoalescingEncoder, res
 from spanwise.evaluators.models.model_resolution import DEFAULT, ModelLocation, ModelUse, check_no_secrets, locate_model
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.models.inference_batching import Vectors
+    from spanwise.evaluators.models.disk_cache import Vectors
 
 
 _COMMAND_CHARACTERS = 200  # maximum characters of the command line that are stored

@@ -33,7 +33,7 @@ from spanwise.evaluators.models.model_resolution import (
 if TYPE_CHECKING:
     import numpy
 
-    from spanwise.evaluators.models.inference_batching import Vectors
+    from spanwise.evaluators.models.disk_cache import Vectors
 
     Hidden = numpy.ndarray[tuple[int, int, int], numpy.dtype[numpy.float32]]
     Mask = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.int64]]
@@ -123,7 +123,7 @@ class OnnxSource:
                 )
                 if tokenizer_file is None:
                     raise NoModel(
-                        f"there is no tokenizer.json beside the ONNX file in {str(folders[0])!r}: put the model's there"
+                        f"there is no tokenizer.json next to the ONNX file in {str(folders[0])!r}: copy the model's to it"
                     )
                 reader = tokenizers.Tokenizer.from_file(str(tokenizer_file))
                 model = _OnnxModel(
@@ -157,7 +157,9 @@ class _EncodingConfig:
         modules = [str(one.get("type", "")).rpartition(".")[2] for one in _read_json(folders, "modules.json", [])]
         for module in modules:
             if module not in ("Transformer", "Pooling", "Normalize"):
-                raise NoModel(f"{folders[0]} has a layer {module!r} after the model, which its ONNX file lacks")
+                raise NoModel(
+                    f"{folders[0]} has a layer {module!r} after the model, which the ONNX file does not contain"
+                )
         length = own.get("max_seq_length") or tokens.get("model_max_length") or DEFAULT_LENGTH
         settings = _read_json(folders, "config_sentence_transformers.json")
         return cls(
@@ -176,7 +178,7 @@ class _OnnxModel:
         self._session, self._reader, self._habits, self._size = session, reader, habits, size
         self._fed = [one.name for one in session.get_inputs()]
         if unknown := set(self._fed) - set(_MODEL_INPUTS):
-            raise NoModel(f"the ONNX file wants {', '.join(sorted(unknown))}, which texts do not give")
+            raise NoModel(f"the ONNX file has unsupported inputs: {', '.join(sorted(unknown))}")
         reader.no_padding()
         reader.enable_truncation(habits.length)
         available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -265,7 +267,7 @@ def _pooling_mode(config: Mapping[str, Any]) -> str:
     mode = config.get("pooling_mode") or [old.get(flag, flag) for flag in flags] or "mean"
     mode = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
     if mode not in _POOLING_FUNCTIONS:
-        raise NoModel(f"its pooling is {mode!r}; what is done here is {', '.join(_POOLING_FUNCTIONS)}")
+        raise NoModel(f"unsupported pooling {mode!r}; expected one of: {', '.join(_POOLING_FUNCTIONS)}")
     return str(mode)
 
 
@@ -305,7 +307,9 @@ def _choose_onnx_device(given: str | None, providers: Sequence[str]) -> str:
     named = (given or os.environ.get("SPANWISE_DEVICE") or "").partition(":")[0]
     has = "CUDAExecutionProvider" in providers
     if named == "cuda" and not has:
-        raise NoModel("this onnxruntime runs on no GPU: pip install onnxruntime-gpu in its place, or device='cpu'")
+        raise NoModel(
+            "the installed onnxruntime does not support GPUs: install onnxruntime-gpu instead, or set device='cpu'"
+        )
     return "cuda" if has and named in ("", "cuda") else "cpu"
 
 
