@@ -219,7 +219,7 @@ def test_arguments_are_the_same_in_each_form_in_which_models_give_them(made, wan
 
 
 def test_expected_steps_are_a_list():
-    with pytest.raises(ValueError, match="expected must be a list"):
+    with pytest.raises(ValueError, match="expected is a list"):
         get_evaluator("trajectory_match", expected="search")
 
 
@@ -239,9 +239,9 @@ def test_content_of_artifacts_may_be_values_or_bytes(content):
     ("id", "parameters", "told"),
     [
         ("tool_calls", {"expected": [{"tool": "a"}]}, "an expected tool call is a name or"),
-        ("step_limit", {"limit": 3, "kinds": ["tools"]}, "no kind 'tools' of spans; did you mean 'tool'"),
+        ("step_limit", {"limit": 3, "kinds": ["tools"]}, "unknown kind of spans 'tools'; did you mean 'tool'"),
         ("step_limit", {"limit": 3, "kinds": []}, "kinds must be None"),
-        ("trajectory_match", {"kinds": ["Tool"]}, "no kind 'Tool' of spans; did you mean 'tool'"),
+        ("trajectory_match", {"kinds": ["Tool"]}, "unknown kind of spans 'Tool'; did you mean 'tool'"),
         ("has_span", {"kind": "retrievr"}, "did you mean 'retriever'"),
         ("has_span", {"status": "failed"}, "status is 'unset' or 'ok' or 'error'"),
         ("has_span", {"at_least": -1}, "at_least is 0 or more"),

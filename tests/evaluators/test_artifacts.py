@@ -248,8 +248,8 @@ def test_of_millions_of_problems_the_first_are_told():
         ({"max_artifacts": -1}, "max_artifacts is 1 or more, not -1"),
         ({"expectations": {"a": 3}}, "the expectations for 'a' must be a dict"),
         ({"expectations": {"a": {"min_bytes": "1"}}}, "'min_bytes' for 'a' must be a whole number, 0 or more, not '1'"),
-        ({"expectations": {"a": {"contains": "abc"}}}, "'contains' of 'a' is a list of texts, not 'abc'"),
-        ({"expectations": {"a": {"kind": "link"}}}, "'kind' of 'a' is 'file' or 'dir', not 'link'"),
+        ({"expectations": {"a": {"contains": "abc"}}}, "'contains' for 'a' must be a list of texts, not 'abc'"),
+        ({"expectations": {"a": {"kind": "link"}}}, "'kind' for 'a' must be 'file' or 'dir', not 'link'"),
     ],
 )
 def test_parameters_that_make_no_sense_are_refused(bad, words):

@@ -104,7 +104,7 @@ def test_an_empty_schema_asks_for_json_only(empty):
 
 @pytest.mark.parametrize("schema", [{"type": "objekt"}, "{", {"properties": []}])
 def test_a_schema_that_is_none_is_refused_when_the_evaluator_is_made(schema):
-    with pytest.raises(ValueError, match="json_schema is not valid JSON"):
+    with pytest.raises(ValueError, match=r"json_schema is not (a )?valid JSON"):
         get_evaluator("json_schema", json_schema=schema)
 
 
@@ -169,7 +169,7 @@ def test_patterns_are_searched_for_as_in_jsonschema(answer, passes):
 def test_the_schemas_true_and_false():
     assert score(get_evaluator("json_schema", json_schema=True), outputs="1")[0].score is True
     assert score(get_evaluator("json_schema", json_schema=False), outputs="1")[0].score is False
-    with pytest.raises(ValueError, match="json_schema must be a dict"):
+    with pytest.raises(ValueError, match="json_schema is a dict"):
         get_evaluator("json_schema", json_schema=[1])
 
 

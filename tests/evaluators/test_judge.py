@@ -144,7 +144,7 @@ def test_equal_judges_are_equal_and_can_be_pickled():
         ({"model": "m", "base_url": "http://"}, "must be an address such as http://localhost:8000/v1, got"),
         ({"model": "m", "base_url": "http://h:x/v1"}, "must be an address such as http://localhost:8000/v1, got"),
         ({"model": "m", "base_url": 7}, "must be an address such as http://localhost:8000/v1, got"),
-        ({"model": "m", "base_url": "http://me:pw@h/v1"}, "give api_key"),
+        ({"model": "m", "base_url": "http://me:pw@h/v1"}, "use api_key"),
         ({"model": "m", "base_url": "http://h/v1?key=3"}, "must not have a query or a fragment"),
         ({"model": "m", "base_url": "http://h/v1/chat/completions"}, "must not include the route /chat/completions"),
         ({"model": "m", "temperature": 3}, "temperature is a number from 0 on, 2 at most, not 3"),

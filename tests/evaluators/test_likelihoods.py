@@ -223,7 +223,9 @@ def test_a_folder_may_have_the_name_of_a_chat_model(tmp_path, monkeypatch):
 
 
 def test_what_names_no_model_is_refused():
-    with pytest.raises(NoModel, match="a likelihood model is a model's name, a folder, or a function of a list of"):
+    with pytest.raises(
+        NoModel, match="a likelihood model is a model's name, a folder, or a function that maps a list of"
+    ):
         get_evaluator("perplexity", model=5)
 
 
@@ -231,7 +233,7 @@ def test_what_names_no_model_is_refused():
     "options", [{"dtype": "int4"}, {"max_length": 1}, {"stride": 0}, {"batch_tokens": 0}, {"max_length": True}]
 )
 def test_what_is_no_way_of_reading_is_refused(options):
-    with pytest.raises(ValueError, match=rf"{next(iter(options))} is .* not {next(iter(options.values()))!r}"):
+    with pytest.raises(ValueError, match=rf"{next(iter(options))} must be .* not {next(iter(options.values()))!r}"):
         likelihood_model({"model": "gpt2", **options})
 
 

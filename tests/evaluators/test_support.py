@@ -235,7 +235,10 @@ def test_what_vectaras_model_is_built_on_is_named_where_it_is_not_here(tiny_hhem
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = shutil.copytree(tiny_hhem, tmp_path / "alone")
     (folder / "config.json").write_text(json.dumps({"model_type": "HHEMv2"}))
-    with pytest.raises(NoModel, match=r"built on 'google/flan-t5-base', .* `hf download google/flan-t5-base --include"):
+    with pytest.raises(
+        NoModel,
+        match=r"configuration and tokenizer of 'google/flan-t5-base', .* `hf download google/flan-t5-base --include",
+    ):
         PairScorer(folder, device="cpu").score([("a", "b")])
 
 

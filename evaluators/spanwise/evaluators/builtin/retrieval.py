@@ -311,7 +311,9 @@ def _document_gains(expected: Sequence[Document], known: DocumentMatcher) -> lis
     if False in scored:
         raise ValueError("only some expected documents have a score: give one to all of them, or to none")
     if not all(document.score is None or isfinite(document.score) for document in expected):
-        raise ValueError("the scores of expected documents are their gains and must be finite numbers")
+        raise ValueError(
+            "the scores of expected documents are their gains and must be numbers, neither NaN nor infinite"
+        )
     gains = [float("-inf")] * known.total
     for document, position in zip(expected, known.positions, strict=True):
         if position is not None:

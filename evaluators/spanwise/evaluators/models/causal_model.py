@@ -472,11 +472,11 @@ def _chat_endpoint_error(what: str) -> NoModel:
 def _check_settings(dtype: str, **counts: int | None) -> None:
     """Check the data type and the token counts. Raises `ValueError`."""
     if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; expected one of: {', '.join(DTYPES)}")
+        raise ValueError(f"dtype must be one of {', '.join(map(repr, DTYPES))}, not {dtype!r}")
     for name, count in counts.items():
         least = 2 if name == "max_length" else 1
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
-            raise ValueError(f"{name} is a number of tokens, {least} or more, not {count!r}")
+            raise ValueError(f"{name} must be a number of tokens, {least} or more, not {count!r}")
 
 
 def _check_log_probabilities(given: Any) -> Vector:
