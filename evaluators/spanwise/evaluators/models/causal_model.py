@@ -416,7 +416,7 @@ class LikelihoodModel(LocalModel):
             check_complete(loading_info, place.name, "causal language model")
             model.to(device=device, dtype=getattr(torch, self.dtype)).eval()
             causal = CausalModel(model, tokenizer, place.name)
-        return LoadedModel(causal, place.name, "likelihood", place.where, device, parameter_bytes(model), 0.0)
+        return LoadedModel(causal, place.name, place.where, device, parameter_bytes(model))
 
     def _read(self, keys: list[str]) -> Vectors:
         loaded = self._loaded()

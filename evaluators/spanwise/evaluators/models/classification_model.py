@@ -134,7 +134,7 @@ class TextClassifier(LocalModel):
             check_complete(loading_info, place.name, "text classifier")
             network = network.to(device).eval()
             model = AutoTokenizer.from_pretrained(place.where, **asked), network
-        return LoadedModel(model, place.name, "classes", place.where, device, parameter_bytes(network), 0.0)
+        return LoadedModel(model, place.name, place.where, device, parameter_bytes(network))
 
     def _predict(self, texts: list[str]) -> Vectors:
         import numpy

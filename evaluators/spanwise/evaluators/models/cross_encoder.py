@@ -181,7 +181,7 @@ class PairScorer(LocalModel):
             asked = {"token": self._token, "local_files_only": is_offline()}
             described, _ = PretrainedConfig.get_config_dict(place.where, **asked)
             model = self._build_model(described, device, asked)
-        return LoadedModel(model, place.name, "pairs", place.where, device, parameter_bytes(model), 0.0)
+        return LoadedModel(model, place.name, place.where, device, parameter_bytes(model))
 
     def _build_model(self, described: dict[str, Any], device: str, asked: dict[str, Any]) -> Any:
         from sentence_transformers import CrossEncoder

@@ -202,11 +202,6 @@ def cache_path(variable: str, name: str) -> Path | None:
     given = os.environ.get(variable)
     if given is not None:
         return None if given.strip().lower() in _OFF_VALUES else Path(given).expanduser()
-    return user_cache_path(name)
-
-
-def user_cache_path(name: str) -> Path:
-    """Return the path of a file or folder in the user's cache directory."""
     return cache_folder() / name
 
 

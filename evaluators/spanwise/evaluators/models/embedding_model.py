@@ -30,8 +30,8 @@ from spanwise.evaluators.models.local_models import (
     load_shared,
     make_model,
     parameter_bytes,
-    put_current,
     run_by_length,
+    shared_encoder,
 )
 from spanwise.evaluators.models.model_resolution import (
     DEFAULT,
@@ -229,7 +229,7 @@ class SentenceTransformerSource:
                 local_files_only=is_offline(),
                 model_kwargs={} if self._pickle else {"use_safetensors": True},
             )
-        return LoadedModel(model, place.name, "embedding", place.where, device, parameter_bytes(model), 0.0)
+        return LoadedModel(model, place.name, place.where, device, parameter_bytes(model))
 
 
 ENDPOINT_EXTRA = "pip install '.[server]' in a checkout of Spanwise"
@@ -464,8 +464,7 @@ def _parse_embedding(given: Any) -> Any:
     return numpy.frombuffer(base64.b64decode(given, validate=True), dtype="<f4")
 
 
-# encoders of local models; they stay in memory as long as the models
-_model_encoders: dict[ModelKey, CoalescingEncoder] = {}
+# encoders of functions and endpoints; they live as long as an embedder uses them
 _user_encoders: weakref.WeakValueDictionary[ModelKey, CoalescingEncoder] = weakref.WeakValueDictionary()
 
 
@@ -589,14 +588,16 @@ class Embedder:
     def _shared_as(self, key: ModelKey) -> CoalescingEncoder:
         source, anonymous = self._source, self._function is not None and self._cache is None
         path = None if anonymous else vector_path(self._cache, source.paid)
+
+        def make() -> CoalescingEncoder:
+            digest = source.digest() if path is not None else None
+            stored = VectorCache(path, self.name, digest) if path is not None and digest is not None else None
+            return CoalescingEncoder(source.encode, stored, portion=source.portion)
+
         key = *key, path
-        of_user = self._function is not None or self._endpoint is not None
-        if (encoding := (_user_encoders if of_user else _model_encoders).get(key)) is not None:
-            return encoding
-        digest = source.digest() if path is not None else None
-        stored = VectorCache(path, self.name, digest) if path is not None and digest is not None else None
-        made = CoalescingEncoder(source.encode, stored, portion=source.portion)
-        return _user_encoders.setdefault(key, made) if of_user else put_current(_model_encoders, key, made)
+        if self._function is None and self._endpoint is None:
+            return shared_encoder(key, make)
+        return _user_encoders.get(key) or _user_encoders.setdefault(key, make())
 
 
 def embedder(given: Any = None, **options: Any) -> Embedder:

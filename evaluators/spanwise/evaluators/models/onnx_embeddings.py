@@ -137,7 +137,7 @@ class OnnxSource:
                 raise
             except Exception as error:  # the errors of onnxruntime and tokenizers have no common base class
                 raise ValueError(f"{type(error).__name__}: {error}") from error
-        return LoadedModel(model, self.name, "embedding", str(file), device, file.stat().st_size, 0.0)
+        return LoadedModel(model, self.name, str(file), device, file.stat().st_size)
 
 
 @dataclass(frozen=True, slots=True)
