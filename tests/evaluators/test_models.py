@@ -304,3 +304,13 @@ def test_a_model_that_is_not_there_suggests_the_closest_preset(name, meant, monk
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(NoModel, match=f"did you mean '{meant}'"), explain_loading_errors(locate_model(name), "it"):
         raise OSError("no such model")
+
+
+def test_a_version_does_not_depend_on_the_address_of_a_function():
+    def version() -> str:
+        def lines(text):
+            return text.splitlines()
+
+        return get_evaluator("groundedness", model=lambda texts: [[1.0]] * len(texts), splitter=lines).version
+
+    assert version() == version()

@@ -278,8 +278,8 @@ class AgentSanity:
         if not artifacts:
             return {"score": 0.0, "comment": "the agent left no artifacts"}
         shown = "; ".join(f"{path}: {', '.join(problems)}" for path, problems in failed[:100])
-        told = {"artifacts": len(artifacts), "failed": len(failed), "problems": dict(failed[:100])}
-        return {"score": 1 - len(failed) / len(artifacts), "comment": shown[:1000] or None, "metadata": told}
+        metadata = {"artifacts": len(artifacts), "failed": len(failed), "problems": dict(failed[:100])}
+        return {"score": 1 - len(failed) / len(artifacts), "comment": shown[:1000] or None, "metadata": metadata}
 
     def _artifacts(self, outputs: Any, below: ArtifactDirectory) -> list[Artifact]:
         """Return the artifacts that the answer names, those in the directory, and the expected ones."""
@@ -371,8 +371,8 @@ def _sequences_match(
     if match == "ordered" and not wanted:  # an empty list means that no call is expected
         return not made
     if match == "ordered":
-        rest = iter(made)
-        return all(any(same(call, each) for call in rest) for each in wanted)
+        remaining = iter(made)
+        return all(any(same(call, each) for call in remaining) for each in wanted)
     if match == "superset":
         return hits == len(wanted)
     if match == "subset":

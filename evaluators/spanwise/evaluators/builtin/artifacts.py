@@ -54,7 +54,7 @@ def check_artifact(artifact: Artifact, expected: Mapping[str, Any], below: Artif
     Raises `ValueError` if the limits for reading are exceeded.
     """
     try:
-        held = below.read(artifact.path) if artifact.content is None else artifact.content
+        content = below.read(artifact.path) if artifact.content is None else artifact.content
     except FileNotFoundError:
         return ["is missing"]
     except OSError as error:
@@ -62,10 +62,12 @@ def check_artifact(artifact: Artifact, expected: Mapping[str, Any], below: Artif
     if artifact.content is not None:
         below.take(len(artifact.content), artifact.path)
     kind = expected.get("kind")
-    if kind is not None and (kind == "dir") != isinstance(held, frozenset):
+    if kind is not None and (kind == "dir") != isinstance(content, frozenset):
         return [f"is no {kind}"]
     problems = (
-        _check_folder(held, expected) if isinstance(held, frozenset) else _check_file(artifact.path, held, expected)
+        _check_folder(content, expected)
+        if isinstance(content, frozenset)
+        else _check_file(artifact.path, content, expected)
     )
     return list(islice(problems, MAX_PROBLEMS))
 
@@ -229,8 +231,8 @@ class ArtifactDirectory:
 
     def normal(self, name: str) -> str:
         """Return the normalized name: relative to the directory, without `./`."""
-        whole = os.path.abspath(os.path.join(self.directory or ".", name))
-        return os.path.relpath(whole, os.path.abspath(self.directory or "."))
+        absolute = os.path.abspath(os.path.join(self.directory or ".", name))
+        return os.path.relpath(absolute, os.path.abspath(self.directory or "."))
 
     def read(self, name: str) -> bytes | frozenset[str]:
         """Return the bytes of a file, or the names in a folder.
@@ -311,11 +313,11 @@ def _resolve_path(directory: str, root: str, name: str) -> str:
     """
     if "\0" in name:
         raise _permission_error("a file name cannot contain a NUL character")
-    whole = os.path.abspath(os.path.join(directory, name))
-    if not _is_inside(whole, os.path.abspath(directory)) and not _is_inside(whole, root):
+    absolute = os.path.abspath(os.path.join(directory, name))
+    if not _is_inside(absolute, os.path.abspath(directory)) and not _is_inside(absolute, root):
         raise _permission_error("it is outside of the directory")
     try:
-        real = os.path.realpath(whole)
+        real = os.path.realpath(absolute)
     except UnicodeEncodeError:
         raise _permission_error("it is not a valid file name") from None
     if not _is_inside(real, root):

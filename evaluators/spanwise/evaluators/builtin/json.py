@@ -345,10 +345,10 @@ def _check_additional_properties(theirs: Keyword) -> Keyword:
         patterns = schema.get("patternProperties", {})
         if not isinstance(instance, Mapping) or not patterns:
             return theirs(validator, value, instance, schema)
-        rest = {
+        unmatched = {
             name: inner for name, inner in instance.items() if not any(search_pattern(each, name) for each in patterns)
         }
-        return theirs(validator, value, rest, {**schema, "patternProperties": {}})
+        return theirs(validator, value, unmatched, {**schema, "patternProperties": {}})
 
     return additional
 

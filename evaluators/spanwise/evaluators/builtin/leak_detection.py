@@ -484,9 +484,9 @@ def check_kinds(kinds: str | Sequence[str] | None, known: Mapping[str, object]) 
 
 def _remove_overlaps(findings: list[Finding]) -> list[Finding]:
     """Remove findings that overlap an earlier one in the order of kinds, such as a phone number in a card number."""
-    kept: list[Finding] = []  # sorted by position, to avoid quadratic time
+    accepted: list[Finding] = []  # sorted by position, to avoid quadratic time
     for finding in findings:
-        place = bisect_left(kept, finding.end, key=lambda earlier: earlier.start)
-        if place == 0 or kept[place - 1].end <= finding.start:
-            kept.insert(place, finding)
-    return kept
+        place = bisect_left(accepted, finding.end, key=lambda earlier: earlier.start)
+        if place == 0 or accepted[place - 1].end <= finding.start:
+            accepted.insert(place, finding)
+    return accepted

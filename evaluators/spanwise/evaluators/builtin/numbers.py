@@ -75,8 +75,8 @@ def _is_close_exact(
     The time grows with the number of digits, not with the magnitude.
     """
     exact = _decimal_context(value, expected)
-    apart = exact.subtract(value, expected)
-    return bool(exact.abs(apart) <= exact.max(absolute, exact.multiply(relative, exact.abs(expected))))
+    difference = exact.subtract(value, expected)
+    return bool(exact.abs(difference) <= exact.max(absolute, exact.multiply(relative, exact.abs(expected))))
 
 
 def _decimal_context(*values: decimals.Decimal) -> decimals.Context:
@@ -134,8 +134,8 @@ class Numeric:
         except ValueError as error:
             return {"score": False, "comment": str(error)}
         passed = is_close(value, expected, absolute=self.absolute, relative=self.relative)
-        apart = float(value) - float(expected)
-        shown = {"difference": apart} if math.isfinite(apart) else {}
+        difference = float(value) - float(expected)
+        shown = {"difference": difference} if math.isfinite(difference) else {}
         return {"score": passed, "comment": f"{value:.6g} for {expected:.6g}", "metadata": shown}
 
 

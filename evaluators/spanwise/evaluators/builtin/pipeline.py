@@ -110,8 +110,8 @@ class Pipeline:
             if value is not None:
                 arguments[name] = value
             elif needed:
-                there = ", ".join(map(repr, offered)) or "none by name"
-                raise ValueError(f"the judging pipeline asks for {name!r}; the outputs are {there}")
+                available = ", ".join(map(repr, offered)) or "none by name"
+                raise ValueError(f"the judging pipeline asks for {name!r}; the outputs are {available}")
         return arguments
 
 
@@ -163,11 +163,11 @@ def parse_reply_number(reply: Any, judged: Iterable[str] = ()) -> float:
     text = strip_code_fence(reply).strip() if isinstance(reply, str) else ""
     if _NUMBER.fullmatch(text):
         return float(text)
-    objects, words = parse_reply_objects(text) if isinstance(reply, str) else ([reply], "")
+    objects, prose = parse_reply_objects(text) if isinstance(reply, str) else ([reply], "")
     given = [number for each in objects for number in _object_numbers(each)]
-    if words.strip() and any(is_quoted(_number_members(each), {}, judged) for each in objects):
+    if prose.strip() and any(is_quoted(_number_members(each), {}, judged) for each in objects):
         raise ValueError("it contains an object that is also in the judged text and may be a quotation of it")
-    given += map(float, _SCORE.findall(_QUOTED.sub(_drop_quotation, words)))
+    given += map(float, _SCORE.findall(_QUOTED.sub(_drop_quotation, prose)))
     if not given:
         raise ValueError(f"it is not a number, and has no number named {' or '.join(map(repr, NUMBER_KEYS))}")
     if len(set(given)) > 1:
@@ -179,12 +179,12 @@ def parse_reply_objects(text: str) -> tuple[list[Any], str]:
     """Return the JSON objects and lists of texts in a reply, and the prose around them. Raises `InvalidJSON`."""
     if _MISSING_BRACE.match(text):
         text = "{" + text + ("" if text.rstrip().endswith("}") else "}")
-    objects, words, end = [], [], 0
+    objects, prose, end = [], [], 0
     while begins := _OBJECT_START.search(text, end):
-        words.append(text[end : begins.start()])
+        prose.append(text[end : begins.start()])
         strict, end = _rewrite_strict(text, begins.start())
         objects.append(load_strict_json(strict))
-    return objects, " ".join([*words, text[end:]])
+    return objects, " ".join([*prose, text[end:]])
 
 
 def _rewrite_strict(text: str, start: int) -> tuple[str, int]:

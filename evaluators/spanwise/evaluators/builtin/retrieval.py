@@ -433,13 +433,15 @@ class IdOrContentMatcher:
     def check(self, retrieved: Sequence[Document], found: frozenset[int]) -> None:
         if not retrieved or len(found) == self.total:
             return
-        side = _RetrievedDocuments(retrieved, self._ids)
+        found_documents = _RetrievedDocuments(retrieved, self._ids)
         pairs = zip(self._expected, self.positions, strict=True)
-        lost = {at: each for each, at in pairs if at is not None and at not in found and not side.compares(each)}
-        if lost:
+        incomparable = {
+            at: each for each, at in pairs if at is not None and at not in found and not found_documents.compares(each)
+        }
+        if incomparable:
             raise Skip(
-                f"{len(lost)} of {self.total} expected documents cannot be compared with what was retrieved: "
-                f"expected {_describe_documents(lost.values())}, retrieved {_describe_documents(retrieved)}; "
+                f"{len(incomparable)} of {self.total} expected documents cannot be compared with what was retrieved: "
+                f"expected {_describe_documents(incomparable.values())}, retrieved {_describe_documents(retrieved)}; "
                 "record the same fields for both, or name the field to compare with by="
             )
 

@@ -233,8 +233,8 @@ class TextMatching:
         answer = all(condition.holds(extract_text(outputs), seconds=self.seconds) for condition in wanted)
         context = None
         if documents and self.evaluate_retrieved_context:
-            whole = "\n".join(document.content for document in documents)
-            context = all(condition.holds(whole, seconds=self.seconds) for condition in wanted)
+            context_text = "\n".join(document.content for document in documents)
+            context = all(condition.holds(context_text, seconds=self.seconds) for condition in wanted)
         return family_rows("text_matching", answer, context)
 
 

@@ -7,6 +7,7 @@ replies, and returns the result.
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -97,7 +98,7 @@ class BatchedEvaluator(ABC, Generic[Asked, Reply]):
     def version(self) -> str:
         """Return 8 hex digits, a hash of the model and of the parameters that the scores depend on."""
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name != "model"}
-        return hashlib.sha256(orjson.dumps([dict(self._model), own], default=repr)).hexdigest()[:8]
+        return hashlib.sha256(orjson.dumps([dict(self._model), own], default=_stable_repr)).hexdigest()[:8]
 
     def _one(self, **known: Any) -> Any:
         """Score one case whose fields are the keyword arguments, and return the result. Raises the case's exception."""
@@ -105,6 +106,11 @@ class BatchedEvaluator(ABC, Generic[Asked, Reply]):
         if isinstance(result, BaseException):
             raise result
         return result
+
+
+def _stable_repr(value: object) -> str:
+    """Return the `repr` without memory addresses, which would change a version at each start of a process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def _advance_case(

@@ -394,21 +394,21 @@ class EmbeddingEndpoint:
     def _describe_error(self, error: Exception) -> str:
         """Return the message for an error that a retry cannot fix, with a remedy."""
         status = get_http_status(error)
-        words = {
+        messages = {
             401: f"{self.base_url} refused the key",
             403: f"{self.base_url} does not allow it with this key",
             404: f"there is no model {self.model!r} at {self.base_url}, or no embeddings",
             413: f"{self.base_url} refused the size of the request; give a smaller batch_size",
         }
-        message = words.get(status or 0, f"{self._where} refused to embed")
+        message = messages.get(status or 0, f"{self._where} refused to embed")
         return f"{message}{f' ({status})' if status else ''}: {self._short(error)}"
 
     def _short(self, error: BaseException) -> str:
         body = getattr(error, "body", None)
         message = body.get("message") if isinstance(body, Mapping) else None
         cause = error.__cause__ if str(error) == "Connection error." and error.__cause__ is not None else error
-        words = message if isinstance(message, str) and message else f"{type(cause).__name__}: {cause}"
-        return self._hidden(" ".join(words.split()))[:MAX_ERROR_CHARACTERS]
+        text = message if isinstance(message, str) and message else f"{type(cause).__name__}: {cause}"
+        return self._hidden(" ".join(text.split()))[:MAX_ERROR_CHARACTERS]
 
     def _hidden(self, message: str) -> str:
         """Remove the API key from a text, because some servers repeat the key in their errors."""

@@ -372,10 +372,10 @@ class Summarization(BatchedEvaluator[TextPair, PairScores]):
         faithful = support_difference(entailment, contradiction) > 0
         windows = iter(faithful.tolist())
         # a sentence is faithful if all of its windows are faithful
-        whole = [all(list(islice(windows, len(parts)))) for parts in seconds]
-        kept = [sentence for sentence, holds in zip(summary, whole, strict=True) if holds]
+        is_faithful = [all(list(islice(windows, len(parts)))) for parts in seconds]
+        faithful_sentences = [sentence for sentence, holds in zip(summary, is_faithful, strict=True) if holds]
         return [
-            self._completeness(source, kept, len(summary)),
+            self._completeness(source, faithful_sentences, len(summary)),
             self._learned(entailment),
             {"key": _ZERO_SHOT_KEY, "score": zero_shot_score(entailment, contradiction)},
         ]

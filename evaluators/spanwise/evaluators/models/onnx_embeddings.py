@@ -125,10 +125,10 @@ class OnnxSource:
                     raise NoModel(
                         f"there is no tokenizer.json next to the ONNX file in {str(folders[0])!r}: copy the model's to it"
                     )
-                reader = tokenizers.Tokenizer.from_file(str(tokenizer_file))
+                tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
                 model = _OnnxModel(
                     session,
-                    reader,
+                    tokenizer,
                     _EncodingConfig.of(folders),
                     device,
                     self._batch_size or _choose_batch_size(file, device),
@@ -174,13 +174,13 @@ class _EncodingConfig:
 class _OnnxModel:
     """ONNX model that encodes texts in batches of similar length, in parallel on the available processors."""
 
-    def __init__(self, session: Any, reader: Any, habits: _EncodingConfig, device: str, size: int) -> None:
-        self._session, self._reader, self._habits, self._size = session, reader, habits, size
-        self._fed = [one.name for one in session.get_inputs()]
-        if unknown := set(self._fed) - set(_MODEL_INPUTS):
+    def __init__(self, session: Any, tokenizer: Any, config: _EncodingConfig, device: str, size: int) -> None:
+        self._session, self._tokenizer, self._config, self._size = session, tokenizer, config, size
+        self._inputs = [one.name for one in session.get_inputs()]
+        if unknown := set(self._inputs) - set(_MODEL_INPUTS):
             raise NoModel(f"the ONNX file has unsupported inputs: {', '.join(sorted(unknown))}")
-        reader.no_padding()
-        reader.enable_truncation(habits.length)
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(config.length)
         available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = 1 if device == "cuda" else min(MAX_THREADS, available)
         self._pool = ThreadPoolExecutor(threads, "spanwise-onnx") if threads > 1 else None
@@ -188,45 +188,49 @@ class _OnnxModel:
     def __call__(self, texts: list[str]) -> Vectors:
         import numpy
 
-        prefix = self._habits.prefix
-        read = self._reader.encode_batch([prefix + (text.lower() if self._habits.lower else text) for text in texts])
-        order = sorted(range(len(read)), key=lambda place: -len(read[place].ids))
-        lots = [order[start : start + self._size] for start in range(0, len(order), self._size)]
-        parts = [lots[start : start + _BATCHES_PER_UPDATE] for start in range(0, len(lots), _BATCHES_PER_UPDATE)]
+        prefix = self._config.prefix
+        encodings = self._tokenizer.encode_batch(
+            [prefix + (text.lower() if self._config.lower else text) for text in texts]
+        )
+        order = sorted(range(len(encodings)), key=lambda place: -len(encodings[place].ids))
+        batches = [order[start : start + self._size] for start in range(0, len(order), self._size)]
+        parts = [batches[start : start + _BATCHES_PER_UPDATE] for start in range(0, len(batches), _BATCHES_PER_UPDATE)]
         made: list[Vectors] = []
         run = self._pool.map if self._pool is not None else map
         for part in track_progress(parts, "batches of texts embedded"):
-            made += run(lambda lot: self._pooled([read[place] for place in lot]), part)
+            made += run(lambda batch: self._pooled([encodings[place] for place in batch]), part)
         vectors: Vectors = numpy.concatenate(made)[numpy.argsort(order)]
         return vectors
 
-    def _pooled(self, read: Sequence[Any]) -> Vectors:
+    def _pooled(self, encodings: Sequence[Any]) -> Vectors:
         import numpy
 
-        fed, mask = _pad_tokens(read)
-        given = self._session.run(None, {name: fed[name] for name in self._fed})
+        inputs, mask = _pad_tokens(encodings)
+        outputs = self._session.run(None, {name: inputs[name] for name in self._inputs})
         # a two-dimensional output holds one vector per text: the model itself pools the tokens
-        whole = next((one for one in given if one.ndim == 2), None)
-        vectors = whole if whole is not None else _POOLING_FUNCTIONS[self._habits.pooling](given[0], mask)
-        if self._habits.normalized:
+        pooled_output = next((one for one in outputs if one.ndim == 2), None)
+        vectors = (
+            pooled_output if pooled_output is not None else _POOLING_FUNCTIONS[self._config.pooling](outputs[0], mask)
+        )
+        if self._config.normalized:
             vectors = vectors / numpy.maximum(numpy.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         pooled: Vectors = vectors.astype(numpy.float32)
         return pooled
 
 
-def _pad_tokens(read: Sequence[Any]) -> tuple[dict[str, Mask], Mask]:
+def _pad_tokens(encodings: Sequence[Any]) -> tuple[dict[str, Mask], Mask]:
     """Return token ids, attention mask and type ids as arrays, padded with zeros on the right.
 
     The second result is the attention mask alone.
     """
     import numpy
 
-    longest = max(len(one.ids) for one in read)
-    fed = {name: numpy.zeros((len(read), max(1, longest)), dtype=numpy.int64) for name in _MODEL_INPUTS}
-    for row, one in enumerate(read):
+    longest = max(len(one.ids) for one in encodings)
+    inputs = {name: numpy.zeros((len(encodings), max(1, longest)), dtype=numpy.int64) for name in _MODEL_INPUTS}
+    for row, one in enumerate(encodings):
         for name, values in zip(_MODEL_INPUTS, (one.ids, one.attention_mask, one.type_ids), strict=True):
-            fed[name][row, : len(values)] = values
-    return fed, fed["attention_mask"]
+            inputs[name][row, : len(values)] = values
+    return inputs, inputs["attention_mask"]
 
 
 def _mean_pooling(hidden: Hidden, mask: Mask) -> Any:
