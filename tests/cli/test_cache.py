@@ -80,7 +80,7 @@ def test_a_file_that_is_something_else_is_left_alone(tmp_path):
     other = tmp_path / "spanwise.db"
     with closing(sqlite3.connect(other)) as file, file:
         file.execute("CREATE TABLE spans (id)")
-    assert "no cache of judges, but another database" in refusal("clear", "--cache", other, "--yes")
+    assert "another database, not a cache of judges" in refusal("clear", "--cache", other, "--yes")
     with closing(sqlite3.connect(other)) as file:
         assert file.execute("SELECT count(*) FROM sqlite_master").fetchone() == (1,)
 

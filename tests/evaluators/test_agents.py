@@ -239,14 +239,14 @@ def test_content_of_artifacts_may_be_values_or_bytes(content):
     ("id", "parameters", "told"),
     [
         ("tool_calls", {"expected": [{"tool": "a"}]}, "an expected tool call is a name or"),
-        ("step_limit", {"limit": 3, "kinds": ["tools"]}, "no kind 'tools' of spans; did you mean 'tool'"),
-        ("step_limit", {"limit": 3, "kinds": []}, "kinds are None for all"),
-        ("trajectory_match", {"kinds": ["Tool"]}, "no kind 'Tool' of spans; did you mean 'tool'"),
+        ("step_limit", {"limit": 3, "kinds": ["tools"]}, "unknown kind of spans 'tools'; did you mean 'tool'"),
+        ("step_limit", {"limit": 3, "kinds": []}, "kinds must be None"),
+        ("trajectory_match", {"kinds": ["Tool"]}, "unknown kind of spans 'Tool'; did you mean 'tool'"),
         ("has_span", {"kind": "retrievr"}, "did you mean 'retriever'"),
         ("has_span", {"status": "failed"}, "status must be 'unset' or 'ok' or 'error'"),
         ("has_span", {"at_least": -1}, "at_least is 0 or more"),
         ("has_span", {"min_seconds": 2.0, "max_seconds": 1.0}, "min_seconds 2.0 is from 0 to max_seconds 1.0"),
-        ("human_feedback", {"of": " "}, "of is the key of people's feedback"),
+        ("human_feedback", {"of": " "}, "of must be the key of human feedback"),
     ],
 )
 def test_parameters_that_nothing_could_meet_are_refused(id, parameters, told):

@@ -34,24 +34,24 @@ def problem(place, name, **parameters):
     "name", ["/etc/passwd", "/dev/zero", "../secret.txt", "../../../etc/passwd", "/", "..", "a/../.."]
 )
 def test_what_lies_outside_is_not_opened(place, name):
-    assert problem(place, name) == ["cannot be read: it lies outside of the directory"]
+    assert problem(place, name) == ["cannot be read: it is outside of the directory"]
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../secret.txt", "..", "/dev/zero"])
 def test_links_that_lead_outside_are_not_followed(place, target):
     (place / "link").symlink_to(target)
-    assert problem(place, "link") == ["cannot be read: it leads outside of the directory"]
+    assert problem(place, "link") == ["cannot be read: it links to a place outside of the directory"]
 
 
 def test_a_folder_that_is_a_link_leads_outside_too(place):
     (place / "link").symlink_to(place.parent)
-    assert problem(place, "link/secret.txt") == ["cannot be read: it leads outside of the directory"]
+    assert problem(place, "link/secret.txt") == ["cannot be read: it links to a place outside of the directory"]
 
 
 def test_a_neighbour_whose_name_begins_alike_is_outside(place):
     (place.parent / "work2").mkdir()
     (place.parent / "work2" / "a.txt").write_text(SECRET)
-    assert problem(place, "../work2/a.txt") == ["cannot be read: it lies outside of the directory"]
+    assert problem(place, "../work2/a.txt") == ["cannot be read: it is outside of the directory"]
 
 
 def test_links_that_stay_inside_are_followed(place):
@@ -79,13 +79,13 @@ def test_what_is_no_regular_file_is_not_read(place, make, monkeypatch):
 
 
 def test_devices_are_not_read():
-    assert problem("/dev", "zero", max_artifacts=10**6) == ["cannot be read: it is no regular file"]
+    assert problem("/dev", "zero", max_artifacts=10**6) == ["cannot be read: it is not a regular file"]
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("a\0b", "cannot be read: no file can have a NUL in its name"),
+        ("a\0b", "cannot be read: a file name cannot contain a NUL character"),
         ("missing", "is missing"),
         ("a.txt/b", "cannot be read: Not a directory"),
         ("n" * 1000, "cannot be read: File name too long"),
@@ -99,7 +99,7 @@ def test_what_cannot_be_opened_says_why(place, name, told):
 
 
 def test_a_name_that_no_encoding_writes_is_refused(place):
-    with pytest.raises(PermissionError, match="no file can have its name"):
+    with pytest.raises(PermissionError, match="it is not a valid file name"):
         ArtifactDirectory(str(place), most=10, left=10).read("\ud800")
 
 
@@ -131,7 +131,7 @@ def test_what_is_expected_but_not_handed_over_is_missing(place, monkeypatch):
     feedback = score(get_evaluator("agent_sanity", expectations={"a.json": {}}), outputs="done")[0]
     assert (feedback.score, feedback.comment) == (
         0.0,
-        "a.json: cannot be read: it is not handed over, and there is no directory to look in",
+        "a.json: cannot be read: the answer does not contain it, and no directory is given",
     )
 
 
@@ -246,10 +246,10 @@ def test_of_millions_of_problems_the_first_are_told():
         ({"directory": ""}, "directory is a path, not ''"),
         ({"max_bytes": 0}, "max_bytes is 1 or more, not 0"),
         ({"max_artifacts": -1}, "max_artifacts is 1 or more, not -1"),
-        ({"expectations": {"a": 3}}, "what is expected of 'a' is a dict"),
-        ({"expectations": {"a": {"min_bytes": "1"}}}, "'min_bytes' of 'a' is a whole number, 0 or more, not '1'"),
-        ({"expectations": {"a": {"contains": "abc"}}}, "'contains' of 'a' is a list of texts, not 'abc'"),
-        ({"expectations": {"a": {"kind": "link"}}}, "'kind' of 'a' is 'file' or 'dir', not 'link'"),
+        ({"expectations": {"a": 3}}, "the expectations for 'a' must be a dict"),
+        ({"expectations": {"a": {"min_bytes": "1"}}}, "'min_bytes' for 'a' must be a whole number, 0 or more, not '1'"),
+        ({"expectations": {"a": {"contains": "abc"}}}, "'contains' for 'a' must be a list of texts, not 'abc'"),
+        ({"expectations": {"a": {"kind": "link"}}}, "'kind' for 'a' must be 'file' or 'dir', not 'link'"),
     ],
 )
 def test_parameters_that_make_no_sense_are_refused(bad, words):

@@ -71,7 +71,7 @@ def test_what_may_pass_is_tried_again():
 def test_what_hangs_ends_at_the_deadline():
     with (
         serving(lambda request: Reply(hang=True)) as server,
-        pytest.raises(TimeoutError, match=r"small at .* gave no vectors within 0.3 s after \d attempt"),
+        pytest.raises(TimeoutError, match=r"small at .* returned no vectors within 0.3 s after \d attempt"),
     ):
         asked(server, deadline=0.3)
 
@@ -82,10 +82,13 @@ def test_what_hangs_ends_at_the_deadline():
         (401, "refused the key"),
         (404, "there is no model 'small' at .*, or no embeddings"),
         (413, "give a smaller batch_size"),
-        (Reply(body="<html>", headers={"content-type": "text/html"}), "no embeddings .*is its base_url right"),
-        (Reply(body={"data": data(["a"])}), "embeddings of 1 places for 2 texts"),
-        (Reply(body={"data": data(["a"]) * 2}), "embeddings of 2 places for 2 texts, not one of each"),
-        (Reply(body={"data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [1.0, 2.0]}]}), "gave"),
+        (Reply(body="<html>", headers={"content-type": "text/html"}), "no embeddings .*check base_url"),
+        (Reply(body={"data": data(["a"])}), "the indexes of 1 embeddings do not match 2 texts"),
+        (Reply(body={"data": data(["a"]) * 2}), "the indexes of 2 embeddings do not match 2 texts"),
+        (
+            Reply(body={"data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [1.0, 2.0]}]}),
+            "the endpoint returned",
+        ),
         (Reply(body={"data": [{"embedding": [1.0]}, {"embedding": "%%"}]}), "no embeddings"),
         (Reply(body={"data": [{"embedding": [1.0]}, {"embedding": None}]}), "no embeddings"),
         (Reply(body=b'{"data": [{"embedding": [1e999]}, {"embedding": [1]}]}'), "no embeddings"),
@@ -127,7 +130,9 @@ def test_the_key_is_in_no_part_of_what_is_shown_of_an_answer():
 
 @pytest.mark.parametrize("key", ["groundedness", "sas", "hallucination", "toxicity", "perplexity"])
 def test_no_token_is_a_parameter_of_an_evaluator(key):
-    with pytest.raises(ValueError, match=r"would be stored .*: set HF_TOKEN") as raised:
+    with pytest.raises(
+        ValueError, match=r"must not be among an evaluator's parameters, because these are stored: set HF_TOKEN"
+    ) as raised:
         get_evaluator(key, model={"model": "m", "token": "hf_secret"})
     assert "hf_secret" not in str(raised.value)
 
@@ -177,23 +182,32 @@ def test_without_a_key_openai_is_not_asked(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     model = Embedder("text-embedding-3-small", base_url="https://api.openai.com/v1", cache=False)
     [found] = score(get_evaluator("semantic_similarity", model=model), outputs="a", reference_outputs="b")
-    assert "needs a key: give api_key, or set OPENAI_API_KEY" in found.error
+    assert "needs a key: give api_key or set OPENAI_API_KEY" in found.error
 
 
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({"base_url": "http://localhost:1/v1"}, "asked by its name, which is never guessed"),
-        ({"model": len, "base_url": "http://localhost:1/v1"}, "never guessed"),
-        ({"base_url": "http://u:p@h/v1"}, "at 'h/v1' a model is asked by its name"),
-        ({"model": "m", "base_url": "http://h/v1#sk-1?x"}, "without what follows '\\?' or '#': 'http://h/v1'$"),
-        ({"model": "m", "token": "hf_1"}, "would be stored .*: set HF_TOKEN, or give Embedder"),
-        ({"model": "m", "base_url": "localhost"}, "base_url is an address such as"),
-        ({"model": "m", "base_url": "http://h/v1/embeddings"}, "base_url ends before /embeddings"),
-        ({"model": "m", "base_url": "http://u:p@h/v1"}, "bears a name or a password"),
-        ({"model": "m", "base_url": "http://h/v1", "api_key": "k"}, "would be stored .*: set SPANWISE_EMBEDDINGS_KEY"),
-        ({"model": "m", "base_url": "http://h/v1", "deadline": 0}, "deadline is a number of seconds above 0"),
-        ({"model": len, "cache": True}, "it needs a name="),
+        ({"base_url": "http://localhost:1/v1"}, "needs the name of a model"),
+        ({"model": len, "base_url": "http://localhost:1/v1"}, "needs the name of a model"),
+        ({"base_url": "http://u:p@h/v1"}, "the endpoint 'h/v1' needs the name of a model"),
+        (
+            {"model": "m", "base_url": "http://h/v1#sk-1?x"},
+            "must not have a query or a fragment .*, got 'http://h/v1'$",
+        ),
+        (
+            {"model": "m", "token": "hf_1"},
+            "must not be among an evaluator's parameters, because these are stored: set HF_TOKEN, or give Embedder",
+        ),
+        ({"model": "m", "base_url": "localhost"}, "base_url must be an address such as"),
+        ({"model": "m", "base_url": "http://h/v1/embeddings"}, "base_url must not include the route /embeddings"),
+        ({"model": "m", "base_url": "http://u:p@h/v1"}, "contains a user name or password"),
+        (
+            {"model": "m", "base_url": "http://h/v1", "api_key": "k"},
+            "must not be among an evaluator's parameters, because these are stored: set SPANWISE_EMBEDDINGS_KEY",
+        ),
+        ({"model": "m", "base_url": "http://h/v1", "deadline": 0}, "deadline must be a number of seconds above 0"),
+        ({"model": len, "cache": True}, "with a function needs name="),
     ],
 )
 def test_what_does_not_go_together_is_refused_at_once(given, what):
@@ -202,7 +216,7 @@ def test_what_does_not_go_together_is_refused_at_once(given, what):
 
 
 def test_a_key_without_an_address_is_refused():
-    with pytest.raises(ValueError, match="api_key goes to base_url, which is not given"):
+    with pytest.raises(ValueError, match="api_key needs base_url"):
         Embedder("m", api_key="k")
 
 

@@ -104,7 +104,7 @@ def test_an_empty_schema_asks_for_json_only(empty):
 
 @pytest.mark.parametrize("schema", [{"type": "objekt"}, "{", {"properties": []}])
 def test_a_schema_that_is_none_is_refused_when_the_evaluator_is_made(schema):
-    with pytest.raises(ValueError, match="json_schema is no JSON"):
+    with pytest.raises(ValueError, match=r"json_schema is not (a )?valid JSON"):
         get_evaluator("json_schema", json_schema=schema)
 
 
@@ -117,7 +117,7 @@ def test_a_reference_to_what_the_schema_does_not_hold_is_refused_when_the_evalua
 
 @pytest.mark.parametrize("schema", [{"$ref": "#"}, {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}])
 def test_a_schema_that_only_refers_to_itself_is_refused(schema):
-    with pytest.raises(ValueError, match="refers to itself without end"):
+    with pytest.raises(ValueError, match="refers to itself endlessly"):
         get_evaluator("json_schema", json_schema=schema)
 
 
@@ -222,7 +222,7 @@ def test_alternatives_that_multiply_are_stopped():
     for _ in range(60):
         answer = {"a": answer}
     feedback = score(get_evaluator("json_schema", json_schema=NESTED, seconds=0.1), outputs=answer)[0]
-    assert "more than 0.1 s: give more seconds" in feedback.error
+    assert "more than 0.1 s: raise the limit with seconds=" in feedback.error
 
 
 def test_names_are_held_against_patterns_in_time_also_where_others_are_refused():
@@ -242,7 +242,7 @@ def test_names_that_no_pattern_matches_are_additional_as_in_jsonschema(rest, ans
 def test_what_grows_with_the_square_of_its_members_is_refused_in_numbers():
     schema = {"contains": {"type": "integer"}, "unevaluatedItems": False}
     assert (
-        "5,001 members, more than 5,000"
+        "5,001 members: the limit is 5,000"
         in score(get_evaluator("json_schema", json_schema=schema), outputs=[1] * 5001)[0].error
     )
     assert score(get_evaluator("json_schema", json_schema=schema), outputs=[1, 2])[0].score is True
@@ -259,7 +259,7 @@ def test_of_thousands_of_names_one_that_comes_twice_is_found_in_time():
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
 def test_a_time_limit_that_nothing_can_keep_is_refused(seconds):
     for id, needed in (("json_schema", {}), ("regex", {"pattern": "a"})):
-        with pytest.raises(ValueError, match="seconds is a time limit, more than 0"):
+        with pytest.raises(ValueError, match="seconds must be a number above 0"):
             get_evaluator(id, seconds=seconds, **needed)
 
 

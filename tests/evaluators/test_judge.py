@@ -139,14 +139,14 @@ def test_equal_judges_are_equal_and_can_be_pickled():
         ({"model": "  "}, "model must be the name of a model, got '  '"),
         (
             {"model": "m", "base_url": "localhost:8000"},
-            "base_url (or SPANWISE_JUDGE_URL, OPENAI_BASE_URL) is an address such as",
+            "base_url (or SPANWISE_JUDGE_URL, OPENAI_BASE_URL) must be an address such as",
         ),
-        ({"model": "m", "base_url": "http://"}, "is an address such as http://localhost:8000/v1, not"),
-        ({"model": "m", "base_url": "http://h:x/v1"}, "is an address such as http://localhost:8000/v1, not"),
-        ({"model": "m", "base_url": 7}, "is an address such as http://localhost:8000/v1, not"),
-        ({"model": "m", "base_url": "http://me:pw@h/v1"}, "give api_key"),
-        ({"model": "m", "base_url": "http://h/v1?key=3"}, "without what follows"),
-        ({"model": "m", "base_url": "http://h/v1/chat/completions"}, "ends before /chat/completions"),
+        ({"model": "m", "base_url": "http://"}, "must be an address such as http://localhost:8000/v1, got"),
+        ({"model": "m", "base_url": "http://h:x/v1"}, "must be an address such as http://localhost:8000/v1, got"),
+        ({"model": "m", "base_url": 7}, "must be an address such as http://localhost:8000/v1, got"),
+        ({"model": "m", "base_url": "http://me:pw@h/v1"}, "use api_key"),
+        ({"model": "m", "base_url": "http://h/v1?key=3"}, "must not have a query or a fragment"),
+        ({"model": "m", "base_url": "http://h/v1/chat/completions"}, "must not include the route /chat/completions"),
         ({"model": "m", "temperature": 3}, "temperature must be a number >= 0 and <= 2, got 3"),
         ({"model": "m", "temperature": float("nan")}, "temperature must be a number"),
         ({"model": "m", "seed": 1.5}, "seed must be an integer, got 1.5"),
@@ -160,7 +160,7 @@ def test_equal_judges_are_equal_and_can_be_pickled():
         ({"model": "m", "max_calls": 1.0}, "max_calls must be an integer"),
         ({"model": "m", "max_usd": float("inf")}, "max_usd must be a number"),
         ({"model": "m", "cache": 3}, "cache must be True, False, None or a path"),
-        ({"model": "m", "api_key": 3}, "api_key is a text"),
+        ({"model": "m", "api_key": 3}, "api_key must be a string"),
         ({"model": "m", "max_usd": 1}, "the price of 'm' is unknown; pass price="),
         ({"model": "m", "modle": "x"}, "max_age, max_usd, max_calls; did you mean 'model'"),
         ({"backend": "x"}, "unknown judge setting 'backend'"),
@@ -207,7 +207,7 @@ def test_judges_load_no_client_before_they_are_asked():
 
 @pytest.mark.parametrize("key", ["sk-one\nsk-two", "sk-\N{HORIZONTAL ELLIPSIS}secret", "sk-\0secret"])
 def test_a_key_that_no_header_can_bear_is_refused_and_not_shown(key):
-    with pytest.raises(ValueError, match="api_key has characters that no key has") as refused:
+    with pytest.raises(ValueError, match="api_key contains line breaks or non-ASCII characters") as refused:
         Judge(model="m", api_key=key)
     assert "sk-" not in str(refused.value)
 

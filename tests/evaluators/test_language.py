@@ -90,7 +90,7 @@ def test_a_language_that_cannot_be_told_is_a_skip_that_says_whose():
     feedback = score(get_evaluator("language_mismatch"), inputs=TEXTS[0][1], outputs="42")
     assert {one.outcome for one in feedback} == {"skip"}
     assert feedback[0].comment == (
-        "the language of the answer cannot be told: it is too short, 0 letters of at least 12"
+        "the language of the answer cannot be determined: it is too short, 0 letters of at least 12"
     )
 
 
@@ -103,7 +103,7 @@ def test_a_name_alone_has_no_language(name):
 
 def test_what_is_long_enough_and_still_unclear_is_not_called_short():
     feedback = score(get_evaluator("language_mismatch"), inputs=TEXTS[0][1], outputs="Wolfgang Amadeus Mozart")
-    assert feedback[0].comment == "the language of the answer cannot be told"
+    assert feedback[0].comment == "the language of the answer cannot be determined"
 
 
 def test_another_detector_and_the_context():

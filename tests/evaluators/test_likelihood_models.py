@@ -120,7 +120,7 @@ def test_perplexity_is_that_of_the_strided_window(tiny, by_hand, name):
 
 def test_an_answer_without_a_token_that_counts_is_skipped(tiny):
     [empty], [one] = (score(get_evaluator("perplexity", model=tiny), outputs=text) for text in ("", "."))
-    assert empty.comment == one.comment == "it is undefined: the text has no token with another one before it"
+    assert empty.comment == one.comment == "undefined: the text has no token that follows another one"
 
 
 @pytest.mark.parametrize("name", ["one word", "usual", "emoji", "arabic", "chinese"])
@@ -284,8 +284,8 @@ def test_half_precision_is_near(tiny):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"max_length": 300}, "reads 256 tokens at once, not max_length=300"),
-        ({"stride": 256}, "stride=256 is below the 256"),
+        ({"max_length": 300}, "max_length=300 exceeds the context length of 'gpt2', 256 tokens"),
+        ({"stride": 256}, "stride=256 must be below the window"),
     ],
 )
 def test_windows_that_the_model_cannot_read_are_refused(tiny, options, said):
@@ -298,7 +298,7 @@ def test_weights_that_are_pickles_are_loaded_where_that_is_said(tmp_path):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(NoModel, match="holds no model that can be loaded"):
+    with pytest.raises(NoModel, match="no model can be loaded from the folder"):
         LikelihoodModel(folder).load()
     LikelihoodModel(folder, pickle=True).load()
 
@@ -307,7 +307,7 @@ def test_a_model_that_reads_both_ways_is_refused(tmp_path):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     saved(tmp_path, transformers.BertConfig(vocab_size=400, initializer_range=0.5, **sizes))
     [found] = score(get_evaluator("perplexity", model=tmp_path), outputs=USUAL)
-    assert "is no causal language model: a token changes what is told of those before it" in found.error
+    assert "is not a causal language model: a token changes the predictions for the tokens before it" in found.error
 
 
 def test_a_model_without_a_head_is_refused_and_not_given_a_random_one(tmp_path):
@@ -315,7 +315,7 @@ def test_a_model_without_a_head_is_refused_and_not_given_a_random_one(tmp_path):
     saved(tmp_path, transformers.LlamaConfig(vocab_size=400, **sizes))
     transformers.AutoModel.from_pretrained(tmp_path).save_pretrained(tmp_path)
     [found] = score(get_evaluator("perplexity", model=tmp_path), outputs=USUAL)
-    assert "is no causal language model: it has no weights 'lm_head.weight'" in found.error
+    assert "is not a causal language model: the weights 'lm_head.weight' are missing" in found.error
 
 
 def test_numbers_that_are_not_finite_are_an_error_and_no_score(tmp_path):
@@ -327,7 +327,7 @@ def test_numbers_that_are_not_finite_are_an_error_and_no_score(tmp_path):
 def test_a_model_that_is_not_here_says_where_to_get_it(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     [found] = score(get_evaluator("perplexity", model="no/such-model"), outputs="a b")
-    assert "run `hf download no/such-model --local-dir DIR` and name the folder DIR instead" in found.error
+    assert "run `hf download no/such-model --local-dir DIR` and give the folder DIR as the model" in found.error
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):

@@ -173,14 +173,14 @@ def test_a_text_that_the_model_cannot_take_fails_alone():
 @pytest.mark.parametrize(
     ("gives", "what"),
     [
-        (lambda pairs: [], "gave .* for 1 texts"),
-        (lambda pairs: "no", "gave 'no' for 1 texts"),
-        (lambda pairs: None, "gave None"),
-        (lambda pairs: [-1.0], "finite, and 0 at most"),
+        (lambda pairs: [], "returned .* for 1 texts"),
+        (lambda pairs: "no", "returned 'no' for 1 texts"),
+        (lambda pairs: None, "returned None"),
+        (lambda pairs: [-1.0], "must be finite and at most 0"),
         (lambda pairs: [["no"]], "a list of log-probabilities"),
-        (lambda pairs: [[None, -1.0]], "finite, and 0 at most"),
-        (lambda pairs: [[float("-inf")]], "finite, and 0 at most"),
-        (lambda pairs: [[0.4]], "finite, and 0 at most"),
+        (lambda pairs: [[None, -1.0]], "must be finite and at most 0"),
+        (lambda pairs: [[float("-inf")]], "must be finite and at most 0"),
+        (lambda pairs: [[0.4]], "must be finite and at most 0"),
     ],
 )
 def test_what_is_no_log_probability_is_said(gives, what):
@@ -205,7 +205,9 @@ def test_what_is_no_log_probability_is_said(gives, what):
     ],
 )
 def test_a_chat_endpoint_is_refused_with_the_reason(chat):
-    with pytest.raises(NoModel, match="is a chat endpoint, which gives log-probabilities of what it writes and none"):
+    with pytest.raises(
+        NoModel, match="is a chat endpoint, which returns log-probabilities only for the text that it generates"
+    ):
         get_evaluator("perplexity", model=chat)
 
 
@@ -221,7 +223,9 @@ def test_a_folder_may_have_the_name_of_a_chat_model(tmp_path, monkeypatch):
 
 
 def test_what_names_no_model_is_refused():
-    with pytest.raises(NoModel, match="a likelihood model is a model's name, a folder, or a function of a list of"):
+    with pytest.raises(
+        NoModel, match="a likelihood model is a model's name, a folder, or a function that maps a list of"
+    ):
         get_evaluator("perplexity", model=5)
 
 
@@ -229,7 +233,7 @@ def test_what_names_no_model_is_refused():
     "options", [{"dtype": "int4"}, {"max_length": 1}, {"stride": 0}, {"batch_tokens": 0}, {"max_length": True}]
 )
 def test_what_is_no_way_of_reading_is_refused(options):
-    with pytest.raises(ValueError, match=rf"{next(iter(options))} is .* not {next(iter(options.values()))!r}"):
+    with pytest.raises(ValueError, match=rf"{next(iter(options))} must be .* not {next(iter(options.values()))!r}"):
         likelihood_model({"model": "gpt2", **options})
 
 
@@ -241,7 +245,7 @@ def test_a_gguf_file_is_found_or_said(tmp_path):
     assert [likelihood_model(given).name for given in (file, str(file))] == ["tiny.Q4"] * 2
     assert likelihood_model(tmp_path)._found[1] == "tiny.Q4.gguf"
     (tmp_path / "other.gguf").touch()
-    with pytest.raises(NoModel, match=r"holds 2 GGUF files: name one of them, as 'other.gguf'"):
+    with pytest.raises(NoModel, match=r"contains 2 GGUF files: give the path of one of them, such as 'other.gguf'"):
         likelihood_model(tmp_path).name  # noqa: B018
     assert likelihood_model("owner/repository/a.gguf")._place.where == "owner/repository"
 

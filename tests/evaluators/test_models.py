@@ -156,9 +156,9 @@ def test_a_bad_case_does_not_spoil_its_batch():
 @pytest.mark.parametrize(
     ("gives", "what"),
     [
-        (lambda texts: [1.0], "gave an array of"),
-        (lambda texts: [[1.0]] * 3, "gave an array of"),
-        (lambda texts: "no", "gave 'no'"),
+        (lambda texts: [1.0], "returned an array of shape"),
+        (lambda texts: [[1.0]] * 3, "returned an array of shape"),
+        (lambda texts: "no", "returned 'no'"),
         (lambda texts: [[float("nan")]] * len(texts), "not finite"),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_folder_that_is_not_there_is_said_at_once():
 def test_a_folder_without_a_model_is_said_in_one_line(tmp_path):
     pytest.importorskip("sentence_transformers")
     [found] = score(get_evaluator("semantic_similarity", model=str(tmp_path)), outputs="a", reference_outputs="b")
-    assert "holds no model that can be loaded" in found.error
+    assert "no model can be loaded from the folder" in found.error
     assert "\n" not in found.error
 
 
@@ -187,7 +187,7 @@ def test_a_model_that_is_not_here_says_where_to_get_it(monkeypatch):
     pytest.importorskip("sentence_transformers")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     [found] = score(get_evaluator("semantic_similarity", model="no/such-model"), outputs="a", reference_outputs="b")
-    assert "run `hf download no/such-model --local-dir DIR` and name the folder DIR instead" in found.error
+    assert "run `hf download no/such-model --local-dir DIR` and give the folder DIR as the model" in found.error
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
@@ -304,3 +304,14 @@ def test_a_model_that_is_not_there_suggests_the_closest_preset(name, meant, monk
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(NoModel, match=f"did you mean '{meant}'"), explain_loading_errors(locate_model(name), "it"):
         raise OSError("no such model")
+
+
+def test_a_version_does_not_depend_on_the_address_of_a_function():
+    def grounded():
+        def lines(text):
+            return text.splitlines()
+
+        return get_evaluator("groundedness", model=lambda texts: [[1.0]] * len(texts), splitter=lines)
+
+    first, second = grounded(), grounded()
+    assert first.version == second.version

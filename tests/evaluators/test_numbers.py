@@ -89,7 +89,7 @@ def test_numbers_within_a_tolerance():
     assert score(judge, outputs="The answer is 41.6.", reference_outputs=42)[0].score is True
     assert score(judge, outputs={"answer": 41.4}, reference_outputs="42")[0].score is False
     several = score(judge, outputs="41 or 42", reference_outputs=42)[0]
-    assert (several.score, several.comment) == (False, "'41 or 42' holds 2 numbers, not one")
+    assert (several.score, several.comment) == (False, "'41 or 42' contains 2 numbers, expected exactly one")
 
 
 def test_a_reference_without_a_number_is_an_error():
@@ -207,6 +207,6 @@ def test_a_number_that_is_none_is_missing(fields):
 def test_the_text_of_nan_is_no_number_and_as_a_reference_an_error():
     assert (
         score(get_evaluator("numeric"), outputs="nan", reference_outputs=1)[0].comment
-        == "'nan' holds 0 numbers, not one"
+        == "'nan' contains 0 numbers, expected exactly one"
     )
     assert score(get_evaluator("numeric"), outputs=1, reference_outputs="nan")[0].outcome == "error"

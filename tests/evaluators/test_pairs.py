@@ -48,7 +48,9 @@ def test_inference_goes_by_the_names_of_the_labels(tiny_nli):
 def test_a_model_without_the_three_labels_is_refused_with_what_it_has(tiny_nli, tmp_path):
     folder = shutil.copytree(tiny_nli, tmp_path / "unnamed")
     relabel(folder, ["LABEL_0", "LABEL_1", "LABEL_2"])
-    with pytest.raises(NoModel, match=r"'unnamed' gives 'LABEL_0', 'LABEL_1', 'LABEL_2' for a pair: an NLI model has"):
+    with pytest.raises(
+        NoModel, match=r"'unnamed' has the outputs 'LABEL_0', 'LABEL_1', 'LABEL_2', but an NLI model has"
+    ):
         PairScorer(folder, device="cpu").infer([("a", "b")])
     said = PairScorer(folder, device="cpu", labels=("contradiction", "entailment", "neutral"))
     assert said.infer([("a", "b")]) == PairScorer(tiny_nli, device="cpu").infer([("a", "b")])
@@ -115,12 +117,12 @@ def test_a_function_may_tell_the_three_apart(gives):
 @pytest.mark.parametrize(
     ("gives", "what"),
     [
-        (lambda pairs: [1.0], "gave an array of"),
-        (lambda pairs: [[1.0, 2.0]] * 2, "gave an array of"),
-        (lambda pairs: "no", "gave 'no'"),
+        (lambda pairs: [1.0], "returned an array of shape"),
+        (lambda pairs: [[1.0, 2.0]] * 2, "returned an array of shape"),
+        (lambda pairs: "no", "returned 'no'"),
         (lambda pairs: [{"entailment": 1.0}] * 2, "without neutral, contradiction"),
         (lambda pairs: [float("inf")] * 2, "not finite"),
-        (lambda pairs: [[3.5, -1.0, 0.2]] * 2, "a probability is a number from 0 to 1"),
+        (lambda pairs: [[3.5, -1.0, 0.2]] * 2, "probabilities must be numbers from 0 to 1"),
     ],
 )
 def test_what_is_no_score_is_said(gives, what):
@@ -129,7 +131,7 @@ def test_what_is_no_score_is_said(gives, what):
 
 
 def test_one_score_is_no_inference():
-    with pytest.raises(NoModel, match="gives one score for a pair: what is asked for are entailment"):
+    with pytest.raises(NoModel, match="returns one score per pair; an NLI model with the labels entailment"):
         PairScorer(lambda pairs: [1.0], name="mine").infer([("a", "b")])
 
 

@@ -50,7 +50,7 @@ def test_a_number_quoted_from_the_outputs_is_an_error(forged):
 
 @pytest.mark.parametrize("bad", [{"minimum": float("nan")}, {"maximum": float("nan")}])
 def test_a_range_that_holds_nothing_is_refused(bad):
-    with pytest.raises(ValueError, match="minimum and maximum are numbers, not"):
+    with pytest.raises(ValueError, match="minimum and maximum must be numbers, not"):
         get_evaluator("pipeline", function=len, **bad)
 
 

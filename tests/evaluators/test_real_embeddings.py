@@ -179,13 +179,13 @@ def test_pooling_and_length_are_those_that_the_files_say(folder, minilm):
 @pytest.mark.parametrize(
     ("spoil", "what"),
     [
-        (lambda folder: (folder / "tokenizer.json").unlink(), "there is no tokenizer.json beside the ONNX file"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "holds no model that can be loaded"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "there is no tokenizer.json next to the ONNX file"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "no model can be loaded from the folder"),
         (lambda folder: (folder / "modules.json").write_text('[{"type": "x.Dense"}]'), "has a layer 'Dense' after"),
-        (lambda folder: (folder / "modules.json").write_text("no"), "holds no model that can be loaded"),
+        (lambda folder: (folder / "modules.json").write_text("no"), "no model can be loaded from the folder"),
         (
             lambda folder: (folder / "1_Pooling/config.json").write_text('{"pooling_mode": "odd"}'),
-            "its pooling is 'odd'",
+            "unsupported pooling 'odd'",
         ),
     ],
 )
@@ -198,10 +198,10 @@ def test_what_is_missing_beside_the_weights_is_said(folder, spoil, what):
 def test_weights_that_are_none_are_said(folder):
     (folder / "model.onnx").unlink()
     (folder / "model.onnx").write_bytes(b"no weights at all")
-    with pytest.raises(NoModel, match="holds no model that can be loaded"):
+    with pytest.raises(NoModel, match="no model can be loaded from the folder"):
         Embedder(folder).embed(["a"])
 
 
 def test_a_gpu_that_onnxruntime_cannot_use_is_said(folder):
-    with pytest.raises(NoModel, match="runs on no GPU"):
+    with pytest.raises(NoModel, match="does not support GPUs"):
         Embedder(folder, device="cuda").embed(["a"])

@@ -251,8 +251,8 @@ def test_what_their_evaluators_need_and_give_is_read_off_them(their_package):
     ("id", "parameters", "said"),
     [
         ("contains", {"match": "some"}, "match must be 'all' or 'any', got 'some'"),
-        ("contains", {"text": ""}, "would be found in every answer"),
-        ("contains", {"text": ["a", ""]}, "would be found in every answer"),
+        ("contains", {"text": ""}, "which is in every answer"),
+        ("contains", {"text": ["a", ""]}, "which is in every answer"),
         ("length", {"max": "5"}, "max must be an integer or None, got '5'"),
         ("hit_at_k", {"k": 2.5}, "k must be an integer or None, got 2.5"),
         ("looping", {"shortest": True}, "shortest must be an integer, got True"),

@@ -97,7 +97,7 @@ def test_the_example_of_the_ndcg_documentation_by_hand():
 
 
 def test_ndcg_refuses_a_mix_of_documents_with_and_without_scores():
-    with pytest.raises(ValueError, match="some have none"):
+    with pytest.raises(ValueError, match="only some expected documents have a score"):
         retrieval.ndcg(["a"], [Document("a", score=1.0), Document("b")])
 
 
@@ -130,7 +130,7 @@ def test_documents_are_the_same_by_a_field_of_their_metadata():
 
 def test_empty_texts_match_nothing():
     assert retrieval.recall([Document("")], [Document("a")]) == 0
-    with pytest.raises(Skip, match="names no document"):
+    with pytest.raises(Skip, match="contains no document"):
         retrieval.recall([Document("")], [Document("")])
 
 
@@ -191,7 +191,7 @@ def said(documents, expected, id="document_recall", **parameters):
 def test_ids_that_nobody_sent_are_a_skip_and_no_zero(id):
     assert said(PROSE, [{"id": "d1"}, {"id": "d2"}], id) == (
         "2 of 2 expected documents cannot be compared with what was retrieved: expected ids, retrieved contents; "
-        "send the same of both, or say with by= what to compare"
+        "record the same fields for both, or name the field to compare with by="
     )
 
 
@@ -266,7 +266,7 @@ def test_a_field_that_nothing_retrieved_has_is_a_skip(by):
     expected = {"id": "d1", "metadata": {"source": "s"}}
     assert f"compared by {by!r}, and none of the 2" in said(PROSE, [expected], "ir_map", by=by)
     assert said([], [expected], "ir_map", by=by) == 0.0
-    assert f"names no document by {by!r}" in said([expected], PROSE, "ir_map", by=by)
+    assert f"contains no document by {by!r}" in said([expected], PROSE, "ir_map", by=by)
 
 
 def test_a_case_with_documents_that_only_come_after_k_is_compared():

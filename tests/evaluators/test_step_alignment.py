@@ -131,7 +131,7 @@ def test_a_function_may_tell_the_steps():
         outputs="a",
         documents=["b"],
     )
-    assert "a splitter gives a list of texts, not [1]" in row.error
+    assert "a splitter must return a list of texts, not [1]" in row.error
 
 
 def test_a_judge_may_list_the_steps():
@@ -166,7 +166,7 @@ def test_rules_and_a_judge_exclude_each_other():
 def test_more_steps_than_can_be_aligned_are_refused():
     text = "- a\n" * 501
     rows = score(get_evaluator("step_alignment", model=letters, similarity=0.9), outputs=text, documents=[text])
-    assert "500 of each can be aligned" in rows[0].error
+    assert "the limit is 500 each" in rows[0].error
 
 
 def test_a_bad_case_does_not_spoil_its_batch():

@@ -114,7 +114,7 @@ def test_the_authors_file_is_a_pickle_and_read_as_one_only_where_that_is_said(tm
     torch = pytest.importorskip("torch")
     held = weights()
     torch.save({name: torch.from_numpy(value) for name, value in held.items()}, tmp_path / "conv.bin")
-    with pytest.raises(NoModel, match=r"conv\.bin' is no \.safetensors.* say so with pickle=True"):
+    with pytest.raises(NoModel, match=r"conv\.bin' is not a \.safetensors file.* set pickle=True"):
         get_evaluator("summarization_cf", conv=str(tmp_path / "conv.bin"))
     entailment = numpy.full((3, 2), 0.5)
     found = ConvWeights(str(tmp_path / "conv.bin"), pickle=True).score(entailment)
@@ -139,8 +139,11 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"mlp.weight": numpy.zeros((1, 24), "float32")}, r"has mlp.weight of \(1, 24\): .* \(1, 23 or 50\)"),
-        ({"layer_final.bias": numpy.zeros((3,), "float32")}, r"has layer_final.bias of \(3,\)"),
+        (
+            {"mlp.weight": numpy.zeros((1, 24), "float32")},
+            r"has mlp.weight of shape \(1, 24\); expected \(1, 23 or 50\)",
+        ),
+        ({"layer_final.bias": numpy.zeros((3,), "float32")}, r"has layer_final.bias of shape \(3,\)"),
     ],
 )
 def test_other_weights_are_refused(tmp_path, change, said):
@@ -213,7 +216,7 @@ def test_a_model_of_one_score_is_refused():
         "summarization_cf", model=PairScorer(lambda pairs: [0.5] * len(pairs), name="mine"), embedding=ONES
     )
     assert {one.error for one in score(judged, inputs=TEXT, outputs=SUMMARY)} == {
-        "'mine' gives one score for a pair: what is asked for are entailment, neutral, contradiction, of an NLI model"
+        "'mine' returns one score per pair; an NLI model with the labels entailment, neutral, contradiction is needed"
     }
 
 

@@ -126,11 +126,11 @@ def test_a_text_that_a_classifier_refuses_is_the_error_of_its_case_alone(tiny_to
 @pytest.mark.parametrize(
     ("gives", "what"),
     [
-        (lambda texts: [0.5], "gave 0.5 for a text"),
-        (lambda texts: "no", "gave 'no' for 1 texts"),
-        (lambda texts: [], r"gave \[\] for 1 texts"),
-        (lambda texts: [{"a": float("nan")}], "a probability is a number from 0 to 1"),
-        (lambda texts: [{"a": 1.5}], "a probability is a number from 0 to 1"),
+        (lambda texts: [0.5], "returned 0.5 for a text"),
+        (lambda texts: "no", "returned 'no' for 1 texts"),
+        (lambda texts: [], r"returned \[\] for 1 texts"),
+        (lambda texts: [{"a": float("nan")}], "probabilities must be numbers from 0 to 1"),
+        (lambda texts: [{"a": 1.5}], "probabilities must be numbers from 0 to 1"),
         (lambda texts: {"a": [0.1, 0.2]}, "for 1 texts"),
         (lambda texts: {"a": 0.1}, "for 1 texts"),
     ],
@@ -170,7 +170,7 @@ def test_a_model_that_is_not_here_says_where_to_get_it(monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     found = score(get_evaluator("toxicity"), outputs="a")
-    assert "run `hf download unitary/toxic-bert --local-dir DIR` and name the folder DIR instead" in found[0].error
+    assert "run `hf download unitary/toxic-bert --local-dir DIR` and give the folder DIR as the model" in found[0].error
 
 
 def test_the_worst_sentence_is_the_profanity_of_an_answer():
@@ -185,7 +185,7 @@ def test_the_worst_sentence_is_the_profanity_of_an_answer():
 def test_the_weights_of_profanity_are_pickles_and_loaded_only_where_that_is_said():
     pytest.importorskip("profanity_check")
     [found] = score(get_evaluator("profanity"), outputs="It is high.")
-    assert "if you trust that package, say so: get_evaluator('profanity', pickle=True)" in found.error
+    assert "if you trust that package, allow this with get_evaluator('profanity', pickle=True)" in found.error
     [found] = score(
         get_evaluator("profanity", pickle=True), outputs="It is high. You are a fucking idiot. " + "It is high. " * 90
     )
@@ -213,5 +213,7 @@ def test_an_embedding_model_classifies_nothing(tiny_toxicity, tmp_path):
 
     folder = shutil.copytree(tiny_toxicity, tmp_path / "embedding")
     AutoModel.from_pretrained(tiny_toxicity).save_pretrained(folder)
-    with pytest.raises(NoModel, match=r"'embedding' is no text classifier: it has no weights 'classifier\.bias'"):
+    with pytest.raises(
+        NoModel, match=r"'embedding' is not a text classifier: the weights 'classifier\.bias' are missing"
+    ):
         TextClassifier(folder, device="cpu").classify(["a"])

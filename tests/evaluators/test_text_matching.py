@@ -52,7 +52,7 @@ def test_escapes_in_strings_and_in_patterns():
         ('"a" and "b"', 5, "written AND"),
         ("Brazil", 1, "double quotes"),
         ("'a'", 1, "double quotes"),
-        ('regexp("a(")', 1, "no regular expression"),
+        ('regexp("a(")', 1, "not a valid regular expression"),
         ("regexp(a)", 1, "regexp("),
         ('""', 1, "empty string"),
         ('"a" NOT "b"', 5, "missing before 'NOT'"),
@@ -175,5 +175,5 @@ def test_no_condition_is_a_skip(conditions):
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
 def test_patterns_need_some_time(seconds):
-    with pytest.raises(ValueError, match="seconds are more than 0"):
+    with pytest.raises(ValueError, match="seconds must be a number above 0"):
         get_evaluator("text_matching", seconds=seconds)

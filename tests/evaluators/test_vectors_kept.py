@@ -96,7 +96,7 @@ def test_a_file_that_cannot_be_used_costs_no_score(spoil, path, caplog):
         assert encoded(path, ["a", "bb"]) == (["a", "bb"], [[2.0, 2.0], [3.0, 3.0]])
         encoded(path, ["ccc"])
     assert len(caplog.records) == 1
-    assert "texts are encoded anew" in caplog.text
+    assert "texts are encoded again" in caplog.text
 
 
 @pytest.mark.parametrize("body", [b"", b"1234", b"12345678", "text", None, 5, b"x" * 12])

@@ -17,7 +17,7 @@ Modules, in the order in which data flows:
 - `keys`: `spanwise keys`: create, list and revoke API keys; audit log.
 - `spool`: `spanwise spool`: list, send and clear what tracers spooled on disk.
 - `cache`: `spanwise cache`: statistics and clearing of judge answers and embedding vectors.
-- `models`: `spanwise models`: preset models on this machine, and models in memory.
+- `models`: `spanwise models`: preset models, and where they are on this machine.
 - `mcp`: `spanwise mcp`: Model Context Protocol server, over stdio or HTTP.
 - `demo`: `spanwise demo`: traced and evaluated demo application with its server.
 """

@@ -278,8 +278,8 @@ class AgentSanity:
         if not artifacts:
             return {"score": 0.0, "comment": "the agent left no artifacts"}
         shown = "; ".join(f"{path}: {', '.join(problems)}" for path, problems in failed[:100])
-        told = {"artifacts": len(artifacts), "failed": len(failed), "problems": dict(failed[:100])}
-        return {"score": 1 - len(failed) / len(artifacts), "comment": shown[:1000] or None, "metadata": told}
+        metadata = {"artifacts": len(artifacts), "failed": len(failed), "problems": dict(failed[:100])}
+        return {"score": 1 - len(failed) / len(artifacts), "comment": shown[:1000] or None, "metadata": metadata}
 
     def _artifacts(self, outputs: Any, below: ArtifactDirectory) -> list[Artifact]:
         """Return the artifacts that the answer names, those in the directory, and the expected ones."""
@@ -371,8 +371,8 @@ def _sequences_match(
     if match == "ordered" and not wanted:  # an empty list means that no call is expected
         return not made
     if match == "ordered":
-        rest = iter(made)
-        return all(any(same(call, each) for call in rest) for each in wanted)
+        remaining = iter(made)
+        return all(any(same(call, each) for call in remaining) for each in wanted)
     if match == "superset":
         return hits == len(wanted)
     if match == "subset":
@@ -382,15 +382,15 @@ def _sequences_match(
 
 def _check_match(match: str, expected: Sequence[Any] | None) -> None:
     if isinstance(expected, str):
-        raise ValueError(f"expected is a list, as in expected=[{expected!r}], not {expected!r}")
+        raise ValueError(f"expected must be a list, as in expected=[{expected!r}], not {expected!r}")
     if match not in MATCH_MODES:
-        raise ValueError(f"match is one of {', '.join(map(repr, MATCH_MODES))}, not {match!r}")
+        raise ValueError(f"unknown match {match!r}; expected one of: {', '.join(MATCH_MODES)}")
 
 
 def _check_kinds(kinds: Sequence[str] | None) -> None:
     """Raise `ValueError` for an unknown kind of spans: a misspelt kind would match nothing, and so pass."""
     if kinds is not None and not kinds:
-        raise ValueError("kinds are None for all, or at least one of " + ", ".join(map(repr, names.KINDS)))
+        raise ValueError("kinds must be None (for all), or name at least one of " + ", ".join(map(repr, names.KINDS)))
     for kind in kinds or ():
         if kind not in names.KINDS and (hint := did_you_mean(kind, names.KINDS)):
-            raise ValueError(f"there is no kind {kind!r} of spans{hint}")
+            raise ValueError(f"unknown kind of spans {kind!r}{hint}")

@@ -54,7 +54,7 @@ def check_artifact(artifact: Artifact, expected: Mapping[str, Any], below: Artif
     Raises `ValueError` if the limits for reading are exceeded.
     """
     try:
-        held = below.read(artifact.path) if artifact.content is None else artifact.content
+        content = below.read(artifact.path) if artifact.content is None else artifact.content
     except FileNotFoundError:
         return ["is missing"]
     except OSError as error:
@@ -62,10 +62,12 @@ def check_artifact(artifact: Artifact, expected: Mapping[str, Any], below: Artif
     if artifact.content is not None:
         below.take(len(artifact.content), artifact.path)
     kind = expected.get("kind")
-    if kind is not None and (kind == "dir") != isinstance(held, frozenset):
+    if kind is not None and (kind == "dir") != isinstance(content, frozenset):
         return [f"is no {kind}"]
     problems = (
-        _check_folder(held, expected) if isinstance(held, frozenset) else _check_file(artifact.path, held, expected)
+        _check_folder(content, expected)
+        if isinstance(content, frozenset)
+        else _check_file(artifact.path, content, expected)
     )
     return list(islice(problems, MAX_PROBLEMS))
 
@@ -75,14 +77,16 @@ def check_expectations(expectations: Mapping[str, Any]) -> None:
     for path, expected in expectations.items():
         if not isinstance(expected, Mapping):
             raise ValueError(
-                f"what is expected of {path!r} is a dict such as {{'min_bytes': 1}}, not {expected!r:.200}"
+                f"the expectations for {path!r} must be a dict such as {{'min_bytes': 1}}, not {expected!r:.200}"
             )
         for name, value in expected.items():
             if name not in EXPECTATIONS:
-                raise ValueError(f"expectation {name!r} of {path!r} is none of {', '.join(EXPECTATIONS)}")
-            words, holds = EXPECTATIONS[name]
-            if not holds(value):
-                raise ValueError(f"expectation {name!r} of {path!r} is {words}, not {value!r:.200}")
+                raise ValueError(
+                    f"unknown expectation {name!r} for {path!r}; expected one of: {', '.join(EXPECTATIONS)}"
+                )
+            description, is_valid = EXPECTATIONS[name]
+            if not is_valid(value):
+                raise ValueError(f"expectation {name!r} for {path!r} must be {description}, not {value!r:.200}")
 
 
 def _is_count(value: Any) -> bool:
@@ -227,8 +231,8 @@ class ArtifactDirectory:
 
     def normal(self, name: str) -> str:
         """Return the normalized name: relative to the directory, without `./`."""
-        whole = os.path.abspath(os.path.join(self.directory or ".", name))
-        return os.path.relpath(whole, os.path.abspath(self.directory or "."))
+        absolute = os.path.abspath(os.path.join(self.directory or ".", name))
+        return os.path.relpath(absolute, os.path.abspath(self.directory or "."))
 
     def read(self, name: str) -> bytes | frozenset[str]:
         """Return the bytes of a file, or the names in a folder.
@@ -236,12 +240,12 @@ class ArtifactDirectory:
         Raises `OSError`, or `ValueError` if the limits are exceeded.
         """
         if self.directory is None:
-            raise _permission_error("it is not handed over, and there is no directory to look in")
+            raise _permission_error("the answer does not contain it, and no directory is given")
         with _open_inside(self.directory, name) as (descriptor, found):
             if stat.S_ISDIR(found.st_mode):
                 return self._listed(descriptor)
             if not stat.S_ISREG(found.st_mode):
-                raise _permission_error("it is no regular file")
+                raise _permission_error("it is not a regular file")
             self.take(found.st_size, name)
             return _read_bytes(descriptor, found.st_size)
 
@@ -249,8 +253,8 @@ class ArtifactDirectory:
         """Subtract bytes from the limit. Raises `ValueError` if the limit is exceeded."""
         if size > self.left:
             raise ValueError(
-                f"artifact {name!r:.200} has {size:,} bytes, and of all artifacts together no more than max_bytes are "
-                f"read, of which {self.left:,} are left: give a larger max_bytes"
+                f"artifact {name!r:.200} has {size:,} bytes, but only {self.left:,} bytes are left of max_bytes, the limit for "
+                "all artifacts of a case: give a larger max_bytes"
             )
         self.left -= size
 
@@ -308,16 +312,16 @@ def _resolve_path(directory: str, root: str, name: str) -> str:
     A name that is lexically outside of the directory is rejected without disk access.
     """
     if "\0" in name:
-        raise _permission_error("no file can have a NUL in its name")
-    whole = os.path.abspath(os.path.join(directory, name))
-    if not _is_inside(whole, os.path.abspath(directory)) and not _is_inside(whole, root):
-        raise _permission_error("it lies outside of the directory")
+        raise _permission_error("a file name cannot contain a NUL character")
+    absolute = os.path.abspath(os.path.join(directory, name))
+    if not _is_inside(absolute, os.path.abspath(directory)) and not _is_inside(absolute, root):
+        raise _permission_error("it is outside of the directory")
     try:
-        real = os.path.realpath(whole)
+        real = os.path.realpath(absolute)
     except UnicodeEncodeError:
-        raise _permission_error("no file can have its name") from None
+        raise _permission_error("it is not a valid file name") from None
     if not _is_inside(real, root):
-        raise _permission_error("it leads outside of the directory")
+        raise _permission_error("it links to a place outside of the directory")
     return real
 
 

@@ -56,7 +56,7 @@ def family_rows(
 
 def unparsed_rows(id: str, why: str, *, metadata: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     """Return the feedback rows of the family for a case whose judge gave a reply that cannot be parsed."""
-    told = {"label": UNPARSED, "comment": f"{UNPARSED}: {why}"}
-    rows: list[dict[str, Any]] = [{"key": id + suffix, "score": False, **told} for suffix in FAMILY_SUFFIXES[:4]]
+    mark = {"label": UNPARSED, "comment": f"{UNPARSED}: {why}"}
+    rows: list[dict[str, Any]] = [{"key": id + suffix, "score": False, **mark} for suffix in FAMILY_SUFFIXES[:4]]
     rows[2] = {"key": rows[2]["key"], "score": None, "comment": f"no context was judged: {UNPARSED}"}
     return [*rows, {"key": id + FAMILY_SUFFIXES[4], "score": True, "comment": why, "metadata": metadata or {}}]

@@ -42,7 +42,7 @@ def extract_text(value: Any, fields: tuple[str, ...] = ANSWER_FIELDS) -> str:
         return "".join(str(part["text"]) for part in value)  # content parts of a message
     if isinstance(value, bool | int | float):
         return str(value)
-    raise ValueError(f"there is no one text in {value!r:.200}: say where it is with map=")
+    raise ValueError(f"found no single text in {value!r:.200}: select it with map=")
 
 
 def extract_all_text(value: Any) -> str:
@@ -82,4 +82,6 @@ def _extract_from_mapping(value: Mapping[str, Any], fields: tuple[str, ...]) -> 
     if len(value) == 1:
         return extract_text(next(iter(value.values())), fields)
     known = ", ".join(map(repr, value))
-    raise ValueError(f"which of the fields {known} is the text? say so with map=, as in map={{'outputs': 'outputs.x'}}")
+    raise ValueError(
+        f"cannot tell which of the fields {known} is the text: select it with map=, as in map={{'outputs': 'outputs.x'}}"
+    )

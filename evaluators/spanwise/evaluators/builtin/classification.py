@@ -94,7 +94,7 @@ class Classification:
         if self.average not in AVERAGES:
             raise ValueError(f"average is one of {', '.join(map(repr, AVERAGES))}, not {self.average!r}")
         if (self.average == "binary") != (self.positive is not None):
-            raise ValueError("average='binary' and a positive label belong together")
+            raise ValueError("average='binary' needs the positive label, and the other averages do not take one")
 
     def __call__(self, outputs: Sequence[Any], reference_outputs: Sequence[Any]) -> list[dict[str, Any]]:
         predicted = [self._normal(_answer_label(value)) for value in outputs]

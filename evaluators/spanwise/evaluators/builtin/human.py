@@ -33,12 +33,12 @@ class HumanFeedback:
 
     def __post_init__(self) -> None:
         if not self.of.strip():
-            raise ValueError(f"of is the key of people's feedback, such as 'thumbs_up', not {self.of!r}")
+            raise ValueError(f"of must be the key of human feedback, such as 'thumbs_up', not {self.of!r}")
 
     def __call__(self, trace: Trace) -> dict[str, Any]:
         votes = _newest_labels([feedback for feedback in trace.feedback if _is_counted(feedback, self.of)])
         if not votes:
-            raise Skip(f"nobody has given feedback under {self.of!r}")
+            raise Skip(f"there is no human feedback with the key {self.of!r}")
         metadata = {"votes": [_describe_label(vote) for vote in votes]}
         scores = [float(vote.score) for vote in votes if vote.score is not None]
         if scores:

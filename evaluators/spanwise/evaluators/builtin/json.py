@@ -155,11 +155,11 @@ def make_validator(schema: Mapping[str, Any] | str | bool) -> Any:
         try:
             schema = load_strict_json(schema) if schema.strip() else {}
         except InvalidJSON as error:
-            raise ValueError(f"json_schema is no JSON: {error}") from error
+            raise ValueError(f"json_schema is not valid JSON: {error}") from error
     if isinstance(schema, bool):  # boolean schemas: true accepts everything, false nothing
         schema = {} if schema else {"not": {}}
     if not isinstance(schema, Mapping):
-        raise ValueError(f"json_schema is a dict, or JSON of one, not {schema!r:.200}")
+        raise ValueError(f"json_schema must be a dict or its JSON, not {schema!r:.200}")
     if not schema:
         return None
     import jsonschema
@@ -169,7 +169,7 @@ def make_validator(schema: Mapping[str, Any] | str | bool) -> Any:
     try:
         kind.check_schema(dict(schema))
     except jsonschema.SchemaError as error:
-        raise ValueError(f"json_schema is no JSON Schema: {error.message} at {error.json_path}") from error
+        raise ValueError(f"json_schema is not a valid JSON Schema: {error.message} at {error.json_path}") from error
     except RecursionError:
         raise ValueError("json_schema is nested too deeply") from None
     _check_references(dict(schema), kind.META_SCHEMA["$schema"])
@@ -203,7 +203,7 @@ def _check_termination(validator: Any) -> Any:
     try:
         next(iter(validator.iter_errors(None)), None)
     except RecursionError:
-        raise ValueError("json_schema refers to itself without end") from None
+        raise ValueError("json_schema refers to itself endlessly") from None
     return validator
 
 
@@ -299,7 +299,7 @@ def bound_keywords(kind: Any) -> Any:
 def _raise_if_late() -> None:
     until, seconds = _check_deadline.get()
     if monotonic() > until:
-        raise TimeoutError(f"holding it against json_schema took more than {seconds} s: give more seconds")
+        raise TimeoutError(f"the check against json_schema took more than {seconds} s: raise the limit with seconds=")
 
 
 def _with_deadline(keyword: Keyword) -> Keyword:
@@ -313,7 +313,7 @@ def _with_deadline(keyword: Keyword) -> Keyword:
 def _with_size_limit(name: str, keyword: Keyword) -> Keyword:
     def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[Any] | None:
         if isinstance(instance, list | Mapping) and len(instance) > MAX_UNEVALUATED:
-            raise ValueError(f"{name} is not told of {len(instance):,} members, more than {MAX_UNEVALUATED:,}")
+            raise ValueError(f"{name} cannot check {len(instance):,} members: the limit is {MAX_UNEVALUATED:,}")
         return keyword(validator, value, instance, schema)
 
     return checked
@@ -345,10 +345,10 @@ def _check_additional_properties(theirs: Keyword) -> Keyword:
         patterns = schema.get("patternProperties", {})
         if not isinstance(instance, Mapping) or not patterns:
             return theirs(validator, value, instance, schema)
-        rest = {
+        unmatched = {
             name: inner for name, inner in instance.items() if not any(search_pattern(each, name) for each in patterns)
         }
-        return theirs(validator, value, rest, {**schema, "patternProperties": {}})
+        return theirs(validator, value, unmatched, {**schema, "patternProperties": {}})
 
     return additional
 
@@ -362,7 +362,7 @@ def _check_unique_items(validator: Any, wanted: Any, instance: Any, schema: Any)
             _raise_if_late()
             known = _hashable(item)
             if known in seen:
-                yield jsonschema.ValidationError(f"{item!r:.200} comes more than once")
+                yield jsonschema.ValidationError(f"{item!r:.200} occurs more than once")
                 return
             seen.add(known)
 

@@ -67,9 +67,9 @@ def detect_language(text: str) -> str | None:
 
     It is uncertain for too few letters, code, numbers, or a mixture.
     """
-    told = estimate_language(text)
-    sure = 0.0 if told.by_script else _MIN_CERTAINTY if told.letters >= _FEW_LETTERS else _MIN_CERTAINTY_OF_FEW
-    return told.best if told.likely and told.certainty >= sure else None
+    estimate = estimate_language(text)
+    sure = 0.0 if estimate.by_script else _MIN_CERTAINTY if estimate.letters >= _FEW_LETTERS else _MIN_CERTAINTY_OF_FEW
+    return estimate.best if estimate.likely and estimate.certainty >= sure else None
 
 
 def _strip_code(text: str) -> str:
@@ -140,8 +140,8 @@ def is_same_language(first: LanguageEstimate, second: LanguageEstimate) -> bool 
     same = together / (together + 1 / _LANGUAGE_COUNT)
     if same >= _SAME_FROM:
         return True
-    apart = same <= _DIFFERENT_BELOW and min(first.certainty, second.certainty) >= _MIN_CERTAINTY_EACH
-    return False if apart else None
+    is_different = same <= _DIFFERENT_BELOW and min(first.certainty, second.certainty) >= _MIN_CERTAINTY_EACH
+    return False if is_different else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +177,11 @@ class LanguageComparison:
 
     def _why(self, asked: LanguageEstimate, answered: LanguageEstimate) -> str:
         if min(asked.certainty, answered.certainty) >= _MIN_CERTAINTY_EACH:
-            return f"the languages of question and answer, {asked.best} and {answered.best}, cannot be told apart"
-        what, told = min(("question", asked), ("answer", answered), key=lambda side: side[1].certainty)
-        short = self.detect is None and told.likely is None
-        why = f": it is too short, {told.letters} letters of at least {_MIN_LETTERS}" if short else ""
-        return f"the language of the {what} cannot be told{why}"
+            return f"the languages of question and answer, {asked.best} and {answered.best}, cannot be distinguished"
+        what, estimate = min(("question", asked), ("answer", answered), key=lambda side: side[1].certainty)
+        short = self.detect is None and estimate.likely is None
+        why = f": it is too short, {estimate.letters} letters of at least {_MIN_LETTERS}" if short else ""
+        return f"the language of the {what} cannot be determined{why}"
 
 
 def _detect_script(prose: str, letters: list[str]) -> str:

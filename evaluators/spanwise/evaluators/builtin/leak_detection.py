@@ -124,7 +124,9 @@ def check_regions(region: Regions) -> None:
 
     for country in (region,) if isinstance(region, str) else region or ():
         if country not in phonenumbers.SUPPORTED_REGIONS:
-            raise ValueError(f"a region is a country in two capital letters, such as 'US', not {country!r}")
+            raise ValueError(
+                f"unknown region {country!r}; expected a country code of two capital letters, such as 'US'"
+            )
 
 
 def _find_national(text: str) -> Iterator[Span]:
@@ -472,19 +474,19 @@ def check_kinds(kinds: str | Sequence[str] | None, known: Mapping[str, object]) 
         kinds = [kinds]
     if kinds is not None and not kinds:
         raise ValueError(
-            f"kinds is {kinds!r}, which finds nothing: leave it out for all, or name some of {', '.join(known)}"
+            f"kinds is empty, which would find nothing: leave it out for all, or name some of: {', '.join(known)}"
         )
     for kind in kinds or ():
         if kind not in known:
-            raise ValueError(f"{kind!r} is none of {', '.join(known)}")
+            raise ValueError(f"unknown kind {kind!r}; expected one of: {', '.join(known)}")
     return list(known) if kinds is None else list(kinds)
 
 
 def _remove_overlaps(findings: list[Finding]) -> list[Finding]:
     """Remove findings that overlap an earlier one in the order of kinds, such as a phone number in a card number."""
-    kept: list[Finding] = []  # sorted by position, to avoid quadratic time
+    accepted: list[Finding] = []  # sorted by position, to avoid quadratic time
     for finding in findings:
-        place = bisect_left(kept, finding.end, key=lambda earlier: earlier.start)
-        if place == 0 or kept[place - 1].end <= finding.start:
-            kept.insert(place, finding)
-    return kept
+        place = bisect_left(accepted, finding.end, key=lambda earlier: earlier.start)
+        if place == 0 or accepted[place - 1].end <= finding.start:
+            accepted.insert(place, finding)
+    return accepted

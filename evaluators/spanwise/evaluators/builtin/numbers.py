@@ -75,8 +75,8 @@ def _is_close_exact(
     The time grows with the number of digits, not with the magnitude.
     """
     exact = _decimal_context(value, expected)
-    apart = exact.subtract(value, expected)
-    return bool(exact.abs(apart) <= exact.max(absolute, exact.multiply(relative, exact.abs(expected))))
+    difference = exact.subtract(value, expected)
+    return bool(exact.abs(difference) <= exact.max(absolute, exact.multiply(relative, exact.abs(expected))))
 
 
 def _decimal_context(*values: decimals.Decimal) -> decimals.Context:
@@ -91,12 +91,12 @@ def extract_number(value: Any, *, decimal: DecimalMark = ".") -> Number:
     """
     if isinstance(value, Real | decimals.Decimal) and not isinstance(value, bool):
         if value != value:
-            raise ValueError("nan is no number")
+            raise ValueError("nan is not a number")
         return _normalize_number(value)
     text = extract_text(value)
     numbers = find_numbers(text, decimal=decimal)
     if len(set(numbers)) != 1:
-        raise ValueError(f"{text!r:.200} holds {len(numbers)} numbers, not one")
+        raise ValueError(f"{text!r:.200} contains {len(numbers)} numbers, expected exactly one")
     return numbers[0]
 
 
@@ -134,8 +134,8 @@ class Numeric:
         except ValueError as error:
             return {"score": False, "comment": str(error)}
         passed = is_close(value, expected, absolute=self.absolute, relative=self.relative)
-        apart = float(value) - float(expected)
-        shown = {"difference": apart} if math.isfinite(apart) else {}
+        difference = float(value) - float(expected)
+        shown = {"difference": difference} if math.isfinite(difference) else {}
         return {"score": passed, "comment": f"{value:.6g} for {expected:.6g}", "metadata": shown}
 
 
@@ -181,7 +181,7 @@ class Tokens:
     def __call__(self, trace: Trace) -> int:
         used = [run.usage for run in _innermost_runs(trace, [run for run in trace.runs if run.usage is not None])]
         if not used:
-            raise Skip("no span of the trace says how many tokens it used")
+            raise Skip("no span of the trace has token counts")
         return sum(getattr(usage, f"{self.count}_tokens") for usage in used)
 
 
@@ -203,7 +203,7 @@ class Cost:
     def __call__(self, trace: Trace) -> float:
         known = [run.cost for run in _innermost_runs(trace, [run for run in trace.runs if run.cost is not None])]
         if not known:
-            raise Skip("no span of the trace says what it cost")
+            raise Skip("no span of the trace has a cost")
         return math.fsum(cost for cost in known if cost is not None)
 
 
@@ -230,7 +230,7 @@ def _parse_number(digits: str, decimal: DecimalMark) -> Number:
     try:
         return decimals.Decimal(plain)
     except decimals.InvalidOperation:
-        raise OverflowError(f"{digits!r:.200} is beyond all bounds") from None
+        raise OverflowError(f"{digits!r:.200} is too large") from None
 
 
 def _normalize_number(value: Any) -> Number:
@@ -247,6 +247,6 @@ def _normalize_number(value: Any) -> Number:
         return float(whole)
     if whole.bit_length() > _MAX_BITS:
         raise OverflowError(
-            f"a whole number of {whole.bit_length():,} bits is more than {_MAX_BITS:,}: give it as a text"
+            f"an integer of {whole.bit_length():,} bits exceeds the limit of {_MAX_BITS:,}: give it as a text"
         )
     return decimals.Decimal(whole)

@@ -37,7 +37,7 @@ def parse_number(answer: Any, judged: Iterable[str] = ()) -> float:
     try:
         return parse_reply_number(answer, judged)
     except ValueError as error:
-        raise ValueError(f"the judging pipeline said {answer!r:.200}: {error}") from error
+        raise ValueError(f"the judging pipeline returned {answer!r:.200}: {error}") from error
 
 
 @register_builtin(
@@ -75,9 +75,9 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise ValueError(f"function is a callable, not {self.function!r}")
+            raise ValueError(f"function must be callable, not {self.function!r}")
         if math.isnan(self.minimum) or math.isnan(self.maximum):
-            raise ValueError(f"minimum and maximum are numbers, not {self.minimum!r} and {self.maximum!r}")
+            raise ValueError(f"minimum and maximum must be numbers, not {self.minimum!r} and {self.maximum!r}")
         if self.minimum > self.maximum:
             raise ValueError(f"minimum {self.minimum!r} is above maximum {self.maximum!r}")
         object.__setattr__(self, "_asks", _list_parameters(self.function))
@@ -96,10 +96,10 @@ class Pipeline:
         if inspect.isawaitable(answer):
             answer = await answer
         if answer is None:
-            raise Skip("the judging pipeline gave nothing")
+            raise Skip("the judging pipeline returned None")
         score = parse_number(answer, map(str, arguments.values()))
         if not self.minimum <= score <= self.maximum:
-            raise ValueError(f"the judging pipeline gave {score!r}, outside [{self.minimum!r}, {self.maximum!r}]")
+            raise ValueError(f"the judging pipeline returned {score!r}, outside [{self.minimum!r}, {self.maximum!r}]")
         return {"score": score, "comment": None if isinstance(answer, int | float) else f"{answer}"[:1000]}
 
     def _arguments(self, case: Case, outputs: Any) -> dict[str, Any]:
@@ -110,8 +110,8 @@ class Pipeline:
             if value is not None:
                 arguments[name] = value
             elif needed:
-                there = ", ".join(map(repr, offered)) or "none by name"
-                raise ValueError(f"the judging pipeline asks for {name!r}; the outputs are {there}")
+                available = ", ".join(map(repr, offered)) or "none by name"
+                raise ValueError(f"the judging pipeline asks for {name!r}; the outputs are {available}")
         return arguments
 
 
@@ -163,15 +163,15 @@ def parse_reply_number(reply: Any, judged: Iterable[str] = ()) -> float:
     text = strip_code_fence(reply).strip() if isinstance(reply, str) else ""
     if _NUMBER.fullmatch(text):
         return float(text)
-    objects, words = parse_reply_objects(text) if isinstance(reply, str) else ([reply], "")
+    objects, prose = parse_reply_objects(text) if isinstance(reply, str) else ([reply], "")
     given = [number for each in objects for number in _object_numbers(each)]
-    if words.strip() and any(is_quoted(_number_members(each), {}, judged) for each in objects):
-        raise ValueError("an object among its words is also in the judged text and may be a quotation of it")
-    given += map(float, _SCORE.findall(_QUOTED.sub(_drop_quotation, words)))
+    if prose.strip() and any(is_quoted(_number_members(each), {}, judged) for each in objects):
+        raise ValueError("it contains an object that is also in the judged text and may be a quotation of it")
+    given += map(float, _SCORE.findall(_QUOTED.sub(_drop_quotation, prose)))
     if not given:
-        raise ValueError(f"it is no number, and has none called {' or '.join(map(repr, NUMBER_KEYS))}")
+        raise ValueError(f"it is not a number, and has no number named {' or '.join(map(repr, NUMBER_KEYS))}")
     if len(set(given)) > 1:
-        raise ValueError(f"it gives several numbers: {', '.join(f'{number:g}' for number in given[:10])}")
+        raise ValueError(f"it contains several numbers: {', '.join(f'{number:g}' for number in given[:10])}")
     return given[0]
 
 
@@ -179,12 +179,12 @@ def parse_reply_objects(text: str) -> tuple[list[Any], str]:
     """Return the JSON objects and lists of texts in a reply, and the prose around them. Raises `InvalidJSON`."""
     if _MISSING_BRACE.match(text):
         text = "{" + text + ("" if text.rstrip().endswith("}") else "}")
-    objects, words, end = [], [], 0
+    objects, prose, end = [], [], 0
     while begins := _OBJECT_START.search(text, end):
-        words.append(text[end : begins.start()])
+        prose.append(text[end : begins.start()])
         strict, end = _rewrite_strict(text, begins.start())
         objects.append(load_strict_json(strict))
-    return objects, " ".join([*words, text[end:]])
+    return objects, " ".join([*prose, text[end:]])
 
 
 def _rewrite_strict(text: str, start: int) -> tuple[str, int]:
@@ -232,7 +232,7 @@ def _object_numbers(value: Any) -> Iterator[float]:
     named = [member for name, member in value.items() if _is_number_key(name)] if isinstance(value, Mapping) else []
     numbers = [number for member in named for number in _member_numbers(member)]
     if named and not numbers:
-        raise ValueError(f"its {' or '.join(map(repr, NUMBER_KEYS))} is {named[0]!r:.100}, which is no number")
+        raise ValueError(f"its {' or '.join(map(repr, NUMBER_KEYS))} is {named[0]!r:.100}, which is not a number")
     yield from numbers
 
 

@@ -144,13 +144,13 @@ class EncodingGuardrail:
         answer = extract_all_text(outputs)
         shown = remove_invisible(answer)
         hidden = decode_hidden_texts(shown)
-        whole = "\n".join(dict.fromkeys([answer, shown, *hidden]))
+        searched = "\n".join(dict.fromkeys([answer, shown, *hidden]))
         holds = self._check(conditions)
         context = None
         if documents and self.evaluate_retrieved_context:
             context = holds("\n".join(document.content for document in documents))
-        told = f"{len(hidden)} encoded parts" if hidden else None
-        return family_rows("encoding_guardrail", holds(whole), context, comment=told)
+        comment = f"{len(hidden)} encoded parts" if hidden else None
+        return family_rows("encoding_guardrail", holds(searched), context, comment=comment)
 
     def _check(self, conditions: Any) -> Callable[[str], bool]:
         if self.condition is None and not conditions:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, log2
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from spanwise.collector.records import Document
 from spanwise.evaluators.interface import Metric, Skip, register_builtin, to_documents
@@ -148,6 +148,22 @@ class DocumentRecall:
         return recall(documents, expected_documents, mode=self.mode, k=self.k, by=self.by)
 
 
+@dataclass(frozen=True, slots=True)
+class _RankingEvaluator:
+    """Base class of evaluators that apply one function to the retrieved and the expected documents."""
+
+    FUNCTION: ClassVar[Callable[..., float]]
+
+    k: int | None = None
+    by: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check_parameters(self.k, self.by)
+
+    def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> float:
+        return type(self).FUNCTION(documents, expected_documents, k=self.k, by=self.by)
+
+
 @register_builtin(
     "ir_map",
     metrics=(Metric("ir_map", primary=True),),
@@ -158,21 +174,14 @@ class DocumentRecall:
     example='get_evaluator("ir_map"), documents=["a", "b", "c"], expected_documents=["a", "c", "d"]',
 )
 @dataclass(frozen=True, slots=True)
-class AveragePrecision:
+class AveragePrecision(_RankingEvaluator):
     """Average precision: the mean over all expected documents of the precision at the rank of each.
 
     An expected document that was not retrieved adds 0, as in trec_eval. The mean over cases is MAP. Documents are
     compared, and cases skipped, as in `document_recall`.
     """
 
-    k: int | None = None
-    by: str = "auto"
-
-    def __post_init__(self) -> None:
-        _check_parameters(self.k, self.by)
-
-    def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> float:
-        return average_precision(documents, expected_documents, k=self.k, by=self.by)
+    FUNCTION: ClassVar[Callable[..., float]] = average_precision
 
 
 @register_builtin(
@@ -185,20 +194,13 @@ class AveragePrecision:
     example='get_evaluator("ir_mrr"), documents=["b", "a", "c"], expected_documents=["a", "c"]',
 )
 @dataclass(frozen=True, slots=True)
-class ReciprocalRank:
+class ReciprocalRank(_RankingEvaluator):
     """One over the rank of the first expected document, 0 if none was retrieved. The mean over cases is MRR.
 
     Documents are compared, and cases skipped, as in `document_recall`.
     """
 
-    k: int | None = None
-    by: str = "auto"
-
-    def __post_init__(self) -> None:
-        _check_parameters(self.k, self.by)
-
-    def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> float:
-        return reciprocal_rank(documents, expected_documents, k=self.k, by=self.by)
+    FUNCTION: ClassVar[Callable[..., float]] = reciprocal_rank
 
 
 @register_builtin(
@@ -212,21 +214,14 @@ class ReciprocalRank:
     '{"id": "b", "score": 1}]',
 )
 @dataclass(frozen=True, slots=True)
-class NDCG:
+class NDCG(_RankingEvaluator):
     """Normalised discounted cumulative gain: the gain of the ranking over the gain of the best ranking.
 
     The gain of an expected document is its score (1 if none has a score), discounted by log2(rank + 1). Documents are
     compared, and cases skipped, as in `document_recall`.
     """
 
-    k: int | None = None
-    by: str = "auto"
-
-    def __post_init__(self) -> None:
-        _check_parameters(self.k, self.by)
-
-    def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> float:
-        return ndcg(documents, expected_documents, k=self.k, by=self.by)
+    FUNCTION: ClassVar[Callable[..., float]] = ndcg
 
 
 @register_builtin(
@@ -239,21 +234,16 @@ class NDCG:
     example='get_evaluator("precision_at_k", k=3), documents=["a", "b", "c", "d"], expected_documents=["a", "d"]',
 )
 @dataclass(frozen=True, slots=True)
-class PrecisionAtK:
+class PrecisionAtK(_RankingEvaluator):
     """Number of expected documents among the first k retrieved, divided by k (even if fewer than k were retrieved).
 
     `k=None` divides by the number retrieved. Documents are compared, and cases skipped, as in
     `document_recall`.
     """
 
+    FUNCTION: ClassVar[Callable[..., float]] = precision
+
     k: int | None = 5
-    by: str = "auto"
-
-    def __post_init__(self) -> None:
-        _check_parameters(self.k, self.by)
-
-    def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> float:
-        return precision(documents, expected_documents, k=self.k, by=self.by)
 
 
 @register_builtin(
@@ -266,20 +256,15 @@ class PrecisionAtK:
     example='get_evaluator("hit_at_k", k=1), documents=["b", "a"], expected_documents=["a"]',
 )
 @dataclass(frozen=True, slots=True)
-class HitAtK:
+class HitAtK(_RankingEvaluator):
     """True if any expected document is among the first k retrieved.
 
     Documents are compared, and cases skipped, as in `document_recall`.
     """
 
+    FUNCTION: ClassVar[Callable[..., float]] = has_hit
+
     k: int | None = 5
-    by: str = "auto"
-
-    def __post_init__(self) -> None:
-        _check_parameters(self.k, self.by)
-
-    def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> bool:
-        return has_hit(documents, expected_documents, k=self.k, by=self.by)
 
 
 def _find_hits(documents: Iterable[Any], expected: Iterable[Any], by: str, k: int | None) -> tuple[Hits, int]:
@@ -309,9 +294,11 @@ def _document_gains(expected: Sequence[Document], known: DocumentMatcher) -> lis
     if True not in scored:
         return [1.0] * known.total
     if False in scored:
-        raise ValueError("either all expected documents have a score or none has: some have none")
+        raise ValueError("only some expected documents have a score: give one to all of them, or to none")
     if not all(document.score is None or isfinite(document.score) for document in expected):
-        raise ValueError("the scores of expected documents are their gains: numbers, neither NaN nor infinite")
+        raise ValueError(
+            "the scores of expected documents are their gains and must be numbers, neither NaN nor infinite"
+        )
     gains = [float("-inf")] * known.total
     for document, position in zip(expected, known.positions, strict=True):
         if position is not None:
@@ -355,7 +342,7 @@ def make_matcher(expected: Sequence[Document], by: str) -> DocumentMatcher:
     made: DocumentMatcher = IdOrContentMatcher(expected) if by == "auto" else FieldMatcher(expected, by)
     if not made.total:
         named = "" if by == "auto" else f" by {by!r}"
-        raise Skip(f"expected_documents names no document{named}: nothing is defined")
+        raise Skip(f"expected_documents contains no document{named}, so the score is undefined")
     return made
 
 
@@ -431,14 +418,16 @@ class IdOrContentMatcher:
     def check(self, retrieved: Sequence[Document], found: frozenset[int]) -> None:
         if not retrieved or len(found) == self.total:
             return
-        side = _RetrievedDocuments(retrieved, self._ids)
+        found_documents = _RetrievedDocuments(retrieved, self._ids)
         pairs = zip(self._expected, self.positions, strict=True)
-        lost = {at: each for each, at in pairs if at is not None and at not in found and not side.compares(each)}
-        if lost:
+        incomparable = {
+            at: each for each, at in pairs if at is not None and at not in found and not found_documents.compares(each)
+        }
+        if incomparable:
             raise Skip(
-                f"{len(lost)} of {self.total} expected documents cannot be compared with what was retrieved: "
-                f"expected {_describe_documents(lost.values())}, retrieved {_describe_documents(retrieved)}; "
-                "send the same of both, or say with by= what to compare"
+                f"{len(incomparable)} of {self.total} expected documents cannot be compared with what was retrieved: "
+                f"expected {_describe_documents(incomparable.values())}, retrieved {_describe_documents(retrieved)}; "
+                "record the same fields for both, or name the field to compare with by="
             )
 
 

@@ -125,7 +125,9 @@ class Contains:
 
     def __post_init__(self) -> None:
         if self.text is not None and not all([self.text] if isinstance(self.text, str) else [*self.text, self.text]):
-            raise ValueError(f"text {self.text!r} is empty, or holds an empty one: it would be found in every answer")
+            raise ValueError(
+                f"text must not be or contain an empty string, which is in every answer, got {self.text!r}"
+            )
 
     def __call__(self, outputs: Any, reference_outputs: Any = None) -> dict[str, Any]:
         parts = self._parts(reference_outputs)

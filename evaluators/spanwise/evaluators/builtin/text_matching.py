@@ -38,7 +38,7 @@ def search_pattern(pattern: str, text: str, *, flags: str = "", seconds: float =
 def check_time_limit(seconds: float) -> None:
     """Raise `ValueError` for a time limit that is not positive."""
     if not seconds > 0:
-        raise ValueError(f"seconds is a time limit, more than 0, not {seconds!r}")
+        raise ValueError(f"seconds must be a number above 0, got {seconds!r}")
 
 
 @lru_cache(maxsize=1024)
@@ -52,7 +52,7 @@ def compile_pattern(pattern: str, flags: str = "") -> Any:
     try:
         return regex.compile(f"(?{flags}){pattern}" if flags else pattern)
     except regex.error as error:  # the message of the error names the position
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        raise ValueError(f"{pattern!r} is not a valid regular expression: {error}") from error
 
 
 ConditionStep: TypeAlias = tuple[Literal["string", "regexp", "AND", "OR", "NOT"], str]
@@ -150,7 +150,7 @@ def _suggest_token(token: str) -> str:
         return "this string is never closed"
     if token == "regexp":
         return 'a pattern is written regexp("…")'
-    return f'{token!r} is no operand: strings stand in double quotes, patterns in regexp("…")'
+    return f'{token!r} is not an operand: write strings in double quotes and patterns as regexp("…")'
 
 
 def _parse_operand(text: str, match: re.Match[str], column: int) -> ConditionStep:
@@ -224,8 +224,7 @@ class TextMatching:
     def __post_init__(self) -> None:
         if self.condition is not None:
             parse_condition(self.condition)
-        if not self.seconds > 0:
-            raise ValueError(f"seconds are more than 0, not {self.seconds!r}")
+        check_time_limit(self.seconds)
 
     def __call__(
         self, outputs: Any, documents: Sequence[Document] | None = None, conditions: Any = None
@@ -234,8 +233,8 @@ class TextMatching:
         answer = all(condition.holds(extract_text(outputs), seconds=self.seconds) for condition in wanted)
         context = None
         if documents and self.evaluate_retrieved_context:
-            whole = "\n".join(document.content for document in documents)
-            context = all(condition.holds(whole, seconds=self.seconds) for condition in wanted)
+            context_text = "\n".join(document.content for document in documents)
+            context = all(condition.holds(context_text, seconds=self.seconds) for condition in wanted)
         return family_rows("text_matching", answer, context)
 
 

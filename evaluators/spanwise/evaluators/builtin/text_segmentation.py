@@ -80,7 +80,7 @@ def split_text(text: str, splitter: Splitter | None) -> list[str]:
     """
     found = list(split_sentences(text) if splitter is None else splitter(text))
     if not all(isinstance(one, str) for one in found):
-        raise ValueError(f"a splitter gives a list of texts, not {found!r:.200}")
+        raise ValueError(f"a splitter must return a list of texts, not {found!r:.200}")
     return [one for one in found if one.strip()]
 
 
@@ -106,11 +106,11 @@ def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
     following = _NEXT.match(text, match.end())
     if following is None:
         return False  # end of the text: the last sentence is added anyway
-    begins, rest = following.groups()
-    small = begins.islower() and not rest[:1].isupper()  # a word such as "iPhone" can begin a sentence
+    begins, following_letters = following.groups()
+    small = begins.islower() and not following_letters[:1].isupper()  # a word such as "iPhone" can begin a sentence
     if mark[0] == "." and not mark.startswith(".."):
         before = text[max(start, match.start() - 40) : match.start()]
-        return not small and _period_ends_sentence(before, begins + rest)
+        return not small and _period_ends_sentence(before, begins + following_letters)
     return not small or (mark[0] in "!?" and mark[-1] not in _CLOSING_MARKS + "“‘«")
 
 
@@ -331,7 +331,7 @@ def get_tokenizer(name: str) -> Tokenizer:
         "characters": lambda: _split_characters,
     }
     if name not in known:
-        raise ValueError(f"tokenizer is one of {', '.join(map(repr, known))}, not {name!r}")
+        raise ValueError(f"unknown tokenizer {name!r}; expected one of: {', '.join(known)}")
     return known[name]()
 
 

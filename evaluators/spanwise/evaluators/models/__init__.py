@@ -5,8 +5,8 @@ Modules, in the order in which data flows:
 - `model_resolution`: Model resolution: presets, folders, GGUF files, hub cache, endpoint addresses and loading
   errors.
 - `disk_cache`: SQLite cache files in the user's cache directory, and the cache of embedding vectors.
-- `local_models`: Models in memory: one instance per process, a register of the models of all processes, base class of
-  local models.
+- `local_models`: Models in memory: one instance per process, encoders shared by objects with the same model, base class
+  of local models.
 - `inference_batching`: Inference batching: request coalescing, isolation of failing inputs, windows over long texts.
 - `embedding_model`: Embedding models: Embedder, sentence-transformers, OpenAI-compatible endpoints, user functions.
 - `onnx_embeddings`: Embeddings by ONNX Runtime: tokenization, batching, pooling and normalization without torch.

@@ -7,6 +7,7 @@ replies, and returns the result.
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -24,7 +25,7 @@ from spanwise.evaluators.models.embedding_model import Embedder, embedder
 from spanwise.evaluators.models.model_resolution import NoModel
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.models.inference_batching import Vector
+    from spanwise.evaluators.models.disk_cache import Vector
 
 
 Asked = TypeVar("Asked")
@@ -97,7 +98,7 @@ class BatchedEvaluator(ABC, Generic[Asked, Reply]):
     def version(self) -> str:
         """Return 8 hex digits, a hash of the model and of the parameters that the scores depend on."""
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name != "model"}
-        return hashlib.sha256(orjson.dumps([dict(self._model), own], default=repr)).hexdigest()[:8]
+        return hashlib.sha256(orjson.dumps([dict(self._model), own], default=_stable_repr)).hexdigest()[:8]
 
     def _one(self, **known: Any) -> Any:
         """Score one case whose fields are the keyword arguments, and return the result. Raises the case's exception."""
@@ -105,6 +106,11 @@ class BatchedEvaluator(ABC, Generic[Asked, Reply]):
         if isinstance(result, BaseException):
             raise result
         return result
+
+
+def _stable_repr(value: object) -> str:
+    """Return the `repr` without memory addresses, which would change a version at each start of a process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def _advance_case(
@@ -199,9 +205,7 @@ class PairEvaluator(BatchedEvaluator[TextPair, PairScores]):
         pairs = ((first, second) for parts in seconds for second in parts for first in firsts)
         support: dict[TextPair, float] = {}
         if (number := len(firsts) * sum(map(len, seconds))) > MAX_PAIRS:
-            raise ValueError(
-                f"{number:,} pairs of what was retrieved and the answer are to be scored: {MAX_PAIRS:,} at most"
-            )
+            raise ValueError(f"context and answer make {number:,} pairs to score, more than the limit of {MAX_PAIRS:,}")
         while some := list(islice(pairs, _PAIRS_PER_STEP)):
             replies = yield some
             support |= {pair: support_probability(row, self._scorer.name) for pair, row in replies.items()}
@@ -214,7 +218,7 @@ def support_probability(row: PairScores, name: str) -> float:
     Raises `ValueError` if that score is not a probability.
     """
     if not 0 <= row[0] <= 1:
-        raise ValueError(f"{name!r} gave {row[0]!r} for a pair: a model of support gives a probability, from 0 to 1")
+        raise ValueError(f"{name!r} returned {row[0]!r} for a pair; expected a probability from 0 to 1")
     return row[0]
 
 

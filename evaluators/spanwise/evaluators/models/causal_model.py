@@ -38,7 +38,7 @@ from spanwise.evaluators.models.model_resolution import (
 )
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.models.inference_batching import Vector, Vectors
+    from spanwise.evaluators.models.disk_cache import Vector, Vectors
 
 
 PrefixedText: TypeAlias = tuple[str, str]
@@ -123,10 +123,12 @@ class CausalModel:
         """
         width = how.max_length or min(self._context or DEFAULT_WINDOW, DEFAULT_WINDOW)
         if self._context is not None and width > self._context:
-            raise NoModel(f"{self.name!r} reads {self._context} tokens at once, not max_length={width}")
+            raise NoModel(f"max_length={width} exceeds the context length of {self.name!r}, {self._context} tokens")
         stride = how.stride or max(width // 2, 1)
         if stride >= width:
-            raise NoModel(f"stride={stride} is below the {width} tokens that {self.name!r} reads at once, or left out")
+            raise NoModel(
+                f"stride={stride} must be below the window of {self.name!r}, {width} tokens; leave it out for the default"
+            )
         return width, stride
 
     def tokens(self, prefix: str, text: str, bos: bool | None) -> TokenizedPair:
@@ -272,7 +274,9 @@ def _find_output_head(model: Any, name: str) -> Any:
         few = torch.tensor([[0, 1, 2, 0], [0, 1, 2, 1]], device=model.device)
         logits = model(input_ids=few, use_cache=False).logits
         if not torch.allclose(logits[0, :3], logits[1, :3], rtol=1e-3, atol=1e-3, equal_nan=True):
-            raise NoModel(f"{name!r} is no causal language model: a token changes what is told of those before it")
+            raise NoModel(
+                f"{name!r} is not a causal language model: a token changes the predictions for the tokens before it"
+            )
         head, body = model.get_output_embeddings(), model.base_model
         if head is None or body is model:
             return None
@@ -286,7 +290,7 @@ def _vocabulary_size(config: Any) -> int:
 
 DTYPES = ("float32", "bfloat16", "float16")
 EXPECTED_LIKELIHOOD = (
-    "a function of a list of (prefix, text) that gives a list of log-probabilities, one per token, for each"
+    "a function that maps a list of (prefix, text) to a list of log-probabilities per text, one for each token"
 )
 _API_MODEL_NAME = re.compile(  # names of models that run only on their providers' servers
     r"(chatgpt|gpt-(3\.5|4|5)|o[1345](-|$)|claude-|gemini-|grok-|command-(r|a)(-|$)|deepseek-(chat|reasoner)$)"
@@ -412,7 +416,7 @@ class LikelihoodModel(LocalModel):
             check_complete(loading_info, place.name, "causal language model")
             model.to(device=device, dtype=getattr(torch, self.dtype)).eval()
             causal = CausalModel(model, tokenizer, place.name)
-        return LoadedModel(causal, place.name, "likelihood", place.where, device, parameter_bytes(model), 0.0)
+        return LoadedModel(causal, place.name, place.where, device, parameter_bytes(model))
 
     def _read(self, keys: list[str]) -> Vectors:
         loaded = self._loaded()
@@ -427,7 +431,7 @@ class LikelihoodModel(LocalModel):
         given = self._function([split_pair(key) for key in keys])
         if isinstance(given, str | bytes) or not hasattr(given, "__len__") or len(given) != len(keys):
             raise ValueError(
-                f"a likelihood model gave {given!r:.100} for {len(keys)} texts: it is {EXPECTED_LIKELIHOOD}"
+                f"a likelihood model returned {given!r:.100} for {len(keys)} texts; expected {EXPECTED_LIKELIHOOD}"
             )
         return cast("Vectors", [_check_log_probabilities(one) for one in given])
 
@@ -459,8 +463,8 @@ def _check_local_name(given: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 def _chat_endpoint_error(what: str) -> NoModel:
     return NoModel(
-        f"{what!r} is a chat endpoint, which gives log-probabilities of what it writes and none of a text that it is "
-        "given: name a model that runs here (a folder, a model of the hub, a GGUF file), or write a function of a list "
+        f"{what!r} is a chat endpoint, which returns log-probabilities only for the text that it generates, not for a "
+        "given text: use a local model (a folder, a model of the hub, a GGUF file), or write a function of a list "
         "of (prefix, text) for a completions endpoint that echoes its prompt"
     )
 
@@ -468,11 +472,11 @@ def _chat_endpoint_error(what: str) -> NoModel:
 def _check_settings(dtype: str, **counts: int | None) -> None:
     """Check the data type and the token counts. Raises `ValueError`."""
     if dtype not in DTYPES:
-        raise ValueError(f"dtype is {', '.join(map(repr, DTYPES))}, not {dtype!r}")
+        raise ValueError(f"dtype must be one of {', '.join(map(repr, DTYPES))}, not {dtype!r}")
     for name, count in counts.items():
         least = 2 if name == "max_length" else 1
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
-            raise ValueError(f"{name} is a number of tokens, {least} or more, not {count!r}")
+            raise ValueError(f"{name} must be a number of tokens, {least} or more, not {count!r}")
 
 
 def _check_log_probabilities(given: Any) -> Vector:
@@ -482,7 +486,7 @@ def _check_log_probabilities(given: Any) -> Vector:
     try:
         found = numpy.asarray(given, dtype=numpy.float32)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"a likelihood model gave {given!r:.100}: it is {EXPECTED_LIKELIHOOD}") from error
+        raise ValueError(f"a likelihood model returned {given!r:.100}; expected {EXPECTED_LIKELIHOOD}") from error
     if found.ndim != 1 or not numpy.isfinite(found).all() or (found > 0).any():
-        raise ValueError(f"a likelihood model gave {given!r:.100}: log-probabilities are finite, and 0 at most")
+        raise ValueError(f"a likelihood model returned {given!r:.100}; log-probabilities must be finite and at most 0")
     return cast("Vector", found)

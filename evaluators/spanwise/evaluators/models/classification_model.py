@@ -26,7 +26,7 @@ from spanwise.evaluators.models.model_resolution import (
 )
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.models.inference_batching import Vectors
+    from spanwise.evaluators.models.disk_cache import Vectors
 
 
 def normalize_label(label: str, also: Mapping[str, str] | None = None) -> str:
@@ -39,7 +39,7 @@ def normalize_label(label: str, also: Mapping[str, str] | None = None) -> str:
 
 
 Activation: TypeAlias = Literal["sigmoid", "softmax"]
-EXPECTED_CLASSIFIER = "a function of a list of texts that gives probabilities by label for each"
+EXPECTED_CLASSIFIER = "a function that maps a list of texts to probabilities by label for each text"
 
 
 class TextClassifier(LocalModel):
@@ -134,7 +134,7 @@ class TextClassifier(LocalModel):
             check_complete(loading_info, place.name, "text classifier")
             network = network.to(device).eval()
             model = AutoTokenizer.from_pretrained(place.where, **asked), network
-        return LoadedModel(model, place.name, "classes", place.where, device, parameter_bytes(network), 0.0)
+        return LoadedModel(model, place.name, place.where, device, parameter_bytes(network))
 
     def _predict(self, texts: list[str]) -> Vectors:
         import numpy
@@ -183,10 +183,14 @@ def _check_probabilities(given: Any, number: int, name: str) -> list[dict[str, f
     if isinstance(given, Mapping):  # lists by label, as Detoxify returns them
         columns = {label: list(values) for label, values in given.items() if hasattr(values, "__len__")}
         if len(columns) != len(given) or any(len(values) != number for values in columns.values()):
-            raise ValueError(f"a text classifier gave {given!r:.100} for {number} texts: it is {EXPECTED_CLASSIFIER}")
+            raise ValueError(
+                f"a text classifier returned {given!r:.100} for {number} texts; expected {EXPECTED_CLASSIFIER}"
+            )
         given = [{label: values[place] for label, values in columns.items()} for place in range(number)]
     if not isinstance(given, list | tuple) or len(given) != number:
-        raise ValueError(f"a text classifier gave {given!r:.100} for {number} texts: it is {EXPECTED_CLASSIFIER}")
+        raise ValueError(
+            f"a text classifier returned {given!r:.100} for {number} texts; expected {EXPECTED_CLASSIFIER}"
+        )
     return [_label_probabilities(row, name) for row in given]
 
 
@@ -196,7 +200,9 @@ def _label_probabilities(row: Any, name: str) -> dict[str, float]:
             row = {one["label"]: one["score"] for one in row}
         found = {str(label): float(value) for label, value in row.items()}
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise ValueError(f"a text classifier gave {row!r:.100} for a text: it is {EXPECTED_CLASSIFIER}") from None
+        raise ValueError(
+            f"a text classifier returned {row!r:.100} for a text; expected {EXPECTED_CLASSIFIER}"
+        ) from None
     if not all(0 <= value <= 1 for value in found.values()):
-        raise ValueError(f"{name!r} gave {row!r:.200} for a text: a probability is a number from 0 to 1")
+        raise ValueError(f"{name!r} returned {row!r:.200} for a text; probabilities must be numbers from 0 to 1")
     return found

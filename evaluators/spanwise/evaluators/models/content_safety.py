@@ -255,7 +255,7 @@ def _check_profanity(pickle: bool) -> None:
     if not pickle:
         raise NoModel(
             "the weights of profanity are pickles inside the package alt-profanity-check, and pickles run code when "
-            "they are loaded; if you trust that package, say so: get_evaluator('profanity', pickle=True)"
+            "they are loaded; if you trust that package, allow this with get_evaluator('profanity', pickle=True)"
         )
 
 

@@ -45,14 +45,14 @@ from spanwise.evaluators.models.model_resolution import (
 )
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.models.inference_batching import Vectors
+    from spanwise.evaluators.models.disk_cache import Vectors
 
 
 TextPair: TypeAlias = tuple[str, str]
 """Two texts; of NLI the premise and the hypothesis, of relevance the question and the passage."""
 
 NLI_LABELS = ("entailment", "neutral", "contradiction")
-EXPECTED_PAIR_SCORER = "a function of a list of pairs that gives one finite number, or probabilities by label, for each"
+EXPECTED_PAIR_SCORER = "a function that maps a list of pairs to one finite number, or probabilities by label, per pair"
 _NLI_SYNONYMS = {  # label names that fact-checking models (FEVER, VitaminC) use for NLI labels
     "supports": "entailment",
     "supported": "entailment",
@@ -181,7 +181,7 @@ class PairScorer(LocalModel):
             asked = {"token": self._token, "local_files_only": is_offline()}
             described, _ = PretrainedConfig.get_config_dict(place.where, **asked)
             model = self._build_model(described, device, asked)
-        return LoadedModel(model, place.name, "pairs", place.where, device, parameter_bytes(model), 0.0)
+        return LoadedModel(model, place.name, place.where, device, parameter_bytes(model))
 
     def _build_model(self, described: dict[str, Any], device: str, asked: dict[str, Any]) -> Any:
         from sentence_transformers import CrossEncoder
@@ -198,8 +198,8 @@ class PairScorer(LocalModel):
         made = len(model) == 1 and getattr(model[0], "transformer_task", None) == "sequence-classification"
         if made and saved_as and not any(one.endswith("ForSequenceClassification") for one in saved_as):
             raise NoModel(
-                f"{self._place.name!r} is no model of pairs: it was saved as {', '.join(saved_as)}, without what "
-                "scores them"
+                f"{self._place.name!r} does not score pairs: it was saved as {', '.join(saved_as)}, without a "
+                "classification layer"
             )
         return model
 
@@ -243,16 +243,16 @@ class PairScorer(LocalModel):
         try:
             rows = numpy.asarray(given, dtype=numpy.float32)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"a pair scorer gave {given!r:.100}: it is {EXPECTED_PAIR_SCORER}") from error
+            raise ValueError(f"a pair scorer returned {given!r:.100}; expected {EXPECTED_PAIR_SCORER}") from error
         rows = rows.reshape(-1, 1) if rows.ndim == 1 else rows
         if rows.ndim != 2 or len(rows) != number or rows.shape[1] not in (1, len(labels)):
             raise ValueError(
-                f"a pair scorer gave an array of {rows.shape} for {number} pairs: it is {EXPECTED_PAIR_SCORER}"
+                f"a pair scorer returned an array of shape {rows.shape} for {number} pairs; expected {EXPECTED_PAIR_SCORER}"
             )
         if rows.shape[1] == 1:
             return cast("Vectors", rows)
         if ((rows < 0) | (rows > 1)).any():
-            raise ValueError(f"a pair scorer gave {given!r:.100}: a probability is a number from 0 to 1")
+            raise ValueError(f"a pair scorer returned {given!r:.100}; probabilities must be numbers from 0 to 1")
         return cast("Vectors", rows[:, label_order(labels, self.name)])
 
 
@@ -260,7 +260,7 @@ def make_inference(row: Sequence[float], name: str) -> Inference:
     """Return the NLI probabilities of a pair from its row. Raises `NoModel` if the row has only one score."""
     if len(row) != len(NLI_LABELS):
         raise NoModel(
-            f"{name!r} gives one score for a pair: what is asked for are {', '.join(NLI_LABELS)}, of an NLI model"
+            f"{name!r} returns one score per pair; an NLI model with the labels {', '.join(NLI_LABELS)} is needed"
         )
     return Inference(*row)
 
@@ -273,8 +273,8 @@ def label_order(labels: Sequence[str], name: str) -> list[int]:
     plain = [normalize_label(label, _NLI_SYNONYMS) for label in labels]
     if any(plain.count(label) != 1 for label in NLI_LABELS):
         raise NoModel(
-            f"{name!r} gives {', '.join(map(repr, labels))} for a pair: an NLI model has the labels "
-            f"{', '.join(NLI_LABELS)}; if these are what it gives, in some order, say so with labels=(…)"
+            f"{name!r} has the outputs {', '.join(map(repr, labels))}, but an NLI model has the labels "
+            f"{', '.join(NLI_LABELS)}; if the outputs mean these, name them in their order with labels=(…)"
         )
     return [plain.index(label) for label in NLI_LABELS]
 
@@ -342,7 +342,9 @@ def _scores_by_label(row: Mapping[str, float]) -> dict[str, float]:
     """Return the scores by normalized label. Raises `ValueError` if one of the three labels is missing."""
     plain = {normalize_label(label, _NLI_SYNONYMS): value for label, value in row.items()}
     if missing := [label for label in NLI_LABELS if label not in plain]:
-        raise ValueError(f"a pair scorer gave {row!r:.200}, without {', '.join(missing)}: it is {EXPECTED_PAIR_SCORER}")
+        raise ValueError(
+            f"a pair scorer returned {row!r:.200}, without {', '.join(missing)}; expected {EXPECTED_PAIR_SCORER}"
+        )
     return plain
 
 
@@ -376,7 +378,7 @@ class ConsistencyModel:
         network, loading_info = cast(Any, T5ForTokenClassification.from_pretrained)(
             where, config=shape, key_mapping={r"^t5\.": ""}, output_loading_info=True, **options
         )
-        check_complete(loading_info, where, "model of Vectara's")
+        check_complete(loading_info, where, "Vectara model")
         return cls(network.to(device).eval(), tokenizer, described.get("prompt") or HHEM_PROMPT)
 
     def parameters(self) -> Any:
@@ -416,7 +418,7 @@ def _load_foundation(foundation: str, options: dict[str, Any]) -> tuple[Any, Any
     except (OSError, ValueError) as error:
         message = " ".join(str(error).split())
         raise NoModel(
-            f"Vectara's model is built on {foundation!r}, whose shape and tokenizer are not here: where there is a "
-            f"network run `hf download {foundation} --include '*.json' 'spiece.model'`, or write the name of a folder "
-            f'that has them as "foundation" into the model\'s config.json; {message:.200}'
+            f"Vectara's model needs the configuration and tokenizer of {foundation!r}, which are not on this machine: with "
+            f"network access run `hf download {foundation} --include '*.json' 'spiece.model'`, or set "
+            f'"foundation" in the model\'s config.json to a folder that contains them; {message:.200}'
         ) from error

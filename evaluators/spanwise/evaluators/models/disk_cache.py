@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 from spanwise.tracer.configuration import cache_folder
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.models.inference_batching import Vector
+    import numpy
 
+    Vector = numpy.ndarray[tuple[int], numpy.dtype[numpy.float32]]
+    Vectors = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float32]]
 
 T = TypeVar("T")
 
@@ -64,7 +66,7 @@ class CacheFile:
         self._size = size
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.Lock()
-        self._rests_until = 0.0
+        self._unused_until = 0.0
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""
@@ -79,7 +81,7 @@ class CacheFile:
         The error is counted and logged once per path. For `FAILURE_PAUSE_S` seconds the file is not used again.
         """
         with self._lock:
-            if time.monotonic() < self._rests_until:
+            if time.monotonic() < self._unused_until:
                 return None
             try:
                 return work(self._opened())
@@ -89,7 +91,7 @@ class CacheFile:
 
     def _failed(self, error: Exception) -> None:
         self.failures += 1
-        self._rests_until = time.monotonic() + FAILURE_PAUSE_S
+        self._unused_until = time.monotonic() + FAILURE_PAUSE_S
         if self._connection is not None and not isinstance(error, sqlite3.OperationalError):
             self._connection.close()
             self._connection = None
@@ -150,7 +152,7 @@ class CacheFile:
         if (application, version) != (self.APPLICATION, self.FORMAT) and (application or version or tables):
             newer = application == self.APPLICATION
             raise ForeignDatabase(
-                "it is a newer version's" if newer else f"it is no cache of {self.OF}, but another database"
+                "it was written by a newer version" if newer else f"it is another database, not a cache of {self.OF}"
             )
         _enable_wal(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -200,11 +202,6 @@ def cache_path(variable: str, name: str) -> Path | None:
     given = os.environ.get(variable)
     if given is not None:
         return None if given.strip().lower() in _OFF_VALUES else Path(given).expanduser()
-    return user_cache_path(name)
-
-
-def user_cache_path(name: str) -> Path:
-    """Return the path of a file or folder in the user's cache directory."""
     return cache_folder() / name
 
 
@@ -233,7 +230,7 @@ class VectorFile(CacheFile):
     TABLE = "vectors"
     COLUMNS = "key BLOB PRIMARY KEY, made REAL NOT NULL, model TEXT NOT NULL, body BLOB NOT NULL"
     OF = "vectors"
-    WITHOUT = "texts are encoded anew"
+    WITHOUT = "texts are encoded again"
     VARIABLE = "SPANWISE_VECTORS"
 
     def rows(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:

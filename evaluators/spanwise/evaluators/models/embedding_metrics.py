@@ -20,7 +20,7 @@ from spanwise.evaluators.models.batched_evaluator import EmbeddingEvaluator, Emb
 from spanwise.evaluators.models.similarity import ComparisonEvaluator, cosine, cosines
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.models.inference_batching import Vector
+    from spanwise.evaluators.models.disk_cache import Vector
 
 
 COSINE_RANGE = (-1.0, 1.0)

@@ -30,8 +30,8 @@ from spanwise.evaluators.models.local_models import (
     load_shared,
     make_model,
     parameter_bytes,
-    put_current,
     run_by_length,
+    shared_encoder,
 )
 from spanwise.evaluators.models.model_resolution import (
     DEFAULT,
@@ -56,10 +56,10 @@ from spanwise.tracer.http_connections import suppress_instrumentation
 if TYPE_CHECKING:
     from openai import OpenAI
 
-    from spanwise.evaluators.models.inference_batching import Vector, Vectors
+    from spanwise.evaluators.models.disk_cache import Vector, Vectors
 
 
-EXPECTED_EMBEDDER = "a function of a list of texts that gives one vector of finite numbers for each"
+EXPECTED_EMBEDDER = "a function that maps a list of texts to one vector of finite numbers per text"
 
 
 class EmbeddingSource(Protocol):
@@ -146,11 +146,11 @@ def check_vectors(given: Any, count: int, who: str, wanted: str) -> Vectors:
     try:
         vectors = numpy.asarray(given, dtype=numpy.float32)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{who} gave {given!r:.100}: it is {wanted}") from error
+        raise ValueError(f"{who} returned {given!r:.100}; expected {wanted}") from error
     if vectors.ndim != 2 or len(vectors) != count:
-        raise ValueError(f"{who} gave an array of {vectors.shape} for {count} texts: it is {wanted}")
+        raise ValueError(f"{who} returned an array of shape {vectors.shape} for {count} texts; expected {wanted}")
     if not numpy.isfinite(vectors).all():
-        raise ValueError(f"{who} gave numbers that are not finite: it is {wanted}")
+        raise ValueError(f"{who} returned numbers that are not finite; expected {wanted}")
     return vectors
 
 
@@ -201,7 +201,7 @@ class SentenceTransformerSource:
         with explain_loading_errors(self._place, f"embedding with {self.name}"):
             require_modules("sentence_transformers")
             if is_offline() and local_folder(self._place) is None:
-                raise FileNotFoundError("nothing is asked of the hub")
+                raise FileNotFoundError("it is not in the local cache of the hub")
 
     def load(self) -> None:
         """Load the model now. Raises `NoModel`."""
@@ -229,7 +229,7 @@ class SentenceTransformerSource:
                 local_files_only=is_offline(),
                 model_kwargs={} if self._pickle else {"use_safetensors": True},
             )
-        return LoadedModel(model, place.name, "embedding", place.where, device, parameter_bytes(model), 0.0)
+        return LoadedModel(model, place.name, place.where, device, parameter_bytes(model))
 
 
 ENDPOINT_EXTRA = "pip install '.[server]' in a checkout of Spanwise"
@@ -239,7 +239,7 @@ REQUEST_CHARACTERS = 200_000  # characters per request, within OpenAI's limit of
 MAX_RESPONSE_BYTES = 256 << 20  # maximum bytes of a response
 MAX_ERROR_CHARACTERS = 300  # maximum characters of a server's error that are shown
 _PLACEHOLDER_KEY = "none"  # used if there is no key: the client requires one, and local servers ignore it
-_EXPECTED_EMBEDDINGS = "a list of one vector of finite numbers for each text"
+_EXPECTED_EMBEDDINGS = "one vector of finite numbers per text"
 
 
 class EmbeddingEndpoint:
@@ -258,11 +258,9 @@ class EmbeddingEndpoint:
         batch_size: int | None = None,
     ) -> None:
         if not isinstance(model, str) or not model.strip():
-            raise ValueError(
-                f"at {redact_url(base_url)} a model is asked by its name, which is never guessed, not {model!r:.200}"
-            )
+            raise ValueError(f"the endpoint {redact_url(base_url)} needs the name of a model, got {model!r:.200}")
         if not isinstance(deadline, int | float) or not 0 < deadline < math.inf:
-            raise ValueError(f"deadline is a number of seconds above 0, not {deadline!r}")
+            raise ValueError(f"deadline must be a number of seconds above 0, got {deadline!r}")
         self.name = self.model = model.strip()
         self.base_url, self._deadline = check_address(base_url), float(deadline)
         self._api_key = check_key(api_key) or check_key(_environment_key(self.base_url))
@@ -289,8 +287,8 @@ class EmbeddingEndpoint:
             require_modules("openai")
         if self.base_url == OPENAI_URL and not self._api_key:
             raise NoModel(
-                f"the model {self.model!r} at {OPENAI_URL} needs a key: give api_key, or set OPENAI_API_KEY; or say with "
-                "base_url where else it is"
+                f"the model {self.model!r} at {OPENAI_URL} needs a key: give api_key or set OPENAI_API_KEY, or name "
+                "another endpoint with base_url"
             )
 
     def load(self) -> None:
@@ -308,7 +306,9 @@ class EmbeddingEndpoint:
         self.check()
         vectors = [self._request_until_deadline(some) for some in _split_requests(texts)]
         if len({one.shape[1] for one in vectors}) > 1:
-            raise Unjudged(f"{self._where} gave vectors of {sorted({one.shape[1] for one in vectors})} numbers")
+            raise Unjudged(
+                f"{self._where} returned vectors of different lengths: {sorted({one.shape[1] for one in vectors})}"
+            )
         whole: Vectors = numpy.concatenate(vectors)
         return whole
 
@@ -332,7 +332,7 @@ class EmbeddingEndpoint:
                     raise Unjudged(self._describe_error(error)) from error
                 if time.monotonic() + pause >= until:
                     tried = f"within {self._deadline:g} s after {attempt + 1} attempt{'s' if attempt else ''}"
-                    raise TimeoutError(f"{self._where} gave no vectors {tried}: {self._short(error)}") from None
+                    raise TimeoutError(f"{self._where} returned no vectors {tried}: {self._short(error)}") from None
             time.sleep(pause)
             attempt += 1
 
@@ -350,8 +350,8 @@ class EmbeddingEndpoint:
         except ValueError as error:
             shown = self._hidden(" ".join(content[: 1 << 16].decode(errors="replace").split()))[:MAX_ERROR_CHARACTERS]
             raise Unjudged(
-                f"{self.base_url} answered with no embeddings ({self._short(error)}): {shown!r}; is its "
-                "base_url right? most end with /v1"
+                f"{self.base_url} returned no embeddings ({self._short(error)}): {shown!r}; check "
+                "base_url, which usually ends with /v1"
             ) from None
 
     def _connected(self) -> OpenAI:
@@ -382,7 +382,7 @@ class EmbeddingEndpoint:
             for piece in raw.iter_bytes():
                 content += piece
                 if time.monotonic() > until:
-                    raise TimeoutError("the answer came too slowly")
+                    raise TimeoutError("the response took too long")
                 if len(content) > MAX_RESPONSE_BYTES:
                     break
         except Exception as error:
@@ -394,21 +394,21 @@ class EmbeddingEndpoint:
     def _describe_error(self, error: Exception) -> str:
         """Return the message for an error that a retry cannot fix, with a remedy."""
         status = get_http_status(error)
-        words = {
+        messages = {
             401: f"{self.base_url} refused the key",
             403: f"{self.base_url} does not allow it with this key",
             404: f"there is no model {self.model!r} at {self.base_url}, or no embeddings",
             413: f"{self.base_url} refused the size of the request; give a smaller batch_size",
         }
-        message = words.get(status or 0, f"{self._where} refused to embed")
+        message = messages.get(status or 0, f"{self._where} refused to embed")
         return f"{message}{f' ({status})' if status else ''}: {self._short(error)}"
 
     def _short(self, error: BaseException) -> str:
         body = getattr(error, "body", None)
         message = body.get("message") if isinstance(body, Mapping) else None
         cause = error.__cause__ if str(error) == "Connection error." and error.__cause__ is not None else error
-        words = message if isinstance(message, str) and message else f"{type(cause).__name__}: {cause}"
-        return self._hidden(" ".join(words.split()))[:MAX_ERROR_CHARACTERS]
+        text = message if isinstance(message, str) and message else f"{type(cause).__name__}: {cause}"
+        return self._hidden(" ".join(text.split()))[:MAX_ERROR_CHARACTERS]
 
     def _hidden(self, message: str) -> str:
         """Remove the API key from a text, because some servers repeat the key in their errors."""
@@ -450,7 +450,7 @@ def _parse_embeddings(body: Any, count: int) -> Vectors:
         raise ValueError("no list of embeddings")
     places = [one.get("index", place) for place, one in enumerate(data)]
     if sorted(places, key=repr) != sorted(range(count), key=repr):
-        raise ValueError(f"embeddings of {len(data)} places for {count} texts, not one of each")
+        raise ValueError(f"the indexes of {len(data)} embeddings do not match {count} texts")
     placed = {place: _parse_embedding(one.get("embedding")) for place, one in zip(places, data, strict=True)}
     return check_vectors([placed[place] for place in range(count)], count, "the endpoint", _EXPECTED_EMBEDDINGS)
 
@@ -464,8 +464,7 @@ def _parse_embedding(given: Any) -> Any:
     return numpy.frombuffer(base64.b64decode(given, validate=True), dtype="<f4")
 
 
-# encoders of local models; they stay in memory as long as the models
-_model_encoders: dict[ModelKey, CoalescingEncoder] = {}
+# encoders of functions and endpoints; they live as long as an embedder uses them
 _user_encoders: weakref.WeakValueDictionary[ModelKey, CoalescingEncoder] = weakref.WeakValueDictionary()
 
 
@@ -513,9 +512,9 @@ class Embedder:
         if base_url is not None:
             self._endpoint = EmbeddingEndpoint(model, base_url, api_key, deadline=deadline, batch_size=batch_size)
         elif api_key is not None:
-            raise ValueError("api_key goes to base_url, which is not given")
+            raise ValueError("api_key needs base_url, because the key is sent only to that address")
         if cache and self._function is not None and name is None:
-            raise ValueError("nobody knows what a function gives the next time: with cache= it needs a name=")
+            raise ValueError("cache= with a function needs name=, which identifies the function in the cache")
         self.device, self.batch_size = device, batch_size
         self._used: tuple[ModelKey, CoalescingEncoder] | None = None
         self._options: dict[str, Any] = {"token": token, "remote_code": remote_code, "pickle": pickle}
@@ -589,14 +588,16 @@ class Embedder:
     def _shared_as(self, key: ModelKey) -> CoalescingEncoder:
         source, anonymous = self._source, self._function is not None and self._cache is None
         path = None if anonymous else vector_path(self._cache, source.paid)
+
+        def make() -> CoalescingEncoder:
+            digest = source.digest() if path is not None else None
+            stored = VectorCache(path, self.name, digest) if path is not None and digest is not None else None
+            return CoalescingEncoder(source.encode, stored, portion=source.portion)
+
         key = *key, path
-        of_user = self._function is not None or self._endpoint is not None
-        if (encoding := (_user_encoders if of_user else _model_encoders).get(key)) is not None:
-            return encoding
-        digest = source.digest() if path is not None else None
-        stored = VectorCache(path, self.name, digest) if path is not None and digest is not None else None
-        made = CoalescingEncoder(source.encode, stored, portion=source.portion)
-        return _user_encoders.setdefault(key, made) if of_user else put_current(_model_encoders, key, made)
+        if self._function is None and self._endpoint is None:
+            return shared_encoder(key, make)
+        return _user_encoders.get(key) or _user_encoders.setdefault(key, make())
 
 
 def embedder(given: Any = None, **options: Any) -> Embedder:

@@ -86,8 +86,8 @@ class ConvWeights:
             raise NoModel(f"{self.file!r} has {path.stat().st_size:,} bytes: the weights of SummaC-Conv are 2 kB")
         if path.suffix != ".safetensors" and not self.pickle:
             raise NoModel(
-                f"{self.file!r} is no .safetensors, so that it may be a pickle, which may run code when it is loaded; "
-                "if you trust it, say so with pickle=True"
+                f"{self.file!r} is not a .safetensors file and may be a pickle, which can run code when it is loaded; "
+                "if you trust it, set pickle=True"
             )
         object.__setattr__(self, "digest", hashlib.sha256(path.read_bytes()).hexdigest()[:12])
 
@@ -140,9 +140,7 @@ def _load_weights(file: str, digest: str) -> dict[str, Numbers]:
             for size, want in zip(actual, shape, strict=True)
         )
         if not fits:
-            raise NoModel(
-                f"{file!r} has {name} of {actual}: SummaC-Conv's are {str(shape).replace('None', '23 or 50')}"
-            )
+            raise NoModel(f"{file!r} has {name} of shape {actual}; expected {str(shape).replace('None', '23 or 50')}")
     return found
 
 
@@ -266,7 +264,7 @@ class FaithfulnessNLI(_ConsistencyEvaluator):
 if TYPE_CHECKING:
     import numpy
 
-    from spanwise.evaluators.models.inference_batching import Vector
+    from spanwise.evaluators.models.disk_cache import Vector
 
     Image: TypeAlias = "numpy.ndarray[tuple[int, int, int], numpy.dtype[numpy.float64]]"
 
@@ -374,10 +372,10 @@ class Summarization(BatchedEvaluator[TextPair, PairScores]):
         faithful = support_difference(entailment, contradiction) > 0
         windows = iter(faithful.tolist())
         # a sentence is faithful if all of its windows are faithful
-        whole = [all(list(islice(windows, len(parts)))) for parts in seconds]
-        kept = [sentence for sentence, holds in zip(summary, whole, strict=True) if holds]
+        is_faithful = [all(list(islice(windows, len(parts)))) for parts in seconds]
+        faithful_sentences = [sentence for sentence, holds in zip(summary, is_faithful, strict=True) if holds]
         return [
-            self._completeness(source, kept, len(summary)),
+            self._completeness(source, faithful_sentences, len(summary)),
             self._learned(entailment),
             {"key": _ZERO_SHOT_KEY, "score": zero_shot_score(entailment, contradiction)},
         ]

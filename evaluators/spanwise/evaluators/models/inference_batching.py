@@ -18,10 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from spanwise.evaluators.models.model_resolution import NoModel
 
 if TYPE_CHECKING:
-    import numpy
-
-    Vector = numpy.ndarray[tuple[int], numpy.dtype[numpy.float32]]
-    Vectors = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float32]]
+    from spanwise.evaluators.models.disk_cache import Vector, Vectors
 
 MEMORY_BYTES = 64 << 20  # maximum bytes of the vectors in memory
 _all_encoders: weakref.WeakSet[CoalescingEncoder] = weakref.WeakSet()

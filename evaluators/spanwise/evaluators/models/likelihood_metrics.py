@@ -22,7 +22,7 @@ from spanwise.evaluators.models.batched_evaluator import BatchedEvaluator, Model
 from spanwise.evaluators.models.causal_model import LikelihoodModel, PrefixedText, likelihood_model
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.models.inference_batching import Vector
+    from spanwise.evaluators.models.disk_cache import Vector
 
 
 PairsByKey: TypeAlias = dict[str, list[PrefixedText]]
@@ -311,5 +311,5 @@ def _question_prompt(aspect: str, history: str) -> str:
 def _mean_loss(found: Vector) -> float:
     """Return the mean loss in nats per token. Raises `Skip` for a text without a counted token."""
     if not len(found):
-        raise Skip("it is undefined: the text has no token with another one before it")
+        raise Skip("undefined: the text has no token that follows another one")
     return 0.0 - fsum(map(float, found)) / len(found)

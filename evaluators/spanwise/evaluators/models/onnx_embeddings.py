@@ -33,7 +33,7 @@ from spanwise.evaluators.models.model_resolution import (
 if TYPE_CHECKING:
     import numpy
 
-    from spanwise.evaluators.models.inference_batching import Vectors
+    from spanwise.evaluators.models.disk_cache import Vectors
 
     Hidden = numpy.ndarray[tuple[int, int, int], numpy.dtype[numpy.float32]]
     Mask = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.int64]]
@@ -123,12 +123,12 @@ class OnnxSource:
                 )
                 if tokenizer_file is None:
                     raise NoModel(
-                        f"there is no tokenizer.json beside the ONNX file in {str(folders[0])!r}: put the model's there"
+                        f"there is no tokenizer.json next to the ONNX file in {str(folders[0])!r}: copy the model's to it"
                     )
-                reader = tokenizers.Tokenizer.from_file(str(tokenizer_file))
+                tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
                 model = _OnnxModel(
                     session,
-                    reader,
+                    tokenizer,
                     _EncodingConfig.of(folders),
                     device,
                     self._batch_size or _choose_batch_size(file, device),
@@ -137,7 +137,7 @@ class OnnxSource:
                 raise
             except Exception as error:  # the errors of onnxruntime and tokenizers have no common base class
                 raise ValueError(f"{type(error).__name__}: {error}") from error
-        return LoadedModel(model, self.name, "embedding", str(file), device, file.stat().st_size, 0.0)
+        return LoadedModel(model, self.name, str(file), device, file.stat().st_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,9 @@ class _EncodingConfig:
         modules = [str(one.get("type", "")).rpartition(".")[2] for one in _read_json(folders, "modules.json", [])]
         for module in modules:
             if module not in ("Transformer", "Pooling", "Normalize"):
-                raise NoModel(f"{folders[0]} has a layer {module!r} after the model, which its ONNX file lacks")
+                raise NoModel(
+                    f"{folders[0]} has a layer {module!r} after the model, which the ONNX file does not contain"
+                )
         length = own.get("max_seq_length") or tokens.get("model_max_length") or DEFAULT_LENGTH
         settings = _read_json(folders, "config_sentence_transformers.json")
         return cls(
@@ -172,13 +174,13 @@ class _EncodingConfig:
 class _OnnxModel:
     """ONNX model that encodes texts in batches of similar length, in parallel on the available processors."""
 
-    def __init__(self, session: Any, reader: Any, habits: _EncodingConfig, device: str, size: int) -> None:
-        self._session, self._reader, self._habits, self._size = session, reader, habits, size
-        self._fed = [one.name for one in session.get_inputs()]
-        if unknown := set(self._fed) - set(_MODEL_INPUTS):
-            raise NoModel(f"the ONNX file wants {', '.join(sorted(unknown))}, which texts do not give")
-        reader.no_padding()
-        reader.enable_truncation(habits.length)
+    def __init__(self, session: Any, tokenizer: Any, config: _EncodingConfig, device: str, size: int) -> None:
+        self._session, self._tokenizer, self._config, self._size = session, tokenizer, config, size
+        self._inputs = [one.name for one in session.get_inputs()]
+        if unknown := set(self._inputs) - set(_MODEL_INPUTS):
+            raise NoModel(f"the ONNX file has unsupported inputs: {', '.join(sorted(unknown))}")
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(config.length)
         available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = 1 if device == "cuda" else min(MAX_THREADS, available)
         self._pool = ThreadPoolExecutor(threads, "spanwise-onnx") if threads > 1 else None
@@ -186,45 +188,49 @@ class _OnnxModel:
     def __call__(self, texts: list[str]) -> Vectors:
         import numpy
 
-        prefix = self._habits.prefix
-        read = self._reader.encode_batch([prefix + (text.lower() if self._habits.lower else text) for text in texts])
-        order = sorted(range(len(read)), key=lambda place: -len(read[place].ids))
-        lots = [order[start : start + self._size] for start in range(0, len(order), self._size)]
-        parts = [lots[start : start + _BATCHES_PER_UPDATE] for start in range(0, len(lots), _BATCHES_PER_UPDATE)]
+        prefix = self._config.prefix
+        encodings = self._tokenizer.encode_batch(
+            [prefix + (text.lower() if self._config.lower else text) for text in texts]
+        )
+        order = sorted(range(len(encodings)), key=lambda place: -len(encodings[place].ids))
+        batches = [order[start : start + self._size] for start in range(0, len(order), self._size)]
+        parts = [batches[start : start + _BATCHES_PER_UPDATE] for start in range(0, len(batches), _BATCHES_PER_UPDATE)]
         made: list[Vectors] = []
         run = self._pool.map if self._pool is not None else map
         for part in track_progress(parts, "batches of texts embedded"):
-            made += run(lambda lot: self._pooled([read[place] for place in lot]), part)
+            made += run(lambda batch: self._pooled([encodings[place] for place in batch]), part)
         vectors: Vectors = numpy.concatenate(made)[numpy.argsort(order)]
         return vectors
 
-    def _pooled(self, read: Sequence[Any]) -> Vectors:
+    def _pooled(self, encodings: Sequence[Any]) -> Vectors:
         import numpy
 
-        fed, mask = _pad_tokens(read)
-        given = self._session.run(None, {name: fed[name] for name in self._fed})
+        inputs, mask = _pad_tokens(encodings)
+        outputs = self._session.run(None, {name: inputs[name] for name in self._inputs})
         # a two-dimensional output holds one vector per text: the model itself pools the tokens
-        whole = next((one for one in given if one.ndim == 2), None)
-        vectors = whole if whole is not None else _POOLING_FUNCTIONS[self._habits.pooling](given[0], mask)
-        if self._habits.normalized:
+        pooled_output = next((one for one in outputs if one.ndim == 2), None)
+        vectors = (
+            pooled_output if pooled_output is not None else _POOLING_FUNCTIONS[self._config.pooling](outputs[0], mask)
+        )
+        if self._config.normalized:
             vectors = vectors / numpy.maximum(numpy.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         pooled: Vectors = vectors.astype(numpy.float32)
         return pooled
 
 
-def _pad_tokens(read: Sequence[Any]) -> tuple[dict[str, Mask], Mask]:
+def _pad_tokens(encodings: Sequence[Any]) -> tuple[dict[str, Mask], Mask]:
     """Return token ids, attention mask and type ids as arrays, padded with zeros on the right.
 
     The second result is the attention mask alone.
     """
     import numpy
 
-    longest = max(len(one.ids) for one in read)
-    fed = {name: numpy.zeros((len(read), max(1, longest)), dtype=numpy.int64) for name in _MODEL_INPUTS}
-    for row, one in enumerate(read):
+    longest = max(len(one.ids) for one in encodings)
+    inputs = {name: numpy.zeros((len(encodings), max(1, longest)), dtype=numpy.int64) for name in _MODEL_INPUTS}
+    for row, one in enumerate(encodings):
         for name, values in zip(_MODEL_INPUTS, (one.ids, one.attention_mask, one.type_ids), strict=True):
-            fed[name][row, : len(values)] = values
-    return fed, fed["attention_mask"]
+            inputs[name][row, : len(values)] = values
+    return inputs, inputs["attention_mask"]
 
 
 def _mean_pooling(hidden: Hidden, mask: Mask) -> Any:
@@ -265,7 +271,7 @@ def _pooling_mode(config: Mapping[str, Any]) -> str:
     mode = config.get("pooling_mode") or [old.get(flag, flag) for flag in flags] or "mean"
     mode = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
     if mode not in _POOLING_FUNCTIONS:
-        raise NoModel(f"its pooling is {mode!r}; what is done here is {', '.join(_POOLING_FUNCTIONS)}")
+        raise NoModel(f"unsupported pooling {mode!r}; expected one of: {', '.join(_POOLING_FUNCTIONS)}")
     return str(mode)
 
 
@@ -305,7 +311,9 @@ def _choose_onnx_device(given: str | None, providers: Sequence[str]) -> str:
     named = (given or os.environ.get("SPANWISE_DEVICE") or "").partition(":")[0]
     has = "CUDAExecutionProvider" in providers
     if named == "cuda" and not has:
-        raise NoModel("this onnxruntime runs on no GPU: pip install onnxruntime-gpu in its place, or device='cpu'")
+        raise NoModel(
+            "the installed onnxruntime does not support GPUs: install onnxruntime-gpu instead, or set device='cpu'"
+        )
     return "cuda" if has and named in ("", "cuda") else "cpu"
 
 

@@ -24,13 +24,9 @@ from spanwise.evaluators.models.embedding_model import Embedder, embedder
 from spanwise.evaluators.models.model_resolution import ModelLocation, explain_loading_errors, is_offline, locate_model
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.models.inference_batching import Vector
-
-
-if TYPE_CHECKING:
     import numpy
 
-    from spanwise.evaluators.models.inference_batching import Vector
+    from spanwise.evaluators.models.disk_cache import Vector
 
     Matrix = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float64]]
 
@@ -218,7 +214,7 @@ def align_steps(
     """
     if max(len(context), len(answer)) > MAX_STEPS:
         raise ValueError(
-            f"{len(context)} steps of the context, {len(answer)} of the answer: {MAX_STEPS} of each can be aligned"
+            f"cannot align {len(context)} steps of the context with {len(answer)} of the answer: the limit is {MAX_STEPS} each"
         )
     if not context or not answer:
         return [AlignedStep("insertion", step, None) for step in context] + [
