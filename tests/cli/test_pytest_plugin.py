@@ -261,7 +261,7 @@ def test_an_experiment_that_was_cut_short_is_not_finished(pytester):
         ("split=['tset']", "the dataset has no examples in split ['tset']"),
         ("limit=True", "limit must be a whole number of at least 1, got True"),
         ("min_pass=90", "min_pass must be a share of all runs, above 0 and at most 1, got 90"),
-        ("min_pass='most'", "not 'most'"),
+        ("min_pass='most'", "got 'most'"),
         ("metadata=['x']", "metadata must be a dict, got ['x']"),
         ("evaluators=3", "evaluators must be a list of evaluators, got 3"),
         ("evaluators='exakt'", "did you mean 'exact'?"),

@@ -173,7 +173,7 @@ def test_a_page_says_that_its_charts_show_the_newest_alone(store):
         asked = {"since": NOW, "until": NOW + HOUR_NS, "user": "ann"}
         page = httpx.get(f"{server.url}/charts", params=asked, timeout=60).text
         short = httpx.get(f"{server.url}/charts", params={**asked, "user": "bob"}, timeout=60).text
-    assert re.search(r"Counted are the newest 30\.0k ", page)
+    assert re.search(r"cover only the newest 30\.0k ", page)
     assert "the newest" not in short
 
 

@@ -37,6 +37,7 @@ from spanwise.collector.records import (
 from spanwise.collector.stores.backends import DeletedTraces
 from spanwise.collector.stores.sqlite import SQLiteStore, encode, holder
 from spanwise.collector.stores.sqlite.database.connections import ReaderPool
+from spanwise.collector.stores.sqlite.database.schema import PAGE_SIZE
 from spanwise.collector.stores.sqlite.maintenance import deletion
 
 DAY = 86_400 * SECOND
@@ -443,7 +444,8 @@ def test_vacuum_gives_space_back_and_forgets_what_nothing_uses(store: SQLiteStor
     freed = store.vacuum()
     after = store.stats()
     assert freed == before["file_bytes"] - after["file_bytes"] > 500_000
-    assert after["used_bytes"] <= before["used_bytes"]
+    # VACUUM may lay out the table of the schema on one more page
+    assert after["used_bytes"] <= before["used_bytes"] + PAGE_SIZE
     assert after["resources"] == 1
     assert store.values("tag") == ["kept"]
     assert store.check(deep=True) == []

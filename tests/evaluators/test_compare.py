@@ -89,7 +89,7 @@ def test_the_page_says_the_same(store, both):
     assert "<span>2 better</span><span>1 worse</span><span>0 same</span>" in text
     assert f"+{test.mean:.3g}<" in text
     assert f"<span>p {test.p:.3f}</span>" in text
-    assert "1 without a pair" in text
+    assert "1 unpaired" in text
 
 
 def test_names_are_told_apart_only_where_they_are_the_same(store, both):

@@ -547,5 +547,5 @@ def test_comments_and_labels_become_plain_texts():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_feedback_that_has_no_mean_cannot_be_made(value):
-    with pytest.raises(ValueError, match="is not a score"):
+    with pytest.raises(ValueError, match="the score must be finite"):
         Feedback(target=Target(trace_id="1" * 32), key="k", score=value)
