@@ -21,7 +21,7 @@ from spanwise.tracer.testing import traced  # noqa: F401
 @pytest.fixture
 def only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delivery begins no round by itself, however late the machine is with a flush: that then counts all there is."""
-    monkeypatch.setattr(delivery_lifecycle, "EXPORT_INTERVAL", 1000.0)
+    monkeypatch.setenv("SPANWISE_EXPORT_INTERVAL", "1000")
 
 
 class Sink:

@@ -648,3 +648,20 @@ def test_feedback_that_cannot_be_written_is_counted_where_the_queue_is_too_long(
     delivery._thread = threading.current_thread()  # nobody takes anything out
     delivery.put(FeedbackEvent(1 << 200, 0, 0, {}))  # no protocol has room for that id
     assert (len(delivery.queue), delivery.dropped()) == (0, {"delivery_failed": 1})
+
+
+def test_the_interval_between_exports_is_a_setting(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPANWISE_EXPORT_INTERVAL", "1000")
+    configure(url=sink.url)
+    work()
+    assert process_runtime.get_runtime().settings.export_interval == 1000.0
+    assert flush(60).delivered == 1  # does not wait for the interval
+    configure(url=sink.url, export_interval=0.01)  # takes precedence over the variable
+    work()
+    until(lambda: len(sink.spans()) == 2)
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, 3601, float("nan")])
+def test_an_invalid_interval_between_exports_is_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match="export_interval must be a number of seconds > 0 and <= 3600, got"):
+        configure(url="http://127.0.0.1:9", export_interval=seconds)

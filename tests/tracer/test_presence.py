@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import configure, current_run, feedback, flush, shutdown, span, stats, trace
-from spanwise.tracer.export import delivery_lifecycle, delivery_stats
+from spanwise.tracer.export import delivery_stats
 from spanwise.tracer.process_runtime import get_runtime
 from spanwise.tracer.trace_capture import capture
 
@@ -37,7 +37,7 @@ def spanwise(sink: Sink) -> Sink:
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run goes on for long after a twentieth of a second, and is looked for as often."""
     monkeypatch.setattr(delivery_stats, "REPORT_AGE_NS", 50_000_000)
-    monkeypatch.setattr(delivery_lifecycle, "EXPORT_INTERVAL", 0.05)
+    monkeypatch.setenv("SPANWISE_EXPORT_INTERVAL", "0.05")
 
 
 def events(sink: Sink, name: str) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:

@@ -47,6 +47,7 @@ class Settings:
     capture: Capture = "full"
     redact: tuple[Redactor, ...] = ()
     sample_rate: float = 1.0
+    export_interval: float = 0.5  # seconds between two exports
     max_value_bytes: int = MIB
     spill_dir: Path | None = None
     threads: bool = True
@@ -126,6 +127,7 @@ def _environment_readers() -> dict[str, Callable[[], Any]]:
         "capture": lambda: "none" if _read_flag("OTEL_SDK_DISABLED") else get("SPANWISE_CAPTURE", "").lower(),
         "redact": lambda: tuple(_parse_redactors(get("SPANWISE_REDACT", ""))),
         "sample_rate": lambda: _read_number("SPANWISE_SAMPLE_RATE"),
+        "export_interval": lambda: _read_number("SPANWISE_EXPORT_INTERVAL"),
         "threads": lambda: _read_flag("SPANWISE_THREADS"),
         "sigterm": lambda: _read_flag("SPANWISE_SIGTERM"),
         "propagate_to": lambda: tuple(filter(None, map(str.strip, get("SPANWISE_PROPAGATE_TO", "").split(",")))),
@@ -196,6 +198,7 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "url": _normalize_url,
     "propagate_to": _normalize_hosts,
 }
+_MAX_EXPORT_INTERVAL = 3600.0  # seconds
 
 
 def _validate(settings: Settings) -> None:
@@ -203,6 +206,10 @@ def _validate(settings: Settings) -> None:
         raise ValueError(f"capture must be one of {', '.join(get_args(Capture))}, got {settings.capture!r}")
     if not 0.0 <= settings.sample_rate <= 1.0:
         raise ValueError(f"sample_rate must be between 0 and 1, got {settings.sample_rate!r}")
+    if not 0 < settings.export_interval <= _MAX_EXPORT_INTERVAL:
+        raise ValueError(
+            f"export_interval must be a number of seconds > 0 and <= {_MAX_EXPORT_INTERVAL:g}, got {settings.export_interval!r}"
+        )
     if settings.compression not in (None, *get_args(Compression)):
         raise ValueError(f"compression must be one of {', '.join(get_args(Compression))}, got {settings.compression!r}")
     if not 0 < settings.timeout <= 600:

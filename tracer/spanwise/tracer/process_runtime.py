@@ -254,6 +254,7 @@ def configure(
     capture: Capture | None = None,
     redact: Sequence[Redactor] | None = None,
     sample_rate: float | None = None,
+    export_interval: float | None = None,
     max_value_bytes: int | None = None,
     spill_dir: str | None = None,
     resource: Mapping[str, Any] | None = None,
@@ -271,6 +272,8 @@ def configure(
 
     - `headers` are sent with every request, for collectors that need other headers than `Authorization: Bearer`.
     - `redact` takes keys, compiled patterns and functions `(key, value) -> value`.
+    - `export_interval` is the number of seconds between two exports. A full batch, `flush` and the end of the process
+      do not wait for it.
     - `provider` joins an existing OpenTelemetry set-up: its sampler decides, and its other exporters receive the spans
       unredacted.
     - `threads=False` leaves the methods of `threading` unwrapped, so that threads do not inherit the context.
@@ -287,6 +290,7 @@ def configure(
         capture=capture,
         redact=redact,
         sample_rate=sample_rate,
+        export_interval=export_interval,
         max_value_bytes=max_value_bytes,
         spill_dir=spill_dir,
         resource=resource,

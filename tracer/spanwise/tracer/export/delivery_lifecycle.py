@@ -2,8 +2,8 @@
 
 The state of a delivery is `running`, then `draining`, then `closed`. It never returns to an earlier state.
 
-- running: `put` queues items, and the delivery thread exports every half second. The thread starts when it is first
-  needed.
+- running: `put` queues items, and the delivery thread exports every `export_interval` seconds. The thread starts when it
+  is first needed.
 - draining: `put` queues items but starts no thread. The delivery thread exports the queued items and ends.
 - closed: new items are dropped and counted, or passed to the delivery that has replaced this one.
 
@@ -48,7 +48,6 @@ EXIT_TIMEOUT = 0.8  # seconds that the process waits for a response of the colle
 _MAX_STALL = 5.0  # seconds without progress after which the delivery thread is abandoned
 _MAX_CLOSE_TIME = 15.0  # most seconds that closing takes, even if the delivery thread makes progress
 _POLL_INTERVAL = 0.1  # seconds between two checks that the delivery thread still exists
-EXPORT_INTERVAL = 0.5  # seconds between two exports
 # seconds between two exports after SIGTERM, and the most seconds for which this interval applies
 _HURRIED_INTERVAL, _HURRIED_DURATION = 0.02, 30.0
 _Waiter: TypeAlias = "queue.SimpleQueue[None]"
@@ -220,10 +219,11 @@ class Delivery:
     def _next_round(self) -> list[_Waiter]:
         """Wait until the next export is due. Return the waiters to notify when this export has ended."""
         waiting = []
+        interval = self.settings.export_interval
+        if time.monotonic() < self._hurried_until:
+            interval = min(interval, _HURRIED_INTERVAL)
         with suppress(queue.Empty):
-            waiting.append(
-                self._wake.get(timeout=_HURRIED_INTERVAL if time.monotonic() < self._hurried_until else EXPORT_INTERVAL)
-            )
+            waiting.append(self._wake.get(timeout=interval))
             while True:
                 waiting.append(self._wake.get_nowait())
         return [waiter for waiter in waiting if waiter is not None]
