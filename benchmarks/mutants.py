@@ -4,7 +4,7 @@
     python benchmarks/mutants.py --seed 7 --each 2   # others, and fewer
 
 A mutant is the module with one comparison, boolean, number, operator or call changed. It goes into a copy of the checkout,
-where the tests nearest to the module run first, and only what they let live meets the whole quick suite. A test that fails,
+where the tests nearest to the module run first, and only what they let live meets the whole suite without the slow tests. A test that fails,
 and a run that takes more than its time, kills it. What cannot be told from the original by any test is named in `EQUIVALENT`
 with the reason, and left out of the share.
 """
@@ -181,7 +181,8 @@ class Copy:
 
     def failure(self, tests: list[str], seconds: float) -> str | None:
         """The first test that fails, or what else keeps them from passing in time; None if they pass."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        selection = ["-m", "not slow and not real_model"]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *selection, *tests]
         process = subprocess.Popen(
             command,
             cwd=self.root,
