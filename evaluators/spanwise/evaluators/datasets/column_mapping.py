@@ -301,17 +301,14 @@ def _assign_references(draft: dict[str, JSON], others: dict[str, JSON], row: Row
     """Move outputs to the reference if the export calls the reference "outputs". A column `answer` becomes the
     reference, or the outputs if there is a reference.
     """
-    if draft.get("reference_outputs") is None and _outputs_are_references(row):
+    both_are_objects = isinstance(row.get("input"), Mapping) and isinstance(row.get("output"), Mapping)
+    of_phoenix = "node_id" in row and row["node_id"] == row.get("id")  # Phoenix's CSV, with input.question and so on
+    output_is_reference = both_are_objects or of_phoenix or any(name in row for name in _REFERENCE_IS_OUTPUT)
+    if draft.get("reference_outputs") is None and output_is_reference:
         draft["reference_outputs"] = draft.pop("outputs", None)
     elif "answer" in others and "inputs" not in draft:
         field = "outputs" if draft.get("reference_outputs") is not None else "reference_outputs"
         draft.setdefault(field, others.pop("answer"))
-
-
-def _outputs_are_references(row: Row) -> bool:
-    both_spread = isinstance(row.get("input"), Mapping) and isinstance(row.get("output"), Mapping)
-    of_phoenix = "node_id" in row and row["node_id"] == row.get("id")  # Phoenix's CSV, with input.question and so on
-    return both_spread or of_phoenix or any(name in row for name in _REFERENCE_IS_OUTPUT)
 
 
 def _build_example(draft: dict[str, Any], where: str) -> Example:
@@ -333,7 +330,11 @@ def _build_example(draft: dict[str, Any], where: str) -> Example:
     _assign_split(known)
     for name in _SCALARS:
         if name in known:
-            known[name] = _scalar_text(known[name])
+            value = known[name]
+            # 7.0 becomes "7", because an integer column with gaps arrives as floats
+            text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
+            # a store cannot hold lone surrogates
+            known[name] = text if text.isascii() else text.encode("utf-8", "replace").decode()
     return Example(inputs=known.pop("inputs", None), **known)
 
 
@@ -341,12 +342,6 @@ def _is_missing(value: Any) -> bool:
     if isinstance(value, float):
         return value != value
     return type(value).__name__ in _MISSING_TYPES and type(value).__module__.startswith("pandas.")
-
-
-def _scalar_text(value: JSON) -> str:
-    """Return the value as text that a store can hold. 7.0 becomes "7": an integer column with gaps arrives as floats."""
-    text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _assign_split(known: dict[str, Any]) -> None:

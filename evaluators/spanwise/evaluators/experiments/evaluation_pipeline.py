@@ -210,7 +210,12 @@ class WorkerThreads:
 
     def _work(self) -> None:
         try:
-            while (item := self._take()) is not None:
+            while True:
+                with self._lock:
+                    if self._stopped or self._pipeline.is_over or (item := next(self._items, None)) is None:
+                        return
+                    if self._started < self._limit:
+                        self._start_thread()
                 self._context.copy().run(self._pipeline.process_on_thread, item)
                 while self._pipeline.is_full and not self._stopped:
                     time.sleep(FULL_QUEUE_PAUSE)
@@ -224,14 +229,6 @@ class WorkerThreads:
             if is_last:
                 with suppress(RuntimeError):  # the loop is closed already, after an interruption
                     self._loop.call_soon_threadsafe(self._all_done.set)
-
-    def _take(self) -> PlannedRun | None:
-        with self._lock:
-            if self._stopped or self._pipeline.is_over or (item := next(self._items, None)) is None:
-                return None
-            if self._started < self._limit:
-                self._start_thread()
-            return item
 
 
 async def _run_loop_workers(plan: ExperimentPlan, pipeline: RunPipeline, items: Iterator[PlannedRun]) -> None:

@@ -117,7 +117,10 @@ class Comparison:
 
     def to_html(self) -> str:
         """Return the table as HTML."""
-        return self._repr_html_()
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self._notes())
+        return make_html_table(self._title, *self._cells()) + notes
+
+    _repr_html_ = to_html  # for notebooks
 
     def __str__(self) -> str:
         return render_text(self)
@@ -133,10 +136,6 @@ class Comparison:
         ]
         yield make_text_table(self._title, head, colored)
         yield from map(Text, self._notes())
-
-    def _repr_html_(self) -> str:
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self._notes())
-        return make_html_table(self._title, *self._cells()) + notes
 
     @property
     def _title(self) -> str:

@@ -82,7 +82,9 @@ class Row:
         return f"<Row {self.example_id[:12]} {result} {dict(self.scores)!r:.300}>"
 
     def _repr_html_(self) -> str:
-        return _render_row(self)
+        """Return the HTML for a notebook, with the CSS rules of table cells only, scoped to this row."""
+        rules = [f".spanwise-row {line}" for line in STYLE.splitlines() if line.startswith("td ")]
+        return "<style>{}</style><div class='spanwise-row'>{}</div>".format("\n".join(rules), _render_table([self]))
 
     @property
     def why(self) -> str | None:
@@ -173,15 +175,6 @@ def render_experiment_html(name: str, subtitle: str, summary: str, rows: Iterabl
     runs = f'<h2>Runs</h2>{truncated}<div class="wide">{_render_table(shown)}</div>' if shown else ""
     body = f'<h1>{title}</h1><p>{escape(subtitle)}</p><div class="wide">{summary}</div>{runs}'
     return f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>\n'
-
-
-def _render_row(row: Row) -> str:
-    """Return the HTML of one run for a notebook.
-
-    Only the CSS rules of table cells are included. They are scoped, so that they do not affect the rest of the notebook.
-    """
-    rules = [f".spanwise-row {line}" for line in STYLE.splitlines() if line.startswith("td ")]
-    return "<style>{}</style><div class='spanwise-row'>{}</div>".format("\n".join(rules), _render_table([row]))
 
 
 def _render_table(rows: list[Row]) -> str:

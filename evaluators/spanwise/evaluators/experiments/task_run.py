@@ -265,9 +265,13 @@ def promote_task_span(
     has none, or if `as_returned` is False because a stream was joined.
     """
     children = [run for run in runs if run.parent_id == around.span_id]
-    if len(children) != 1 or not _is_task_root(children[0], around, wrapped):
+    if len(children) != 1:
         return tuple(runs), around
     own = children[0]
+    ended_late = names.LOCAL_ROOT in own.attributes  # only spans that end after their local root carry this attribute
+    other_outputs = wrapped and own.outputs not in (None, around.outputs)
+    if ended_late or other_outputs or (around.status == "error") != (own.status == "error"):
+        return tuple(runs), around
     counts = {name: around.attributes[name] for name in _COUNT_ATTRIBUTES if name in around.attributes}
     root = replace(
         own,
@@ -283,12 +287,6 @@ def promote_task_span(
         root if run is own else _move_span_counts(around, run, root.span_id) for run in runs if run is not around
     )
     return remaining, root
-
-
-def _is_task_root(own: Run, around: Run, wrapped: bool) -> bool:
-    in_time = names.LOCAL_ROOT not in own.attributes  # only spans that end after their local root carry this attribute
-    has_outputs = not wrapped or own.outputs in (None, around.outputs)
-    return in_time and has_outputs and (around.status == "error") == (own.status == "error")
 
 
 def _move_span_counts(around: Run, run: Run, root_id: str) -> Run:

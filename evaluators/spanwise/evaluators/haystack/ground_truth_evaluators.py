@@ -249,7 +249,14 @@ class SASEvaluator:
         truths = ground_truths_answers if ground_truth_answers is None else ground_truth_answers
         if truths is None or predicted_answers is None:
             raise ValueError("ground_truth_answers and predicted_answers are both needed, a list of texts each")
-        _check_answers(truths, predicted_answers)
+        if len(truths) != len(predicted_answers):
+            raise ValueError(
+                "expected and predicted answers must have the same length, "
+                f"got {len(truths)} and {len(predicted_answers)}"
+            )
+        for name, answers in (("ground_truth_answers", truths), ("predicted_answers", predicted_answers)):
+            if wrong := [answer for answer in answers if not isinstance(answer, str)]:
+                raise ValueError(f"{name} must be texts, got {wrong[0]!r:.100}")
         if not truths:
             return {"score": 0.0, "individual_scores": [0.0]}
         scores = _pair_scores(self._comparer.model, list(zip(predicted_answers, truths, strict=True)))
@@ -293,16 +300,6 @@ def _pair_scores(model: Embedder | PairScorer, pairs: Sequence[tuple[str, str]])
         except Skip:  # a vector of zeros has no cosine; sentence-transformers returns 0
             scores.append(0.0)
     return scores
-
-
-def _check_answers(truths: Sequence[Any], predicted: Sequence[Any]) -> None:
-    if len(truths) != len(predicted):
-        raise ValueError(
-            f"expected and predicted answers must have the same length, got {len(truths)} and {len(predicted)}"
-        )
-    for what, answers in (("ground_truth_answers", truths), ("predicted_answers", predicted)):
-        if wrong := [answer for answer in answers if not isinstance(answer, str)]:
-            raise ValueError(f"{what} must be texts, got {wrong[0]!r:.100}")
 
 
 def _to_plain_value(value: Any) -> Any:

@@ -196,7 +196,14 @@ class LLMEvaluator:
 
         async def ask(sample: int) -> Answer:
             answer = await self._judge.ask(replace(asked, sample=sample))
-            replies.append(_reply_meta(answer))
+            usage, meta = answer.usage, None
+            if usage:  # under OpenAI's names
+                meta = {
+                    "prompt_tokens": usage.input_tokens,
+                    "completion_tokens": usage.output_tokens,
+                    "total_tokens": usage.total_tokens,
+                }
+            replies.append({"model": answer.model, "usage": meta})
             return answer
 
         return await ask_until_consistent(ask, self._read)
@@ -246,17 +253,17 @@ class _ScoredEvaluator(LLMEvaluator):
         return component_dict(self, **self._options())
 
     async def _run(self, inputs: Mapping[str, list[Any]]) -> dict[str, Any]:
-        said = await LLMEvaluator._run(self, inputs)
-        results = [
-            self._failed() if result is None else {**result, "status": "evaluated"} for result in said["results"]
-        ]
+        report = await LLMEvaluator._run(self, inputs)
+        results = []
+        for result in report["results"]:
+            if result is None:
+                results.append({**{name: [] for name in self.outputs}, "score": math.nan, "status": "error"})
+            else:
+                results.append({**result, "status": "evaluated"})
         scores = [result["score"] for result in results]
         valid = [score for score in scores if not math.isnan(score)]
         mean = sum(valid) / len(valid) if valid else math.nan
-        return {"results": results, "meta": said["meta"], "score": mean, "individual_scores": scores}
-
-    def _failed(self) -> dict[str, Any]:
-        return {**{name: [] for name in self.outputs}, "score": math.nan, "status": "error"}
+        return {"results": results, "meta": report["meta"], "score": mean, "individual_scores": scores}
 
 
 @register_component(**_SCORED_OUTPUT_TYPES)
@@ -326,13 +333,6 @@ def _find_missing_keys(value: Any, expected: Sequence[str]) -> str | None:
         return f"it is no object but {value!r:.100}"
     lacking = [name for name in expected if name not in value]
     return f"it lacks {', '.join(map(repr, lacking))}; it has {', '.join(map(repr, value))}" if lacking else None
-
-
-def _reply_meta(answer: Answer) -> dict[str, Any]:
-    """Return model and token usage of a reply under OpenAI's names."""
-    usage = answer.usage
-    tokens = {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens} if usage else {}
-    return {"model": answer.model, "usage": {**tokens, "total_tokens": usage.total_tokens} if usage else None}
 
 
 T = TypeVar("T")

@@ -166,7 +166,13 @@ def as_evaluator(judge: Any) -> Evaluator:
         raise TypeError(
             f"an evaluator must be a callable or a registered id (see spanwise.evaluators.list_evaluators()), got {judge!r}"
         )
-    return _wrap_instance(judge) or make_evaluator(judge)
+    known = find_registration(judge)
+    if known is None:
+        return make_evaluator(judge)
+    # an instance of a registered class, such as `Exact()`
+    parameters = _list_changed_parameters(judge)
+    options = {COMMON_PARAMETERS[name]: value for name, value in parameters.items() if name in COMMON_PARAMETERS}
+    return _make_registered(known, judge, {"type": known.spec.id, "init_parameters": parameters}, options)
 
 
 def list_evaluators() -> list[str]:
@@ -283,16 +289,6 @@ def read_definition(file: Path) -> Mapping[str, Any]:
             f"{str(file)!r} is not the definition of an evaluator; expected {{type: …, init_parameters: …}}"
         )
     return definition
-
-
-def _wrap_instance(instance: object) -> Evaluator | None:
-    """Return an evaluator for an instance of a registered class, such as `Exact()`; None for anything else."""
-    known = find_registration(instance)
-    if known is None:
-        return None
-    parameters = _list_changed_parameters(instance)
-    options = {COMMON_PARAMETERS[name]: value for name, value in parameters.items() if name in COMMON_PARAMETERS}
-    return _make_registered(known, instance, {"type": known.spec.id, "init_parameters": parameters}, options)
 
 
 def _make_registered(

@@ -135,22 +135,19 @@ def _read_code_source(code: CodeType) -> str:
     lambdas.
     """
     lines, first = inspect.findsource(code)
-    if code.co_name == "<lambda>" and (spans := _instruction_positions(code)):
+    # (line, column) of the beginning and end of each instruction; none if Python does not record columns
+    spans = [
+        ((start, from_column), (end, to_column))
+        for start, end, from_column, to_column in code.co_positions()
+        if start is not None and end is not None and from_column is not None and to_column
+    ]
+    if code.co_name == "<lambda>" and spans:
         (start, from_column), (end, to_column) = min(start for start, _ in spans), max(end for _, end in spans)
         text = [line.encode() for line in lines[start - 1 : end]]
         text[-1] = text[-1][:to_column]
         text[0] = text[0][from_column:]
         return b"".join(text).decode("utf-8", "replace")
     return inspect.cleandoc("".join(inspect.getblock(lines[first:])))
-
-
-def _instruction_positions(code: CodeType) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the (line, column) of the beginning and end of each instruction; [] if Python does not record columns."""
-    return [
-        ((start, from_column), (end, to_column))
-        for start, end, from_column, to_column in code.co_positions()
-        if start is not None and end is not None and from_column is not None and to_column
-    ]
 
 
 def _walk_code(function: Any, text: Callable[[FunctionType], str] = _read_bytecode) -> _CodeWalk:
@@ -227,10 +224,12 @@ class _CodeWalk:
         """Visit one function or class."""
         value = self.pending.pop()
         if isinstance(value, type):
-            self._add_all(
-                _qualified_name(value),
-                {name: _unwrap_member(member) for name, member in vars(value).items() if _is_user_member(name, member)},
-            )
+            members = {}
+            for name, member in vars(value).items():
+                if _is_user_member(name, member):
+                    # the function behind a static method, a class method or a property
+                    members[name] = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+            self._add_all(_qualified_name(value), members)
             for base in value.__bases__:
                 self.add("", base)
         else:
@@ -347,11 +346,6 @@ def _is_user_member(name: str, member: Any) -> bool:
     if is_container(member) and name.startswith("_") and name.endswith("_"):
         return False
     return name not in ("__module__", "__doc__", "__firstlineno__", "__static_attributes__", "__qualname__")
-
-
-def _unwrap_member(value: Any) -> Any:
-    """Return the function behind a static method, a class method or a property; other values unchanged."""
-    return getattr(value, "__func__", None) or getattr(value, "fget", None) or value
 
 
 def _qualified_name(value: Any) -> str:

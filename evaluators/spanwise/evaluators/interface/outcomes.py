@@ -215,7 +215,10 @@ class FeedbackFactory:
         if type(score) not in _NUMBER_TYPES:
             score = _normalize_score(score)
         if label is None and "value" in value:
-            label = _normalize_label(value["value"])
+            label = value["value"]
+            # LangSmith allows a dict, which becomes JSON text
+            is_dict = isinstance(label, Mapping)
+            label = orjson.dumps(to_plain(label)).decode() if is_dict else _normalize_value(label)
         if score is None:
             score, label = label, None
         if score is None:
@@ -361,11 +364,6 @@ def _normalize_score(value: Any) -> Any:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
-
-
-def _normalize_label(value: Any) -> Any:
-    """Return the content of a result's field `value` as a label. A dict, which LangSmith allows, becomes JSON text."""
-    return orjson.dumps(to_plain(value)).decode() if isinstance(value, Mapping) else _normalize_value(value)
 
 
 def _read_langsmith_fields(value: Mapping[str, Any], target: Target) -> tuple[Target, dict[str, Any]]:

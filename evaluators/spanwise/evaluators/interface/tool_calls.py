@@ -116,7 +116,9 @@ class _RequestedCalls:
                 continue
             ids: set[str] = set()
             for name, arguments, id in found[run.span_id]:
-                if id not in ids and not _is_output_tool(name, run):
+                # pydantic-ai requests structured output by such a call
+                is_output = name.startswith("final_result") and run.attributes.get("otel.scope.name") == "pydantic-ai"
+                if id not in ids and not is_output:
                     self._add(ToolCall(name, [arguments], id, max(run.start_ns, run.end_ns), run))
                 ids |= {id} if id else set()
 
@@ -200,11 +202,6 @@ def _filter_outermost(spans: list[Run], runs: list[Run]) -> Iterator[Run]:
         ]
         if not any(id is None or _read_call_id(each) in (None, id) for each in same_tool):
             yield run
-
-
-def _is_output_tool(name: str, run: Run) -> bool:
-    """Return whether a tool call only serves pydantic-ai to request structured output."""
-    return name.startswith("final_result") and run.attributes.get("otel.scope.name") == "pydantic-ai"
 
 
 def _read_attribute(run: Run, names: tuple[str, ...]) -> str | None:

@@ -96,12 +96,15 @@ class JudgeEvaluator:
 
     def exported(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters as they are stored and shown: prompts as texts, the judge without its key."""
-        kept = dict(parameters)
-        if kept.get("prompt") is not None:
-            kept["prompt"] = self._plain_prompt(kept["prompt"])
-        if kept.get("judge") is not None:
-            kept["judge"] = export_judge(self._judge, kept["judge"])
-        return kept
+        exported = dict(parameters)
+        given = exported.get("prompt")
+        if isinstance(given, Mapping):
+            exported["prompt"] = {prompt.id: prompt.text for prompt in self.prompts if prompt.id in given}
+        elif isinstance(given, Path):
+            exported["prompt"] = self._prompt.text
+        if exported.get("judge") is not None:
+            exported["judge"] = export_judge(self._judge, exported["judge"])
+        return exported
 
     def _values(
         self, case: Case, own: Mapping[str, str] = MappingProxyType({}), prompt: Prompt | None = None
@@ -138,11 +141,6 @@ class JudgeEvaluator:
             if id not in known:
                 raise ValueError(f"unknown prompt {id!r}; expected one of: {', '.join(known)}{did_you_mean(id, known)}")
         return self.prompt
-
-    def _plain_prompt(self, given: Any) -> Any:
-        if isinstance(given, Mapping):
-            return {prompt.id: prompt.text for prompt in self.prompts if prompt.id in given}
-        return self._prompt.text if isinstance(given, Path) else given
 
 
 def export_judge(judge: Judge, given: Any) -> Any:

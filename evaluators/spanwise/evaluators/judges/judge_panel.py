@@ -164,7 +164,11 @@ def _combine_votes(rows: Sequence[Feedback], voting: Sequence[Feedback], notes: 
         closest = min(voting, key=lambda row: abs(float(row.score or 0) - mean))
         return {"score": mean, **_quote_member(closest), "metadata": metadata}
     if others and others[0][1] == count:
-        divided = ", ".join(f"{_format_vote(vote)} {number}" for vote, number in Counter(votes).most_common())
+        names = {True: "yes", False: "no"}
+        divided = ", ".join(
+            f"{names[vote] if isinstance(vote, bool) else vote} {number}"
+            for vote, number in Counter(votes).most_common()
+        )
         return {"score": None, "comment": f"the panel is divided: {divided}", "metadata": metadata}
     member = next(row for row, vote in zip(voting, votes, strict=True) if vote == winner)
     return {"score": winner, **_quote_member(member), "metadata": metadata}
@@ -172,10 +176,6 @@ def _combine_votes(rows: Sequence[Feedback], voting: Sequence[Feedback], notes: 
 
 def _quote_member(member: Feedback) -> dict[str, Any]:
     return {"comment": member.comment, "judge_trace_id": member.judge_trace_id}
-
-
-def _format_vote(vote: Any) -> str:
-    return {True: "yes", False: "no"}.get(vote, str(vote)) if isinstance(vote, bool) else str(vote)
 
 
 def _describe_vote(row: Feedback) -> dict[str, Any]:

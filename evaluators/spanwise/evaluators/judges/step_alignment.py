@@ -70,17 +70,18 @@ class StepsByJudge(JudgeEvaluator):
     async def __call__(self, case: Case, outputs: Any, documents: Sequence[Document]) -> Any:
         texts = [extract_text(outputs), *(document.content or "" for document in documents)]
         async with Judgement(EVALUATOR_ID, self._judge, case) as judgement:
-            answer, *chunks = await gather_or_cancel(self._list_steps(judgement, text) for text in texts)
+
+            async def list_steps(text: str) -> list[str]:
+                if not text.strip():
+                    return []
+                return read_text_list(await judgement.ask(self._prompt, {"text": text}, _STEPS_SCHEMA), "steps")
+
+            answer, *chunks = await gather_or_cancel(map(list_steps, texts))
             context = _join_steps(chunks)
             vectors = await run_in_thread(partial(self._embedder.by_text, [*context, *answer]))
             found = align_steps(context, answer, vectors, self.similarity)
             made = alignment_rows(EVALUATOR_ID, context, answer, found, self.sentence_level_metrics)
             return [judgement.row(**row) for row in made]
-
-    async def _list_steps(self, judgement: Judgement, text: str) -> list[str]:
-        if not text.strip():
-            return []
-        return read_text_list(await judgement.ask(self._prompt, {"text": text}, _STEPS_SCHEMA), "steps")
 
     def _identity(self) -> list[Any]:
         return [*JudgeEvaluator._identity(self), dict(self._embedder.identity), self.similarity]

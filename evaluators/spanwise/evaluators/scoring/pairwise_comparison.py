@@ -188,6 +188,13 @@ class Pairwise:
 
     async def acompare(self, first: ComparedRuns, second: ComparedRuns, *, keep: bool = True) -> Preferences:
         """Compare like `compare`, from async code."""
+
+        async def prefer_row(row: Any, other: Any) -> Preference | Unjudged | Skip:
+            try:
+                return await self.prefer(row.inputs, row.outputs, other.outputs)
+            except (Unjudged, Skip) as error:
+                return error
+
         others: dict[str, Any] = {}
         runs = 0  # of both experiments, failed ones included
         for row in second.rows():
@@ -203,7 +210,7 @@ class Pairwise:
             runs += len(chunk)
             matched = [(row, others[_run_key(row)]) for row in chunk if row.error is None and _run_key(row) in others]
             with use_judge_context(judgements=judgements):
-                results = await asyncio.gather(*(self._prefer_row(*pair) for pair in matched))
+                results = await asyncio.gather(*(prefer_row(*pair) for pair in matched))
             for (row, _), result in zip(matched, results, strict=True):
                 if isinstance(result, Preference):
                     pairs[_run_key(row)] = result
@@ -218,12 +225,6 @@ class Pairwise:
                 first.store.append(judgements.take() if judgements else [], feedback_rows)
         alone = runs - 2 * (len(pairs) + len(errors))
         return Preferences(key=self.key, names=(first.name, second.name), pairs=pairs, errors=errors, alone=alone)
-
-    async def _prefer_row(self, row: Any, other: Any) -> Preference | Unjudged | Skip:
-        try:
-            return await self.prefer(row.inputs, row.outputs, other.outputs)
-        except (Unjudged, Skip) as error:
-            return error
 
     def _rows(
         self, pair: tuple[Any, Any], result: Preference | Unjudged | Skip, first: ComparedRuns, second: ComparedRuns

@@ -173,7 +173,17 @@ def _match_pairs(evaluator: Evaluator | None, key: str, pairs: Sequence[Any]) ->
         )
     if evaluator is None:
         raise ValueError(f"cases need an evaluator, got the key {key!r}; pass the evaluator, or a score in each pair")
-    scored = run_coroutine(_score_cases(evaluator, list(map(_pair_case, seen)), targets))
+    cases = list(map(_pair_case, seen))
+
+    async def score_batches() -> list[Feedback]:
+        scored: list[Feedback] = []
+        for place in range(0, len(cases), TRACES_PER_BATCH):
+            batch = slice(place, place + TRACES_PER_BATCH)
+            for row in await evaluator.evaluate_batch(cases[batch], targets[batch]):
+                scored += row
+        return scored
+
+    scored = run_coroutine(score_batches())
     return check_judge((feedback for feedback in scored if feedback.key == key), votes, version)
 
 
@@ -187,16 +197,6 @@ def _pair_case(seen: Any) -> Case:
     raise ValueError(
         f"a pair must begin with a case, a trace, a dict of a case's fields, or a score, got {seen!r:.100}"
     )
-
-
-async def _score_cases(evaluator: Evaluator, cases: Sequence[Case], targets: Sequence[Target]) -> list[Feedback]:
-    """Return the feedback of an evaluator on cases, scored in batches."""
-    results: list[Feedback] = []
-    for place in range(0, len(cases), TRACES_PER_BATCH):
-        batch = slice(place, place + TRACES_PER_BATCH)
-        rows = await evaluator.evaluate_batch(cases[batch], targets[batch])
-        results += (feedback for row in rows for feedback in row)
-    return results
 
 
 def _is_good(value: Value, good: float | str | None) -> bool:

@@ -127,20 +127,18 @@ async def _ask_with_cache(judge: JudgeSettings, ask: Ask) -> Answer:
         return dry_run.answer(judge, ask, await _read_cached(cache, key, judge, ask))
     # `api_key` is included because the endpoint may accept one key and refuse another
     flight_key = (path, key, judge.api_key, judge.deadline, judge.max_age)
-    answer, is_shared = await get_loop_singleton(SingleFlight, SingleFlight).once(
-        flight_key, lambda: _ask_and_cache(cache, key, judge, ask)
-    )
+
+    async def ask_and_cache() -> Answer:
+        """Return the cached answer, or ask the judge and write its answer to the cache before returning it."""
+        found = await _read_cached(cache, key, judge, ask)
+        if found is not None:
+            return found
+        answer, completion = await JudgeCall(judge, ask).answer()
+        await get_loop_singleton(("put", cache), lambda: BatchedCacheAccess(cache.put_all)).run((key, completion))
+        return answer
+
+    answer, is_shared = await get_loop_singleton(SingleFlight, SingleFlight).once(flight_key, ask_and_cache)
     return make_cached_answer(answer) if is_shared else answer
-
-
-async def _ask_and_cache(cache: AnswerCache, key: bytes, judge: JudgeSettings, ask: Ask) -> Answer:
-    """Return the cached answer, or ask the judge and write its answer to the cache before returning it."""
-    found = await _read_cached(cache, key, judge, ask)
-    if found is not None:
-        return found
-    answer, completion = await JudgeCall(judge, ask).answer()
-    await get_loop_singleton(("put", cache), lambda: BatchedCacheAccess(cache.put_all)).run((key, completion))
-    return answer
 
 
 async def _read_cached(cache: AnswerCache, key: bytes, judge: JudgeSettings, ask: Ask) -> Answer | None:
@@ -272,18 +270,15 @@ class JudgeCall:
             except Exception as error:
                 # after a refusal, the limiter already delays all calls as the server requests
                 pause = 0.0 if is_rate_limited(error) else compute_retry_delay(attempt, error)
-                if not self._may_retry(error, pause):
+                left = self._deadline.left  # None if the call never left the queue
+                has_time = left is not None and pause < left
+                if not (is_transient(error) and has_time) or self._limiter.gives_up(error, pause):
                     converted = self._to_unjudged(self._failed or error)
                     if converted is error:
                         raise
                     raise converted from error
                 attempt += 1
                 await asyncio.sleep(pause)
-
-    def _may_retry(self, error: Exception, pause: float) -> bool:
-        left = self._deadline.left  # None if the call never left the queue
-        has_time = left is not None and pause < left
-        return is_transient(error) and has_time and not self._limiter.gives_up(error, pause)
 
     def _to_unjudged(self, error: Exception) -> Exception:
         """Convert a transient network or server error to `Unjudged`. Return any other error unchanged."""

@@ -143,6 +143,7 @@ def _get_loop_thread() -> _LoopThread:
         return _loop_thread
 
 
+@atexit.register
 def _stop_loop_thread() -> None:
     if _loop_thread is not None:
         _loop_thread.end()
@@ -159,5 +160,4 @@ def _after_fork() -> None:
         _loop_thread = None
 
 
-atexit.register(_stop_loop_thread)
 os.register_at_fork(after_in_child=_after_fork)

@@ -45,8 +45,15 @@ class JudgeSettings:
 
     def __post_init__(self) -> None:
         _check_fields(self)
-        if self.backend:
-            _check_backend(self)
+        if backend := self.backend:
+            if not callable(getattr(backend, "complete", None)):
+                raise ValueError(
+                    f"backend must have a method complete(ask), got {backend!r:.200}; pass functions as judge="
+                )
+            if self.base_url is not None:
+                raise ValueError(
+                    f"a judge has a base_url or a backend, not both: {self.base_url!r} and {backend!r:.200}"
+                )
             object.__setattr__(self, "model", self.model or self.backend.model)
         else:
             _read_environment(self)
@@ -175,14 +182,6 @@ def _read_environment(judge: JudgeSettings) -> None:
 
 def _check_base_url(url: Any) -> str:
     return check_address(url, "base_url (or SPANWISE_JUDGE_URL, OPENAI_BASE_URL)")
-
-
-def _check_backend(judge: JudgeSettings) -> None:
-    backend = judge.backend
-    if not callable(getattr(backend, "complete", None)):
-        raise ValueError(f"backend must have a method complete(ask), got {backend!r:.200}; pass functions as judge=")
-    if judge.base_url is not None:
-        raise ValueError(f"a judge has a base_url or a backend, not both: {judge.base_url!r} and {backend!r:.200}")
 
 
 def check_text(name: str, value: Any, *, empty: bool = False) -> str:
