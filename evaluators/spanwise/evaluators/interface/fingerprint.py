@@ -135,18 +135,19 @@ def _read_code_source(code: CodeType) -> str:
     lambdas.
     """
     lines, first = inspect.findsource(code)
-    # (line, column) of the beginning and end of each instruction; none if Python does not record columns
-    spans = [
-        ((start, from_column), (end, to_column))
-        for start, end, from_column, to_column in code.co_positions()
-        if start is not None and end is not None and from_column is not None and to_column
-    ]
-    if code.co_name == "<lambda>" and spans:
-        (start, from_column), (end, to_column) = min(start for start, _ in spans), max(end for _, end in spans)
-        text = [line.encode() for line in lines[start - 1 : end]]
-        text[-1] = text[-1][:to_column]
-        text[0] = text[0][from_column:]
-        return b"".join(text).decode("utf-8", "replace")
+    if code.co_name == "<lambda>":
+        # (line, column) of the beginning and end of each instruction; none if Python does not record columns
+        spans = [
+            ((start, from_column), (end, to_column))
+            for start, end, from_column, to_column in code.co_positions()
+            if start is not None and end is not None and from_column is not None and to_column
+        ]
+        if spans:
+            (start, from_column), (end, to_column) = min(start for start, _ in spans), max(end for _, end in spans)
+            text = [line.encode() for line in lines[start - 1 : end]]
+            text[-1] = text[-1][:to_column]
+            text[0] = text[0][from_column:]
+            return b"".join(text).decode("utf-8", "replace")
     return inspect.cleandoc("".join(inspect.getblock(lines[first:])))
 
 

@@ -46,11 +46,16 @@ from spanwise.evaluators.judges.llm_client.endpoint_errors import (
     is_rate_limited,
 )
 from spanwise.evaluators.judges.llm_client.function_backend import make_backend
-from spanwise.evaluators.judges.llm_client.judge_budget import Amount, compute_cost, compute_max_cost, get_ledgers
+from spanwise.evaluators.judges.llm_client.judge_budget import Amount, get_ledgers
 from spanwise.evaluators.judges.llm_client.judge_dry_run import current_dry_run
 from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_singleton, run_on_judge_loop
 from spanwise.evaluators.judges.llm_client.judge_rate_limiter import get_limiter
-from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings, check_text
+from spanwise.evaluators.judges.llm_client.judge_settings import (
+    JudgeSettings,
+    check_text,
+    compute_cost,
+    compute_max_cost,
+)
 from spanwise.evaluators.judges.llm_client.openai_backend import OpenAIEndpoint, load_client
 from spanwise.evaluators.judges.llm_client.reply_parsing import ParsedReply, parse_reply
 from spanwise.tracer.suggestions import did_you_mean
@@ -313,7 +318,7 @@ class JudgeCall:
         error.
         """
         booking = _BudgetReservation(self._judge, compute_max_cost(self._judge, ask))
-        ledgers, id = get_ledgers(self._judge), uuid4().hex
+        ledgers, id = get_ledgers(self._judge.budget), uuid4().hex
         if not ledgers:
             yield booking
             return

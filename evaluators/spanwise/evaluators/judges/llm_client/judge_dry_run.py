@@ -10,15 +10,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spanwise.collector.records import Usage
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask
-from spanwise.evaluators.judges.llm_client.judge_budget import compute_cost, compute_max_cost, count_question_bytes
-
-if TYPE_CHECKING:
-    from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings
-
+from spanwise.evaluators.judges.llm_client.judge_settings import (
+    JudgeSettings,
+    compute_cost,
+    compute_max_cost,
+    count_question_bytes,
+)
 
 BYTES_PER_TOKEN = 4  # approximate: more for English prose, fewer for JSON and other languages
 REPLY_TOKENS = 150  # approximate tokens of a short rationale and a verdict
