@@ -97,11 +97,8 @@ class JudgeEvaluator:
     def exported(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters as they are stored and shown: prompts as texts, the judge without its key."""
         exported = dict(parameters)
-        given = exported.get("prompt")
-        if isinstance(given, Mapping):
-            exported["prompt"] = {prompt.id: prompt.text for prompt in self.prompts if prompt.id in given}
-        elif isinstance(given, Path):
-            exported["prompt"] = self._prompt.text
+        if exported.get("prompt") is not None:
+            exported["prompt"] = self._plain_prompt(exported["prompt"])
         if exported.get("judge") is not None:
             exported["judge"] = export_judge(self._judge, exported["judge"])
         return exported
@@ -141,6 +138,12 @@ class JudgeEvaluator:
             if id not in known:
                 raise ValueError(f"unknown prompt {id!r}; expected one of: {', '.join(known)}{did_you_mean(id, known)}")
         return self.prompt
+
+    def _plain_prompt(self, given: Any) -> Any:
+        """Return the parameter `prompt` with texts in place of paths. Subclasses may override it."""
+        if isinstance(given, Mapping):
+            return {prompt.id: prompt.text for prompt in self.prompts if prompt.id in given}
+        return self._prompt.text if isinstance(given, Path) else given
 
 
 def export_judge(judge: Judge, given: Any) -> Any:
