@@ -37,16 +37,18 @@ def in_split(example: Example, split: Split) -> bool:
     """Return whether an example is in a split, or in one of several. None matches every example."""
     if split is None:
         return True
-    wanted = {split} if isinstance(split, str) else set(split)
-    several = example.metadata.get(SPLITS_KEY)
-    of_it = several if isinstance(several, list | tuple) else [several]
-    return example.split in wanted or any(isinstance(name, str) and name in wanted for name in of_it)
+    wanted_splits = {split} if isinstance(split, str) else set(split)
+    splits = example.metadata.get(SPLITS_KEY)
+    of_it = splits if isinstance(splits, list | tuple) else [splits]
+    return example.split in wanted_splits or any(isinstance(name, str) and name in wanted_splits for name in of_it)
 
 
 def has_splits(source: Any) -> bool:
     """Return whether the source maps names to datasets, as Hugging Face's `DatasetDict` and `IterableDatasetDict` do."""
     return (
-        isinstance(source, Mapping) and bool(source) and all(hasattr(part, "column_names") for part in source.values())
+        isinstance(source, Mapping)
+        and bool(source)
+        and all(hasattr(split, "column_names") for split in source.values())
     )
 
 
@@ -56,12 +58,14 @@ def read_split_rows(source: Mapping[str, Any], split: Split) -> Iterator[tuple[s
     """
     for name in _choose_splits(source, split):
         for number, row in enumerate(source[name], 1):
-            own = {"metadata.split" if column == "split" else column: value for column, value in row.items()}
-            yield f"split {name!r}, example {number}", {**own, "split": name}
+            renamed = {"metadata.split" if column == "split" else column: value for column, value in row.items()}
+            yield f"split {name!r}, example {number}", {**renamed, "split": name}
 
 
 def _choose_splits(source: Mapping[str, Any], split: Split) -> Sequence[str]:
-    sizes = {name: f" ({len(part):,})" if hasattr(part, "__len__") else "" for name, part in source.items()}
+    sizes = {
+        name: f" ({len(split_rows):,})" if hasattr(split_rows, "__len__") else "" for name, split_rows in source.items()
+    }
     available = ", ".join(f"{name!r}{size}" for name, size in sizes.items())
     if split is None and len(source) > 1:
         first = next(iter(source))
@@ -286,11 +290,11 @@ def _split_fields(row: Row) -> tuple[dict[str, JSON], dict[str, JSON]]:
         return bool(dot) and _FIELD_OF.get(head) in _WITH_PARTS
 
     for name, value in sorted(row.items(), key=is_part):  # fields precede their parts
-        head, _, part = name.partition(".")
+        head, _, inner = name.partition(".")
         field = _FIELD_OF.get(head, "")
-        if part and field in _WITH_PARTS and isinstance(draft.get(field) or {}, Mapping):
-            draft[field] = {**(draft.get(field) or {}), part: value}
-        elif not part and field and draft.get(field) is None:
+        if inner and field in _WITH_PARTS and isinstance(draft.get(field) or {}, Mapping):
+            draft[field] = {**(draft.get(field) or {}), inner: value}
+        elif not inner and field and draft.get(field) is None:
             draft[field] = value
         else:
             others[name] = value
@@ -350,8 +354,8 @@ def _assign_split(known: dict[str, Any]) -> None:
     if isinstance(split, list | tuple):
         known["metadata"] = metadata = {SPLITS_KEY: list(split), **metadata}
         known.pop("split")
-    several = metadata.get(SPLITS_KEY)
-    names = several if isinstance(several, list) else [several] if several else []
+    splits = metadata.get(SPLITS_KEY)
+    names = splits if isinstance(splits, list) else [splits] if splits else []
     if names and "split" not in known:
         known["split"] = next((name for name in names if name != "base"), names[0])
 

@@ -86,7 +86,7 @@ class Experiment:
         traces = read_stored_runs(store, record, tally).traces
         # order the runs as in the dataset; runs whose example is not in the dataset follow, ordered by start time
         ids = (example.id for page in iterate_example_pages(store, record) for example in page)
-        position = {id: place for place, id in enumerate(ids)}
+        position = {id: index for index, id in enumerate(ids)}
         last = len(position)
         keys = sorted(enumerate(traces), key=lambda pair: (position.get(pair[1][0], last), pair[1][1], pair[0]))
         tally.traces = dict(enumerate(traces[key] for _, key in keys))

@@ -97,7 +97,9 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         """Return one flat dict: the fields of the run, one entry per key, and the evaluators' parameters if any."""
         root = self.trace.root
-        parameters = {key: given for key, each in self.feedback.items() if (given := get_parameters(each))}
+        parameters = {
+            key: parameters_of_key for key, each in self.feedback.items() if (parameters_of_key := get_parameters(each))
+        }
         return {
             "example_id": self.example_id,
             "repetition": self.repetition,
@@ -182,8 +184,10 @@ def _render_table(rows: list[Row]) -> str:
     head = "".join(f"<th>{name}</th>" for name in ("example", "inputs", "outputs", "reference"))
     for key in keys:
         parameters = next((get_parameters(row.feedback[key]) for row in rows if key in row.feedback), {})
-        shown = "".join(f"<small>{_escape_text(f'{name} = {value}')}</small>" for name, value in parameters.items())
-        head += f"<th>{escape(key)}{shown}</th>"
+        parameter_lines = "".join(
+            f"<small>{_escape_text(f'{name} = {value}')}</small>" for name, value in parameters.items()
+        )
+        head += f"<th>{escape(key)}{parameter_lines}</th>"
     body = ""
     for row in rows:
         repetition = f"<small>repetition {row.repetition + 1}</small>" if row.repetition else ""
@@ -207,10 +211,10 @@ def _render_outcome(outcome: Feedback | None) -> str:
         return f'<small class="bad">failed: {_escape_text(outcome.error)}</small>'
     value = outcome.label if outcome.score is None else outcome.score
     if value is None:
-        shown = "<small>skipped</small>"
+        text = "<small>skipped</small>"
     else:
-        shown = _escape_text(f"{value:.4g}" if type(value) is float else str(value))
-    return shown + (f"<small>{_escape_text(outcome.comment)}</small>" if outcome.comment else "")
+        text = _escape_text(f"{value:.4g}" if type(value) is float else str(value))
+    return text + (f"<small>{_escape_text(outcome.comment)}</small>" if outcome.comment else "")
 
 
 def _render_value(value: Any) -> str:

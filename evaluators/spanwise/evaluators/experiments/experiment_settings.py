@@ -119,8 +119,8 @@ class ExperimentSettings:
     def parameters(self) -> dict[str, JSON]:
         """Return the options that are recorded with the experiment."""
         names = ("concurrency", "repetitions", "split", "limit", "only", "timeout", "retries", "seed", *_STOP_OPTIONS)
-        given = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in given.items() if value is not None and value is not False}
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 def _to_list(names: NameFilter) -> list[str] | None:

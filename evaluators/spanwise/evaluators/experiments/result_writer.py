@@ -344,10 +344,10 @@ def _is_private_folder(folder: Path) -> bool:
     """Return whether only this user can write to a folder. The folder for temporary files is shared by all users."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def _deliver_file(path: Path, store: TraceStore) -> int:

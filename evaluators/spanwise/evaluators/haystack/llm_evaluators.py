@@ -170,7 +170,7 @@ class LLMEvaluator:
         results = [result for result, _ in judged]
         if failed := results.count(None):
             _log.warning("%d of %d rows failed: their results are None", failed, len(results))
-        return {"results": results, "meta": [told for _, replies in judged for told in replies] or None}
+        return {"results": results, "meta": [reply for _, replies in judged for reply in replies] or None}
 
     async def _judged(self, row: Mapping[str, Any]) -> RowResult:
         """Return the result of one row, and the usage of its replies."""
@@ -187,7 +187,7 @@ class LLMEvaluator:
 
     async def _result(self, row: Mapping[str, Any], replies: list[dict[str, Any]]) -> dict[str, Any]:
         values = {name: render_value(value) for name, value in row.items()}
-        asked = Ask(
+        question = Ask(
             messages=self._prompt.messages(values),
             schema=self._task.schema,
             name=self._prompt.id,
@@ -195,7 +195,7 @@ class LLMEvaluator:
         )
 
         async def ask(sample: int) -> Answer:
-            answer = await self._judge.ask(replace(asked, sample=sample))
+            answer = await self._judge.ask(replace(question, sample=sample))
             usage, meta = answer.usage, None
             if usage:  # under OpenAI's names
                 meta = {
@@ -359,14 +359,14 @@ async def judge_rows(judge: Callable[[R], Awaitable[T]], rows: Sequence[R], *, a
 
 
 @contextmanager
-def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[], None]]:
+def _progress_bar(total: int, is_shown: bool) -> Iterator[Callable[[], None]]:
     """Show a progress bar on stderr if it is a terminal or notebook, and yield a function that advances it."""
     from rich.progress import Progress
 
     from spanwise.collector.terminal_escaping import TerminalConsole
 
     console = TerminalConsole(stderr=True)
-    visible = shown and (console.is_terminal or console.is_jupyter)
+    visible = is_shown and (console.is_terminal or console.is_jupyter)
     with Progress(console=console, transient=True, disable=not visible) as progress:
         task = progress.add_task("judging", total=total)
         yield lambda: progress.advance(task)

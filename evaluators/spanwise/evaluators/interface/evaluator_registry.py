@@ -182,8 +182,8 @@ def list_evaluators() -> list[str]:
 
 def get_spec(id: str) -> EvaluatorSpec:
     """Return the facts of an evaluator. Raises `ValueError` that lists the closest ids."""
-    if own := get_registration(id):
-        return own.spec
+    if registration := get_registration(id):
+        return registration.spec
     return _describe_plugin(_find_entry_point(id))
 
 
@@ -198,8 +198,8 @@ def get_factory(id: str) -> Any:
     For a plugin, return the object of its entry point: a class, a function, or an evaluator's function. Raises
     `ValueError` that lists the closest ids.
     """
-    if own := get_registration(id):
-        return own.factory
+    if registration := get_registration(id):
+        return registration.factory
     loaded = _load_entry_point(_find_entry_point(id))
     return loaded.function if isinstance(loaded, Evaluator) else loaded
 
@@ -221,11 +221,13 @@ def get_evaluator(id: str, **parameters: Any) -> Evaluator:
     if "threshold" in options:
         options["threshold"] = decode_infinity(options["threshold"])
     fields = _list_field_names(registered.factory) if registered else ()
-    own = {name: value for name, value in parameters.items() if name not in COMMON_PARAMETERS or name in fields}
+    own_parameters = {
+        name: value for name, value in parameters.items() if name not in COMMON_PARAMETERS or name in fields
+    }
     if registered is None:
-        return _make_plugin_evaluator(_find_entry_point(id), own, {**options, "origin": origin})
-    _check_parameters(id, registered.factory, own)
-    return _make_registered(registered, registered.factory(**own), origin, options)
+        return _make_plugin_evaluator(_find_entry_point(id), own_parameters, {**options, "origin": origin})
+    _check_parameters(id, registered.factory, own_parameters)
+    return _make_registered(registered, registered.factory(**own_parameters), origin, options)
 
 
 def from_dict(data: Mapping[str, Any]) -> Evaluator:
@@ -489,6 +491,6 @@ def adapt_library_metric(metric: Any) -> AdaptedMetric | None:
     """
     for kind in type(metric).__mro__:
         adapter = _ADAPTERS.get(kind.__module__.partition(".")[0])
-        if adapter is not None and (made := adapter(metric)) is not None:
-            return made
+        if adapter is not None and (adapted := adapter(metric)) is not None:
+            return adapted
     return None

@@ -95,15 +95,15 @@ def compute_fingerprint(value: Any) -> str:
 def _digest_function(function: Any) -> list[tuple[str, str]]:
     """Return the digests of a function's source text by name. Names omit the module, which may be `__main__`."""
     try:
-        found = digest_source(function)
+        digests = digest_source(function)
     except SourceUnavailable:
         code = getattr(function, "__code__", None)  # code made by `exec`, in which `digest_code` finds nothing
-        found = digest_code(function) or {
+        digests = digest_code(function) or {
             _qualified_name(function): _digest(_code_to_text(code)) if isinstance(code, CodeType) else ""
         }
     inner = inspect.unwrap(function)
     prefix = f"{getattr(inner, '__module__', None) or type(inner).__module__}."
-    return sorted((name.removeprefix(prefix), digest) for name, digest in found.items())
+    return sorted((name.removeprefix(prefix), digest) for name, digest in digests.items())
 
 
 def list_untracked_state(function: Any) -> list[str]:
@@ -359,15 +359,15 @@ def _digest(text: str) -> str:
 
 def read_attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an object by name, including slots, without secrets."""
-    found = dict(getattr(value, "__dict__", {}))
+    attributes = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         for name, member in vars(kind).items():
             if isinstance(member, MemberDescriptorType):
                 try:
-                    found.setdefault(name, member.__get__(value))
+                    attributes.setdefault(name, member.__get__(value))
                 except AttributeError:  # the slot was never set
                     continue
-    return {name: inner for name, inner in found.items() if not is_secret(name)}
+    return {name: inner for name, inner in attributes.items() if not is_secret(name)}
 
 
 def is_secret(name: str) -> bool:

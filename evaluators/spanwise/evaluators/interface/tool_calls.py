@@ -79,12 +79,12 @@ def extract_tool_calls(trace: Trace) -> list[ToolCall] | None:
 
 def get_tool_name(run: Run) -> str:
     """Return the name of the tool that a span of kind "tool" ran."""
-    given = _read_attribute(run, ("name",)) if run.name == LOGFIRE_SPAN_NAME else None
-    given = given or _read_attribute(run, TOOL_NAME_ATTRIBUTES)
+    name = _read_attribute(run, ("name",)) if run.name == LOGFIRE_SPAN_NAME else None
+    name = name or _read_attribute(run, TOOL_NAME_ATTRIBUTES)
     for prefix in SPAN_NAME_PREFIXES:
-        if not given and run.name.startswith(prefix) and len(run.name) > len(prefix):
+        if not name and run.name.startswith(prefix) and len(run.name) > len(prefix):
             return run.name[len(prefix) :]
-    return given or run.name
+    return name or run.name
 
 
 def parse_arguments(arguments: Any) -> Any:
@@ -109,13 +109,13 @@ class _RequestedCalls:
 
     def __post_init__(self) -> None:
         parents = _map_parents(self.runs)
-        found = {run.span_id: list(_iterate_calls(run.outputs)) for run in self.models}
+        calls = {run.span_id: list(_iterate_calls(run.outputs)) for run in self.models}
         for run in sorted(self.models, key=lambda run: max(run.start_ns, run.end_ns)):
-            if any(found.get(above.span_id) for above in _iterate_ancestors(run, parents)):
+            if any(calls.get(above.span_id) for above in _iterate_ancestors(run, parents)):
                 # a run above has calls: LangChain's model run repeats the reply of OpenAI's client run inside it
                 continue
             ids: set[str] = set()
-            for name, arguments, id in found[run.span_id]:
+            for name, arguments, id in calls[run.span_id]:
                 # pydantic-ai requests structured output by such a call
                 is_output = name.startswith("final_result") and run.attributes.get("otel.scope.name") == "pydantic-ai"
                 if id not in ids and not is_output:
@@ -181,10 +181,10 @@ def _map_parents(runs: list[Run]) -> Mapping[str, Run]:
 
 
 def _iterate_ancestors(run: Run, parents: Mapping[str, Run]) -> Iterator[Run]:
-    seen = {run.span_id}
+    visited = {run.span_id}
     parent = parents.get(run.span_id)
-    while parent is not None and parent.span_id not in seen:
-        seen.add(parent.span_id)
+    while parent is not None and parent.span_id not in visited:
+        visited.add(parent.span_id)
         yield parent
         parent = parents.get(parent.span_id)
 
@@ -205,8 +205,8 @@ def _filter_outermost(spans: list[Run], runs: list[Run]) -> Iterator[Run]:
 
 
 def _read_attribute(run: Run, names: tuple[str, ...]) -> str | None:
-    given = (run.attributes.get(name) for name in names)
-    return next((value for value in given if isinstance(value, str) and value), None)
+    values = (run.attributes.get(name) for name in names)
+    return next((value for value in values if isinstance(value, str) and value), None)
 
 
 def _read_call_id(run: Run) -> str | None:
@@ -225,10 +225,10 @@ def _read_arguments(run: Run) -> list[Any]:
     """Return the possible arguments of a tool span. If the only argument is a dict, that dict is a second
     possibility.
     """
-    given = parse_arguments(run.inputs)
-    is_single = isinstance(given, Mapping) and len(given) == 1
-    inner = parse_arguments(next(iter(given.values()))) if is_single else None
-    return [given, inner] if isinstance(inner, Mapping) else [given]
+    arguments = parse_arguments(run.inputs)
+    is_single = isinstance(arguments, Mapping) and len(arguments) == 1
+    inner = parse_arguments(next(iter(arguments.values()))) if is_single else None
+    return [arguments, inner] if isinstance(inner, Mapping) else [arguments]
 
 
 def _make_exact_key(name: str, arguments: Any) -> tuple[str, ...]:
@@ -254,9 +254,9 @@ def _iterate_calls(reply: Any, depth: int = 0) -> Iterator[tuple[str, Any, str |
 
 def _iterate_nested_calls(reply: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any, str | None]]:
     """Yield the calls inside an object. `DUPLICATE_KEYS` are read only if the keys before them contain no calls."""
-    found = False
+    has_calls = False
     for key in CONTAINER_KEYS:
-        if key not in reply or (found and key in DUPLICATE_KEYS):
+        if key not in reply or (has_calls and key in DUPLICATE_KEYS):
             continue
         listed = reply[key] if key in CALL_LIST_KEYS else None
         calls = (
@@ -265,7 +265,7 @@ def _iterate_nested_calls(reply: Mapping[str, Any], depth: int) -> Iterator[tupl
             else _iterate_calls(reply[key], depth + 1)
         )
         for call in calls:
-            found = True
+            has_calls = True
             yield call
 
 

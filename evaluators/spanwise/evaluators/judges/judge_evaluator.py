@@ -60,12 +60,12 @@ class JudgeEvaluator:
     def __post_init__(self) -> None:
         if self.max_characters < 1:
             raise ValueError(f"max_characters must be an integer >= 1, got {self.max_characters!r}")
-        own = self._own_prompts()
+        overrides = self._own_prompts()
         object.__setattr__(self, "_judge", make_judge(self.judge))
         object.__setattr__(
-            self, "_prompt", load(self.PROMPT, own, self.NAMES, bound=self.max_characters, uncut=self.UNCUT)
+            self, "_prompt", load(self.PROMPT, overrides, self.NAMES, bound=self.max_characters, uncut=self.UNCUT)
         )
-        more = {id: load(id, own, self.NAMES, bound=self.max_characters) for id in self.FURTHER}
+        more = {id: load(id, overrides, self.NAMES, bound=self.max_characters) for id in self.FURTHER}
         object.__setattr__(self, "_more", more)
 
     @property
@@ -117,17 +117,17 @@ class JudgeEvaluator:
         `_IDENTITY_PARAMETERS`.
         """
         values = {
-            one.name: getattr(self, one.name)
-            for one in fields(self)
-            if one.init and one.name not in _IDENTITY_PARAMETERS
+            parameter.name: getattr(self, parameter.name)
+            for parameter in fields(self)
+            if parameter.init and parameter.name not in _IDENTITY_PARAMETERS
         }
-        usual = {one.name: one.default for one in fields(self)}
-        return {name: compute_fingerprint(value) for name, value in values.items() if value != usual[name]}
+        defaults = {parameter.name: parameter.default for parameter in fields(self)}
+        return {name: compute_fingerprint(value) for name, value in values.items() if value != defaults[name]}
 
     def _identity(self) -> list[Any]:
         """Return the values that determine the version."""
-        asked = [[prompt.id, prompt.hash] for prompt in self.prompts]
-        return [asked, self.max_characters, dict(self._judge.identity)]
+        prompts = [[prompt.id, prompt.hash] for prompt in self.prompts]
+        return [prompts, self.max_characters, dict(self._judge.identity)]
 
     def _own_prompts(self) -> Mapping[str, Any]:
         """Return the prompt overrides by id. Raises `ValueError` for an unknown id."""

@@ -133,12 +133,12 @@ def _make_samples(member: Evaluator, samples: int, temperature: float) -> list[E
             f"samples={samples} needs members with a judge; {member.key!r} has none: it is {instance!r:.200}"
         )
     warm = replace(judge, temperature=temperature)
-    made = []
+    members = []
     for number in range(samples):
         sampled = _SampledJudge(**{each.name: getattr(warm, each.name) for each in fields(Judge) if each.init})
         object.__setattr__(sampled, "_which", (warm, number, samples))
-        made.append(replace(member, function=replace(instance, judge=sampled)))
-    return made
+        members.append(replace(member, function=replace(instance, judge=sampled)))
+    return members
 
 
 def _raise_no_vote(rows: Sequence[Feedback]) -> None:
@@ -198,7 +198,7 @@ def _sum_costs(rows: Sequence[Feedback], notes: Sequence[str]) -> dict[str, Any]
     notes = [*notes, *[f"{failed} of {len(rows)} members failed"] * (failed > 0)]
     judges = [judge for row in rows if isinstance(judge := row.metadata.get("judge"), dict)]
     sums = {
-        name: sum(given) for name in _SUMMED_FIELDS if (given := [judge[name] for judge in judges if name in judge])
+        name: sum(amounts) for name in _SUMMED_FIELDS if (amounts := [judge[name] for judge in judges if name in judge])
     }
     models = sorted({str(judge["model"]) for judge in judges if judge.get("model")})
     member_notes = [note for judge in judges for note in judge.get("notes", ())]

@@ -103,5 +103,5 @@ def _render_node(case: Case, outputs: Any, name: str) -> str:
 
 
 def _raise_missing_node(outputs: Any, name: str) -> str:
-    there = ", ".join(map(repr, outputs)) if isinstance(outputs, Mapping) else "none by name"
-    raise Unjudged(f"the prompt names {name!r}, which the case lacks; its outputs are {there}")
+    names = ", ".join(map(repr, outputs)) if isinstance(outputs, Mapping) else "none by name"
+    raise Unjudged(f"the prompt names {name!r}, which the case lacks; its outputs are {names}")

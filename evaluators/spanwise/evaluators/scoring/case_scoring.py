@@ -152,8 +152,8 @@ async def _score_session(
     judge: Evaluator, on: Any, session: str, store: StoreLocation, example: Example | None, fields: dict[str, Any]
 ) -> list[Feedback]:
     if on is not None or judge.summary:
-        what = f"set-level evaluator {judge.key!r}" if judge.summary else "a trace or a case"
-        raise TypeError(f"session={session!r} cannot be combined with {what}")
+        scope = f"set-level evaluator {judge.key!r}" if judge.summary else "a trace or a case"
+        raise TypeError(f"session={session!r} cannot be combined with {scope}")
     turns = await asyncio.to_thread(load_turns, session, store)
     target = Target(session_id=session)
     return (await judge.evaluate_batch([normalize_case(make_case(turns, example, **fields))], [target]))[0]
@@ -334,7 +334,7 @@ class CaseBatcher:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Start the next batch if cases wait, also after a batch that was cancelled."""
         self._running.discard(task)
-        self._waiting = [one for one in self._waiting if not one.outcome.done()]
+        self._waiting = [waiting for waiting in self._waiting if not waiting.outcome.done()]
         if self._waiting and not self._running and self._timer is None:
             self._start()
 

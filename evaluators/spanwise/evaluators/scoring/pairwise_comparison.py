@@ -97,17 +97,24 @@ class Preferences:
     @property
     def test(self) -> PairedTest | None:
         """Return the paired test of the hypothesis that neither experiment is better."""
-        return paired_test([2 * _WINNER_SCORES[one.winner] - 1 for one in self.pairs.values()]) if self.pairs else None
+        return (
+            paired_test([2 * _WINNER_SCORES[preference.winner] - 1 for preference in self.pairs.values()])
+            if self.pairs
+            else None
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        pairs = {id: {"winner": one.winner, "verdicts": list(one.verdicts)} for id, one in self.pairs.items()}
+        pairs = {
+            id: {"winner": preference.winner, "verdicts": list(preference.verdicts)}
+            for id, preference in self.pairs.items()
+        }
         names = {"key": self.key, "names": list(self.names), "errors": dict(self.errors), "alone": self.alone}
         return {**names, "wins": list(self.wins), "ties": self.ties, "turned": list(self.turned), "pairs": pairs}
 
     def __str__(self) -> str:
-        (one, other), (to_first, to_second) = self.wins, self.turned
-        lines = [f"{self.key}: {self.names[0]} wins {one}, {self.names[1]} wins {other}, {self.ties} ties"]
+        (first, second), (to_first, to_second) = self.wins, self.turned
+        lines = [f"{self.key}: {self.names[0]} wins {first}, {self.names[1]} wins {second}, {self.ties} ties"]
         if self.test is not None:
             lines.append(f"p {self.test.p:.3g} that neither is better")
         if to_first or to_second:
@@ -230,7 +237,7 @@ class Pairwise:
         self, pair: tuple[Any, Any], result: Preference | Unjudged | Skip, first: ComparedRuns, second: ComparedRuns
     ) -> Iterable[Feedback]:
         sides: Sequence[tuple[Any, Any, ComparedRuns, bool]] = ((*pair, second, False), (pair[1], pair[0], first, True))
-        for row, other, against, turned in sides:
+        for row, other, opponent, turned in sides:
             # only one of the two rows has the metadata with the cost, so that the cost counts once
             metadata = {} if turned or isinstance(result, Skip) else dict(result.metadata)
             fields: dict[str, Any]
@@ -253,7 +260,7 @@ class Pairwise:
                 source="model",
                 evaluator=self.key,
                 version=self.version,
-                rule=f"against {against.name} {against.id[:8]}",
+                rule=f"against {opponent.name} {opponent.id[:8]}",
                 metadata=metadata,
                 judge_trace_id=getattr(result, "judge_trace_id", None),
                 **fields,

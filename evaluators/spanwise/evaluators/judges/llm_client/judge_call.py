@@ -135,9 +135,9 @@ async def _ask_with_cache(judge: JudgeSettings, ask: Ask) -> Answer:
 
     async def ask_and_cache() -> Answer:
         """Return the cached answer, or ask the judge and write its answer to the cache before returning it."""
-        found = await _read_cached(cache, key, judge, ask)
-        if found is not None:
-            return found
+        cached = await _read_cached(cache, key, judge, ask)
+        if cached is not None:
+            return cached
         answer, completion = await JudgeCall(judge, ask).answer()
         await get_loop_singleton(("put", cache), lambda: BatchedCacheAccess(cache.put_all)).run((key, completion))
         return answer
@@ -297,9 +297,9 @@ class JudgeCall:
         return Unjudged(f"{where} gave no answer within {seconds:g} s after {attempts}: {reason}")
 
     async def _attempt(self, ask: Ask) -> Completion:
-        bound, again, left = self._judge.concurrency, self._tries > 0, self._deadline.left
+        bound, is_retry, left = self._judge.concurrency, self._tries > 0, self._deadline.left
         within = self._deadline.seconds if left is None else left
-        async with self._reserve_budget(ask) as booked, self._limiter.call(bound, again=again, within=within):
+        async with self._reserve_budget(ask) as booked, self._limiter.call(bound, again=is_retry, within=within):
             # another call detected a reasoning model and raised the token limit
             if compute_max_cost(self._judge, ask).usd > booked.amount.usd:
                 raise _CostIncreased
@@ -423,9 +423,9 @@ class _BudgetReservation:
 
 def make_followup_question(ask: Ask, unread: Completion, failure: ParseFailure) -> Ask:
     """Return the question extended by an unreadable reply and the reason."""
-    wanted = "the answer" if ask.schema is None else "one JSON object as it was asked for, and nothing else"
+    expected = "the answer" if ask.schema is None else "one JSON object as it was asked for, and nothing else"
     unread_reply = {"role": "assistant", "content": unread.text[:MAX_REPLY_LENGTH] or "(nothing)"}
-    request = {"role": "user", "content": f"That could not be read ({str(failure)[:500]}). Reply with {wanted}."}
+    request = {"role": "user", "content": f"That could not be read ({str(failure)[:500]}). Reply with {expected}."}
     return replace(ask, messages=(*ask.messages, unread_reply, request))
 
 

@@ -93,9 +93,9 @@ def make_sample_value(schema: Mapping[str, Any], label: int = 0, depth: int = 0)
         return schema["const"]
     if schema.get("enum"):
         return schema["enum"][label]
-    for several in ("anyOf", "oneOf", "allOf"):
-        if schema.get(several):
-            return make_sample_value(schema[several][0], label, depth + 1)
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        if schema.get(keyword):
+            return make_sample_value(schema[keyword][0], label, depth + 1)
     return _make_sample_of_type(schema, label, depth + 1)
 
 

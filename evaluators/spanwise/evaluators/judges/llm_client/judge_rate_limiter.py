@@ -118,18 +118,18 @@ class EndpointLimiter:
         return asyncio.get_running_loop().time()
 
     async def _while_it_moves(self, bound: int, seconds: float) -> float:
-        place, since = (1, next(self._numbers)), self._now
+        priority, since = (1, next(self._numbers)), self._now
         while (left := max(since, self._moved_at) + seconds - self._now) > 0:
             try:
                 async with asyncio.timeout(left):
-                    return await self._admitted(bound, place)
+                    return await self._admitted(bound, priority)
             except TimeoutError:  # the queue may have moved in the meantime
                 pass
         raise ReplyTimeout("it waited in the queue, and no call before it was answered")
 
-    async def _admitted(self, bound: int, place: tuple[int, int]) -> float:
+    async def _admitted(self, bound: int, priority: tuple[int, int]) -> float:
         admitted: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, _QueuedCall((*place, next(self._numbers)), bound, admitted))
+        heapq.heappush(self._waiting, _QueuedCall((*priority, next(self._numbers)), bound, admitted))
         self._admit()
         try:
             return await admitted
@@ -244,8 +244,8 @@ class AdaptiveRate:
         elif asked is not None and asked > 2 * self._pause:  # the endpoint reports another limit, such as a daily one
             self._pause_for(asked, now)
         if self._is_measuring and self._began is not None:
-            taken = max(1, self._started - self._refused)
-            self.interval = min(max(now - self._began, MIN_MEASURED_PERIOD) / taken, MAX_INTERVAL)
+            accepted = max(1, self._started - self._refused)
+            self.interval = min(max(now - self._began, MIN_MEASURED_PERIOD) / accepted, MAX_INTERVAL)
 
     def _pause_for(self, seconds: float, now: float) -> None:
         self._pause = seconds
@@ -282,8 +282,8 @@ def get_requested_wait(error: BaseException, headers: Mapping[str, str]) -> floa
     in_ms = parse_duration(headers.get("retry-after-ms", ""))
     if in_ms is not None:
         return in_ms / 1000
-    asked = get_retry_after(error)
-    return asked if asked is not None else _compute_reset_delay(headers)
+    requested = get_retry_after(error)
+    return requested if requested is not None else _compute_reset_delay(headers)
 
 
 def _compute_reset_delay(headers: Mapping[str, str]) -> float | None:

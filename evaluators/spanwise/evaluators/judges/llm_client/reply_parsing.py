@@ -126,14 +126,14 @@ def _parse_leniently(text: str, schema: Mapping[str, JSON], values: Sequence[str
     """
     if len(text) > MAX_LENIENT_LENGTH:
         raise InvalidJSON(f"the reply is no JSON, and too long to look for some: {len(text):,} characters")
-    found = _find_candidates(text, schema) or [_repair_json(text, schema)]
-    (value, forgiven), *others = (_validate(each, schema) for each in found)
+    candidates = _find_candidates(text, schema) or [_repair_json(text, schema)]
+    (value, forgiven), *others = (_validate(each, schema) for each in candidates)
     if any(is_quoted(each, schema, values) for each in (value, *(other for other, _ in others))):
         raise InvalidJSON(
             "a verdict among words is also in the judged text and may be a quotation; reply with JSON alone"
         )
     if any(find_ratings(other, schema) != find_ratings(value, schema) for other, _ in others):
-        raise InvalidJSON(f"{len(found)} objects that differ; give one")
+        raise InvalidJSON(f"{len(candidates)} objects that differ; give one")
     return ParsedReply(value, ("lenient parsing: the reply was not plain JSON", *forgiven))
 
 
