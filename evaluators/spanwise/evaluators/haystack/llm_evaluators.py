@@ -254,7 +254,7 @@ class _ScoredEvaluator(LLMEvaluator):
 
     async def _run(self, inputs: Mapping[str, list[Any]]) -> dict[str, Any]:
         report = await LLMEvaluator._run(self, inputs)
-        results = []
+        results: list[dict[str, Any]] = []
         for result in report["results"]:
             if result is None:
                 results.append({**{name: [] for name in self.outputs}, "score": math.nan, "status": "error"})

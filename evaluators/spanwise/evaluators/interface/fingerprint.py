@@ -40,6 +40,7 @@ _MUTATOR_NAMES = (
 _ASSIGNMENT_OPCODES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL")
 _MUTATORS = frozenset(_MUTATOR_NAMES.split())
 _STDLIB_PATHS = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")})
+_CLASS_METADATA = ("__module__", "__doc__", "__firstlineno__", "__static_attributes__", "__qualname__")
 _OWN_PACKAGES = ("spanwise.tracer", "spanwise.collector", "spanwise.evaluators", "spanwise.cli")
 
 
@@ -202,14 +203,12 @@ class _CodeWalk:
             self._enqueue(value)
         elif not isinstance(value, ModuleType):
             self._enqueue(type(value))
-            self._add_object(name or f"{_qualified_name(type(value))}()", value)
-
-    def _add_object(self, path: str, value: Any) -> None:
-        if id(value) in self._objects or len(self.state) > MAX_ENTRIES or not _is_project(type(value).__module__):
-            return
-        self._objects[id(value)] = value
-        for name, inner in read_attributes(value).items():
-            self._add_state(f"{path}.{name}", name, inner)
+            is_known = id(value) in self._objects or len(self.state) > MAX_ENTRIES
+            if not is_known and _is_project(type(value).__module__):
+                self._objects[id(value)] = value
+                path = name or f"{_qualified_name(type(value))}()"
+                for attribute, inner in read_attributes(value).items():
+                    self._add_state(f"{path}.{attribute}", attribute, inner)
 
     def _add_state(self, path: str, name: str, value: Any) -> None:
         """Add the value that an object or a closure holds as `name`."""
@@ -227,7 +226,9 @@ class _CodeWalk:
         if isinstance(value, type):
             members = {}
             for name, member in vars(value).items():
-                if _is_user_member(name, member):
+                # only members that the user wrote, not those that Python or a library adds
+                is_added = is_container(member) and name.startswith("_") and name.endswith("_")
+                if not is_added and name not in _CLASS_METADATA:
                     # the function behind a static method, a class method or a property
                     members[name] = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
             self._add_all(_qualified_name(value), members)
@@ -261,7 +262,10 @@ class _CodeWalk:
                     )
             elif name in function.__globals__:
                 self._add_named(f"{module}.{name}", name, value)
-        self._add_all(f"{_qualified_name(function)}.", _read_defaults(function))
+        defaults = function.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        by_name = dict(zip(names, defaults, strict=True)) | (function.__kwdefaults__ or {})
+        self._add_all(f"{_qualified_name(function)}.", by_name)
         self._add_all(_qualified_name(function), _read_closure(function))
 
     def _add_all(self, prefix: str, values: Mapping[Any, Any]) -> None:
@@ -326,12 +330,6 @@ def _iterate_stored_names(code: CodeType, opname: str) -> Iterator[str]:
     return (step.argval for step in dis.get_instructions(code) if step.opname == opname)
 
 
-def _read_defaults(function: FunctionType) -> dict[str, Any]:
-    code, values = function.__code__, function.__defaults__ or ()
-    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
-    return dict(zip(names, values, strict=True)) | (function.__kwdefaults__ or {})
-
-
 def _read_closure(function: FunctionType) -> dict[str, Any]:
     values = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -340,13 +338,6 @@ def _read_closure(function: FunctionType) -> dict[str, Any]:
         except ValueError:  # the cell is still empty
             continue
     return values
-
-
-def _is_user_member(name: str, member: Any) -> bool:
-    """Return whether a class member was written by the user, not added by Python or a library."""
-    if is_container(member) and name.startswith("_") and name.endswith("_"):
-        return False
-    return name not in ("__module__", "__doc__", "__firstlineno__", "__static_attributes__", "__qualname__")
 
 
 def _qualified_name(value: Any) -> str:

@@ -89,16 +89,16 @@ class _LoopThread(Generic[T]):
         return self._result[0]
 
     def _work(self) -> None:
+        async def main() -> T:
+            self._loop = asyncio.get_running_loop()
+            self._task = asyncio.create_task(self._coroutine)
+            self._ready.set()
+            return await self._task
+
         try:
-            self._result.append(asyncio.run(self._main()))
+            self._result.append(asyncio.run(main()))
         except BaseException as error:
             self._error = error
-
-    async def _main(self) -> T:
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.create_task(self._coroutine)
-        self._ready.set()
-        return await self._task
 
 
 # function that waits on a thread for an awaitable, and returns its result

@@ -137,7 +137,11 @@ class _RequestedCalls:
         """Return the call that a tool span executed. Return None if the call is already known, as for a second
         attempt.
         """
-        name, arguments, id = get_tool_name(run), _read_arguments(run), _read_call_id(run)
+        name, arguments, id = get_tool_name(run), [parse_arguments(run.inputs)], _read_call_id(run)
+        if isinstance(arguments[0], Mapping) and len(arguments[0]) == 1:
+            # the only argument may be a dict that holds all arguments of the request
+            inner = parse_arguments(next(iter(arguments[0].values())))
+            arguments += [inner] if isinstance(inner, Mapping) else []
         keys: list[tuple[str, ...]] = [("id", id)] if id else []
         exact = [_make_exact_key(name, each) for each in arguments]
         if not id or ("id", id) not in self._by_key:
@@ -221,16 +225,6 @@ def _read_call_id(run: Run) -> str | None:
     return id if isinstance(id, str) and id else None
 
 
-def _read_arguments(run: Run) -> list[Any]:
-    """Return the possible arguments of a tool span. If the only argument is a dict, that dict is a second
-    possibility.
-    """
-    arguments = parse_arguments(run.inputs)
-    is_single = isinstance(arguments, Mapping) and len(arguments) == 1
-    inner = parse_arguments(next(iter(arguments.values()))) if is_single else None
-    return [arguments, inner] if isinstance(inner, Mapping) else [arguments]
-
-
 def _make_exact_key(name: str, arguments: Any) -> tuple[str, ...]:
     try:
         return ("exact", name, orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS, default=str).decode())
@@ -248,7 +242,10 @@ def _iterate_calls(reply: Any, depth: int = 0) -> Iterator[tuple[str, Any, str |
     elif isinstance(reply, Mapping):
         if call := _read_call(reply):
             yield call
-        elif not _is_other_message(reply):
+            return
+        role, kind = reply.get("role"), reply.get("type")
+        is_tool_result = isinstance(kind, str) and kind.endswith(("_result", "_output", "_response"))
+        if role not in OTHER_ROLES and not is_tool_result:
             yield from _iterate_nested_calls(reply, depth)
 
 
@@ -267,12 +264,6 @@ def _iterate_nested_calls(reply: Mapping[str, Any], depth: int) -> Iterator[tupl
         for call in calls:
             has_calls = True
             yield call
-
-
-def _is_other_message(reply: Mapping[str, Any]) -> bool:
-    """Return whether an object is a message of another role than the model's, or a result of a tool."""
-    role, kind = reply.get("role"), reply.get("type")
-    return role in OTHER_ROLES or (isinstance(kind, str) and kind.endswith(("_result", "_output", "_response")))
 
 
 def _read_call(value: Mapping[str, Any]) -> tuple[str, Any, str | None] | None:

@@ -143,8 +143,8 @@ class _GuidelineJudge(DatabricksJudge):
         """
         return {"key": key, **await self._ask(key, case, {"guidelines": require_guidelines(case, guidelines)})}
 
-    def _identity(self) -> list[Any]:
-        return [*JudgeEvaluator._identity(self), number_guidelines(self.global_guidelines)]
+    def _settings_identity(self) -> list[Any]:
+        return [number_guidelines(self.global_guidelines)]
 
 
 @register_judge(

@@ -24,8 +24,8 @@ from spanwise.tracer.suggestions import did_you_mean
 
 C = TypeVar("C", bound=type)
 
-# Parameters that `_further` leaves out, because `_identity` of their class contains them or because they are only
-# names.
+# Parameters that `_changed_parameters` leaves out, because `_settings_identity` of their class contains them or because
+# they are only names.
 _IDENTITY_PARAMETERS = frozenset(
     "agent assessment_name embed examples global_guidelines higher_is_better judge key logprobs map max_characters "
     "max_statements maximum minimum model prompt questions scale similarity tools weights".split()
@@ -91,7 +91,10 @@ class JudgeEvaluator:
     @property
     def version(self) -> str:
         """Return 8 hex digits of the hash of prompts, judge and parameters. They are the version of the feedback."""
-        identity = [*self._identity(), *([further] if (further := self._further()) else [])]
+        prompts = [[prompt.id, prompt.hash] for prompt in self.prompts]
+        identity = [prompts, self.max_characters, dict(self._judge.identity), *self._settings_identity()]
+        if changed := self._changed_parameters():
+            identity.append(changed)
         return hashlib.sha256(orjson.dumps(identity)).hexdigest()[:8]
 
     def exported(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +115,7 @@ class JudgeEvaluator:
         names = [name for name in (prompt or self._prompt).asked if name not in own]
         return {**render_values(case, names, optional=self.OPTIONAL), **own}
 
-    def _further(self) -> dict[str, str]:
+    def _changed_parameters(self) -> dict[str, str]:
         """Return fingerprints of the parameters that differ from their defaults and are not in
         `_IDENTITY_PARAMETERS`.
         """
@@ -124,10 +127,9 @@ class JudgeEvaluator:
         defaults = {parameter.name: parameter.default for parameter in fields(self)}
         return {name: compute_fingerprint(value) for name, value in values.items() if value != defaults[name]}
 
-    def _identity(self) -> list[Any]:
-        """Return the values that determine the version."""
-        prompts = [[prompt.id, prompt.hash] for prompt in self.prompts]
-        return [prompts, self.max_characters, dict(self._judge.identity)]
+    def _settings_identity(self) -> list[Any]:
+        """Return the settings of a subclass that determine the version, in addition to prompts, length and judge."""
+        return []
 
     def _own_prompts(self) -> Mapping[str, Any]:
         """Return the prompt overrides by id. Raises `ValueError` for an unknown id."""

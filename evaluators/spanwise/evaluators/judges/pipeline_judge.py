@@ -84,8 +84,8 @@ class PipelineJudge(JudgeEvaluator):
             reasoning = reply.get("reasoning")
             return judgement.row(float(level), comment=str(reasoning) if reasoning else None)
 
-    def _identity(self) -> list[Any]:
-        return [*JudgeEvaluator._identity(self), self.minimum, self.maximum]
+    def _settings_identity(self) -> list[Any]:
+        return [self.minimum, self.maximum]
 
 
 def _render_node(case: Case, outputs: Any, name: str) -> str:

@@ -21,7 +21,7 @@ class LastTurn:
     """Last turn of a conversation: the earlier messages, and the last request."""
 
     earlier: Sequence[Mapping[str, Any]]
-    asked: Any
+    request: Any
 
 
 def render_values(case: Case, names: Iterable[str], *, optional: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -77,7 +77,7 @@ def read_full_conversation(case: Case) -> list[Mapping[str, Any]]:
     """Return the complete conversation: earlier messages, last request and answer, without duplicates."""
     turn = _read_last_turn(case)
     ends = (
-        ("user", unwrap_single_value(turn.asked)),
+        ("user", unwrap_single_value(turn.request)),
         ("assistant", unwrap_single_value(_read_last_answer(case.outputs))),
     )
     last = [{"role": role, "content": render_value(content)} for role, content in ends if content is not None]
@@ -88,7 +88,7 @@ def _get_case_value(case: Case, name: str) -> Any:
     if name == "trajectory":
         return None if case.trace is None else render_trajectory(case.trace)
     if name == "inputs":
-        return _read_last_turn(case).asked
+        return _read_last_turn(case).request
     if name == "outputs":
         return _read_last_answer(case.outputs)
     if name == "history":

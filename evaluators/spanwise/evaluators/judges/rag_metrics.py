@@ -299,7 +299,15 @@ async def score_context_precision(asking: RagCase) -> ComponentResult:
         raise Skip("nothing was retrieved: context precision is undefined")
     if not asking.expected.strip():
         raise Skip("the reference is empty: context precision is undefined")
-    verdicts = await gather_or_cancel(_judge_chunk(asking, document) for document in documents)
+
+    async def judge_chunk(document: Document) -> StatementVerdict:
+        if not document.content.strip():
+            return StatementVerdict("", False, "it is empty")
+        answer = await asking.ask("context_precision", VERDICT_SCHEMA, documents=document.content)
+        reason = to_one_line(str(answer.value["reason"]))
+        return StatementVerdict(to_one_line(document.content), read_verdict(answer, answer.value), reason)
+
+    verdicts = await gather_or_cancel(map(judge_chunk, documents))
     useless = [f"[{number}] {verdict.reason}" for number, verdict in enumerate(verdicts, 1) if not verdict.holds]
     comment = _make_failure_comment("chunks", "are of no use for the expected answer", useless, len(verdicts))
     if len(asking.case.documents or ()) > asking.most:
@@ -406,15 +414,6 @@ def _to_single_text(value: Any, read: Callable[[Any], str]) -> str:
         return as_text(value)
 
 
-async def _judge_chunk(asking: RagCase, document: Document) -> StatementVerdict:
-    if not document.content.strip():
-        return StatementVerdict("", False, "it is empty")
-    answer = await asking.ask("context_precision", VERDICT_SCHEMA, documents=document.content)
-    return StatementVerdict(
-        to_one_line(document.content), read_verdict(answer, answer.value), to_one_line(str(answer.value["reason"]))
-    )
-
-
 def _reject_all(statements: Sequence[str], why: str) -> list[StatementVerdict]:
     return [StatementVerdict(statement, False, why) for statement in statements]
 
@@ -475,8 +474,8 @@ class MultiPromptJudge(JudgeEvaluator):
             if (must := _REQUIRED_PLACEHOLDERS[prompt.id]) not in prompt.asked:
                 raise ValueError(f"the prompt {prompt.id!r} has no {{{must}}}: nothing would be judged")
 
-    def _identity(self) -> list[Any]:
-        return [*JudgeEvaluator._identity(self), self.max_statements]
+    def _settings_identity(self) -> list[Any]:
+        return [self.max_statements]
 
     async def _judged(
         self, id: str, case: Case, component: Callable[[RagCase], Coroutine[Any, Any, ComponentResult]]

@@ -74,8 +74,8 @@ class _EmbeddingJudge(MultiPromptJudge):
         MultiPromptJudge.ready(self)
         check_embedder(self._embed)
 
-    def _identity(self) -> list[Any]:
-        return [*MultiPromptJudge._identity(self), *get_embedder_identity(self._embed)]
+    def _settings_identity(self) -> list[Any]:
+        return [self.max_statements, *get_embedder_identity(self._embed)]
 
 
 @register_judge(
@@ -124,9 +124,9 @@ class AnswerCorrectness(_EmbeddingJudge):
         if self.weights[1]:
             check_embedder(self._embed)
 
-    def _identity(self) -> list[Any]:
+    def _settings_identity(self) -> list[Any]:
         similar = get_embedder_identity(self._embed) if self.weights[1] else []
-        return [*MultiPromptJudge._identity(self), list(self.weights), *similar]
+        return [self.max_statements, list(self.weights), *similar]
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -322,6 +322,10 @@ class Ragas(_EmbeddingJudge):
     async def __call__(
         self, case: Case, inputs: Any, outputs: Any, reference_outputs: Any, documents: Sequence[Document]
     ) -> list[dict[str, Any]]:
+        async def score_component(key: str, component: Coroutine[Any, Any, ComponentResult]) -> dict[str, Any]:
+            result = await component
+            return {"key": key, "score": result.score, "comment": result.comment, "metadata": result.metadata}
+
         async with Judgement("ragas", self._judge, case) as judgement:
             asking = RagCase(judgement=judgement, evaluator=self, case=case)
             components = (
@@ -332,16 +336,11 @@ class Ragas(_EmbeddingJudge):
             )
             keys = [f"ragas_{name}" for name in _COMPONENTS]
             rows = await gather_or_cancel(
-                catch_outcome(key, _score_component(key, component))
+                catch_outcome(key, score_component(key, component))
                 for key, component in zip(keys, components, strict=True)
             )
             mean = judgement.row(key="ragas", **_combine_components(rows))
         return [mean, *({**row, "judge_trace_id": judgement.trace_id} for row in rows)]
-
-
-async def _score_component(key: str, component: Coroutine[Any, Any, ComponentResult]) -> dict[str, Any]:
-    result = await component
-    return {"key": key, "score": result.score, "comment": result.comment, "metadata": result.metadata}
 
 
 def _combine_components(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -83,8 +83,8 @@ class StepsByJudge(JudgeEvaluator):
             rows = alignment_rows(EVALUATOR_ID, context, answer, operations, self.sentence_level_metrics)
             return [judgement.row(**row) for row in rows]
 
-    def _identity(self) -> list[Any]:
-        return [*JudgeEvaluator._identity(self), dict(self._embedder.identity), self.similarity]
+    def _settings_identity(self) -> list[Any]:
+        return [dict(self._embedder.identity), self.similarity]
 
 
 @register_builtin(

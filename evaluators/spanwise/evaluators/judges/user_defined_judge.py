@@ -108,10 +108,10 @@ class UserDefinedJudge(JudgeEvaluator):
         exported = {**JudgeEvaluator.exported(self, {**parameters, "prompt": None}), "prompt": self.prompt}
         return {**exported, "scale": self.scale} if "scale" in exported else exported
 
-    def _identity(self) -> list[Any]:
+    def _settings_identity(self) -> list[Any]:
         worth = [[label, score] for label, score in self._scale.scores.items()]
         mapped = {name: path if isinstance(path, str) else repr(path) for name, path in (self.map or {}).items()}
-        return [*JudgeEvaluator._identity(self), worth, mapped, self.logprobs, self.higher_is_better]
+        return [worth, mapped, self.logprobs, self.higher_is_better]
 
 
 def judge(

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from spanwise.evaluators.interface import CallResult, capture_awaitable
@@ -42,9 +43,18 @@ class _LoopThread:
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, T]], outcome: Future[CallResult[T]]) -> None:
         """Start a question on this loop. Cancelling `outcome` cancels the question."""
-        question = self.loop.create_task(_capture_work(work))
+
+        async def capture() -> CallResult[T]:
+            return await capture_awaitable(work())
+
+        def cancel_question(outcome: Future[CallResult[T]]) -> None:
+            if outcome.cancelled():
+                with suppress(RuntimeError):  # the loop is closed, because the process ends
+                    self.loop.call_soon_threadsafe(question.cancel)
+
+        question = self.loop.create_task(capture())
         question.add_done_callback(lambda question: self._deliver(question, outcome))
-        outcome.add_done_callback(lambda outcome: self._cancel(question) if outcome.cancelled() else None)
+        outcome.add_done_callback(cancel_question)
 
     def _deliver(self, question: asyncio.Task[CallResult[T]], outcome: Future[CallResult[T]]) -> None:
         """Pass the result to the caller, unless the process is ending: then only daemon threads still wait for
@@ -58,12 +68,6 @@ class _LoopThread:
             else:
                 outcome.set_result(question.result())
         except InvalidStateError:  # the caller was cancelled at the same time
-            pass
-
-    def _cancel(self, question: asyncio.Task[Any]) -> None:
-        try:
-            self.loop.call_soon_threadsafe(question.cancel)
-        except RuntimeError:  # the loop is closed, because the process ends
             pass
 
     def end(self) -> None:
@@ -116,10 +120,6 @@ async def run_on_judge_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     outcome: Future[CallResult[T]] = Future()
     loop_thread.loop.call_soon_threadsafe(loop_thread.begin, work, outcome)  # in a copy of the caller's context
     return (await asyncio.wrap_future(outcome)).get()
-
-
-async def _capture_work(work: Callable[[], Coroutine[Any, Any, T]]) -> CallResult[T]:
-    return await capture_awaitable(work())
 
 
 def get_loop_singleton(key: Hashable, make: Callable[[], T]) -> T:
