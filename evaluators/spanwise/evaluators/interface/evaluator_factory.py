@@ -85,6 +85,10 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
         options.get("name") or key, function=function, parameters=parameters
     )
     threshold, summary, origin = options.get("threshold"), options.get("summary"), options.get("origin")
+    if origin is None:
+        module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+        is_importable = module and name and "<" not in name and module != "__main__"
+        origin = {"type": f"{module}.{name}", "init_parameters": {}} if is_importable else {}
     return Evaluator(
         key=key,
         function=function,
@@ -114,7 +118,7 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
         retry_on=compile_retry_on(options.get("retry_on")),
         max_cases=options.get("max_cases"),
         min_cases=options.get("min_cases") or 0,
-        origin=_make_import_origin(function) if origin is None else origin,
+        origin=origin,
         spec=options.get("spec"),
     )
 
@@ -205,13 +209,6 @@ def _get_function_name(function: Callable[..., Any]) -> str:
         inner = getattr(function, "func", function)  # `functools.partial` holds the function as `func`
         name = getattr(inner, "__name__", None) or type(inner).__name__
     return str(name)
-
-
-def _make_import_origin(function: Callable[..., Any]) -> dict[str, Any]:
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if not module or not name or "<" in name or module == "__main__":
-        return {}
-    return {"type": f"{module}.{name}", "init_parameters": {}}
 
 
 PARAMETERS_KEY = "evaluator_parameters"  # key in the metadata of feedback

@@ -305,6 +305,11 @@ def _make_registered(
         origin = {**origin, "init_parameters": exported(origin["init_parameters"])}
         parameters = exported(parameters)
     own_version = getattr(instance, "version", None)
+    values = origin["init_parameters"].values()
+    # a user's function may change its arguments
+    has_function = any(
+        callable(value) or (isinstance(value, Mapping) and any(map(callable, value.values()))) for value in values
+    )
     return make_evaluator(
         instance,
         name=getattr(instance, "named", None) or spec.id,
@@ -316,7 +321,7 @@ def _make_registered(
         summary=spec.summary,
         origin=origin,
         spec=spec,
-        shares=not any(map(_has_callable, origin["init_parameters"].values())),
+        shares=not has_function,
         **options,
     )
 
@@ -337,11 +342,6 @@ def _compute_builtin_version(
     if spec.version == FIRST_VERSION and not preparing:
         return own
     return compute_version(own, number=spec.version, parameters=preparing)
-
-
-def _has_callable(parameter: Any) -> bool:
-    """Return whether a parameter contains a user's function."""
-    return callable(parameter) or (isinstance(parameter, Mapping) and any(map(callable, parameter.values())))
 
 
 def _check_parameters(id: str, factory: type, parameters: Mapping[str, Any]) -> None:

@@ -127,19 +127,18 @@ def _format_content(message: Mapping[str, Any]) -> str:
     """Return the text of a message. Other parts are represented by their type, and tool calls by JSON."""
     content = message.get("content")
     parts = content if isinstance(content, list | tuple) else [content]
-    texts = [_format_content_part(part) for part in parts if part is not None]
+    texts: list[str] = []
+    for part in parts:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, Mapping):
+            text = part.get("text")
+            texts.append(text if isinstance(text, str) else f"({part.get('type', 'something else')} left out)")
+        elif part is not None:
+            texts.append(to_json_text(part))
     calls = message.get("tool_calls") or ()
     texts += [f"(calls {to_json_text(call)})" for call in (calls if isinstance(calls, list | tuple) else [calls])]
     return "\n".join(texts)
-
-
-def _format_content_part(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, Mapping):
-        text = part.get("text")
-        return text if isinstance(text, str) else f"({part.get('type', 'something else')} left out)"
-    return to_json_text(part)
 
 
 def _format_documents(documents: Sequence[Document]) -> str:

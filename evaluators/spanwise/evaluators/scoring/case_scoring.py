@@ -232,9 +232,15 @@ class CaseScorer:
 
     async def later(self, case: Case, target: Target, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
         """Score with the evaluators that are not plain, concurrently."""
+
+        async def score_case(evaluator: Evaluator) -> list[Feedback]:
+            if left_out := self._left_out(evaluator, case, target):
+                return left_out
+            batcher = self._batchers.get(evaluator.key)
+            return await (evaluator.evaluate(case, target) if batcher is None else batcher.score(case, target))
+
         evaluators = _select_evaluators(self._others, only)
-        looking = (self._score_one(evaluator, case, target) for evaluator in evaluators)
-        outcomes = await asyncio.gather(*looking, return_exceptions=True)
+        outcomes = await asyncio.gather(*map(score_case, evaluators), return_exceptions=True)
         feedback: list[Feedback] = []
         for evaluator, outcome in zip(evaluators, outcomes, strict=True):
             feedback += claim_keys(self._owners, evaluator, evaluator.settled(outcome, target), target)
@@ -250,12 +256,6 @@ class CaseScorer:
         feedback: list[Feedback] = await run_in_thread(lambda: evaluator.evaluate_here(case, target, wait))
         self._returned.add(evaluator.key)
         return feedback
-
-    async def _score_one(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
-        if left_out := self._left_out(evaluator, case, target):
-            return left_out
-        batcher = self._batchers.get(evaluator.key)
-        return await (evaluator.evaluate(case, target) if batcher is None else batcher.score(case, target))
 
     def _left_out(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback] | None:
         """Return skips if the task failed or the evaluator has scored its maximum number of cases, else None."""

@@ -38,7 +38,7 @@ class _LoopThread:
         self.loop: asyncio.AbstractEventLoop = _ForkSafeLoop()
         self.resources: dict[Hashable, Any] = {}
         self._ends = False
-        self.thread = threading.Thread(target=self._work, name=THREAD_NAME, daemon=True)
+        self.thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self.thread.start()
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, T]], outcome: Future[CallResult[T]]) -> None:
@@ -79,22 +79,22 @@ class _LoopThread:
             return
         self.thread.join(3 * SHUTDOWN_TIMEOUT)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
+        async def end_questions() -> None:
+            questions = asyncio.all_tasks() - {asyncio.current_task()}
+            for question in questions:
+                question.cancel()
+            if questions:
+                await asyncio.wait(questions, timeout=SHUTDOWN_TIMEOUT)
+            closings = [asyncio.ensure_future(_close_resource(resource)) for resource in self.resources.values()]
+            if closings:
+                await asyncio.wait(closings, timeout=SHUTDOWN_TIMEOUT)
+
         try:
             self.loop.run_forever()
-            self.loop.run_until_complete(self._finished())
+            self.loop.run_until_complete(end_questions())
         finally:
             self.loop.close()
-
-    async def _finished(self) -> None:
-        questions = asyncio.all_tasks() - {asyncio.current_task()}
-        for question in questions:
-            question.cancel()
-        if questions:
-            await asyncio.wait(questions, timeout=SHUTDOWN_TIMEOUT)
-        closings = [asyncio.ensure_future(_close_resource(resource)) for resource in self.resources.values()]
-        if closings:
-            await asyncio.wait(closings, timeout=SHUTDOWN_TIMEOUT)
 
 
 async def _close_resource(resource: Any) -> None:
