@@ -189,7 +189,7 @@ def _score_targets(rule: MonitoredRule, seen: Sequence[tuple[Target, Case]]) -> 
 
 
 async def _score_target(scoring: CaseScorer, case: Case, target: Target) -> tuple[Feedback, ...]:
-    return (*await scoring.on_loop(case, target), *await scoring.later(case, target))
+    return (*await scoring.score_on_loop(case, target), *await scoring.score_concurrently(case, target))
 
 
 MAX_COMPARED_SCORES = 50_000  # maximum number of scores of each rule, the newest

@@ -260,7 +260,9 @@ class EvaluatorThreads:
             if evaluator.plain and not job.over and self._may_begin(job, evaluator.key):
                 job.begin(evaluator.key)
                 with self._around(job, evaluator):
-                    outcome = capture_call(lambda e=evaluator: self._scoring.here(job.case, job.target, wait, [e]))  # type: ignore[misc]
+                    outcome = capture_call(
+                        lambda e=evaluator: self._scoring.score_on_thread(job.case, job.target, wait, [e])  # type: ignore[misc]
+                    )
                 self._end(job, evaluator, outcome.result, outcome.error)
         later = [one for one in job.evaluators if not one.plain and not job.over and self._may_begin(job, one.key)]
         if later and not self._stopped:
@@ -274,7 +276,7 @@ class EvaluatorThreads:
     async def _run_one(self, job: EvaluationJob, evaluator: Evaluator) -> None:
         seconds = evaluator_timeout(evaluator, job.active_rule.in_force.settings.timeout_s)
         with self._around(job, evaluator):
-            task = asyncio.ensure_future(self._scoring.later(job.case, job.target, [evaluator]))
+            task = asyncio.ensure_future(self._scoring.score_concurrently(job.case, job.target, [evaluator]))
             await asyncio.wait([task], timeout=seconds)
         if not task.done():
             task.cancel()

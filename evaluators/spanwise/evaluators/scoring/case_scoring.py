@@ -204,12 +204,12 @@ class CaseScorer:
         }
         self._plain = tuple(judge for judge in evaluators if judge.plain)
         self._others = tuple(judge for judge in evaluators if not judge.plain)
-        self.has_later = bool(self._others)
+        self.has_concurrent = bool(self._others)
         self._owners = list_declared_keys(evaluators)
         self._returned: set[str] = set()  # keys of plain evaluators that returned at least once
         self._looked = {judge.key: count(1) for judge in evaluators if judge.max_cases is not None}
 
-    def here(
+    def score_on_thread(
         self, case: Case, target: Target, wait: AwaitFunction, only: Sequence[Evaluator] | None = None
     ) -> list[Feedback]:
         """Score with the plain evaluators on this thread. If an evaluator returns an awaitable, `wait` blocks until its
@@ -222,7 +222,9 @@ class CaseScorer:
             feedback += claim_keys(self._owners, evaluator, results, target)
         return feedback
 
-    async def on_loop(self, case: Case, target: Target, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
+    async def score_on_loop(
+        self, case: Case, target: Target, only: Sequence[Evaluator] | None = None
+    ) -> list[Feedback]:
         """Score with the plain evaluators on the event loop. Slow ones move to threads."""
         feedback: list[Feedback] = []
         for evaluator in _select_evaluators(self._plain, only):
@@ -230,7 +232,9 @@ class CaseScorer:
             feedback += claim_keys(self._owners, evaluator, results, target)
         return feedback
 
-    async def later(self, case: Case, target: Target, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
+    async def score_concurrently(
+        self, case: Case, target: Target, only: Sequence[Evaluator] | None = None
+    ) -> list[Feedback]:
         """Score with the evaluators that are not plain, concurrently."""
 
         async def score_case(evaluator: Evaluator) -> list[Feedback]:
