@@ -137,7 +137,7 @@ def test_on_a_thread_an_awaitable_is_waited_for_on_the_loop():
 
         scoring = CaseScorer([as_evaluator(lambda outputs: inner())])
         wait = make_loop_waiter(asyncio.get_running_loop())
-        (feedback,) = await asyncio.to_thread(scoring.here, CASES[0], TARGET, wait)
+        (feedback,) = await asyncio.to_thread(scoring.score_on_thread, CASES[0], TARGET, wait)
         return feedback.score, loops == [asyncio.get_running_loop()], scoring.has_concurrent
 
     assert asyncio.run(main()) == (True, True, False)

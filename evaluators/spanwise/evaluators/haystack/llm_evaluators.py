@@ -344,7 +344,7 @@ async def judge_rows(judge: Callable[[R], Awaitable[T]], rows: Sequence[R], *, a
     gate = asyncio.Semaphore(at_once)
     with _progress_bar(len(rows), bar) as advance:
 
-        async def one(row: R) -> T:
+        async def judge_row(row: R) -> T:
             async with gate:
                 judged = await judge(row)
             advance()
@@ -352,7 +352,7 @@ async def judge_rows(judge: Callable[[R], Awaitable[T]], rows: Sequence[R], *, a
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(row)) for row in rows]
+                tasks = [group.create_task(judge_row(row)) for row in rows]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from failed.exceptions[0].__cause__
     return [task.result() for task in tasks]

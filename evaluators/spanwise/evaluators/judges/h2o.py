@@ -272,7 +272,7 @@ class Byop(BooleanJudge):
             raise ValueError(
                 "evaluate_retrieved_context=True needs a prompt with {outputs}, which the context replaces"
             )
-        text = f"{prompt.text.rstrip()}\n\n{TRUE_FALSE_SCALE.words()}"
+        text = f"{prompt.text.rstrip()}\n\n{TRUE_FALSE_SCALE.instructions()}"
         object.__setattr__(self, "_prompt", replace(prompt, text=text))
 
     @property

@@ -154,7 +154,7 @@ class RagCase:
     case: Case
 
     @property
-    def most(self) -> int:
+    def max_statements(self) -> int:
         """Return the maximum number of sentences and statements of one text."""
         return self.evaluator.max_statements
 
@@ -197,17 +197,19 @@ class RagCase:
         used. Raises `ParseFailure` and the other errors of `Judgement.ask`.
         """
         sentences = split_bounded_sentences(text)
-        portions = split_portions(text, sentences[: self.most])
+        portions = split_portions(text, sentences[: self.max_statements])
         answers = await gather_or_cancel(
             self.ask("statements", STATEMENTS_SCHEMA, outputs=portion) for portion in portions
         )
         statements = [text for answer in answers for text in read_text_list(answer, "statements")]
         left_out = None
-        if len(sentences) > self.most or len(statements) > self.most:
-            left_out = f"only the beginning was judged, {min(self.most, len(statements))} statements"
-            missing = sum(map(len, sentences[self.most :])) or sum(map(len, statements[self.most :]))
+        if len(sentences) > self.max_statements or len(statements) > self.max_statements:
+            left_out = f"only the beginning was judged, {min(self.max_statements, len(statements))} statements"
+            missing = sum(map(len, sentences[self.max_statements :])) or sum(
+                map(len, statements[self.max_statements :])
+            )
             self.judgement.leave_out("sentences", missing)
-        return Statements(tuple(statements[: self.most]), left_out)
+        return Statements(tuple(statements[: self.max_statements]), left_out)
 
     async def verdicts(self, id: str, statements: Sequence[str], **own: str) -> list[StatementVerdict]:
         """Ask the judge for a verdict on every statement, with the prompt of that id. Return the verdicts in the order of
@@ -249,11 +251,11 @@ async def score_context_recall(asking: RagCase) -> ComponentResult:
     sentences = split_bounded_sentences(asking.expected)
     if not sentences:
         raise Skip("the reference is empty: context recall is undefined")
-    listed = [to_one_line(sentence) for sentence in sentences[: asking.most]]
+    listed = [to_one_line(sentence) for sentence in sentences[: asking.max_statements]]
     left_out = None
-    if len(sentences) > asking.most:
-        left_out = f"of {len(sentences)} sentences the first {asking.most} were judged"
-        asking.judgement.leave_out("sentences", sum(map(len, sentences[asking.most :])))
+    if len(sentences) > asking.max_statements:
+        left_out = f"of {len(sentences)} sentences the first {asking.max_statements} were judged"
+        asking.judgement.leave_out("sentences", sum(map(len, sentences[asking.max_statements :])))
     verdicts = _reject_all(listed, "nothing was retrieved")
     if asking.chunks:
         verdicts = await asking.verdicts("context_recall", listed)
@@ -294,7 +296,7 @@ async def score_answer_relevancy(asking: RagCase, embed: EmbedFunction, count: i
 
 async def score_context_precision(asking: RagCase) -> ComponentResult:
     """Return the average precision of the retrieved chunks. Relevant chunks are those useful for the expected answer."""
-    documents = (asking.case.documents or ())[: asking.most]
+    documents = (asking.case.documents or ())[: asking.max_statements]
     if not documents:
         raise Skip("nothing was retrieved: context precision is undefined")
     if not asking.expected.strip():
@@ -310,8 +312,8 @@ async def score_context_precision(asking: RagCase) -> ComponentResult:
     verdicts = await gather_or_cancel(map(judge_chunk, documents))
     useless = [f"[{number}] {verdict.reason}" for number, verdict in enumerate(verdicts, 1) if not verdict.holds]
     comment = _make_failure_comment("chunks", "are of no use for the expected answer", useless, len(verdicts))
-    if len(asking.case.documents or ()) > asking.most:
-        comment = f"{comment}; only the first {asking.most} chunks were judged"
+    if len(asking.case.documents or ()) > asking.max_statements:
+        comment = f"{comment}; only the first {asking.max_statements} chunks were judged"
     chunks = [
         {
             "chunk": number,
@@ -333,9 +335,9 @@ async def score_context_relevancy(asking: RagCase) -> ComponentResult:
         raise Skip("the context has no sentences: context relevancy is undefined")
     if not asking.question.strip():
         raise Skip("the question is empty: context relevancy is undefined")
-    judged = sentences[: asking.most]
-    if len(sentences) > asking.most:
-        asking.judgement.leave_out("sentences", sum(map(len, sentences[asking.most :])))
+    judged = sentences[: asking.max_statements]
+    if len(sentences) > asking.max_statements:
+        asking.judgement.leave_out("sentences", sum(map(len, sentences[asking.max_statements :])))
     portions = split_portions("\n".join(judged), judged)
     answers = await gather_or_cancel(
         asking.ask("context_relevancy", SENTENCES_SCHEMA, documents=portion) for portion in portions
@@ -349,8 +351,8 @@ async def score_context_relevancy(asking: RagCase) -> ComponentResult:
         "relevant": [to_one_line(judged[index]) for index in sorted(relevant)][:MAX_STATEMENTS],
         "not_in_the_context": invented[:MAX_STATEMENTS],
     }
-    if len(sentences) > asking.most:
-        comment = f"{comment}; of {len(sentences)} sentences the first {asking.most} were looked at"
+    if len(sentences) > asking.max_statements:
+        comment = f"{comment}; of {len(sentences)} sentences the first {asking.max_statements} were looked at"
     return ComponentResult(len(relevant) / len(judged), comment, metadata)
 
 

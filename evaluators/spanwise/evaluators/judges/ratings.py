@@ -66,7 +66,7 @@ class Scale:
         """Return the metric for scores of this scale."""
         return Metric(key, self.range, higher_is_better, 0.5 if self.is_boolean else None, primary=True)
 
-    def words(self) -> str:
+    def instructions(self) -> str:
         """Return the instructions about the scale: the meaning of the labels, and the form of the reply."""
         lines = [f"{label}: {meaning}" for label, meaning in self.meanings.items()]
         rubric = ["The ratings mean:\n" + "\n".join(lines)] if lines else []

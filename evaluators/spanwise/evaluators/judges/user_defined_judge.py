@@ -72,7 +72,7 @@ class UserDefinedJudge(JudgeEvaluator):
         schema_name = _INVALID_SCHEMA_CHARACTERS.sub("_", self.key)[:64]
         prompt = load(schema_name, self.prompt, (*PLACEHOLDERS, *(self.map or {})), bound=self.max_characters)
         shots = make_shots(self.examples, prompt.asked, scale)
-        text = f"{prompt.text.rstrip()}\n\n{scale.words()}"
+        text = f"{prompt.text.rstrip()}\n\n{scale.instructions()}"
         if isinstance(self.scale, Mapping):
             scale_values: Any = {str(restore_boolean_label(label)): value for label, value in self.scale.items()}
         else:

@@ -327,7 +327,7 @@ class CaseBatcher:
             self._timer = None
         task = asyncio.get_running_loop().create_task(self._flush())
         self._running.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._end_batch)
 
     async def _flush(self) -> None:
         async with self._batch_lock:
@@ -335,7 +335,7 @@ class CaseBatcher:
             if batch:
                 await self._score_batch(batch)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _end_batch(self, task: asyncio.Task[None]) -> None:
         """Start the next batch if cases wait, also after a batch that was cancelled."""
         self._running.discard(task)
         self._waiting = [waiting for waiting in self._waiting if not waiting.outcome.done()]

@@ -162,7 +162,7 @@ class Pairwise:
         case = make_case(None, inputs=inputs, outputs={"first": first, "second": second})
         async with Judgement(self.key, self.judge, case) as both:
             verdicts = await asyncio.gather(
-                self._asked(both, inputs, first, second), self._asked(both, inputs, second, first)
+                self._ask_in_order(both, inputs, first, second), self._ask_in_order(both, inputs, second, first)
             )
             (one, why), (turned, why_turned) = verdicts
             other = _SWAPPED_WINNER[turned]
@@ -176,7 +176,9 @@ class Pairwise:
                 judge_trace_id=row["judge_trace_id"],
             )
 
-    async def _asked(self, judgement: Judgement, inputs: Any, shown: Any, other: Any) -> tuple[Winner, str | None]:
+    async def _ask_in_order(
+        self, judgement: Judgement, inputs: Any, shown: Any, other: Any
+    ) -> tuple[Winner, str | None]:
         values = {"inputs": render_value(inputs), "first": render_value(shown), "second": render_value(other)}
         answer = await judgement.ask(self.prompt, values, _SCHEMA)
         places: Mapping[str, Winner] = {"a": "first", "b": "second", "tie": "tie"}

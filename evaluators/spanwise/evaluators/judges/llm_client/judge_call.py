@@ -142,7 +142,7 @@ async def _ask_with_cache(judge: JudgeSettings, ask: Ask) -> Answer:
         await get_loop_singleton(("put", cache), lambda: BatchedCacheAccess(cache.put_all)).run((key, completion))
         return answer
 
-    answer, is_shared = await get_loop_singleton(SingleFlight, SingleFlight).once(flight_key, ask_and_cache)
+    answer, is_shared = await get_loop_singleton(SingleFlight, SingleFlight).run(flight_key, ask_and_cache)
     return make_cached_answer(answer) if is_shared else answer
 
 
@@ -190,7 +190,7 @@ class Deadline:
             self._until = asyncio.get_running_loop().time() + self.seconds
 
     @property
-    def left(self) -> float | None:
+    def seconds_left(self) -> float | None:
         """Return the seconds left, at least 0, or None before the start."""
         return None if self._until is None else max(0.0, self._until - asyncio.get_running_loop().time())
 
@@ -198,7 +198,7 @@ class Deadline:
     def of_attempt(self) -> float:
         """Return the timeout of the next attempt in seconds."""
         whole = self.seconds * ATTEMPT_SHARE
-        return whole if self.left is None else min(whole, self.left)
+        return whole if self.seconds_left is None else min(whole, self.seconds_left)
 
 
 class JudgeCall:
@@ -275,7 +275,7 @@ class JudgeCall:
             except Exception as error:
                 # after a refusal, the limiter already delays all calls as the server requests
                 pause = 0.0 if is_rate_limited(error) else compute_retry_delay(attempt, error)
-                left = self._deadline.left  # None if the call never left the queue
+                left = self._deadline.seconds_left  # None if the call never left the queue
                 has_time = left is not None and pause < left
                 if not (is_transient(error) and has_time) or self._limiter.gives_up(error, pause):
                     converted = self._to_unjudged(self._failed or error)
@@ -297,7 +297,7 @@ class JudgeCall:
         return Unjudged(f"{where} gave no answer within {seconds:g} s after {attempts}: {reason}")
 
     async def _attempt(self, ask: Ask) -> Completion:
-        bound, is_retry, left = self._judge.concurrency, self._tries > 0, self._deadline.left
+        bound, is_retry, left = self._judge.concurrency, self._tries > 0, self._deadline.seconds_left
         within = self._deadline.seconds if left is None else left
         async with self._reserve_budget(ask) as booked, self._limiter.call(bound, again=is_retry, within=within):
             # another call detected a reasoning model and raised the token limit
@@ -323,7 +323,7 @@ class JudgeCall:
             yield booking
             return
         try:
-            async with asyncio.timeout(self._deadline.left):
+            async with asyncio.timeout(self._deadline.seconds_left):
                 for ledger in ledgers:
                     await ledger.book(id, booking.amount)
             yield booking
@@ -447,7 +447,7 @@ class SingleFlight:
     def __init__(self) -> None:
         self._pending: dict[object, asyncio.Future[Answer | Unjudged | None]] = {}
 
-    async def once(self, key: object, ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer, bool]:
+    async def run(self, key: object, ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer, bool]:
         """Return the answer, and whether another caller's question supplied it. Raises the errors of `ask`.
 
         All waiting callers get the answer, or a copy of an `Unjudged` error, which would affect all of them. If the

@@ -90,7 +90,7 @@ class OpenAIEndpoint:
                     f"{self.where} accepts no token limit, so max_usd cannot be enforced; pass max_calls instead"
                 )
             try:
-                completion = await self._once(ask, form)
+                completion = await self._send(ask, form)
             except openai.APIStatusError as error:
                 first = first or error
                 refused = form.refused_by(error, self._parameters(ask, form))
@@ -107,7 +107,7 @@ class OpenAIEndpoint:
                 self._capabilities.record_success(form, ask.schema)
                 return self._check_complete(completion, form, ask)
 
-    async def _once(self, ask: Ask, form: RequestForm) -> Completion:
+    async def _send(self, ask: Ask, form: RequestForm) -> Completion:
         parameters = self._parameters(ask, form)
         async with get_loop_singleton(_ClientPool, _ClientPool).client(self.base_url, self.api_key) as client:
             with suppress_instrumentation():
