@@ -218,11 +218,11 @@ def _make_trace_source(name: str, traces: Callable[[], Iterable[Trace]], count: 
     return ExampleSource(name, None, "kv", count, examples, has_traces=True)
 
 
-def _is_judgement(given: Trace | TraceSummary) -> bool:
+def _is_judgement(trace: Trace | TraceSummary) -> bool:
     """Return whether a trace was recorded by an evaluator (see `Filter`). Such traces are never evaluated
     themselves.
     """
-    root = given.root if isinstance(given, Trace) else given
+    root = trace.root if isinstance(trace, Trace) else trace
     return root.kind == EVALUATOR_KIND and root.experiment_id is None
 
 

@@ -63,8 +63,8 @@ class EvaluatedTraces:
 
     def missing(self, trace_id: str, evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
         """Return the evaluators that have not scored a trace, or failed on it."""
-        done = self._done.get(trace_id, 0) & ~self._failed.get(trace_id, 0)
-        return tuple(evaluator for bit, evaluator in enumerate(evaluators) if not done >> bit & 1)
+        scored = self._done.get(trace_id, 0) & ~self._failed.get(trace_id, 0)
+        return tuple(evaluator for bit, evaluator in enumerate(evaluators) if not scored >> bit & 1)
 
     def is_scored_again(self, feedback: Feedback) -> bool:
         """Return whether the evaluator of this feedback will score the trace again, because it failed under one of its

@@ -170,11 +170,13 @@ def render_experiment_html(name: str, subtitle: str, summary: str, rows: Iterabl
             evaluator_failed = any(outcome.error is not None for outcome in row.feedback.values())
             yield 0 if row.error is not None else 1 if evaluator_failed else 2, count, row
 
-    shown = [row for _, _, row in heapq.nsmallest(MAX_ROWS, ranked(), key=lambda ranked: ranked[:2])]
+    rows_shown = [row for _, _, row in heapq.nsmallest(MAX_ROWS, ranked(), key=lambda ranked: ranked[:2])]
     title = escape(name)
-    truncated = f"<p>The first {len(shown):,} of {count:,} runs, failures first.</p>" if count > len(shown) else ""
+    truncated = (
+        f"<p>The first {len(rows_shown):,} of {count:,} runs, failures first.</p>" if count > len(rows_shown) else ""
+    )
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    runs = f'<h2>Runs</h2>{truncated}<div class="wide">{_render_table(shown)}</div>' if shown else ""
+    runs = f'<h2>Runs</h2>{truncated}<div class="wide">{_render_table(rows_shown)}</div>' if rows_shown else ""
     body = f'<h1>{title}</h1><p>{escape(subtitle)}</p><div class="wide">{summary}</div>{runs}'
     return f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>\n'
 

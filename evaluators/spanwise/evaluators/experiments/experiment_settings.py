@@ -197,12 +197,14 @@ def accept_options(function: F) -> F:
             return function(*args, **options)
 
     signature = inspect.signature(function)
-    own = [known for known in signature.parameters.values() if known.kind is not known.VAR_KEYWORD]
+    own_parameters = [
+        parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
+    ]
     options = [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
         for field in fields(ExperimentSettings)
     ]
-    called.__signature__ = signature.replace(parameters=[*own, *options])
+    called.__signature__ = signature.replace(parameters=[*own_parameters, *options])
     return cast(F, called)
 
 

@@ -173,9 +173,9 @@ class DocumentRecallEvaluator:
 def _score_questions(score: Callable[..., float], expected: Documents, retrieved: Documents) -> dict[str, Any]:
     _check_lists("documents", expected, retrieved)
     scores = []
-    for truths, found in zip(expected, retrieved, strict=True):
+    for truths, documents in zip(expected, retrieved, strict=True):
         try:
-            scores.append(score(to_documents(found), to_documents(truths)))
+            scores.append(score(to_documents(documents), to_documents(truths)))
         except Skip:  # no document is expected, or none can be compared: 0 in Haystack
             scores.append(0.0)
     return {"score": sum(scores) / len(scores), "individual_scores": scores}

@@ -285,7 +285,7 @@ def list_declared_keys(evaluators: Iterable[Evaluator]) -> dict[str, str]:
 _COLLISION_REMEDY = "one would overwrite the other: give one of them another key with key='…'"
 
 
-def _describe_collision(key: str, one: str, other: str) -> str:
-    if one == other == key:
+def _describe_collision(key: str, first: str, second: str) -> str:
+    if first == second == key:
         return f"two evaluators have the key {key!r}: {_COLLISION_REMEDY}"
-    return f"two evaluators, {one!r} and {other!r}, give the key {key!r}: {_COLLISION_REMEDY}"
+    return f"two evaluators, {first!r} and {second!r}, give the key {key!r}: {_COLLISION_REMEDY}"

@@ -249,13 +249,13 @@ def from_dict(data: Mapping[str, Any]) -> Evaluator:
     return decorated
 
 
-def _wrap_library_metric(metric: AdaptedMetric, given: object) -> Evaluator:
+def _wrap_library_metric(metric: AdaptedMetric, metric_object: object) -> Evaluator:
     """Return an evaluator for a metric object of another library.
 
     Its version includes the object's parameters: the attributes that have plain values and the names of its
     constructor's parameters.
     """
-    values = {name: getattr(given, name, None) for name in inspect.signature(type(given)).parameters}
+    values = {name: getattr(metric_object, name, None) for name in inspect.signature(type(metric_object)).parameters}
     parameters = {
         name: value for name, value in values.items() if value is not None and to_stable_text(value) is not None
     }
@@ -409,25 +409,27 @@ def _get_distribution_name(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else "another package"
 
 
-def _make_plugin_evaluator(point: EntryPoint, own: dict[str, Any], options: dict[str, Any]) -> Evaluator:
+def _make_plugin_evaluator(point: EntryPoint, parameters: dict[str, Any], options: dict[str, Any]) -> Evaluator:
     """Return a plugin's evaluator. `own` holds the plugin's own parameters, `options` those of `make_evaluator`. Raises
     `ValueError`.
     """
     loaded = _load_entry_point(point)
     if isinstance(loaded, Evaluator):
-        if given := ", ".join(name for name in (*own, *options) if name != "origin"):
+        if given := ", ".join(name for name in (*parameters, *options) if name != "origin"):
             raise ValueError(f"evaluator {point.name!r} is already configured and takes no parameters, got {given}")
         return loaded
     if isinstance(loaded, type):
         try:
-            loaded = loaded(**own)
+            loaded = loaded(**parameters)
         except TypeError as error:
             raise ValueError(f"evaluator {point.name!r} of {point.value!r}: {error}") from error
-    elif own:
-        raise ValueError(f"evaluator {point.name!r} of {point.value!r} takes no parameters, got {', '.join(own)}")
+    elif parameters:
+        raise ValueError(
+            f"evaluator {point.name!r} of {point.value!r} takes no parameters, got {', '.join(parameters)}"
+        )
     if not callable(loaded):
         raise ValueError(f"evaluator {point.name!r} of {point.value!r} is not callable: {loaded!r:.200}")
-    return make_evaluator(loaded, name=point.name, parameters=own, **options)
+    return make_evaluator(loaded, name=point.name, parameters=parameters, **options)
 
 
 def _describe_plugin(point: EntryPoint) -> EvaluatorSpec:

@@ -35,8 +35,8 @@ class _SampledJudge(Judge):
     _which: tuple[Judge, int, int]  # judge, index of the sample, number of samples
 
     async def ask(self, ask: Ask) -> Answer:
-        judge, number, of = self._which
-        return await judge.ask(replace(ask, sample=ask.sample * of + number))
+        judge, number, count = self._which
+        return await judge.ask(replace(ask, sample=ask.sample * count + number))
 
 
 @dataclass(frozen=True, slots=True)

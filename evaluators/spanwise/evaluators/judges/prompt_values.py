@@ -64,8 +64,8 @@ def read_conversation(value: Any) -> list[dict[str, Any]]:
     """Return the messages if the value is a conversation, else []. They may also be under a dict's only key or its key
     "messages".
     """
-    found = to_messages(unwrap_single_value(value))
-    return found if all(message["role"] in _ROLES for message in found) else []
+    messages = to_messages(unwrap_single_value(value))
+    return messages if all(message["role"] in _ROLES for message in messages) else []
 
 
 def format_messages(spoken: Iterable[Mapping[str, Any]]) -> str:

@@ -343,7 +343,7 @@ async def rate_chunks(
         lists: dict[str, list[str | None]] = {
             "ratings": [verdict.rating for verdict in verdicts],
             "rationales": [verdict.rationale for verdict in verdicts],
-            "error_messages": [None if one.error is None else describe_error(one.error) for one in verdicts],
+            "error_messages": [None if each.error is None else describe_error(each.error) for each in verdicts],
         }
         ratings = [verdict.rating for verdict in verdicts if verdict.rating is not None]
         if not ratings:

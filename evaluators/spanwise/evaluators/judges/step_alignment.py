@@ -173,10 +173,10 @@ class StepAlignment:
 def _join_steps(chunks: Iterable[list[str]]) -> list[str]:
     """Return the steps of all chunks, in order. Steps shared with the end of the preceding chunk occur once."""
     steps: list[str] = []
-    seen: set[tuple[str, ...]] = set()
+    known: set[tuple[str, ...]] = set()
     for chunk in chunks:
-        if tuple(chunk) not in seen:
+        if tuple(chunk) not in known:
             common = max(n for n in range(min(len(steps), len(chunk)) + 1) if steps[len(steps) - n :] == chunk[:n])
             steps += chunk[common:]
-            seen.add(tuple(chunk))
+            known.add(tuple(chunk))
     return steps

@@ -122,10 +122,10 @@ def bound_values(values: Mapping[str, str], bound: int) -> BoundedValues:
     for name, text in values.items():
         if isinstance(text, SectionedText) and len(text) > most:
             share = compute_share(map(len, text.sections), most)
-            shown = "\n\n".join(truncate_middle(section, share) for section in text.sections)
+            shortened = "\n\n".join(truncate_middle(section, share) for section in text.sections)
             # also bounds a text with very many empty sections, which consists of separators
-            bounded[name] = truncate_middle(shown, 2 * most)
-            missing = sum(max(0, len(section) - share) for section in text.sections) + max(0, len(shown) - 2 * most)
+            bounded[name] = truncate_middle(shortened, 2 * most)
+            missing = sum(max(0, len(section) - share) for section in text.sections) + max(0, len(shortened) - 2 * most)
         else:
             bounded[name], missing = truncate_middle(text, most), max(0, len(text) - most)
         missing += text.left_out if isinstance(text, ShortenedText) else 0

@@ -170,9 +170,9 @@ def make_signature(names: Sequence[str], mapped: Mapping[str, Any]) -> inspect.S
 REPLY_COLUMNS = ("rationale", "rating")  # columns of an example that form the reply of a good judge
 
 
-def make_shots(examples: Iterable[Any], asked: Sequence[str], scale: Scale) -> tuple[Shot, ...]:
+def make_shots(examples: Iterable[Any], names: Sequence[str], scale: Scale) -> tuple[Shot, ...]:
     """Return the examples as few-shot turns. Raises `ValueError`, which names the unknown or missing column."""
-    columns = (*asked, *REPLY_COLUMNS)
+    columns = (*names, *REPLY_COLUMNS)
     expected = ", ".join(columns)
     shots = []
     for number, row in enumerate(examples, 1):
@@ -191,5 +191,5 @@ def make_shots(examples: Iterable[Any], asked: Sequence[str], scale: Scale) -> t
         if not isinstance(row["rationale"], str) or not row["rationale"].strip():
             raise ValueError(f"example {number} has no rationale: a judge would learn to give none")
         reply = orjson.dumps({"rationale": neutralize(row["rationale"]), "rating": label}).decode()
-        shots.append(Shot(tuple((name, render_value(row[name])) for name in asked), reply))
+        shots.append(Shot(tuple((name, render_value(row[name])) for name in names), reply))
     return tuple(shots)

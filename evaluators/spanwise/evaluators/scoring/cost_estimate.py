@@ -126,16 +126,16 @@ def _sum_counts(counts: Iterable[DryRunCounts]) -> DryRunCounts:
     return sum(counts, DryRunCounts())
 
 
-def _to_case(given: Any) -> Case:
-    if isinstance(given, Case):
-        return normalize_case(given)
-    if isinstance(given, Trace):
-        return normalize_case(make_case(given))
-    if isinstance(given, Example):
-        return normalize_case(make_case(None, given, outputs=given.reference_outputs))
-    if isinstance(given, Mapping):
-        return normalize_case(make_case(None, **given))
-    raise TypeError(f"cases must be cases, traces, examples or dicts of a case's fields, got {given!r:.200}")
+def _to_case(source: Any) -> Case:
+    if isinstance(source, Case):
+        return normalize_case(source)
+    if isinstance(source, Trace):
+        return normalize_case(make_case(source))
+    if isinstance(source, Example):
+        return normalize_case(make_case(None, source, outputs=source.reference_outputs))
+    if isinstance(source, Mapping):
+        return normalize_case(make_case(None, **source))
+    raise TypeError(f"cases must be cases, traces, examples or dicts of a case's fields, got {source!r:.200}")
 
 
 def _describe_counts(counted: DryRunCounts, skipped: int = 0, error: str | None = None) -> str:

@@ -164,28 +164,28 @@ class Pairwise:
             verdicts = await asyncio.gather(
                 self._ask_in_order(both, inputs, first, second), self._ask_in_order(both, inputs, second, first)
             )
-            (one, why), (turned, why_turned) = verdicts
-            other = _SWAPPED_WINNER[turned]
-            winner: Winner = one if one == other else "tie"
+            (verdict, why), (turned, why_turned) = verdicts
+            swapped_verdict = _SWAPPED_WINNER[turned]
+            winner: Winner = verdict if verdict == swapped_verdict else "tie"
             row = both.row(_WINNER_SCORES[winner], comment=why)
             return Preference(
                 winner=winner,
-                verdicts=(one, other),
+                verdicts=(verdict, swapped_verdict),
                 rationales=(why, why_turned),
                 metadata=row["metadata"],
                 judge_trace_id=row["judge_trace_id"],
             )
 
     async def _ask_in_order(
-        self, judgement: Judgement, inputs: Any, shown: Any, other: Any
+        self, judgement: Judgement, inputs: Any, first: Any, second: Any
     ) -> tuple[Winner, str | None]:
-        values = {"inputs": render_value(inputs), "first": render_value(shown), "second": render_value(other)}
+        values = {"inputs": render_value(inputs), "first": render_value(first), "second": render_value(second)}
         answer = await judgement.ask(self.prompt, values, _SCHEMA)
-        places: Mapping[str, Winner] = {"a": "first", "b": "second", "tie": "tie"}
-        place = places.get(str(answer.value.get("rating")).lower())
-        if place is None:
+        winners: Mapping[str, Winner] = {"a": "first", "b": "second", "tie": "tie"}
+        winner = winners.get(str(answer.value.get("rating")).lower())
+        if winner is None:
             raise ParseFailure(f"the rating is {answer.value.get('rating')!r:.100}, none of A, B, tie", answer.text)
-        return place, answer.value.get("rationale")
+        return winner, answer.value.get("rationale")
 
     def compare(self, first: ComparedRuns, second: ComparedRuns, *, keep: bool = True) -> Preferences:
         """Compare two experiments, example by example and repetition by repetition.

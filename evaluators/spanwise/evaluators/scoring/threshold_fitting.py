@@ -213,19 +213,19 @@ def _is_good(value: Value, good: float | str | None) -> bool:
     return value >= (0.5 if good is None else good)
 
 
-def _make_fitted(key: str, checked: JudgeCheck, found: ThresholdFit) -> FittedThreshold:
+def _make_fitted(key: str, checked: JudgeCheck, fit: ThresholdFit) -> FittedThreshold:
     return FittedThreshold(
         key=key,
         version=checked.version,
-        higher_is_better=found.rising,
-        threshold=found.threshold,
-        low=found.low,
-        high=found.high,
-        why=found.why,
-        n=found.n,
-        good=found.good,
-        apart=found.apart,
-        agreement=found.agreement,
+        higher_is_better=fit.rising,
+        threshold=fit.threshold,
+        low=fit.low,
+        high=fit.high,
+        why=fit.why,
+        n=fit.n,
+        good=fit.good,
+        apart=fit.apart,
+        agreement=fit.agreement,
         undecided=checked.undecided,
         failed=checked.failed,
         skipped=checked.skipped,

@@ -50,9 +50,9 @@ def use_ledger(ledger: Ledger | None) -> Iterator[None]:
         _current_ledger.reset(token)
 
 
-def get_ledgers(own: Ledger | None) -> list[Ledger]:
+def get_ledgers(budget: Ledger | None) -> list[Ledger]:
     """Return the ledgers in which the calls of a judge with this budget are booked."""
-    return [ledger for ledger in (own, _current_ledger.get()) if ledger is not None]
+    return [ledger for ledger in (budget, _current_ledger.get()) if ledger is not None]
 
 
 class Budget:

@@ -59,11 +59,11 @@ class JudgeDryRun:
         self.counted = DryRunCounts()
         self._label = label
 
-    def answer(self, judge: JudgeSettings, ask: Ask, found: Answer | None) -> Answer:
+    def answer(self, judge: JudgeSettings, ask: Ask, cached: Answer | None) -> Answer:
         """Return the cached answer, else a sample value of the question's schema."""
-        if found is not None:
+        if cached is not None:
             self.counted += DryRunCounts(cached=1)
-            return found
+            return cached
         tokens = -(-count_question_bytes(ask) // BYTES_PER_TOKEN)
         usd = compute_cost(judge, Usage(tokens, REPLY_TOKENS))
         most_usd = compute_max_cost(judge, ask).usd if usd is not None else None
@@ -115,5 +115,5 @@ def _make_sample_of_type(schema: Mapping[str, Any], label: int, depth: int) -> A
     return {"boolean": label == 0, "null": None}.get(kind, _SAMPLE_TEXT)
 
 
-def _add_costs(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one + other
+def _add_costs(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else first + second

@@ -230,7 +230,7 @@ class AdaptiveRate:
         self.interval *= SPEEDUP
         self._refusals = 0
 
-    def refuse(self, started: float, now: float, asked: float | None) -> None:
+    def refuse(self, started: float, now: float, requested: float | None) -> None:
         """Record that a call was refused. `asked` is the pause in seconds that the endpoint requests, if any."""
         self._refused += 1
         if started > self._refused_at:
@@ -238,11 +238,12 @@ class AdaptiveRate:
             if not self._refusals:
                 self.interval = min(self.interval * SLOWDOWN, MAX_INTERVAL)
             back_off = min(BACKOFF * 2.0 ** min(self._refusals, 10), MAX_BACKOFF)
-            self._pause_for(max(back_off, self.interval) if asked is None else asked, now)
+            self._pause_for(max(back_off, self.interval) if requested is None else requested, now)
             self._refusals += 1
             self._refused_at = now
-        elif asked is not None and asked > 2 * self._pause:  # the endpoint reports another limit, such as a daily one
-            self._pause_for(asked, now)
+        elif requested is not None and requested > 2 * self._pause:
+            # the endpoint reports another limit, such as a daily one
+            self._pause_for(requested, now)
         if self._is_measuring and self._began is not None:
             accepted = max(1, self._started - self._refused)
             self.interval = min(max(now - self._began, MIN_MEASURED_PERIOD) / accepted, MAX_INTERVAL)
