@@ -94,7 +94,9 @@ def scored(evaluators, cases=CASES, **options):
     async def main():
         scoring, feedback = CaseScorer([*map(as_evaluator, evaluators)]), []
         for case in cases:
-            feedback += await scoring.on_loop(case, TARGET, **options) + await scoring.later(case, TARGET, **options)
+            feedback += await scoring.score_on_loop(case, TARGET, **options) + await scoring.score_concurrently(
+                case, TARGET, **options
+            )
         return feedback
 
     return asyncio.run(main())
@@ -135,7 +137,7 @@ def test_on_a_thread_an_awaitable_is_waited_for_on_the_loop():
 
         scoring = CaseScorer([as_evaluator(lambda outputs: inner())])
         wait = make_loop_waiter(asyncio.get_running_loop())
-        (feedback,) = await asyncio.to_thread(scoring.here, CASES[0], TARGET, wait)
-        return feedback.score, loops == [asyncio.get_running_loop()], scoring.has_later
+        (feedback,) = await asyncio.to_thread(scoring.score_on_thread, CASES[0], TARGET, wait)
+        return feedback.score, loops == [asyncio.get_running_loop()], scoring.has_concurrent
 
     assert asyncio.run(main()) == (True, True, False)

@@ -37,16 +37,18 @@ def in_split(example: Example, split: Split) -> bool:
     """Return whether an example is in a split, or in one of several. None matches every example."""
     if split is None:
         return True
-    wanted = {split} if isinstance(split, str) else set(split)
-    several = example.metadata.get(SPLITS_KEY)
-    of_it = several if isinstance(several, list | tuple) else [several]
-    return example.split in wanted or any(isinstance(name, str) and name in wanted for name in of_it)
+    wanted_splits = {split} if isinstance(split, str) else set(split)
+    splits = example.metadata.get(SPLITS_KEY)
+    of_it = splits if isinstance(splits, list | tuple) else [splits]
+    return example.split in wanted_splits or any(isinstance(name, str) and name in wanted_splits for name in of_it)
 
 
 def has_splits(source: Any) -> bool:
     """Return whether the source maps names to datasets, as Hugging Face's `DatasetDict` and `IterableDatasetDict` do."""
     return (
-        isinstance(source, Mapping) and bool(source) and all(hasattr(part, "column_names") for part in source.values())
+        isinstance(source, Mapping)
+        and bool(source)
+        and all(hasattr(split, "column_names") for split in source.values())
     )
 
 
@@ -56,12 +58,14 @@ def read_split_rows(source: Mapping[str, Any], split: Split) -> Iterator[tuple[s
     """
     for name in _choose_splits(source, split):
         for number, row in enumerate(source[name], 1):
-            own = {"metadata.split" if column == "split" else column: value for column, value in row.items()}
-            yield f"split {name!r}, example {number}", {**own, "split": name}
+            renamed = {"metadata.split" if column == "split" else column: value for column, value in row.items()}
+            yield f"split {name!r}, example {number}", {**renamed, "split": name}
 
 
 def _choose_splits(source: Mapping[str, Any], split: Split) -> Sequence[str]:
-    sizes = {name: f" ({len(part):,})" if hasattr(part, "__len__") else "" for name, part in source.items()}
+    sizes = {
+        name: f" ({len(split_rows):,})" if hasattr(split_rows, "__len__") else "" for name, split_rows in source.items()
+    }
     available = ", ".join(f"{name!r}{size}" for name, size in sizes.items())
     if split is None and len(source) > 1:
         first = next(iter(source))
@@ -286,11 +290,11 @@ def _split_fields(row: Row) -> tuple[dict[str, JSON], dict[str, JSON]]:
         return bool(dot) and _FIELD_OF.get(head) in _WITH_PARTS
 
     for name, value in sorted(row.items(), key=is_part):  # fields precede their parts
-        head, _, part = name.partition(".")
+        head, _, inner = name.partition(".")
         field = _FIELD_OF.get(head, "")
-        if part and field in _WITH_PARTS and isinstance(draft.get(field) or {}, Mapping):
-            draft[field] = {**(draft.get(field) or {}), part: value}
-        elif not part and field and draft.get(field) is None:
+        if inner and field in _WITH_PARTS and isinstance(draft.get(field) or {}, Mapping):
+            draft[field] = {**(draft.get(field) or {}), inner: value}
+        elif not inner and field and draft.get(field) is None:
             draft[field] = value
         else:
             others[name] = value
@@ -301,17 +305,14 @@ def _assign_references(draft: dict[str, JSON], others: dict[str, JSON], row: Row
     """Move outputs to the reference if the export calls the reference "outputs". A column `answer` becomes the
     reference, or the outputs if there is a reference.
     """
-    if draft.get("reference_outputs") is None and _outputs_are_references(row):
+    both_are_objects = isinstance(row.get("input"), Mapping) and isinstance(row.get("output"), Mapping)
+    of_phoenix = "node_id" in row and row["node_id"] == row.get("id")  # Phoenix's CSV, with input.question and so on
+    output_is_reference = both_are_objects or of_phoenix or any(name in row for name in _REFERENCE_IS_OUTPUT)
+    if draft.get("reference_outputs") is None and output_is_reference:
         draft["reference_outputs"] = draft.pop("outputs", None)
     elif "answer" in others and "inputs" not in draft:
         field = "outputs" if draft.get("reference_outputs") is not None else "reference_outputs"
         draft.setdefault(field, others.pop("answer"))
-
-
-def _outputs_are_references(row: Row) -> bool:
-    both_spread = isinstance(row.get("input"), Mapping) and isinstance(row.get("output"), Mapping)
-    of_phoenix = "node_id" in row and row["node_id"] == row.get("id")  # Phoenix's CSV, with input.question and so on
-    return both_spread or of_phoenix or any(name in row for name in _REFERENCE_IS_OUTPUT)
 
 
 def _build_example(draft: dict[str, Any], where: str) -> Example:
@@ -333,7 +334,11 @@ def _build_example(draft: dict[str, Any], where: str) -> Example:
     _assign_split(known)
     for name in _SCALARS:
         if name in known:
-            known[name] = _scalar_text(known[name])
+            value = known[name]
+            # 7.0 becomes "7", because an integer column with gaps arrives as floats
+            text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
+            # a store cannot hold lone surrogates
+            known[name] = text if text.isascii() else text.encode("utf-8", "replace").decode()
     return Example(inputs=known.pop("inputs", None), **known)
 
 
@@ -343,20 +348,14 @@ def _is_missing(value: Any) -> bool:
     return type(value).__name__ in _MISSING_TYPES and type(value).__module__.startswith("pandas.")
 
 
-def _scalar_text(value: JSON) -> str:
-    """Return the value as text that a store can hold. 7.0 becomes "7": an integer column with gaps arrives as floats."""
-    text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
 def _assign_split(known: dict[str, Any]) -> None:
     """Keep all splits of an example in its metadata (see `SPLITS_KEY`), and set one of them as its split."""
     split, metadata = known.get("split"), known.get("metadata", {})
     if isinstance(split, list | tuple):
         known["metadata"] = metadata = {SPLITS_KEY: list(split), **metadata}
         known.pop("split")
-    several = metadata.get(SPLITS_KEY)
-    names = several if isinstance(several, list) else [several] if several else []
+    splits = metadata.get(SPLITS_KEY)
+    names = splits if isinstance(splits, list) else [splits] if splits else []
     if names and "split" not in known:
         known["split"] = next((name for name in names if name != "base"), names[0])
 

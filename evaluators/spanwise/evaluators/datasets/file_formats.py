@@ -129,12 +129,12 @@ def read_frame(table: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     names = [str(name) for name in table.columns]
     check_distinct_names(names, "the DataFrame")
     named = str(table.index.name)
-    integer_columns = {place for place, name in enumerate(names) if _holds_integers(table.iloc[:, place])}
+    integer_columns = {column for column, name in enumerate(names) if _holds_integers(table.iloc[:, column])}
     ids = table.index if named in FIELDS["id"] and named not in names else None
     for number, cells in enumerate(table.itertuples(index=False, name=None), 1):
         if integer_columns:
             cells = [
-                int(cell) if place in integer_columns and cell == cell else cell for place, cell in enumerate(cells)
+                int(cell) if column in integer_columns and cell == cell else cell for column, cell in enumerate(cells)
             ]
         row = _table_row(names, cells)
         yield f"row {number}", row if ids is None else {named: to_python_value(ids[number - 1]), **row}
@@ -299,7 +299,7 @@ def _read_csv(path: Path, encoding: str, delimiter: str = ",") -> Rows:
             raise encoding_error(f"{path.name}, after line {reader.line_num},", encoding, error) from None
 
 
-def _detect_delimiter(lines: TextIO, usual: str) -> str:
+def _detect_delimiter(lines: TextIO, default: str) -> str:
     """Return the usual delimiter, or a semicolon or tab if the header contains only that: spreadsheets in some locales
     write semicolons.
     """
@@ -308,7 +308,7 @@ def _detect_delimiter(lines: TextIO, usual: str) -> str:
     except UnicodeDecodeError:  # the error is reported when the rows are read
         head = ""
     lines.seek(0)
-    return next((mark for mark in (usual, ";", "\t") if mark in head), usual)
+    return next((mark for mark in (default, ";", "\t") if mark in head), default)
 
 
 def parse_cell(text: str) -> JSON:

@@ -40,10 +40,10 @@ def infer_kind(examples: Iterable[Example]) -> DatasetKind:
     first = next(iter(examples), None)
     if first is None or not isinstance(first.inputs, Mapping) or set(first.inputs) != {"input"}:
         return "kv"
-    given = first.inputs["input"]
-    if isinstance(given, str):
+    messages = first.inputs["input"]
+    if isinstance(messages, str):
         return "llm"
-    return "chat" if to_messages(given) else "kv"
+    return "chat" if to_messages(messages) else "kv"
 
 
 def check_kind(examples: Iterable[Example], kind: DatasetKind) -> None:
@@ -108,8 +108,8 @@ def infer_schema(examples: Iterable[Example]) -> dict[str, JSON]:
     references = [row.reference_outputs for row in rows if row.reference_outputs is not None]
     parts = {"inputs": [row.inputs for row in rows], "reference_outputs": references}
     return {
-        part: _simplify_schema(_join_schemas([_infer_value(value) for value in values]))
-        for part, values in parts.items()
+        field: _simplify_schema(_join_schemas([_infer_value(value) for value in values]))
+        for field, values in parts.items()
         if values
     }
 
@@ -119,15 +119,19 @@ def check_schema(examples: Iterable[Example], schema: Schema) -> None:
     from jsonschema import Draft202012Validator
 
     _validate_schema(schema)
-    validators = {part: Draft202012Validator(schema[part]) for part in SCHEMA_PARTS if schema.get(part)}
+    validators = {
+        schema_part: Draft202012Validator(schema[schema_part])
+        for schema_part in SCHEMA_PARTS
+        if schema.get(schema_part)
+    }
     for number, example in enumerate(examples, 1):
-        for part, validator in validators.items():
-            value = getattr(example, part)
-            if value is None and part != "inputs":
+        for schema_part, validator in validators.items():
+            value = getattr(example, schema_part)
+            if value is None and schema_part != "inputs":
                 continue
             errors = sorted(validator.iter_errors(value), key=lambda error: list(map(str, error.path)))
             if errors:
-                field = ".".join([part, *map(str, errors[0].path)])
+                field = ".".join([schema_part, *map(str, errors[0].path)])
                 raise SchemaError(
                     f"example {number} ({example.id[:12]}) does not follow the dataset's schema at {field}: "
                     f"{errors[0].message}"
@@ -143,11 +147,11 @@ def _validate_schema(schema: Schema) -> None:
             f"{' or '.join(map(repr, SCHEMA_PARTS))}, as in {{'inputs': {{…}}}}"
         )
     meta = Draft202012Validator(Draft202012Validator.META_SCHEMA)
-    for part in SCHEMA_PARTS:
-        error = next(meta.iter_errors(schema.get(part, {})), None)
+    for field in SCHEMA_PARTS:
+        error = next(meta.iter_errors(schema.get(field, {})), None)
         if error is not None:
             raise SchemaError(
-                f"the schema is not a valid JSON Schema at {'.'.join([part, *map(str, error.path)])}: {error.message}"
+                f"the schema is not a valid JSON Schema at {'.'.join([field, *map(str, error.path)])}: {error.message}"
             )
 
 
@@ -184,7 +188,7 @@ def _simplify_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Replace type lists of one member by that member."""
     tidy = {**schema, "type": schema["type"][0] if len(schema["type"]) == 1 else schema["type"]}
     if "properties" in tidy:
-        tidy["properties"] = {name: _simplify_schema(part) for name, part in tidy["properties"].items()}
+        tidy["properties"] = {name: _simplify_schema(member) for name, member in tidy["properties"].items()}
     if "items" in tidy:
         tidy["items"] = _simplify_schema(tidy["items"])
     return tidy
@@ -202,25 +206,27 @@ def align_examples(examples: Sequence[Example], stored: Iterable[Example]) -> li
     """
     keys = [derive_example_id(example) for example in examples]
     unassigned: dict[str, list[int]] = defaultdict(list)  # positions of the examples without a given id, by key
-    for place, (example, key) in enumerate(zip(examples, keys, strict=True)):
+    for index, (example, key) in enumerate(zip(examples, keys, strict=True)):
         if is_derived_id(example.id, key):
-            unassigned[key].append(place)
+            unassigned[key].append(index)
     if not unassigned:
         return list(examples)
-    given = {example.id for example, key in zip(examples, keys, strict=True) if not is_derived_id(example.id, key)}
+    explicit_ids = {
+        example.id for example, key in zip(examples, keys, strict=True) if not is_derived_id(example.id, key)
+    }
     stored_ids, candidates = _find_same_inputs(stored, unassigned)
-    found: dict[int, str] = {}
+    ids: dict[int, str] = {}
     for key, same_inputs in candidates.items():
-        old = {example.id: example for example in same_inputs if example.id not in given}
-        found.update(_pair_examples({place: examples[place] for place in unassigned[key]}, old))
-    numbering = ExampleNumbering(stored_ids | given)
+        old = {example.id: example for example in same_inputs if example.id not in explicit_ids}
+        ids.update(_pair_examples({index: examples[index] for index in unassigned[key]}, old))
+    numbering = ExampleNumbering(stored_ids | explicit_ids)
     return [
         example
-        if example.id in given or found.get(place) == example.id
-        else replace(example, id=found[place])
-        if place in found
-        else numbering.of(replace(example, id=keys[place]))
-        for place, example in enumerate(examples)
+        if example.id in explicit_ids or ids.get(index) == example.id
+        else replace(example, id=ids[index])
+        if index in ids
+        else numbering.of(replace(example, id=keys[index]))
+        for index, example in enumerate(examples)
     ]
 
 
@@ -262,16 +268,16 @@ def _pair_examples(new: dict[int, Example], old: dict[str, Example]) -> Mapping[
     """
     if len(new) == len(old) == 1:
         return dict(zip(new, old, strict=True))
-    found: dict[int, str] = {}
+    paired: dict[int, str] = {}
     for make_key in _MATCH_LEVELS if old else ():
         unpaired: dict[object, deque[str]] = defaultdict(deque)
         for example in old.values():
             unpaired[make_key(example)].append(example.id)
-        for place, example in list(new.items()):
+        for index, example in list(new.items()):
             if ids := unpaired.get(make_key(example)):
-                found[place] = ids.popleft()
-                del old[found[place]], new[place]
-    return found
+                paired[index] = ids.popleft()
+                del old[paired[index]], new[index]
+    return paired
 
 
 def _content_key(example: Example) -> object:
@@ -382,10 +388,10 @@ def diff(before: Iterable[Example], after: Iterable[Example]) -> Diff:
 
 def deduplicate(examples: Iterable[Example]) -> list[Example]:
     """Return the first example of each distinct inputs. Case and white space of texts are ignored."""
-    seen: dict[str, Example] = {}
+    by_id: dict[str, Example] = {}
     for example in examples:
-        seen.setdefault(_input_fingerprint(example.inputs), example)
-    return list(seen.values())
+        by_id.setdefault(_input_fingerprint(example.inputs), example)
+    return list(by_id.values())
 
 
 def _is_unchanged(examples: Sequence[Example], store: ControlStore, known: Dataset) -> bool:

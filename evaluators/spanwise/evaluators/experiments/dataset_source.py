@@ -68,8 +68,8 @@ def make_source(
         traces = [trace for trace in dataset if not _is_judgement(trace)]
         return _make_trace_source(default_name, lambda: _load_traces(traces, store, reload_traces), len(traces))
     if isinstance(dataset, str) and not datasets.is_file(dataset):
-        name, at, version = dataset.rpartition("@")
-        if at and version.isdigit():
+        name, separator, version = dataset.rpartition("@")
+        if separator and version.isdigit():
             return _make_stored_source(store, name, int(version), splits)
         return _make_stored_source(store, dataset, None, splits)
     if datasets.is_file(dataset) and Path(dataset).exists() and Path(dataset).stat().st_size > MAX_STORED_FILE:
@@ -135,14 +135,14 @@ def _iterate_planned_runs(selected: Iterable[tuple[Example, Trace | None]], repe
 def _select_by_id(
     selected: Iterable[tuple[Example, Trace | None]], only: Sequence[str]
 ) -> list[tuple[Example, Trace | None]]:
-    found: dict[str, list[tuple[Example, Trace | None]]] = {id: [] for id in only}
+    matches: dict[str, list[tuple[Example, Trace | None]]] = {id: [] for id in only}
     for pair in selected:
-        for id in found:
+        for id in matches:
             if pair[0].id == id or (len(id) >= MIN_ID_PREFIX and pair[0].id.startswith(id)):
-                found[id].append(pair)
-    if missing := [id for id, pairs in found.items() if not pairs]:
+                matches[id].append(pair)
+    if missing := [id for id, pairs in matches.items() if not pairs]:
         raise NotFound(f"no example has the id {missing[0]!r}, or an id that begins with it (only=…)")
-    unique = {pair[0].id: pair for pairs in found.values() for pair in pairs}
+    unique = {pair[0].id: pair for pairs in matches.values() for pair in pairs}
     return list(unique.values())
 
 
@@ -218,11 +218,11 @@ def _make_trace_source(name: str, traces: Callable[[], Iterable[Trace]], count: 
     return ExampleSource(name, None, "kv", count, examples, has_traces=True)
 
 
-def _is_judgement(given: Trace | TraceSummary) -> bool:
+def _is_judgement(trace: Trace | TraceSummary) -> bool:
     """Return whether a trace was recorded by an evaluator (see `Filter`). Such traces are never evaluated
     themselves.
     """
-    root = given.root if isinstance(given, Trace) else given
+    root = trace.root if isinstance(trace, Trace) else trace
     return root.kind == EVALUATOR_KIND and root.experiment_id is None
 
 
@@ -230,14 +230,14 @@ def _load_traces(traces: Sequence[Trace | TraceSummary], store: Store, reload: b
     """Yield the traces, read from the store if only their summary is given. With `reload`, read all of them."""
     for start in range(0, len(traces), SOURCE_PAGE):
         page = traces[start : start + SOURCE_PAGE]
-        ids = [given.trace_id for given in page if reload or isinstance(given, TraceSummary)]
+        ids = [entry.trace_id for entry in page if reload or isinstance(entry, TraceSummary)]
         stored = {trace.trace_id: trace for trace in store.many(ids)}
-        for given in page:
-            trace = stored.get(given.trace_id, None if reload else given)
+        for entry in page:
+            trace = stored.get(entry.trace_id, None if reload else entry)
             if isinstance(trace, Trace):
                 yield trace
             elif reload:
-                raise NotFound(f"trace {given.trace_id} is not in the store, so no feedback can be attached to it")
+                raise NotFound(f"trace {entry.trace_id} is not in the store, so no feedback can be attached to it")
 
 
 def _is_trace_list(dataset: Any, *, if_empty: bool) -> bool:

@@ -89,8 +89,8 @@ class RunPipeline:
             run = make_existing_run(self._plan, item)
         else:
             run = run_task_on_thread(self._plan, task, item, self._wait, self._conditions)
-        run.feedback += self._scorer.here(run.case, run.target, self._wait, item.evaluators)
-        if self._scorer.has_later:
+        run.feedback += self._scorer.score_on_thread(run.case, run.target, self._wait, item.evaluators)
+        if self._scorer.has_concurrent:
             self._scoring_slots.acquire()
             self._loop.call_soon_threadsafe(self._start_scoring, run)
         else:
@@ -103,7 +103,7 @@ class RunPipeline:
             run = make_existing_run(self._plan, item)
         else:
             run = await run_task_on_loop(self._plan, task, item, self._conditions)
-        run.feedback += await self._scorer.on_loop(run.case, run.target, item.evaluators)
+        run.feedback += await self._scorer.score_on_loop(run.case, run.target, item.evaluators)
         await self._finish_scoring(run)
 
     async def yield_to_loop(self) -> None:
@@ -158,8 +158,8 @@ class RunPipeline:
         task.add_done_callback(self._end_scoring)
 
     async def _finish_scoring(self, run: FinishedRun) -> None:
-        if self._scorer.has_later:
-            run.feedback += await self._scorer.later(run.case, run.target, run.item.evaluators)
+        if self._scorer.has_concurrent:
+            run.feedback += await self._scorer.score_concurrently(run.case, run.target, run.item.evaluators)
         self._pass_on(run)
 
     def _end_scoring(self, task: asyncio.Task[None]) -> None:
@@ -210,7 +210,12 @@ class WorkerThreads:
 
     def _work(self) -> None:
         try:
-            while (item := self._take()) is not None:
+            while True:
+                with self._lock:
+                    if self._stopped or self._pipeline.is_over or (item := next(self._items, None)) is None:
+                        return
+                    if self._started < self._limit:
+                        self._start_thread()
                 self._context.copy().run(self._pipeline.process_on_thread, item)
                 while self._pipeline.is_full and not self._stopped:
                     time.sleep(FULL_QUEUE_PAUSE)
@@ -224,14 +229,6 @@ class WorkerThreads:
             if is_last:
                 with suppress(RuntimeError):  # the loop is closed already, after an interruption
                     self._loop.call_soon_threadsafe(self._all_done.set)
-
-    def _take(self) -> PlannedRun | None:
-        with self._lock:
-            if self._stopped or self._pipeline.is_over or (item := next(self._items, None)) is None:
-                return None
-            if self._started < self._limit:
-                self._start_thread()
-            return item
 
 
 async def _run_loop_workers(plan: ExperimentPlan, pipeline: RunPipeline, items: Iterator[PlannedRun]) -> None:

@@ -95,8 +95,8 @@ class Comparison:
         import pandas
 
         rows = []
-        for place, experiment in enumerate(self.experiments):
-            contrasts = self.contrasts(place) if place else {}
+        for index, experiment in enumerate(self.experiments):
+            contrasts = self.contrasts(index) if index else {}
             summary = experiment.summary()
             for key in self.keys:
                 row: dict[str, Any] = {"key": key, "experiment": experiment.name, "experiment_id": experiment.id}
@@ -106,18 +106,21 @@ class Comparison:
                 rows.append({**row, **_list_contrast_values(contrasts.get(key))})
         return pandas.DataFrame(rows)
 
-    def _scores(self, place: int) -> statistics.Scores:
+    def _scores(self, index: int) -> statistics.Scores:
         """Return scores by example and key, read from the store once."""
-        if place not in self._read:
-            experiment = self.experiments[place]
+        if index not in self._read:
+            experiment = self.experiments[index]
             # if a task has failed in any experiment, the other scores cover only some of the runs
             tasks = any(each.summary().failed for each in self.experiments)
-            self._read[place] = read_scores_by_example(experiment.store, experiment.id, tasks=tasks)
-        return self._read[place]
+            self._read[index] = read_scores_by_example(experiment.store, experiment.id, tasks=tasks)
+        return self._read[index]
 
     def to_html(self) -> str:
         """Return the table as HTML."""
-        return self._repr_html_()
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self._notes())
+        return make_html_table(self._title, *self._cells()) + notes
+
+    _repr_html_ = to_html  # for notebooks
 
     def __str__(self) -> str:
         return render_text(self)
@@ -134,10 +137,6 @@ class Comparison:
         yield make_text_table(self._title, head, colored)
         yield from map(Text, self._notes())
 
-    def _repr_html_(self) -> str:
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self._notes())
-        return make_html_table(self._title, *self._cells()) + notes
-
     @property
     def _title(self) -> str:
         return " | ".join(f"{experiment.name} ({experiment.id[:8]})" for experiment in self.experiments)
@@ -145,17 +144,17 @@ class Comparison:
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         names = [experiment.name for experiment in self.experiments]
         # columns have unique names: repeated experiment names get their position appended
-        names = [f"{name} ({place})" if names.count(name) > 1 else name for place, name in enumerate(names, 1)]
+        names = [f"{name} ({index})" if names.count(name) > 1 else name for index, name in enumerate(names, 1)]
         head = ["key", names[0], *(text for name in names[1:] for text in (name, *CHANGE_COLUMNS))]
         summaries = [experiment.summary() for experiment in self.experiments]
         agreement = [summary.trust() for summary in summaries]
         rows = []
         for key in self.keys:
             row = [key]
-            for place, summary in enumerate(summaries):
-                row.append(_format_cell(summary.get(key), agreement[place].get(key, "")))
-                if place:
-                    row += _format_contrast(self.contrasts(place).get(key))
+            for index, summary in enumerate(summaries):
+                row.append(_format_cell(summary.get(key), agreement[index].get(key, "")))
+                if index:
+                    row += _format_contrast(self.contrasts(index).get(key))
             rows.append(row)
         return head, rows
 

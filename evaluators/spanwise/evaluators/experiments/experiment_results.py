@@ -86,7 +86,7 @@ class Experiment:
         traces = read_stored_runs(store, record, tally).traces
         # order the runs as in the dataset; runs whose example is not in the dataset follow, ordered by start time
         ids = (example.id for page in iterate_example_pages(store, record) for example in page)
-        position = {id: place for place, id in enumerate(ids)}
+        position = {id: index for index, id in enumerate(ids)}
         last = len(position)
         keys = sorted(enumerate(traces), key=lambda pair: (position.get(pair[1][0], last), pair[1][1], pair[0]))
         tally.traces = dict(enumerate(traces[key] for _, key in keys))
@@ -113,6 +113,15 @@ class Experiment:
         Print the summary, or read single values, such as `summary()["exact"].mean`.
         """
         record = self.record
+
+        def read_agreement() -> Mapping[str, str]:
+            """Return each judge's agreement with human feedback; {} if the store is unavailable or closed."""
+            versions = {key: version or None for key, version in self._tally.judge_versions.items()}
+            try:
+                return JudgeAgreement(self._store).said(versions)
+            except StoreError:
+                return {}
+
         status = "" if record.status == "finished" else f", {standing(record)}"
         title = f"{record.name} on {record.dataset}{status}"
         return make_summary(
@@ -120,29 +129,24 @@ class Experiment:
             self._tally,
             repeats=_get_repetitions(record) > 1,
             has_task=bool((record.metadata.get("setup") or {}).get("task")),
-            read_agreement=self._read_agreement,
+            read_agreement=read_agreement,
             evaluators=record.evaluators,
         )
 
-    def _read_agreement(self) -> Mapping[str, str]:
-        """Return each judge's agreement with human feedback; {} if the store is unavailable or closed."""
-        versions = {key: version or None for key, version in self._tally.judge_versions.items()}
-        try:
-            return JudgeAgreement(self._store).said(versions)
-        except StoreError:
-            return {}
-
     def rows(self) -> Iterator[Row]:
         """Yield every run in the dataset's order, read from the store page by page."""
-        examples = ExampleLookup(self._pages)
+
+        def read_pages() -> Iterator[Sequence[Example]]:
+            if self._examples is None:
+                return iterate_example_pages(self._store, self.record)
+            return iter((self._examples,))
+
+        examples = ExampleLookup(read_pages)
         ids = (self._tally.traces[slot] for slot in sorted(self._tally.traces))
         while page := list(islice(ids, ROW_PAGE)):
             for trace in self._store.many(page):
                 yield Row(read_attached_example(trace.root) or examples.get(trace.root.example_id or ""), trace)
             examples.forget(trace.root.example_id or "")
-
-    def _pages(self) -> Iterator[Sequence[Example]]:
-        return iterate_example_pages(self._store, self.record) if self._examples is None else iter((self._examples,))
 
     def errors(self) -> Iterator[Failure]:
         """Yield every error of the task and of evaluators, with tracebacks."""

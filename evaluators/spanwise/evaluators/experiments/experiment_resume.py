@@ -37,13 +37,13 @@ class EvaluatedTraces:
         """
         named = Counter(evaluator.make.name for evaluator in evaluators)
         self._bits: dict[tuple[str | None, str | None, str], int] = {
-            (evaluator.make.name, evaluator.version, key): 1 << place
-            for place, evaluator in enumerate(evaluators)
+            (evaluator.make.name, evaluator.version, key): 1 << bit
+            for bit, evaluator in enumerate(evaluators)
             for key in evaluator.make.keys
         }
         self._only_evaluators: dict[tuple[str | None, str | None], int] = {
-            (evaluator.make.name, evaluator.version): 1 << place
-            for place, evaluator in enumerate(evaluators)
+            (evaluator.make.name, evaluator.version): 1 << bit
+            for bit, evaluator in enumerate(evaluators)
             if named[evaluator.make.name] == 1
         }
         self._declared = declared
@@ -63,8 +63,8 @@ class EvaluatedTraces:
 
     def missing(self, trace_id: str, evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
         """Return the evaluators that have not scored a trace, or failed on it."""
-        done = self._done.get(trace_id, 0) & ~self._failed.get(trace_id, 0)
-        return tuple(evaluator for place, evaluator in enumerate(evaluators) if not done >> place & 1)
+        scored = self._done.get(trace_id, 0) & ~self._failed.get(trace_id, 0)
+        return tuple(evaluator for bit, evaluator in enumerate(evaluators) if not scored >> bit & 1)
 
     def is_scored_again(self, feedback: Feedback) -> bool:
         """Return whether the evaluator of this feedback will score the trace again, because it failed under one of its
@@ -299,11 +299,11 @@ def list_setup_changes(record: Experiment, setup: Mapping[str, JSON], metadata: 
     if changed := _list_changed_keys(then.get("task_code") or {}, setup.get("task_code") or {}):
         more = f" and {len(changed) - _MAX_NAMED} more" if len(changed) > _MAX_NAMED else ""
         differences.append(f"the task's code changed: {', '.join(changed[:_MAX_NAMED])}{more}")
-    given = to_stored_value(metadata)
+    stored = to_stored_value(metadata)
     known = {name: value for name, value in record.metadata.items() if name not in ("setup", "totals")}
-    if given:
+    if stored:
         differences += [
-            _format_change(f"metadata {n!r}", known.get(n), given.get(n)) for n in _list_changed_keys(known, given)
+            _format_change(f"metadata {n!r}", known.get(n), stored.get(n)) for n in _list_changed_keys(known, stored)
         ]
     return differences
 

@@ -82,7 +82,9 @@ class Row:
         return f"<Row {self.example_id[:12]} {result} {dict(self.scores)!r:.300}>"
 
     def _repr_html_(self) -> str:
-        return _render_row(self)
+        """Return the HTML for a notebook, with the CSS rules of table cells only, scoped to this row."""
+        rules = [f".spanwise-row {line}" for line in STYLE.splitlines() if line.startswith("td ")]
+        return "<style>{}</style><div class='spanwise-row'>{}</div>".format("\n".join(rules), _render_table([self]))
 
     @property
     def why(self) -> str | None:
@@ -95,7 +97,9 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         """Return one flat dict: the fields of the run, one entry per key, and the evaluators' parameters if any."""
         root = self.trace.root
-        parameters = {key: given for key, each in self.feedback.items() if (given := get_parameters(each))}
+        parameters = {
+            key: parameters_of_key for key, each in self.feedback.items() if (parameters_of_key := get_parameters(each))
+        }
         return {
             "example_id": self.example_id,
             "repetition": self.repetition,
@@ -166,22 +170,15 @@ def render_experiment_html(name: str, subtitle: str, summary: str, rows: Iterabl
             evaluator_failed = any(outcome.error is not None for outcome in row.feedback.values())
             yield 0 if row.error is not None else 1 if evaluator_failed else 2, count, row
 
-    shown = [row for _, _, row in heapq.nsmallest(MAX_ROWS, ranked(), key=lambda ranked: ranked[:2])]
+    rows_shown = [row for _, _, row in heapq.nsmallest(MAX_ROWS, ranked(), key=lambda ranked: ranked[:2])]
     title = escape(name)
-    truncated = f"<p>The first {len(shown):,} of {count:,} runs, failures first.</p>" if count > len(shown) else ""
+    truncated = (
+        f"<p>The first {len(rows_shown):,} of {count:,} runs, failures first.</p>" if count > len(rows_shown) else ""
+    )
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    runs = f'<h2>Runs</h2>{truncated}<div class="wide">{_render_table(shown)}</div>' if shown else ""
+    runs = f'<h2>Runs</h2>{truncated}<div class="wide">{_render_table(rows_shown)}</div>' if rows_shown else ""
     body = f'<h1>{title}</h1><p>{escape(subtitle)}</p><div class="wide">{summary}</div>{runs}'
     return f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>\n'
-
-
-def _render_row(row: Row) -> str:
-    """Return the HTML of one run for a notebook.
-
-    Only the CSS rules of table cells are included. They are scoped, so that they do not affect the rest of the notebook.
-    """
-    rules = [f".spanwise-row {line}" for line in STYLE.splitlines() if line.startswith("td ")]
-    return "<style>{}</style><div class='spanwise-row'>{}</div>".format("\n".join(rules), _render_table([row]))
 
 
 def _render_table(rows: list[Row]) -> str:
@@ -189,8 +186,10 @@ def _render_table(rows: list[Row]) -> str:
     head = "".join(f"<th>{name}</th>" for name in ("example", "inputs", "outputs", "reference"))
     for key in keys:
         parameters = next((get_parameters(row.feedback[key]) for row in rows if key in row.feedback), {})
-        shown = "".join(f"<small>{_escape_text(f'{name} = {value}')}</small>" for name, value in parameters.items())
-        head += f"<th>{escape(key)}{shown}</th>"
+        parameter_lines = "".join(
+            f"<small>{_escape_text(f'{name} = {value}')}</small>" for name, value in parameters.items()
+        )
+        head += f"<th>{escape(key)}{parameter_lines}</th>"
     body = ""
     for row in rows:
         repetition = f"<small>repetition {row.repetition + 1}</small>" if row.repetition else ""
@@ -214,10 +213,10 @@ def _render_outcome(outcome: Feedback | None) -> str:
         return f'<small class="bad">failed: {_escape_text(outcome.error)}</small>'
     value = outcome.label if outcome.score is None else outcome.score
     if value is None:
-        shown = "<small>skipped</small>"
+        text = "<small>skipped</small>"
     else:
-        shown = _escape_text(f"{value:.4g}" if type(value) is float else str(value))
-    return shown + (f"<small>{_escape_text(outcome.comment)}</small>" if outcome.comment else "")
+        text = _escape_text(f"{value:.4g}" if type(value) is float else str(value))
+    return text + (f"<small>{_escape_text(outcome.comment)}</small>" if outcome.comment else "")
 
 
 def _render_value(value: Any) -> str:

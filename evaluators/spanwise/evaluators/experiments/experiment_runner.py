@@ -111,9 +111,12 @@ async def run_experiment(
     dataset: Any, task: Any, evaluators: Iterable[Any], settings: ExperimentSettings
 ) -> Experiment:
     """Prepare an experiment, run it until it is finished, and return it."""
-    given = [as_evaluator(each) for each in ([evaluators] if isinstance(evaluators, str) else evaluators)]
-    set_evaluators = (*(each for each in given if each.summary), *map(as_evaluator, settings.summary_evaluators))
-    case_evaluators = tuple(each for each in given if not each.summary)
+    evaluator_list = [as_evaluator(each) for each in ([evaluators] if isinstance(evaluators, str) else evaluators)]
+    set_evaluators = (
+        *(each for each in evaluator_list if each.summary),
+        *map(as_evaluator, settings.summary_evaluators),
+    )
+    case_evaluators = tuple(each for each in evaluator_list if not each.summary)
     check_keys((*case_evaluators, *set_evaluators))
     for evaluator in (*case_evaluators, *set_evaluators):
         if evaluator.asking is not None:

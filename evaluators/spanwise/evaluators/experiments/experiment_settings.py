@@ -119,8 +119,8 @@ class ExperimentSettings:
     def parameters(self) -> dict[str, JSON]:
         """Return the options that are recorded with the experiment."""
         names = ("concurrency", "repetitions", "split", "limit", "only", "timeout", "retries", "seed", *_STOP_OPTIONS)
-        given = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in given.items() if value is not None and value is not False}
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 def _to_list(names: NameFilter) -> list[str] | None:
@@ -197,12 +197,14 @@ def accept_options(function: F) -> F:
             return function(*args, **options)
 
     signature = inspect.signature(function)
-    own = [known for known in signature.parameters.values() if known.kind is not known.VAR_KEYWORD]
+    own_parameters = [
+        parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
+    ]
     options = [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
         for field in fields(ExperimentSettings)
     ]
-    called.__signature__ = signature.replace(parameters=[*own, *options])
+    called.__signature__ = signature.replace(parameters=[*own_parameters, *options])
     return cast(F, called)
 
 

@@ -176,7 +176,7 @@ class Summary(Mapping[str, KeySummary]):
         if self.open_spans:
             notes.append(f"{self.open_spans} runs had spans that were still open when their task ended (see span_wait)")
         notes += [f"{key} has too few scores: it requires {n} (min_test_cases)" for key, n in self.few.items()]
-        notes += [f"{what} failed, for example: {first_line(error)}" for what, error in self.why.items()]
+        notes += [f"{name} failed, for example: {first_line(error)}" for name, error in self.why.items()]
         if self.failed_on:
             command = rerun_command.get()
             call = f"evaluate(…, only={self.failed_on!r}, raise_errors=True)"

@@ -250,7 +250,7 @@ class ExperimentTally:
 
     def in_order(self) -> list[tuple[str, KeyTally]]:
         """Return keys in the order of declaration, then all others by name."""
-        declared = {key: place for place, key in enumerate(self._metrics)}
+        declared = {key: index for index, key in enumerate(self._metrics)}
         return sorted(self.keys.items(), key=lambda pair: (declared.get(pair[0], len(declared)), pair[0]))
 
     def add_feedback(self, feedback: Feedback, example: str) -> None:

@@ -91,9 +91,9 @@ class ResultWriter:
         self._thread = threading.Thread(target=self._work, name="spanwise-write", daemon=True)
         self._thread.start()
 
-    def put(self, done: FinishedRun) -> None:
+    def put(self, finished: FinishedRun) -> None:
         """Queue a finished run; returns immediately."""
-        self._queue.put(done)
+        self._queue.put(finished)
 
     @property
     def is_full(self) -> bool:
@@ -134,13 +134,13 @@ class ResultWriter:
         self._wait_for_more()
         while len(batch) < BATCH_SIZE:
             try:
-                done = self._queue.get_nowait()
+                finished = self._queue.get_nowait()
             except queue.Empty:
                 break
-            if done is None:
+            if finished is None:
                 self._queue.put(None)
                 break
-            batch.append(done)
+            batch.append(finished)
         return batch
 
     def _wait_for_more(self) -> None:
@@ -209,12 +209,12 @@ class SpoolBatch(msgspec.Struct):
 
 def make_spool_batch(batch: Sequence[FinishedRun], judgements: Sequence[Run] = ()) -> SpoolBatch:
     """Return the batch of finished runs and of judgements."""
-    new_ids = {outcome.id for done in batch if done.item.errors for outcome in done.feedback}
+    new_ids = {outcome.id for finished in batch if finished.item.errors for outcome in finished.feedback}
     return SpoolBatch(
-        [*(run for done in batch for run in done.runs), *judgements],
-        [outcome for done in batch for outcome in done.feedback],
-        [trace_id for done in batch for trace_id in done.item.replaces],
-        [id for done in batch for id in done.item.errors if id not in new_ids],
+        [*(run for finished in batch for run in finished.runs), *judgements],
+        [outcome for finished in batch for outcome in finished.feedback],
+        [trace_id for finished in batch for trace_id in finished.item.replaces],
+        [id for finished in batch for id in finished.item.errors if id not in new_ids],
     )
 
 
@@ -344,10 +344,10 @@ def _is_private_folder(folder: Path) -> bool:
     """Return whether only this user can write to a folder. The folder for temporary files is shared by all users."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def _deliver_file(path: Path, store: TraceStore) -> int:

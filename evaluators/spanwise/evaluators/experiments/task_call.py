@@ -145,23 +145,23 @@ class ValueCopier:
         """Return a copy of the example with copied values, for tasks that have a parameter `example`."""
         return replace(example, **{name: self.of(getattr(example, name)) for name in _COPIED_FIELDS})
 
-    def _copy(self, value: Any, made: dict[int, Any]) -> Any:
+    def _copy(self, value: Any, copies: dict[int, Any]) -> Any:
         kind = type(value)
         if kind in _IMMUTABLE_TYPES:
             return value
-        if id(value) in made:
-            return made[id(value)]
+        if id(value) in copies:
+            return copies[id(value)]
         if kind is dict:
-            copied = made[id(value)] = {}
+            copied = copies[id(value)] = {}
             for name, member in value.items():
-                copied[name] = member if type(member) in _IMMUTABLE_TYPES else self._copy(member, made)
+                copied[name] = member if type(member) in _IMMUTABLE_TYPES else self._copy(member, copies)
             return copied
         if kind is list:
-            listed = made[id(value)] = []
-            listed.extend([self._copy(member, made) for member in value])
+            listed = copies[id(value)] = []
+            listed.extend([self._copy(member, copies) for member in value])
             return listed
         try:
-            return deepcopy(value, made)
+            return deepcopy(value, copies)
         except Exception as error:  # a `__deepcopy__` or `__reduce__` method may raise anything
             return self._share(value, str(error))
 

@@ -265,30 +265,29 @@ def promote_task_span(
     has none, or if `as_returned` is False because a stream was joined.
     """
     children = [run for run in runs if run.parent_id == around.span_id]
-    if len(children) != 1 or not _is_task_root(children[0], around, wrapped):
+    if len(children) != 1:
         return tuple(runs), around
-    own = children[0]
+    task_span = children[0]
+    # only spans that end after their local root carry this attribute
+    ended_late = names.LOCAL_ROOT in task_span.attributes
+    other_outputs = wrapped and task_span.outputs not in (None, around.outputs)
+    if ended_late or other_outputs or (around.status == "error") != (task_span.status == "error"):
+        return tuple(runs), around
     counts = {name: around.attributes[name] for name in _COUNT_ATTRIBUTES if name in around.attributes}
     root = replace(
-        own,
+        task_span,
         parent_id=None,
-        outputs=own.outputs if as_returned and own.outputs is not None else around.outputs,
-        attributes={**own.attributes, names.LOCAL_ROOT: around.span_id, **counts},
+        outputs=task_span.outputs if as_returned and task_span.outputs is not None else around.outputs,
+        attributes={**task_span.attributes, names.LOCAL_ROOT: around.span_id, **counts},
         experiment_id=around.experiment_id,
         example_id=around.example_id,
         repetition=around.repetition,
     )
     root = _move_span_counts(around, root, root.span_id)
     remaining = tuple(
-        root if run is own else _move_span_counts(around, run, root.span_id) for run in runs if run is not around
+        root if run is task_span else _move_span_counts(around, run, root.span_id) for run in runs if run is not around
     )
     return remaining, root
-
-
-def _is_task_root(own: Run, around: Run, wrapped: bool) -> bool:
-    in_time = names.LOCAL_ROOT not in own.attributes  # only spans that end after their local root carry this attribute
-    has_outputs = not wrapped or own.outputs in (None, around.outputs)
-    return in_time and has_outputs and (around.status == "error") == (own.status == "error")
 
 
 def _move_span_counts(around: Run, run: Run, root_id: str) -> Run:
@@ -310,9 +309,9 @@ def move_below_root(runs: Sequence[Run], root: Run, number: int, final: Run) -> 
     They do not belong to the experiment's example. Only the final run counts, and evaluators do not see the others (see
     `make_case`).
     """
-    marked_runs, own = add_root_attributes(runs, root, {names.ATTEMPT: number})
+    marked_runs, task_root = add_root_attributes(runs, root, {names.ATTEMPT: number})
     for run in marked_runs:
-        parent = final.span_id if run is own else run.parent_id
+        parent = final.span_id if run is task_root else run.parent_id
         yield replace(run, trace_id=final.trace_id, parent_id=parent, experiment_id=None, example_id=None, repetition=0)
 
 

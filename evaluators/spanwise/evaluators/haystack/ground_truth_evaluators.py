@@ -170,22 +170,22 @@ class DocumentRecallEvaluator:
         return cls(**data.get("init_parameters", {}))
 
 
-def _score_questions(score: Callable[..., float], wanted: Documents, retrieved: Documents) -> dict[str, Any]:
-    _check_lists("documents", wanted, retrieved)
+def _score_questions(score: Callable[..., float], expected: Documents, retrieved: Documents) -> dict[str, Any]:
+    _check_lists("documents", expected, retrieved)
     scores = []
-    for truths, given in zip(wanted, retrieved, strict=True):
+    for truths, documents in zip(expected, retrieved, strict=True):
         try:
-            scores.append(score(to_documents(given), to_documents(truths)))
+            scores.append(score(to_documents(documents), to_documents(truths)))
         except Skip:  # no document is expected, or none can be compared: 0 in Haystack
             scores.append(0.0)
     return {"score": sum(scores) / len(scores), "individual_scores": scores}
 
 
-def _check_lists(what: str, truths: Sequence[Any], given: Sequence[Any]) -> None:
-    if not truths or not given:
-        raise ValueError(f"the lists of expected and given {what} must not be empty")
-    if len(truths) != len(given):
-        raise ValueError(f"expected and given {what} must have the same length, got {len(truths)} and {len(given)}")
+def _check_lists(name: str, truths: Sequence[Any], lists: Sequence[Any]) -> None:
+    if not truths or not lists:
+        raise ValueError(f"the lists of expected and given {name} must not be empty")
+    if len(truths) != len(lists):
+        raise ValueError(f"expected and given {name} must have the same length, got {len(truths)} and {len(lists)}")
 
 
 SAS_MODEL = "sentence-transformers/paraphrase-multilingual-mpnet-base-v2"
@@ -249,7 +249,14 @@ class SASEvaluator:
         truths = ground_truths_answers if ground_truth_answers is None else ground_truth_answers
         if truths is None or predicted_answers is None:
             raise ValueError("ground_truth_answers and predicted_answers are both needed, a list of texts each")
-        _check_answers(truths, predicted_answers)
+        if len(truths) != len(predicted_answers):
+            raise ValueError(
+                "expected and predicted answers must have the same length, "
+                f"got {len(truths)} and {len(predicted_answers)}"
+            )
+        for name, answers in (("ground_truth_answers", truths), ("predicted_answers", predicted_answers)):
+            if wrong := [answer for answer in answers if not isinstance(answer, str)]:
+                raise ValueError(f"{name} must be texts, got {wrong[0]!r:.100}")
         if not truths:
             return {"score": 0.0, "individual_scores": [0.0]}
         scores = _pair_scores(self._comparer.model, list(zip(predicted_answers, truths, strict=True)))
@@ -287,22 +294,12 @@ def _pair_scores(model: Embedder | PairScorer, pairs: Sequence[tuple[str, str]])
         return list(map(sigmoid, scores)) if any(score > 1 for score in scores) else scores
     vectors = model.by_text([text for pair in pairs for text in pair])
     scores = []
-    for one, other in pairs:
+    for predicted, truth in pairs:
         try:
-            scores.append(cosine(vectors[one], vectors[other]))
+            scores.append(cosine(vectors[predicted], vectors[truth]))
         except Skip:  # a vector of zeros has no cosine; sentence-transformers returns 0
             scores.append(0.0)
     return scores
-
-
-def _check_answers(truths: Sequence[Any], predicted: Sequence[Any]) -> None:
-    if len(truths) != len(predicted):
-        raise ValueError(
-            f"expected and predicted answers must have the same length, got {len(truths)} and {len(predicted)}"
-        )
-    for what, answers in (("ground_truth_answers", truths), ("predicted_answers", predicted)):
-        if wrong := [answer for answer in answers if not isinstance(answer, str)]:
-            raise ValueError(f"{what} must be texts, got {wrong[0]!r:.100}")
 
 
 def _to_plain_value(value: Any) -> Any:

@@ -170,7 +170,7 @@ class LLMEvaluator:
         results = [result for result, _ in judged]
         if failed := results.count(None):
             _log.warning("%d of %d rows failed: their results are None", failed, len(results))
-        return {"results": results, "meta": [told for _, replies in judged for told in replies] or None}
+        return {"results": results, "meta": [reply for _, replies in judged for reply in replies] or None}
 
     async def _judged(self, row: Mapping[str, Any]) -> RowResult:
         """Return the result of one row, and the usage of its replies."""
@@ -187,7 +187,7 @@ class LLMEvaluator:
 
     async def _result(self, row: Mapping[str, Any], replies: list[dict[str, Any]]) -> dict[str, Any]:
         values = {name: render_value(value) for name, value in row.items()}
-        asked = Ask(
+        question = Ask(
             messages=self._prompt.messages(values),
             schema=self._task.schema,
             name=self._prompt.id,
@@ -195,8 +195,15 @@ class LLMEvaluator:
         )
 
         async def ask(sample: int) -> Answer:
-            answer = await self._judge.ask(replace(asked, sample=sample))
-            replies.append(_reply_meta(answer))
+            answer = await self._judge.ask(replace(question, sample=sample))
+            usage, meta = answer.usage, None
+            if usage:  # under OpenAI's names
+                meta = {
+                    "prompt_tokens": usage.input_tokens,
+                    "completion_tokens": usage.output_tokens,
+                    "total_tokens": usage.total_tokens,
+                }
+            replies.append({"model": answer.model, "usage": meta})
             return answer
 
         return await ask_until_consistent(ask, self._read)
@@ -246,17 +253,17 @@ class _ScoredEvaluator(LLMEvaluator):
         return component_dict(self, **self._options())
 
     async def _run(self, inputs: Mapping[str, list[Any]]) -> dict[str, Any]:
-        said = await LLMEvaluator._run(self, inputs)
-        results = [
-            self._failed() if result is None else {**result, "status": "evaluated"} for result in said["results"]
-        ]
+        report = await LLMEvaluator._run(self, inputs)
+        results: list[dict[str, Any]] = []
+        for result in report["results"]:
+            if result is None:
+                results.append({**{name: [] for name in self.outputs}, "score": math.nan, "status": "error"})
+            else:
+                results.append({**result, "status": "evaluated"})
         scores = [result["score"] for result in results]
         valid = [score for score in scores if not math.isnan(score)]
         mean = sum(valid) / len(valid) if valid else math.nan
-        return {"results": results, "meta": said["meta"], "score": mean, "individual_scores": scores}
-
-    def _failed(self) -> dict[str, Any]:
-        return {**{name: [] for name in self.outputs}, "score": math.nan, "status": "error"}
+        return {"results": results, "meta": report["meta"], "score": mean, "individual_scores": scores}
 
 
 @register_component(**_SCORED_OUTPUT_TYPES)
@@ -328,13 +335,6 @@ def _find_missing_keys(value: Any, expected: Sequence[str]) -> str | None:
     return f"it lacks {', '.join(map(repr, lacking))}; it has {', '.join(map(repr, value))}" if lacking else None
 
 
-def _reply_meta(answer: Answer) -> dict[str, Any]:
-    """Return model and token usage of a reply under OpenAI's names."""
-    usage = answer.usage
-    tokens = {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens} if usage else {}
-    return {"model": answer.model, "usage": {**tokens, "total_tokens": usage.total_tokens} if usage else None}
-
-
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -344,7 +344,7 @@ async def judge_rows(judge: Callable[[R], Awaitable[T]], rows: Sequence[R], *, a
     gate = asyncio.Semaphore(at_once)
     with _progress_bar(len(rows), bar) as advance:
 
-        async def one(row: R) -> T:
+        async def judge_row(row: R) -> T:
             async with gate:
                 judged = await judge(row)
             advance()
@@ -352,21 +352,21 @@ async def judge_rows(judge: Callable[[R], Awaitable[T]], rows: Sequence[R], *, a
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(row)) for row in rows]
+                tasks = [group.create_task(judge_row(row)) for row in rows]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from failed.exceptions[0].__cause__
     return [task.result() for task in tasks]
 
 
 @contextmanager
-def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[], None]]:
+def _progress_bar(total: int, is_shown: bool) -> Iterator[Callable[[], None]]:
     """Show a progress bar on stderr if it is a terminal or notebook, and yield a function that advances it."""
     from rich.progress import Progress
 
     from spanwise.collector.terminal_escaping import TerminalConsole
 
     console = TerminalConsole(stderr=True)
-    visible = shown and (console.is_terminal or console.is_jupyter)
+    visible = is_shown and (console.is_terminal or console.is_jupyter)
     with Progress(console=console, transient=True, disable=not visible) as progress:
         task = progress.add_task("judging", total=total)
         yield lambda: progress.advance(task)

@@ -30,8 +30,8 @@ def register_component(**outputs: Any) -> Callable[[C], C]:
         for name in ("run", "run_async"):
             if name in cls.__dict__:
                 component.output_types(**outputs)(cls.__dict__[name])
-        made: C = component(cls)
-        return made
+        registered: C = component(cls)
+        return registered
 
     return decorate
 

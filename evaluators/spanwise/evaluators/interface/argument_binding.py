@@ -132,8 +132,8 @@ class Binding:
         """
         case = case if self.shares else make_case_view(case)
         prepared = self.prepare(case) if self.prepare else {}
-        given = {**{name: get(case) for name, get in self.paths}, **prepared}
-        fields = {name: value for name, value in given.items() if name in Case.__dataclass_fields__}
+        arguments = {**{name: get(case) for name, get in self.paths}, **prepared}
+        fields = {name: value for name, value in arguments.items() if name in Case.__dataclass_fields__}
         return replace(case, **fields) if fields else case
 
     def columns(self, cases: Iterable[Case]) -> tuple[Arguments, int, int, list[str]]:
@@ -283,7 +283,7 @@ def _signature_parameters(function: Callable[..., Any]) -> list[inspect.Paramete
 
 
 def _compile_prepare(
-    prepare_data: Callable[..., Mapping[str, Any]] | None, asked: Collection[str]
+    prepare_data: Callable[..., Mapping[str, Any]] | None, requested: Collection[str]
 ) -> Callable[[Case], Mapping[str, Any]] | None:
     """Return a function that prepares the arguments of a case, or None.
 
@@ -292,7 +292,7 @@ def _compile_prepare(
     """
     if prepare_data is None:
         return None
-    names = {name: field if field in asked else "" for name, field in SYNONYMS.items() if name not in asked}
+    names = {name: field if field in requested else "" for name, field in SYNONYMS.items() if name not in requested}
     binding = bind(prepare_data, name="prepare_data")
 
     def prepare(case: Case) -> Mapping[str, Any]:

@@ -237,21 +237,21 @@ def make_langsmith_example(case: Case) -> Example | None:
 
 
 def _make_view(kind: Any, record: Any) -> Any:
-    made = object.__new__(kind)
-    object.__setattr__(made, "_of", record)
-    return made
+    view = object.__new__(kind)
+    object.__setattr__(view, "_of", record)
+    return view
 
 
 def _make_trace_view(trace: Trace) -> Any:
-    made = _make_view(TraceView, trace)
-    object.__setattr__(made, "_tree", RunTree(trace))
-    return made
+    view = _make_view(TraceView, trace)
+    object.__setattr__(view, "_tree", RunTree(trace))
+    return view
 
 
 def _make_run_view(run: Run, tree: RunTree) -> Any:
-    made = _make_view(RunView, run)
-    object.__setattr__(made, "_tree", tree)
-    return made
+    view = _make_view(RunView, run)
+    object.__setattr__(view, "_tree", tree)
+    return view
 
 
 def _to_datetime(nanoseconds: int) -> datetime.datetime:

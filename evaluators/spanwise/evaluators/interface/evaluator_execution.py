@@ -296,7 +296,9 @@ class Evaluator:
         errors = [error for error in (results, *results_of_halves) if isinstance(error, BaseException)]
         if len(errors) == 3 and all(map(is_independent_of_input, errors)):
             return [results] * len(cases)
-        bisected = [await self._bisect(half, found) for half, found in zip(halves, results_of_halves, strict=True)]
+        bisected = [
+            await self._bisect(half, half_results) for half, half_results in zip(halves, results_of_halves, strict=True)
+        ]
         return [value for values in bisected for value in values]
 
     async def _call_batch(self, cases: list[Case]) -> list[Any] | BaseException:

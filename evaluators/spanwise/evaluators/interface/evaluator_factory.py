@@ -74,9 +74,9 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
     Raises `BindingError` if it asks for a field that no case has, and `ValueError` for invalid options.
     """
     _check_options(options)
-    own = options.get("name") or _get_function_name(function)
-    key = options.get("key") or own
-    renamed = _rename_keys(own, key, options.get("metrics", ()))
+    function_name = options.get("name") or _get_function_name(function)
+    key = options.get("key") or function_name
+    renamed = _rename_keys(function_name, key, options.get("metrics", ()))
     metrics = _declare_metrics(key, renamed, options)
     # `map` and `prepare_data` determine the arguments of the function, so they are part of its version
     arguments = {name: value for name in ("map", "prepare_data") if (value := options.get(name)) is not None}
@@ -85,6 +85,10 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
         options.get("name") or key, function=function, parameters=parameters
     )
     threshold, summary, origin = options.get("threshold"), options.get("summary"), options.get("origin")
+    if origin is None:
+        module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+        is_importable = module and name and "<" not in name and module != "__main__"
+        origin = {"type": f"{module}.{name}", "init_parameters": {}} if is_importable else {}
     return Evaluator(
         key=key,
         function=function,
@@ -92,7 +96,7 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
             function,
             where=options.get("map"),
             prepare_data=options.get("prepare_data"),
-            name=own,
+            name=function_name,
             shares=options.get("shares", False),
         ),
         make=FeedbackFactory(
@@ -114,7 +118,7 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
         retry_on=compile_retry_on(options.get("retry_on")),
         max_cases=options.get("max_cases"),
         min_cases=options.get("min_cases") or 0,
-        origin=_make_import_origin(function) if origin is None else origin,
+        origin=origin,
         spec=options.get("spec"),
     )
 
@@ -186,15 +190,15 @@ def _set_threshold(threshold: float, metric: Metric) -> Metric:
     return replace(metric, threshold=threshold)
 
 
-def _rename_keys(own: str, key: str, metrics: Sequence[Metric]) -> dict[str, str]:
+def _rename_keys(name: str, key: str, metrics: Sequence[Metric]) -> dict[str, str]:
     """Return the new keys of the evaluator's metrics if the user has chosen another key for the evaluator.
 
     For example, the metric `pii_fail` of `pii` becomes `mine_fail` with `key="mine"`.
     """
-    if key == own:
+    if key == name:
         return {}
     return {
-        metric.key: key + metric.key.removeprefix(own) if metric.key.startswith(own) else f"{key}_{metric.key}"
+        metric.key: key + metric.key.removeprefix(name) if metric.key.startswith(name) else f"{key}_{metric.key}"
         for metric in metrics
     }
 
@@ -205,13 +209,6 @@ def _get_function_name(function: Callable[..., Any]) -> str:
         inner = getattr(function, "func", function)  # `functools.partial` holds the function as `func`
         name = getattr(inner, "__name__", None) or type(inner).__name__
     return str(name)
-
-
-def _make_import_origin(function: Callable[..., Any]) -> dict[str, Any]:
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if not module or not name or "<" in name or module == "__main__":
-        return {}
-    return {"type": f"{module}.{name}", "init_parameters": {}}
 
 
 PARAMETERS_KEY = "evaluator_parameters"  # key in the metadata of feedback
@@ -226,22 +223,22 @@ def format_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def get_parameters(feedback: Feedback) -> Mapping[str, Any]:
     """Return the parameters of the evaluator that gave a feedback; {} if it has none."""
-    given = feedback.metadata.get(PARAMETERS_KEY)
-    return given if isinstance(given, Mapping) else {}
+    parameters = feedback.metadata.get(PARAMETERS_KEY)
+    return parameters if isinstance(parameters, Mapping) else {}
 
 
 def _format_value(value: Any) -> Any:
     """Return a value as JSON. Functions and objects become their names; long values are truncated."""
     if isinstance(value, Mapping):
-        made: Any = {str(name): _format_value(member) for name, member in value.items() if not is_secret(str(name))}
+        plain: Any = {str(name): _format_value(member) for name, member in value.items() if not is_secret(str(name))}
     elif isinstance(value, list | tuple):
-        made = [_format_value(member) for member in value]
+        plain = [_format_value(member) for member in value]
     elif value is None or isinstance(value, str | int | float):
-        made = to_plain(value)
+        plain = to_plain(value)
     else:
-        made = getattr(value, "__qualname__", None) or type(value).__qualname__
-    text = made if isinstance(made, str) else json.dumps(made)  # not orjson, which rejects lone surrogates
-    return made if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}… ({len(text)} characters)"
+        plain = getattr(value, "__qualname__", None) or type(value).__qualname__
+    text = plain if isinstance(plain, str) else json.dumps(plain)  # not orjson, which rejects lone surrogates
+    return plain if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}… ({len(text)} characters)"
 
 
 def check_keys(evaluators: Sequence[Evaluator], recorded: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -288,7 +285,7 @@ def list_declared_keys(evaluators: Iterable[Evaluator]) -> dict[str, str]:
 _COLLISION_REMEDY = "one would overwrite the other: give one of them another key with key='…'"
 
 
-def _describe_collision(key: str, one: str, other: str) -> str:
-    if one == other == key:
+def _describe_collision(key: str, first: str, second: str) -> str:
+    if first == second == key:
         return f"two evaluators have the key {key!r}: {_COLLISION_REMEDY}"
-    return f"two evaluators, {one!r} and {other!r}, give the key {key!r}: {_COLLISION_REMEDY}"
+    return f"two evaluators, {first!r} and {second!r}, give the key {key!r}: {_COLLISION_REMEDY}"

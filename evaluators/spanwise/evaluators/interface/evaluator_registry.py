@@ -166,7 +166,13 @@ def as_evaluator(judge: Any) -> Evaluator:
         raise TypeError(
             f"an evaluator must be a callable or a registered id (see spanwise.evaluators.list_evaluators()), got {judge!r}"
         )
-    return _wrap_instance(judge) or make_evaluator(judge)
+    known = find_registration(judge)
+    if known is None:
+        return make_evaluator(judge)
+    # an instance of a registered class, such as `Exact()`
+    parameters = _list_changed_parameters(judge)
+    options = {COMMON_PARAMETERS[name]: value for name, value in parameters.items() if name in COMMON_PARAMETERS}
+    return _make_registered(known, judge, {"type": known.spec.id, "init_parameters": parameters}, options)
 
 
 def list_evaluators() -> list[str]:
@@ -176,8 +182,8 @@ def list_evaluators() -> list[str]:
 
 def get_spec(id: str) -> EvaluatorSpec:
     """Return the facts of an evaluator. Raises `ValueError` that lists the closest ids."""
-    if own := get_registration(id):
-        return own.spec
+    if registration := get_registration(id):
+        return registration.spec
     return _describe_plugin(_find_entry_point(id))
 
 
@@ -192,8 +198,8 @@ def get_factory(id: str) -> Any:
     For a plugin, return the object of its entry point: a class, a function, or an evaluator's function. Raises
     `ValueError` that lists the closest ids.
     """
-    if own := get_registration(id):
-        return own.factory
+    if registration := get_registration(id):
+        return registration.factory
     loaded = _load_entry_point(_find_entry_point(id))
     return loaded.function if isinstance(loaded, Evaluator) else loaded
 
@@ -215,11 +221,13 @@ def get_evaluator(id: str, **parameters: Any) -> Evaluator:
     if "threshold" in options:
         options["threshold"] = decode_infinity(options["threshold"])
     fields = _list_field_names(registered.factory) if registered else ()
-    own = {name: value for name, value in parameters.items() if name not in COMMON_PARAMETERS or name in fields}
+    own_parameters = {
+        name: value for name, value in parameters.items() if name not in COMMON_PARAMETERS or name in fields
+    }
     if registered is None:
-        return _make_plugin_evaluator(_find_entry_point(id), own, {**options, "origin": origin})
-    _check_parameters(id, registered.factory, own)
-    return _make_registered(registered, registered.factory(**own), origin, options)
+        return _make_plugin_evaluator(_find_entry_point(id), own_parameters, {**options, "origin": origin})
+    _check_parameters(id, registered.factory, own_parameters)
+    return _make_registered(registered, registered.factory(**own_parameters), origin, options)
 
 
 def from_dict(data: Mapping[str, Any]) -> Evaluator:
@@ -241,13 +249,13 @@ def from_dict(data: Mapping[str, Any]) -> Evaluator:
     return decorated
 
 
-def _wrap_library_metric(metric: AdaptedMetric, given: object) -> Evaluator:
+def _wrap_library_metric(metric: AdaptedMetric, metric_object: object) -> Evaluator:
     """Return an evaluator for a metric object of another library.
 
     Its version includes the object's parameters: the attributes that have plain values and the names of its
     constructor's parameters.
     """
-    values = {name: getattr(given, name, None) for name in inspect.signature(type(given)).parameters}
+    values = {name: getattr(metric_object, name, None) for name in inspect.signature(type(metric_object)).parameters}
     parameters = {
         name: value for name, value in values.items() if value is not None and to_stable_text(value) is not None
     }
@@ -285,16 +293,6 @@ def read_definition(file: Path) -> Mapping[str, Any]:
     return definition
 
 
-def _wrap_instance(instance: object) -> Evaluator | None:
-    """Return an evaluator for an instance of a registered class, such as `Exact()`; None for anything else."""
-    known = find_registration(instance)
-    if known is None:
-        return None
-    parameters = _list_changed_parameters(instance)
-    options = {COMMON_PARAMETERS[name]: value for name, value in parameters.items() if name in COMMON_PARAMETERS}
-    return _make_registered(known, instance, {"type": known.spec.id, "init_parameters": parameters}, options)
-
-
 def _make_registered(
     registered: Registration, instance: Any, origin: Mapping[str, Any], options: dict[str, Any]
 ) -> Evaluator:
@@ -307,6 +305,11 @@ def _make_registered(
         origin = {**origin, "init_parameters": exported(origin["init_parameters"])}
         parameters = exported(parameters)
     own_version = getattr(instance, "version", None)
+    values = origin["init_parameters"].values()
+    # a user's function may change its arguments
+    has_function = any(
+        callable(value) or (isinstance(value, Mapping) and any(map(callable, value.values()))) for value in values
+    )
     return make_evaluator(
         instance,
         name=getattr(instance, "named", None) or spec.id,
@@ -318,7 +321,7 @@ def _make_registered(
         summary=spec.summary,
         origin=origin,
         spec=spec,
-        shares=not any(map(_has_callable, origin["init_parameters"].values())),
+        shares=not has_function,
         **options,
     )
 
@@ -339,11 +342,6 @@ def _compute_builtin_version(
     if spec.version == FIRST_VERSION and not preparing:
         return own
     return compute_version(own, number=spec.version, parameters=preparing)
-
-
-def _has_callable(parameter: Any) -> bool:
-    """Return whether a parameter contains a user's function."""
-    return callable(parameter) or (isinstance(parameter, Mapping) and any(map(callable, parameter.values())))
 
 
 def _check_parameters(id: str, factory: type, parameters: Mapping[str, Any]) -> None:
@@ -411,25 +409,27 @@ def _get_distribution_name(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else "another package"
 
 
-def _make_plugin_evaluator(point: EntryPoint, own: dict[str, Any], options: dict[str, Any]) -> Evaluator:
+def _make_plugin_evaluator(point: EntryPoint, parameters: dict[str, Any], options: dict[str, Any]) -> Evaluator:
     """Return a plugin's evaluator. `own` holds the plugin's own parameters, `options` those of `make_evaluator`. Raises
     `ValueError`.
     """
     loaded = _load_entry_point(point)
     if isinstance(loaded, Evaluator):
-        if given := ", ".join(name for name in (*own, *options) if name != "origin"):
+        if given := ", ".join(name for name in (*parameters, *options) if name != "origin"):
             raise ValueError(f"evaluator {point.name!r} is already configured and takes no parameters, got {given}")
         return loaded
     if isinstance(loaded, type):
         try:
-            loaded = loaded(**own)
+            loaded = loaded(**parameters)
         except TypeError as error:
             raise ValueError(f"evaluator {point.name!r} of {point.value!r}: {error}") from error
-    elif own:
-        raise ValueError(f"evaluator {point.name!r} of {point.value!r} takes no parameters, got {', '.join(own)}")
+    elif parameters:
+        raise ValueError(
+            f"evaluator {point.name!r} of {point.value!r} takes no parameters, got {', '.join(parameters)}"
+        )
     if not callable(loaded):
         raise ValueError(f"evaluator {point.name!r} of {point.value!r} is not callable: {loaded!r:.200}")
-    return make_evaluator(loaded, name=point.name, parameters=own, **options)
+    return make_evaluator(loaded, name=point.name, parameters=parameters, **options)
 
 
 def _describe_plugin(point: EntryPoint) -> EvaluatorSpec:
@@ -493,6 +493,6 @@ def adapt_library_metric(metric: Any) -> AdaptedMetric | None:
     """
     for kind in type(metric).__mro__:
         adapter = _ADAPTERS.get(kind.__module__.partition(".")[0])
-        if adapter is not None and (made := adapter(metric)) is not None:
-            return made
+        if adapter is not None and (adapted := adapter(metric)) is not None:
+            return adapted
     return None

@@ -116,12 +116,11 @@ class EvaluatorSpec:
     @property
     def needed(self) -> dict[str, Need]:
         """Return what the evaluator requires: each column of a test case, and a judge, an agent, a model and a GPU."""
-        columns = {name: self._need(fields) for name, fields in TEST_CASE_COLUMNS.items()}
+        columns: dict[str, Need] = {}
+        for name, fields in TEST_CASE_COLUMNS.items():
+            columns[name] = "yes" if fields & set(self.needs) else "optional" if fields & set(self.uses) else "no"
         machinery = {"judge": self.judge, "agent": self.agent, "model": self.model, "gpu": self.gpu}
         return columns | {name: "yes" if needed else "no" for name, needed in machinery.items()}
-
-    def _need(self, fields: frozenset[str]) -> Need:
-        return "yes" if fields & set(self.needs) else "optional" if fields & set(self.uses) else "no"
 
 
 SAFE = "Safe (NIST AI RMF)"

@@ -40,6 +40,7 @@ _MUTATOR_NAMES = (
 _ASSIGNMENT_OPCODES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL")
 _MUTATORS = frozenset(_MUTATOR_NAMES.split())
 _STDLIB_PATHS = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")})
+_CLASS_METADATA = ("__module__", "__doc__", "__firstlineno__", "__static_attributes__", "__qualname__")
 _OWN_PACKAGES = ("spanwise.tracer", "spanwise.collector", "spanwise.evaluators", "spanwise.cli")
 
 
@@ -95,15 +96,15 @@ def compute_fingerprint(value: Any) -> str:
 def _digest_function(function: Any) -> list[tuple[str, str]]:
     """Return the digests of a function's source text by name. Names omit the module, which may be `__main__`."""
     try:
-        found = digest_source(function)
+        digests = digest_source(function)
     except SourceUnavailable:
         code = getattr(function, "__code__", None)  # code made by `exec`, in which `digest_code` finds nothing
-        found = digest_code(function) or {
+        digests = digest_code(function) or {
             _qualified_name(function): _digest(_code_to_text(code)) if isinstance(code, CodeType) else ""
         }
     inner = inspect.unwrap(function)
     prefix = f"{getattr(inner, '__module__', None) or type(inner).__module__}."
-    return sorted((name.removeprefix(prefix), digest) for name, digest in found.items())
+    return sorted((name.removeprefix(prefix), digest) for name, digest in digests.items())
 
 
 def list_untracked_state(function: Any) -> list[str]:
@@ -135,22 +136,20 @@ def _read_code_source(code: CodeType) -> str:
     lambdas.
     """
     lines, first = inspect.findsource(code)
-    if code.co_name == "<lambda>" and (spans := _instruction_positions(code)):
-        (start, from_column), (end, to_column) = min(start for start, _ in spans), max(end for _, end in spans)
-        text = [line.encode() for line in lines[start - 1 : end]]
-        text[-1] = text[-1][:to_column]
-        text[0] = text[0][from_column:]
-        return b"".join(text).decode("utf-8", "replace")
+    if code.co_name == "<lambda>":
+        # (line, column) of the beginning and end of each instruction; none if Python does not record columns
+        spans = [
+            ((start, from_column), (end, to_column))
+            for start, end, from_column, to_column in code.co_positions()
+            if start is not None and end is not None and from_column is not None and to_column
+        ]
+        if spans:
+            (start, from_column), (end, to_column) = min(start for start, _ in spans), max(end for _, end in spans)
+            text = [line.encode() for line in lines[start - 1 : end]]
+            text[-1] = text[-1][:to_column]
+            text[0] = text[0][from_column:]
+            return b"".join(text).decode("utf-8", "replace")
     return inspect.cleandoc("".join(inspect.getblock(lines[first:])))
-
-
-def _instruction_positions(code: CodeType) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the (line, column) of the beginning and end of each instruction; [] if Python does not record columns."""
-    return [
-        ((start, from_column), (end, to_column))
-        for start, end, from_column, to_column in code.co_positions()
-        if start is not None and end is not None and from_column is not None and to_column
-    ]
 
 
 def _walk_code(function: Any, text: Callable[[FunctionType], str] = _read_bytecode) -> _CodeWalk:
@@ -204,14 +203,12 @@ class _CodeWalk:
             self._enqueue(value)
         elif not isinstance(value, ModuleType):
             self._enqueue(type(value))
-            self._add_object(name or f"{_qualified_name(type(value))}()", value)
-
-    def _add_object(self, path: str, value: Any) -> None:
-        if id(value) in self._objects or len(self.state) > MAX_ENTRIES or not _is_project(type(value).__module__):
-            return
-        self._objects[id(value)] = value
-        for name, inner in read_attributes(value).items():
-            self._add_state(f"{path}.{name}", name, inner)
+            is_known = id(value) in self._objects or len(self.state) > MAX_ENTRIES
+            if not is_known and _is_project(type(value).__module__):
+                self._objects[id(value)] = value
+                path = name or f"{_qualified_name(type(value))}()"
+                for attribute, inner in read_attributes(value).items():
+                    self._add_state(f"{path}.{attribute}", attribute, inner)
 
     def _add_state(self, path: str, name: str, value: Any) -> None:
         """Add the value that an object or a closure holds as `name`."""
@@ -227,10 +224,14 @@ class _CodeWalk:
         """Visit one function or class."""
         value = self.pending.pop()
         if isinstance(value, type):
-            self._add_all(
-                _qualified_name(value),
-                {name: _unwrap_member(member) for name, member in vars(value).items() if _is_user_member(name, member)},
-            )
+            members = {}
+            for name, member in vars(value).items():
+                # only members that the user wrote, not those that Python or a library adds
+                is_added = is_container(member) and name.startswith("_") and name.endswith("_")
+                if not is_added and name not in _CLASS_METADATA:
+                    # the function behind a static method, a class method or a property
+                    members[name] = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+            self._add_all(_qualified_name(value), members)
             for base in value.__bases__:
                 self.add("", base)
         else:
@@ -261,7 +262,10 @@ class _CodeWalk:
                     )
             elif name in function.__globals__:
                 self._add_named(f"{module}.{name}", name, value)
-        self._add_all(f"{_qualified_name(function)}.", _read_defaults(function))
+        defaults = function.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        by_name = dict(zip(names, defaults, strict=True)) | (function.__kwdefaults__ or {})
+        self._add_all(f"{_qualified_name(function)}.", by_name)
         self._add_all(_qualified_name(function), _read_closure(function))
 
     def _add_all(self, prefix: str, values: Mapping[Any, Any]) -> None:
@@ -326,12 +330,6 @@ def _iterate_stored_names(code: CodeType, opname: str) -> Iterator[str]:
     return (step.argval for step in dis.get_instructions(code) if step.opname == opname)
 
 
-def _read_defaults(function: FunctionType) -> dict[str, Any]:
-    code, values = function.__code__, function.__defaults__ or ()
-    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
-    return dict(zip(names, values, strict=True)) | (function.__kwdefaults__ or {})
-
-
 def _read_closure(function: FunctionType) -> dict[str, Any]:
     values = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -340,18 +338,6 @@ def _read_closure(function: FunctionType) -> dict[str, Any]:
         except ValueError:  # the cell is still empty
             continue
     return values
-
-
-def _is_user_member(name: str, member: Any) -> bool:
-    """Return whether a class member was written by the user, not added by Python or a library."""
-    if is_container(member) and name.startswith("_") and name.endswith("_"):
-        return False
-    return name not in ("__module__", "__doc__", "__firstlineno__", "__static_attributes__", "__qualname__")
-
-
-def _unwrap_member(value: Any) -> Any:
-    """Return the function behind a static method, a class method or a property; other values unchanged."""
-    return getattr(value, "__func__", None) or getattr(value, "fget", None) or value
 
 
 def _qualified_name(value: Any) -> str:
@@ -364,15 +350,15 @@ def _digest(text: str) -> str:
 
 def read_attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an object by name, including slots, without secrets."""
-    found = dict(getattr(value, "__dict__", {}))
+    attributes = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         for name, member in vars(kind).items():
             if isinstance(member, MemberDescriptorType):
                 try:
-                    found.setdefault(name, member.__get__(value))
+                    attributes.setdefault(name, member.__get__(value))
                 except AttributeError:  # the slot was never set
                     continue
-    return {name: inner for name, inner in found.items() if not is_secret(name)}
+    return {name: inner for name, inner in attributes.items() if not is_secret(name)}
 
 
 def is_secret(name: str) -> bool:

@@ -30,13 +30,13 @@ class JudgementBuffer:
 
     def take(self) -> list[Run]:
         """Remove and return all runs."""
-        taken: list[Run] = []
+        runs: list[Run] = []
         while self._finished:
             try:
-                taken += self._finished.popleft()
+                runs += self._finished.popleft()
             except IndexError:  # another thread has taken the last runs
                 break
-        return taken
+        return runs
 
 
 class DiscardedJudgements(JudgementBuffer):

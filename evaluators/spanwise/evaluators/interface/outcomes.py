@@ -134,10 +134,10 @@ class FeedbackFactory:
             if _is_score_mapping(returned):
                 return [self._from_value(value, target, key) for key, value in returned.items()]
             return [self._from_mapping(returned, target)]
-        several = _unwrap_results(returned)
-        if several is None:
+        results = _unwrap_results(returned)
+        if results is None:
             return [self._from_item(returned, target)]
-        feedback = [self._from_item(item, target) for item in several]
+        feedback = [self._from_item(item, target) for item in results]
         if not feedback:
             return self.skip(target, "the evaluator returned an empty list")
         return _check_distinct_keys(feedback)
@@ -215,7 +215,10 @@ class FeedbackFactory:
         if type(score) not in _NUMBER_TYPES:
             score = _normalize_score(score)
         if label is None and "value" in value:
-            label = _normalize_label(value["value"])
+            label = value["value"]
+            # LangSmith allows a dict, which becomes JSON text
+            is_dict = isinstance(label, Mapping)
+            label = orjson.dumps(to_plain(label)).decode() if is_dict else _normalize_value(label)
         if score is None:
             score, label = label, None
         if score is None:
@@ -225,8 +228,8 @@ class FeedbackFactory:
         return self._from_value(score, target, key, comment, metadata, label)
 
     def _make(self, target: Target, key: str, metadata: Mapping[str, Any] | None = None, **values: Any) -> Feedback:
-        made = {"source": self.source, "evaluator": self.name, "version": self.version, **values}
-        return Feedback(target=target, key=key, metadata={**self.parameters, **(metadata or {})}, **made)
+        fields = {"source": self.source, "evaluator": self.name, "version": self.version, **values}
+        return Feedback(target=target, key=key, metadata={**self.parameters, **(metadata or {})}, **fields)
 
 
 def to_number(value: Any) -> float | bool:
@@ -313,16 +316,16 @@ def _trim_traceback(error: BaseException) -> TracebackType | None:
 
 
 def _check_distinct_keys(feedback: list[Feedback]) -> list[Feedback]:
-    if len({given.key for given in feedback}) == len(feedback):
+    if len({outcome.key for outcome in feedback}) == len(feedback):
         return feedback
-    seen = set()
-    for given in feedback:
-        if (given.target, given.key) in seen:
+    keys = set()
+    for outcome in feedback:
+        if (outcome.target, outcome.key) in keys:
             raise InvalidResult(
-                f"the evaluator returned the key {given.key!r} twice: the second would overwrite the first. "
+                f"the evaluator returned the key {outcome.key!r} twice: the second would overwrite the first. "
                 "Give each result its own key: [{'key': …, 'score': …}, …]; a score with its reason is {'score': …, 'comment': …}"
             )
-        seen.add((given.target, given.key))
+        keys.add((outcome.target, outcome.key))
     return feedback
 
 
@@ -363,21 +366,16 @@ def _normalize_score(value: Any) -> Any:
         return value
 
 
-def _normalize_label(value: Any) -> Any:
-    """Return the content of a result's field `value` as a label. A dict, which LangSmith allows, becomes JSON text."""
-    return orjson.dumps(to_plain(value)).decode() if isinstance(value, Mapping) else _normalize_value(value)
-
-
 def _read_langsmith_fields(value: Mapping[str, Any], target: Target) -> tuple[Target, dict[str, Any]]:
     """Return the target that LangSmith's `target_run_id` names within the trace, and the LangSmith fields to keep as
     metadata.
     """
-    kept = {name: to_plain(value[name]) for name in _LANGSMITH_FIELDS if _is_set(value.get(name))}
-    run_id = str(kept.get("target_run_id") or "").replace("-", "")
+    fields = {name: to_plain(value[name]) for name in _LANGSMITH_FIELDS if _is_set(value.get(name))}
+    run_id = str(fields.get("target_run_id") or "").replace("-", "")
     if target.trace_id is None or (run_id != target.trace_id and len(run_id) != _SPAN_ID):
-        return target, kept
-    del kept["target_run_id"]
-    return (target if run_id == target.trace_id else Target(trace_id=target.trace_id, span_id=run_id)), kept
+        return target, fields
+    del fields["target_run_id"]
+    return (target if run_id == target.trace_id else Target(trace_id=target.trace_id, span_id=run_id)), fields
 
 
 def _has_results(value: Any) -> bool:
@@ -388,8 +386,8 @@ def _unwrap_item(value: Any) -> list[Any] | tuple[Any, ...]:
     if not _has_results(value):
         return [value]
     inner = value["results"]
-    several = _unwrap_results(inner)
-    return [inner] if several is None else several
+    results = _unwrap_results(inner)
+    return [inner] if results is None else results
 
 
 def _is_score_comment_pair(returned: Any) -> bool:
@@ -412,9 +410,9 @@ def _read_object(value: Any) -> Any:
         return value
     fields = {name: getattr(value, name) for name in _COPIED_FIELDS if _is_set(getattr(value, name, None))}
     for name, names in (("key", ("key", "name")), ("comment", _COMMENT_FIELDS)):
-        found = next((given for other in names if _is_set(given := getattr(value, other, None))), None)
-        if found is not None:
-            fields[name] = found
+        content = next((given for other in names if _is_set(given := getattr(value, other, None))), None)
+        if content is not None:
+            fields[name] = content
     return fields
 
 

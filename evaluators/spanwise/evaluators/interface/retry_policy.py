@@ -109,12 +109,12 @@ def get_retry_after(error: BaseException) -> float | None:
     neither.
     """
     for cause in _iterate_causes(error):
-        given = _read_attribute(cause, "retry_after")
-        if given is None:
-            given = _read_retry_after_header(cause)
+        requested = _read_attribute(cause, "retry_after")
+        if requested is None:
+            requested = _read_retry_after_header(cause)
         # a number of seconds, the same as text, or an HTTP date
-        if isinstance(given, int | float | str) and not isinstance(given, bool):
-            seconds = parse_retry_after(str(given))
+        if isinstance(requested, int | float | str) and not isinstance(requested, bool):
+            seconds = parse_retry_after(str(requested))
             if seconds is not None:
                 return seconds
     return None
@@ -195,9 +195,9 @@ def _read_retry_after_header(error: BaseException) -> object:
         headers = _read_attribute(holder, "headers")
         get = _read_attribute(headers, "get")
         if callable(get):
-            given = get("retry-after") or get("Retry-After")
-            if given is not None:
-                return given
+            header = get("retry-after") or get("Retry-After")
+            if header is not None:
+                return header
     return None
 
 

@@ -19,8 +19,8 @@ def open_store_location(store: StoreLocation) -> Iterator[Store]:
     if not isinstance(store, str | PathLike):
         yield store
         return
-    with closing(connect(store)) as found:
-        yield found
+    with closing(connect(store)) as opened:
+        yield opened
 
 
 def resolve_store(store: StoreLocation) -> Store:

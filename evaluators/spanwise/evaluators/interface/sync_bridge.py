@@ -28,9 +28,12 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     Errors that callers can fix are raised without the frames of event loops and threads.
     """
     try:
-        return (
-            _LoopThread(coroutine).result() if _has_running_loop() else asyncio.run(_capture_interrupt(coroutine)).get()
-        )
+        asyncio.get_running_loop()
+        runs_loop = True
+    except RuntimeError:
+        runs_loop = False
+    try:
+        return _LoopThread(coroutine).result() if runs_loop else asyncio.run(_capture_interrupt(coroutine)).get()
     except (ValueError, OSError, StoreError, KeyboardInterrupt) as error:
         raise error.with_traceback(_filter_user_frames(error.__traceback__)) from None
 
@@ -44,14 +47,6 @@ async def _capture_interrupt(coroutine: Coroutine[Any, Any, T]) -> CallResult[T]
         return CallResult(await coroutine)
     except (KeyboardInterrupt, SystemExit) as error:
         return CallResult(error=error)
-
-
-def _has_running_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _filter_user_frames(frames: TracebackType | None) -> TracebackType | None:
@@ -94,16 +89,16 @@ class _LoopThread(Generic[T]):
         return self._result[0]
 
     def _work(self) -> None:
+        async def main() -> T:
+            self._loop = asyncio.get_running_loop()
+            self._task = asyncio.create_task(self._coroutine)
+            self._ready.set()
+            return await self._task
+
         try:
-            self._result.append(asyncio.run(self._main()))
+            self._result.append(asyncio.run(main()))
         except BaseException as error:
             self._error = error
-
-    async def _main(self) -> T:
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.create_task(self._coroutine)
-        self._ready.set()
-        return await self._task
 
 
 # function that waits on a thread for an awaitable, and returns its result

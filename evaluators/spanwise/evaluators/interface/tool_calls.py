@@ -79,12 +79,12 @@ def extract_tool_calls(trace: Trace) -> list[ToolCall] | None:
 
 def get_tool_name(run: Run) -> str:
     """Return the name of the tool that a span of kind "tool" ran."""
-    given = _read_attribute(run, ("name",)) if run.name == LOGFIRE_SPAN_NAME else None
-    given = given or _read_attribute(run, TOOL_NAME_ATTRIBUTES)
+    name = _read_attribute(run, ("name",)) if run.name == LOGFIRE_SPAN_NAME else None
+    name = name or _read_attribute(run, TOOL_NAME_ATTRIBUTES)
     for prefix in SPAN_NAME_PREFIXES:
-        if not given and run.name.startswith(prefix) and len(run.name) > len(prefix):
+        if not name and run.name.startswith(prefix) and len(run.name) > len(prefix):
             return run.name[len(prefix) :]
-    return given or run.name
+    return name or run.name
 
 
 def parse_arguments(arguments: Any) -> Any:
@@ -109,14 +109,16 @@ class _RequestedCalls:
 
     def __post_init__(self) -> None:
         parents = _map_parents(self.runs)
-        found = {run.span_id: list(_iterate_calls(run.outputs)) for run in self.models}
+        calls = {run.span_id: list(_iterate_calls(run.outputs)) for run in self.models}
         for run in sorted(self.models, key=lambda run: max(run.start_ns, run.end_ns)):
-            if any(found.get(above.span_id) for above in _iterate_ancestors(run, parents)):
+            if any(calls.get(above.span_id) for above in _iterate_ancestors(run, parents)):
                 # a run above has calls: LangChain's model run repeats the reply of OpenAI's client run inside it
                 continue
             ids: set[str] = set()
-            for name, arguments, id in found[run.span_id]:
-                if id not in ids and not _is_output_tool(name, run):
+            for name, arguments, id in calls[run.span_id]:
+                # pydantic-ai requests structured output by such a call
+                is_output = name.startswith("final_result") and run.attributes.get("otel.scope.name") == "pydantic-ai"
+                if id not in ids and not is_output:
                     self._add(ToolCall(name, [arguments], id, max(run.start_ns, run.end_ns), run))
                 ids |= {id} if id else set()
 
@@ -135,7 +137,11 @@ class _RequestedCalls:
         """Return the call that a tool span executed. Return None if the call is already known, as for a second
         attempt.
         """
-        name, arguments, id = get_tool_name(run), _read_arguments(run), _read_call_id(run)
+        name, arguments, id = get_tool_name(run), [parse_arguments(run.inputs)], _read_call_id(run)
+        if isinstance(arguments[0], Mapping) and len(arguments[0]) == 1:
+            # the only argument may be a dict that holds all arguments of the request
+            inner = parse_arguments(next(iter(arguments[0].values())))
+            arguments += [inner] if isinstance(inner, Mapping) else []
         keys: list[tuple[str, ...]] = [("id", id)] if id else []
         exact = [_make_exact_key(name, each) for each in arguments]
         if not id or ("id", id) not in self._by_key:
@@ -179,10 +185,10 @@ def _map_parents(runs: list[Run]) -> Mapping[str, Run]:
 
 
 def _iterate_ancestors(run: Run, parents: Mapping[str, Run]) -> Iterator[Run]:
-    seen = {run.span_id}
+    visited = {run.span_id}
     parent = parents.get(run.span_id)
-    while parent is not None and parent.span_id not in seen:
-        seen.add(parent.span_id)
+    while parent is not None and parent.span_id not in visited:
+        visited.add(parent.span_id)
         yield parent
         parent = parents.get(parent.span_id)
 
@@ -202,14 +208,9 @@ def _filter_outermost(spans: list[Run], runs: list[Run]) -> Iterator[Run]:
             yield run
 
 
-def _is_output_tool(name: str, run: Run) -> bool:
-    """Return whether a tool call only serves pydantic-ai to request structured output."""
-    return name.startswith("final_result") and run.attributes.get("otel.scope.name") == "pydantic-ai"
-
-
 def _read_attribute(run: Run, names: tuple[str, ...]) -> str | None:
-    given = (run.attributes.get(name) for name in names)
-    return next((value for value in given if isinstance(value, str) and value), None)
+    values = (run.attributes.get(name) for name in names)
+    return next((value for value in values if isinstance(value, str) and value), None)
 
 
 def _read_call_id(run: Run) -> str | None:
@@ -222,16 +223,6 @@ def _read_call_id(run: Run) -> str | None:
     inner = result.get("data")
     id = (inner if isinstance(inner, Mapping) else result).get("tool_call_id")
     return id if isinstance(id, str) and id else None
-
-
-def _read_arguments(run: Run) -> list[Any]:
-    """Return the possible arguments of a tool span. If the only argument is a dict, that dict is a second
-    possibility.
-    """
-    given = parse_arguments(run.inputs)
-    is_single = isinstance(given, Mapping) and len(given) == 1
-    inner = parse_arguments(next(iter(given.values()))) if is_single else None
-    return [given, inner] if isinstance(inner, Mapping) else [given]
 
 
 def _make_exact_key(name: str, arguments: Any) -> tuple[str, ...]:
@@ -251,15 +242,18 @@ def _iterate_calls(reply: Any, depth: int = 0) -> Iterator[tuple[str, Any, str |
     elif isinstance(reply, Mapping):
         if call := _read_call(reply):
             yield call
-        elif not _is_other_message(reply):
+            return
+        role, kind = reply.get("role"), reply.get("type")
+        is_tool_result = isinstance(kind, str) and kind.endswith(("_result", "_output", "_response"))
+        if role not in OTHER_ROLES and not is_tool_result:
             yield from _iterate_nested_calls(reply, depth)
 
 
 def _iterate_nested_calls(reply: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any, str | None]]:
     """Yield the calls inside an object. `DUPLICATE_KEYS` are read only if the keys before them contain no calls."""
-    found = False
+    has_calls = False
     for key in CONTAINER_KEYS:
-        if key not in reply or (found and key in DUPLICATE_KEYS):
+        if key not in reply or (has_calls and key in DUPLICATE_KEYS):
             continue
         listed = reply[key] if key in CALL_LIST_KEYS else None
         calls = (
@@ -268,14 +262,8 @@ def _iterate_nested_calls(reply: Mapping[str, Any], depth: int) -> Iterator[tupl
             else _iterate_calls(reply[key], depth + 1)
         )
         for call in calls:
-            found = True
+            has_calls = True
             yield call
-
-
-def _is_other_message(reply: Mapping[str, Any]) -> bool:
-    """Return whether an object is a message of another role than the model's, or a result of a tool."""
-    role, kind = reply.get("role"), reply.get("type")
-    return role in OTHER_ROLES or (isinstance(kind, str) and kind.endswith(("_result", "_output", "_response")))
 
 
 def _read_call(value: Mapping[str, Any]) -> tuple[str, Any, str | None] | None:

@@ -61,8 +61,8 @@ class ToolChoice(JudgeEvaluator):
         values = self._values(case, {"tools": render_value(self.tools) if self.tools else "(not said)"})
         return await ask_yes_no(self.PROMPT, self._judge, self._prompt, case, values)
 
-    def _identity(self) -> list[Any]:
-        return [*JudgeEvaluator._identity(self), render_value(list(self.tools))]
+    def _settings_identity(self) -> list[Any]:
+        return [render_value(list(self.tools))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,8 +51,8 @@ class DatabricksJudge(JudgeEvaluator):
     def _values(
         self, case: Case, own: Mapping[str, str] = MappingProxyType({}), prompt: Prompt | None = None
     ) -> dict[str, str]:
-        asked = (prompt or self._prompt).asked
-        fields = {name: DATABRICKS_COLUMNS.get(name, name) for name in asked if name not in own}
+        names = (prompt or self._prompt).asked
+        fields = {name: DATABRICKS_COLUMNS.get(name, name) for name in names if name not in own}
         texts = render_values(case, dict.fromkeys(fields.values()), optional=self.OPTIONAL)
         if "guidelines" in texts:
             texts["guidelines"] = require_guidelines(case, get_case_field(case, "guidelines"))
@@ -143,8 +143,8 @@ class _GuidelineJudge(DatabricksJudge):
         """
         return {"key": key, **await self._ask(key, case, {"guidelines": require_guidelines(case, guidelines)})}
 
-    def _identity(self) -> list[Any]:
-        return [*JudgeEvaluator._identity(self), number_guidelines(self.global_guidelines)]
+    def _settings_identity(self) -> list[Any]:
+        return [number_guidelines(self.global_guidelines)]
 
 
 @register_judge(
@@ -164,17 +164,19 @@ class GuidelineAdherence(_GuidelineJudge):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """Return the metrics: two if there are global guidelines, else one."""
-        own = Metric("guideline_adherence", threshold=0.5, primary=True)
+        per_case = Metric("guideline_adherence", threshold=0.5, primary=True)
         if number_guidelines(self.global_guidelines) is None:
-            return (own,)
-        return own, Metric("global_guideline_adherence", threshold=0.5)
+            return (per_case,)
+        return per_case, Metric("global_guideline_adherence", threshold=0.5)
 
     async def __call__(self, case: Case, outputs: Any, guidelines: Any = None, inputs: Any = None) -> Any:
-        asked = dict(zip([metric.key for metric in self.metrics], (guidelines, self.global_guidelines), strict=False))
-        if len(asked) == 1:
+        guidelines_by_key = dict(
+            zip([metric.key for metric in self.metrics], (guidelines, self.global_guidelines), strict=False)
+        )
+        if len(guidelines_by_key) == 1:
             return await self._adheres("guideline_adherence", case, guidelines)
         return await asyncio.gather(
-            *(catch_outcome(key, self._adheres(key, case, text)) for key, text in asked.items())
+            *(catch_outcome(key, self._adheres(key, case, text)) for key, text in guidelines_by_key.items())
         )
 
 
@@ -323,7 +325,7 @@ def number_guidelines(guidelines: Any) -> str | None:
     """
     if isinstance(guidelines, str):
         return guidelines.strip() or None
-    return "\n".join(f"{place}. {text}" for place, text in enumerate(_iterate_guidelines(guidelines), 1)) or None
+    return "\n".join(f"{number}. {text}" for number, text in enumerate(_iterate_guidelines(guidelines), 1)) or None
 
 
 def _iterate_guidelines(guidelines: Any, name: str = "") -> Iterator[str]:

@@ -102,7 +102,7 @@ class BooleanJudge(JudgeEvaluator):
         """Return the verdict on a text, or on the first part of a long text that fails."""
         parts = prompt.in_parts(values, "outputs") if self.IN_PARTS else [values]
         verdicts = await gather_or_cancel(self._judge_part(judgement, prompt, part) for part in parts)
-        worst = next((place for place, verdict in enumerate(verdicts) if not verdict.passes), 0)
+        worst = next((index for index, verdict in enumerate(verdicts) if not verdict.passes), 0)
         if len(parts) == 1:
             return verdicts[0]
         why = f"{len(parts)} parts were judged; part {worst + 1}: {verdicts[worst].why}"
@@ -267,13 +267,13 @@ class Byop(BooleanJudge):
 
     def __post_init__(self) -> None:
         JudgeEvaluator.__post_init__(self)
-        asked = self._prompt
-        if self.evaluate_retrieved_context and "outputs" not in asked.asked:
+        prompt = self._prompt
+        if self.evaluate_retrieved_context and "outputs" not in prompt.asked:
             raise ValueError(
                 "evaluate_retrieved_context=True needs a prompt with {outputs}, which the context replaces"
             )
-        text = f"{asked.text.rstrip()}\n\n{TRUE_FALSE_SCALE.words()}"
-        object.__setattr__(self, "_prompt", replace(asked, text=text))
+        text = f"{prompt.text.rstrip()}\n\n{TRUE_FALSE_SCALE.instructions()}"
+        object.__setattr__(self, "_prompt", replace(prompt, text=text))
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -38,23 +38,24 @@ class FewShotTask:
 
         A brace before a word in an example is written as JSON's \u007b, so that it is not a placeholder.
         """
-        shown = "\n".join(
-            f"Inputs:\n{_escape_json(one['inputs'])}\nOutputs:\n{_escape_json(one['outputs'])}" for one in self.examples
+        examples = "\n".join(
+            f"Inputs:\n{_escape_json(example['inputs'])}\nOutputs:\n{_escape_json(example['outputs'])}"
+            for example in self.examples
         )
-        asked = ", ".join(f'"{name}": {{{{ {argument} }}}}' for name, argument in inputs.items())
+        fields = ", ".join(f'"{name}": {{{{ {argument} }}}}' for name, argument in inputs.items())
         return (
             f"Instructions:\n{self.instructions}\n\n"
             f"Generate the response in JSON format with the following keys:\n{json.dumps(list(self.outputs))}\n"
             "Consider the instructions and the examples below to determine those values.\n\n"
-            f"Examples:\n{shown}\n\n"
-            f"Inputs:\n{{{asked}}}\nOutputs:\n"
+            f"Examples:\n{examples}\n\n"
+            f"Inputs:\n{{{fields}}}\nOutputs:\n"
         )
 
     @property
     def schema(self) -> dict[str, JSON]:
         """Return the schema of a reply: the outputs, each with the type that it has in the examples."""
-        given = [one["outputs"] for one in self.examples]
-        columns = {name: [row[name] for row in given if name in row] for name in self.outputs}
+        outputs = [example["outputs"] for example in self.examples]
+        columns = {name: [row[name] for row in outputs if name in row] for name in self.outputs}
         return make_object_schema({name: _infer_schema(values) for name, values in columns.items()})
 
 
@@ -289,7 +290,7 @@ def _read_list(answer: Answer, name: str, kind: type) -> list[Any]:
     """Return the list under `name` in a reply. Raises `ParseFailure` if it is missing, or has members that are not of
     type `kind`.
     """
-    given = answer.value.get(name) if isinstance(answer.value, Mapping) else None
-    if not isinstance(given, list) or not all(isinstance(member, kind) for member in given):
-        raise ParseFailure(f"{name} is {given!r:.100}, no list", answer.text)
-    return given
+    values = answer.value.get(name) if isinstance(answer.value, Mapping) else None
+    if not isinstance(values, list) or not all(isinstance(member, kind) for member in values):
+        raise ParseFailure(f"{name} is {values!r:.100}, no list", answer.text)
+    return values

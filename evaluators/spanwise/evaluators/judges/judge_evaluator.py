@@ -24,8 +24,8 @@ from spanwise.tracer.suggestions import did_you_mean
 
 C = TypeVar("C", bound=type)
 
-# Parameters that `_further` leaves out, because `_identity` of their class contains them or because they are only
-# names.
+# Parameters that `_changed_parameters` leaves out, because `_settings_identity` of their class contains them or because
+# they are only names.
 _IDENTITY_PARAMETERS = frozenset(
     "agent assessment_name embed examples global_guidelines higher_is_better judge key logprobs map max_characters "
     "max_statements maximum minimum model prompt questions scale similarity tools weights".split()
@@ -60,12 +60,12 @@ class JudgeEvaluator:
     def __post_init__(self) -> None:
         if self.max_characters < 1:
             raise ValueError(f"max_characters must be an integer >= 1, got {self.max_characters!r}")
-        own = self._own_prompts()
+        overrides = self._own_prompts()
         object.__setattr__(self, "_judge", make_judge(self.judge))
         object.__setattr__(
-            self, "_prompt", load(self.PROMPT, own, self.NAMES, bound=self.max_characters, uncut=self.UNCUT)
+            self, "_prompt", load(self.PROMPT, overrides, self.NAMES, bound=self.max_characters, uncut=self.UNCUT)
         )
-        more = {id: load(id, own, self.NAMES, bound=self.max_characters) for id in self.FURTHER}
+        more = {id: load(id, overrides, self.NAMES, bound=self.max_characters) for id in self.FURTHER}
         object.__setattr__(self, "_more", more)
 
     @property
@@ -91,17 +91,20 @@ class JudgeEvaluator:
     @property
     def version(self) -> str:
         """Return 8 hex digits of the hash of prompts, judge and parameters. They are the version of the feedback."""
-        identity = [*self._identity(), *([further] if (further := self._further()) else [])]
+        prompts = [[prompt.id, prompt.hash] for prompt in self.prompts]
+        identity = [prompts, self.max_characters, dict(self._judge.identity), *self._settings_identity()]
+        if changed := self._changed_parameters():
+            identity.append(changed)
         return hashlib.sha256(orjson.dumps(identity)).hexdigest()[:8]
 
     def exported(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters as they are stored and shown: prompts as texts, the judge without its key."""
-        kept = dict(parameters)
-        if kept.get("prompt") is not None:
-            kept["prompt"] = self._plain_prompt(kept["prompt"])
-        if kept.get("judge") is not None:
-            kept["judge"] = export_judge(self._judge, kept["judge"])
-        return kept
+        exported = dict(parameters)
+        if exported.get("prompt") is not None:
+            exported["prompt"] = self._plain_prompt(exported["prompt"])
+        if exported.get("judge") is not None:
+            exported["judge"] = export_judge(self._judge, exported["judge"])
+        return exported
 
     def _values(
         self, case: Case, own: Mapping[str, str] = MappingProxyType({}), prompt: Prompt | None = None
@@ -112,22 +115,21 @@ class JudgeEvaluator:
         names = [name for name in (prompt or self._prompt).asked if name not in own]
         return {**render_values(case, names, optional=self.OPTIONAL), **own}
 
-    def _further(self) -> dict[str, str]:
+    def _changed_parameters(self) -> dict[str, str]:
         """Return fingerprints of the parameters that differ from their defaults and are not in
         `_IDENTITY_PARAMETERS`.
         """
         values = {
-            one.name: getattr(self, one.name)
-            for one in fields(self)
-            if one.init and one.name not in _IDENTITY_PARAMETERS
+            parameter.name: getattr(self, parameter.name)
+            for parameter in fields(self)
+            if parameter.init and parameter.name not in _IDENTITY_PARAMETERS
         }
-        usual = {one.name: one.default for one in fields(self)}
-        return {name: compute_fingerprint(value) for name, value in values.items() if value != usual[name]}
+        defaults = {parameter.name: parameter.default for parameter in fields(self)}
+        return {name: compute_fingerprint(value) for name, value in values.items() if value != defaults[name]}
 
-    def _identity(self) -> list[Any]:
-        """Return the values that determine the version."""
-        asked = [[prompt.id, prompt.hash] for prompt in self.prompts]
-        return [asked, self.max_characters, dict(self._judge.identity)]
+    def _settings_identity(self) -> list[Any]:
+        """Return the settings of a subclass that determine the version, in addition to prompts, length and judge."""
+        return []
 
     def _own_prompts(self) -> Mapping[str, Any]:
         """Return the prompt overrides by id. Raises `ValueError` for an unknown id."""
@@ -140,6 +142,7 @@ class JudgeEvaluator:
         return self.prompt
 
     def _plain_prompt(self, given: Any) -> Any:
+        """Return the parameter `prompt` with texts in place of paths. Subclasses may override it."""
         if isinstance(given, Mapping):
             return {prompt.id: prompt.text for prompt in self.prompts if prompt.id in given}
         return self._prompt.text if isinstance(given, Path) else given

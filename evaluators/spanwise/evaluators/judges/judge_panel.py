@@ -35,8 +35,8 @@ class _SampledJudge(Judge):
     _which: tuple[Judge, int, int]  # judge, index of the sample, number of samples
 
     async def ask(self, ask: Ask) -> Answer:
-        judge, number, of = self._which
-        return await judge.ask(replace(ask, sample=ask.sample * of + number))
+        judge, number, count = self._which
+        return await judge.ask(replace(ask, sample=ask.sample * count + number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +133,12 @@ def _make_samples(member: Evaluator, samples: int, temperature: float) -> list[E
             f"samples={samples} needs members with a judge; {member.key!r} has none: it is {instance!r:.200}"
         )
     warm = replace(judge, temperature=temperature)
-    made = []
+    members = []
     for number in range(samples):
         sampled = _SampledJudge(**{each.name: getattr(warm, each.name) for each in fields(Judge) if each.init})
         object.__setattr__(sampled, "_which", (warm, number, samples))
-        made.append(replace(member, function=replace(instance, judge=sampled)))
-    return made
+        members.append(replace(member, function=replace(instance, judge=sampled)))
+    return members
 
 
 def _raise_no_vote(rows: Sequence[Feedback]) -> None:
@@ -164,7 +164,11 @@ def _combine_votes(rows: Sequence[Feedback], voting: Sequence[Feedback], notes: 
         closest = min(voting, key=lambda row: abs(float(row.score or 0) - mean))
         return {"score": mean, **_quote_member(closest), "metadata": metadata}
     if others and others[0][1] == count:
-        divided = ", ".join(f"{_format_vote(vote)} {number}" for vote, number in Counter(votes).most_common())
+        names = {True: "yes", False: "no"}
+        divided = ", ".join(
+            f"{names[vote] if isinstance(vote, bool) else vote} {number}"
+            for vote, number in Counter(votes).most_common()
+        )
         return {"score": None, "comment": f"the panel is divided: {divided}", "metadata": metadata}
     member = next(row for row, vote in zip(voting, votes, strict=True) if vote == winner)
     return {"score": winner, **_quote_member(member), "metadata": metadata}
@@ -172,10 +176,6 @@ def _combine_votes(rows: Sequence[Feedback], voting: Sequence[Feedback], notes: 
 
 def _quote_member(member: Feedback) -> dict[str, Any]:
     return {"comment": member.comment, "judge_trace_id": member.judge_trace_id}
-
-
-def _format_vote(vote: Any) -> str:
-    return {True: "yes", False: "no"}.get(vote, str(vote)) if isinstance(vote, bool) else str(vote)
 
 
 def _describe_vote(row: Feedback) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def _sum_costs(rows: Sequence[Feedback], notes: Sequence[str]) -> dict[str, Any]
     notes = [*notes, *[f"{failed} of {len(rows)} members failed"] * (failed > 0)]
     judges = [judge for row in rows if isinstance(judge := row.metadata.get("judge"), dict)]
     sums = {
-        name: sum(given) for name in _SUMMED_FIELDS if (given := [judge[name] for judge in judges if name in judge])
+        name: sum(amounts) for name in _SUMMED_FIELDS if (amounts := [judge[name] for judge in judges if name in judge])
     }
     models = sorted({str(judge["model"]) for judge in judges if judge.get("model")})
     member_notes = [note for judge in judges for note in judge.get("notes", ())]

@@ -325,11 +325,11 @@ def _link_to_judged(run: Run, target: Target | None, case: Case) -> None:
 T = TypeVar("T")
 
 
-async def gather_or_cancel(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run the calls concurrently and return the results in order. If one fails, cancel the others, so that no unused
     answer is paid for.
     """
-    tasks = [asyncio.create_task(one) for one in asked]
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:

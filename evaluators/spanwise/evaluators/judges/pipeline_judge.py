@@ -70,7 +70,10 @@ class PipelineJudge(JudgeEvaluator):
     async def __call__(self, case: Case, outputs: Any) -> dict[str, Any]:
         values = {name: _render_node(case, outputs, name) for name in self._prompt.asked}
         async with Judgement("pipeline_judge", self._judge, case) as judgement:
-            answer = await judgement.ask(self._prompt, values, self._schema())
+            score_schema: JSON = {"type": "integer", "enum": list(range(self.minimum, self.maximum + 1))}
+            # the reasoning precedes the score
+            schema = make_object_schema({"reasoning": {"type": "string"}, "score": score_schema})
+            answer = await judgement.ask(self._prompt, values, schema)
             reply = answer.value if isinstance(answer.value, Mapping) else {}
             score = reply.get("score")
             level = make_scale(range(self.minimum, self.maximum + 1)).label_of(score)
@@ -81,13 +84,8 @@ class PipelineJudge(JudgeEvaluator):
             reasoning = reply.get("reasoning")
             return judgement.row(float(level), comment=str(reasoning) if reasoning else None)
 
-    def _schema(self) -> dict[str, JSON]:
-        """Return the schema of a reply, in which the reasoning precedes the score."""
-        score: JSON = {"type": "integer", "enum": list(range(self.minimum, self.maximum + 1))}
-        return make_object_schema({"reasoning": {"type": "string"}, "score": score})
-
-    def _identity(self) -> list[Any]:
-        return [*JudgeEvaluator._identity(self), self.minimum, self.maximum]
+    def _settings_identity(self) -> list[Any]:
+        return [self.minimum, self.maximum]
 
 
 def _render_node(case: Case, outputs: Any, name: str) -> str:
@@ -105,5 +103,5 @@ def _render_node(case: Case, outputs: Any, name: str) -> str:
 
 
 def _raise_missing_node(outputs: Any, name: str) -> str:
-    there = ", ".join(map(repr, outputs)) if isinstance(outputs, Mapping) else "none by name"
-    raise Unjudged(f"the prompt names {name!r}, which the case lacks; its outputs are {there}")
+    names = ", ".join(map(repr, outputs)) if isinstance(outputs, Mapping) else "none by name"
+    raise Unjudged(f"the prompt names {name!r}, which the case lacks; its outputs are {names}")

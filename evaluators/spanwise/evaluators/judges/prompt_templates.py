@@ -104,8 +104,8 @@ class Prompt:
     @property
     def asked(self) -> tuple[str, ...]:
         """Return the distinct placeholders of the text, in order."""
-        given = map(_get_placeholder_name, _PLACEHOLDER.finditer(self.text))
-        return tuple(dict.fromkeys(name for name in given if name in self.names))
+        names = map(_get_placeholder_name, _PLACEHOLDER.finditer(self.text))
+        return tuple(dict.fromkeys(name for name in names if name in self.names))
 
     def messages(self, values: Mapping[str, str]) -> tuple[Message, ...]:
         """Return the messages with the placeholders replaced by values (texts by name).
@@ -175,13 +175,13 @@ def prompt(
     An override is a text, the `Path` of a text, or a dict of these by prompt id. Raises `ValueError` for an override
     without a placeholder, and `OSError` for a missing file.
     """
-    own = _find_override(id, override.get(id) if isinstance(override, Mapping) else override)
-    own = None if own is None else _rename_placeholders(own, names)
-    text = (files(__package__) / "prompts" / f"{id}.txt").read_text("utf-8") if own is None else own
+    override_text = _find_override(id, override.get(id) if isinstance(override, Mapping) else override)
+    override_text = None if override_text is None else _rename_placeholders(override_text, names)
+    text = (files(__package__) / "prompts" / f"{id}.txt").read_text("utf-8") if override_text is None else override_text
     header = _VERSION.match(text)
-    version = header[1] if header else "1" if own is None else "own"
+    version = header[1] if header else "1" if override_text is None else "own"
     template = Prompt(id, text[header.end() :] if header else text, version, names, tuple(shots), bound, uncut)
-    if own is not None and not template.asked:
+    if override_text is not None and not template.asked:
         raise ValueError(
             f"prompt {id!r} has no placeholder, so the judge would see nothing of the case: {template.text!r:.120}; it may contain "
             f"{', '.join(f'{{{name}}}' for name in names)}. Pass a file as a Path"
@@ -202,11 +202,11 @@ def _rename_placeholders(text: str, names: Sequence[str]) -> str:
             return match[0]
         return f"{{{ours}}}"
 
-    made = _PLACEHOLDER.sub(replaced, text)
-    bare = _PLACEHOLDER.search(made) is None and len(text.split()) > 1
+    renamed = _PLACEHOLDER.sub(replaced, text)
+    bare = _PLACEHOLDER.search(renamed) is None and len(text.split()) > 1
     if bare and {"inputs", "outputs"} <= {*names} and "statements" not in names:
-        return f"{made.rstrip()}\n\nInputs:\n{{inputs}}\n\nOutputs:\n{{outputs}}"
-    return made
+        return f"{renamed.rstrip()}\n\nInputs:\n{{inputs}}\n\nOutputs:\n{{outputs}}"
+    return renamed
 
 
 def _find_override(id: str, override: str | Path | None) -> str | None:

@@ -21,7 +21,7 @@ class LastTurn:
     """Last turn of a conversation: the earlier messages, and the last request."""
 
     earlier: Sequence[Mapping[str, Any]]
-    asked: Any
+    request: Any
 
 
 def render_values(case: Case, names: Iterable[str], *, optional: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -32,11 +32,11 @@ def render_values(case: Case, names: Iterable[str], *, optional: Mapping[str, st
     """
     names = tuple(names)
     values = {name: _get_case_value(case, name) for name in names}
-    words = optional or {}
-    missing = [name for name, value in values.items() if value is None and name not in words]
+    placeholders = optional or {}
+    missing = [name for name, value in values.items() if value is None and name not in placeholders]
     if missing:
         raise Skip(explain_missing_fields(["trace" if name == "trajectory" else name for name in missing], case))
-    texts = {name: words[name] if value is None else render_value(value) for name, value in values.items()}
+    texts = {name: placeholders[name] if value is None else render_value(value) for name, value in values.items()}
     if "inputs" in texts and "history" not in names:
         before = format_messages(_read_last_turn(case).earlier)
         if before:
@@ -64,8 +64,8 @@ def read_conversation(value: Any) -> list[dict[str, Any]]:
     """Return the messages if the value is a conversation, else []. They may also be under a dict's only key or its key
     "messages".
     """
-    found = to_messages(unwrap_single_value(value))
-    return found if all(message["role"] in _ROLES for message in found) else []
+    messages = to_messages(unwrap_single_value(value))
+    return messages if all(message["role"] in _ROLES for message in messages) else []
 
 
 def format_messages(spoken: Iterable[Mapping[str, Any]]) -> str:
@@ -77,7 +77,7 @@ def read_full_conversation(case: Case) -> list[Mapping[str, Any]]:
     """Return the complete conversation: earlier messages, last request and answer, without duplicates."""
     turn = _read_last_turn(case)
     ends = (
-        ("user", unwrap_single_value(turn.asked)),
+        ("user", unwrap_single_value(turn.request)),
         ("assistant", unwrap_single_value(_read_last_answer(case.outputs))),
     )
     last = [{"role": role, "content": render_value(content)} for role, content in ends if content is not None]
@@ -88,7 +88,7 @@ def _get_case_value(case: Case, name: str) -> Any:
     if name == "trajectory":
         return None if case.trace is None else render_trajectory(case.trace)
     if name == "inputs":
-        return _read_last_turn(case).asked
+        return _read_last_turn(case).request
     if name == "outputs":
         return _read_last_answer(case.outputs)
     if name == "history":
@@ -104,16 +104,16 @@ def _read_last_turn(case: Case) -> LastTurn:
     """
     inputs, earlier = get_case_field(case, "inputs"), read_conversation(get_case_field(case, "history"))
     spoken = read_conversation(inputs)
-    last = max((place for place, message in enumerate(spoken) if message["role"] == "user"), default=-1)
-    asked = _format_content(spoken[last]) if last >= 0 else inputs
+    last = max((index for index, message in enumerate(spoken) if message["role"] == "user"), default=-1)
+    question = _format_content(spoken[last]) if last >= 0 else inputs
     answer = _read_last_answer(case.outputs)
     if earlier and answer is not None and earlier[-1] == {"role": "assistant", "content": answer}:
         earlier = earlier[:-1]
     if earlier and earlier[-1].get("role") == "user":
         content = earlier[-1].get("content")
-        if any(content == request or content == unwrap_single_value(request) for request in (inputs, asked)):
+        if any(content == request or content == unwrap_single_value(request) for request in (inputs, question)):
             earlier = earlier[:-1]
-    return LastTurn(earlier or spoken[: max(last, 0)], asked)
+    return LastTurn(earlier or spoken[: max(last, 0)], question)
 
 
 def _read_last_answer(outputs: Any) -> Any:
@@ -127,19 +127,18 @@ def _format_content(message: Mapping[str, Any]) -> str:
     """Return the text of a message. Other parts are represented by their type, and tool calls by JSON."""
     content = message.get("content")
     parts = content if isinstance(content, list | tuple) else [content]
-    words = [_format_content_part(part) for part in parts if part is not None]
+    texts: list[str] = []
+    for part in parts:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, Mapping):
+            text = part.get("text")
+            texts.append(text if isinstance(text, str) else f"({part.get('type', 'something else')} left out)")
+        elif part is not None:
+            texts.append(to_json_text(part))
     calls = message.get("tool_calls") or ()
-    words += [f"(calls {to_json_text(call)})" for call in (calls if isinstance(calls, list | tuple) else [calls])]
-    return "\n".join(words)
-
-
-def _format_content_part(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, Mapping):
-        text = part.get("text")
-        return text if isinstance(text, str) else f"({part.get('type', 'something else')} left out)"
-    return to_json_text(part)
+    texts += [f"(calls {to_json_text(call)})" for call in (calls if isinstance(calls, list | tuple) else [calls])]
+    return "\n".join(texts)
 
 
 def _format_documents(documents: Sequence[Document]) -> str:
@@ -149,8 +148,8 @@ def _format_documents(documents: Sequence[Document]) -> str:
     for number, document in enumerate(documents, 1):
         metadata = document.metadata
         ids = dict.fromkeys(filter(None, (document.id, metadata.get("doc_uri"), metadata.get("uri"))))
-        shown = f" ({', '.join(truncate_middle(str(id), 200) for id in ids)})" if ids else ""
-        sections.append(f"[{number}]{shown} {document.content}")
+        header = f" ({', '.join(truncate_middle(str(id), 200) for id in ids)})" if ids else ""
+        sections.append(f"[{number}]{header} {document.content}")
     return SectionedText(sections)
 
 
@@ -171,20 +170,20 @@ def render_trajectory(trace: Trace, most: int = MAX_TRAJECTORY_LENGTH) -> str:
     runs = list(_iterate_depth_first(trace))
     share = min(_MAX_VALUE_LENGTH, max(_MIN_VALUE_LENGTH, most // (3 * max(1, len(runs)))))
     blocks = [_format_run(number, depth, run, share) for number, (depth, run) in enumerate(runs, 1)]
-    kept = _fit_blocks(blocks, most)
+    shown = _fit_blocks(blocks, most)
     left_out = sum(max(0, len(text) - share) for _, run in runs for _, text in _list_run_values(run))
-    if len(kept) < len(blocks):
-        left_out += sum(map(len, blocks)) - sum(map(len, kept))
-    return ShortenedText("\n".join(kept), left_out)
+    if len(shown) < len(blocks):
+        left_out += sum(map(len, blocks)) - sum(map(len, shown))
+    return ShortenedText("\n".join(shown), left_out)
 
 
 def _iterate_depth_first(trace: Trace) -> Iterator[tuple[int, Run]]:
     """Yield each run once, with its depth: after its parent, and by start time among siblings."""
     runs = sorted(trace.runs, key=lambda run: (run.start_ns, run.span_id))
-    there = {run.span_id for run in runs}
+    span_ids = {run.span_id for run in runs}
     below: dict[str, list[Run]] = {}
     for run in runs:
-        below.setdefault(run.parent_id if run.parent_id in there else "", []).append(run)
+        below.setdefault(run.parent_id if run.parent_id in span_ids else "", []).append(run)
     waiting = [(0, run) for run in reversed(below.pop("", []))]
     while waiting or below:
         if not waiting:  # the remaining runs form cycles

@@ -73,14 +73,14 @@ def read_numbered_items(answer: Answer, count: int, what: str) -> list[Mapping[s
     """Return the items of a reply to `make_numbered_schema`, in order. Raises `ParseFailure` if the numbers are not 1 to
     `count`; the message lists the returned numbers.
     """
-    wanted = [str(number) for number in range(1, count + 1)]
+    numbers = [str(number) for number in range(1, count + 1)]
     value = answer.value
-    if not isinstance(value, Mapping) or set(value) != set(wanted):
+    if not isinstance(value, Mapping) or set(value) != set(numbers):
         came = f"those of {', '.join(map(str, list(value)[:50])) or 'none'}" if isinstance(value, Mapping) else "a list"
         raise ParseFailure(f"asked for {what} 1 to {count}, got {came}", answer.text)
-    if not all(isinstance(value[number], Mapping) for number in wanted):
+    if not all(isinstance(value[number], Mapping) for number in numbers):
         raise ParseFailure(f"{what} are objects", answer.text)
-    return [value[number] for number in wanted]
+    return [value[number] for number in numbers]
 
 
 def read_verdict(answer: Answer, item: Any, label: str = "verdict") -> bool:
@@ -154,7 +154,7 @@ class RagCase:
     case: Case
 
     @property
-    def most(self) -> int:
+    def max_statements(self) -> int:
         """Return the maximum number of sentences and statements of one text."""
         return self.evaluator.max_statements
 
@@ -197,17 +197,19 @@ class RagCase:
         used. Raises `ParseFailure` and the other errors of `Judgement.ask`.
         """
         sentences = split_bounded_sentences(text)
-        portions = split_portions(text, sentences[: self.most])
+        portions = split_portions(text, sentences[: self.max_statements])
         answers = await gather_or_cancel(
             self.ask("statements", STATEMENTS_SCHEMA, outputs=portion) for portion in portions
         )
-        found = [text for answer in answers for text in read_text_list(answer, "statements")]
+        statements = [text for answer in answers for text in read_text_list(answer, "statements")]
         left_out = None
-        if len(sentences) > self.most or len(found) > self.most:
-            left_out = f"only the beginning was judged, {min(self.most, len(found))} statements"
-            missing = sum(map(len, sentences[self.most :])) or sum(map(len, found[self.most :]))
+        if len(sentences) > self.max_statements or len(statements) > self.max_statements:
+            left_out = f"only the beginning was judged, {min(self.max_statements, len(statements))} statements"
+            missing = sum(map(len, sentences[self.max_statements :])) or sum(
+                map(len, statements[self.max_statements :])
+            )
             self.judgement.leave_out("sentences", missing)
-        return Statements(tuple(found[: self.most]), left_out)
+        return Statements(tuple(statements[: self.max_statements]), left_out)
 
     async def verdicts(self, id: str, statements: Sequence[str], **own: str) -> list[StatementVerdict]:
         """Ask the judge for a verdict on every statement, with the prompt of that id. Return the verdicts in the order of
@@ -249,11 +251,11 @@ async def score_context_recall(asking: RagCase) -> ComponentResult:
     sentences = split_bounded_sentences(asking.expected)
     if not sentences:
         raise Skip("the reference is empty: context recall is undefined")
-    listed = [to_one_line(sentence) for sentence in sentences[: asking.most]]
+    listed = [to_one_line(sentence) for sentence in sentences[: asking.max_statements]]
     left_out = None
-    if len(sentences) > asking.most:
-        left_out = f"of {len(sentences)} sentences the first {asking.most} were judged"
-        asking.judgement.leave_out("sentences", sum(map(len, sentences[asking.most :])))
+    if len(sentences) > asking.max_statements:
+        left_out = f"of {len(sentences)} sentences the first {asking.max_statements} were judged"
+        asking.judgement.leave_out("sentences", sum(map(len, sentences[asking.max_statements :])))
     verdicts = _reject_all(listed, "nothing was retrieved")
     if asking.chunks:
         verdicts = await asking.verdicts("context_recall", listed)
@@ -294,24 +296,32 @@ async def score_answer_relevancy(asking: RagCase, embed: EmbedFunction, count: i
 
 async def score_context_precision(asking: RagCase) -> ComponentResult:
     """Return the average precision of the retrieved chunks. Relevant chunks are those useful for the expected answer."""
-    documents = (asking.case.documents or ())[: asking.most]
+    documents = (asking.case.documents or ())[: asking.max_statements]
     if not documents:
         raise Skip("nothing was retrieved: context precision is undefined")
     if not asking.expected.strip():
         raise Skip("the reference is empty: context precision is undefined")
-    verdicts = await gather_or_cancel(_judge_chunk(asking, document) for document in documents)
-    useless = [f"[{place}] {verdict.reason}" for place, verdict in enumerate(verdicts, 1) if not verdict.holds]
+
+    async def judge_chunk(document: Document) -> StatementVerdict:
+        if not document.content.strip():
+            return StatementVerdict("", False, "it is empty")
+        answer = await asking.ask("context_precision", VERDICT_SCHEMA, documents=document.content)
+        reason = to_one_line(str(answer.value["reason"]))
+        return StatementVerdict(to_one_line(document.content), read_verdict(answer, answer.value), reason)
+
+    verdicts = await gather_or_cancel(map(judge_chunk, documents))
+    useless = [f"[{number}] {verdict.reason}" for number, verdict in enumerate(verdicts, 1) if not verdict.holds]
     comment = _make_failure_comment("chunks", "are of no use for the expected answer", useless, len(verdicts))
-    if len(asking.case.documents or ()) > asking.most:
-        comment = f"{comment}; only the first {asking.most} chunks were judged"
+    if len(asking.case.documents or ()) > asking.max_statements:
+        comment = f"{comment}; only the first {asking.max_statements} chunks were judged"
     chunks = [
         {
-            "chunk": place,
+            "chunk": number,
             "id": document.id,
             "verdict": verdict.metadata["verdict"],
             "reason": verdict.metadata["reason"],
         }
-        for place, (document, verdict) in enumerate(zip(documents, verdicts, strict=True), 1)
+        for number, (document, verdict) in enumerate(zip(documents, verdicts, strict=True), 1)
     ]
     return ComponentResult(
         compute_average_precision([verdict.holds for verdict in verdicts]), comment, {"chunks": chunks}
@@ -325,31 +335,31 @@ async def score_context_relevancy(asking: RagCase) -> ComponentResult:
         raise Skip("the context has no sentences: context relevancy is undefined")
     if not asking.question.strip():
         raise Skip("the question is empty: context relevancy is undefined")
-    judged = sentences[: asking.most]
-    if len(sentences) > asking.most:
-        asking.judgement.leave_out("sentences", sum(map(len, sentences[asking.most :])))
+    judged = sentences[: asking.max_statements]
+    if len(sentences) > asking.max_statements:
+        asking.judgement.leave_out("sentences", sum(map(len, sentences[asking.max_statements :])))
     portions = split_portions("\n".join(judged), judged)
     answers = await gather_or_cancel(
         asking.ask("context_relevancy", SENTENCES_SCHEMA, documents=portion) for portion in portions
     )
     copied = [line for answer in answers for line in read_text_list(answer, "sentences", 5000)]
     relevant, invented = match_sentences(judged, copied)
-    irrelevant = [sentence for place, sentence in enumerate(judged) if place not in relevant]
+    irrelevant = [sentence for index, sentence in enumerate(judged) if index not in relevant]
     comment = _make_failure_comment("sentences", "do not help to answer the question", irrelevant, len(judged))
     metadata = {
         "sentences": len(judged),
-        "relevant": [to_one_line(judged[place]) for place in sorted(relevant)][:MAX_STATEMENTS],
+        "relevant": [to_one_line(judged[index]) for index in sorted(relevant)][:MAX_STATEMENTS],
         "not_in_the_context": invented[:MAX_STATEMENTS],
     }
-    if len(sentences) > asking.most:
-        comment = f"{comment}; of {len(sentences)} sentences the first {asking.most} were looked at"
+    if len(sentences) > asking.max_statements:
+        comment = f"{comment}; of {len(sentences)} sentences the first {asking.max_statements} were looked at"
     return ComponentResult(len(relevant) / len(judged), comment, metadata)
 
 
 def compute_average_precision(relevant: Sequence[bool]) -> float:
     """Return the mean of precision@k over the ranks k of relevant items; 0 if none is relevant."""
     hits = list(accumulate(map(int, relevant)))
-    precisions = [hits[place] / (place + 1) for place, holds in enumerate(relevant) if holds]
+    precisions = [hits[index] / (index + 1) for index, holds in enumerate(relevant) if holds]
     return sum(precisions) / len(precisions) if precisions else 0.0
 
 
@@ -369,25 +379,25 @@ def match_sentences(sentences: Sequence[str], copied: Sequence[str]) -> tuple[se
     relevant: set[int] = set()
     invented = []
     for copy in copied:
-        found = {
-            place
-            for part in split_bounded_sentences(copy)
-            for place in _find_positions(texts, _normalize_sentence(part))
+        matches = {
+            index
+            for copied_sentence in split_bounded_sentences(copy)
+            for index in _find_positions(texts, _normalize_sentence(copied_sentence))
         }
-        relevant |= found
-        if not found:
+        relevant |= matches
+        if not matches:
             invented.append(copy)
     return relevant, invented
 
 
-def _find_positions(texts: Sequence[str], wanted: str) -> list[int]:
-    same = [place for place, text in enumerate(texts) if wanted and text == wanted]
-    if same or len(wanted) < _MIN_DISTINCTIVE_LENGTH:
+def _find_positions(texts: Sequence[str], sentence: str) -> list[int]:
+    same = [index for index, text in enumerate(texts) if sentence and text == sentence]
+    if same or len(sentence) < _MIN_DISTINCTIVE_LENGTH:
         return same
-    parts = [place for place, text in enumerate(texts) if wanted in text]
+    parts = [index for index, text in enumerate(texts) if sentence in text]
     if parts:  # a text that is part of several different sentences is ambiguous
-        return parts if len({texts[place] for place in parts}) == 1 else []
-    return [place for place, text in enumerate(texts) if len(text) >= _MIN_DISTINCTIVE_LENGTH and text in wanted]
+        return parts if len({texts[index] for index in parts}) == 1 else []
+    return [index for index, text in enumerate(texts) if len(text) >= _MIN_DISTINCTIVE_LENGTH and text in sentence]
 
 
 _MIN_DISTINCTIVE_LENGTH = 12  # minimum characters of a part that identifies its sentence
@@ -404,15 +414,6 @@ def _to_single_text(value: Any, read: Callable[[Any], str]) -> str:
         return read(value)
     except ValueError:
         return as_text(value)
-
-
-async def _judge_chunk(asking: RagCase, document: Document) -> StatementVerdict:
-    if not document.content.strip():
-        return StatementVerdict("", False, "it is empty")
-    answer = await asking.ask("context_precision", VERDICT_SCHEMA, documents=document.content)
-    return StatementVerdict(
-        to_one_line(document.content), read_verdict(answer, answer.value), to_one_line(str(answer.value["reason"]))
-    )
 
 
 def _reject_all(statements: Sequence[str], why: str) -> list[StatementVerdict]:
@@ -433,8 +434,8 @@ def _make_failure_comment(what: str, fail: str, failed: Sequence[str], of: int) 
     """Return a comment about failures: "1 of 3 statements do not follow from the context: …"."""
     if not failed:
         return f"0 of {of} {what} {fail}"
-    shown = "; ".join(to_one_line(one, 300) for one in failed[:MAX_SHOWN])
-    return f"{len(failed)} of {of} {what} {fail}: {shown}{'; …' if len(failed) > MAX_SHOWN else ''}"
+    excerpts = "; ".join(to_one_line(text, 300) for text in failed[:MAX_SHOWN])
+    return f"{len(failed)} of {of} {what} {fail}: {excerpts}{'; …' if len(failed) > MAX_SHOWN else ''}"
 
 
 _REQUIRED_PLACEHOLDERS: Mapping[str, str] = {  # placeholder that a prompt must contain to judge anything
@@ -475,15 +476,15 @@ class MultiPromptJudge(JudgeEvaluator):
             if (must := _REQUIRED_PLACEHOLDERS[prompt.id]) not in prompt.asked:
                 raise ValueError(f"the prompt {prompt.id!r} has no {{{must}}}: nothing would be judged")
 
-    def _identity(self) -> list[Any]:
-        return [*JudgeEvaluator._identity(self), self.max_statements]
+    def _settings_identity(self) -> list[Any]:
+        return [self.max_statements]
 
     async def _judged(
         self, id: str, case: Case, component: Callable[[RagCase], Coroutine[Any, Any, ComponentResult]]
     ) -> Any:
         async with Judgement(id, self._judge, case) as judgement:
-            found = await component(RagCase(judgement=judgement, evaluator=self, case=case))
-            return judgement.row(found.score, comment=found.comment, metadata=found.metadata)
+            result = await component(RagCase(judgement=judgement, evaluator=self, case=case))
+            return judgement.row(result.score, comment=result.comment, metadata=result.metadata)
 
 
 def set_question_count(prompt: Prompt, questions: int) -> Prompt:
@@ -529,23 +530,23 @@ async def compute_similarities(embed: EmbedFunction, text: str, others: Sequence
     Raises `Skip` for a vector of zeros, whose direction is undefined, and `ValueError` for invalid vectors.
     """
     texts = [text, *others]
-    first, *rest = await embed_texts(embed, texts)
+    first, *vectors = await embed_texts(embed, texts)
     if not any(first):
         raise Skip(f"the similarity is undefined: embed gave a vector of zeros for {text!r:.200}")
-    for other, vector in zip(others, rest, strict=True):
+    for other, vector in zip(others, vectors, strict=True):
         if not any(vector):
             raise Skip(f"the similarity is undefined: embed gave a vector of zeros for {other!r:.200}")
-    return [_compute_cosine(first, vector) for vector in rest]
+    return [_compute_cosine(first, vector) for vector in vectors]
 
 
 async def embed_texts(embed: EmbedFunction, texts: Sequence[str]) -> list[list[float]]:
     """Return one vector of finite numbers per text, all of the same length. Raises `ValueError` for invalid vectors."""
-    given = await run_in_thread(lambda: embed(list(texts)))
-    if inspect.isawaitable(given):
-        given = await given
-    rows = _to_list(given)
+    returned = await run_in_thread(lambda: embed(list(texts)))
+    if inspect.isawaitable(returned):
+        returned = await returned
+    rows = _to_list(returned)
     if not isinstance(rows, list) or len(rows) != len(texts):
-        count = f"{len(rows)} vectors" if isinstance(rows, list) else f"{given!r:.100}"
+        count = f"{len(rows)} vectors" if isinstance(rows, list) else f"{returned!r:.100}"
         raise ValueError(f"embed returned {count} for {len(texts)} texts; {EMBED_HELP}")
     vectors = []
     for row in map(_to_list, rows):
@@ -570,13 +571,13 @@ def _to_list(value: Any) -> Any:
     return list(plain) if isinstance(plain, tuple) else plain
 
 
-def _compute_cosine(one: list[float], other: list[float]) -> float:
+def _compute_cosine(first: list[float], second: list[float]) -> float:
     """Return the cosine of two vectors. They are first scaled by their largest number, so that squares neither underflow
     nor overflow.
     """
-    one, other = _scale_vector(one), _scale_vector(other)
-    product = math.fsum(a * b for a, b in zip(one, other, strict=True))
-    return max(-1.0, min(1.0, product / (math.hypot(*one) * math.hypot(*other))))
+    first, second = _scale_vector(first), _scale_vector(second)
+    product = math.fsum(a * b for a, b in zip(first, second, strict=True))
+    return max(-1.0, min(1.0, product / (math.hypot(*first) * math.hypot(*second))))
 
 
 def _scale_vector(vector: list[float]) -> list[float]:

@@ -74,8 +74,8 @@ class _EmbeddingJudge(MultiPromptJudge):
         MultiPromptJudge.ready(self)
         check_embedder(self._embed)
 
-    def _identity(self) -> list[Any]:
-        return [*MultiPromptJudge._identity(self), *get_embedder_identity(self._embed)]
+    def _settings_identity(self) -> list[Any]:
+        return [self.max_statements, *get_embedder_identity(self._embed)]
 
 
 @register_judge(
@@ -124,9 +124,9 @@ class AnswerCorrectness(_EmbeddingJudge):
         if self.weights[1]:
             check_embedder(self._embed)
 
-    def _identity(self) -> list[Any]:
+    def _settings_identity(self) -> list[Any]:
         similar = get_embedder_identity(self._embed) if self.weights[1] else []
-        return [*MultiPromptJudge._identity(self), list(self.weights), *similar]
+        return [self.max_statements, list(self.weights), *similar]
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -149,8 +149,8 @@ class AnswerCorrectness(_EmbeddingJudge):
                 _judge_against(asking, expected.texts, asking.answer, bool(given.texts)),
             )
         )
-        wrong = [one.statement for one in present if not one.holds]
-        missing = [one.statement for one in covered if not one.holds]
+        wrong = [verdict.statement for verdict in present if not verdict.holds]
+        missing = [verdict.statement for verdict in covered if not verdict.holds]
         factual = (
             rag_metrics.compute_f1(len(present) - len(wrong), len(wrong), len(missing)) if present or covered else 1.0
         )
@@ -158,8 +158,8 @@ class AnswerCorrectness(_EmbeddingJudge):
         metadata = {
             "f1": factual,
             "similarity": similarity if self.weights[1] else None,
-            "statements": [one.metadata for one in present[: rag_metrics.MAX_STATEMENTS]],
-            "expected_statements": [one.metadata for one in covered[: rag_metrics.MAX_STATEMENTS]],
+            "statements": [verdict.metadata for verdict in present[: rag_metrics.MAX_STATEMENTS]],
+            "expected_statements": [verdict.metadata for verdict in covered[: rag_metrics.MAX_STATEMENTS]],
         }
         return ComponentResult(
             score, _make_correctness_comment(factual, wrong, missing, given.left_out or expected.left_out), metadata
@@ -316,12 +316,16 @@ class Ragas(_EmbeddingJudge):
 
     def __post_init__(self) -> None:
         _EmbeddingJudge.__post_init__(self)
-        asked = set_question_count(self._more["answer_relevancy"], self.questions)
-        object.__setattr__(self, "_more", {**self._more, asked.id: asked})
+        prompt = set_question_count(self._more["answer_relevancy"], self.questions)
+        object.__setattr__(self, "_more", {**self._more, prompt.id: prompt})
 
     async def __call__(
         self, case: Case, inputs: Any, outputs: Any, reference_outputs: Any, documents: Sequence[Document]
     ) -> list[dict[str, Any]]:
+        async def score_component(key: str, component: Coroutine[Any, Any, ComponentResult]) -> dict[str, Any]:
+            result = await component
+            return {"key": key, "score": result.score, "comment": result.comment, "metadata": result.metadata}
+
         async with Judgement("ragas", self._judge, case) as judgement:
             asking = RagCase(judgement=judgement, evaluator=self, case=case)
             components = (
@@ -332,22 +336,17 @@ class Ragas(_EmbeddingJudge):
             )
             keys = [f"ragas_{name}" for name in _COMPONENTS]
             rows = await gather_or_cancel(
-                catch_outcome(key, _score_component(key, component))
+                catch_outcome(key, score_component(key, component))
                 for key, component in zip(keys, components, strict=True)
             )
             mean = judgement.row(key="ragas", **_combine_components(rows))
         return [mean, *({**row, "judge_trace_id": judgement.trace_id} for row in rows)]
 
 
-async def _score_component(key: str, component: Coroutine[Any, Any, ComponentResult]) -> dict[str, Any]:
-    found = await component
-    return {"key": key, "score": found.score, "comment": found.comment, "metadata": found.metadata}
-
-
 def _combine_components(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the harmonic mean of the four, an error if one of them is an error, or a skip if one was skipped."""
     if failed := [f"{row['key']} ({row['error']})" for row in rows if "error" in row]:
-        parse = "parse failure: " if all("(parse failure" in one for one in failed) else ""
+        parse = "parse failure: " if all("(parse failure" in error for error in failed) else ""
         return {"error": f"{parse}could not be judged: {', '.join(failed)}"}
     if lacking := [f"{row['key']} ({row['comment']})" for row in rows if "score" not in row]:
         return {"comment": f"undefined without {', '.join(lacking)}"}
@@ -370,9 +369,10 @@ def _make_correctness_comment(
     factual: float, wrong: Sequence[str], missing: Sequence[str], left_out: str | None
 ) -> str:
     """Return a comment with F1 and the answer's extra and missing statements."""
-    shown = [
-        f"{len(found)} {what}: " + "; ".join(f"{one!r:.300}" for one in found[: rag_metrics.MAX_SHOWN])
-        for what, found in (("not in the reference", wrong), ("missing", missing))
-        if found
+    sections = [
+        f"{len(statements)} {problem}: "
+        + "; ".join(f"{statement!r:.300}" for statement in statements[: rag_metrics.MAX_SHOWN])
+        for problem, statements in (("not in the reference", wrong), ("missing", missing))
+        if statements
     ]
-    return "; ".join([f"F1 {factual:.2f}", *shown, *([left_out] if left_out else [])])
+    return "; ".join([f"F1 {factual:.2f}", *sections, *([left_out] if left_out else [])])

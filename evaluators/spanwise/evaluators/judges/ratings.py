@@ -66,7 +66,7 @@ class Scale:
         """Return the metric for scores of this scale."""
         return Metric(key, self.range, higher_is_better, 0.5 if self.is_boolean else None, primary=True)
 
-    def words(self) -> str:
+    def instructions(self) -> str:
         """Return the instructions about the scale: the meaning of the labels, and the form of the reply."""
         lines = [f"{label}: {meaning}" for label, meaning in self.meanings.items()]
         rubric = ["The ratings mean:\n" + "\n".join(lines)] if lines else []
@@ -172,7 +172,7 @@ async def ask_yes_no_in_parts(
     async with Judgement(evaluator, judge, case) as judgement:
         parts = prompt.in_parts(values, name)
         answers = await gather_or_cancel(judgement.ask(prompt, part, scale.schema) for part in parts)
-        worst = next((place for place, answer in enumerate(answers) if not scale.read(answer)[0]), 0)
+        worst = next((index for index, answer in enumerate(answers) if not scale.read(answer)[0]), 0)
         score, label = scale.read(answers[worst])
         comment = get_rationale(answers[worst])
         if len(parts) > 1:
@@ -198,8 +198,8 @@ async def ask_rating(
     reports it.
     """
     async with Judgement(evaluator, judge, case) as judgement:
-        given = render_values(case, prompt.asked) if values is None else values
-        answer = await judgement.ask(prompt, given, scale.schema, logprobs=TOP_LOGPROBS * logprobs)
+        texts = render_values(case, prompt.asked) if values is None else values
+        answer = await judgement.ask(prompt, texts, scale.schema, logprobs=TOP_LOGPROBS * logprobs)
         score, label = scale.read(answer)
         weights = compute_label_probabilities(answer, scale.labels) if logprobs else None
         metadata = add_probabilities({}, weights, label) if logprobs else {}
@@ -232,15 +232,15 @@ def compute_label_probabilities(
     occurs as a word, because quotations in a rationale come earlier. The rating may begin inside a token and span
     several tokens. Returns None if the reply has no log-probabilities, or if no label is found.
     """
-    at = _find_rating("".join(token.text for token in answer.logprobs), labels, field)
-    if at is None:
+    position = _find_rating("".join(token.text for token in answer.logprobs), labels, field)
+    if position is None:
         return None
     masses: dict[str | int, float] = {}
-    for label, probability in _iterate_label_probabilities(answer.logprobs, *at, labels):
+    for label, probability in _iterate_label_probabilities(answer.logprobs, *position, labels):
         masses[label] = masses.get(label, 0.0) + probability
-    kept = {label: mass for label, mass in masses.items() if mass >= MIN_PROBABILITY} or masses
-    total = sum(kept.values())
-    return {label: kept[label] / total for label in labels if label in kept} if total else None
+    likely = {label: mass for label, mass in masses.items() if mass >= MIN_PROBABILITY} or masses
+    total = sum(likely.values())
+    return {label: likely[label] / total for label in labels if label in likely} if total else None
 
 
 def compute_expected_score(weights: Mapping[str | int, float], values: Mapping[str | int, float]) -> float:
@@ -267,16 +267,16 @@ def _find_rating(text: str, labels: Sequence[str | int], field: str) -> tuple[in
     either = "|".join(sorted((re.escape(str(label)) for label in labels), key=len, reverse=True))
     in_json = re.compile(rf'"{re.escape(field)}"\s*:\s*"?\s*({either})(?!\w)', re.IGNORECASE)
     as_word = re.compile(rf"(?<![\w.-])({either})(?!\w|\.\d)", re.IGNORECASE)
-    found = [*in_json.finditer(text)] or [*as_word.finditer(text)]
+    matches = [*in_json.finditer(text)] or [*as_word.finditer(text)]
     known = {str(label).lower(): label for label in labels}
-    return (found[-1].start(1), known[found[-1][1].lower()]) if found else None
+    return (matches[-1].start(1), known[matches[-1][1].lower()]) if matches else None
 
 
 def _iterate_label_probabilities(
     tokens: Sequence[Token], start: int, rating: str | int, labels: Sequence[str | int]
 ) -> Iterator[tuple[str | int, float]]:
     """Yield (label, probability) pairs for the alternatives at each token of the rating, along the sampled path."""
-    path, done, text_of_rating = 1.0, "", str(rating).lower()
+    path, preceding, text_of_rating = 1.0, "", str(rating).lower()
     end = 0
     for token in tokens:
         begin, end = end, end + len(token.text)
@@ -289,11 +289,11 @@ def _iterate_label_probabilities(
             # the alternative without the characters before the rating and after it
             bare = text.removeprefix(token.text[:begins]).lower().lstrip(_PADDING)
             bare = re.split(f"[{re.escape(_RATING_ENDS)}]", bare, maxsplit=1)[0]
-            if (label := _match_label_prefix(done + bare, labels)) is not None:
+            if (label := _match_label_prefix(preceding + bare, labels)) is not None:
                 yield label, path * exp(logprob)
         path *= exp(min(0.0, token.logprob))
-        done += token.text[begins:].lower().strip(_PADDING if not done else "")
-        if len(done) >= len(text_of_rating):
+        preceding += token.text[begins:].lower().strip(_PADDING if not preceding else "")
+        if len(preceding) >= len(text_of_rating):
             break
     yield rating, path
 
@@ -303,8 +303,8 @@ def _match_label_prefix(text: str, labels: Sequence[str | int]) -> str | int | N
     if not text:
         return None
     exact = [label for label in labels if str(label).lower() == text]
-    begun = exact or [label for label in labels if str(label).lower().startswith(text)]
-    return begun[0] if len(begun) == 1 else None
+    matches = exact or [label for label in labels if str(label).lower().startswith(text)]
+    return matches[0] if len(matches) == 1 else None
 
 
 CHUNK_SCALE = make_scale(("yes", "no"))
@@ -338,12 +338,12 @@ async def rate_chunks(
     check_chunks(chunks)
     gate = asyncio.Semaphore(MAX_CONCURRENT_CHUNKS)
     async with Judgement(evaluator, judge, case) as judgement:
-        asked = (_rate_chunk(judgement, prompt, values, chunk.content, gate) for chunk in chunks)
-        verdicts = await asyncio.gather(*asked)
+        questions = (_rate_chunk(judgement, prompt, values, chunk.content, gate) for chunk in chunks)
+        verdicts = await asyncio.gather(*questions)
         lists: dict[str, list[str | None]] = {
             "ratings": [verdict.rating for verdict in verdicts],
             "rationales": [verdict.rationale for verdict in verdicts],
-            "error_messages": [None if one.error is None else describe_error(one.error) for one in verdicts],
+            "error_messages": [None if each.error is None else describe_error(each.error) for each in verdicts],
         }
         ratings = [verdict.rating for verdict in verdicts if verdict.rating is not None]
         if not ratings:

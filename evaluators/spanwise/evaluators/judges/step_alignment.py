@@ -45,8 +45,8 @@ class StepsByRules(EmbeddingEvaluator):
         context = _join_steps(split_text(document.content or "", splitter) for document in case.documents or ())
         answer = split_text(extract_text(case.outputs), splitter)
         vectors = yield [*context, *answer]
-        found = align_steps(context, answer, vectors, self.similarity)
-        return alignment_rows(EVALUATOR_ID, context, answer, found, self.sentence_level_metrics)
+        operations = align_steps(context, answer, vectors, self.similarity)
+        return alignment_rows(EVALUATOR_ID, context, answer, operations, self.sentence_level_metrics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,20 +70,21 @@ class StepsByJudge(JudgeEvaluator):
     async def __call__(self, case: Case, outputs: Any, documents: Sequence[Document]) -> Any:
         texts = [extract_text(outputs), *(document.content or "" for document in documents)]
         async with Judgement(EVALUATOR_ID, self._judge, case) as judgement:
-            answer, *chunks = await gather_or_cancel(self._list_steps(judgement, text) for text in texts)
+
+            async def list_steps(text: str) -> list[str]:
+                if not text.strip():
+                    return []
+                return read_text_list(await judgement.ask(self._prompt, {"text": text}, _STEPS_SCHEMA), "steps")
+
+            answer, *chunks = await gather_or_cancel(map(list_steps, texts))
             context = _join_steps(chunks)
             vectors = await run_in_thread(partial(self._embedder.by_text, [*context, *answer]))
-            found = align_steps(context, answer, vectors, self.similarity)
-            made = alignment_rows(EVALUATOR_ID, context, answer, found, self.sentence_level_metrics)
-            return [judgement.row(**row) for row in made]
+            operations = align_steps(context, answer, vectors, self.similarity)
+            rows = alignment_rows(EVALUATOR_ID, context, answer, operations, self.sentence_level_metrics)
+            return [judgement.row(**row) for row in rows]
 
-    async def _list_steps(self, judgement: Judgement, text: str) -> list[str]:
-        if not text.strip():
-            return []
-        return read_text_list(await judgement.ask(self._prompt, {"text": text}, _STEPS_SCHEMA), "steps")
-
-    def _identity(self) -> list[Any]:
-        return [*JudgeEvaluator._identity(self), dict(self._embedder.identity), self.similarity]
+    def _settings_identity(self) -> list[Any]:
+        return [dict(self._embedder.identity), self.similarity]
 
 
 @register_builtin(
@@ -171,11 +172,11 @@ class StepAlignment:
 
 def _join_steps(chunks: Iterable[list[str]]) -> list[str]:
     """Return the steps of all chunks, in order. Steps shared with the end of the preceding chunk occur once."""
-    found: list[str] = []
-    seen: set[tuple[str, ...]] = set()
+    steps: list[str] = []
+    known: set[tuple[str, ...]] = set()
     for chunk in chunks:
-        if tuple(chunk) not in seen:
-            common = max(n for n in range(min(len(found), len(chunk)) + 1) if found[len(found) - n :] == chunk[:n])
-            found += chunk[common:]
-            seen.add(tuple(chunk))
-    return found
+        if tuple(chunk) not in known:
+            common = max(n for n in range(min(len(steps), len(chunk)) + 1) if steps[len(steps) - n :] == chunk[:n])
+            steps += chunk[common:]
+            known.add(tuple(chunk))
+    return steps

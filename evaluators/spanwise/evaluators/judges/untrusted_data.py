@@ -63,8 +63,8 @@ def fence_value(name: str, text: str, mark: str) -> str:
 def compute_share(lengths: Iterable[int], bound: int) -> int:
     """Return the maximum length per value with which the total is at most `bound`. Short values stay complete."""
     left, waiting = bound, sorted(lengths)
-    for place, length in enumerate(waiting):
-        share = left // (len(waiting) - place)
+    for index, length in enumerate(waiting):
+        share = left // (len(waiting) - index)
         if length > share:
             return share
         left -= length
@@ -90,9 +90,9 @@ class SectionedText(str):
     def __new__(cls, sections: Iterable[str]) -> Self:
         """Join sections with blank lines."""
         sections = tuple(sections)
-        made = super().__new__(cls, "\n\n".join(sections))
-        made.sections = sections
-        return made
+        text = super().__new__(cls, "\n\n".join(sections))
+        text.sections = sections
+        return text
 
 
 class ShortenedText(str):
@@ -102,9 +102,9 @@ class ShortenedText(str):
 
     def __new__(cls, text: str, left_out: int) -> Self:
         """Mark a text with the number of characters that it lacks."""
-        made = super().__new__(cls, text)
-        made.left_out = left_out
-        return made
+        shortened = super().__new__(cls, text)
+        shortened.left_out = left_out
+        return shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +118,17 @@ class BoundedValues:
 def bound_values(values: Mapping[str, str], bound: int) -> BoundedValues:
     """Truncate values to at most `bound` characters in total, the longest first."""
     most = compute_share(map(len, values.values()), bound)
-    kept, left_out = {}, {}
+    bounded, left_out = {}, {}
     for name, text in values.items():
         if isinstance(text, SectionedText) and len(text) > most:
             share = compute_share(map(len, text.sections), most)
-            shown = "\n\n".join(truncate_middle(section, share) for section in text.sections)
+            shortened = "\n\n".join(truncate_middle(section, share) for section in text.sections)
             # also bounds a text with very many empty sections, which consists of separators
-            kept[name] = truncate_middle(shown, 2 * most)
-            missing = sum(max(0, len(section) - share) for section in text.sections) + max(0, len(shown) - 2 * most)
+            bounded[name] = truncate_middle(shortened, 2 * most)
+            missing = sum(max(0, len(section) - share) for section in text.sections) + max(0, len(shortened) - 2 * most)
         else:
-            kept[name], missing = truncate_middle(text, most), max(0, len(text) - most)
+            bounded[name], missing = truncate_middle(text, most), max(0, len(text) - most)
         missing += text.left_out if isinstance(text, ShortenedText) else 0
         if missing:
             left_out[name] = missing
-    return BoundedValues(kept, left_out)
+    return BoundedValues(bounded, left_out)

@@ -70,18 +70,18 @@ class UserDefinedJudge(JudgeEvaluator):
                 )
         scale = make_scale(self.scale)
         schema_name = _INVALID_SCHEMA_CHARACTERS.sub("_", self.key)[:64]
-        asked = load(schema_name, self.prompt, (*PLACEHOLDERS, *(self.map or {})), bound=self.max_characters)
-        shots = make_shots(self.examples, asked.asked, scale)
-        text = f"{asked.text.rstrip()}\n\n{scale.words()}"
+        prompt = load(schema_name, self.prompt, (*PLACEHOLDERS, *(self.map or {})), bound=self.max_characters)
+        shots = make_shots(self.examples, prompt.asked, scale)
+        text = f"{prompt.text.rstrip()}\n\n{scale.instructions()}"
         if isinstance(self.scale, Mapping):
             scale_values: Any = {str(restore_boolean_label(label)): value for label, value in self.scale.items()}
         else:
             scale_values = [restore_boolean_label(label) for label in self.scale]
         object.__setattr__(self, "scale", scale_values)
         object.__setattr__(self, "_scale", scale)
-        object.__setattr__(self, "prompt", asked.text)
+        object.__setattr__(self, "prompt", prompt.text)
         object.__setattr__(self, "_judge", make_judge(self.judge))
-        object.__setattr__(self, "_prompt", replace(asked, text=text, shots=shots))
+        object.__setattr__(self, "_prompt", replace(prompt, text=text, shots=shots))
         object.__setattr__(self, "_more", {})
 
     @property
@@ -105,13 +105,13 @@ class UserDefinedJudge(JudgeEvaluator):
         return await ask_rating(self.key, self._judge, self._prompt, case, self._scale, texts, logprobs=self.logprobs)
 
     def exported(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {**JudgeEvaluator.exported(self, {**parameters, "prompt": None}), "prompt": self.prompt}
-        return {**kept, "scale": self.scale} if "scale" in kept else kept
+        exported = {**JudgeEvaluator.exported(self, {**parameters, "prompt": None}), "prompt": self.prompt}
+        return {**exported, "scale": self.scale} if "scale" in exported else exported
 
-    def _identity(self) -> list[Any]:
+    def _settings_identity(self) -> list[Any]:
         worth = [[label, score] for label, score in self._scale.scores.items()]
         mapped = {name: path if isinstance(path, str) else repr(path) for name, path in (self.map or {}).items()}
-        return [*JudgeEvaluator._identity(self), worth, mapped, self.logprobs, self.higher_is_better]
+        return [worth, mapped, self.logprobs, self.higher_is_better]
 
 
 def judge(
@@ -148,8 +148,8 @@ def judge(
         "logprobs": logprobs,
         "max_characters": max_characters,
     }
-    usual = {"examples": (), "higher_is_better": True, "logprobs": False}
-    parameters = {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
+    defaults = {"examples": (), "higher_is_better": True, "logprobs": False}
+    parameters = {name: value for name, value in given.items() if value is not None and value != defaults.get(name)}
     return get_evaluator("judge", **parameters, **options)
 
 
@@ -160,19 +160,19 @@ def make_signature(names: Sequence[str], mapped: Mapping[str, Any]) -> inspect.S
     fields = dict.fromkeys("trace" if name == "trajectory" and name not in mapped else name for name in names)
     # optional, because the inputs may contain the history
     optional = inspect.Parameter("history", _CASE_PARAMETER.kind, default=None)
-    asked = [
+    parameters = [
         optional if name == "history" and name not in mapped else inspect.Parameter(name, _CASE_PARAMETER.kind)
         for name in fields
     ]
-    return inspect.Signature([*asked, _CASE_PARAMETER])
+    return inspect.Signature([*parameters, _CASE_PARAMETER])
 
 
 REPLY_COLUMNS = ("rationale", "rating")  # columns of an example that form the reply of a good judge
 
 
-def make_shots(examples: Iterable[Any], asked: Sequence[str], scale: Scale) -> tuple[Shot, ...]:
+def make_shots(examples: Iterable[Any], names: Sequence[str], scale: Scale) -> tuple[Shot, ...]:
     """Return the examples as few-shot turns. Raises `ValueError`, which names the unknown or missing column."""
-    columns = (*asked, *REPLY_COLUMNS)
+    columns = (*names, *REPLY_COLUMNS)
     expected = ", ".join(columns)
     shots = []
     for number, row in enumerate(examples, 1):
@@ -191,5 +191,5 @@ def make_shots(examples: Iterable[Any], asked: Sequence[str], scale: Scale) -> t
         if not isinstance(row["rationale"], str) or not row["rationale"].strip():
             raise ValueError(f"example {number} has no rationale: a judge would learn to give none")
         reply = orjson.dumps({"rationale": neutralize(row["rationale"]), "rating": label}).decode()
-        shots.append(Shot(tuple((name, render_value(row[name])) for name in asked), reply))
+        shots.append(Shot(tuple((name, render_value(row[name])) for name in names), reply))
     return tuple(shots)

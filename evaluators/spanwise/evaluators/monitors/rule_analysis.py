@@ -187,7 +187,7 @@ def _score_cases(rule: MonitoredRule, cases: Sequence[tuple[Target, Case]]) -> I
     scorer = CaseScorer(rule.evaluators)
 
     async def score(target: Target, case: Case) -> tuple[Feedback, ...]:
-        return (*await scorer.on_loop(case, target), *await scorer.later(case, target))
+        return (*await scorer.score_on_loop(case, target), *await scorer.score_concurrently(case, target))
 
     for target, case in cases:
         with use_judge_context(judgements=DiscardedJudgements()):

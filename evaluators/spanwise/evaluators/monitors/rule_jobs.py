@@ -381,7 +381,9 @@ class RuleExecution:
             if evaluator.plain and self._may_begin(job, evaluator):
                 job.begin(evaluator.key)
                 with self._evaluator_context(job):
-                    scored = capture_call(lambda e=evaluator: self._scorer.here(job.case, job.target, wait, [e]))  # type: ignore[misc]
+                    scored = capture_call(
+                        lambda e=evaluator: self._scorer.score_on_thread(job.case, job.target, wait, [e])
+                    )  # type: ignore[misc]
                 self._end(job, evaluator, scored.get() if scored.error is None else scored.error)
         others = [one for one in job.evaluators if not one.plain and self._may_begin(job, one)]
         if others and not self.threads.stopped:
@@ -399,7 +401,7 @@ class RuleExecution:
     async def _run_one(self, job: EvaluationJob, evaluator: Evaluator) -> None:
         seconds = self.get_timeout(evaluator)
         with self._evaluator_context(job):
-            task = asyncio.ensure_future(self._scorer.later(job.case, job.target, [evaluator]))
+            task = asyncio.ensure_future(self._scorer.score_concurrently(job.case, job.target, [evaluator]))
             await asyncio.wait([task], timeout=seconds)
         if not task.done():
             task.cancel()

@@ -46,13 +46,13 @@ def make_case(
     `ValueError` for an empty session.
     """
     if target is None:
-        seen = _trace_fields(None, example, kind)
+        case_fields = _trace_fields(None, example, kind)
     elif isinstance(target, Trace):
-        seen = _trace_fields(final_attempt(target), example, kind)
+        case_fields = _trace_fields(final_attempt(target), example, kind)
     else:
-        seen = _session_fields(target, example, kind)
-    seen.update(_explicit_fields(fields))
-    return Case(example=example, **seen)
+        case_fields = _session_fields(target, example, kind)
+    case_fields.update(_explicit_fields(fields))
+    return Case(example=example, **case_fields)
 
 
 def normalize_case(case: Case) -> Case:
@@ -60,7 +60,7 @@ def normalize_case(case: Case) -> Case:
     mutable objects with the caller.
     """
     values = ((name, getattr(case, name)) for name in _NORMALIZED_FIELDS)
-    changed = {name: seen for name, value in values if (seen := to_plain(value)) is not value}
+    changed = {name: plain for name, value in values if (plain := to_plain(value)) is not value}
     return replace(case, **changed) if changed else case
 
 
@@ -90,21 +90,21 @@ def final_attempt(trace: Trace) -> Trace:
 
 
 def _trace_fields(trace: Trace | None, example: Example | None, kind: str) -> dict[str, Any]:
-    seen = _input_fields(trace, example, kind)
+    fields = _input_fields(trace, example, kind)
     if trace is not None:
-        seen["trace"] = trace
-        seen["outputs"] = view_outputs(trace.root.outputs, kind)
+        fields["trace"] = trace
+        fields["outputs"] = view_outputs(trace.root.outputs, kind)
     if example is not None:
-        seen["expected_documents"] = example.expected_documents
-        seen["conditions"] = example.conditions
-        seen["guidelines"] = example.guidelines
+        fields["expected_documents"] = example.expected_documents
+        fields["conditions"] = example.conditions
+        fields["guidelines"] = example.guidelines
     documents = retrieved_documents(trace) if trace is not None else None
-    seen["documents"] = example.documents if documents is None and example is not None else documents
+    fields["documents"] = example.documents if documents is None and example is not None else documents
     metadata = trace.root.metadata if trace is not None else {}
     if example is not None and example.metadata:
         metadata = {**metadata, **example.metadata} if metadata else example.metadata
-    seen["metadata"] = metadata
-    return seen
+    fields["metadata"] = metadata
+    return fields
 
 
 def _input_fields(trace: Trace | None, example: Example | None, kind: str) -> dict[str, Any]:
@@ -126,32 +126,32 @@ def _session_fields(traces: Iterable[Trace], example: Example | None, kind: str)
     turns = sorted(map(final_attempt, listed), key=lambda trace: trace.root.start_ns)
     if not turns:
         raise ValueError("a session has at least one trace")
-    asked = _trace_fields(turns[-1], None, kind)["inputs"]
+    inputs = _trace_fields(turns[-1], None, kind)["inputs"]
     history = [message for turn in turns for message in _turn_messages(turn.root)]
-    return {**_trace_fields(turns[-1], example, kind), "inputs": asked, "history": history}
+    return {**_trace_fields(turns[-1], example, kind), "inputs": inputs, "history": history}
 
 
 def _turn_messages(root: Run) -> list[JSON]:
     """Return the messages of one turn: the user's, and the assistant's if it answered."""
     conversation = to_messages(unwrap_single_value(root.inputs))
-    asked = conversation[-1].get("content") if conversation else unwrap_single_value(root.inputs)
-    answered = view_outputs(root.outputs, "chat")
-    spoken = (("user", asked), ("assistant", answered))
-    return [{"role": role, "content": content} for role, content in spoken if content is not None]
+    question = conversation[-1].get("content") if conversation else unwrap_single_value(root.inputs)
+    answer = view_outputs(root.outputs, "chat")
+    messages = (("user", question), ("assistant", answer))
+    return [{"role": role, "content": content} for role, content in messages if content is not None]
 
 
 def _explicit_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that are not None. Raises `TypeError` for an unknown field, and for one that is given twice."""
-    given: dict[str, Any] = {}
+    explicit: dict[str, Any] = {}
     for key, value in fields.items():
         name = DATABRICKS_COLUMNS.get(key, key)
         if name not in _CASE_FIELDS:
             raise TypeError(f"unknown case field {name!r}; expected one of: {', '.join(sorted(_CASE_FIELDS))}")
-        if name in given:
+        if name in explicit:
             raise TypeError(f"{name!r} is given twice: {key!r} is Databricks' name of it")
         if value is not None:
-            given[name] = to_documents(value) if name in _DOCUMENT_FIELDS else value
-    return given
+            explicit[name] = to_documents(value) if name in _DOCUMENT_FIELDS else value
+    return explicit
 
 
 MAX_TURNS = 1_000  # maximum traces of a session; of a longer session, the latest are used

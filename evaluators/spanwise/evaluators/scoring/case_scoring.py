@@ -152,8 +152,8 @@ async def _score_session(
     judge: Evaluator, on: Any, session: str, store: StoreLocation, example: Example | None, fields: dict[str, Any]
 ) -> list[Feedback]:
     if on is not None or judge.summary:
-        what = f"set-level evaluator {judge.key!r}" if judge.summary else "a trace or a case"
-        raise TypeError(f"session={session!r} cannot be combined with {what}")
+        scope = f"set-level evaluator {judge.key!r}" if judge.summary else "a trace or a case"
+        raise TypeError(f"session={session!r} cannot be combined with {scope}")
     turns = await asyncio.to_thread(load_turns, session, store)
     target = Target(session_id=session)
     return (await judge.evaluate_batch([normalize_case(make_case(turns, example, **fields))], [target]))[0]
@@ -204,12 +204,12 @@ class CaseScorer:
         }
         self._plain = tuple(judge for judge in evaluators if judge.plain)
         self._others = tuple(judge for judge in evaluators if not judge.plain)
-        self.has_later = bool(self._others)
+        self.has_concurrent = bool(self._others)
         self._owners = list_declared_keys(evaluators)
         self._returned: set[str] = set()  # keys of plain evaluators that returned at least once
         self._looked = {judge.key: count(1) for judge in evaluators if judge.max_cases is not None}
 
-    def here(
+    def score_on_thread(
         self, case: Case, target: Target, wait: AwaitFunction, only: Sequence[Evaluator] | None = None
     ) -> list[Feedback]:
         """Score with the plain evaluators on this thread. If an evaluator returns an awaitable, `wait` blocks until its
@@ -222,7 +222,9 @@ class CaseScorer:
             feedback += claim_keys(self._owners, evaluator, results, target)
         return feedback
 
-    async def on_loop(self, case: Case, target: Target, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
+    async def score_on_loop(
+        self, case: Case, target: Target, only: Sequence[Evaluator] | None = None
+    ) -> list[Feedback]:
         """Score with the plain evaluators on the event loop. Slow ones move to threads."""
         feedback: list[Feedback] = []
         for evaluator in _select_evaluators(self._plain, only):
@@ -230,11 +232,19 @@ class CaseScorer:
             feedback += claim_keys(self._owners, evaluator, results, target)
         return feedback
 
-    async def later(self, case: Case, target: Target, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
+    async def score_concurrently(
+        self, case: Case, target: Target, only: Sequence[Evaluator] | None = None
+    ) -> list[Feedback]:
         """Score with the evaluators that are not plain, concurrently."""
+
+        async def score_case(evaluator: Evaluator) -> list[Feedback]:
+            if left_out := self._left_out(evaluator, case, target):
+                return left_out
+            batcher = self._batchers.get(evaluator.key)
+            return await (evaluator.evaluate(case, target) if batcher is None else batcher.score(case, target))
+
         evaluators = _select_evaluators(self._others, only)
-        looking = (self._score_one(evaluator, case, target) for evaluator in evaluators)
-        outcomes = await asyncio.gather(*looking, return_exceptions=True)
+        outcomes = await asyncio.gather(*map(score_case, evaluators), return_exceptions=True)
         feedback: list[Feedback] = []
         for evaluator, outcome in zip(evaluators, outcomes, strict=True):
             feedback += claim_keys(self._owners, evaluator, evaluator.settled(outcome, target), target)
@@ -250,12 +260,6 @@ class CaseScorer:
         feedback: list[Feedback] = await run_in_thread(lambda: evaluator.evaluate_here(case, target, wait))
         self._returned.add(evaluator.key)
         return feedback
-
-    async def _score_one(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
-        if left_out := self._left_out(evaluator, case, target):
-            return left_out
-        batcher = self._batchers.get(evaluator.key)
-        return await (evaluator.evaluate(case, target) if batcher is None else batcher.score(case, target))
 
     def _left_out(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback] | None:
         """Return skips if the task failed or the evaluator has scored its maximum number of cases, else None."""
@@ -323,7 +327,7 @@ class CaseBatcher:
             self._timer = None
         task = asyncio.get_running_loop().create_task(self._flush())
         self._running.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._end_batch)
 
     async def _flush(self) -> None:
         async with self._batch_lock:
@@ -331,10 +335,10 @@ class CaseBatcher:
             if batch:
                 await self._score_batch(batch)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _end_batch(self, task: asyncio.Task[None]) -> None:
         """Start the next batch if cases wait, also after a batch that was cancelled."""
         self._running.discard(task)
-        self._waiting = [one for one in self._waiting if not one.outcome.done()]
+        self._waiting = [waiting for waiting in self._waiting if not waiting.outcome.done()]
         if self._waiting and not self._running and self._timer is None:
             self._start()
 

@@ -47,8 +47,8 @@ class Estimate:
             f"{key}: {_describe_counts(counted, self.skipped[key], self.errors.get(key))}"
             for key, counted in self.by_evaluator.items()
         ]
-        to = f", to {' and '.join(self.where)}" if self.where else ""
-        return "\n".join([*lines, f"together, over {self.cases} cases: {_describe_counts(self.total)}{to}"])
+        destination = f", to {' and '.join(self.where)}" if self.where else ""
+        return "\n".join([*lines, f"together, over {self.cases} cases: {_describe_counts(self.total)}{destination}"])
 
 
 def estimate(evaluators: Any, cases: Iterable[Any], *, repetitions: int = 1) -> Estimate:
@@ -82,7 +82,9 @@ def find_judges(evaluator: Evaluator) -> list[Judge]:
 async def _estimate_evaluators(evaluators: Mapping[str, Evaluator], cases: list[Case], repetitions: int) -> Estimate:
     counted, skipped, errors = {}, {}, {}
     for key, evaluator in evaluators.items():
-        of_cases = [await _estimate_case(evaluator, case, place) for place in range(repetitions) for case in cases]
+        of_cases = [
+            await _estimate_case(evaluator, case, repetition) for repetition in range(repetitions) for case in cases
+        ]
         counted[key] = _sum_counts(each for each, _ in of_cases)
         first_time = [feedback for _, feedback in of_cases[: len(cases)]]
         skipped[key] = sum(feedback is not None and feedback.outcome == "skip" for feedback in first_time)
@@ -114,26 +116,26 @@ async def _rehearse_case(
     target = Target(trace_id=case.trace.trace_id) if case.trace else make_untraced_target()
     with use_dry_run(rehearsal), use_judge_context(judgements=DiscardedJudgements(), repetition=repetition):
         feedback: list[Feedback] = await evaluator.evaluate(case, target)
-    asked = rehearsal.counted.calls or rehearsal.counted.cached
-    return rehearsal.counted, None if asked or not feedback else feedback[0]
+    has_questions = rehearsal.counted.calls or rehearsal.counted.cached
+    return rehearsal.counted, None if has_questions or not feedback else feedback[0]
 
 
-def _sum_counts(several: Iterable[DryRunCounts]) -> DryRunCounts:
+def _sum_counts(counts: Iterable[DryRunCounts]) -> DryRunCounts:
     from spanwise.evaluators.judges.llm_client.judge_dry_run import DryRunCounts
 
-    return sum(several, DryRunCounts())
+    return sum(counts, DryRunCounts())
 
 
-def _to_case(given: Any) -> Case:
-    if isinstance(given, Case):
-        return normalize_case(given)
-    if isinstance(given, Trace):
-        return normalize_case(make_case(given))
-    if isinstance(given, Example):
-        return normalize_case(make_case(None, given, outputs=given.reference_outputs))
-    if isinstance(given, Mapping):
-        return normalize_case(make_case(None, **given))
-    raise TypeError(f"cases must be cases, traces, examples or dicts of a case's fields, got {given!r:.200}")
+def _to_case(source: Any) -> Case:
+    if isinstance(source, Case):
+        return normalize_case(source)
+    if isinstance(source, Trace):
+        return normalize_case(make_case(source))
+    if isinstance(source, Example):
+        return normalize_case(make_case(None, source, outputs=source.reference_outputs))
+    if isinstance(source, Mapping):
+        return normalize_case(make_case(None, **source))
+    raise TypeError(f"cases must be cases, traces, examples or dicts of a case's fields, got {source!r:.200}")
 
 
 def _describe_counts(counted: DryRunCounts, skipped: int = 0, error: str | None = None) -> str:

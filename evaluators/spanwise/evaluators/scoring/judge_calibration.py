@@ -125,7 +125,7 @@ class Calibration:
             "not judged by this version": self.unjudged,
             "examples of the prompt": self.examples,
         }
-        if left_out := [f"{count} {what}" for what, count in counts.items() if count]:
+        if left_out := [f"{count} {reason}" for reason, count in counts.items() if count]:
             yield f"left out: {'; '.join(left_out)}"
 
 
@@ -152,11 +152,11 @@ def calibrate(
         raise ValueError(f"missing=True needs an evaluator, got {judge!r:.100}")
     key = judge_feedback_key(judge, evaluator)
     votes_key = votes if isinstance(votes, str) else key if votes is None else None
-    with open_optional_store(store, needed=not isinstance(judge, list | tuple) or votes_key is not None) as at:
-        given = load_labels(at, votes, votes_key)
-        checked = match_labels(at, judge, key, given, evaluator, version=version, missing=missing)
-        seen = dict(_case_texts(at, checked.pairs)) if at else {}
-    return _make_calibration(key, votes_key, checked, seen, evaluator)
+    with open_optional_store(store, needed=not isinstance(judge, list | tuple) or votes_key is not None) as opened:
+        labels = load_labels(opened, votes, votes_key)
+        checked = match_labels(opened, judge, key, labels, evaluator, version=version, missing=missing)
+        texts = dict(_case_texts(opened, checked.pairs)) if opened else {}
+    return _make_calibration(key, votes_key, checked, texts, evaluator)
 
 
 def judge_feedback_key(judge: Any, evaluator: Evaluator | None) -> str:
@@ -182,19 +182,19 @@ def open_optional_store(store: Store | str | None, *, needed: bool = True) -> It
     if store is None and not needed:
         yield None
         return
-    found = connect(store)
+    opened = connect(store)
     try:
-        yield found
+        yield opened
     finally:
-        found.close()
+        opened.close()
 
 
 def load_labels(store: Store | None, votes: Any, key: str | None) -> list[Feedback]:
-    given = list(votes) if key is None else list_human_feedback(store, key) if store else []
-    if not given:
+    labels = list(votes) if key is None else list_human_feedback(store, key) if store else []
+    if not labels:
         where = f" under {key!r} in {store.where}" if key and store else ""
         raise ValueError(f"there are no human labels{where}; collect some with `spanwise judges label`")
-    return given
+    return labels
 
 
 def match_labels(
@@ -212,7 +212,7 @@ def match_labels(
     The scores are a list of feedback, else those in the store under the key. With `missing`, the evaluator first adds
     the scores that the store lacks.
     """
-    wanted = version or (evaluator.version if evaluator else None)
+    judge_version = version or (evaluator.version if evaluator else None)
     source = evaluator.make.source if evaluator else "model"
 
     def get_scores() -> Iterable[Feedback]:
@@ -220,10 +220,10 @@ def match_labels(
             return judge
         return list_judge_scores(store, key, [vote.target for vote in votes], source) if store else ()
 
-    checked = check_judge(get_scores(), votes, wanted)
+    checked = check_judge(get_scores(), votes, judge_version)
     if missing and evaluator and checked.unjudged and store:
         _score_missing(store, evaluator, checked.unjudged)
-        checked = check_judge(get_scores(), votes, wanted)
+        checked = check_judge(get_scores(), votes, judge_version)
     return checked
 
 
@@ -244,18 +244,22 @@ def _case_texts(store: Store, pairs: Sequence[LabelledCase]) -> Iterator[tuple[s
     characters.
     """
     ids = list(dict.fromkeys(pair.target.trace_id for pair in pairs if pair.target.trace_id))
-    for place in range(0, len(ids), TRACES_PER_BATCH):
-        for trace in store.many(ids[place : place + TRACES_PER_BATCH]):
+    for start in range(0, len(ids), TRACES_PER_BATCH):
+        for trace in store.many(ids[start : start + TRACES_PER_BATCH]):
             case = make_case(trace)
             fields = {name: _stripped_text(getattr(case, name)) for name in _EXAMPLE_FIELDS}
             yield trace.trace_id, {**fields, "length": len(fields["outputs"])}
 
 
 def _make_calibration(
-    key: str, votes_key: str | None, checked: JudgeCheck, seen: Mapping[str, Mapping[str, Any]], judge: Evaluator | None
+    key: str,
+    votes_key: str | None,
+    checked: JudgeCheck,
+    texts: Mapping[str, Mapping[str, Any]],
+    judge: Evaluator | None,
 ) -> Calibration:
-    shown = [dict(example) for example in getattr(judge.function, "examples", None) or ()] if judge else []
-    pairs = [pair for pair in checked.pairs if not _is_example(seen.get(pair.target.trace_id or ""), shown)]
+    examples = [dict(example) for example in getattr(judge.function, "examples", None) or ()] if judge else []
+    pairs = [pair for pair in checked.pairs if not _is_example(texts.get(pair.target.trace_id or ""), examples)]
     return Calibration(
         key=key,
         version=checked.version,
@@ -263,7 +267,7 @@ def _make_calibration(
         agreement=measure_agreement([(pair.judged, pair.people) for pair in pairs]),
         differing=tuple(_list_differences(pairs)),
         bias=_measure_bias("the judge above people", [gap for pair in pairs if (gap := _score_gap(pair)) is not None]),
-        length=_length_bias(pairs, seen),
+        length=_length_bias(pairs, texts),
         position=_position_bias(pairs),
         among=checked.among,
         undecided=checked.undecided,
@@ -280,10 +284,10 @@ def _is_example(case: Mapping[str, Any] | None, examples: Sequence[Mapping[str, 
     """
     if case is None:
         return False
-    shown = (
+    example_fields = (
         {name: _stripped_text(example[name]) for name in _EXAMPLE_FIELDS if name in example} for example in examples
     )
-    return any(fields and all(case[name] == text for name, text in fields.items()) for fields in shown)
+    return any(fields and all(case[name] == text for name, text in fields.items()) for fields in example_fields)
 
 
 def _stripped_text(value: Any) -> str:
@@ -321,12 +325,12 @@ def _measure_bias(what: str, gaps: Sequence[float]) -> Bias | None:
     return Bias(what=what, n=len(gaps), difference=mean, low=mean - half, high=mean + half)
 
 
-def _length_bias(pairs: Sequence[LabelledCase], seen: Mapping[str, Mapping[str, Any]]) -> Bias | None:
+def _length_bias(pairs: Sequence[LabelledCase], texts: Mapping[str, Mapping[str, Any]]) -> Bias | None:
     """Return the judge's bias on the longer half of the answers minus its bias on the shorter half."""
     measured = [
         (case["length"], gap)
         for pair in pairs
-        if (case := seen.get(pair.target.trace_id or "")) and (gap := _score_gap(pair)) is not None
+        if (case := texts.get(pair.target.trace_id or "")) and (gap := _score_gap(pair)) is not None
     ]
     if not measured:
         return None
@@ -342,10 +346,10 @@ def _position_bias(pairs: Sequence[LabelledCase]) -> Bias | None:
     the bias at later ranks minus that at earlier ranks.
     """
     turned = [pair.judge.metadata.get("pairwise") for pair in pairs]
-    known = [one["turned"] for one in turned if isinstance(one, Mapping) and "turned" in one]
+    known = [metadata["turned"] for metadata in turned if isinstance(metadata, Mapping) and "turned" in metadata]
     if known:
         return _measure_bias(
-            "towards the answer shown first", [{"first": 1.0, "second": -1.0}.get(one, 0.0) for one in known]
+            "towards the answer shown first", [{"first": 1.0, "second": -1.0}.get(metadata, 0.0) for metadata in known]
         )
     placed = [(pair.target.document, gap) for pair in pairs if (gap := _score_gap(pair)) is not None]
     ranks = [(rank, gap) for rank, gap in placed if rank is not None]
@@ -409,19 +413,19 @@ def corrected_mean(
     key = judge_feedback_key(scores, evaluator)
     votes_key = votes if isinstance(votes, str) else key if votes is None else None
     listed = isinstance(scores, list | tuple)
-    with open_optional_store(store, needed=not listed or votes_key is not None) as at:
+    with open_optional_store(store, needed=not listed or votes_key is not None) as opened:
         labels: list[Any] = []
         if votes_key is None:
             labels = list(votes) if votes is not None else []
-        elif at:
-            labels = list_human_feedback(at, votes_key, most=_MAX_LABELS)
+        elif opened:
+            labels = list_human_feedback(opened, votes_key, most=_MAX_LABELS)
         rows: Iterator[Feedback] = iter(())
         if listed:
             rows = iter(sorted(scores, key=lambda row: -row.created_ns))  # newest first
-        elif at:
-            rows = iterate_pages(partial(at.feedbacks, where, key=key, source="model", limit=_PAGE_ROWS))
-        wanted = version or (evaluator.version if evaluator else None)
-        values, judged = _gather_scores(rows, {label.target for label in labels}, wanted)
+        elif opened:
+            rows = iterate_pages(partial(opened.feedbacks, where, key=key, source="model", limit=_PAGE_ROWS))
+        judge_version = version or (evaluator.version if evaluator else None)
+        values, judged = _gather_scores(rows, {label.target for label in labels}, judge_version)
     checked = check_judge(judged, labels)
     pairs = checked.pairs
     weighted = [pair for pair in pairs if pair.probability is not None]
@@ -464,11 +468,11 @@ def _gather_scores(
     version = first.version if version is None else version
     values: list[float] = []
     judged: list[Feedback] = []
-    seen: set[Target] = set()
+    scored: set[Target] = set()
     for row in chain((first,), rows):
-        if row.version != version or row.target in seen:
+        if row.version != version or row.target in scored:
             continue
-        seen.add(row.target)
+        scored.add(row.target)
         if row.target in voted:
             judged.append(row)
         if row.outcome == "score":

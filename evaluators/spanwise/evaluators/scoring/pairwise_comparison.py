@@ -97,17 +97,24 @@ class Preferences:
     @property
     def test(self) -> PairedTest | None:
         """Return the paired test of the hypothesis that neither experiment is better."""
-        return paired_test([2 * _WINNER_SCORES[one.winner] - 1 for one in self.pairs.values()]) if self.pairs else None
+        return (
+            paired_test([2 * _WINNER_SCORES[preference.winner] - 1 for preference in self.pairs.values()])
+            if self.pairs
+            else None
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        pairs = {id: {"winner": one.winner, "verdicts": list(one.verdicts)} for id, one in self.pairs.items()}
+        pairs = {
+            id: {"winner": preference.winner, "verdicts": list(preference.verdicts)}
+            for id, preference in self.pairs.items()
+        }
         names = {"key": self.key, "names": list(self.names), "errors": dict(self.errors), "alone": self.alone}
         return {**names, "wins": list(self.wins), "ties": self.ties, "turned": list(self.turned), "pairs": pairs}
 
     def __str__(self) -> str:
-        (one, other), (to_first, to_second) = self.wins, self.turned
-        lines = [f"{self.key}: {self.names[0]} wins {one}, {self.names[1]} wins {other}, {self.ties} ties"]
+        (first, second), (to_first, to_second) = self.wins, self.turned
+        lines = [f"{self.key}: {self.names[0]} wins {first}, {self.names[1]} wins {second}, {self.ties} ties"]
         if self.test is not None:
             lines.append(f"p {self.test.p:.3g} that neither is better")
         if to_first or to_second:
@@ -155,28 +162,30 @@ class Pairwise:
         case = make_case(None, inputs=inputs, outputs={"first": first, "second": second})
         async with Judgement(self.key, self.judge, case) as both:
             verdicts = await asyncio.gather(
-                self._asked(both, inputs, first, second), self._asked(both, inputs, second, first)
+                self._ask_in_order(both, inputs, first, second), self._ask_in_order(both, inputs, second, first)
             )
-            (one, why), (turned, why_turned) = verdicts
-            other = _SWAPPED_WINNER[turned]
-            winner: Winner = one if one == other else "tie"
+            (verdict, why), (turned, why_turned) = verdicts
+            swapped_verdict = _SWAPPED_WINNER[turned]
+            winner: Winner = verdict if verdict == swapped_verdict else "tie"
             row = both.row(_WINNER_SCORES[winner], comment=why)
             return Preference(
                 winner=winner,
-                verdicts=(one, other),
+                verdicts=(verdict, swapped_verdict),
                 rationales=(why, why_turned),
                 metadata=row["metadata"],
                 judge_trace_id=row["judge_trace_id"],
             )
 
-    async def _asked(self, judgement: Judgement, inputs: Any, shown: Any, other: Any) -> tuple[Winner, str | None]:
-        values = {"inputs": render_value(inputs), "first": render_value(shown), "second": render_value(other)}
+    async def _ask_in_order(
+        self, judgement: Judgement, inputs: Any, first: Any, second: Any
+    ) -> tuple[Winner, str | None]:
+        values = {"inputs": render_value(inputs), "first": render_value(first), "second": render_value(second)}
         answer = await judgement.ask(self.prompt, values, _SCHEMA)
-        places: Mapping[str, Winner] = {"a": "first", "b": "second", "tie": "tie"}
-        place = places.get(str(answer.value.get("rating")).lower())
-        if place is None:
+        winners: Mapping[str, Winner] = {"a": "first", "b": "second", "tie": "tie"}
+        winner = winners.get(str(answer.value.get("rating")).lower())
+        if winner is None:
             raise ParseFailure(f"the rating is {answer.value.get('rating')!r:.100}, none of A, B, tie", answer.text)
-        return place, answer.value.get("rationale")
+        return winner, answer.value.get("rationale")
 
     def compare(self, first: ComparedRuns, second: ComparedRuns, *, keep: bool = True) -> Preferences:
         """Compare two experiments, example by example and repetition by repetition.
@@ -188,6 +197,13 @@ class Pairwise:
 
     async def acompare(self, first: ComparedRuns, second: ComparedRuns, *, keep: bool = True) -> Preferences:
         """Compare like `compare`, from async code."""
+
+        async def prefer_row(row: Any, other: Any) -> Preference | Unjudged | Skip:
+            try:
+                return await self.prefer(row.inputs, row.outputs, other.outputs)
+            except (Unjudged, Skip) as error:
+                return error
+
         others: dict[str, Any] = {}
         runs = 0  # of both experiments, failed ones included
         for row in second.rows():
@@ -203,7 +219,7 @@ class Pairwise:
             runs += len(chunk)
             matched = [(row, others[_run_key(row)]) for row in chunk if row.error is None and _run_key(row) in others]
             with use_judge_context(judgements=judgements):
-                results = await asyncio.gather(*(self._prefer_row(*pair) for pair in matched))
+                results = await asyncio.gather(*(prefer_row(*pair) for pair in matched))
             for (row, _), result in zip(matched, results, strict=True):
                 if isinstance(result, Preference):
                     pairs[_run_key(row)] = result
@@ -219,17 +235,11 @@ class Pairwise:
         alone = runs - 2 * (len(pairs) + len(errors))
         return Preferences(key=self.key, names=(first.name, second.name), pairs=pairs, errors=errors, alone=alone)
 
-    async def _prefer_row(self, row: Any, other: Any) -> Preference | Unjudged | Skip:
-        try:
-            return await self.prefer(row.inputs, row.outputs, other.outputs)
-        except (Unjudged, Skip) as error:
-            return error
-
     def _rows(
         self, pair: tuple[Any, Any], result: Preference | Unjudged | Skip, first: ComparedRuns, second: ComparedRuns
     ) -> Iterable[Feedback]:
         sides: Sequence[tuple[Any, Any, ComparedRuns, bool]] = ((*pair, second, False), (pair[1], pair[0], first, True))
-        for row, other, against, turned in sides:
+        for row, other, opponent, turned in sides:
             # only one of the two rows has the metadata with the cost, so that the cost counts once
             metadata = {} if turned or isinstance(result, Skip) else dict(result.metadata)
             fields: dict[str, Any]
@@ -252,7 +262,7 @@ class Pairwise:
                 source="model",
                 evaluator=self.key,
                 version=self.version,
-                rule=f"against {against.name} {against.id[:8]}",
+                rule=f"against {opponent.name} {opponent.id[:8]}",
                 metadata=metadata,
                 judge_trace_id=getattr(result, "judge_trace_id", None),
                 **fields,

@@ -78,7 +78,7 @@ class FittedThreshold:
             "the evaluator skipped": self.skipped,
             "not scored by this version": self.unjudged,
         }
-        if left_out := [f"{count} {what}" for what, count in counts.items() if count]:
+        if left_out := [f"{count} {reason}" for reason, count in counts.items() if count]:
             yield f"left out: {'; '.join(left_out)}"
 
 
@@ -148,17 +148,17 @@ def _match_stored_labels(
     votes_key = votes if isinstance(votes, str) else key if votes is None else None
     if isinstance(votes, list) and not all(isinstance(vote, Feedback) for vote in votes):
         raise ValueError(_LABELS_HINT)
-    with open_optional_store(store, needed=not isinstance(given, list | tuple) or votes_key is not None) as at:
-        found = load_labels(at, votes, votes_key)
-        return match_labels(at, given, key, found, evaluator, version=version, missing=missing)
+    with open_optional_store(store, needed=not isinstance(given, list | tuple) or votes_key is not None) as opened:
+        labels = load_labels(opened, votes, votes_key)
+        return match_labels(opened, given, key, labels, evaluator, version=version, missing=missing)
 
 
 def _match_pairs(evaluator: Evaluator | None, key: str, pairs: Sequence[Any]) -> JudgeCheck:
     """Convert pairs to feedback, each pair with a separate target. Raises `ValueError` for an invalid pair."""
     if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
         raise ValueError(_LABELS_HINT)
-    seen, verdicts = zip(*pairs, strict=True)
-    targets = [Target(trace_id=f"{place:032x}") for place in range(1, len(pairs) + 1)]
+    judged, verdicts = zip(*pairs, strict=True)
+    targets = [Target(trace_id=f"{number:032x}") for number in range(1, len(pairs) + 1)]
     votes = []
     for target, verdict in zip(targets, verdicts, strict=True):
         if not isinstance(verdict, bool | int | float | str):
@@ -166,37 +166,37 @@ def _match_pairs(evaluator: Evaluator | None, key: str, pairs: Sequence[Any]) ->
         value = {"label": verdict} if isinstance(verdict, str) else {"score": verdict}
         votes.append(Feedback(target=target, key=key, source="human", **value))
     version = evaluator.version if evaluator else None
-    if all(isinstance(value, int | float) for value in seen):
-        rows = zip(targets, seen, strict=True)
+    if all(isinstance(value, int | float) for value in judged):
+        rows = zip(targets, judged, strict=True)
         return check_judge(
             [Feedback(target=target, key=key, score=score, version=version) for target, score in rows], votes
         )
     if evaluator is None:
         raise ValueError(f"cases need an evaluator, got the key {key!r}; pass the evaluator, or a score in each pair")
-    scored = run_coroutine(_score_cases(evaluator, list(map(_pair_case, seen)), targets))
+    cases = list(map(_pair_case, judged))
+
+    async def score_batches() -> list[Feedback]:
+        scored: list[Feedback] = []
+        for number in range(0, len(cases), TRACES_PER_BATCH):
+            batch = slice(number, number + TRACES_PER_BATCH)
+            for row in await evaluator.evaluate_batch(cases[batch], targets[batch]):
+                scored += row
+        return scored
+
+    scored = run_coroutine(score_batches())
     return check_judge((feedback for feedback in scored if feedback.key == key), votes, version)
 
 
-def _pair_case(seen: Any) -> Case:
-    if isinstance(seen, Case):
-        return normalize_case(seen)
-    if isinstance(seen, Trace):
-        return make_case(seen)
-    if isinstance(seen, Mapping):
-        return normalize_case(make_case(None, **seen))
+def _pair_case(judged: Any) -> Case:
+    if isinstance(judged, Case):
+        return normalize_case(judged)
+    if isinstance(judged, Trace):
+        return make_case(judged)
+    if isinstance(judged, Mapping):
+        return normalize_case(make_case(None, **judged))
     raise ValueError(
-        f"a pair must begin with a case, a trace, a dict of a case's fields, or a score, got {seen!r:.100}"
+        f"a pair must begin with a case, a trace, a dict of a case's fields, or a score, got {judged!r:.100}"
     )
-
-
-async def _score_cases(evaluator: Evaluator, cases: Sequence[Case], targets: Sequence[Target]) -> list[Feedback]:
-    """Return the feedback of an evaluator on cases, scored in batches."""
-    results: list[Feedback] = []
-    for place in range(0, len(cases), TRACES_PER_BATCH):
-        batch = slice(place, place + TRACES_PER_BATCH)
-        rows = await evaluator.evaluate_batch(cases[batch], targets[batch])
-        results += (feedback for row in rows for feedback in row)
-    return results
 
 
 def _is_good(value: Value, good: float | str | None) -> bool:
@@ -213,19 +213,19 @@ def _is_good(value: Value, good: float | str | None) -> bool:
     return value >= (0.5 if good is None else good)
 
 
-def _make_fitted(key: str, checked: JudgeCheck, found: ThresholdFit) -> FittedThreshold:
+def _make_fitted(key: str, checked: JudgeCheck, fit: ThresholdFit) -> FittedThreshold:
     return FittedThreshold(
         key=key,
         version=checked.version,
-        higher_is_better=found.rising,
-        threshold=found.threshold,
-        low=found.low,
-        high=found.high,
-        why=found.why,
-        n=found.n,
-        good=found.good,
-        apart=found.apart,
-        agreement=found.agreement,
+        higher_is_better=fit.rising,
+        threshold=fit.threshold,
+        low=fit.low,
+        high=fit.high,
+        why=fit.why,
+        n=fit.n,
+        good=fit.good,
+        apart=fit.apart,
+        agreement=fit.agreement,
         undecided=checked.undecided,
         failed=checked.failed,
         skipped=checked.skipped,

@@ -90,13 +90,9 @@ async def _call_scorer(scorer: Any, arguments: dict[str, Any]) -> Any:
     asynchronous.
     """
     output = arguments.pop("output", None)
-    if _get_client_class(scorer).startswith("Async"):
-        return await scorer.eval_async(output, **arguments)
-    return await run_in_thread(lambda: scorer.eval(output, **arguments))
-
-
-def _get_client_class(scorer: Any) -> str:
-    """Return the class name of the client that the scorer uses: its own client, or the one set by `autoevals.init`."""
+    # the scorer's own client, else the one set by `autoevals.init`
     shared = getattr(sys.modules.get("autoevals.oai"), "_client_var", None)
     client = getattr(scorer, "client", None) or (shared.get(None) if shared is not None else None)
-    return type(getattr(client, "openai", client)).__name__
+    if type(getattr(client, "openai", client)).__name__.startswith("Async"):
+        return await scorer.eval_async(output, **arguments)
+    return await run_in_thread(lambda: scorer.eval(output, **arguments))

@@ -123,17 +123,17 @@ def _make_conversation(values: CaseValues) -> Any:
 
 async def _call_metric(metric: Any, case: Any) -> dict[str, Any]:
     """Call a copy of the metric. A metric stores its result in itself, and cases are scored concurrently."""
-    own = copy.copy(metric)
+    copied = copy.copy(metric)
     try:
-        if getattr(own, "async_mode", True):
-            await own.a_measure(case, **_progress_options(own.a_measure))
+        if getattr(copied, "async_mode", True):
+            await copied.a_measure(case, **_progress_options(copied.a_measure))
         else:
-            await run_in_thread(lambda: own.measure(case, **_progress_options(own.measure)))
+            await run_in_thread(lambda: copied.measure(case, **_progress_options(copied.measure)))
     except Exception as error:
         if type(error).__name__ == "MissingTestCaseParamsError":
             raise Skip(str(error)) from error
         raise
-    return _read_result(own)
+    return _read_result(copied)
 
 
 def _progress_options(measure: Callable[..., Any]) -> dict[str, bool]:

@@ -47,13 +47,13 @@ def adapt_ragas_metric(metric: Any) -> AdaptedMetric | None:
 
 def _adapt_sample_metric(metric: Any) -> AdaptedMetric:
     required = sorted(metric.required_columns.get("SINGLE_TURN", ()))
-    taken = metric.get_required_columns(with_optional=True).get("SINGLE_TURN", set())
+    columns = metric.get_required_columns(with_optional=True).get("SINGLE_TURN", set())
 
     async def ask(values: CaseValues) -> Any:
-        sample = import_module("ragas.dataset_schema").SingleTurnSample(**_select_columns(taken, values))
+        sample = import_module("ragas.dataset_schema").SingleTurnSample(**_select_columns(columns, values))
         return await metric.single_turn_ascore(sample)
 
-    return _make_adapted(metric, ask, required, tuple(taken))
+    return _make_adapted(metric, ask, required, tuple(columns))
 
 
 def _adapt_conversation_metric(metric: Any) -> AdaptedMetric:
@@ -89,11 +89,11 @@ def _make_adapted(
     metric: Any,
     ask: Callable[[CaseValues], Any],
     required: list[str],
-    taken: tuple[str, ...],
+    columns: tuple[str, ...],
     more: tuple[str, ...] = (),
 ) -> AdaptedMetric:
     fields = tuple(dict.fromkeys(_COLUMNS[name][0] for name in required if name in _COLUMNS))
-    used = dict.fromkeys(_COLUMNS[name][0] for name in taken if name in _COLUMNS)
+    used = dict.fromkeys(_COLUMNS[name][0] for name in columns if name in _COLUMNS)
     allowed = getattr(metric, "allowed_values", None)
     return AdaptedMetric(
         name=str(metric.name),

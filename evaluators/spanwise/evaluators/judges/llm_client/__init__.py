@@ -2,14 +2,14 @@
 
 Modules, in the order in which data flows:
 
-- `judge_settings`: Settings of judges: model, endpoint, key, price and limits, from arguments or the environment.
+- `judge_settings`: Settings of judges: model, endpoint, key, price and limits, from arguments or the environment. The
+  prices give the cost of a call.
 - `judge_call`: Judge, and a call of it from top to bottom: cache, single flight, budget, rate limit,
   attempts, parsing.
 - `chat_completions`: Questions, completions and answers of judges, and the chat-completion format of
   OpenAI.
 - `answer_cache`: Answer cache: successful replies of judges in one SQLite file per user.
-- `judge_budget`: Budget of judges: prices, reservation of the maximum cost of a call, settlement of the
-  actual cost.
+- `judge_budget`: Budget of judges: ledgers that reserve the maximum cost of a call and settle its actual cost.
 - `judge_dry_run`: Dry run of judges: counts and prices questions, and answers them with sample values of
   their schema.
 - `judge_rate_limiter`: Rate limiter per endpoint, model and key: concurrency, adaptive pace, and

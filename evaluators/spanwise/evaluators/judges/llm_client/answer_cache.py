@@ -65,8 +65,8 @@ def compute_cache_key(judge: JudgeSettings, ask: Ask) -> bytes:
     """Return a hash of everything that determines an answer: endpoint, model, parameters, messages, schema,
     log-probabilities, sample.
     """
-    asked = (ask.messages, ask.schema, ask.name, ask.logprobs, ask.sample)
-    content = orjson.dumps([FORMAT, dict(judge.identity), *asked], default=repr, option=orjson.OPT_NON_STR_KEYS)
+    question = (ask.messages, ask.schema, ask.name, ask.logprobs, ask.sample)
+    content = orjson.dumps([FORMAT, dict(judge.identity), *question], default=repr, option=orjson.OPT_NON_STR_KEYS)
     return hashlib.sha256(content).digest()
 
 

@@ -48,11 +48,11 @@ def is_connection_failure(error: BaseException) -> bool:
 def describe_call_error(error: BaseException, key: str | None) -> str:
     """Return an error as one line: its status and the server's message, else its type and cause. The key is masked."""
     body = getattr(error, "body", None)
-    words = body.get("message") if isinstance(body, dict) else None
-    words = words if isinstance(words, str) and words else _describe_cause(error)
+    message = body.get("message") if isinstance(body, dict) else None
+    message = message if isinstance(message, str) and message else _describe_cause(error)
     status = get_http_status(error)
-    words = words.replace(key, "…") if key and len(key) >= 4 else words
-    return first_line(f"{status} {words}" if status is not None and str(status) not in words else words, 300)
+    message = message.replace(key, "…") if key and len(key) >= 4 else message
+    return first_line(f"{status} {message}" if status is not None and str(status) not in message else message, 300)
 
 
 def _describe_cause(error: BaseException) -> str:
@@ -63,8 +63,8 @@ def _describe_cause(error: BaseException) -> str:
             if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
                 return os.strerror(cause.errno).lower()
     cause = error.__cause__ if str(error) in ("", "Connection error.") and error.__cause__ is not None else error
-    words = str(cause)
-    return f"{type(cause).__name__}: {words}" if words else type(cause).__name__
+    message = str(cause)
+    return f"{type(cause).__name__}: {message}" if message else type(cause).__name__
 
 
 MAX_ERROR_LENGTH = 300  # maximum characters of a server's message
@@ -97,26 +97,26 @@ class EndpointInfo(Protocol):
         """Return the key, which messages must mask."""
 
 
-def classify_error(error: APIError, asked: EndpointInfo) -> Unjudged | None:
+def classify_error(error: APIError, endpoint: EndpointInfo) -> Unjudged | None:
     """Return a permanent error as `Unjudged`, or None for a transient one."""
-    lasting = _explain_connection_error(error, asked) or redirect_error(
-        asked.base_url, get_http_status(error), get_response_headers(error)
+    lasting = _explain_connection_error(error, endpoint) or redirect_error(
+        endpoint.base_url, get_http_status(error), get_response_headers(error)
     )
     if lasting:
         return Unbilled(lasting)
     if is_transient(error):
         return None
     codes = f"{error.code} {error.type} {error.message} {error.body}".lower()
-    message = _shorten(_get_body_message(error.body) or error.message, asked)
+    message = _shorten(_get_body_message(error.body) or error.message, endpoint)
     kind: type[Unjudged] = Unbilled
     if any(word in codes for word in _CONTENT_FILTER_CODES):
         kind = Declined
     elif any(word in codes for word in _CONTEXT_LENGTH_CODES):
         kind = Unjudged
-    return kind(_explain_status(getattr(error, "status_code", None), message, codes, asked))
+    return kind(_explain_status(getattr(error, "status_code", None), message, codes, endpoint))
 
 
-def make_invalid_response_error(response: Any, content: bytes, body: Any, asked: EndpointInfo) -> Exception:
+def make_invalid_response_error(response: Any, content: bytes, body: Any, endpoint: EndpointInfo) -> Exception:
     """Return the error for a response that is not a chat completion. `body` is its content as JSON, or None if it is not
     JSON.
     """
@@ -124,43 +124,43 @@ def make_invalid_response_error(response: Any, content: bytes, body: Any, asked:
     error = body.get("error") if isinstance(body, Mapping) else None
     if error:  # some gateways send errors with status 200
         code = error.get("code") if isinstance(error, Mapping) else None
-        message = f"{asked.base_url} answered {response.status_code} with an error: {_shorten(_get_body_message(error), asked)}"
+        message = f"{endpoint.base_url} answered {response.status_code} with an error: {_shorten(_get_body_message(error), endpoint)}"
         is_passing = isinstance(code, int) and (code == 429 or code >= 500)
         return ConnectionError(message) if is_passing else Unjudged(message)
-    shown = _shorten(content[: 4 * MAX_ERROR_LENGTH].decode(errors="replace"), asked)
+    excerpt = _shorten(content[: 4 * MAX_ERROR_LENGTH].decode(errors="replace"), endpoint)
     if body is None and "json" in kind:
-        return ConnectionError(f"{asked.base_url} answered with broken JSON: {shown!r}")
+        return ConnectionError(f"{endpoint.base_url} answered with broken JSON: {excerpt!r}")
     return Unjudged(
-        f"{asked.base_url} answered with {kind} instead of a chat completion: {shown!r}; check its "
+        f"{endpoint.base_url} answered with {kind} instead of a chat completion: {excerpt!r}; check its "
         "base_url, most end with /v1"
     )
 
 
-def _explain_connection_error(error: BaseException, asked: EndpointInfo) -> str | None:
+def _explain_connection_error(error: BaseException, endpoint: EndpointInfo) -> str | None:
     for cause in iterate_causes(error):
         if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
-            return f"the host name of {asked.base_url} cannot be resolved; check the judge's base_url"
+            return f"the host name of {endpoint.base_url} cannot be resolved; check the judge's base_url"
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"the certificate of {asked.base_url} is not trusted: {cause.verify_message}"
+            return f"the certificate of {endpoint.base_url} is not trusted: {cause.verify_message}"
         if type(cause).__name__ in _INVALID_REQUEST_CLASSES:
-            return f"{asked.base_url} cannot be called: {_shorten(f'{type(cause).__name__}: {cause}', asked)}"
+            return f"{endpoint.base_url} cannot be called: {_shorten(f'{type(cause).__name__}: {cause}', endpoint)}"
     return None
 
 
-def _explain_status(status: int | None, message: str, codes: str, asked: EndpointInfo) -> str:
-    where, detail = asked.base_url, f" ({status}): {message}"
+def _explain_status(status: int | None, message: str, codes: str, endpoint: EndpointInfo) -> str:
+    where, detail = endpoint.base_url, f" ({status}): {message}"
     if any(word in codes for word in _CONTENT_FILTER_CODES):
         return f"the content filter of {where} refused the question{detail}"
     if _QUOTA_CODE in codes:
         return f"{where} reports that no credit is left{detail}"
     if any(word in codes for word in _CONTEXT_LENGTH_CODES):
-        return f"the question is too long for {asked.model!r} at {where}{detail}"
-    words = {
+        return f"the question is too long for {endpoint.model!r} at {where}{detail}"
+    explanation = {
         401: f"{where} refused the key{detail}",
         403: f"{where} denied access with this key{detail}",
-        404: f"{where} has no model {asked.model!r}, or no chat completions endpoint{detail}",
+        404: f"{where} has no model {endpoint.model!r}, or no chat completions endpoint{detail}",
     }
-    return words.get(status or 0, f"{where} refused the question{detail}")
+    return explanation.get(status or 0, f"{where} refused the question{detail}")
 
 
 def iterate_causes(error: BaseException | None, most: int = 10) -> Iterator[BaseException]:
@@ -181,7 +181,7 @@ def _get_body_message(body: Any) -> str:
     return body if isinstance(body, str) else str(body or "")
 
 
-def _shorten(text: str, asked: EndpointInfo) -> str:
+def _shorten(text: str, endpoint: EndpointInfo) -> str:
     """Return the text on one line, truncated. The key is masked, because some servers repeat it in their messages."""
-    words = " ".join(text.replace(asked.api_key, "…").split() if asked.api_key else text.split())
-    return words if len(words) <= MAX_ERROR_LENGTH else words[:MAX_ERROR_LENGTH] + "…"
+    shortened = " ".join(text.replace(endpoint.api_key, "…").split() if endpoint.api_key else text.split())
+    return shortened if len(shortened) <= MAX_ERROR_LENGTH else shortened[:MAX_ERROR_LENGTH] + "…"

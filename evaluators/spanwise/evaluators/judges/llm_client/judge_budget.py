@@ -1,28 +1,17 @@
-"""Budget of judges: prices, reservation of the maximum cost of a call, settlement of the actual cost."""
+"""Budget of judges: ledgers that reserve the maximum cost of a call and settle its actual cost."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-import orjson
-
-from spanwise.collector.records import Usage
 from spanwise.evaluators.interface import Skip
-from spanwise.evaluators.judges.llm_client.chat_completions import Ask
-
-if TYPE_CHECKING:
-    from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings
-
 
 USD_TOLERANCE = 1e-9  # tolerance in US dollars when comparing sums
-MESSAGE_OVERHEAD = 1_024  # bytes for roles, separators and instructions that an endpoint adds to messages and schema
 
 
 class Amount(NamedTuple):
@@ -61,9 +50,9 @@ def use_ledger(ledger: Ledger | None) -> Iterator[None]:
         _current_ledger.reset(token)
 
 
-def get_ledgers(judge: JudgeSettings) -> list[Ledger]:
-    """Return the ledgers in which a judge's calls are booked."""
-    return [ledger for ledger in (judge.budget, _current_ledger.get()) if ledger is not None]
+def get_ledgers(budget: Ledger | None) -> list[Ledger]:
+    """Return the ledgers in which the calls of a judge with this budget are booked."""
+    return [ledger for ledger in (budget, _current_ledger.get()) if ledger is not None]
 
 
 class Budget:
@@ -144,54 +133,5 @@ def make_budget(max_usd: float | None, max_calls: int | None, given: Ledger | No
     return given
 
 
-def compute_max_cost(judge: JudgeSettings, ask: Ask) -> Amount:
-    """Return the maximum cost of one call: one token per byte of the question, and the longest reply."""
-    usage = Usage(count_question_bytes(ask) + MESSAGE_OVERHEAD, judge.most_tokens)
-    return Amount(compute_cost(judge, usage) or 0.0, 1)
-
-
-def count_question_bytes(ask: Ask) -> int:
-    """Return the number of bytes of messages and schema."""
-    # the schema counts twice, because some endpoints also get it in the messages
-    schema = 2 * len(orjson.dumps(ask.schema)) if ask.schema is not None else 0
-    return schema + sum(len(message["content"].encode(errors="replace")) for message in ask.messages)
-
-
 def _add_amounts(*amounts: Amount) -> Amount:
     return Amount(sum(amount.usd for amount in amounts), sum(amount.calls for amount in amounts))
-
-
-MILLION = 1_000_000
-
-
-@lru_cache(maxsize=256)
-def look_up_price(model: str, base_url: str | None) -> tuple[float, float] | None:
-    """Return US dollars per million tokens of input and of output according to genai-prices, or None if it has no price.
-
-    A model at an unknown address has no price, even if its name is known.
-    """
-    from genai_prices import Usage as Billed
-    from genai_prices import calc_price
-
-    from spanwise.collector.dialects import has_price
-
-    if not has_price(base_url):
-        return None
-    try:
-        price = calc_price(Billed(input_tokens=1, output_tokens=1), model, provider_api_url=base_url)
-    except LookupError:
-        return None
-    return float(price.input_price) * MILLION, float(price.output_price) * MILLION
-
-
-def compute_cost(judge: JudgeSettings, usage: Usage) -> float | None:
-    """Return the US dollars for a judge's call, or None if its price is unknown."""
-    if judge.price is not None:
-        return (usage.input_tokens * judge.price[0] + usage.output_tokens * judge.price[1]) / MILLION
-    if judge.prices is None:
-        return None
-    # the collector's `compute_cost` accounts for price tiers, cached tokens and time-dependent prices
-    from spanwise.collector.dialects import compute_cost, find_provider
-
-    provider = find_provider(judge.base_url) if judge.base_url else None
-    return compute_cost(judge.model, usage, {"gen_ai.provider.name": provider}, time.time_ns())

@@ -46,11 +46,16 @@ from spanwise.evaluators.judges.llm_client.endpoint_errors import (
     is_rate_limited,
 )
 from spanwise.evaluators.judges.llm_client.function_backend import make_backend
-from spanwise.evaluators.judges.llm_client.judge_budget import Amount, compute_cost, compute_max_cost, get_ledgers
+from spanwise.evaluators.judges.llm_client.judge_budget import Amount, get_ledgers
 from spanwise.evaluators.judges.llm_client.judge_dry_run import current_dry_run
 from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_singleton, run_on_judge_loop
 from spanwise.evaluators.judges.llm_client.judge_rate_limiter import get_limiter
-from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings, check_text
+from spanwise.evaluators.judges.llm_client.judge_settings import (
+    JudgeSettings,
+    check_text,
+    compute_cost,
+    compute_max_cost,
+)
 from spanwise.evaluators.judges.llm_client.openai_backend import OpenAIEndpoint, load_client
 from spanwise.evaluators.judges.llm_client.reply_parsing import ParsedReply, parse_reply
 from spanwise.tracer.suggestions import did_you_mean
@@ -127,20 +132,18 @@ async def _ask_with_cache(judge: JudgeSettings, ask: Ask) -> Answer:
         return dry_run.answer(judge, ask, await _read_cached(cache, key, judge, ask))
     # `api_key` is included because the endpoint may accept one key and refuse another
     flight_key = (path, key, judge.api_key, judge.deadline, judge.max_age)
-    answer, is_shared = await get_loop_singleton(SingleFlight, SingleFlight).once(
-        flight_key, lambda: _ask_and_cache(cache, key, judge, ask)
-    )
+
+    async def ask_and_cache() -> Answer:
+        """Return the cached answer, or ask the judge and write its answer to the cache before returning it."""
+        cached = await _read_cached(cache, key, judge, ask)
+        if cached is not None:
+            return cached
+        answer, completion = await JudgeCall(judge, ask).answer()
+        await get_loop_singleton(("put", cache), lambda: BatchedCacheAccess(cache.put_all)).run((key, completion))
+        return answer
+
+    answer, is_shared = await get_loop_singleton(SingleFlight, SingleFlight).run(flight_key, ask_and_cache)
     return make_cached_answer(answer) if is_shared else answer
-
-
-async def _ask_and_cache(cache: AnswerCache, key: bytes, judge: JudgeSettings, ask: Ask) -> Answer:
-    """Return the cached answer, or ask the judge and write its answer to the cache before returning it."""
-    found = await _read_cached(cache, key, judge, ask)
-    if found is not None:
-        return found
-    answer, completion = await JudgeCall(judge, ask).answer()
-    await get_loop_singleton(("put", cache), lambda: BatchedCacheAccess(cache.put_all)).run((key, completion))
-    return answer
 
 
 async def _read_cached(cache: AnswerCache, key: bytes, judge: JudgeSettings, ask: Ask) -> Answer | None:
@@ -187,7 +190,7 @@ class Deadline:
             self._until = asyncio.get_running_loop().time() + self.seconds
 
     @property
-    def left(self) -> float | None:
+    def seconds_left(self) -> float | None:
         """Return the seconds left, at least 0, or None before the start."""
         return None if self._until is None else max(0.0, self._until - asyncio.get_running_loop().time())
 
@@ -195,7 +198,7 @@ class Deadline:
     def of_attempt(self) -> float:
         """Return the timeout of the next attempt in seconds."""
         whole = self.seconds * ATTEMPT_SHARE
-        return whole if self.left is None else min(whole, self.left)
+        return whole if self.seconds_left is None else min(whole, self.seconds_left)
 
 
 class JudgeCall:
@@ -272,18 +275,15 @@ class JudgeCall:
             except Exception as error:
                 # after a refusal, the limiter already delays all calls as the server requests
                 pause = 0.0 if is_rate_limited(error) else compute_retry_delay(attempt, error)
-                if not self._may_retry(error, pause):
+                left = self._deadline.seconds_left  # None if the call never left the queue
+                has_time = left is not None and pause < left
+                if not (is_transient(error) and has_time) or self._limiter.gives_up(error, pause):
                     converted = self._to_unjudged(self._failed or error)
                     if converted is error:
                         raise
                     raise converted from error
                 attempt += 1
                 await asyncio.sleep(pause)
-
-    def _may_retry(self, error: Exception, pause: float) -> bool:
-        left = self._deadline.left  # None if the call never left the queue
-        has_time = left is not None and pause < left
-        return is_transient(error) and has_time and not self._limiter.gives_up(error, pause)
 
     def _to_unjudged(self, error: Exception) -> Exception:
         """Convert a transient network or server error to `Unjudged`. Return any other error unchanged."""
@@ -297,9 +297,9 @@ class JudgeCall:
         return Unjudged(f"{where} gave no answer within {seconds:g} s after {attempts}: {reason}")
 
     async def _attempt(self, ask: Ask) -> Completion:
-        bound, again, left = self._judge.concurrency, self._tries > 0, self._deadline.left
+        bound, is_retry, left = self._judge.concurrency, self._tries > 0, self._deadline.seconds_left
         within = self._deadline.seconds if left is None else left
-        async with self._reserve_budget(ask) as booked, self._limiter.call(bound, again=again, within=within):
+        async with self._reserve_budget(ask) as booked, self._limiter.call(bound, again=is_retry, within=within):
             # another call detected a reasoning model and raised the token limit
             if compute_max_cost(self._judge, ask).usd > booked.amount.usd:
                 raise _CostIncreased
@@ -318,12 +318,12 @@ class JudgeCall:
         error.
         """
         booking = _BudgetReservation(self._judge, compute_max_cost(self._judge, ask))
-        ledgers, id = get_ledgers(self._judge), uuid4().hex
+        ledgers, id = get_ledgers(self._judge.budget), uuid4().hex
         if not ledgers:
             yield booking
             return
         try:
-            async with asyncio.timeout(self._deadline.left):
+            async with asyncio.timeout(self._deadline.seconds_left):
                 for ledger in ledgers:
                     await ledger.book(id, booking.amount)
             yield booking
@@ -423,9 +423,9 @@ class _BudgetReservation:
 
 def make_followup_question(ask: Ask, unread: Completion, failure: ParseFailure) -> Ask:
     """Return the question extended by an unreadable reply and the reason."""
-    wanted = "the answer" if ask.schema is None else "one JSON object as it was asked for, and nothing else"
+    expected = "the answer" if ask.schema is None else "one JSON object as it was asked for, and nothing else"
     unread_reply = {"role": "assistant", "content": unread.text[:MAX_REPLY_LENGTH] or "(nothing)"}
-    request = {"role": "user", "content": f"That could not be read ({str(failure)[:500]}). Reply with {wanted}."}
+    request = {"role": "user", "content": f"That could not be read ({str(failure)[:500]}). Reply with {expected}."}
     return replace(ask, messages=(*ask.messages, unread_reply, request))
 
 
@@ -447,7 +447,7 @@ class SingleFlight:
     def __init__(self) -> None:
         self._pending: dict[object, asyncio.Future[Answer | Unjudged | None]] = {}
 
-    async def once(self, key: object, ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer, bool]:
+    async def run(self, key: object, ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer, bool]:
         """Return the answer, and whether another caller's question supplied it. Raises the errors of `ask`.
 
         All waiting callers get the answer, or a copy of an `Unjudged` error, which would affect all of them. If the

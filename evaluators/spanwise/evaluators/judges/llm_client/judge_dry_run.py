@@ -10,15 +10,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spanwise.collector.records import Usage
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask
-from spanwise.evaluators.judges.llm_client.judge_budget import compute_cost, compute_max_cost, count_question_bytes
-
-if TYPE_CHECKING:
-    from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings
-
+from spanwise.evaluators.judges.llm_client.judge_settings import (
+    JudgeSettings,
+    compute_cost,
+    compute_max_cost,
+    count_question_bytes,
+)
 
 BYTES_PER_TOKEN = 4  # approximate: more for English prose, fewer for JSON and other languages
 REPLY_TOKENS = 150  # approximate tokens of a short rationale and a verdict
@@ -58,11 +59,11 @@ class JudgeDryRun:
         self.counted = DryRunCounts()
         self._label = label
 
-    def answer(self, judge: JudgeSettings, ask: Ask, found: Answer | None) -> Answer:
+    def answer(self, judge: JudgeSettings, ask: Ask, cached: Answer | None) -> Answer:
         """Return the cached answer, else a sample value of the question's schema."""
-        if found is not None:
+        if cached is not None:
             self.counted += DryRunCounts(cached=1)
-            return found
+            return cached
         tokens = -(-count_question_bytes(ask) // BYTES_PER_TOKEN)
         usd = compute_cost(judge, Usage(tokens, REPLY_TOKENS))
         most_usd = compute_max_cost(judge, ask).usd if usd is not None else None
@@ -92,9 +93,9 @@ def make_sample_value(schema: Mapping[str, Any], label: int = 0, depth: int = 0)
         return schema["const"]
     if schema.get("enum"):
         return schema["enum"][label]
-    for several in ("anyOf", "oneOf", "allOf"):
-        if schema.get(several):
-            return make_sample_value(schema[several][0], label, depth + 1)
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        if schema.get(keyword):
+            return make_sample_value(schema[keyword][0], label, depth + 1)
     return _make_sample_of_type(schema, label, depth + 1)
 
 
@@ -114,5 +115,5 @@ def _make_sample_of_type(schema: Mapping[str, Any], label: int, depth: int) -> A
     return {"boolean": label == 0, "null": None}.get(kind, _SAMPLE_TEXT)
 
 
-def _add_costs(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one + other
+def _add_costs(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else first + second

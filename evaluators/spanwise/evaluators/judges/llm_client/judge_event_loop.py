@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from spanwise.evaluators.interface import CallResult, capture_awaitable
@@ -37,14 +38,23 @@ class _LoopThread:
         self.loop: asyncio.AbstractEventLoop = _ForkSafeLoop()
         self.resources: dict[Hashable, Any] = {}
         self._ends = False
-        self.thread = threading.Thread(target=self._work, name=THREAD_NAME, daemon=True)
+        self.thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self.thread.start()
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, T]], outcome: Future[CallResult[T]]) -> None:
         """Start a question on this loop. Cancelling `outcome` cancels the question."""
-        question = self.loop.create_task(_capture_work(work))
+
+        async def capture() -> CallResult[T]:
+            return await capture_awaitable(work())
+
+        def cancel_question(outcome: Future[CallResult[T]]) -> None:
+            if outcome.cancelled():
+                with suppress(RuntimeError):  # the loop is closed, because the process ends
+                    self.loop.call_soon_threadsafe(question.cancel)
+
+        question = self.loop.create_task(capture())
         question.add_done_callback(lambda question: self._deliver(question, outcome))
-        outcome.add_done_callback(lambda outcome: self._cancel(question) if outcome.cancelled() else None)
+        outcome.add_done_callback(cancel_question)
 
     def _deliver(self, question: asyncio.Task[CallResult[T]], outcome: Future[CallResult[T]]) -> None:
         """Pass the result to the caller, unless the process is ending: then only daemon threads still wait for
@@ -60,12 +70,6 @@ class _LoopThread:
         except InvalidStateError:  # the caller was cancelled at the same time
             pass
 
-    def _cancel(self, question: asyncio.Task[Any]) -> None:
-        try:
-            self.loop.call_soon_threadsafe(question.cancel)
-        except RuntimeError:  # the loop is closed, because the process ends
-            pass
-
     def end(self) -> None:
         """Cancel questions in progress, close the resources, and stop the thread."""
         self._ends = True
@@ -75,22 +79,22 @@ class _LoopThread:
             return
         self.thread.join(3 * SHUTDOWN_TIMEOUT)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
+        async def end_questions() -> None:
+            questions = asyncio.all_tasks() - {asyncio.current_task()}
+            for question in questions:
+                question.cancel()
+            if questions:
+                await asyncio.wait(questions, timeout=SHUTDOWN_TIMEOUT)
+            closings = [asyncio.ensure_future(_close_resource(resource)) for resource in self.resources.values()]
+            if closings:
+                await asyncio.wait(closings, timeout=SHUTDOWN_TIMEOUT)
+
         try:
             self.loop.run_forever()
-            self.loop.run_until_complete(self._finished())
+            self.loop.run_until_complete(end_questions())
         finally:
             self.loop.close()
-
-    async def _finished(self) -> None:
-        questions = asyncio.all_tasks() - {asyncio.current_task()}
-        for question in questions:
-            question.cancel()
-        if questions:
-            await asyncio.wait(questions, timeout=SHUTDOWN_TIMEOUT)
-        closings = [asyncio.ensure_future(_close_resource(resource)) for resource in self.resources.values()]
-        if closings:
-            await asyncio.wait(closings, timeout=SHUTDOWN_TIMEOUT)
 
 
 async def _close_resource(resource: Any) -> None:
@@ -118,10 +122,6 @@ async def run_on_judge_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return (await asyncio.wrap_future(outcome)).get()
 
 
-async def _capture_work(work: Callable[[], Coroutine[Any, Any, T]]) -> CallResult[T]:
-    return await capture_awaitable(work())
-
-
 def get_loop_singleton(key: Hashable, make: Callable[[], T]) -> T:
     """Return a resource that lives as long as the judges' loop, such as a client or a limiter. The first call creates
     it.
@@ -143,6 +143,7 @@ def _get_loop_thread() -> _LoopThread:
         return _loop_thread
 
 
+@atexit.register
 def _stop_loop_thread() -> None:
     if _loop_thread is not None:
         _loop_thread.end()
@@ -159,5 +160,4 @@ def _after_fork() -> None:
         _loop_thread = None
 
 
-atexit.register(_stop_loop_thread)
 os.register_at_fork(after_in_child=_after_fork)

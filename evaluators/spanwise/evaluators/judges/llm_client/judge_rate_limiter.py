@@ -118,18 +118,18 @@ class EndpointLimiter:
         return asyncio.get_running_loop().time()
 
     async def _while_it_moves(self, bound: int, seconds: float) -> float:
-        place, since = (1, next(self._numbers)), self._now
+        priority, since = (1, next(self._numbers)), self._now
         while (left := max(since, self._moved_at) + seconds - self._now) > 0:
             try:
                 async with asyncio.timeout(left):
-                    return await self._admitted(bound, place)
+                    return await self._admitted(bound, priority)
             except TimeoutError:  # the queue may have moved in the meantime
                 pass
         raise ReplyTimeout("it waited in the queue, and no call before it was answered")
 
-    async def _admitted(self, bound: int, place: tuple[int, int]) -> float:
+    async def _admitted(self, bound: int, priority: tuple[int, int]) -> float:
         admitted: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, _QueuedCall((*place, next(self._numbers)), bound, admitted))
+        heapq.heappush(self._waiting, _QueuedCall((*priority, next(self._numbers)), bound, admitted))
         self._admit()
         try:
             return await admitted
@@ -230,7 +230,7 @@ class AdaptiveRate:
         self.interval *= SPEEDUP
         self._refusals = 0
 
-    def refuse(self, started: float, now: float, asked: float | None) -> None:
+    def refuse(self, started: float, now: float, requested: float | None) -> None:
         """Record that a call was refused. `asked` is the pause in seconds that the endpoint requests, if any."""
         self._refused += 1
         if started > self._refused_at:
@@ -238,14 +238,15 @@ class AdaptiveRate:
             if not self._refusals:
                 self.interval = min(self.interval * SLOWDOWN, MAX_INTERVAL)
             back_off = min(BACKOFF * 2.0 ** min(self._refusals, 10), MAX_BACKOFF)
-            self._pause_for(max(back_off, self.interval) if asked is None else asked, now)
+            self._pause_for(max(back_off, self.interval) if requested is None else requested, now)
             self._refusals += 1
             self._refused_at = now
-        elif asked is not None and asked > 2 * self._pause:  # the endpoint reports another limit, such as a daily one
-            self._pause_for(asked, now)
+        elif requested is not None and requested > 2 * self._pause:
+            # the endpoint reports another limit, such as a daily one
+            self._pause_for(requested, now)
         if self._is_measuring and self._began is not None:
-            taken = max(1, self._started - self._refused)
-            self.interval = min(max(now - self._began, MIN_MEASURED_PERIOD) / taken, MAX_INTERVAL)
+            accepted = max(1, self._started - self._refused)
+            self.interval = min(max(now - self._began, MIN_MEASURED_PERIOD) / accepted, MAX_INTERVAL)
 
     def _pause_for(self, seconds: float, now: float) -> None:
         self._pause = seconds
@@ -282,8 +283,8 @@ def get_requested_wait(error: BaseException, headers: Mapping[str, str]) -> floa
     in_ms = parse_duration(headers.get("retry-after-ms", ""))
     if in_ms is not None:
         return in_ms / 1000
-    asked = get_retry_after(error)
-    return asked if asked is not None else _compute_reset_delay(headers)
+    requested = get_retry_after(error)
+    return requested if requested is not None else _compute_reset_delay(headers)
 
 
 def _compute_reset_delay(headers: Mapping[str, str]) -> float | None:

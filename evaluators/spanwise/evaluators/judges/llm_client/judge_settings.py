@@ -1,20 +1,29 @@
-"""Settings of judges: model, endpoint, key, price and limits, from arguments or the environment."""
+"""Settings of judges: model, endpoint, key, price and limits, from arguments or the environment.
+
+The prices give the cost of a call: its maximum before the call, and its actual cost afterwards.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from spanwise.collector.records import JSON
-from spanwise.evaluators.judges.llm_client.chat_completions import Backend, NoJudge
-from spanwise.evaluators.judges.llm_client.judge_budget import Ledger, look_up_price, make_budget
+import orjson
+
+from spanwise.collector.records import JSON, Usage
+from spanwise.evaluators.judges.llm_client.chat_completions import Ask, Backend, NoJudge
+from spanwise.evaluators.judges.llm_client.judge_budget import Amount, Ledger, make_budget
 from spanwise.evaluators.judges.llm_client.openai_backend import OpenAIEndpoint
 from spanwise.evaluators.models.model_resolution import OPENAI_URL, check_address, check_key, first_variable
 
+MESSAGE_OVERHEAD = 1_024  # bytes for roles, separators and instructions that an endpoint adds to messages and schema
+MILLION = 1_000_000
 _NO_JUDGE_MESSAGE = (
     'no judge is configured: pass judge="gpt-4o-mini" or another model\'s name, or set SPANWISE_JUDGE '
     "(and SPANWISE_JUDGE_URL and SPANWISE_JUDGE_KEY for its endpoint); there is no default model"
@@ -45,8 +54,15 @@ class JudgeSettings:
 
     def __post_init__(self) -> None:
         _check_fields(self)
-        if self.backend:
-            _check_backend(self)
+        if backend := self.backend:
+            if not callable(getattr(backend, "complete", None)):
+                raise ValueError(
+                    f"backend must have a method complete(ask), got {backend!r:.200}; pass functions as judge="
+                )
+            if self.base_url is not None:
+                raise ValueError(
+                    f"a judge has a base_url or a backend, not both: {self.base_url!r} and {backend!r:.200}"
+                )
             object.__setattr__(self, "model", self.model or self.backend.model)
         else:
             _read_environment(self)
@@ -140,6 +156,52 @@ class JudgeSettings:
         )
 
 
+@lru_cache(maxsize=256)
+def look_up_price(model: str, base_url: str | None) -> tuple[float, float] | None:
+    """Return US dollars per million tokens of input and of output according to genai-prices, or None if it has no price.
+
+    A model at an unknown address has no price, even if its name is known.
+    """
+    from genai_prices import Usage as Billed
+    from genai_prices import calc_price
+
+    from spanwise.collector.dialects import has_price
+
+    if not has_price(base_url):
+        return None
+    try:
+        price = calc_price(Billed(input_tokens=1, output_tokens=1), model, provider_api_url=base_url)
+    except LookupError:
+        return None
+    return float(price.input_price) * MILLION, float(price.output_price) * MILLION
+
+
+def compute_cost(judge: JudgeSettings, usage: Usage) -> float | None:
+    """Return the US dollars for a judge's call, or None if its price is unknown."""
+    if judge.price is not None:
+        return (usage.input_tokens * judge.price[0] + usage.output_tokens * judge.price[1]) / MILLION
+    if judge.prices is None:
+        return None
+    # the collector's `compute_cost` accounts for price tiers, cached tokens and time-dependent prices
+    from spanwise.collector.dialects import compute_cost, find_provider
+
+    provider = find_provider(judge.base_url) if judge.base_url else None
+    return compute_cost(judge.model, usage, {"gen_ai.provider.name": provider}, time.time_ns())
+
+
+def compute_max_cost(judge: JudgeSettings, ask: Ask) -> Amount:
+    """Return the maximum cost of one call: one token per byte of the question, and the longest reply."""
+    usage = Usage(count_question_bytes(ask) + MESSAGE_OVERHEAD, judge.most_tokens)
+    return Amount(compute_cost(judge, usage) or 0.0, 1)
+
+
+def count_question_bytes(ask: Ask) -> int:
+    """Return the number of bytes of messages and schema."""
+    # the schema counts twice, because some endpoints also get it in the messages
+    schema = 2 * len(orjson.dumps(ask.schema)) if ask.schema is not None else 0
+    return schema + sum(len(message["content"].encode(errors="replace")) for message in ask.messages)
+
+
 def _check_fields(judge: JudgeSettings) -> None:
     if judge.model != "" or judge.backend is None:
         object.__setattr__(judge, "model", check_text("model", judge.model, empty=judge.model == ""))
@@ -175,14 +237,6 @@ def _read_environment(judge: JudgeSettings) -> None:
 
 def _check_base_url(url: Any) -> str:
     return check_address(url, "base_url (or SPANWISE_JUDGE_URL, OPENAI_BASE_URL)")
-
-
-def _check_backend(judge: JudgeSettings) -> None:
-    backend = judge.backend
-    if not callable(getattr(backend, "complete", None)):
-        raise ValueError(f"backend must have a method complete(ask), got {backend!r:.200}; pass functions as judge=")
-    if judge.base_url is not None:
-        raise ValueError(f"a judge has a base_url or a backend, not both: {judge.base_url!r} and {backend!r:.200}")
 
 
 def check_text(name: str, value: Any, *, empty: bool = False) -> str:

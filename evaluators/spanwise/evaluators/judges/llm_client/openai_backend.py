@@ -90,7 +90,7 @@ class OpenAIEndpoint:
                     f"{self.where} accepts no token limit, so max_usd cannot be enforced; pass max_calls instead"
                 )
             try:
-                completion = await self._once(ask, form)
+                completion = await self._send(ask, form)
             except openai.APIStatusError as error:
                 first = first or error
                 refused = form.refused_by(error, self._parameters(ask, form))
@@ -107,12 +107,12 @@ class OpenAIEndpoint:
                 self._capabilities.record_success(form, ask.schema)
                 return self._check_complete(completion, form, ask)
 
-    async def _once(self, ask: Ask, form: RequestForm) -> Completion:
+    async def _send(self, ask: Ask, form: RequestForm) -> Completion:
         parameters = self._parameters(ask, form)
         async with get_loop_singleton(_ClientPool, _ClientPool).client(self.base_url, self.api_key) as client:
             with suppress_instrumentation():
-                asked = client.chat.completions.with_streaming_response.create(**parameters, timeout=self.timeout)
-                async with asked as raw:
+                request = client.chat.completions.with_streaming_response.create(**parameters, timeout=self.timeout)
+                async with request as raw:
                     content = await self._content(raw)
         try:
             body = orjson.loads(content)
@@ -146,17 +146,19 @@ class OpenAIEndpoint:
         messages: Sequence[Mapping[str, str]] = ask.messages
         if ask.schema is not None and form.level != "json_schema":
             messages = add_schema_instruction(ask.messages, ask.schema)
-        wanted = {
+        parameters = {
             "temperature": self.temperature,
             "seed": self.seed,
             "logprobs": True if ask.logprobs else None,
             "top_logprobs": min(ask.logprobs, form.top) or None,
             "response_format": make_response_format(ask.name, ask.schema, form.level),
         }
-        given = {name: value for name, value in wanted.items() if value is not None and name not in form.without}
+        supported = {
+            name: value for name, value in parameters.items() if value is not None and name not in form.without
+        }
         if form.limit is not None:
-            given[form.limit] = self.max_tokens * form.token_factor
-        return {"model": self.model, "messages": [dict(message) for message in messages], **given}
+            supported[form.limit] = self.max_tokens * form.token_factor
+        return {"model": self.model, "messages": [dict(message) for message in messages], **supported}
 
     def _check_complete(self, completion: Completion, form: RequestForm, ask: Ask) -> Completion:
         """Return the completion. Raises `CutOff` if a reasoning model used up its tokens before it replied.
@@ -217,8 +219,8 @@ class _ClientPool:
 
         if (base_url, key) not in self._clients:
             http = DefaultAsyncHttpxClient(follow_redirects=False)
-            made = AsyncOpenAI(base_url=base_url, api_key=key or _PLACEHOLDER_KEY, max_retries=0, http_client=http)
-            self._clients[base_url, key] = _PooledClient(made)
+            client = AsyncOpenAI(base_url=base_url, api_key=key or _PLACEHOLDER_KEY, max_retries=0, http_client=http)
+            self._clients[base_url, key] = _PooledClient(client)
         self._clients.move_to_end((base_url, key))
         return self._clients[base_url, key]
 
@@ -299,7 +301,7 @@ class RequestForm:
 
     def notes(self, ask: Ask, completion: Completion) -> tuple[str, ...]:
         """Return notes about everything that the request omitted."""
-        left_out = [f"asked without {words}" for name, words in _OMISSION_NOTES.items() if self._lacks(name, ask)]
+        left_out = [f"asked without {note}" for name, note in _OMISSION_NOTES.items() if self._lacks(name, ask)]
         if ask.logprobs and not self._lacks("logprobs", ask) and not completion.logprobs:
             left_out.append("no log-probabilities came")
         if ask.logprobs > self.top and completion.logprobs:
@@ -396,8 +398,8 @@ def _find_named_parameter(error: APIStatusError, sent: Mapping[str, Any]) -> str
     if field in sent and field in _PARAMETER_NAMES:
         return field
     model = rf"(?<!\w){re.escape(str(sent.get('model')))}(?!\w)"
-    words = _SUGGESTION_PATTERN.sub(" ", re.sub(model, " ", _get_error_text(error)))
-    named = (_PARAMETER_NAMES[match.group().lower()] for match in _PARAMETER_PATTERN.finditer(words))
+    text = _SUGGESTION_PATTERN.sub(" ", re.sub(model, " ", _get_error_text(error)))
+    named = (_PARAMETER_NAMES[match.group().lower()] for match in _PARAMETER_PATTERN.finditer(text))
     return next((name for name in named if name in sent), None)
 
 

@@ -126,14 +126,14 @@ def _parse_leniently(text: str, schema: Mapping[str, JSON], values: Sequence[str
     """
     if len(text) > MAX_LENIENT_LENGTH:
         raise InvalidJSON(f"the reply is no JSON, and too long to look for some: {len(text):,} characters")
-    found = _find_candidates(text, schema) or [_repair_json(text, schema)]
-    (value, forgiven), *others = (_validate(each, schema) for each in found)
+    candidates = _find_candidates(text, schema) or [_repair_json(text, schema)]
+    (value, forgiven), *others = (_validate(each, schema) for each in candidates)
     if any(is_quoted(each, schema, values) for each in (value, *(other for other, _ in others))):
         raise InvalidJSON(
             "a verdict among words is also in the judged text and may be a quotation; reply with JSON alone"
         )
     if any(find_ratings(other, schema) != find_ratings(value, schema) for other, _ in others):
-        raise InvalidJSON(f"{len(found)} objects that differ; give one")
+        raise InvalidJSON(f"{len(candidates)} objects that differ; give one")
     return ParsedReply(value, ("lenient parsing: the reply was not plain JSON", *forgiven))
 
 
@@ -248,20 +248,15 @@ def _normalize_object(
     if named.keys() != value.keys():
         notes.append("corrected the case of a property's name")
     closed = schema.get("additionalProperties") is False
-    unknown = [name for name in named if name not in properties and not _is_extra_number(name, properties)]
+    # an extra number among numbered properties is kept and fails validation: the judge may have counted differently
+    are_numbered = all(name.isdigit() for name in properties)
+    unknown = [name for name in named if name not in properties and not (are_numbered and str(name).isdigit())]
     extra = sorted(map(str, unknown)) if closed else []
     if extra:
         notes.append(f"ignored unknown properties: {', '.join(extra[:5])}")
     ordered = [name for name in properties if name in named]
     others = [name for name in named if name not in properties and not (closed and name in unknown)]
     return {name: normalize_reply(named[name], properties.get(name), notes, deep + 1) for name in (*ordered, *others)}
-
-
-def _is_extra_number(name: Any, properties: Mapping[str, Any]) -> bool:
-    """Return whether this is an extra number among numbered properties. It is kept and fails validation, because the
-    judge may have counted differently.
-    """
-    return str(name).isdigit() and all(known.isdigit() for known in properties)
 
 
 def _match_label(value: Any, labels: Sequence[Any], notes: list[str]) -> Any:
