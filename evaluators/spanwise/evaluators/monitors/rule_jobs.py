@@ -382,8 +382,8 @@ class RuleExecution:
                 job.begin(evaluator.key)
                 with self._evaluator_context(job):
                     scored = capture_call(
-                        lambda e=evaluator: self._scorer.score_on_thread(job.case, job.target, wait, [e])
-                    )  # type: ignore[misc]
+                        lambda e=evaluator: self._scorer.score_on_thread(job.case, job.target, wait, [e])  # type: ignore[misc]
+                    )
                 self._end(job, evaluator, scored.get() if scored.error is None else scored.error)
         others = [one for one in job.evaluators if not one.plain and self._may_begin(job, one)]
         if others and not self.threads.stopped:

@@ -55,6 +55,7 @@ class EndpointLimiter:
         self._moved_at = 0.0  # time when a call last ended other than with a transient error
         self._answered_at: float | None = None
         self._unreachable_since: float | None = None
+        self._gave_up = False
 
     @property
     def idle(self) -> bool:
@@ -97,15 +98,14 @@ class EndpointLimiter:
         """Return whether a call that got no connection is not retried after `pause` seconds.
 
         An endpoint that answered recently may be restarting, so its calls are retried. Any other endpoint probably
-        does not exist, so the limiter gives up after `CONNECTION_PATIENCE` seconds.
+        does not exist, so the limiter gives up after `CONNECTION_PATIENCE` seconds. Later calls are then tried once,
+        until the endpoint answers.
         """
         since = self._unreachable_since
-        return (
-            is_connection_failure(error)
-            and since is not None
-            and not self._is_known
-            and self._now + pause - since >= CONNECTION_PATIENCE
-        )
+        if not is_connection_failure(error) or since is None or self._is_known:
+            return False
+        self._gave_up = self._gave_up or self._now + pause - since >= CONNECTION_PATIENCE
+        return self._gave_up
 
     @property
     def _is_known(self) -> bool:
@@ -171,7 +171,7 @@ class EndpointLimiter:
         if error is None or not is_transient(error):
             self._moved_at = self._now
         if error is None or get_http_status(error) is not None:
-            self._answered_at, self._unreachable_since = self._now, None
+            self._answered_at, self._unreachable_since, self._gave_up = self._now, None, False
 
 
 def get_limiter(judge: JudgeSettings) -> EndpointLimiter:
