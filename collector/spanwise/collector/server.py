@@ -215,7 +215,7 @@ class Server:
             store,
             limits=limits,
             metrics=self._metrics,
-            ready=self._is_ready,
+            ready=lambda: self._server.started and not self._server.should_exit,
             authenticator=self.authenticator,
             sinks=sinks,
             query_seconds=query_seconds,
@@ -244,9 +244,6 @@ class Server:
         except Refused:
             self._socket.close()
             raise
-
-    def _is_ready(self) -> bool:
-        return self._server.started and not self._server.should_exit
 
     @property
     def url(self) -> str:

@@ -140,6 +140,11 @@ class NamesMemo(Memo[N, V]):
         return value if size is None else self.keep(names, value, size)
 
 
+def memoize_names(make: Callable[[N], V]) -> Callable[[N], V]:
+    """Cache the results of a function in a `NamesMemo`. Usable as a decorator."""
+    return NamesMemo(make).__getitem__
+
+
 _namespaces: NamesMemo[NameTuple, frozenset[str]] = NamesMemo(lambda names: frozenset(map(get_namespace, names)))
 get_namespaces = _namespaces.__getitem__
 
@@ -148,16 +153,15 @@ get_namespaces = _namespaces.__getitem__
 IndexedLists: TypeAlias = Mapping[tuple[str, str], tuple[tuple[tuple[str, str], ...], ...]]
 
 
-def _group_indexed_names(names: NameTuple) -> IndexedLists:
+@memoize_names
+def get_indexed_lists(names: NameTuple) -> IndexedLists:
+    """Return the lists whose elements are spread over several of the attributes."""
     lists: dict[tuple[str, str], dict[int, list[tuple[str, str]]]] = {}
     for name in names:
         if indexed := get_indexed_name(name):
             elements = lists.setdefault((indexed.prefix, indexed.element), {})
             elements.setdefault(indexed.position, []).append((indexed.rest, name))
     return {of: tuple(tuple(elements[at]) for at in sorted(elements)) for of, elements in lists.items()}
-
-
-get_indexed_lists = NamesMemo(_group_indexed_names).__getitem__
 
 
 CONTENT_FIELDS = ("content", "page_content", "text", "chunk")

@@ -18,16 +18,12 @@ ROWS_PER_INSERT = 50
 VALUES_PER_IN = 500
 
 
-def _identity(value: Any) -> Any:
-    return value
-
-
 if sys.version_info < (3, 12):
     # Before Python 3.12, sqlite3 raises and catches two exceptions for each None and each bytes value to look up an
     # adapter. That takes 0.4 µs per value, more than the insert. An identity adapter avoids it; an adapter that the
     # application has registered stays.
     for _kind in (type(None), bytes):
-        sqlite3.adapters.setdefault((_kind, sqlite3.PrepareProtocol), _identity)
+        sqlite3.adapters.setdefault((_kind, sqlite3.PrepareProtocol), lambda value: value)
 
 
 def build_upsert_clause(columns: Sequence[str]) -> str:
