@@ -62,7 +62,7 @@ def take_messages(draft: Draft) -> None:
 def _take_message_list(attributes: dict[str, Any], prefix: str) -> list[dict[str, JSON]]:
     """Take a list of messages if at least one has content. The answer of a failed call has only a role."""
     elements = get_indexed_lists(tuple(attributes)).get((prefix, "message"), ())
-    if any(rest not in NON_CONTENT_FIELDS for element in elements for rest, _ in element):
+    if any(field not in NON_CONTENT_FIELDS for element in elements for field, _ in element):
         return [build_message(flat) for flat in take_indexed_list(attributes, prefix, "message")]
     return []
 
@@ -74,7 +74,7 @@ def _take_texts(attributes: dict[str, Any], prefix: str, element: str) -> JSON:
         del attributes[prefix]
     else:
         lists = get_indexed_lists(tuple(attributes))
-        names_in_elements = {rest for part in lists.get((prefix, element), ()) for rest, _ in part}
+        names_in_elements = {field for fields in lists.get((prefix, element), ()) for field, _ in fields}
         if names_in_elements - {"text"} or any(of[0] == prefix and of[1] != element for of in lists):
             return None
         texts = [flat["text"] for flat in take_indexed_list(attributes, prefix, element)]
@@ -88,22 +88,22 @@ def build_message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
     parts: dict[int, dict[str, JSON]] = {}
     calls_in_content: dict[int, dict[str, JSON]] = {}  # tool calls among the content parts, as in Anthropic's messages
     for name, value in flat.items():
-        place = get_indexed_name(f"message.{name}") if "." in name else None
-        if place is not None and place.prefix == "message.tool_calls" and place.element == "tool_call":
-            calls.setdefault(place.position, {})[place.rest] = value
-        elif place is not None and place.prefix == "message.contents" and place.element == "message_content":
-            parts.setdefault(place.position, {})[place.rest] = value
-        elif place is not None and place.prefix == "message.contents" and place.element == "tool_call":
-            calls_in_content.setdefault(place.position, {})[place.rest] = value
-        elif place is not None and place.prefix == "message.contents":
-            parts.setdefault(place.position, {})[f"{place.element}.{place.rest}"] = value
+        indexed = get_indexed_name(f"message.{name}") if "." in name else None
+        if indexed is not None and indexed.prefix == "message.tool_calls" and indexed.element == "tool_call":
+            calls.setdefault(indexed.position, {})[indexed.rest] = value
+        elif indexed is not None and indexed.prefix == "message.contents" and indexed.element == "message_content":
+            parts.setdefault(indexed.position, {})[indexed.rest] = value
+        elif indexed is not None and indexed.prefix == "message.contents" and indexed.element == "tool_call":
+            calls_in_content.setdefault(indexed.position, {})[indexed.rest] = value
+        elif indexed is not None and indexed.prefix == "message.contents":
+            parts.setdefault(indexed.position, {})[f"{indexed.element}.{indexed.rest}"] = value
         else:
             message[name] = value
     if calls_in_content:
         _move_calls(calls_in_content, parts, calls)
     if parts:
         message["content" if message.get("content") is None else CONTENT_PARTS] = [
-            _build_content_part(parts[place]) for place in sorted(parts)
+            _build_content_part(part) for _, part in sorted(parts.items())
         ]
     if calls:
         tool_calls: list[JSON] = []
@@ -211,12 +211,12 @@ def read_listed_document(flat: Mapping[str, JSON]) -> Document:
     read = build_document(flat)
     if flat.keys() <= DOCUMENT_FIELDS and read.score == flat.get("score") and (read.metadata or "metadata" not in flat):
         return read
-    rest = {name: value for name, value in flat.items() if name not in DOCUMENT_FIELDS and value != read.id}
+    extra = {name: value for name, value in flat.items() if name not in DOCUMENT_FIELDS and value != read.id}
     if "metadata" in flat and not isinstance(parse_json(flat["metadata"]), dict):
-        rest["metadata"] = flat["metadata"]
+        extra["metadata"] = flat["metadata"]
     if flat.get("score") is not None and parse_number(flat["score"]) is None:
-        rest["score"] = flat["score"]
-    return Document(read.content, read.id, read.score, {**rest, **read.metadata}) if rest else read
+        extra["score"] = flat["score"]
+    return Document(read.content, read.id, read.score, {**extra, **read.metadata}) if extra else read
 
 
 def _to_json(flat: Mapping[str, JSON]) -> JSON:
@@ -265,9 +265,9 @@ def _add_output_ids(found: tuple[Document, ...], outputs: JSON) -> tuple[Documen
 
 # Prefix of the attributes → (target of the feedback, element name)
 LIST_FORMS = {
-    f"{scope}{many}": (scope.rstrip(".") or "span", one)
+    f"{scope}{plural}": (scope.rstrip(".") or "span", singular)
     for scope in ("", "trace.", "session.")
-    for many, one in (("annotations", "annotation"), ("evaluations", "evaluation"))
+    for plural, singular in (("annotations", "annotation"), ("evaluations", "evaluation"))
 }
 LIST_PREFIXES = tuple(LIST_FORMS)
 ANNOTATOR_SOURCES: Mapping[JSON, Source] = {"HUMAN": "human", "LLM": "model", "CODE": "code"}
@@ -283,9 +283,9 @@ def read_annotations(draft: Draft) -> None:
     """
     found: dict[tuple[str, int], dict[str, JSON]] = {}
     for name, value in draft.attributes.items():
-        place = get_indexed_name(name) if name.startswith(LIST_PREFIXES) else None
-        if place is not None and place.prefix in LIST_FORMS and place.element == LIST_FORMS[place.prefix][1]:
-            found.setdefault((place.prefix, place.position), {})[place.rest] = value
+        indexed = get_indexed_name(name) if name.startswith(LIST_PREFIXES) else None
+        if indexed is not None and indexed.prefix in LIST_FORMS and indexed.element == LIST_FORMS[indexed.prefix][1]:
+            found.setdefault((indexed.prefix, indexed.position), {})[indexed.rest] = value
     if found:
         draft.also += tuple(
             [

@@ -67,18 +67,18 @@ def draw_label_sample(
     included in proportion. Therefore all cases ever drawn are a random sample of all present cases, with equal
     probability within a stratum (permanent random numbers, Ohlsson 1995). Memory grows only with n and `voted`.
     """
-    named = tuple(strata) or ("",)
-    known, counted = set(voted), Counter[str]()
+    names = tuple(strata) or ("",)
+    labelled, counted = set(voted), Counter[str]()
     of: dict[Target, str] = {}
-    smallest: dict[str, list[tuple[int, int, Target]]] = {stratum: [] for stratum in named}
-    for place, (target, told) in enumerate(cases):
-        stratum = told if strata else ""
+    smallest: dict[str, list[tuple[int, int, Target]]] = {stratum: [] for stratum in names}
+    for index, (target, case_stratum) in enumerate(cases):
+        stratum = case_stratum if strata else ""
         if stratum not in smallest:
             continue
         counted[stratum] += 1
-        if target in known:
+        if target in labelled:
             of[target] = stratum
-        entry = (-_random_number(seed, target), place, target)
+        entry = (-_random_number(seed, target), index, target)
         heap = smallest[stratum]
         if len(heap) < n:
             heapq.heappush(heap, entry)

@@ -129,7 +129,7 @@ def restore_backup(source: str, target: str, check: Callable[[str], list[str]]) 
         raise Refused(f"{source!r} is the file to be replaced; name a backup of it")
     _refuse_unsound(source, check)
     # a leftover WAL must not be applied to another file
-    there = os.path.exists(target) or os.path.exists(target + "-wal")
+    is_replaced = os.path.exists(target) or os.path.exists(target + "-wal")
     copy = target + COPY_SUFFIX
     lock = FileLock(target)
     try:
@@ -137,7 +137,7 @@ def restore_backup(source: str, target: str, check: Callable[[str], list[str]]) 
             os.unlink(copy)  # left by a process that was killed
         backup(source, copy)
         _refuse_unsound(copy, check)
-        replaced = _move_away(target) if there else None
+        replaced = _move_away(target) if is_replaced else None
         try:
             os.replace(copy, target)
             fsync_folder(target)
