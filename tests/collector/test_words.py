@@ -529,7 +529,7 @@ def test_load_is_many_spans_that_take_much_of_the_writers_time(still: SQLiteStor
         behind._looked -= 10.0
         writer.written += int(rate * 10 * background_worker.BUSY_RATE)
         writer.spent += share * 10 * background_worker.BUSY_SHARE
-        found.append(behind._busy())
+        found.append(behind._is_busy())
     assert found == [True, False, False]
 
 

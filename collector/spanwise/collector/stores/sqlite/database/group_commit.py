@@ -124,9 +124,14 @@ class WalSync(Generic[T]):
 
         Syncs in the calling thread if no thread can be started, as at interpreter exit.
         """
-        if self._thread is None and not self._start():
-            self.sync_now(item)
-            return
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="spanwise-sync", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                self.sync_now(item)
+                return
+            self._thread = thread
         with self._ready:
             self._waiting.append(item)
             self._ready.notify()
@@ -140,15 +145,6 @@ class WalSync(Generic[T]):
             self._thread.join()
         if self._log is not None:
             os.close(self._log)
-
-    def _start(self) -> bool:
-        thread = threading.Thread(target=self._run, name="spanwise-sync", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            return False
-        self._thread = thread
-        return True
 
     def _run(self) -> None:
         while True:
