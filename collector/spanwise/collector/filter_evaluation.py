@@ -24,7 +24,7 @@ from spanwise.collector.filters import (
     FeedbackCondition,
     Filter,
     parse_search_terms,
-    unresolved_dataset_error,
+    refuse_dataset,
 )
 from spanwise.collector.records import JSON, ConditionResult
 
@@ -276,10 +276,6 @@ def _text(name: str, text: str) -> list[TraceCondition]:
     return [TraceCondition(name, text, ("texts",), test, show)]
 
 
-def _dataset(name: str, dataset: str) -> list[TraceCondition]:
-    raise unresolved_dataset_error(dataset)
-
-
 _COMPILERS: Mapping[str, _Compiler] = {
     "project": _equals("project"),
     "environment": _equals("environment"),
@@ -307,7 +303,7 @@ _COMPILERS: Mapping[str, _Compiler] = {
     "text": _text,
     "experiment": _condition("experiment_id", lambda id: partial(operator.eq, id or None)),
     "experiments": _condition("experiment_id", lambda ids: lambda seen: seen in ids),
-    "dataset": _dataset,
+    "dataset": lambda name, dataset: refuse_dataset(dataset),
     "example": _equals("example_id"),
     "complete": _condition("complete", lambda wanted: partial(operator.eq, wanted), bool),
     "trace_ids": _condition("trace_id", lambda ids: lambda seen: seen in ids),
