@@ -77,7 +77,7 @@ def haystack(draft: Draft) -> None:
     outputs = fields.get("outputs")
     if isinstance(outputs, dict):
         if kind in DOCUMENT_KINDS and not fields.get("documents"):
-            documents = outputs.get("documents")
+            documents: JSON = outputs.get("documents")
             is_list = isinstance(documents, list) and all(isinstance(d, dict) and "content" in d for d in documents)
             fields["documents"] = tuple(map(_document, documents)) if is_list else ()
         if kind in CALL_KINDS:
