@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -224,7 +225,12 @@ def text_or_none(value: JSON) -> str | None:
 
 def to_text(value: JSON) -> str:
     """Return a string unchanged, and any other value as JSON."""
-    return value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    if isinstance(value, str):
+        return value
+    try:
+        return orjson.dumps(value, default=str).decode()
+    except TypeError:  # the value holds an integer beyond 64 bits
+        return json.dumps(value, default=str)
 
 
 def read_document(value: JSON) -> Document | None:
