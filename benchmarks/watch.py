@@ -38,8 +38,8 @@ def _measure(store: SQLiteStore, spans: int) -> tuple[float, float]:
 
 def _look(watch: FileWatch) -> float:
     started = time.perf_counter_ns()
-    watch.begun()
-    watch.committed()
+    watch.check_before_write()
+    watch.check_after_commit()
     return (time.perf_counter_ns() - started) / 1000
 
 

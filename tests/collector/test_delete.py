@@ -108,12 +108,12 @@ def test_a_long_trace_goes_alone_and_short_ones_together(store: SQLiteStore) -> 
 def test_pieces_take_about_a_moment() -> None:
     pace = DeletionPace()
     for _ in range(20):
-        pace.took(pace.spans, TRANSACTION_SECONDS / 4)
+        pace.record(pace.spans, TRANSACTION_SECONDS / 4)
     assert pace.spans == MAX_SPANS
     for _ in range(20):
-        pace.took(pace.spans, 100 * TRANSACTION_SECONDS)
+        pace.record(pace.spans, 100 * TRANSACTION_SECONDS)
     assert pace.spans == MIN_SPANS
-    pace.took(1, 0.0)  # too little to learn from
+    pace.record(1, 0.0)  # too little to learn from
     assert pace.spans == MIN_SPANS
 
 

@@ -123,7 +123,7 @@ def test_while_the_reserve_is_given_up_only_what_makes_room_is_written(tmp_path:
         reserve = store._file.writer.reserve
         reserve.keep()
         (tmp_path / "spanwise.db.reserve").mkdir()  # so that there is no room for it
-        reserve.held = False
+        reserve.is_available = False
         with pytest.raises(Unavailable, match="delete something"):
             store.append([run()])
         assert "delete something" in (store.trouble() or "")
@@ -155,5 +155,5 @@ def test_a_reserve_grows_with_its_database_and_is_private(tmp_path: Path) -> Non
         os.truncate(file, size)
         assert reserve.keep()
         assert (kept.stat().st_size, kept.stat().st_mode & 0o777) == (expected, 0o600)
-    assert (reserve.give_up(), reserve.held, kept.exists()) == (True, False, False)
+    assert (reserve.give_up(), reserve.is_available, kept.exists()) == (True, False, False)
     assert (reserve.keep(), kept.stat().st_size) == (True, 16 * MIN_RESERVE_BYTES)

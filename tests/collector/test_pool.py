@@ -45,7 +45,7 @@ def until(said: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("sql", [ENDLESS.format("sum(x)"), SORTED, JOINED])
 def test_a_question_ends_when_its_time_is_over(readers: ReaderPool, sql: str) -> None:
     told = pytest.raises(TooSlow, match=r"GET /x took longer than 0.05 seconds")
-    with query_context(CancellableQuery("GET /x", 0.05)), told, readers.one() as reader:
+    with query_context(CancellableQuery("GET /x", 0.05)), told, readers.acquire() as reader:
         reader.db.execute(sql).fetchall()
 
 
@@ -60,7 +60,7 @@ def test_a_loop_over_rows_ends_with_its_question(store: SQLiteStore) -> None:
 
 
 def test_a_question_whose_time_is_over_begins_nothing(readers: ReaderPool) -> None:
-    with query_context(CancellableQuery("late", -1.0)), pytest.raises(TooSlow), readers.one():
+    with query_context(CancellableQuery("late", -1.0)), pytest.raises(TooSlow), readers.acquire():
         raise AssertionError
 
 
@@ -70,7 +70,7 @@ def stopped(readers: ReaderPool, sql: str, rows: Callable[[], bool] = lambda: Tr
 
     def ask() -> None:
         try:
-            with query_context(question), readers.one() as reader:
+            with query_context(question), readers.acquire() as reader:
                 inside.set()
                 reader.db.execute(sql).fetchall()
         except StoreError as error:
@@ -96,14 +96,14 @@ def test_one_long_step_of_the_text_index_is_interrupted(store: SQLiteStore, read
     words = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 300000)"
     fill = f"{words} INSERT INTO words (rowid, text) SELECT x, 'w' || x || ' x' || x FROM n"
     store._file.write(lambda db: db.execute(fill).rowcount)
-    with readers.one() as reader:
+    with readers.acquire() as reader:
         began = time.thread_time()
         reader.db.execute(PREFIX).fetchall()
         whole = time.thread_time() - began
     question = CancellableQuery("a beginning", whole / 4)
     timer = threading.Timer(whole / 4 + 0.005, question.interrupt)
     timer.start()
-    with query_context(question), pytest.raises(TooSlow), readers.one() as reader:
+    with query_context(question), pytest.raises(TooSlow), readers.acquire() as reader:
         while True:  # once may be over before the moment comes
             reader.db.execute(PREFIX).fetchall()
     timer.join()
@@ -113,10 +113,10 @@ def test_who_comes_next_meets_no_interrupt_that_came_late(readers: ReaderPool) -
     stopped(readers, ENDLESS.format("sum(x)"))
     assert readers._free == []  # that connection is closed
     question = CancellableQuery("gone", None)
-    with query_context(question), readers.one() as reader:
+    with query_context(question), readers.acquire() as reader:
         before = reader
     question.interrupt()
-    with readers.one() as reader:
+    with readers.acquire() as reader:
         assert reader is before
         assert reader.db.execute("SELECT 1").fetchall() == [(1,)]
 
@@ -131,11 +131,11 @@ def test_the_writer_is_not_stopped_with_a_question(store: SQLiteStore) -> None:
 def test_who_finds_all_readers_busy_is_told_to_come_again(readers: ReaderPool) -> None:
     with ExitStack() as held:
         for _ in range(MAX_READERS):
-            held.enter_context(readers.one())
-        with pytest.raises(Unavailable, match="all 8 readers") as told, readers.one():
+            held.enter_context(readers.acquire())
+        with pytest.raises(Unavailable, match="all 8 readers") as told, readers.acquire():
             raise AssertionError
     assert told.value.retry_after == 2.0
-    with readers.one():
+    with readers.acquire():
         pass
 
 
@@ -150,5 +150,5 @@ def test_numbers_and_the_text_index_need_none_of_the_readers(store: SQLiteStore)
 
 def test_a_reader_that_raises_goes_back_into_the_pool(readers: ReaderPool) -> None:
     for _ in range(MAX_READERS + 1):
-        with pytest.raises(KeyboardInterrupt), readers.one():
+        with pytest.raises(KeyboardInterrupt), readers.acquire():
             raise KeyboardInterrupt

@@ -575,7 +575,7 @@ def test_closing_ends_a_query_and_pulls_no_connection_from_under_it(store: SQLit
 
     def read() -> None:
         try:
-            with readers.one() as reader:
+            with readers.acquire() as reader:
                 inside.release()
                 reader.db.execute(LONG).fetchall()
         except Closed as error:

@@ -69,8 +69,8 @@ class Held:
 
     def make_ready(self) -> None:
         """As if nothing had changed for a while."""
-        self.rest.look()
-        self.rest.look()
+        self.rest.find_due()
+        self.rest.find_due()
         while self.rest.round():
             pass
 
@@ -423,9 +423,9 @@ def test_a_day_of_which_all_is_deleted_leaves_nothing(here):
 
 def test_what_changed_after_the_last_look_is_not_at_rest(here):
     here.traces.append([later(0), later(1, start_ns=NOW + 25 * HOUR_NS)])
-    here.rest.look()
+    here.rest.find_due()
     here.traces.append([later(2)])
-    here.rest.look()
+    here.rest.find_due()
     here.rest.round()
     assert here.ready() == (1, 1)
 

@@ -114,10 +114,10 @@ def test_from_memory_comes_the_same_index_as_from_the_file(tmp_path: Path) -> No
     runs, found = some(), []
     for most in (0, 2**20):
         with SQLiteStore(tmp_path / f"{most}.db") as store:
-            store._behind._file.appender.held = TextBuffer(str(tmp_path), most)
+            store._behind._file.appender.text_buffer = TextBuffer(str(tmp_path), most)
             with waiting(store) as file:
                 store.append(runs)
-                assert len(file.appender.held) == (len(ODD) if most else 0)
+                assert len(file.appender.text_buffer) == (len(ODD) if most else 0)
             found.append(indexed(store))
             store.delete(since_ns=0)
             assert indexed(store) == set()
@@ -126,7 +126,7 @@ def test_from_memory_comes_the_same_index_as_from_the_file(tmp_path: Path) -> No
 
 def test_what_memory_has_no_room_for_is_read_back(store: SQLiteStore, tmp_path: Path) -> None:
     with waiting(store) as file:
-        file.appender.held = held = TextBuffer(str(tmp_path), 2_000)
+        file.appender.text_buffer = held = TextBuffer(str(tmp_path), 2_000)
         store.append([run(inputs=f"word{number} " + "filler " * 20) for number in range(100)])
         assert 0 < len(held) < 20
         assert 0 < held.bytes <= 2_000
@@ -194,7 +194,7 @@ def test_a_trace_that_is_deleted_while_its_words_wait_in_memory(store: SQLiteSto
     with waiting(store) as file:
         store.append([gone := run(inputs="secret"), run(inputs="public")])
         store.delete(trace_ids=(gone.trace_id,))
-        assert len(file.appender.held) == 1
+        assert len(file.appender.text_buffer) == 1
     assert words(store) == "public"
 
 
@@ -209,18 +209,18 @@ def test_what_was_never_committed_is_not_indexed(store: SQLiteStore) -> None:
         futures = [file.put(job) for job in (*jobs, WriteJob(weight=1, batch=broken))]
         assert [future.exception(60) is None for future in futures] == [True, False, False]
     assert words(store) == "once"
-    assert file.appender.held.bytes == 0
+    assert file.appender.text_buffer.bytes == 0
 
 
 def test_a_piece_that_is_rolled_back_is_indexed_later(store: SQLiteStore) -> None:
     with waiting(store) as file:
         store.append([root := run(inputs="again")])
-        assert len(file.appender.held) == 1
+        assert len(file.appender.text_buffer) == 1
 
         def put_and_fail(_: sqlite3.Connection) -> None:
             now = time.monotonic()
             assert fulltext_index.write_buffered(
-                file.appender.reader, file.appender.held, MIN_TRANSACTION_CHARACTERS, now, now
+                file.appender.reader, file.appender.text_buffer, MIN_TRANSACTION_CHARACTERS, now, now
             ) == len("again")
             raise RuntimeError
 
@@ -232,7 +232,7 @@ def test_a_piece_that_is_rolled_back_is_indexed_later(store: SQLiteStore) -> Non
 def test_segments_are_merged_a_few_pages_at_a_time(store: SQLiteStore) -> None:
     store._behind.close()
     db, pick, changes = store._file._db, random.Random(1), []
-    reader, held = store._file.appender.reader, store._file.appender.held
+    reader, held = store._file.appender.reader, store._file.appender.text_buffer
     for n in range(1, 121):
         text = " ".join(f"{pick.getrandbits(24):x}" for _ in range(1_500))
         held.add(n, text, n, len(text), new=True)
@@ -258,12 +258,12 @@ def test_what_a_large_piece_leaves_to_be_merged_is_merged_in_turn_with_others(st
             texts = ("".join(chr(97 + pick.randrange(26)) for _ in range(9)) for _ in range(long // 10))
             store.append([run(inputs=" ".join(texts))])
         behind._piece, behind._next_put = 4 * long, 0.0
-        store._file.appender.held._most = 0  # as if it were full
+        store._file.appender.text_buffer._most = 0  # as if it were full
         commits = store._file.writer.commits
         db.set_trace_callback(lambda sql: merged.append(sql) if "'merge'" in sql else None)
         assert behind._from_memory(False)
         db.set_trace_callback(None)
-        store._file.appender.held._most = MAX_BUFFER_BYTES
+        store._file.appender.text_buffer._most = MAX_BUFFER_BYTES
         assert len(merged) == merges
         assert {sql.rpartition(", ")[2].rstrip(")") for sql in merged} == {str(fulltext_index.MAX_MERGE_PAGES)}
         assert store._file.writer.commits == commits + len(merged)  # the first is of the piece's own
@@ -490,14 +490,14 @@ def test_one_wide_character_does_not_make_all_others_wide() -> None:
 def test_what_the_disk_does_not_give_back_is_read_from_the_file(store: SQLiteStore) -> None:
     with waiting(store) as file:
         store.append([run(inputs=f"word{number}") for number in range(3)])
-        held = file.appender.held
+        held = file.appender.text_buffer
         held._spill.take = lambda place: None  # type: ignore[method-assign]
     assert words(store) == "word0 word1 word2"
     assert (len(held), held.bytes, held.memory) == (0, 0, 0)
 
 
 def test_under_load_words_wait_until_they_are_due_or_too_many(still: SQLiteStore) -> None:
-    behind, held = still._behind, still._file.appender.held
+    behind, held = still._behind, still._file.appender.text_buffer
     still.append([run(inputs="word")])
     behind._next_put = 0.0
     assert (behind._from_memory(True), len(held)) == (False, 1)
@@ -507,7 +507,7 @@ def test_under_load_words_wait_until_they_are_due_or_too_many(still: SQLiteStore
 
 
 def test_what_a_burst_has_left_is_taken_in_large_pieces_when_it_is_over(still: SQLiteStore) -> None:
-    behind, held = still._behind, still._file.appender.held
+    behind, held = still._behind, still._file.appender.text_buffer
     behind._piece = 4 * MIN_TRANSACTION_CHARACTERS
     for key in range(20):
         held.add(key, "x" * MIN_TRANSACTION_CHARACTERS, key, 1, new=True)
@@ -529,7 +529,7 @@ def test_load_is_many_spans_that_take_much_of_the_writers_time(still: SQLiteStor
         behind._looked -= 10.0
         writer.written += int(rate * 10 * background_worker.BUSY_RATE)
         writer.spent += share * 10 * background_worker.BUSY_SHARE
-        found.append(behind._busy())
+        found.append(behind._is_busy())
     assert found == [True, False, False]
 
 
@@ -547,12 +547,12 @@ def test_a_burst_that_went_to_the_disk_has_the_words_that_are_in_its_spans(
             store.append([replace(one, outputs="final", end_ns=one.end_ns + 1) for one in runs[::7]])
             store.append([child(one, inputs="added") for one in runs[::5]])
             store.delete(trace_ids=tuple(one.trace_id for one in runs[::3]))
-            assert file.appender.held._spill._file is not None
+            assert file.appender.text_buffer._spill._file is not None
             if lost:
-                file.appender.held.close()
-                file.appender.held = TextBuffer(str(tmp_path))
+                file.appender.text_buffer.close()
+                file.appender.text_buffer = TextBuffer(str(tmp_path))
         found = indexed(store)
-        assert (len(file.appender.held), file.appender.held.bytes) == (0, 0)
+        assert (len(file.appender.text_buffer), file.appender.text_buffer.bytes) == (0, 0)
         expected = set()
         for number, one in enumerate(runs):
             if number % 3:
@@ -566,7 +566,7 @@ def test_a_trace_that_grows_while_it_is_held_is_indexed_once_and_whole(store: SQ
     with waiting(store) as file:
         store.append([root := run(inputs="first")])
         store.append([child(root, inputs="second")])
-        assert len(file.appender.held) == 1
+        assert len(file.appender.text_buffer) == 1
     assert indexed(store) == {("first", root.trace_id), ("second", root.trace_id)}
 
 
@@ -581,9 +581,11 @@ def test_traces_that_are_indexed_together_make_one_segment_and_few_statements(st
     file, statements = still._behind._file, list[str]()
     still.append([run(inputs=f"word{number}") for number in range(2 * INSERT_MULTIPLE + 9)])
     file.write(lambda db: db.set_trace_callback(statements.append))
-    put = partial(fulltext_index.write_buffered, file.appender.reader, file.appender.held, 10**6, time.monotonic(), 0.0)
-    assert (file.write(lambda _: put()) > 0, len(file.appender.held)) == (True, 9)
-    assert (file.write(lambda _: put()) > 0, len(file.appender.held)) == (True, 0)
+    put = partial(
+        fulltext_index.write_buffered, file.appender.reader, file.appender.text_buffer, 10**6, time.monotonic(), 0.0
+    )
+    assert (file.write(lambda _: put()) > 0, len(file.appender.text_buffer)) == (True, 9)
+    assert (file.write(lambda _: put()) > 0, len(file.appender.text_buffer)) == (True, 0)
     file.write(lambda db: db.set_trace_callback(None))
     assert [one.count("word") for one in statements if one.startswith("INSERT INTO words (rowid")] == [
         2 * INSERT_MULTIPLE + 1,

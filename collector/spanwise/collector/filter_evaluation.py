@@ -24,7 +24,7 @@ from spanwise.collector.filters import (
     FeedbackCondition,
     Filter,
     parse_search_terms,
-    unresolved_dataset_error,
+    refuse_dataset,
 )
 from spanwise.collector.records import JSON, ConditionResult
 
@@ -155,10 +155,6 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def _shorten(values: Collection[str]) -> list[str]:
-    return list(values)[:MAX_SHOWN_VALUES]
-
-
 def _condition(
     value_name: str, make_test: Callable[[Any], Callable[[Any], bool | None]], show: Callable[[Any], JSON] = _identity
 ) -> _Compiler:
@@ -171,7 +167,9 @@ def _equals(value_name: str) -> _Compiler:
 
 
 def _contains(value_name: str) -> _Compiler:
-    return _condition(value_name, lambda wanted: lambda seen: wanted in seen, _shorten)
+    return _condition(
+        value_name, lambda wanted: lambda seen: wanted in seen, lambda values: list(values)[:MAX_SHOWN_VALUES]
+    )
 
 
 _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -198,14 +196,6 @@ def _compares(requires: tuple[str, ...], see: Callable[[Any], float | None]) -> 
     return lambda name, wanted: [TraceCondition(name, wanted, requires, _comparison(see, *wanted), see)]
 
 
-def _latency_ms(start_and_end: tuple[int, int]) -> float:
-    return (start_and_end[1] - start_and_end[0]) / 1e6
-
-
-def _total_tokens(tokens: tuple[int | None, int | None]) -> int | None:
-    return None if tokens[0] is None or tokens[1] is None else tokens[0] + tokens[1]
-
-
 def _has_status(wanted: str) -> Callable[[str], bool]:
     if wanted == "ok":
         return lambda seen: seen not in ("error", "cancelled")
@@ -223,20 +213,15 @@ def _contains_words(text: str) -> Callable[[Iterable[str]], bool]:
     return lambda texts: any(map(contains_all, texts))
 
 
-def _tags(name: str, tags: Sequence[str]) -> list[TraceCondition]:
-    return [condition for tag in tags for condition in _contains("tags")(name, tag)]
-
-
 def _metadata(name: str, wanted: Mapping[str, Any]) -> list[TraceCondition]:
-    return [_metadata_condition(name, {key: value}, str(key), metadata_text(value)) for key, value in wanted.items()]
+    def compile_key(wanted: JSON, key: str, text: str) -> TraceCondition:
+        def test(metadata: Mapping[str, JSON]) -> bool:
+            value = metadata.get(key)
+            return not isinstance(value, list | dict) and _stored_text(value) == text
 
+        return TraceCondition(name, wanted, ("metadata",), test, lambda metadata: _stored_text(metadata.get(key)))
 
-def _metadata_condition(name: str, wanted: JSON, key: str, text: str) -> TraceCondition:
-    def test(metadata: Mapping[str, JSON]) -> bool:
-        value = metadata.get(key)
-        return not isinstance(value, list | dict) and _stored_text(value) == text
-
-    return TraceCondition(name, wanted, ("metadata",), test, lambda metadata: _stored_text(metadata.get(key)))
+    return [compile_key({key: value}, str(key), metadata_text(value)) for key, value in wanted.items()]
 
 
 def _stored_text(value: JSON) -> str | None:
@@ -291,10 +276,6 @@ def _text(name: str, text: str) -> list[TraceCondition]:
     return [TraceCondition(name, text, ("texts",), test, show)]
 
 
-def _dataset(name: str, dataset: str) -> list[TraceCondition]:
-    raise unresolved_dataset_error(dataset)
-
-
 _COMPILERS: Mapping[str, _Compiler] = {
     "project": _equals("project"),
     "environment": _equals("environment"),
@@ -307,10 +288,10 @@ _COMPILERS: Mapping[str, _Compiler] = {
     "status": _condition("status", _has_status),
     "error": _condition("errors", _contains_words, lambda errors: next(filter(None, errors), None)),
     "model": _contains("models"),
-    "latency_ms": _compares(("start_ns", "end_ns"), _latency_ms),
-    "tokens": _compares(("input_tokens", "output_tokens"), _total_tokens),
+    "latency_ms": _compares(("start_ns", "end_ns"), lambda times: (times[1] - times[0]) / 1e6),
+    "tokens": _compares(("input_tokens", "output_tokens"), lambda tokens: None if None in tokens else sum(tokens)),
     "cost": _compares(("cost",), _identity),
-    "tags": _tags,
+    "tags": lambda name, tags: [condition for tag in tags for condition in _contains("tags")(name, tag)],
     "metadata": _metadata,
     "session": _equals("session_id"),
     "user": _equals("user_id"),
@@ -322,7 +303,7 @@ _COMPILERS: Mapping[str, _Compiler] = {
     "text": _text,
     "experiment": _condition("experiment_id", lambda id: partial(operator.eq, id or None)),
     "experiments": _condition("experiment_id", lambda ids: lambda seen: seen in ids),
-    "dataset": _dataset,
+    "dataset": lambda name, dataset: refuse_dataset(dataset),
     "example": _equals("example_id"),
     "complete": _condition("complete", lambda wanted: partial(operator.eq, wanted), bool),
     "trace_ids": _condition("trace_id", lambda ids: lambda seen: seen in ids),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from math import isfinite, isnan
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
 
 from spanwise.collector import filter_values
 from spanwise.collector.errors import Refused
@@ -218,9 +218,9 @@ def unknown_condition_error(name: str) -> ValueError:
     return ValueError(f"unknown condition {name!r}{hint or '; expected one of: ' + ', '.join(NAMES)}")
 
 
-def unresolved_dataset_error(dataset: str) -> Refused:
-    """Return the error for a filter by dataset in a trace backend, which does not know experiments."""
-    return Refused(
+def refuse_dataset(dataset: str) -> NoReturn:
+    """Raise `Refused` for a filter by dataset in a trace backend, which does not know experiments."""
+    raise Refused(
         f"traces cannot be filtered by dataset {dataset!r} here; give `experiments`, the ids of its experiments"
     )
 

@@ -132,13 +132,12 @@ def _header_lines(name: str, kind: str) -> Iterable[str]:
     yield f"# TYPE {name} {kind}"
 
 
+_LABEL_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
 def _format_labels(labels: Labels) -> str:
-    inner = ",".join(f'{name}="{_escape_label(value)}"' for name, value in labels)
+    inner = ",".join(f'{name}="{value.translate(_LABEL_ESCAPES)}"' for name, value in labels)
     return f"{{{inner}}}" if inner else ""
-
-
-def _escape_label(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 RULE_CACHE_S = 5.0

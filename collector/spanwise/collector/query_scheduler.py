@@ -16,6 +16,7 @@ from typing import Any
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from spanwise.collector.errors import Unavailable
 from spanwise.collector.request_context import CancellableQuery, query_context
@@ -89,12 +90,8 @@ class _Caller:
     def disconnect(self) -> asyncio.Task[None]:
         """Return a task that is done when the client has disconnected."""
         if self._disconnect is None:
-            self._disconnect = asyncio.ensure_future(self._wait_for_disconnect())
+            self._disconnect = asyncio.ensure_future(wait_for_disconnect(self._request.receive))
         return self._disconnect
-
-    async def _wait_for_disconnect(self) -> None:
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
 
     def stop_watching(self) -> None:
         """Stop watching the connection."""
@@ -171,6 +168,12 @@ async def _run_query(work: Callable[[], Response], query: CancellableQuery, call
         query.interrupt()
         raise
     return Response(status_code=CLIENT_CLOSED_REQUEST) if query.was_left else running.result()
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Wait until the client of a request has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _retrieve_exception(done: asyncio.Future[Response]) -> None:

@@ -29,14 +29,13 @@ CURRENT_ACTOR: ContextVar[Actor | None] = ContextVar("spanwise.acting", default=
 
 def get_current_actor() -> Actor:
     """Return the caller of the current request; outside of requests, the operating system's user of this process."""
-    return CURRENT_ACTOR.get() or Actor("", _local_user_name(), f"process {os.getpid()}")
-
-
-def _local_user_name() -> str:
+    if actor := CURRENT_ACTOR.get():
+        return actor
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (OSError, KeyError, ImportError):  # the user of a container may have no passwd entry
-        return f"user {os.getuid()}"
+        user = f"user {os.getuid()}"
+    return Actor("", user, f"process {os.getpid()}")
 
 
 class CancellableQuery:

@@ -215,7 +215,7 @@ class Server:
             store,
             limits=limits,
             metrics=self._metrics,
-            ready=self._is_ready,
+            ready=lambda: self._server.started and not self._server.should_exit,
             authenticator=self.authenticator,
             sinks=sinks,
             query_seconds=query_seconds,
@@ -244,9 +244,6 @@ class Server:
         except Refused:
             self._socket.close()
             raise
-
-    def _is_ready(self) -> bool:
-        return self._server.started and not self._server.should_exit
 
     @property
     def url(self) -> str:
@@ -358,9 +355,11 @@ def _make_authenticator(
     master = api_key or os.environ.get("SPANWISE_API_KEY")
     required = required or api_key is not None or not is_loopback(host)
     if required and not master and not store.keys():
-        why = "--require-key is set" if is_loopback(host) else f"the server listens on {host!r}, not only on loopback"
+        reason = (
+            "--require-key is set" if is_loopback(host) else f"the server listens on {host!r}, not only on loopback"
+        )
         remedy = "set SPANWISE_API_KEY, or create a key with `spanwise keys create NAME --store FILE`"
-        raise Refused(f"an API key is required because {why}; {remedy}")
+        raise Refused(f"an API key is required because {reason}; {remedy}")
     return Authenticator(KeyCache(store), master, required=required)
 
 

@@ -164,6 +164,7 @@ class _StoreHandle:
             self._shared.release()
 
 
+@atexit.register
 def _close_open_stores() -> None:
     """Close all files that are still open, so that their write-ahead logs are empty when the process ends."""
     with _lock:
@@ -182,7 +183,6 @@ def _reset_after_fork() -> None:
 _lock = threading.Lock()
 _open_stores: dict[Path, _SharedStore] = {}
 os.register_at_fork(after_in_child=_reset_after_fork)
-atexit.register(_close_open_stores)
 
 
 class OnDemandStore:
@@ -306,7 +306,7 @@ def describe_port_holder(host: str, port: int) -> str:
     server = probe_server(build_server_url(host, port))
     if server and "store" in server:
         return f"a Spanwise server (process {server.get('pid')}, store {server['store']!r})"
-    pid = next(_listening_processes(port), None)
+    pid = _find_listening_process(port)
     program = "another program"
     if pid:
         name = "of another user"
@@ -316,19 +316,17 @@ def describe_port_holder(host: str, port: int) -> str:
     return f"a Spanwise server, {program}" if server else program
 
 
-def _listening_processes(port: int) -> Iterator[int]:
-    """Yield the ids of processes that listen on a port, as far as Linux shows them to this user."""
-    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
-    for link in Path("/proc").glob("[0-9]*/fd/*") if sockets else ():
-        with suppress(OSError):
-            if os.readlink(link) in sockets:
-                yield int(link.parts[2])
-
-
-def _listening_inodes(port: int) -> Iterator[str]:
+def _find_listening_process(port: int) -> int | None:
+    """Return the id of a process that listens on a port, if Linux shows it to this user."""
+    sockets = set[str]()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
                 fields = line.split()
                 if fields[3] == TCP_LISTEN_STATE and int(fields[1].rpartition(":")[2], 16) == port:
-                    yield fields[9]
+                    sockets.add(f"socket:[{fields[9]}]")
+    for link in Path("/proc").glob("[0-9]*/fd/*") if sockets else ():
+        with suppress(OSError):
+            if os.readlink(link) in sockets:
+                return int(link.parts[2])
+    return None

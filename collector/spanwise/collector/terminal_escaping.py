@@ -51,9 +51,8 @@ def truncate_text(text: str, most: int) -> str:
 
 def _escape_unprintable(text: str, allowed: frozenset[str] = frozenset()) -> str:
     return "".join(
-        letter if letter in allowed or letter.isprintable() else _escape_character(letter) for letter in text
+        letter
+        if letter in allowed or letter.isprintable() or unicodedata.category(letter) == "Zs"
+        else letter.encode("unicode_escape").decode()
+        for letter in text
     )
-
-
-def _escape_character(letter: str) -> str:
-    return letter if unicodedata.category(letter) == "Zs" else letter.encode("unicode_escape").decode()

@@ -192,6 +192,12 @@ plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_si
 NAMES = "id traceId sessionId observationId datasetRunId name value comment metadata dataType timestamp source queueId"
 
 
+def test_an_integer_beyond_64_bits_in_a_text_field_is_text():
+    huge = -(2**63) - 1
+    score = {"traceId": TRACE, "name": "quality", "value": 1, "comment": huge}
+    assert read_langfuse_score(score).comment == str(huge)
+
+
 @settings(deadline=None, max_examples=100)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES.split(), plain | st.dictionaries(st.text(), plain))))
 def test_whatever_a_score_says_it_is_feedback_or_a_value_error(score):

@@ -22,7 +22,7 @@ from spanwise.collector.errors import Closed, Forbidden, NotFound, Refused, Stor
 from spanwise.collector.filters import Filter, extend_filter, filter_from_items, merge_filters
 from spanwise.collector.ingest import ClientDisconnected, PermanentError, Receiver, check_json
 from spanwise.collector.ingest import RequestBody as Incoming
-from spanwise.collector.query_scheduler import QueryScheduler
+from spanwise.collector.query_scheduler import QueryScheduler, wait_for_disconnect
 from spanwise.collector.stores import LazyTrace, StreamingStore, TraceStore
 
 TOO_LARGE_REASONS = ("too_large", "too_many")
@@ -38,17 +38,12 @@ ERROR_STATUSES: tuple[tuple[type[Exception], int], ...] = (
 
 def json_response(value: Any, status: int = 200) -> Response:
     """Return a record, or a structure of records, as a JSON response."""
-    return Response(_encode_value(value), status, media_type="application/json")
-
-
-def _encode_value(value: Any) -> bytes:
-    """Encode like `record_encoding.encode`. A long list is encoded in batches, because encoding holds the interpreter
-    lock.
-    """
-    if not isinstance(value, list) or len(value) <= ENCODE_BATCH:
-        return record_encoding.encode(value)
-    batches = (value[start : start + ENCODE_BATCH] for start in range(0, len(value), ENCODE_BATCH))
-    return b"[" + b",".join(record_encoding.encode(batch)[1:-1] for batch in batches) + b"]"
+    if isinstance(value, list) and len(value) > ENCODE_BATCH:  # in batches, because encoding holds the interpreter lock
+        batches = (value[start : start + ENCODE_BATCH] for start in range(0, len(value), ENCODE_BATCH))
+        body = b"[" + b",".join(record_encoding.encode(batch)[1:-1] for batch in batches) + b"]"
+    else:
+        body = record_encoding.encode(value)
+    return Response(body, status, media_type="application/json")
 
 
 async def _read_body(request: Request) -> AsyncIterator[bytes]:
@@ -95,11 +90,6 @@ def _error_response(status: int, kind: str, message: str) -> Response:
     return json_response({"error": kind, "message": message}, status)
 
 
-def _handle_refused(request: Request, error: Exception) -> Response:
-    status = next((status for kind, status in ERROR_STATUSES if isinstance(error, kind)), 400)
-    return _error_response(status, type(error).__name__, str(error))
-
-
 def _handle_unavailable(request: Request, error: Exception) -> Response:
     seconds = error.retry_after if isinstance(error, Unavailable) else 5.0
     answer = _error_response(503, "Unavailable", str(error))
@@ -115,18 +105,22 @@ def _handle_invalid(request: Request, error: Exception) -> Response:
     return _error_response(400, "Refused", message or str(error))
 
 
-def _handle_overflow(request: Request, error: Exception) -> Response:
-    return _error_response(400, "Refused", f"a number is out of range: {error}")
-
-
 def install_error_handlers(app: FastAPI) -> None:
     """Map store errors to statuses: 404 and 400 for permanent ones, 503 with Retry-After for temporary ones."""
-    app.add_exception_handler(Refused, _handle_refused)
+
+    def handle_refused(request: Request, error: Exception) -> Response:
+        status = next((status for kind, status in ERROR_STATUSES if isinstance(error, kind)), 400)
+        return _error_response(status, type(error).__name__, str(error))
+
+    def handle_overflow(request: Request, error: Exception) -> Response:
+        return _error_response(400, "Refused", f"a number is out of range: {error}")
+
+    app.add_exception_handler(Refused, handle_refused)
     # The server is shutting down. Its successor may accept the request.
     app.add_exception_handler(Closed, _handle_unavailable)
     app.add_exception_handler(StoreError, _handle_unavailable)
     app.add_exception_handler(ValueError, _handle_invalid)
-    app.add_exception_handler(OverflowError, _handle_overflow)
+    app.add_exception_handler(OverflowError, handle_overflow)
     app.add_exception_handler(RequestValidationError, _handle_invalid)
 
 
@@ -233,23 +227,15 @@ class StreamedJSON(Response):
             refusal = json_response(error, 503)
             refusal.headers["retry-after"] = "5"
             return await refusal(scope, receive, send)
-        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
+        disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
-            await self._send(send, disconnect)
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for chunk in iterate_in_threadpool(self._chunks):
+                if disconnect.done():
+                    return None
+                async with asyncio.timeout(SEND_TIMEOUT_S + len(chunk) / MIN_SEND_RATE):
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             disconnect.cancel()
             self._scheduler.let_go(self._stored_bytes)
-
-    async def _send(self, send: Any, disconnect: asyncio.Future[None]) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for chunk in iterate_in_threadpool(self._chunks):
-            if disconnect.done():
-                return
-            async with asyncio.timeout(SEND_TIMEOUT_S + len(chunk) / MIN_SEND_RATE):
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _wait_for_disconnect(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -64,13 +64,10 @@ class OperationEndpoint:
         if operation.method != "GET" and operation.permission != "read":  # a write must not be interrupted
             return await run_in_threadpool(work)
         scheduler: QueryScheduler = request.app.state.query_scheduler
-        return await scheduler.answer(request, work, wide=self._is_wide(request), endless=not operation.query_timeout)
-
-    def _is_wide(self, request: Request) -> bool:
-        """Return whether the operation may read many traces: it aggregates or filters."""
-        if self.operation.scans or self._non_conditions is None:
-            return self.operation.scans
-        return any(name not in self._non_conditions for name in request.query_params)
+        reads_many_traces = operation.scans or (  # it aggregates or filters
+            self._non_conditions is not None and not self._non_conditions.issuperset(request.query_params)
+        )
+        return await scheduler.answer(request, work, wide=reads_many_traces, endless=not operation.query_timeout)
 
     @cached_property
     def _non_conditions(self) -> frozenset[str] | None:

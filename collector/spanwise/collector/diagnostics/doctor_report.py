@@ -415,7 +415,9 @@ def _rule_problems(status: RuleStatus, now_ns: int) -> Iterator[str]:
     standing, is_normal = rule_report.standing(status, now_ns)
     if not is_normal:
         yield f"{name}: {standing}"
-    for why in dict.fromkeys(why for worker in status.workers for why in rule_report.idle(worker, status.rule.name)):
-        yield f"{name}: {escape_line(why, MAX_ERROR_LENGTH)}"
+    for reason in dict.fromkeys(
+        reason for worker in status.workers for reason in rule_report.idle(worker, status.rule.name)
+    ):
+        yield f"{name}: {escape_line(reason, MAX_ERROR_LENGTH)}"
     if status.errors:
         yield f"{name}: last error: {escape_line(status.errors[0], MAX_ERROR_LENGTH)}"

@@ -256,8 +256,12 @@ def standing(status: RuleStatus, now_ns: int) -> tuple[str, bool]:
         # a worker is idle if it does not run the rule, or some of its evaluators
         idles = all(idle(worker, status.rule.name) for worker in active)
         return _count_noun(len(active), "worker") + (", idle" if idles else ""), not idles
-    seen = max((worker.seen_ns for worker in status.workers if worker.rules), default=None)
-    since = "" if seen is None or now_ns - seen < WORKER_TIMEOUT_NS else f" since {formatting.when(seen)}"
+    last_seen_ns = max((worker.seen_ns for worker in status.workers if worker.rules), default=None)
+    since = (
+        ""
+        if last_seen_ns is None or now_ns - last_seen_ns < WORKER_TIMEOUT_NS
+        else f" since {formatting.when(last_seen_ns)}"
+    )
     return f"{find_blocking_reason(status.rule, status.workers, now_ns) or ''}{since}", False
 
 
@@ -316,9 +320,9 @@ def idle(worker: WorkerReport, rule: str) -> list[str]:
     return [*([str(why)] if why else []), *(f"{key} is paused: {reason}" for key, reason in paused.items())]
 
 
-def _get_worker_data(worker: WorkerReport, what: str, rule: str) -> Mapping[str, JSON]:
+def _get_worker_data(worker: WorkerReport, field: str, rule: str) -> Mapping[str, JSON]:
     """Return a worker's report about one rule."""
-    rules = worker.data.get(what)
+    rules = worker.data.get(field)
     found = rules.get(rule) if isinstance(rules, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -140,6 +141,11 @@ class NamesMemo(Memo[N, V]):
         return value if size is None else self.keep(names, value, size)
 
 
+def memoize_names(make: Callable[[N], V]) -> Callable[[N], V]:
+    """Cache the results of a function in a `NamesMemo`. Usable as a decorator."""
+    return NamesMemo(make).__getitem__
+
+
 _namespaces: NamesMemo[NameTuple, frozenset[str]] = NamesMemo(lambda names: frozenset(map(get_namespace, names)))
 get_namespaces = _namespaces.__getitem__
 
@@ -148,16 +154,15 @@ get_namespaces = _namespaces.__getitem__
 IndexedLists: TypeAlias = Mapping[tuple[str, str], tuple[tuple[tuple[str, str], ...], ...]]
 
 
-def _group_indexed_names(names: NameTuple) -> IndexedLists:
+@memoize_names
+def get_indexed_lists(names: NameTuple) -> IndexedLists:
+    """Return the lists whose elements are spread over several of the attributes."""
     lists: dict[tuple[str, str], dict[int, list[tuple[str, str]]]] = {}
     for name in names:
         if indexed := get_indexed_name(name):
             elements = lists.setdefault((indexed.prefix, indexed.element), {})
             elements.setdefault(indexed.position, []).append((indexed.rest, name))
     return {of: tuple(tuple(elements[at]) for at in sorted(elements)) for of, elements in lists.items()}
-
-
-get_indexed_lists = NamesMemo(_group_indexed_names).__getitem__
 
 
 CONTENT_FIELDS = ("content", "page_content", "text", "chunk")
@@ -220,7 +225,12 @@ def text_or_none(value: JSON) -> str | None:
 
 def to_text(value: JSON) -> str:
     """Return a string unchanged, and any other value as JSON."""
-    return value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    if isinstance(value, str):
+        return value
+    try:
+        return orjson.dumps(value, default=str).decode()
+    except TypeError:  # the value holds an integer beyond 64 bits
+        return json.dumps(value, default=str)
 
 
 def read_document(value: JSON) -> Document | None:

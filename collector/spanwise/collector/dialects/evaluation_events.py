@@ -186,6 +186,11 @@ def write_feedback_attributes(feedback: Feedback, via: Sequence[str] = ()) -> di
     """
     target, score = feedback.target, feedback.score
     metadata = {name: value for name, value in feedback.metadata.items() if name != VIA}
+    scope: str | None
+    if target.trace_id is not None:
+        scope = None if target.span_id else "trace"
+    else:
+        scope = "session" if target.session_id is not None else "experiment"
     attributes: dict[str, JSON] = {
         names.EVALUATION_NAME: feedback.key,
         names.EVALUATION_SCORE: None if score is None else float(score),
@@ -193,7 +198,7 @@ def write_feedback_attributes(feedback: Feedback, via: Sequence[str] = ()) -> di
         names.EVALUATION_LABEL: feedback.label,
         names.EVALUATION_EXPLANATION: feedback.comment,
         names.ERROR_TYPE: None if feedback.error is None else _find_error_class(feedback.error),
-        names.FEEDBACK_SCOPE: _scope(target),
+        names.FEEDBACK_SCOPE: scope,
         names.SESSION: target.session_id,
         names.EXPERIMENT: target.experiment_id,
         names.FEEDBACK_DOCUMENT: target.document,
@@ -209,12 +214,6 @@ def write_feedback_attributes(feedback: Feedback, via: Sequence[str] = ()) -> di
         names.FEEDBACK_VIA: [*via] or None,
     }
     return {name: value for name, value in attributes.items() if value is not None}
-
-
-def _scope(target: Target) -> str | None:
-    if target.trace_id is not None:
-        return None if target.span_id else "trace"
-    return "session" if target.session_id is not None else "experiment"
 
 
 def _find_error_class(error: str) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 
 from spanwise.collector.dialects.attribute_parsing import (
     COST_NAMES,
-    NamesMemo,
     NameTuple,
     find_count,
     find_name,
+    memoize_names,
     new_usage,
     parse_count,
     parse_json,
@@ -228,7 +228,11 @@ def _usage(draft: Draft) -> None:
     output_name, output_tokens = _find_count(attributes, OUTPUT_TOKEN_NAMES)
     if input_name is None and output_name is None:
         return
-    details = _take_details(attributes)
+    details: dict[str, int] = {}
+    for detail_name, detail in _get_detail_names(tuple(attributes)):
+        tokens = parse_count(attributes[detail_name])
+        if tokens is not None and details.setdefault(detail, tokens) == tokens:
+            del attributes[detail_name]
     if details or draft.span.scope.startswith(EXCLUDING_SCOPES):
         draft.fields["usage"] = _normalize_usage(draft, input_tokens, output_tokens, details)
     else:
@@ -262,23 +266,12 @@ def _find_count(attributes: Mapping[str, Any], candidates: tuple[str, ...]) -> t
     return None, 0
 
 
-def _take_details(attributes: dict[str, Any]) -> dict[str, int]:
-    """Remove detailed token counts from the attributes and return them under their current names."""
-    details: dict[str, int] = {}
-    for name, detail in _get_detail_names(tuple(attributes)):
-        if (tokens := parse_count(attributes[name])) is not None and details.setdefault(detail, tokens) == tokens:
-            del attributes[name]
-    return details
-
-
-def _select_detail_names(names: NameTuple) -> tuple[tuple[str, str], ...]:
+@memoize_names
+def _get_detail_names(names: NameTuple) -> tuple[tuple[str, str], ...]:
     """Return pairs of the attribute name of a detailed token count and its current name."""
     detailed = (name for name in names if name.startswith(USAGE) and name not in BASE_USAGE_NAMES)
     shortened = ((name, name.removeprefix(USAGE).removeprefix("details.")) for name in detailed)
     return tuple((name, DETAIL_NAMES.get(detail, detail)) for name, detail in shortened)
-
-
-_get_detail_names = NamesMemo(_select_detail_names).__getitem__
 
 
 def _content(draft: Draft) -> None:

@@ -77,20 +77,15 @@ def haystack(draft: Draft) -> None:
     outputs = fields.get("outputs")
     if isinstance(outputs, dict):
         if kind in DOCUMENT_KINDS and not fields.get("documents"):
-            fields["documents"] = _documents(outputs.get("documents"))
+            documents: JSON = outputs.get("documents")
+            is_list = isinstance(documents, list) and all(isinstance(d, dict) and "content" in d for d in documents)
+            fields["documents"] = tuple(map(_document, documents)) if is_list else ()
         if kind in CALL_KINDS:
             _take_reply_usage(draft, outputs)
     metadata_name = f"{PIPELINE}.metadata"
     metadata = parse_json(draft.attributes.get(metadata_name))
     if isinstance(metadata, dict) and fields.setdefault("metadata", metadata) is metadata:
         del draft.attributes[metadata_name]
-
-
-def _documents(documents: JSON) -> tuple[Document, ...]:
-    """Return the documents in a list; () if any element is not a document."""
-    if isinstance(documents, list) and all(isinstance(each, dict) and "content" in each for each in documents):
-        return tuple(map(_document, documents))
-    return ()
 
 
 def _document(document: Mapping[str, Any]) -> Document:

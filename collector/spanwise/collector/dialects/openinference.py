@@ -16,11 +16,11 @@ from spanwise.collector.dialects.attribute_parsing import (
     DOCUMENT_KINDS,
     DOCUMENT_NAMESPACES,
     LLAMA_INDEX_REPR,
-    NamesMemo,
     build_document,
     get_indexed_lists,
     get_indexed_name,
     get_namespace,
+    memoize_names,
     new_document,
     parse_count,
     parse_json,
@@ -62,7 +62,7 @@ def take_messages(draft: Draft) -> None:
 def _take_message_list(attributes: dict[str, Any], prefix: str) -> list[dict[str, JSON]]:
     """Take a list of messages if at least one has content. The answer of a failed call has only a role."""
     elements = get_indexed_lists(tuple(attributes)).get((prefix, "message"), ())
-    if any(rest not in NON_CONTENT_FIELDS for element in elements for rest, _ in element):
+    if any(field not in NON_CONTENT_FIELDS for element in elements for field, _ in element):
         return [build_message(flat) for flat in take_indexed_list(attributes, prefix, "message")]
     return []
 
@@ -73,16 +73,12 @@ def _take_texts(attributes: dict[str, Any], prefix: str, element: str) -> JSON:
     if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
         del attributes[prefix]
     else:
-        if not _has_only_texts(attributes, prefix, element):
+        lists = get_indexed_lists(tuple(attributes))
+        names_in_elements = {field for fields in lists.get((prefix, element), ()) for field, _ in fields}
+        if names_in_elements - {"text"} or any(of[0] == prefix and of[1] != element for of in lists):
             return None
         texts = [flat["text"] for flat in take_indexed_list(attributes, prefix, element)]
     return texts[0] if len(texts) == 1 else texts
-
-
-def _has_only_texts(attributes: Mapping[str, JSON], prefix: str, element: str) -> bool:
-    lists = get_indexed_lists(tuple(attributes))
-    others = any(of[0] == prefix and of[1] != element for of in lists)
-    return not others and all(rest == "text" for part in lists.get((prefix, element), ()) for rest, _ in part)
 
 
 def build_message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
@@ -92,22 +88,22 @@ def build_message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
     parts: dict[int, dict[str, JSON]] = {}
     calls_in_content: dict[int, dict[str, JSON]] = {}  # tool calls among the content parts, as in Anthropic's messages
     for name, value in flat.items():
-        place = get_indexed_name(f"message.{name}") if "." in name else None
-        if place is not None and place.prefix == "message.tool_calls" and place.element == "tool_call":
-            calls.setdefault(place.position, {})[place.rest] = value
-        elif place is not None and place.prefix == "message.contents" and place.element == "message_content":
-            parts.setdefault(place.position, {})[place.rest] = value
-        elif place is not None and place.prefix == "message.contents" and place.element == "tool_call":
-            calls_in_content.setdefault(place.position, {})[place.rest] = value
-        elif place is not None and place.prefix == "message.contents":
-            parts.setdefault(place.position, {})[f"{place.element}.{place.rest}"] = value
+        indexed = get_indexed_name(f"message.{name}") if "." in name else None
+        if indexed is not None and indexed.prefix == "message.tool_calls" and indexed.element == "tool_call":
+            calls.setdefault(indexed.position, {})[indexed.rest] = value
+        elif indexed is not None and indexed.prefix == "message.contents" and indexed.element == "message_content":
+            parts.setdefault(indexed.position, {})[indexed.rest] = value
+        elif indexed is not None and indexed.prefix == "message.contents" and indexed.element == "tool_call":
+            calls_in_content.setdefault(indexed.position, {})[indexed.rest] = value
+        elif indexed is not None and indexed.prefix == "message.contents":
+            parts.setdefault(indexed.position, {})[f"{indexed.element}.{indexed.rest}"] = value
         else:
             message[name] = value
     if calls_in_content:
         _move_calls(calls_in_content, parts, calls)
     if parts:
         message["content" if message.get("content") is None else CONTENT_PARTS] = [
-            _build_content_part(parts[place]) for place in sorted(parts)
+            _build_content_part(part) for _, part in sorted(parts.items())
         ]
     if calls:
         tool_calls: list[JSON] = []
@@ -206,26 +202,21 @@ def take_files(draft: Draft) -> None:
 
 def read_listed_document(flat: Mapping[str, JSON]) -> Document:
     """Build a document from flat attribute names. Values for which `Document` has no field become metadata."""
-    if len(flat) == len(DOCUMENT_FIELDS) and (complete := _read_complete_document(flat)):
-        return complete
+    if len(flat) == len(DOCUMENT_FIELDS):  # all four fields are present and valid, which is the usual case
+        content, id, score = flat.get("content"), flat.get("id"), flat.get("score")
+        if type(content) is str and type(id) is str and id and type(score) is float and isfinite(score):
+            metadata = parse_json(flat.get("metadata"))
+            if metadata and isinstance(metadata, dict):
+                return new_document(content, id, score, metadata)
     read = build_document(flat)
     if flat.keys() <= DOCUMENT_FIELDS and read.score == flat.get("score") and (read.metadata or "metadata" not in flat):
         return read
-    rest = {name: value for name, value in flat.items() if name not in DOCUMENT_FIELDS and value != read.id}
+    extra = {name: value for name, value in flat.items() if name not in DOCUMENT_FIELDS and value != read.id}
     if "metadata" in flat and not isinstance(parse_json(flat["metadata"]), dict):
-        rest["metadata"] = flat["metadata"]
+        extra["metadata"] = flat["metadata"]
     if flat.get("score") is not None and parse_number(flat["score"]) is None:
-        rest["score"] = flat["score"]
-    return Document(read.content, read.id, read.score, {**rest, **read.metadata}) if rest else read
-
-
-def _read_complete_document(flat: Mapping[str, JSON]) -> Document | None:
-    """Build a document if all four fields are present and valid, which is the usual case. Otherwise return None."""
-    content, id, score = flat.get("content"), flat.get("id"), flat.get("score")
-    if type(content) is not str or type(id) is not str or type(score) is not float or not isfinite(score):
-        return None
-    metadata = parse_json(flat.get("metadata"))
-    return new_document(content, id, score, metadata) if id and metadata and isinstance(metadata, dict) else None
+        extra["score"] = flat["score"]
+    return Document(read.content, read.id, read.score, {**extra, **read.metadata}) if extra else read
 
 
 def _to_json(flat: Mapping[str, JSON]) -> JSON:
@@ -274,9 +265,9 @@ def _add_output_ids(found: tuple[Document, ...], outputs: JSON) -> tuple[Documen
 
 # Prefix of the attributes → (target of the feedback, element name)
 LIST_FORMS = {
-    f"{scope}{many}": (scope.rstrip(".") or "span", one)
+    f"{scope}{plural}": (scope.rstrip(".") or "span", singular)
     for scope in ("", "trace.", "session.")
-    for many, one in (("annotations", "annotation"), ("evaluations", "evaluation"))
+    for plural, singular in (("annotations", "annotation"), ("evaluations", "evaluation"))
 }
 LIST_PREFIXES = tuple(LIST_FORMS)
 ANNOTATOR_SOURCES: Mapping[JSON, Source] = {"HUMAN": "human", "LLM": "model", "CODE": "code"}
@@ -290,22 +281,18 @@ def read_annotations(draft: Draft) -> None:
     """Add the feedback on the span, its trace and its session to the draft. Invalid annotations are reported to the
     sender.
     """
-    if found := _group_annotations(draft.attributes):
+    found: dict[tuple[str, int], dict[str, JSON]] = {}
+    for name, value in draft.attributes.items():
+        indexed = get_indexed_name(name) if name.startswith(LIST_PREFIXES) else None
+        if indexed is not None and indexed.prefix in LIST_FORMS and indexed.element == LIST_FORMS[indexed.prefix][1]:
+            found.setdefault((indexed.prefix, indexed.position), {})[indexed.rest] = value
+    if found:
         draft.also += tuple(
             [
                 make_side_record(_read_annotation, draft, LIST_FORMS[prefix][0], flat)
                 for (prefix, _), flat in found.items()
             ]
         )
-
-
-def _group_annotations(attributes: Mapping[str, JSON]) -> dict[tuple[str, int], dict[str, JSON]]:
-    found: dict[tuple[str, int], dict[str, JSON]] = {}
-    for name in attributes:
-        place = get_indexed_name(name) if name.startswith(LIST_PREFIXES) else None
-        if place is not None and place.prefix in LIST_FORMS and place.element == LIST_FORMS[place.prefix][1]:
-            found.setdefault((place.prefix, place.position), {})[place.rest] = attributes[name]
-    return found
 
 
 def _read_annotation(draft: Draft, scope: str, flat: Mapping[str, JSON]) -> Feedback:
@@ -569,8 +556,6 @@ STEPS: tuple[tuple[frozenset[str], Dialect], ...] = (
 )
 
 
-def _select_steps(namespaces: Set[str]) -> tuple[Dialect, ...]:
+@memoize_names
+def _get_steps(namespaces: Set[str]) -> tuple[Dialect, ...]:
     return tuple(step for where, step in STEPS if not where.isdisjoint(namespaces))
-
-
-_get_steps = NamesMemo(_select_steps).__getitem__

@@ -179,7 +179,14 @@ def compute_cost(model: str, usage: Usage, attributes: Mapping[str, Any], start_
         price = _price_memo[key]
     except KeyError:
         price = _price_memo.keep(key, _find_linear_price(key), len(model) + len(address or ""))
-    return None if price is None else _apply_price(key, price, usage)
+    if price is None:
+        return None
+    details = {name: n for name, n in usage.details.items() if n and name in BILLED_DETAILS} if usage.details else {}
+    cached = details.pop(CACHED_DETAIL, 0)
+    if details or not 0 <= cached <= usage.input_tokens <= price.until or usage.output_tokens < 0:
+        model_price = _find_model_price(key)
+        return None if model_price is None else _bill(model_price, usage)
+    return (usage.input_tokens - cached) * price.input + usage.output_tokens * price.output + cached * price.cached
 
 
 def has_price(address: str | None) -> bool:
@@ -206,15 +213,6 @@ def find_provider(address: str) -> str | None:
     match = re.match(provider.api_pattern, url)
     is_longer = match is not None and match[0][-1:] not in ("/", ".") and re.match(r"[\w.-]", url[match.end() :])
     return None if is_longer else provider.id
-
-
-def _apply_price(key: PriceKey, price: Price, usage: Usage) -> float | None:
-    details = {name: n for name, n in usage.details.items() if n and name in BILLED_DETAILS} if usage.details else {}
-    cached = details.pop(CACHED_DETAIL, 0)
-    if details or not 0 <= cached <= usage.input_tokens <= price.until or usage.output_tokens < 0:
-        model = _find_model_price(key)
-        return None if model is None else _bill(model, usage)
-    return (usage.input_tokens - cached) * price.input + usage.output_tokens * price.output + cached * price.cached
 
 
 @lru_cache(maxsize=1024)

@@ -422,8 +422,13 @@ class WorkerProcess:
             cause = "not understood"
         elif self._timed_out or status == -signal.SIGPROF:
             cause = "too slow"
+        elif status >= 0:
+            cause = f"exit status {status}"
         else:
-            cause = _describe_exit(status)
+            try:
+                cause = signal.Signals(-status).name
+            except ValueError:
+                cause = f"signal {-status}"
         jobs = list(self._jobs)
         self._jobs.clear()
         self._handle_exit(self, cause, jobs[0] if jobs and not self._sent_garbage else None)
@@ -434,14 +439,6 @@ class WorkerProcess:
                 future.set_exception(error)
                 # mark the error as retrieved, because asyncio would log it if no caller awaits the future
                 future.exception()
-
-
-def _describe_exit(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    with contextlib.suppress(ValueError):
-        return signal.Signals(-status).name
-    return f"signal {-status}"
 
 
 def _start_process(theirs: socket.socket) -> subprocess.Popen[bytes]:

@@ -164,12 +164,9 @@ def _repair_token(token: re.Match[bytes]) -> bytes:
     text = token.group()
     if not text.startswith(b'"'):
         return b'"%s"' % text
-    return _ESCAPE.sub(_repair_escape, text) if b"\\u" in text else text
-
-
-def _repair_escape(escape: re.Match[bytes]) -> bytes:
-    text = escape.group()
-    return b"\\ufffd" if len(text) == _SURROGATE_LENGTH else text
+    if b"\\u" not in text:
+        return text
+    return _ESCAPE.sub(lambda escape: b"\\ufffd" if len(escape[0]) == _SURROGATE_LENGTH else escape[0], text)
 
 
 def read_resource(message: JSONResource | None, limits: Allowance) -> dict[str, JSON]:
@@ -386,14 +383,12 @@ def _snake_case_hint(body: bytes) -> str:
     head = body[:_HINT_BYTES]
     if not any(part in head for part in _SNAKE_CASE_MARKERS):
         return ""
-    names = sorted({name.decode() for name in _SNAKE_CASE_NAME.findall(head)})
-    corrections = ", ".join(f"{_to_camel_case(name)!r} instead of {name!r}" for name in names[:3])
-    return f"snake_case names are ignored in OTLP/JSON: send {corrections}" if names else ""
-
-
-def _to_camel_case(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(map(str.capitalize, others))
+    corrections = []
+    for name in sorted({name.decode() for name in _SNAKE_CASE_NAME.findall(head)})[:3]:
+        first, *others = name.split("_")
+        camel_case_name = first + "".join(map(str.capitalize, others))
+        corrections.append(f"{camel_case_name!r} instead of {name!r}")
+    return f"snake_case names are ignored in OTLP/JSON: send {', '.join(corrections)}" if corrections else ""
 
 
 def _make_decoder(what: str, items: str, item: type[Any]) -> msgspec.json.Decoder[Any]:

@@ -127,12 +127,12 @@ def _exceeds_limits(body: bytes) -> bool:
     """Return whether there are too many values outside of strings, without copying the body."""
     objects = values = position = 0
     for string in _JSON_STRING_PATTERN.finditer(body):
-        more, most = _count_values(body, position, string.start())
-        objects, values, position = objects + more, values + most, string.end()
+        brackets, commas = _count_values(body, position, string.start())
+        objects, values, position = objects + brackets, values + commas, string.end()
         if objects > MAX_JSON_OBJECTS or values > MAX_JSON_VALUES:
             return True
-    more, most = _count_values(body, position, len(body))
-    return objects + more > MAX_JSON_OBJECTS or values + most > MAX_JSON_VALUES
+    brackets, commas = _count_values(body, position, len(body))
+    return objects + brackets > MAX_JSON_OBJECTS or values + commas > MAX_JSON_VALUES
 
 
 def _count_values(body: bytes, start: int, end: int) -> tuple[int, int]:
@@ -197,8 +197,8 @@ def _truncate(run: Run) -> Run:
 
 def check_feedback_names(feedback: Feedback) -> None:
     """Raise `ItemRefused` if a name or an id in the feedback is too long."""
-    named = (feedback.key, feedback.label, feedback.author, feedback.evaluator, feedback.version, feedback.rule)
-    for name in (*named, feedback.id, feedback.target.session_id, feedback.target.experiment_id):
+    labels = (feedback.key, feedback.label, feedback.author, feedback.evaluator, feedback.version, feedback.rule)
+    for name in (*labels, feedback.id, feedback.target.session_id, feedback.target.experiment_id):
         if name is not None and len(name) > MAX_NAME_CHARS:
             raise ItemRefused(
                 "too_long",

@@ -85,11 +85,12 @@ class Offloader:
 
     def trim(self) -> None:
         """Schedule the return of free memory to the operating system in one second."""
-        asyncio.get_running_loop().call_later(1.0, self._trim)
 
-    def _trim(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the server has stopped in the meantime
-            self._threads.submit(release_free_memory)
+        def free_memory() -> None:
+            with contextlib.suppress(RuntimeError):  # the server has stopped in the meantime
+                self._threads.submit(release_free_memory)
+
+        asyncio.get_running_loop().call_later(1.0, free_memory)
 
     def close(self) -> None:
         """Stop the threads after their current work."""

@@ -136,15 +136,14 @@ def read_log_item(log: RawLog, fault: FaultHandler, dialects: Sequence[LogDialec
         raise ItemRefused("value", str(error)) from error
     if isinstance(item, Feedback):
         check_feedback_names(item)
-    if item is not None and not _needs_no_trace_id(item):
+        needs_trace_id = item.target.trace_id is not None  # else its target is a session or an experiment
+    elif isinstance(item, Amendment):
+        needs_trace_id = item.response_id is None
+    else:
+        needs_trace_id = item is not None and not isinstance(item, ProcessReport)
+    if needs_trace_id:
         _check_target(log.trace_id, log.span_id)
     return item
-
-
-def _needs_no_trace_id(item: LogItem) -> bool:
-    if isinstance(item, Feedback):
-        return item.target.trace_id is None  # its target is a session or an experiment
-    return isinstance(item, ProcessReport) or (isinstance(item, Amendment) and item.response_id is not None)
 
 
 LOGS_PROTOBUF: Codec[LogItem] = Codec(

@@ -275,23 +275,23 @@ def read_attributes(pairs: Sequence[KeyValue], limits: Allowance) -> dict[str, J
 
 def read_value(value: AnyValue, limits: Allowance, depth: int) -> JSON:
     """Convert one value to plain JSON. Raises `ItemRefused` if it is nested too deep or too long."""
-    which: str | None = value.WhichOneof("value")
-    if which is None:
+    kind: str | None = value.WhichOneof("value")
+    if kind is None:
         return None
-    if which in ("array_value", "kvlist_value"):
+    if kind in ("array_value", "kvlist_value"):
         if depth > limits.depth:
             raise ItemRefused("too_deep", f"an attribute is nested deeper than {limits.depth} levels")
-        if which == "array_value":
+        if kind == "array_value":
             limits.use(len(value.array_value.values))
             return [read_value(element, limits, depth + 1) for element in value.array_value.values]
         limits.use(len(value.kvlist_value.values))
         return {pair.key: read_value(pair.value, limits, depth + 1) for pair in value.kvlist_value.values}
-    scalar: Any = getattr(value, which)
-    if which == "double_value":
+    scalar: Any = getattr(value, kind)
+    if kind == "double_value":
         return finite_or_name(scalar)
-    if which in ("string_value", "bytes_value") and len(scalar) > limits.value_bytes:
+    if kind in ("string_value", "bytes_value") and len(scalar) > limits.value_bytes:
         raise _too_long(len(scalar), limits)
-    return base64.b64encode(scalar).decode() if which == "bytes_value" else scalar
+    return base64.b64encode(scalar).decode() if kind == "bytes_value" else scalar
 
 
 def finite_or_name(value: float) -> float | str:

@@ -149,11 +149,11 @@ class RequestBody:
         message = await receive()
         if message["type"] != "http.request":
             raise ClientDisconnected
-        rest = buffer.feed(message.get("body", b""), INFLATE_STEP_BYTES)
+        unread = buffer.feed(message.get("body", b""), INFLATE_STEP_BYTES)
         self.grow(buffer.size - self.size)
-        while rest:
+        while unread:
             await asyncio.sleep(0)
-            rest = buffer.feed(rest, INFLATE_STEP_BYTES)
+            unread = buffer.feed(unread, INFLATE_STEP_BYTES)
             self.grow(buffer.size - self.size)
         return bool(message.get("more_body", False))
 

@@ -288,8 +288,8 @@ class Tally:
         """Return the effective sample size (Σw)²/Σw² (Kish 1965); None if every weight is 1."""
         if self.weighted is None:
             return None
-        ones = self.n - self.weighted.n
-        weight, squares = ones + float(self.weighted.weight), ones + float(self.weighted.squares)
+        unit_weights = self.n - self.weighted.n
+        weight, squares = unit_weights + float(self.weighted.weight), unit_weights + float(self.weighted.squares)
         return weight * weight / squares if squares else 0.0
 
     def stats(self, key: str) -> FeedbackStats:

@@ -98,22 +98,22 @@ def _kappa_with_interval(
     confidence limit of the agreement, 0.025^(1/n) (Clopper, Pearson 1934).
     """
     n = sum(counts.values())
-    rows, columns = (_shares(counts, place, n) for place in (0, 1))
+    rows, columns = (_shares(counts, side, n) for side in (0, 1))
     span = (float(values[-1]) - float(values[0])) ** 2 if graded else 1.0
 
-    def likeness(one: Value, other: Value) -> float:
-        return 1 - (float(one) - float(other)) ** 2 / span if graded else float(one == other)
+    def likeness(first: Value, second: Value) -> float:
+        return 1 - (float(first) - float(second)) ** 2 / span if graded else float(first == second)
 
     of_row = {row: sum(share * likeness(row, column) for column, share in columns.items()) for row in rows}
     of_column = {column: sum(share * likeness(row, column) for row, share in rows.items()) for column in columns}
-    seen = sum(count / n * likeness(*pair) for pair, count in counts.items())
+    observed = sum(count / n * likeness(*pair) for pair, count in counts.items())
     chance = sum(share * of_row[row] for row, share in rows.items())
     if 1 - chance < _ROUNDING:
         return None, None, None
-    kappa = (seen - chance) / (1 - chance)
+    kappa = (observed - chance) / (1 - chance)
     if min(len(rows), len(columns)) == 1:
         return 0.0, None, None
-    if 1 - seen < _ROUNDING:
+    if 1 - observed < _ROUNDING:
         return 1.0, ((0.025 ** (1 / n)) - chance) / (1 - chance), 1.0
     spread = sum(
         count / n * (likeness(row, column) - (of_row[row] + of_column[column]) * (1 - kappa)) ** 2
@@ -123,10 +123,10 @@ def _kappa_with_interval(
     return kappa, max(-1.0, kappa - _Z * error), min(1.0, kappa + _Z * error)
 
 
-def _shares(counts: Counter[ValuePair], place: int, n: int) -> dict[Value, float]:
+def _shares(counts: Counter[ValuePair], side: int, n: int) -> dict[Value, float]:
     shares: dict[Value, float] = {}
     for pair, count in counts.items():
-        shares[pair[place]] = shares.get(pair[place], 0.0) + count / n
+        shares[pair[side]] = shares.get(pair[side], 0.0) + count / n
     return shares
 
 

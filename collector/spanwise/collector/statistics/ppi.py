@@ -155,8 +155,8 @@ def _estimate_ppi(scores: Sequence[float], votes: Sequence[WeightedLabel]) -> Co
     weights /= weights.mean()
     estimate = _estimate_equal_weights if numpy.ptp(weights) < _TOLERANCE else _estimate_unequal_weights
     mean, error, third, tuning = estimate(judged, voted, weights, everything)
-    sure = round(_effective_size(weights.tolist()))
-    low, high = _skewed_interval(mean, error, third, sure)
+    effective_labels = round(_effective_size(weights.tolist()))
+    low, high = _skewed_interval(mean, error, third, effective_labels)
     alone, of_alone, third_alone, _ = _estimate_unequal_weights(numpy.zeros(len(votes)), voted, weights, everything)
     return CorrectedMean(
         mean=mean,
@@ -166,7 +166,7 @@ def _estimate_ppi(scores: Sequence[float], votes: Sequence[WeightedLabel]) -> Co
         votes=len(votes),
         cases=len(scores),
         method="PPI++",
-        alone=(alone, *_skewed_interval(alone, of_alone, third_alone, sure)),
+        alone=(alone, *_skewed_interval(alone, of_alone, third_alone, effective_labels)),
         error=error,
         tuning=tuning,
     )
@@ -195,17 +195,17 @@ def _estimate_equal_weights(judged: Array, voted: Array, weights: Array, everyth
 
     Sums over the unlabelled cases are the sums over all cases minus those over the labelled cases.
     """
-    n, rest = len(voted), len(everything) - len(voted)
-    if not rest or not everything.std():
+    n, unlabelled = len(voted), len(everything) - len(voted)
+    if not unlabelled or not everything.std():
         return float(voted.mean()), float(voted.std()) / sqrt(n), _third_moment(voted, n), 0.0
-    mean_rest = (everything.sum() - judged.sum()) / rest
-    spread_rest = max(0.0, ((everything**2).sum() - (judged**2).sum()) / rest - mean_rest**2)
+    mean_unlabelled = (everything.sum() - judged.sum()) / unlabelled
+    variance_unlabelled = max(0.0, ((everything**2).sum() - (judged**2).sum()) / unlabelled - mean_unlabelled**2)
     together = ((voted - voted.mean()) * (judged - judged.mean())).mean()
-    tuning = min(1.0, max(0.0, float(together / ((1 + n / rest) * everything.var(ddof=1)))))
-    left = voted - tuning * judged
-    error = sqrt(tuning**2 * spread_rest / rest + left.var() / n)
-    third = tuning**3 * _third_moment(everything, rest) + _third_moment(left, n)
-    return float(tuning * mean_rest + left.mean()), error, third, tuning
+    tuning = min(1.0, max(0.0, float(together / ((1 + n / unlabelled) * everything.var(ddof=1)))))
+    residuals = voted - tuning * judged
+    error = sqrt(tuning**2 * variance_unlabelled / unlabelled + residuals.var() / n)
+    third = tuning**3 * _third_moment(everything, unlabelled) + _third_moment(residuals, n)
+    return float(tuning * mean_unlabelled + residuals.mean()), error, third, tuning
 
 
 def _third_moment(values: Array, n: int) -> float:
@@ -224,6 +224,6 @@ def _estimate_unequal_weights(judged: Array, voted: Array, weights: Array, every
     spread = (weights * off_judged**2).mean()
     tuning = min(1.0, max(0.0, float((weights * off_judged * off_voted).mean() / spread))) if spread else 0.0
     mean = tuning * everything.mean() + (weights * (voted - tuning * judged)).mean()
-    left = weights * (off_voted - tuning * off_judged)
-    error = sqrt((1 - n / cases) * (left**2).sum() / n**2 + (weights * off_voted**2).mean() / cases)
-    return float(mean), error, float((left**3).sum()) / n**3, tuning
+    residuals = weights * (off_voted - tuning * off_judged)
+    error = sqrt((1 - n / cases) * (residuals**2).sum() / n**2 + (weights * off_voted**2).mean() / cases)
+    return float(mean), error, float((residuals**3).sum()) / n**3, tuning

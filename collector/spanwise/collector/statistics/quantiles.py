@@ -41,24 +41,15 @@ def t_quantile(probability: float, freedom: int) -> float:
         raise ValueError(
             f"t_quantile needs 0.5 <= probability < 1 and freedom >= 1, got {probability!r} and {freedom!r}"
         )
-    return (
-        _expand_quantile(probability, freedom)
-        if freedom > _EXPANSION_FREEDOM
-        else _search_quantile(2 * probability - 1, freedom)
-    )
-
-
-def _expand_quantile(probability: float, freedom: int) -> float:
-    """Compute the quantile by Cornish-Fisher expansion around the normal quantile (Abramowitz, Stegun 26.7.5)."""
-    z = NormalDist().inv_cdf(probability)
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3
-
-
-def _search_quantile(within: float, freedom: int) -> float:
-    """Find the value t for which P(|T| ≤ t) is `within`, by bisection over the angle of `_central_probability`."""
+    if freedom > _EXPANSION_FREEDOM:
+        # Cornish-Fisher expansion around the normal quantile (Abramowitz, Stegun 26.7.5)
+        z = NormalDist().inv_cdf(probability)
+        first = (z**3 + z) / 4
+        second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+        third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+        return z + first / freedom + second / freedom**2 + third / freedom**3
+    # Bisection over the angle of `_central_probability`, for P(|T| ≤ t)
+    within = 2 * probability - 1
     low, high = 0.0, pi / 2
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

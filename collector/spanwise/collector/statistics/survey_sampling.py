@@ -67,18 +67,18 @@ def draw_label_sample(
     included in proportion. Therefore all cases ever drawn are a random sample of all present cases, with equal
     probability within a stratum (permanent random numbers, Ohlsson 1995). Memory grows only with n and `voted`.
     """
-    named = tuple(strata) or ("",)
-    known, counted = set(voted), Counter[str]()
+    names = tuple(strata) or ("",)
+    labelled, counted = set(voted), Counter[str]()
     of: dict[Target, str] = {}
-    smallest: dict[str, list[tuple[int, int, Target]]] = {stratum: [] for stratum in named}
-    for place, (target, told) in enumerate(cases):
-        stratum = told if strata else ""
+    smallest: dict[str, list[tuple[int, int, Target]]] = {stratum: [] for stratum in names}
+    for index, (target, case_stratum) in enumerate(cases):
+        stratum = case_stratum if strata else ""
         if stratum not in smallest:
             continue
         counted[stratum] += 1
-        if target in known:
+        if target in labelled:
             of[target] = stratum
-        entry = (-_random_number(seed, target), place, target)
+        entry = (-_random_number(seed, target), index, target)
         heap = smallest[stratum]
         if len(heap) < n:
             heapq.heappush(heap, entry)
@@ -96,18 +96,18 @@ def draw_label_sample(
     return LabelSample(drawn=tuple(chosen), cases=dict(counted), of=of)
 
 
-def _random_number(seed: int, target: Target, why: str = "drawn") -> int:
-    about = f"{target.trace_id} {target.span_id} {target.document} {target.session_id} {target.experiment_id}"
-    return int.from_bytes(hashlib.sha256(f"{why} {seed} {about}".encode()).digest()[:8])
+def _random_number(seed: int, target: Target, purpose: str = "drawn") -> int:
+    case = f"{target.trace_id} {target.span_id} {target.document} {target.session_id} {target.experiment_id}"
+    return int.from_bytes(hashlib.sha256(f"{purpose} {seed} {case}".encode()).digest()[:8])
 
 
 def _share_among_strata(smallest: Mapping[str, Sequence[tuple[int, Target]]], n: int) -> list[SampledCase]:
     """Return n cases, divided equally among the strata. Strata with too few cases are taken completely."""
-    left, rooms = n, sorted(smallest, key=lambda stratum: len(smallest[stratum]))
+    remaining, by_size = n, sorted(smallest, key=lambda stratum: len(smallest[stratum]))
     chosen: list[SampledCase] = []
-    for place, stratum in enumerate(rooms):
-        share = min(len(smallest[stratum]), -(-left // (len(rooms) - place)))
-        left -= share
+    for index, stratum in enumerate(by_size):
+        share = min(len(smallest[stratum]), -(-remaining // (len(by_size) - index)))
+        remaining -= share
         chosen += [SampledCase(target=target, stratum=stratum) for _, target in smallest[stratum][:share]]
     return chosen
 
@@ -144,14 +144,16 @@ class SampledMean:
         """Return the estimate as a sentence."""
         basis = f"{self.n} scores" + (f", equivalent to {self.effective:.0f} of equal weight" if self.n else "")
         counts = {"failed": self.failed, "skipped": self.skipped, "of unknown probability": self.unknown}
-        left = "".join(f", {count} {words}" for words, count in {**counts, "outside": self.outside}.items() if count)
+        excluded = "".join(
+            f", {count} {description}" for description, count in {**counts, "outside": self.outside}.items() if count
+        )
         if self.mean is None:
             plain = (
                 "" if self.unweighted is None else f"; unweighted mean {self.unweighted:.3g} of {self.unknown} scores"
             )
-            return f"{self.key}: no weighted mean ({basis}{left}){plain}"
+            return f"{self.key}: no weighted mean ({basis}{excluded}){plain}"
         interval = "" if self.low is None else f" (95 %: {self.low:.3g} to {self.high:.3g})"
-        return f"{self.key}: {self.mean:.3g}{interval}, {basis}{left}"
+        return f"{self.key}: {self.mean:.3g}{interval}, {basis}{excluded}"
 
 
 @dataclass(slots=True)
@@ -168,21 +170,21 @@ class _KeySums:
     failed: int = 0
     skipped: int = 0
 
-    def add(self, one: WeightedScore) -> None:
-        if one.outcome != "score":
-            self.failed += one.outcome == "error"
-            self.skipped += one.outcome == "skip"
-        elif one.score is None:
+    def add(self, row: WeightedScore) -> None:
+        if row.outcome != "score":
+            self.failed += row.outcome == "error"
+            self.skipped += row.outcome == "skip"
+        elif row.score is None:
             return
-        elif one.probability is None:
+        elif row.probability is None:
             self.unknown += 1
-            self.of_unknown.add(float(one.score))
-        elif one.probability == 0:
+            self.of_unknown.add(float(row.score))
+        elif row.probability == 0:
             self.outside += 1
         else:
-            score = float(one.score)
-            weight = 1 / one.probability
-            cluster = (True, one.session_id) if one.session_id else (False, one.trace_id or "")
+            score = float(row.score)
+            weight = 1 / row.probability
+            cluster = (True, row.session_id) if row.session_id else (False, row.trace_id or "")
             weights, total = self.clusters.get(cluster, (0.0, 0.0))
             self.clusters[cluster] = weights + weight, total + weight * score
             self.binary = self.binary and score in (0.0, 1.0)
@@ -198,8 +200,8 @@ def estimate_means(scores: Iterable[WeightedScore]) -> list[SampledMean]:
     interval has a width even if all scores are equal.
     """
     sums: dict[str, _KeySums] = {}
-    for one in scores:
-        sums.setdefault(one.key, _KeySums()).add(one)
+    for row in scores:
+        sums.setdefault(row.key, _KeySums()).add(row)
     return [_estimate_mean(key, sums[key]) for key in sorted(sums)]
 
 
@@ -237,8 +239,8 @@ def _linearized_interval(
     variance = fsum(miss * miss / (1 - share) for miss, share in missed) / weight**2
     t = t_quantile(_UPPER_PROBABILITY, max(1, round(effective - 1)))
     if sums.binary:
-        sure = mean * (1 - mean) / variance if variance > _VARIANCE_TOLERANCE else effective
-        return _wilson_interval(mean, min(sure, sums.n), t)
+        effective_n = mean * (1 - mean) / variance if variance > _VARIANCE_TOLERANCE else effective
+        return _wilson_interval(mean, min(effective_n, sums.n), t)
     if variance <= _VARIANCE_TOLERANCE:
         return None, None
     return mean - t * sqrt(variance), mean + t * sqrt(variance)

@@ -58,9 +58,12 @@ def databricks_table(runs: Iterable[Iterable[Feedback]]) -> dict[str, Any]:
     """Return the results of all yes/no judges in the format of `databricks_results`, with one entry per run in each
     list.
 
-    If a run has several outcomes under one key, the newest counts. Human feedback does not count.
+    If a run has several outcomes under one key, the newest counts. Human feedback and feedback on documents do not count.
     """
-    judged = [_latest_by_key(feedback) for feedback in runs]
+    judged: list[dict[str, Feedback]] = []
+    for feedback in runs:
+        rows = (row for row in feedback if row.source != "human" and row.target.document is None)
+        judged.append({row.key: row for row in sorted(rows, key=lambda row: row.created_ns)})
     keys = {key for outcomes in judged for key, row in outcomes.items() if _is_databricks_judge(row)}
     table: dict[str, Any] = {}
     for key in sorted(keys):
@@ -75,12 +78,6 @@ def haystack_results(feedback: Iterable[Feedback], key: str) -> dict[str, Any]:
     """
     rows = [row for row in feedback if row.key == key]
     return {"individual_scores": [row.score for row in rows], "score": _mean_score(rows)}
-
-
-def _latest_by_key(feedback: Iterable[Feedback]) -> dict[str, Feedback]:
-    """Return the newest feedback by key. Human feedback and feedback on documents are left out."""
-    rows = (row for row in feedback if row.source != "human" and row.target.document is None)
-    return {row.key: row for row in sorted(rows, key=lambda row: row.created_ns)}
 
 
 def _is_databricks_judge(row: Feedback) -> bool:
@@ -112,7 +109,11 @@ def _judge_results(rows: Sequence[Feedback | None], key: str, assessment_type: A
     if judge in GROUND_TRUTH_METRICS:
         stem = f"retrieval/ground_truth/{key}"
         return {stem: [row.score if row else None for row in rows], f"{stem}/average": _mean_score(rows)}
-    if _is_chunk_judge(rows, judge, assessment_type):
+    if assessment_type is not None:
+        rates_chunks = assessment_type == "RETRIEVAL"
+    else:
+        rates_chunks = judge in CHUNK_JUDGES or any(row is not None and "ratings" in row.metadata for row in rows)
+    if rates_chunks:
         return _chunk_results(rows, f"retrieval/llm_judged/{key}")
     step = "retrieval" if judge in RETRIEVAL_JUDGES else "response"
     kind = "average" if judge in AVERAGE_JUDGES else "percentage"
@@ -120,7 +121,12 @@ def _judge_results(rows: Sequence[Feedback | None], key: str, assessment_type: A
 
 
 def _row_results(rows: Sequence[Feedback | None], stem: str, kind: str) -> dict[str, Any]:
-    ratings = [_rating(row) for row in rows]
+    ratings: list[str | None] = []
+    for row in rows:
+        if row is None or row.outcome != "score":
+            ratings.append(None)
+        else:
+            ratings.append(row.label if row.label is not None else "yes" if row.score else "no")
     rated = [rating for rating in ratings if rating is not None]
     return {
         f"{stem}/rating": ratings,
@@ -143,24 +149,12 @@ def _chunk_results(rows: Sequence[Feedback | None], stem: str) -> dict[str, Any]
     return {**lists, f"{stem}/precision": precision, f"{stem}/precision/average": _mean_score(rows)}
 
 
-def _is_chunk_judge(rows: Iterable[Feedback | None], judge: str, assessment_type: AssessmentType | None) -> bool:
-    if assessment_type is not None:
-        return assessment_type == "RETRIEVAL"
-    return judge in CHUNK_JUDGES or any(row is not None and "ratings" in row.metadata for row in rows)
-
-
 def _mean_score(rows: Iterable[Feedback | None]) -> float | None:
     tally = Tally()
     for row in rows:
         if row is not None:
             tally.add(row)
     return tally.mean
-
-
-def _rating(row: Feedback | None) -> str | None:
-    if row is None or row.outcome != "score":
-        return None
-    return row.label if row.label is not None else "yes" if row.score else "no"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

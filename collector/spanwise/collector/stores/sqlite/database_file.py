@@ -83,7 +83,7 @@ class DatabaseFile:
 
     def read(self) -> AbstractContextManager[Reader]:
         """Return a reader in one consistent snapshot of the file. A thread must not open a second one meanwhile."""
-        return self._aside.one() if _uses_reserved_readers.get() else self._readers.one()
+        return self._aside.acquire() if _uses_reserved_readers.get() else self._readers.acquire()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -123,7 +123,7 @@ class DatabaseFile:
     @property
     def is_full(self) -> bool:
         """Return whether only writes that free space are possible, and only in small batches."""
-        return not (self.writer.writable and self.writer.reserve.held)
+        return not (self.writer.writable and self.writer.reserve.is_available)
 
     def trouble(self) -> str | None:
         """Return the reason why nothing can be stored now, without paths; None if writing works."""
@@ -131,7 +131,7 @@ class DatabaseFile:
 
     def health(self) -> dict[str, float]:
         """Return metrics: queue length, commits and their duration, lag of the full-text index, and file sizes."""
-        with self._aside.one() as reader:
+        with self._aside.acquire() as reader:
             waiting, since = reader.db.execute(fulltext_index.SELECT_LAG).fetchone()
         return {
             "queued_spans": self.writer.depth,
@@ -202,7 +202,7 @@ class DatabaseFile:
         if not self.origin.is_here or not self._closed.acquire(blocking=False):
             return
         self.writer.close()
-        self.appender.held.close()
+        self.appender.text_buffer.close()
         self._readers.close()
         self._aside.close()
         self._empty_log()

@@ -81,15 +81,15 @@ def translate_file_errors(path: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise _file_error(path, error) from error
-
-
-def _file_error(path: str, error: sqlite3.Error) -> Exception:
-    if isinstance(error, sqlite3.OperationalError) and "unable to open" in str(error):
-        return Refused(f"cannot open {path!r}; check that its folder exists and that this user may write to it")
-    translated = translate_error(error)
-    kind = Refused if isinstance(translated, Halted) else type(translated)  # a damaged file will not open later either
-    return kind(f"{path!r}: {translated}") if isinstance(translated, StoreError) else error
+        if isinstance(error, sqlite3.OperationalError) and "unable to open" in str(error):
+            problem = f"cannot open {path!r}; check that its folder exists and that this user may write to it"
+            raise Refused(problem) from error
+        translated = translate_error(error)
+        if not isinstance(translated, StoreError):
+            raise
+        # a damaged file will not open later either
+        kind = Refused if isinstance(translated, Halted) else type(translated)
+        raise kind(f"{path!r}: {translated}") from error
 
 
 # per reader; the operating system caches other pages, and no measured query was slower than with a larger cache
@@ -205,10 +205,6 @@ SELECT_RUN = f"SELECT s.id, s.resource, s.payload, {_SPAN_COLUMNS} FROM spans s 
 _START_COLUMN, _END_COLUMN = (3 + Fact._fields.index(name) for name in ("start_ns", "end_ns"))
 
 
-def _time_order(row: Sequence[Any]) -> tuple[int, int]:
-    return row[_START_COLUMN], -row[_END_COLUMN]
-
-
 class StoredRun(NamedTuple):
     """A run with its row id, resource, and the values of its columns."""
 
@@ -233,7 +229,7 @@ class Reader:
         """Return whether the request was cancelled or has timed out."""
         return self.question is not None and self.question.is_over
 
-    def look(self) -> None:
+    def check_stopped(self) -> None:
         """Raise the errors of `CancellableQuery.check` if the current request was stopped. For loops that run no SQL."""
         if self.question is not None:
             self.question.check()
@@ -253,10 +249,10 @@ class Reader:
         for row in select_many(self.db, _SELECT_RUNS, keys):
             by_trace[row[0]].append(row)
         for rows in by_trace.values():
-            rows.sort(key=_time_order)
+            rows.sort(key=lambda row: (row[_START_COLUMN], -row[_END_COLUMN]))
         return by_trace
 
-    def apart(self, rows: Sequence[Any]) -> DetachedReader:
+    def detach(self, rows: Sequence[Any]) -> DetachedReader:
         """Return a reader that can decode these rows later, without the connection."""
         dictionaries = dict(self.db.execute("SELECT id, data FROM dictionaries").fetchall())
         return DetachedReader(self.db, PayloadDecoder(dictionaries), {row[1]: self._resource(row[1]) for row in rows})
@@ -294,7 +290,7 @@ class Reader:
 
     def payload(self, blob: bytes) -> dict[str, JSON]:
         """Decode the JSON object of a payload. Raises `StoreError` if it is damaged."""
-        self.look()
+        self.check_stopped()
         try:
             return self.decoder(blob).payload(blob)
         except (zstandard.ZstdError, KeyError, ValueError) as error:
@@ -360,7 +356,7 @@ class ReaderPool:
         wait: float = READER_WAIT_SECONDS,
     ) -> None:
         self._path, self._now, self._origin = path, now, OwnerProcess()
-        self._connect, self._most, self._longest = connect, places, wait
+        self._connect, self._max_readers, self._max_wait = connect, places, wait
         self.damaged: Callable[[Halted], object] = lambda _: None
         self._places = threading.BoundedSemaphore(places)
         self._lock = threading.Lock()
@@ -368,7 +364,7 @@ class ReaderPool:
         self._closed = False
 
     @contextmanager
-    def one(self) -> Iterator[Reader]:
+    def acquire(self) -> Iterator[Reader]:
         """Yield a reader in one consistent snapshot of the file.
 
         Raises `Unavailable` if no reader becomes free, `TooSlow` if the request takes too long, and `Closed` if the
@@ -376,40 +372,39 @@ class ReaderPool:
         """
         self._origin.check()
         question = CURRENT_QUERY.get()
-        until = time.monotonic() + self._longest
+        until = time.monotonic() + self._max_wait
         while not self._places.acquire(timeout=POLL_SECONDS):
             if question is not None:
                 question.check()
             if time.monotonic() > until:
-                problem = f"all {self._most} readers of the database have been busy for {self._longest:g} seconds"
+                problem = (
+                    f"all {self._max_readers} readers of the database have been busy for {self._max_wait:g} seconds"
+                )
                 raise Unavailable(f"{problem}; retry in a moment", retry_after=2.0)
         try:
-            reader = self._take()
+            with self._lock:
+                if self._closed:
+                    raise Closed(CLOSED_MESSAGE)
+                reader = self._free.pop() if self._free else self._new()
             try:
                 if question is not None:
                     question.begin(reader.db.interrupt)
                 reader.question = question
-                reader.look()
+                reader.check_stopped()
                 reader.db.execute("BEGIN")
                 yield reader
             except sqlite3.Error as error:
-                raise self._why(error, question) from error
+                raise self._translate(error, question) from error
             finally:
                 self._give_back(reader, question)
         finally:
             self._places.release()
 
-    def _take(self) -> Reader:
-        with self._lock:
-            if self._closed:
-                raise Closed(CLOSED_MESSAGE)
-            return self._free.pop() if self._free else self._new()
-
     def _new(self) -> Reader:
         try:
             db = self._connect(self._path)
         except sqlite3.Error as error:
-            raise self._why(error, None) from error
+            raise self._translate(error, None) from error
         db.create_function("store_now", 0, self._now)
         db.create_function("error_group", 1, error_group, deterministic=True)
         reader = Reader(db)
@@ -420,14 +415,19 @@ class ReaderPool:
         reader.question = None
         if question is not None:
             question.end(reader.db.interrupt)
-        sound = not (question is not None and question.is_over) and _end_snapshot(reader.db)
+        is_reusable = question is None or not question.is_over
+        try:
+            if is_reusable and reader.db.in_transaction:
+                reader.db.execute("ROLLBACK")
+        except sqlite3.Error:
+            is_reusable = False
         with self._lock:
-            if sound and not self._closed and len(self._free) < IDLE_READERS:
+            if is_reusable and not self._closed and len(self._free) < IDLE_READERS:
                 self._free.append(reader)
                 return
         reader.db.close()
 
-    def _why(self, error: sqlite3.Error, question: CancellableQuery | None) -> Exception:
+    def _translate(self, error: sqlite3.Error, question: CancellableQuery | None) -> Exception:
         if self._closed:
             return Closed(CLOSED_MESSAGE)
         if question is not None and getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
@@ -447,13 +447,3 @@ class ReaderPool:
             self._closed = True
             while self._free:
                 self._free.pop().db.close()
-
-
-def _end_snapshot(db: sqlite3.Connection) -> bool:
-    """End the snapshot; return whether the connection can be reused."""
-    try:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-    except sqlite3.Error:
-        return False
-    return True

@@ -32,11 +32,7 @@ def protect_from_fork(holder: object) -> None:
     _open_holders.add(holder)
 
 
-def _after_fork_in_child() -> None:
-    _inherited_holders.extend(_open_holders)
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=lambda: _inherited_holders.extend(_open_holders))
 
 
 class OwnerProcess:
@@ -93,11 +89,11 @@ class FileLock:
 
     def __init__(self, path: str) -> None:
         self.path, self.made = path, False
-        self._told = path + ".lock"
+        self._announcement_path = path + ".lock"
         self._url: str | None = None
-        self._said: IO[str] | None = None
+        self._announcement: IO[str] | None = None
         with _registry_lock:
-            self._descriptor = self._taken()
+            self._descriptor = self._acquire()
             self.identity = _stat_identity(os.fstat(self._descriptor))
             _locks_held[self.identity] = self
         try:
@@ -107,13 +103,13 @@ class FileLock:
             self.undo()
             raise
 
-    def _taken(self) -> int:
+    def _acquire(self) -> int:
         if file_identity(self.path) in _locks_held:
             raise Refused(_locked_message(self.path))
         if file_identity(self.path) in _locks_of_parents:
             raise Refused(_locked_message(self.path) if holder(self.path) else FORKED_MESSAGE.format(self.path))
         try:
-            descriptor = self._opened()
+            descriptor = self._open_or_create()
         except OSError as error:
             raise Refused(f"cannot write {self.path!r}: {error.strerror}") from error
         try:
@@ -125,7 +121,7 @@ class FileLock:
         os.close(descriptor)
         raise Refused(_locked_message(self.path))
 
-    def _opened(self) -> int:
+    def _open_or_create(self) -> int:
         try:
             return os.open(self.path, os.O_RDWR)
         except FileNotFoundError:
@@ -140,40 +136,40 @@ class FileLock:
     def announce(self, url: str | None) -> None:
         """Write the process id and the URL of this process to `<file>.lock`."""
         self._url = url
-        if self._said is None or not _is_same_file(self._said.fileno(), self._told):
-            self._said = self._begun()
+        if self._announcement is None or not _is_same_file(self._announcement.fileno(), self._announcement_path):
+            self._announcement = self._open_announcement()
         with suppress(OSError):  # A full disk: other processes cannot find this one, but the lock still excludes them.
             content = json.dumps({"pid": os.getpid(), "url": url, "file": self.identity})
             # padded to a fixed length so that one write replaces all of it
-            os.pwrite(self._said.fileno(), content.ljust(ANNOUNCEMENT_CHARACTERS).encode(), 0)
+            os.pwrite(self._announcement.fileno(), content.ljust(ANNOUNCEMENT_CHARACTERS).encode(), 0)
 
     def announce_again(self) -> None:
         """Restore the announcement if another program removed it. Without it clients cannot find this process."""
-        if self._said is None or not _is_same_file(self._said.fileno(), self._told):
+        if self._announcement is None or not _is_same_file(self._announcement.fileno(), self._announcement_path):
             with suppress(OSError, Refused):
                 self.announce(self._url)
 
-    def _begun(self) -> IO[str]:
+    def _open_announcement(self) -> IO[str]:
         """Open the announcement file and lock it for the lifetime of this process.
 
         A new file replaces the existing one if that is a symbolic link, because its target is not ours. It also
         replaces a file that the process of another database has locked through a hard link.
         """
-        if self._said is not None:
-            self._said.close()
+        if self._announcement is not None:
+            self._announcement.close()
         try:
             for _ in range(2):
-                if os.path.islink(self._told):
-                    os.unlink(self._told)
-                descriptor = os.open(self._told, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_MODE)
-                said = os.fdopen(descriptor, "r+", encoding="utf-8")
-                if _flock(said.fileno()) and _is_same_file(said.fileno(), self._told):
-                    return said
-                said.close()
-                os.unlink(self._told)
+                if os.path.islink(self._announcement_path):
+                    os.unlink(self._announcement_path)
+                descriptor = os.open(self._announcement_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_MODE)
+                file = os.fdopen(descriptor, "r+", encoding="utf-8")
+                if _flock(file.fileno()) and _is_same_file(file.fileno(), self._announcement_path):
+                    return file
+                file.close()
+                os.unlink(self._announcement_path)
         except OSError as error:
-            raise Refused(f"cannot write {self._told!r}: {error.strerror}") from error
-        raise Refused(f"cannot lock {self._told!r}: another process is using it")
+            raise Refused(f"cannot write {self._announcement_path!r}: {error.strerror}") from error
+        raise Refused(f"cannot lock {self._announcement_path!r}: another process is using it")
 
     def release(self) -> None:
         """Release the lock.
@@ -184,10 +180,10 @@ class FileLock:
         with _registry_lock:
             if _locks_held.pop(self.identity, None) is not self:
                 return
-            if self._said is not None:
-                if _is_same_file(self._said.fileno(), self._told):
-                    _unlink_quietly(self._told)
-                self._said.close()
+            if self._announcement is not None:
+                if _is_same_file(self._announcement.fileno(), self._announcement_path):
+                    _unlink_quietly(self._announcement_path)
+                self._announcement.close()
             os.close(self._descriptor)
 
     def undo(self) -> None:
@@ -195,15 +191,15 @@ class FileLock:
         created.
         """
         if self.made and file_identity(self.path) == self.identity:
-            for end in ("", "-wal", "-shm"):
-                _unlink_quietly(self.path + end)
+            for suffix in ("", "-wal", "-shm"):
+                _unlink_quietly(self.path + suffix)
         self.release()
 
     def drop(self) -> None:
         """Close the descriptors in a forked child; the parent keeps the lock."""
         os.close(self._descriptor)
-        if self._said is not None:
-            self._said.close()
+        if self._announcement is not None:
+            self._announcement.close()
 
 
 def drop_inherited_locks() -> None:
@@ -225,8 +221,8 @@ def holder(path: str | Path) -> dict[str, Any] | None:
     path = real_path(path)
     try:
         with open(path + ".lock", encoding="utf-8") as file:
-            said = _read_announcement(file.fileno(), file.read())
-            return said if said and said.pop("file", None) == [*(file_identity(path) or ())] else None
+            announced = _read_announcement(file.fileno(), file.read())
+            return announced if announced and announced.pop("file", None) == [*(file_identity(path) or ())] else None
     except OSError:
         return None
 
@@ -236,8 +232,8 @@ def _read_announcement(descriptor: int, text: str) -> dict[str, Any] | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         with suppress(ValueError):
-            said = json.loads(text)
-            return said if isinstance(said, dict) else None
+            announced = json.loads(text)
+            return announced if isinstance(announced, dict) else None
     return None
 
 
@@ -245,10 +241,10 @@ def _locked_message(path: str) -> str:
     process = holder(path)
     if process is None:
         return f"{path!r} is being written by another process, which may know it by another name; wait for its end"
-    held = f"{path!r} is being written by process {process.get('pid')}"
+    problem = f"{path!r} is being written by process {process.get('pid')}"
     if process.get("url"):
-        return f"{held}, which answers at {process['url']}; speak to its address, or use connect(), which finds it"
-    return f"{held}, which does not serve it; wait for its end, or let both speak to `spanwise serve --store {path}`"
+        return f"{problem}, which answers at {process['url']}; speak to its address, or use connect(), which finds it"
+    return f"{problem}, which does not serve it; wait for its end, or let both speak to `spanwise serve --store {path}`"
 
 
 def _refuse_hard_links(path: str, descriptor: int) -> None:
@@ -275,8 +271,8 @@ def _lock_byte(descriptor: int) -> bool:
         # the same file.
         if hasattr(fcntl, "F_OFD_SETLK"):
             # struct flock: type, whence, start, length, pid
-            asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _LOCK_OFFSET, 1, 0)
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, asked)
+            lock_struct = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _LOCK_OFFSET, 1, 0)
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock_struct)
         else:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _LOCK_OFFSET)
     except OSError as error:
@@ -313,8 +309,8 @@ def file_identity(path: str) -> FileIdentity | None:
         return None
 
 
-def _stat_identity(found: os.stat_result) -> FileIdentity:
-    return found.st_dev, found.st_ino
+def _stat_identity(status: os.stat_result) -> FileIdentity:
+    return status.st_dev, status.st_ino
 
 
 def _unlink_quietly(path: str) -> None:

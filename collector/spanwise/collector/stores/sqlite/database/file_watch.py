@@ -40,64 +40,64 @@ class FileWatch:
     def __init__(self, db: sqlite3.Connection, lock: FileLock) -> None:
         self._db, self._lock = db, lock
         self.log_path = lock.path + "-wal"
-        self._log_is = file_identity(self.log_path)
+        self._log_identity = file_identity(self.log_path)
         # Must stay open until the database is closed: closing a descriptor of this file would drop the locks that
         # SQLite holds on it in this process.
         self._index = os.open(lock.path + "-shm", os.O_RDONLY)
-        self._version, self._count = self._seen(), self._counted()
+        self._version, self._count = self._read_data_version(), self._read_transaction_count()
         self._frame = _FRAME + int(db.execute("PRAGMA page_size").fetchone()[0])
 
     def log(self) -> WalSize:
         """Return the size of the log. Safe to call from any thread."""
         index = os.pread(self._index, 100, 0)
-        frames, copied = (int.from_bytes(index[place], sys.byteorder) for place in (_FRAMES, _COPIED))
+        frames, copied = (int.from_bytes(index[field], sys.byteorder) for field in (_FRAMES, _COPIED))
         return WalSize(frames * self._frame, max(0, frames - copied) * self._frame)
 
-    def begun(self) -> None:
+    def check_before_write(self) -> None:
         """Check, inside a transaction and before its first write, that no other program has written.
 
         Raises `Halted` if another program has written since the last transaction.
         """
-        seen = self._seen()
-        if seen != self._version and self._counted() != self._count:
+        version = self._read_data_version()
+        if version != self._version and self._read_transaction_count() != self._count:
             raise _halted_error(FOREIGN_WRITER)
-        self._version = seen
+        self._version = version
 
-    def committed(self) -> None:
+    def check_after_commit(self) -> None:
         """Check, after a commit and before it is acknowledged, that the files are still the opened ones.
 
         Raises `Halted` if the database file or the log was removed or replaced.
         """
         if file_identity(self._lock.path) != self._lock.identity:
             raise _halted_error(FILE_REPLACED)
-        if (log := file_identity(self.log_path)) != self._log_is:
-            if self._log_is is not None:
+        if (log := file_identity(self.log_path)) != self._log_identity:
+            if self._log_identity is not None:
                 raise _halted_error(WAL_REPLACED)
-            self._log_is = log
+            self._log_identity = log
         # An empty transaction leaves the counter unchanged. Add exactly 1, so that a write by another program after
         # this commit is still detected.
-        if self._counted() != self._count:
+        if self._read_transaction_count() != self._count:
             self._count += 1
 
-    def settled(self) -> None:
+    def accept_current_state(self) -> None:
         """Accept the current counters after a rollback or after work outside a transaction.
 
         SQLite may count its own cleanup as a write by another connection.
         """
-        self._version, self._count = self._seen(), self._counted()
+        self._version, self._count = self._read_data_version(), self._read_transaction_count()
 
     def close(self) -> None:
         """Close the index of the log. The database must be closed before."""
         os.close(self._index)
 
-    def _counted(self) -> int:
+    def _read_transaction_count(self) -> int:
         return int.from_bytes(os.pread(self._index, 12, 0)[_COUNT], sys.byteorder)
 
-    def _seen(self) -> int:
+    def _read_data_version(self) -> int:
         return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 
 
-def _halted_error(what: str) -> Halted:
+def _halted_error(problem: str) -> Halted:
     return Halted(
-        f"{what}, so nothing more is kept; stop the other program, see `spanwise db check`, then start this anew"
+        f"{problem}, so nothing more is kept; stop the other program, see `spanwise db check`, then start this anew"
     )

@@ -42,17 +42,17 @@ MAX_WAL_RESERVE_BYTES = 512 * 2**20
 class DiskReserve:
     """Reserved disk space of the database at `path`. Only the process that holds the lock uses it.
 
-    `held` is true while the reserve exists, or none is needed.
+    `is_available` is true while the reserve exists, or none is needed.
     """
 
     def __init__(self, path: str) -> None:
-        self._of, self._path = path, path + ".reserve"
+        self._database_path, self._path = path, path + ".reserve"
         self._bytes = file_size(self._path)
-        self.held = True
+        self.is_available = True
 
     def open_on_a_full_disk(self) -> None:
         """Give up the reserve if the disk is too full even to open the database."""
-        if self._bytes and not self.has_room_for(file_size(self._of) + OPEN_BYTES, 1):
+        if self._bytes and not self.has_room_for(file_size(self._database_path) + OPEN_BYTES, 1):
             self.give_up()
 
     def give_up(self) -> bool:
@@ -60,25 +60,25 @@ class DiskReserve:
         had, self._bytes = self._bytes > 0, 0
         with suppress(OSError):
             os.unlink(self._path)
-        self.held = not had and self.held
+        self.is_available = not had and self.is_available
         return had
 
     def keep(self) -> bool:
         """Ensure that the reserve has the size that the database requires; return False if the disk lacks the space."""
-        size, log = file_size(self._of), file_size(self._of + "-wal")
+        size, log = file_size(self._database_path), file_size(self._database_path + "-wal")
         share = min(MAX_RESERVE_BYTES, max(MIN_RESERVE_BYTES, (size + log) // RESERVE_SHARE))
         wanted = 0 if size + log < RESERVE_FROM_BYTES else max(share, min(log, MAX_WAL_RESERVE_BYTES))
-        if wanted >= self._bytes + self._bytes // 4 + 1 or not self.held:
-            self.held = self._allocate(max(wanted, MIN_RESERVE_BYTES))
-        return self.held
+        if wanted >= self._bytes + self._bytes // 4 + 1 or not self.is_available:
+            self.is_available = self._allocate(max(wanted, MIN_RESERVE_BYTES))
+        return self.is_available
 
     def has_room_for(self, pages: int, page_size: int) -> bool:
         """Return whether the disk has space for a database of `pages` pages.
 
         Called before a checkpoint, because one that fails halfway would use up the remaining space.
         """
-        disk = os.statvfs(os.path.dirname(self._of) or ".")
-        return pages * page_size - file_size(self._of) <= disk.f_bavail * disk.f_frsize
+        disk = os.statvfs(os.path.dirname(self._database_path) or ".")
+        return pages * page_size - file_size(self._database_path) <= disk.f_bavail * disk.f_frsize
 
     def _allocate(self, size: int) -> bool:
         try:
@@ -115,20 +115,25 @@ class WalSync(Generic[T]):
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def now(self, one: T) -> None:
+    def sync_now(self, item: T) -> None:
         """Sync the log in the calling thread, then pass the item to `done`. Requires that no other sync is running."""
-        self._settle([one])
+        self._settle([item])
 
-    def soon(self, one: T) -> None:
+    def sync_soon(self, item: T) -> None:
         """Queue the item for the sync thread and return at once.
 
         Syncs in the calling thread if no thread can be started, as at interpreter exit.
         """
-        if self._thread is None and not self._start():
-            self.now(one)
-            return
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="spanwise-sync", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                self.sync_now(item)
+                return
+            self._thread = thread
         with self._ready:
-            self._waiting.append(one)
+            self._waiting.append(item)
             self._ready.notify()
 
     def close(self) -> None:
@@ -141,15 +146,6 @@ class WalSync(Generic[T]):
         if self._log is not None:
             os.close(self._log)
 
-    def _start(self) -> bool:
-        thread = threading.Thread(target=self._run, name="spanwise-sync", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            return False
-        self._thread = thread
-        return True
-
     def _run(self) -> None:
         while True:
             with self._ready:
@@ -160,7 +156,7 @@ class WalSync(Generic[T]):
                 return
             self._settle(items)
 
-    def _settle(self, some: Sequence[T]) -> None:
+    def _settle(self, items: Sequence[T]) -> None:
         failed = None
         try:
             if self._log is None:
@@ -168,9 +164,9 @@ class WalSync(Generic[T]):
             _fsync(self._log)
         # the kernel may drop pages whose write failed, so a second fsync would prove nothing
         except OSError as error:
-            told = f"the disk does not keep what is written to it: {error}"
-            failed = Halted(f"{told}; see to the disk, then start this anew, and `spanwise db check`")
-        self._done(some, failed)
+            problem = f"the disk does not keep what is written to it: {error}"
+            failed = Halted(f"{problem}; see to the disk, then start this anew, and `spanwise db check`")
+        self._done(items, failed)
 
 
 # most weight that may wait, in spans (most other jobs count as 64); beyond it, callers must retry
@@ -242,8 +238,8 @@ class Writer:
         self.last_commit_ns = 0
         self.writable = True  # False after a commit that found the disk full, until a commit succeeds
         self.halted: Halted | None = None  # why writing has stopped for good
-        self._begun, self._why = False, ""
-        self._durable = WalSync[CommitGroup](watch.log_path, self._acknowledge)
+        self._begun, self._failure = False, ""
+        self._wal_sync = WalSync[CommitGroup](watch.log_path, self._acknowledge)
         self._unsynced = 0  # weight that is committed but not yet synced to disk
         self._origin = OwnerProcess()
         self._thread = threading.Thread(target=self._run, name="spanwise-writer", daemon=True)
@@ -260,9 +256,9 @@ class Writer:
         """Return why writes fail at present; None if they work."""
         if self.halted:
             return str(self.halted)
-        if not self.reserve.held:
+        if not self.reserve.is_available:
             return DISK_FULL
-        return None if self.writable else self._why
+        return None if self.writable else self._failure
 
     def put(self, job: WriteJob) -> Future[Any]:
         """Queue a job.
@@ -296,7 +292,7 @@ class Writer:
             raise Closed("the store is closed")
         if self.halted:
             raise Halted(str(self.halted))
-        if not self.reserve.held and not frees:
+        if not self.reserve.is_available and not frees:
             raise Unavailable(DISK_FULL, retry_after=5.0)
         if self._weight and self._weight + weight > QUEUED_WEIGHT and not frees:
             raise Unavailable(f"the write queue is full ({self._weight} spans); send again in a moment")
@@ -316,7 +312,7 @@ class Writer:
             self._closing = True
             self._ready.notify()
         self._thread.join()
-        self._durable.close()
+        self._wal_sync.close()
 
     def _run(self) -> None:
         while True:
@@ -324,11 +320,11 @@ class Writer:
             if jobs:
                 began = time.monotonic()
                 self._commit(jobs)
-                took = time.monotonic() - began
-                self.spent += 0.0 if jobs[0].patient else took
+                elapsed = time.monotonic() - began
+                self.spent += 0.0 if jobs[0].patient else elapsed
                 # Patient and heavy jobs get as much time as the other jobs took (at most `PATIENT_TURN_SECONDS`), but
                 # at least one turn
-                self._owed = self._owed - took if jobs[0].lets_pass else min(took, PATIENT_TURN_SECONDS)
+                self._owed = self._owed - elapsed if jobs[0].lets_pass else min(elapsed, PATIENT_TURN_SECONDS)
             elif self._closing:
                 return
 
@@ -343,8 +339,12 @@ class Writer:
             else:
                 self._wait_for_company()
                 jobs, weight = [], 0
-                while self._jobs and (not jobs or self._may_join(jobs, weight)):
-                    weight += self._jobs[0].weight
+                while self._jobs:
+                    job = self._jobs[0]
+                    is_alone = job.alone is not None or (jobs and jobs[0].alone is not None)
+                    if jobs and (is_alone or weight + job.weight > COMMIT_WEIGHT):
+                        break
+                    weight += job.weight
                     jobs.append(self._jobs.popleft())
             self._weight -= weight
             return jobs
@@ -359,19 +359,15 @@ class Writer:
                 self._ready.wait()
                 continue
             began = began or time.monotonic()
-            left = began + GATHER_SECONDS - time.monotonic()
-            if left <= 0:
+            remaining = began + GATHER_SECONDS - time.monotonic()
+            if remaining <= 0:
                 self._company = len(self._jobs)
                 return
-            self._ready.wait(left)
+            self._ready.wait(remaining)
 
     def _is_enough(self) -> bool:
         enough = ENOUGH_WEIGHT if all(job.batch is not None for job in self._jobs) else SMALL_WEIGHT
         return self._closing or len(self._jobs) >= self._company or self._weight >= enough
-
-    def _may_join(self, jobs: list[WriteJob], weight: int) -> bool:
-        next = self._jobs[0]
-        return weight + next.weight <= COMMIT_WEIGHT and next.alone is None and jobs[0].alone is None
 
     def _commit(self, jobs: list[WriteJob]) -> None:
         started = time.perf_counter_ns()
@@ -384,7 +380,7 @@ class Writer:
             with contextlib.suppress(sqlite3.Error):
                 # no other program could write during the transaction, so only this process changed the counters
                 if self._begun:
-                    self._watch.settled()
+                    self._watch.accept_current_state()
                 self._reset()
             self._failed(jobs, error)
         else:
@@ -393,7 +389,7 @@ class Writer:
             self.written += weight
             self.writable = self.writable or committed
             self._company = max(self._company, len(jobs) + len(self._jobs))
-            if not self.reserve.held:
+            if not self.reserve.is_available:
                 self._empty_log()
             for job in jobs:
                 job.batch = None  # frees the memory of a large batch
@@ -401,7 +397,7 @@ class Writer:
                 idle = not self._unsynced and not (self._patient or self._is_enough())
                 self._unsynced += weight
             # Sync in this thread if few other jobs wait, else in the sync thread
-            (self._durable.now if idle else self._durable.soon)(CommitGroup(jobs, weight, started))
+            (self._wal_sync.sync_now if idle else self._wal_sync.sync_soon)(CommitGroup(jobs, weight, started))
 
     def _acknowledge(self, groups: Sequence[CommitGroup], failed: Halted | None) -> None:
         """Resolve the futures of groups that are on disk, or fail them if the sync failed."""
@@ -434,16 +430,16 @@ class Writer:
         if self.halted:
             raise Halted(str(self.halted))
         self._db.execute("BEGIN IMMEDIATE")
-        self._watch.begun()
+        self._watch.check_before_write()
         self._begun = True
         if jobs[0].alone is not None:
             self._db.execute("COMMIT")
             jobs[0].alone(self._db)
-            self._watch.settled()
+            self._watch.accept_current_state()
         else:
             self._work(jobs)
             self._db.execute("COMMIT")
-            self._watch.committed()
+            self._watch.check_after_commit()
 
     def _work(self, jobs: list[WriteJob]) -> None:
         """Run the jobs in order; write consecutive batches together."""
@@ -481,7 +477,7 @@ class Writer:
         if isinstance(translated, Halted):
             self.halted = translated
         self.writable = not isinstance(translated, Unavailable)
-        self._why = str(translated)
+        self._failure = str(translated)
         if len(jobs) > 1 and not isinstance(translated, Unavailable):
             for job in jobs:
                 self._commit([job])

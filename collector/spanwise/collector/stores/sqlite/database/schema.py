@@ -337,8 +337,8 @@ ROLLUP_TABLES = (
 
 def mark_rollups_stale(db: sqlite3.Connection) -> None:
     """Mark the rollups of all hours stale. Queries read rows until the rollups are rebuilt."""
-    there = {row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-    for table in there.intersection(ROLLUP_TABLES):
+    existing = {row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    for table in existing.intersection(ROLLUP_TABLES):
         db.execute(f"DELETE FROM {table}")
     db.execute(
         "INSERT INTO sums_hours (hour, rows, state) SELECT DISTINCT start_ns / 3600000000000, -1, 1 FROM traces"

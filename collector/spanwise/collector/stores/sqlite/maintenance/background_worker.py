@@ -109,7 +109,7 @@ class BackgroundWorker:
     def index_round(self) -> bool:
         """Index one round of due traces, and return whether there may be more."""
         with self._lock:
-            later = self._busy()
+            later = self._is_busy()
             more = self._from_memory(later)
             return self._from_file(later) or more
 
@@ -119,14 +119,16 @@ class BackgroundWorker:
         Under load, this runs only if the buffer fills up or text in it is overdue, because spans need the writer's
         time.
         """
-        held, now = self._appender.held, time.monotonic()
-        if not (len(held) and (held.is_filling or now >= self._next_put)):
+        buffer, now = self._appender.text_buffer, time.monotonic()
+        if not (len(buffer) and (buffer.is_filling or now >= self._next_put)):
             return False
         overdue = now - fulltext_index.OVERDUE_NS / 1e9
         settled = overdue if later else now - fulltext_index.SETTLE_NS / 1e9
         most = self._most
-        put = partial(fulltext_index.write_buffered, self._appender.reader, held, most, settled, overdue)
-        characters: int = self._writer.put(WriteJob(weight=64, action=partial(self._timed, put), patient=True)).result()
+        write = partial(fulltext_index.write_buffered, self._appender.reader, buffer, most, settled, overdue)
+        characters: int = self._writer.put(
+            WriteJob(weight=64, action=partial(self._timed, write), patient=True)
+        ).result()
         self._merge(characters)
         more = 2 * characters >= most
         if characters and not more:
@@ -140,19 +142,19 @@ class BackgroundWorker:
             return False
         # Let the writer clear the set between two commits. The snapshot read below lacks the changes of a commit that
         # is still running, so the traces of that commit must stay in the set
-        disturbed, held = self._appender.disturbed, self._appender.held
+        disturbed, buffer = self._appender.disturbed, self._appender.text_buffer
         if disturbed:
             self._writer.call(lambda _: disturbed.clear())
         with self._file.read() as reader:
             due = fulltext_index.find_due_traces(
-                reader, self._file.clock.now(), held, overdue_only=later and not held.is_filling
+                reader, self._file.clock.now(), buffer, overdue_only=later and not buffer.is_filling
             )
             looked = time.monotonic()
             entries = list(fulltext_index.read_entries(reader, due))
             self._all_indexed = commits if fulltext_index.is_empty(reader) else -1
         self._put_in_pieces(entries)
-        rest = max(LOADED_LOOK_SECONDS if later else 0.0, LOOK_REST_FACTOR * (looked - began))
-        self._next_look = 0.0 if due else time.monotonic() + rest
+        pause = max(LOADED_LOOK_SECONDS if later else 0.0, LOOK_REST_FACTOR * (looked - began))
+        self._next_look = 0.0 if due else time.monotonic() + pause
         return bool(due)
 
     def _put_in_pieces(self, entries: Sequence[fulltext_index.IndexEntry]) -> None:
@@ -161,10 +163,10 @@ class BackgroundWorker:
         """
         queued: list[Future[int]] = []
         try:
-            for some in fulltext_index.split_by_size([(entry, entry.characters) for entry in entries], self._most):
-                put = partial(fulltext_index.write_entries, self._appender.reader, some, self._appender.disturbed)
-                action = partial(self._timed, put)
-                queued.append(self._writer.put(WriteJob(weight=1 + len(some) // 2, action=action, patient=True)))
+            for batch in fulltext_index.split_by_size([(entry, entry.characters) for entry in entries], self._most):
+                write = partial(fulltext_index.write_entries, self._appender.reader, batch, self._appender.disturbed)
+                action = partial(self._timed, write)
+                queued.append(self._writer.put(WriteJob(weight=1 + len(batch) // 2, action=action, patient=True)))
         finally:
             wait(queued)
         for future in queued:
@@ -186,33 +188,33 @@ class BackgroundWorker:
         The maximum is small if little text waits, because larger batches gain nothing then. It is large after a
         burst.
         """
-        held, piece = self._appender.held.bytes, self._piece
-        if self._under_load or piece < held <= BURST_FACTOR * piece:
-            return piece
-        return BURST_FACTOR * piece if held > piece else max(piece // 4, fulltext_index.MIN_TRANSACTION_CHARACTERS)
+        buffered, batch = self._appender.text_buffer.bytes, self._piece
+        if self._under_load or batch < buffered <= BURST_FACTOR * batch:
+            return batch
+        return BURST_FACTOR * batch if buffered > batch else max(batch // 4, fulltext_index.MIN_TRANSACTION_CHARACTERS)
 
-    def _timed(self, put: Callable[[], int], _: sqlite3.Connection) -> int:
+    def _timed(self, write: Callable[[], int], _: sqlite3.Connection) -> int:
         # CPU time of this thread, not wall time: on busy cores, wall time would shrink the batches, which costs even
         # more CPU
         began = time.thread_time()
-        characters = put()
+        characters = write()
         self._fit(characters, max(time.thread_time() - began, 1e-6))
         return characters
 
-    def _fit(self, characters: int, took: float) -> None:
+    def _fit(self, characters: int, seconds: float) -> None:
         """Update the batch size so that a transaction takes about `TRANSACTION_SECONDS`.
 
         Batches far below the wanted size are ignored, because they say little about the speed.
         """
         if 2 * characters >= self._most:
-            fitting = int(characters * fulltext_index.TRANSACTION_SECONDS / took)
+            fitting = int(characters * fulltext_index.TRANSACTION_SECONDS / seconds)
             least, most = fulltext_index.MIN_TRANSACTION_CHARACTERS, fulltext_index.MAX_TRANSACTION_CHARACTERS
             self._piece = min(max((self._piece + fitting) // 2, least), most)
 
     def _do(self, action: Callable[[sqlite3.Connection], bool]) -> bool:
         return bool(self._writer.put(WriteJob(weight=64, action=action, patient=True)).result())
 
-    def _busy(self) -> bool:
+    def _is_busy(self) -> bool:
         """Return whether the load is so high that full-text indexing should wait. `fulltext_index.OVERDUE_NS` limits
         the delay.
         """

@@ -50,30 +50,30 @@ def backup(source: str, target: str, step: Callable[[int, int], object] = lambda
     return os.path.getsize(target)
 
 
-def _create_partial(part: str) -> int:
+def _create_partial(path: str) -> int:
     """Create or truncate the partial file and lock it. Raise `Refused` if another process is writing it.
 
     A partial file without a lock was left by a killed process.
     """
     try:
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_MODE)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_MODE)
     except OSError as error:
-        raise Refused(f"cannot write {part!r}: {error.strerror}") from error
+        raise Refused(f"cannot write {path!r}: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.truncate(descriptor, 0)
     except OSError as error:
         os.close(descriptor)
-        raise Refused(f"another backup is writing {part!r}") from error
+        raise Refused(f"another backup is writing {path!r}") from error
     return descriptor
 
 
-def _copy_pages(db: sqlite3.Connection, part: str, step: Callable[[int, int], object]) -> None:
-    def pause(status: int, left: int, of: int) -> None:
-        step(left, of)
+def _copy_pages(db: sqlite3.Connection, path: str, step: Callable[[int, int], object]) -> None:
+    def pause(status: int, remaining: int, of: int) -> None:
+        step(remaining, of)
         time.sleep(PAUSE_SECONDS)
 
-    with closing(sqlite3.connect(part, isolation_level=None)) as copy:
+    with closing(sqlite3.connect(path, isolation_level=None)) as copy:
         copy.execute("PRAGMA journal_mode = OFF")
         copy.execute("PRAGMA synchronous = OFF")  # one fsync at the end is enough
         db.execute("BEGIN")
@@ -81,20 +81,20 @@ def _copy_pages(db: sqlite3.Connection, part: str, step: Callable[[int, int], ob
         try:
             db.backup(copy, pages=STEP_PAGES, progress=pause)
         except sqlite3.OperationalError as error:
-            raise Refused(f"cannot write {part!r}: {error}") from error
+            raise Refused(f"cannot write {path!r}: {error}") from error
         finally:
             db.execute("ROLLBACK")
 
 
-def _refuse_damaged(part: str) -> None:
-    with closing(connect_without_lock(real_path(part))) as copy:
+def _refuse_damaged(path: str) -> None:
+    with closing(connect_without_lock(real_path(path))) as copy:
         try:
-            [said] = copy.execute("PRAGMA quick_check(1)").fetchone()
+            [result] = copy.execute("PRAGMA quick_check(1)").fetchone()
         except sqlite3.DatabaseError as error:
-            said = str(error)
-    if said != "ok":
+            result = str(error)
+    if result != "ok":
         raise Refused(
-            f"the file is damaged, and its copy would be ({said}): keep older backups, see `spanwise db check`"
+            f"the file is damaged, and its copy would be ({result}): keep older backups, see `spanwise db check`"
         )
 
 
@@ -129,7 +129,7 @@ def restore_backup(source: str, target: str, check: Callable[[str], list[str]]) 
         raise Refused(f"{source!r} is the file to be replaced; name a backup of it")
     _refuse_unsound(source, check)
     # a leftover WAL must not be applied to another file
-    there = os.path.exists(target) or os.path.exists(target + "-wal")
+    is_replaced = os.path.exists(target) or os.path.exists(target + "-wal")
     copy = target + COPY_SUFFIX
     lock = FileLock(target)
     try:
@@ -137,7 +137,7 @@ def restore_backup(source: str, target: str, check: Callable[[str], list[str]]) 
             os.unlink(copy)  # left by a process that was killed
         backup(source, copy)
         _refuse_unsound(copy, check)
-        replaced = _move_away(target) if there else None
+        replaced = _move_away(target) if is_replaced else None
         try:
             os.replace(copy, target)
             fsync_folder(target)

@@ -68,7 +68,7 @@ class DeletionPace:
             spans += sizes.get(trace_id, 0) + 1
         yield piece
 
-    def took(self, spans: int, seconds: float) -> None:
+    def record(self, spans: int, seconds: float) -> None:
         """Record the duration of a batch. Batches far below the wanted size are ignored, as they say little about the
         speed.
         """
@@ -100,7 +100,7 @@ def delete_traces(
     linked |= _linked_judgements(db, "session_id", ended)
     delete_many(db, "feedback", "session_id", ended)
     delete_judgements(appender, db, linked)
-    pace.took(sum(row[3] for row in rows), time.perf_counter() - began)
+    pace.record(sum(row[3] for row in rows), time.perf_counter() - began)
     return len(rows), {tag for row in rows if row[1] is not None for tag in loads(row[1])}
 
 
@@ -109,18 +109,18 @@ def delete_judgements(appender: Appender, db: sqlite3.Connection, ids: Iterable[
     ids = set(ids)
     if not ids:
         return
-    here = select_many(db, "SELECT id, trace_id, judgement FROM traces WHERE span_count > 0 AND trace_id IN (%s)", ids)
-    gone = {key: trace_id for key, trace_id, judgement in here if judgement}
-    _delete_rows(appender, db, list(gone))
-    appender.tombstones.put([*gone.values(), *(ids - {row[1] for row in here})])
-    appender.evict(gone.values())
+    rows = select_many(db, "SELECT id, trace_id, judgement FROM traces WHERE span_count > 0 AND trace_id IN (%s)", ids)
+    deleted = {key: trace_id for key, trace_id, judgement in rows if judgement}
+    _delete_rows(appender, db, list(deleted))
+    appender.tombstones.put([*deleted.values(), *(ids - {row[1] for row in rows})])
+    appender.evict(deleted.values())
 
 
 def _delete_rows(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]) -> None:
     appender.sums.subtract_traces(keys)
     appender.disturbed.update(keys)
     for key in keys:
-        appender.held.drop(key)
+        appender.text_buffer.drop(key)
     fulltext_index.remove_from_index(appender.reader, keys)
     pending_amendments.remove_response_ids(db, keys)
     for table in ("unindexed", "feedback", "spans", "states", "orphans", "local_roots"):

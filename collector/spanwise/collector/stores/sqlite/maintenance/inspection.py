@@ -65,7 +65,7 @@ class DatabaseInspector:
         db = self._reader.db
         db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH would create a missing file
         db.create_function("payload", 1, self._payload, deterministic=True)
-        db.create_function("iso", 1, _format_time, deterministic=True)
+        db.create_function("iso", 1, lambda ns: formatting.utc(ns) if isinstance(ns, int) else None, deterministic=True)
         try:
             rows = db.execute(query)
             names = [column[0] for column in rows.description or ()]
@@ -74,21 +74,17 @@ class DatabaseInspector:
         except (sqlite3.Error, sqlite3.Warning) as error:
             raise Refused(f"invalid SQL: {error}") from error
 
-    def _payload(self, what: object) -> str | None:
-        if isinstance(what, int):
-            row = self._payloads.db.execute("SELECT payload FROM spans WHERE id = ?", (what,)).fetchone()
-            what = row[0] if row else None
-        if not isinstance(what, bytes):
+    def _payload(self, value: object) -> str | None:
+        if isinstance(value, int):
+            row = self._payloads.db.execute("SELECT payload FROM spans WHERE id = ?", (value,)).fetchone()
+            value = row[0] if row else None
+        if not isinstance(value, bytes):
             return None
-        return self._payloads.decoder(what).raw(what).decode()
+        return self._payloads.decoder(value).raw(value).decode()
 
     def close(self) -> None:
         self._reader.db.close()
         self._payloads.db.close()
-
-
-def _format_time(time_ns: object) -> str | None:
-    return formatting.utc(time_ns) if isinstance(time_ns, int) else None
 
 
 @contextmanager

@@ -226,15 +226,15 @@ def delete_unused(db: sqlite3.Connection) -> None:
     db.execute(
         "DELETE FROM resources WHERE id < (SELECT max(id) FROM resources) AND id NOT IN (SELECT resource FROM spans)"
     )
-    gone = []
+    deleted = []
     for field, value in db.execute("SELECT field, value FROM known").fetchall():
         if field not in _FILTERS_BY_FIELD:  # other fields, such as destinations, have no filter
             continue
         [_, condition] = compile_filter(_FILTERS_BY_FIELD[field](value))
         sql = f"SELECT EXISTS (SELECT 1 FROM traces t WHERE t.span_count > 0 AND {condition.sql})"
         if not db.execute(sql, condition.values).fetchone()[0]:
-            gone.append((field, value))
-    db.executemany("DELETE FROM known WHERE field = ? AND value = ?", gone)
+            deleted.append((field, value))
+    db.executemany("DELETE FROM known WHERE field = ? AND value = ?", deleted)
 
 
 _FILTERS_BY_FIELD = {

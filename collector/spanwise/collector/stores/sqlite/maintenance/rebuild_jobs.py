@@ -87,7 +87,7 @@ class SummaryRebuilder:
         """Rebuild the summary of one trace if one is due, and return whether there was one."""
         if time.monotonic() < self._next:
             return False
-        due = self._due()
+        due = self._find_due()
         if due is None:
             self._last = 0
             return False
@@ -103,7 +103,7 @@ class SummaryRebuilder:
         self._next = time.monotonic() + SUMMARY_REST_FACTOR * (time.monotonic() - began)
         return True
 
-    def _due(self) -> tuple[int, str] | None:
+    def _find_due(self) -> tuple[int, str] | None:
         with self._read_file() as reader:
             found: tuple[int, str] | None = reader.db.execute(
                 _SELECT_DUE_TRACE, (self._last, MAX_REBUILD_SPANS)
@@ -145,10 +145,10 @@ class SummaryRebuilder:
         rows = [row[0] for row in reader.db.execute("SELECT id FROM spans WHERE trace = ? ORDER BY id", (key,))]
         read = SummarizedTrace(IncrementalSummary(key), TraceNodes(), {}, rows[-1] if rows else 0)
         due: list[LocalRootUpdate] = []
-        for some in _split_rows(rows):
+        for batch in _split_rows(rows):
             began = time.monotonic()
-            due += read.state.gather([(one.row, one.fact) for one in reader.in_rows("", some)], read.spans)
-            read.flags.update(read_flags(reader.db, some))
+            due += read.state.gather([(stored.row, stored.fact) for stored in reader.in_rows("", batch)], read.spans)
+            read.flags.update(read_flags(reader.db, batch))
             read.spans.facts.clear()
             if self._stop.wait(min(time.monotonic() - began, 0.1)):  # leaves CPU time to the writer
                 raise RebuildCancelled
@@ -162,9 +162,11 @@ def _write_flags(rows: Sequence[tuple[int, int, int]], db: sqlite3.Connection) -
 
 def _write_steps(key: int, read: SummarizedTrace) -> Iterator[Callable[[sqlite3.Connection], object]]:
     """Yield actions that write the changed flags of the spans, and the records of the trace."""
-    nodes = [one for one in read.spans.known.values() if one is not None]
+    nodes = [node for node in read.spans.known.values() if node is not None]
     changed = [
-        (one.below & TOKENS_FLAG, one.below // COST_FLAG, one.row) for one in nodes if one.below != read.flags[one.row]
+        (node.below & TOKENS_FLAG, node.below // COST_FLAG, node.row)
+        for node in nodes
+        if node.below != read.flags[node.row]
     ]
     for rows in _split_rows(changed):
         yield partial(_write_flags, rows)
@@ -173,9 +175,9 @@ def _write_steps(key: int, read: SummarizedTrace) -> Iterator[Callable[[sqlite3.
         yield from table.writes(key, ROWS_PER_STEP)
 
 
-def _split_rows(some: Sequence[T]) -> Iterator[Sequence[T]]:
-    for start in range(0, len(some), ROWS_PER_STEP):
-        yield some[start : start + ROWS_PER_STEP]
+def _split_rows(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(rows), ROWS_PER_STEP):
+        yield rows[start : start + ROWS_PER_STEP]
 
 
 PAUSE_SECONDS = 0.002  # leaves CPU time to other threads
@@ -193,7 +195,7 @@ class RollupRecounter:
 
     def round(self) -> bool:
         """Rebuild due hours for about `ROUND_SECONDS`, and return whether there were any."""
-        due, start = self._due(), time.monotonic()
+        due, start = self._find_due(), time.monotonic()
         for hour, state in due:
             began = time.monotonic()
             if self._stop.is_set() or began > start + ROUND_SECONDS:
@@ -206,7 +208,7 @@ class RollupRecounter:
             self._not_before[hour] = now + RECOUNT_REST_FACTOR * (now - began)
         return bool(due)
 
-    def _due(self) -> list[tuple[int, int]]:
+    def _find_due(self) -> list[tuple[int, int]]:
         now = time.monotonic()
         self._not_before = {hour: then for hour, then in self._not_before.items() if then > now}
         with self._file.read() as reader:
@@ -233,13 +235,13 @@ class RollupRecounter:
     def store(self, hour: int, counted: RollupDelta | None) -> None:
         """Replace the rollup of the hour by the recounted totals."""
 
-        def put(_: sqlite3.Connection) -> None:
+        def replace_rollup(_: sqlite3.Connection) -> None:
             sums = self._file.appender.sums
             changed = sums.stop_recording(hour)
             if changed is not None:  # None after a rollback or a change that cannot be added: retried later
                 sums.store_recount(hour, counted, changed)
 
-        self._file.writer.call(put)
+        self._file.writer.call(replace_rollup)
 
 
 LOOK_SECONDS = 30.0  # seconds between two searches for due hours and days
@@ -270,7 +272,7 @@ class PeriodSealer:
         if not (self._hours or self._days):
             if began < self._next:
                 return False
-            self.look()
+            self.find_due()
             self._next = time.monotonic() + LOOK_SECONDS
         while (self._hours or self._days) and time.monotonic() < began + ROUND_SECONDS and not self._stop.is_set():
             if self._hours:
@@ -279,7 +281,7 @@ class PeriodSealer:
                 self.make_day(self._days.pop())
         return bool(self._hours or self._days)
 
-    def look(self) -> None:
+    def find_due(self) -> None:
         """Find the hours that are due, and the days to be sealed after them."""
         stirred = set[int]()
         self._file.writer.alone(lambda _: stirred.update(self._file.appender.sums.take_changed_hours()))
@@ -298,16 +300,16 @@ class PeriodSealer:
         self._file.writer.call(partial(self._put_hour, hour, rows, named), patient=True)
 
     def _put_hour(
-        self, hour: int, rows: Sequence[SealedRow] | None, named: Sequence[str] | None, db: sqlite3.Connection
+        self, hour: int, rows: Sequence[SealedRow] | None, names: Sequence[str] | None, db: sqlite3.Connection
     ) -> None:
         sums = self._file.appender.sums
         if hour in sums.changed_hours:
             return
         put_rows(db, HOURS, hour, rows or ())
-        insert_many(db, "sums_names", ("name", "hour"), [(name, hour) for name in named or ()], _IGNORE_CONFLICT)
-        rest = SEALED_EMPTY if rows is None else SEALED
+        insert_many(db, "sums_names", ("name", "hour"), [(name, hour) for name in names or ()], _IGNORE_CONFLICT)
+        seal = SEALED_EMPTY if rows is None else SEALED
         sql = "UPDATE sums_hours SET rest = ?, named = ? WHERE hour = ? AND state = 0"
-        db.execute(sql, (rest, named is not None, hour))
+        db.execute(sql, (seal, names is not None, hour))
         sums.clear_unsealed()
 
     def make_day(self, day: int) -> None:
@@ -322,14 +324,14 @@ class PeriodSealer:
         self._file.writer.call(partial(self._put_day, day, rows, gone), patient=True)
 
     def _put_day(
-        self, day: int, rows: Sequence[SealedRow] | None, gone: list[tuple[str, int]], db: sqlite3.Connection
+        self, day: int, rows: Sequence[SealedRow] | None, obsolete_names: list[tuple[str, int]], db: sqlite3.Connection
     ) -> None:
         sums = self._file.appender.sums
         if any(hour // 24 == day for hour in sums.changed_hours):
             return
         put_rows(db, DAYS, day, rows or ())
         db.execute("DELETE FROM sums_days WHERE day = ?", (day,))
-        db.executemany("DELETE FROM sums_names WHERE name = ? AND hour = ?", gone)
+        db.executemany("DELETE FROM sums_names WHERE name = ? AND hour = ?", obsolete_names)
         if rows != []:  # [] if all traces of the day were deleted
             db.execute("INSERT INTO sums_days VALUES (?, ?)", (day, SEALED_EMPTY if rows is None else SEALED))
         sums.clear_unsealed()

@@ -48,19 +48,17 @@ class DamagedTable:
         self.damaged = False
 
     def __iter__(self) -> Iterator[TableRow]:
-        return self._by_number() if self._is_numbered() else self._from_both_ends()
+        try:
+            self._db.execute(f"SELECT rowid FROM {self.name} LIMIT 0")
+        except sqlite3.OperationalError:  # the table has no rowid
+            return self._from_both_ends()
+        return self._by_number()
 
     def count(self) -> int | None:
         """Return the original number of rows; None if it cannot be read."""
         with suppress(sqlite3.Error):
             return int(self._db.execute(f"SELECT count(*) FROM {self.name}").fetchone()[0])
         return None
-
-    def _is_numbered(self) -> bool:
-        with suppress(sqlite3.OperationalError):  # the table has no rowid
-            self._db.execute(f"SELECT rowid FROM {self.name} LIMIT 0")
-            return True
-        return False
 
     def _by_number(self) -> Iterator[TableRow]:
         """Yield rows by rowid: ascending up to a damaged page, then descending from the end.

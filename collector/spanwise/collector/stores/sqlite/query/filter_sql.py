@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import metadata_text
-from spanwise.collector.filters import EVALUATOR_KIND, OPERATORS, Filter, parse_search_terms, unresolved_dataset_error
+from spanwise.collector.filters import EVALUATOR_KIND, OPERATORS, Filter, parse_search_terms, refuse_dataset
 from spanwise.collector.stores.sqlite.database.column_values import dumps
 from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
 
@@ -233,10 +233,6 @@ def compile_match(text: str) -> str:
     return " ".join(f'"{word}"{star}' for word, star in terms if not (star and word in implied))
 
 
-def _dataset(name: str) -> list[SQLCondition]:
-    raise unresolved_dataset_error(name)
-
-
 QUIET_NS = 5_000_000_000  # a trace whose spans cannot be counted is complete if no span has arrived for this long
 
 
@@ -277,7 +273,7 @@ COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
     "text": _text,
     "experiment": lambda id: _equals("experiment_id")(id) if id else [SQLCondition("t.experiment_id IS NULL")],
     "experiments": lambda ids: [SQLCondition("t.experiment_id IN (SELECT value FROM json_each(?))", (dumps(ids),))],
-    "dataset": _dataset,
+    "dataset": refuse_dataset,
     "example": _equals("example_id"),
     "complete": lambda value: [SQLCondition(complete_sql() if value else f"NOT {complete_sql()}")],
     "trace_ids": lambda ids: [SQLCondition(f"t.trace_id IN ({','.join('?' * len(ids))})", tuple(ids))],

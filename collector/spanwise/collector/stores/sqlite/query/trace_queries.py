@@ -265,7 +265,7 @@ def read_lazily(reader: Reader, trace_ids: Sequence[str]) -> Sequence[Trace | La
             " at once, or the runs of one trace page by page"
         )
     rows = reader.rows_of([header.key for header in headers.values()])
-    detached = reader.apart([row for rows_of_trace in rows.values() for row in rows_of_trace])
+    detached = reader.detach([row for rows_of_trace in rows.values() for row in rows_of_trace])
     return [
         _make_lazy_trace(reader, detached, trace_id, header, rows[header.key]) for trace_id, header in headers.items()
     ]
@@ -298,7 +298,7 @@ def read_tree(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> 
     """Return the page of the tree that contains the run `cursor`. Raise `NotFound` for an unknown trace or run."""
     key, _ = _find_trace(reader.db, trace_id)
     nodes = [RunNode._make(row) for row in reader.db.execute(_SELECT_LINES, (key,))]
-    reader.look()
+    reader.check_stopped()
     branches = list(walk_tree(nodes))
     at = 0
     if cursor is not None:

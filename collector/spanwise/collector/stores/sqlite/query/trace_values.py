@@ -76,7 +76,7 @@ class FilterReader:
 
     def __init__(self, reader: Reader, filters: Sequence[Filter], columns: Sequence[str] = ()) -> None:
         """Compile the filters. `columns` are SQL expressions on a row `t`. Raise `Refused` for an invalid filter."""
-        self._db, self._check_query, self._filters = reader.db, reader.look, filters
+        self._db, self._check_query, self._filters = reader.db, reader.check_stopped, filters
         self._conditions = [trace_conditions(filter) for filter in filters]
         required = set[str]().union(*map(required_values, self._conditions))
         wanted = {name: column for name, column in _COLUMNS.items() if name in required}

@@ -54,7 +54,7 @@ class RuleFeedback(NamedTuple):
     evaluator: str | None
 
     @property
-    def place(self) -> ClaimKey:
+    def claim_key(self) -> ClaimKey:
         """Return target, rule and evaluator."""
         return self[2:]
 
@@ -76,9 +76,9 @@ def compare_claims(rows: Sequence[RuleFeedback], stored: Sequence[RuleFeedback])
     """
     highest: dict[ClaimKey, int] = {}
     for row in (*stored, *rows):
-        highest[row.place] = max(row.claim, highest.get(row.place, 0))
-    late = {row.id for row in rows if row.claim < highest[row.place]}
-    replaced = {row.id for row in stored if row.claim < highest[row.place]}
+        highest[row.claim_key] = max(row.claim, highest.get(row.claim_key, 0))
+    late = {row.id for row in rows if row.claim < highest[row.claim_key]}
+    replaced = {row.id for row in stored if row.claim < highest[row.claim_key]}
     return late, replaced - {row.id for row in rows if row.id not in late}
 
 
@@ -161,8 +161,8 @@ def write_feedback(appender: Appender, rows: Sequence[list[Any]], written: Write
 
 def _resolve_traces(appender: Appender, by_id: dict[str, list[Any]], new: Mapping[str, int]) -> dict[str, list[Any]]:
     """Set the keys of the rows' traces, and remove rows on deleted traces."""
-    known = {row[_TRACE_ID] for row in by_id.values()} - new.keys() - {None}
-    keys = {**(appender.keys(known) if known else {}), **new}
+    stored_ids = {row[_TRACE_ID] for row in by_id.values()} - new.keys() - {None}
+    keys = {**(appender.keys(stored_ids) if stored_ids else {}), **new}
     late = [id for id, row in by_id.items() if row[_TRACE_ID] is not None and row[_TRACE_ID] not in keys]
     appender.tombstones.late += len(late)
     _discard_rows(appender, by_id, late)
@@ -188,10 +188,10 @@ def _drop_overtaken(appender: Appender, by_id: dict[str, list[Any]], new: Collec
         return set()
     # stored feedback of rules on the same traces, sessions and experiments
     before: list[RuleFeedback] = []
-    for name, place in (("trace", _TRACE), ("session_id", _SESSION), ("experiment_id", _EXPERIMENT)):
-        if values := {row[place] for row in ruled if row[_TRACE] not in new} - {None}:
+    for name, column in (("trace", _TRACE), ("session_id", _SESSION), ("experiment_id", _EXPERIMENT)):
+        if values := {row[column] for row in ruled if row[_TRACE] not in new} - {None}:
             before += read_rule_feedback(appender.db, name, values)
-    new_rows = [RuleFeedback(*(row[place] for place in _RULE_FEEDBACK_PLACES)) for row in ruled]
+    new_rows = [RuleFeedback(*(row[column] for column in _RULE_FEEDBACK_PLACES)) for row in ruled]
     late, overtaken = compare_claims([row._replace(claim=row.claim or 0) for row in new_rows], before)
     _discard_rows(appender, by_id, late)
     return overtaken
@@ -208,8 +208,8 @@ def _set_trace_start(db: sqlite3.Connection, rows: Sequence[list[Any]]) -> None:
     firsts = "SELECT session_id, min(start_ns) FROM traces WHERE session_id IN (%s) GROUP BY session_id"
     of_session = dict(select_many(db, firsts, {row[_SESSION] for row in rows} - {None}))
     for row in rows:
-        known = of_session if row[_TRACE] is None else of_trace
-        start = known.get(row[_SESSION] if row[_TRACE] is None else row[_TRACE])
+        starts_by_target = of_session if row[_TRACE] is None else of_trace
+        start = starts_by_target.get(row[_SESSION] if row[_TRACE] is None else row[_TRACE])
         row[_TRACE_START] = row[_CREATED] if start is None else start
 
 
@@ -362,18 +362,18 @@ def delete_feedback(db: sqlite3.Connection, appender: Appender, ids: Sequence[st
     number of rows.
     """
     with appender.sums.update_feedback(select_many(db, "SELECT trace, key FROM feedback WHERE id IN (%s)", ids)):
-        gone = _remove_rows(db, ids)
-    appender.move(_traces_without_rule(gone))
-    if judged := {row[_JUDGE] for row in gone} - {None}:
-        remove_unlinked_judgements(appender, judged, {row[_TRACE] for row in gone})
-    return len(gone)
+        removed = _remove_rows(db, ids)
+    appender.move(_traces_without_rule(removed))
+    if judged := {row[_JUDGE] for row in removed} - {None}:
+        remove_unlinked_judgements(appender, judged, {row[_TRACE] for row in removed})
+    return len(removed)
 
 
 def _remove_rows(db: sqlite3.Connection, ids: Sequence[str]) -> list[Any]:
-    gone = select_many(db, SELECT_FEEDBACK + " WHERE f.id IN (%s)", ids)
+    removed = select_many(db, SELECT_FEEDBACK + " WHERE f.id IN (%s)", ids)
     delete_many(db, "feedback", "id", ids)
-    _update_standing(db, gone)
-    return gone
+    _update_standing(db, removed)
+    return removed
 
 
 def feedback_from_row(row: Sequence[Any]) -> Feedback:
@@ -433,44 +433,44 @@ def put_rule_feedback(db: sqlite3.Connection, appender: Appender, sets: Sequence
     """Write sets of a rule's feedback in order; return for each set whether it was accepted (see `stores.backends`)."""
     accepted: list[bool] = []
     together: dict[tuple[str, Target], TargetFeedback] = {}  # sets that do not replace each other
-    for one in sets:
-        if (one.rule, one.target) in together:
+    for new in sets:
+        if (new.rule, new.target) in together:
             accepted += _put_sets(db, appender, list(together.values()))
             together.clear()
-        together[one.rule, one.target] = one
+        together[new.rule, new.target] = new
     return accepted + (_put_sets(db, appender, list(together.values())) if together else [])
 
 
 def _put_sets(db: sqlite3.Connection, appender: Appender, sets: Sequence[TargetFeedback]) -> list[bool]:
-    ids = {one.target.trace_id for one in sets} - {None}
+    ids = {new.target.trace_id for new in sets} - {None}
     found = select_many(db, "SELECT trace_id, id FROM traces WHERE span_count > 0 AND trace_id IN (%s)", ids)
     keys: dict[str | None, int | None] = {None: None, **dict(found)}  # a session needs no stored trace
     stored: dict[RuleTarget, list[RuleFeedback]] = {}
     for row in (
         *read_rule_feedback(db, "trace", set(keys.values()) - {None}),
-        *read_rule_feedback(db, "session_id", {one.target.session_id for one in sets} - {None}),
+        *read_rule_feedback(db, "session_id", {new.target.session_id for new in sets} - {None}),
     ):
         stored.setdefault((row.rule, row.trace_id, row.session_id), []).append(row)
     written: list[Feedback] = []
     replaced: list[str] = []
     accepted: list[bool] = []
-    for one in sets:
-        target = one.rule, one.target.trace_id, one.target.session_id
-        before = _find_replaced(one, stored.get(target, ())) if one.target.trace_id in keys else None
+    for new in sets:
+        target = new.rule, new.target.trace_id, new.target.session_id
+        before = _find_replaced(new, stored.get(target, ())) if new.target.trace_id in keys else None
         accepted.append(before is not None)
         if before is None:
             # the set is rejected, so no feedback links to its judgements
-            judged = {feedback.judge_trace_id for feedback in one.feedback if feedback.judge_trace_id is not None}
-            remove_unlinked_judgements(appender, judged, {keys.get(one.target.trace_id)})
+            judged = {feedback.judge_trace_id for feedback in new.feedback if feedback.judge_trace_id is not None}
+            remove_unlinked_judgements(appender, judged, {keys.get(new.target.trace_id)})
         else:
-            made = [
+            feedback_of_set = [
                 feedback
-                if (feedback.rule, feedback.claim) == (one.rule, one.claim)
-                else replace(feedback, rule=one.rule, claim=one.claim, id="")
-                for feedback in one.feedback
+                if (feedback.rule, feedback.claim) == (new.rule, new.claim)
+                else replace(feedback, rule=new.rule, claim=new.claim, id="")
+                for feedback in new.feedback
             ]
-            written += made
-            replaced += {row.id for row in before} - {feedback.id for feedback in made}
+            written += feedback_of_set
+            replaced += {row.id for row in before} - {feedback.id for feedback in feedback_of_set}
     write_feedback(appender, encode_feedback(written))
     delete_feedback(db, appender, replaced)
     return accepted

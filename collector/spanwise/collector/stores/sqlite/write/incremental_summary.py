@@ -205,16 +205,16 @@ class IncrementalSummary:
 
     def _add(self, row: int, fact: Fact, spans: TraceNodes) -> Iterator[LocalRootUpdate]:
         spans.facts[row] = fact
-        one = spans.known[fact.span_id] = make_node(row, fact)
+        node = spans.known[fact.span_id] = make_node(row, fact)
         self._add_to_totals(row, fact)
         if fact.local_root is not None:
-            known = self.local_roots.get(fact.local_root)
-            now = LocalRoot(1, None, 0, 0, 0, 0) if known is None else known._replace(members=known.members + 1)
-            self._put_local_root(fact.local_root, known, _merge_counts(now, fact.counts))
+            old = self.local_roots.get(fact.local_root)
+            new = LocalRoot(1, None, 0, 0, 0, 0) if old is None else old._replace(members=old.members + 1)
+            self._put_local_root(fact.local_root, old, _merge_counts(new, fact.counts))
         below, callers, members = self._take_orphans(fact.span_id)
-        one.below = below
-        self._add_amounts(one, one.carries & ~below, 1)
-        self._link_to_parent(row, fact, below | one.carries, spans)
+        node.below = below
+        self._add_amounts(node, node.carries & ~below, 1)
+        self._link_to_parent(row, fact, below | node.carries, spans)
         if callers or members or fact.local_root is None:
             yield LocalRootUpdate(fact.span_id, members + (fact.local_root is None), callers)
         if fact.local_root == fact.span_id and fact.parent_id is not None:
@@ -290,12 +290,12 @@ class IncrementalSummary:
     def _count_for_local_root(self, due: LocalRootUpdate, spans: TraceNodes) -> None:
         span_id, members, calls = due
         root, missing = self._find_local_root(span_id, spans)
-        if root is not None and (known := self.local_roots.get(root)) is not None:
-            now = known._replace(members=known.members + members, answered=known.answered + calls)
-            self._put_local_root(root, known, now)
-        elif missing is not None and (waiting := self.orphans.get(missing)) is not None:
-            now_waiting = waiting._replace(members=waiting.members + members, callers=waiting.callers + calls)
-            self.orphans.put(missing, now_waiting)
+        if root is not None and (local_root := self.local_roots.get(root)) is not None:
+            updated = local_root._replace(members=local_root.members + members, answered=local_root.answered + calls)
+            self._put_local_root(root, local_root, updated)
+        elif missing is not None and (orphans := self.orphans.get(missing)) is not None:
+            updated_orphans = orphans._replace(members=orphans.members + members, callers=orphans.callers + calls)
+            self.orphans.put(missing, updated_orphans)
         else:
             self.totals.untold += members
 
@@ -303,106 +303,106 @@ class IncrementalSummary:
         """Return the nearest local root among a span and its ancestors, or else the id of the missing ancestor, if one
         is missing.
         """
-        current, path, seen = span_id, dict[str, SpanNode](), set[str]()
+        current, path, visited = span_id, dict[str, SpanNode](), set[str]()
         found: tuple[str | None, str | None] = (None, None)
-        while current not in seen:
-            seen.add(current)
-            if (one := spans.get(current)) is None:
+        while current not in visited:
+            visited.add(current)
+            if (node := spans.get(current)) is None:
                 found = (None, current)
                 break
             if self.local_roots.get(current) is not None:
                 found = (current, None)
                 break
-            above = one.further or one.parent_id
-            if above is None:
+            ancestor = node.further or node.parent_id
+            if ancestor is None:
                 break
-            if not self.totals.local_roots and spans.get(above) is not None:
+            if not self.totals.local_roots and spans.get(ancestor) is not None:
                 self.totals.unwalked = True
                 break
-            path[current] = one
-            current = above
+            path[current] = node
+            current = ancestor
             spans.step()
         highest = found[0] or next(reversed(path), None)
-        for id, one in path.items():
-            one.further = highest if id != highest else None
+        for id, node in path.items():
+            node.further = highest if id != highest else None
         return found
 
     def _add_orphan(self, parent_id: str, child: OrphanedSpans) -> None:
-        totals, known = self.totals, self.orphans.get(parent_id)
-        if known is not None:
-            first = min(known, child)
-            child = OrphanedSpans(*first[:3], known.below | child.below, known.callers, known.members)
+        totals, earlier = self.totals, self.orphans.get(parent_id)
+        if earlier is not None:
+            first = min(earlier, child)
+            child = OrphanedSpans(*first[:3], earlier.below | child.below, earlier.callers, earlier.members)
         elif not totals.missing:
             totals.orphan = (*child[:3], parent_id)
         self.orphans.put(parent_id, child)
-        totals.missing += known is None
+        totals.missing += earlier is None
         if totals.orphan is not None and child[:2] < totals.orphan[:2]:
             totals.orphan = (*child[:3], parent_id)
 
-    def _mark_ancestors(self, one: SpanNode, flags: int, spans: TraceNodes) -> None:
+    def _mark_ancestors(self, node: SpanNode, flags: int, spans: TraceNodes) -> None:
         """Set flags of a span and its ancestors, up to the first one that has them."""
-        while flags := flags & ~one.below:
-            spans.mark(one, flags)
-            self._add_amounts(one, one.carries & flags, -1)
-            if one.parent_id is None:
+        while flags := flags & ~node.below:
+            spans.mark(node, flags)
+            self._add_amounts(node, node.carries & flags, -1)
+            if node.parent_id is None:
                 return
-            parent = spans.get(one.parent_id)
+            parent = spans.get(node.parent_id)
             if parent is None:
-                children = self.orphans.get(one.parent_id)
+                children = self.orphans.get(node.parent_id)
                 assert children is not None
-                self.orphans.put(one.parent_id, children._replace(below=children.below | flags))
+                self.orphans.put(node.parent_id, children._replace(below=children.below | flags))
                 return
-            one = parent
+            node = parent
 
-    def _add_amounts(self, one: SpanNode, flags: int, times: int) -> None:
+    def _add_amounts(self, node: SpanNode, flags: int, times: int) -> None:
         """Add (`times` 1) or subtract (-1) the tokens and cost of a span."""
-        totals, model = self.totals, self.totals.models.get(one.model or "") if one.model is not None else None
+        totals, model = self.totals, self.totals.models.get(node.model or "") if node.model is not None else None
         if flags & TOKENS_FLAG:
-            sent, got = times * (one.input_tokens or 0), times * (one.output_tokens or 0)
+            input_tokens, output_tokens = times * (node.input_tokens or 0), times * (node.output_tokens or 0)
             totals.with_tokens += times
-            totals.tokens = (totals.tokens[0] + sent, totals.tokens[1] + got)
+            totals.tokens = (totals.tokens[0] + input_tokens, totals.tokens[1] + output_tokens)
             if model is not None:
-                model[1] += sent
-                model[2] += got
+                model[1] += input_tokens
+                model[2] += output_tokens
         if flags & COST_FLAG:
-            cost = times * to_pico(one.cost or 0.0)
+            cost = times * to_pico(node.cost or 0.0)
             totals.with_cost += times
             totals.cost += cost
             if model is not None:
                 model[3] += cost
 
-    def _put_local_root(self, root: str, known: LocalRoot | None, now: LocalRoot) -> None:
+    def _put_local_root(self, root: str, old: LocalRoot | None, new: LocalRoot) -> None:
         totals = self.totals
-        if known is None:
+        if old is None:
             totals.local_roots += 1
-        for one, times in ((known, -1), (now, 1)):
-            if one is not None:
-                totals.not_arrived += times * (not one.has_arrived)
-                totals.waiting += times * one.waits
-                totals.dropped += times * one.dropped
-                totals.calls_sent += times * one.calls_sent
-        self.local_roots.put(root, now)
+        for counts, times in ((old, -1), (new, 1)):
+            if counts is not None:
+                totals.not_arrived += times * (not counts.has_arrived)
+                totals.waiting += times * counts.waits
+                totals.dropped += times * counts.dropped
+                totals.calls_sent += times * counts.calls_sent
+        self.local_roots.put(root, new)
 
     def replace(self, row: int, old: Fact, new: Fact, spans: TraceNodes) -> bool:
         """Replace a span by its newer version; return False, without changes, if the trace must be summarized from
         scratch.
         """
-        one = spans.get(new.span_id)
-        assert one is not None
+        node = spans.get(new.span_id)
+        assert node is not None
         if not self._can_replace(old, new):
             return False
         if new.local_root is not None and new.counts is not None and new.counts != old.counts:
-            known = self.local_roots.get(new.local_root)
-            assert known is not None
-            self._put_local_root(new.local_root, known, _merge_counts(known, new.counts))
-        counted = one.carries & ~one.below
-        self._add_amounts(one, counted, -1)
-        self._update_node(one, row, old, new)
-        gained = one.carries & ~(make_node(row, old).carries)
-        self._add_amounts(one, counted | (gained & ~one.below), 1)
+            local_root = self.local_roots.get(new.local_root)
+            assert local_root is not None
+            self._put_local_root(new.local_root, local_root, _merge_counts(local_root, new.counts))
+        counted = node.carries & ~node.below
+        self._add_amounts(node, counted, -1)
+        self._update_node(node, row, old, new)
+        gained = node.carries & ~(make_node(row, old).carries)
+        self._add_amounts(node, counted | (gained & ~node.below), 1)
         self._update_totals(row, old, new)
-        if gained := gained & ~one.below:
-            self._carry_to_ancestors(one, gained, spans)
+        if gained := gained & ~node.below:
+            self._carry_to_ancestors(node, gained, spans)
         spans.facts[row] = new
         if self.totals.root_row == row:
             self.totals.root = new
@@ -424,11 +424,11 @@ class IncrementalSummary:
         listed = max(len(totals.tags) + len(new.tags), len(totals.models) + 1)
         return set(old.tags) <= set(new.tags) and listed < MAX_LISTED and new.end_ns >= old.end_ns
 
-    def _update_node(self, one: SpanNode, row: int, old: Fact, new: Fact) -> None:
+    def _update_node(self, node: SpanNode, row: int, old: Fact, new: Fact) -> None:
         """Update the span's node, and the first spans with tokens and cost, to the new version."""
         totals = self.totals
-        one.model, one.cost = new.model, new.cost
-        one.input_tokens, one.output_tokens = new.input_tokens, new.output_tokens
+        node.model, node.cost = new.model, new.cost
+        node.input_tokens, node.output_tokens = new.input_tokens, new.output_tokens
         if old.model is None and new.model is not None:
             self._count_call(new.model)
         if new.input_tokens is not None and (totals.first_tokens is None or row <= totals.first_tokens.row):
@@ -446,15 +446,15 @@ class IncrementalSummary:
         for name in FIRST_VALUE_FIELDS:
             self._keep_first(name, row, getattr(new, name))
 
-    def _carry_to_ancestors(self, one: SpanNode, flags: int, spans: TraceNodes) -> None:
+    def _carry_to_ancestors(self, node: SpanNode, flags: int, spans: TraceNodes) -> None:
         """Set the flags that a stored span has gained in all of its ancestors."""
-        if one.parent_id is None:
+        if node.parent_id is None:
             return
-        parent = spans.get(one.parent_id)
+        parent = spans.get(node.parent_id)
         if parent is not None:
             self._mark_ancestors(parent, flags, spans)
-        elif children := self.orphans.get(one.parent_id):
-            self.orphans.put(one.parent_id, children._replace(below=children.below | flags))
+        elif children := self.orphans.get(node.parent_id):
+            self.orphans.put(node.parent_id, children._replace(below=children.below | flags))
 
     def root_row(self) -> int:
         """Return the row of the root: the earliest span without a parent, else the earliest orphan, else the earliest
@@ -518,14 +518,14 @@ class IncrementalSummary:
 _UNCHANGEABLE_FIELDS = ("parent_id", "name", "kind", "start_ns", "local_root")
 
 
-def _merge_counts(known: LocalRoot, counts: SpanCounts | None) -> LocalRoot:
+def _merge_counts(local_root: LocalRoot, counts: SpanCounts | None) -> LocalRoot:
     """Return the local root with its own counts or the given ones, whichever are later."""
     if counts is None:
-        return known
-    before = SpanCounts(known.started or 0, known.open, known.dropped, known.calls_sent)
-    if known.started is not None and counts_sort_key(counts) <= counts_sort_key(before):
-        return known
-    return LocalRoot(known.members, *counts, known.answered)
+        return local_root
+    before = SpanCounts(local_root.started or 0, local_root.open, local_root.dropped, local_root.calls_sent)
+    if local_root.started is not None and counts_sort_key(counts) <= counts_sort_key(before):
+        return local_root
+    return LocalRoot(local_root.members, *counts, local_root.answered)
 
 
 def summarize_from_scratch(key: int, facts: Sequence[tuple[int, Fact]]) -> tuple[IncrementalSummary, TraceNodes]:

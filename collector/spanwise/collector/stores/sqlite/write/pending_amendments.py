@@ -52,20 +52,20 @@ class ResponseIdWriter:
         self._db, self.size = db, BLOCK_SIZE
         # Remains valid after rollbacks and deletions: the last block is above all earlier ones and below all later
         # rows.
-        self._part = self._of(2**63 - 1)
+        self._block = self._find_block(2**63 - 1)
         sql = "SELECT count(*) FROM responses WHERE part = ?"
-        self._count = int(db.execute(sql, (self._part,)).fetchone()[0])
+        self._count = int(db.execute(sql, (self._block,)).fetchone()[0])
 
     def put(self, rows: Sequence[tuple[int, str]], new: int) -> None:
         """Store pairs of span row and response id. Rows from `new` on are new spans."""
         first = min([row for row, _ in rows if row >= new], default=None)
-        if first is not None and (not self._part or self._count >= self.size):
-            self._part, self._count = first, 0
-        answers = [(self._part if row >= new else self._of(row), hash_id(id), row) for row, id in rows]
+        if first is not None and (not self._block or self._count >= self.size):
+            self._block, self._count = first, 0
+        answers = [(self._block if row >= new else self._find_block(row), hash_id(id), row) for row, id in rows]
         insert_many(self._db, "responses", ("part", "answer", "span"), answers, "ON CONFLICT DO NOTHING")
         self._count += len(answers)
 
-    def _of(self, row: int) -> int:
+    def _find_block(self, row: int) -> int:
         """Return the block of a row: 0 for a row older than all blocks."""
         sql = "SELECT coalesce(max(part), 0) FROM responses WHERE part <= ?"
         return int(self._db.execute(sql, (row,)).fetchone()[0])
@@ -117,7 +117,7 @@ class AmendmentTarget(NamedTuple):
 
 
 class _PendingEntry(NamedTuple):
-    place: AmendmentTarget
+    target: AmendmentTarget
     size: int
     seen_ns: int
 
@@ -137,7 +137,7 @@ class PendingAmendments:
         # Amendments dropped since the start, because their run did not arrive or is of another project
         self.given_up = 0
         self._rows: OrderedDict[int, _PendingEntry] = OrderedDict()  # oldest first
-        self._of: dict[str, dict[str, dict[str, int]]] = {}  # trace → span → project → row
+        self._by_trace: dict[str, dict[str, dict[str, int]]] = {}  # trace → span → project → row
         self.forget()
 
     def __len__(self) -> int:
@@ -145,24 +145,24 @@ class PendingAmendments:
 
     def concerns(self, trace_id: str, facts: Iterable[Fact]) -> bool:
         """Return whether amendments may wait for runs of a trace, or for response ids of these facts."""
-        return trace_id in self._of or (NO_TRACE in self._of and any(fact.response_id for fact in facts))
+        return trace_id in self._by_trace or (NO_TRACE in self._by_trace and any(fact.response_id for fact in facts))
 
     def forget(self) -> None:
         """Read the table again, because the index in memory may be wrong after a rollback."""
         self._rows.clear()
-        self._of.clear()
+        self._by_trace.clear()
         self.bytes = 0
         sql = "SELECT id, trace_id, span_id, project, size, seen_ns FROM amendments ORDER BY id"
         for row, trace_id, span_id, project, size, seen_ns in self._db.execute(sql):
             self._remember(row, _PendingEntry(AmendmentTarget(trace_id, span_id, project), size, seen_ns))
 
-    def add(self, place: AmendmentTarget, fields: Mapping[str, JSON], most: int) -> None:
+    def add(self, target: AmendmentTarget, fields: Mapping[str, JSON], most: int) -> None:
         """Store fields for a run that has not arrived. They are merged with fields that already wait for the run.
 
         Raises `Refused` if the merged fields exceed `most` bytes, because each merge costs as much as all fields
         before it.
         """
-        row = self._of.get(place.trace_id, {}).get(place.span_id, {}).get(place.project)
+        row = self._by_trace.get(target.trace_id, {}).get(target.span_id, {}).get(target.project)
         seen = self._clock.now()
         if row is not None:
             fields, seen = amendment_merge.merge_fields(self._fields(row), fields), self._rows[row].seen_ns
@@ -170,9 +170,9 @@ class PendingAmendments:
         size = len(data.encode())
         if size > most:
             raise Refused(
-                f"amendments waiting for span {place.span_id!r} would take {size:,} bytes; the limit is {most:,}"
+                f"amendments waiting for span {target.span_id!r} would take {size:,} bytes; the limit is {most:,}"
             )
-        values = (*place, data, size, seen)
+        values = (*target, data, size, seen)
         if row is None:
             sql = "INSERT INTO amendments (trace_id, span_id, project, fields, size, seen_ns) VALUES (?, ?, ?, ?, ?, ?)"
             row = int(self._db.execute(sql, values).lastrowid or 0)
@@ -180,19 +180,19 @@ class PendingAmendments:
             sql = "UPDATE amendments SET fields = ?, size = ? WHERE id = ?"
             self._db.execute(sql, (data, size, row))
             self.bytes -= self._rows[row].size
-        self._remember(row, _PendingEntry(place, size, int(seen)))
+        self._remember(row, _PendingEntry(target, size, int(seen)))
         self.trim()
 
     def take(self, trace_id: str, span_id: str, project: str) -> list[dict[str, JSON]]:
         """Remove and return the fields for a run that has arrived, in order of arrival. Fields for runs of other
         projects are dropped.
         """
-        rows = self._of.get(trace_id, {}).get(span_id)
+        rows = self._by_trace.get(trace_id, {}).get(span_id)
         if rows is None:
             return []
         fields = [
             self._fields(row)
-            for name, row in sorted(rows.items(), key=lambda one: one[1])
+            for name, row in sorted(rows.items(), key=lambda item: item[1])
             if name in (ANY_PROJECT, project)
         ]
         self.given_up += len(rows) - len(fields)
@@ -202,12 +202,12 @@ class PendingAmendments:
     def evict(self, trace_ids: Iterable[str]) -> None:
         """Remove the amendments for runs of deleted traces."""
         for trace_id in trace_ids:
-            self._remove([row for rows in self._of.get(trace_id, {}).values() for row in rows.values()])
+            self._remove([row for rows in self._by_trace.get(trace_id, {}).values() for row in rows.values()])
 
     def expire(self, before_ns: int, project: str | None) -> None:
         """Drop the amendments that arrived before a time."""
         entries = self._rows.items()
-        self._give_up([row for row, e in entries if e.seen_ns < before_ns and project in (None, e.place.project)])
+        self._give_up([row for row, e in entries if e.seen_ns < before_ns and project in (None, e.target.project)])
 
     def trim(self) -> bool:
         """Drop amendments that are too old, and the oldest beyond the limits; return whether there were any."""
@@ -232,17 +232,17 @@ class PendingAmendments:
     def _remember(self, row: int, entry: _PendingEntry) -> None:
         self._rows[row] = entry
         self.bytes += entry.size
-        of_trace = self._of.setdefault(entry.place.trace_id, {})
-        of_trace.setdefault(entry.place.span_id, {})[entry.place.project] = row
+        of_trace = self._by_trace.setdefault(entry.target.trace_id, {})
+        of_trace.setdefault(entry.target.span_id, {})[entry.target.project] = row
 
     def _remove(self, rows: list[int]) -> None:
         delete_many(self._db, "amendments", "id", rows)
         for row in rows:
-            place, size, _ = self._rows.pop(row)
+            target, size, _ = self._rows.pop(row)
             self.bytes -= size
-            of_trace = self._of[place.trace_id]
-            del of_trace[place.span_id][place.project]
-            if not of_trace[place.span_id]:
-                del of_trace[place.span_id]
+            of_trace = self._by_trace[target.trace_id]
+            del of_trace[target.span_id][target.project]
+            if not of_trace[target.span_id]:
+                del of_trace[target.span_id]
             if not of_trace:
-                del self._of[place.trace_id]
+                del self._by_trace[target.trace_id]

@@ -36,40 +36,40 @@ class OpenRunTable:
 
     def __init__(self, db: sqlite3.Connection, clock: StoreClock) -> None:
         self._db, self._clock, self.most = db, clock, MAX_OPEN_RUNS
-        self._of: dict[str, dict[str, str | None]] = {}  # trace -> span -> local root
+        self._by_trace: dict[str, dict[str, str | None]] = {}  # trace -> span -> local root
         self._next_look = 0.0  # next time to look for old runs
         self.forget()
 
     def __bool__(self) -> bool:
         """Return whether any run is open."""
-        return bool(self._of)
+        return bool(self._by_trace)
 
     def forget(self) -> None:
         """Read the table again, because the index in memory may be wrong after a rollback."""
-        self._of.clear()
+        self._by_trace.clear()
         for trace, span, local_root in self._db.execute("SELECT trace_id, span_id, local_root FROM open_runs"):
-            self._of.setdefault(trace, {})[span] = local_root
+            self._by_trace.setdefault(trace, {})[span] = local_root
 
     def evict(self, trace_ids: Iterable[str]) -> None:
         """Drop deleted traces from memory."""
         for trace_id in trace_ids:
-            self._of.pop(trace_id, None)
+            self._by_trace.pop(trace_id, None)
 
-    def left(self, trace_id: str, key: int, new: Iterable[str], *, settled: bool) -> int:
+    def remove_ended(self, trace_id: str, key: int, new: Iterable[str], *, settled: bool) -> int:
         """Remove the open runs of a trace that these new spans end; return the number of runs still open.
 
         If the trace is settled, also remove open runs whose local root has arrived, because their process has dropped
         them.
         """
-        still_open = self._of.get(trace_id)
+        still_open = self._by_trace.get(trace_id)
         if still_open is None:
             return 0
         ended = {span for span in new if span in still_open}
         if settled:
             roots = {root for root in still_open.values() if root is not None}
             sql = "SELECT span_id FROM spans WHERE trace = ? AND span_id IN (%s)"
-            here = {row[0] for row in select_many(self._db, sql, roots, (key,))}
-            ended |= {span for span, root in still_open.items() if root in here}
+            stored = {row[0] for row in select_many(self._db, sql, roots, (key,))}
+            ended |= {span for span, root in still_open.items() if root in stored}
         self._remove([(trace_id, span) for span in ended])
         return len(still_open)
 
@@ -79,27 +79,27 @@ class OpenRunTable:
         Returns their trace ids, and the ids of traces whose summary must be rewritten because their old open runs
         were removed.
         """
-        news = {(run.trace_id, run.span_id): run for run in map(_truncate_open_run, runs) if self._is_news(run)}
+        new_runs = {(run.trace_id, run.span_id): run for run in map(_truncate_open_run, runs) if self._is_new(run)}
         now = self._clock.now()
-        rows = [(*(getattr(run, name) for name in OPEN_RUN_COLUMNS), now) for run in news.values()]
+        rows = [(*(getattr(run, name) for name in OPEN_RUN_COLUMNS), now) for run in new_runs.values()]
         insert_many(self._db, "open_runs", (*OPEN_RUN_COLUMNS, "seen_ns"), rows)
-        for run in news.values():
-            self._of.setdefault(run.trace_id, {})[run.span_id] = run.local_root
+        for run in new_runs.values():
+            self._by_trace.setdefault(run.trace_id, {})[run.span_id] = run.local_root
         mark = "UPDATE traces SET running = running + 1, complete = 0, updated_ns = ? WHERE trace_id = ?"
-        self._db.executemany(mark, [(now, trace_id) for trace_id, _ in news])
-        return {trace_id for trace_id, _ in news}, self._trim()
+        self._db.executemany(mark, [(now, trace_id) for trace_id, _ in new_runs])
+        return {trace_id for trace_id, _ in new_runs}, self._trim()
 
     def expire(self, before_ns: int, project: str | None) -> None:
         """Remove open runs that began before a time, of traces without spans. Others are deleted with their trace."""
         sql = f"SELECT o.trace_id, o.span_id FROM open_runs o WHERE {_WITHOUT_SPANS} AND o.start_ns < ?"
-        asked = "" if project is None else " AND o.project = ?"
-        self._remove(self._db.execute(sql + asked, (before_ns, *([project] if asked else ()))).fetchall())
+        condition = "" if project is None else " AND o.project = ?"
+        self._remove(self._db.execute(sql + condition, (before_ns, *([project] if condition else ()))).fetchall())
 
-    def _is_news(self, run: OpenRun) -> bool:
-        if run.span_id in self._of.get(run.trace_id, ()):
+    def _is_new(self, run: OpenRun) -> bool:
+        if run.span_id in self._by_trace.get(run.trace_id, ()):
             return False
-        here = "EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND s.span_id = ?)"
-        sql = f"SELECT {here} OR (t.complete IS 1 AND {here}) FROM traces t WHERE t.trace_id = ?"
+        is_stored = "EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND s.span_id = ?)"
+        sql = f"SELECT {is_stored} OR (t.complete IS 1 AND {is_stored}) FROM traces t WHERE t.trace_id = ?"
         row = self._db.execute(sql, (run.span_id, run.local_root, run.trace_id)).fetchone()
         return row is None or not row[0]
 
@@ -108,41 +108,41 @@ class OpenRunTable:
 
         Removes a tenth more than necessary, because finding them scans the table.
         """
-        count = sum(map(len, self._of.values()))
-        beyond = count - self.most + self.most // 10 if count > self.most else 0
-        if not beyond and time.monotonic() < self._next_look:
+        count = sum(map(len, self._by_trace.values()))
+        excess = count - self.most + self.most // 10 if count > self.most else 0
+        if not excess and time.monotonic() < self._next_look:
             return set()
         self._next_look = time.monotonic() + 60
         sql = "SELECT trace_id, span_id, seen_ns < ? FROM open_runs ORDER BY seen_ns, start_ns"
         oldest = self._db.execute(sql, (self._clock.now() - MAX_OPEN_RUN_AGE_NS,)).fetchall()
-        going = [(trace, span) for place, (trace, span, old) in enumerate(oldest) if old or place < beyond]
-        self._remove(going)
-        return {trace for trace, _ in going}
+        outdated = [(trace, span) for position, (trace, span, old) in enumerate(oldest) if old or position < excess]
+        self._remove(outdated)
+        return {trace for trace, _ in outdated}
 
     def _remove(self, keys: Sequence[tuple[str, str]]) -> None:
         self._db.executemany("DELETE FROM open_runs WHERE trace_id = ? AND span_id = ?", keys)
         for trace_id, span_id in keys:
-            del self._of[trace_id][span_id]
-            if not self._of[trace_id]:
-                del self._of[trace_id]
+            del self._by_trace[trace_id][span_id]
+            if not self._by_trace[trace_id]:
+                del self._by_trace[trace_id]
 
 
 def _truncate_open_run(run: OpenRun) -> OpenRun:
     """Clean and truncate a run for the table."""
-    given = {name: clean(getattr(run, name)) for name in OPEN_RUN_COLUMNS}
-    texts = {name: value[:MAX_TEXT_CHARACTERS] for name, value in given.items() if isinstance(value, str)}
-    return OpenRun(**{**given, **texts, "start_ns": max(0, min(run.start_ns, INT_MAX))})
+    fields = {name: clean(getattr(run, name)) for name in OPEN_RUN_COLUMNS}
+    texts = {name: value[:MAX_TEXT_CHARACTERS] for name, value in fields.items() if isinstance(value, str)}
+    return OpenRun(**{**fields, **texts, "start_ns": max(0, min(run.start_ns, INT_MAX))})
 
 
 def list_open_runs(
     db: sqlite3.Connection, trace_id: str | None, project: str | None, environment: str | None, limit: int
 ) -> list[OpenRun]:
     """Return open runs, latest start first."""
-    asked = {"trace_id": trace_id, "project": project, "environment": environment}
-    given = {name: value for name, value in asked.items() if value is not None}
-    where = [f"o.{name} = ?" for name in given]
+    conditions = {"trace_id": trace_id, "project": project, "environment": environment}
+    values = {name: value for name, value in conditions.items() if value is not None}
+    where = [f"o.{name} = ?" for name in values]
     sql = f"{_SELECT_OPEN_RUNS} WHERE {' AND '.join(where) or '1'} ORDER BY o.start_ns DESC, o.span_id LIMIT ?"
-    return [_open_run_from_row(row) for row in db.execute(sql, (*given.values(), limit))]
+    return [_open_run_from_row(row) for row in db.execute(sql, (*values.values(), limit))]
 
 
 def read_open_runs(db: sqlite3.Connection, trace_ids: Iterable[str]) -> dict[str, list[OpenRun]]:
@@ -240,16 +240,14 @@ def list_processes(db: sqlite3.Connection, since_ns: int | None, limit: int) -> 
     """Return processes, the most recently active first."""
     columns = f"instance, stored, seen_ns, {','.join(_PROCESS_FIELDS)}, reported_ns, report"
     sql = f"SELECT {columns} FROM processes WHERE seen_ns >= ? ORDER BY seen_ns DESC, instance LIMIT ?"
-    return [_process_from_row(row) for row in db.execute(sql, (since_ns or 0, limit))]
-
-
-def _process_from_row(row: Sequence[Any]) -> Process:
-    instance, count, seen_ns = row[:3]
-    process: dict[str, Any] = dict(zip(_PROCESS_FIELDS, row[3:7], strict=True))
-    report: ProcessReport | None = None
-    if row[8] is not None:
-        report = ProcessReport(instance=instance, reported_ns=row[7], **process, **loads(row[8]))
-    return Process(instance=instance, stored=count, seen_ns=seen_ns, **process, report=report)
+    processes = list[Process]()
+    for instance, count, seen_ns, *values, reported_ns, data in db.execute(sql, (since_ns or 0, limit)):
+        fields: dict[str, Any] = dict(zip(_PROCESS_FIELDS, values, strict=True))
+        report: ProcessReport | None = None
+        if data is not None:
+            report = ProcessReport(instance=instance, reported_ns=reported_ns, **fields, **loads(data))
+        processes.append(Process(instance=instance, stored=count, seen_ns=seen_ns, **fields, report=report))
+    return processes
 
 
 # Limits of the caches of resources and of distinct values, and characters of a cached resource: senders may invent
@@ -390,7 +388,7 @@ class DestinationTable:
         self._db.execute("INSERT OR IGNORE INTO known VALUES (?, ?)", (DESTINATION_FIELD, f"{project}\n{name}"))
 
 
-def _remember_bounded(some: OrderedDict[tuple[int, str], T], key: tuple[int, str], value: T) -> None:
-    some[key] = value
-    if len(some) > MAX_PENDING_CALLS:
-        some.popitem(last=False)
+def _remember_bounded(pending: OrderedDict[tuple[int, str], T], key: tuple[int, str], value: T) -> None:
+    pending[key] = value
+    if len(pending) > MAX_PENDING_CALLS:
+        pending.popitem(last=False)

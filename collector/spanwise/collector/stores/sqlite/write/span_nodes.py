@@ -77,10 +77,10 @@ class TraceNodes:
             self.facts[row] = self._read(row)
         return self.facts[row]
 
-    def mark(self, one: SpanNode, flags: int) -> None:
+    def mark(self, node: SpanNode, flags: int) -> None:
         """Set flags of a span. Raises `StepLimitExceeded` after too many calls in one batch."""
-        one.below |= flags
-        self.marked.append(one)
+        node.below |= flags
+        self.marked.append(node)
         self.step()
 
     def step(self) -> None:
@@ -139,7 +139,7 @@ class RecordTable(Generic[Record]):
         self.max_records = max_records  # limit of records in memory
         self._kind: type[Record] = kind
         self._table = RECORD_TABLES[kind]
-        self._known: dict[str, Record | None] = {}
+        self._records: dict[str, Record | None] = {}
         self._is_complete = True  # whether all records are in memory
         self._dirty: set[str] = set()
         self._db: sqlite3.Connection | None = None
@@ -147,48 +147,48 @@ class RecordTable(Generic[Record]):
 
     def __len__(self) -> int:
         """Return the number of records in memory."""
-        return len(self._known)
+        return len(self._records)
 
     def get(self, id: str) -> Record | None:
         """Return the record under an id, or None."""
-        if self._is_complete or id in self._known:
-            return self._known.get(id)
+        if self._is_complete or id in self._records:
+            return self._records.get(id)
         assert self._db is not None
         sql = f"SELECT {','.join(self._kind._fields)} FROM {self._table} WHERE trace = ? AND id = ?"
         row = self._db.execute(sql, (self._key, id)).fetchone()
-        found = self._known[id] = self._kind(*row) if row else None
+        found = self._records[id] = self._kind(*row) if row else None
         return found
 
     def put(self, id: str, record: Record | None) -> None:
         """Set the record under an id, or remove it."""
         if record is None and self._is_complete:
-            self._known.pop(id, None)
+            self._records.pop(id, None)
         else:
-            self._known[id] = record
+            self._records[id] = record
         self._dirty.add(id)
 
     def records(self) -> list[tuple[str, Record]]:
         """Return the records in memory."""
         found: list[tuple[str, Record]] = []
-        for id, record in self._known.items():
+        for id, record in self._records.items():
             if record is not None:
                 found.append((id, record))
         return found
 
     def earliest(self) -> tuple[int, str, int, str] | None:
         """Return start, span id, row and parent id of the orphaned span that began first."""
-        known = [(*record[:3], id) for id, record in self.records()]
+        candidates = [(*record[:3], id) for id, record in self.records()]
         if not self._is_complete:
             assert self._db is not None
             sql = "SELECT start_ns, span_id, row, id FROM orphans WHERE trace = ? ORDER BY start_ns, span_id LIMIT ?"
             rows = self._db.execute(sql, (self._key, len(self._dirty) + 1)).fetchall()
-            known += [row for row in rows if row[3] not in self._known]
-        return min(known, default=None)
+            candidates += [row for row in rows if row[3] not in self._records]
+        return min(candidates, default=None)
 
     def keep(self, db: sqlite3.Connection, key: int) -> None:
         """Begin to store all records in the table. Stored records of the trace are deleted first."""
         db.execute(f"DELETE FROM {self._table} WHERE trace = ?", (key,))
-        self._dirty = set(self._known)
+        self._dirty = set(self._records)
         self._db, self._key = db, key
 
     def load(self, db: sqlite3.Connection, key: int) -> None:
@@ -197,13 +197,13 @@ class RecordTable(Generic[Record]):
         sql = f"SELECT id, {','.join(self._kind._fields)} FROM {self._table} WHERE trace = ? LIMIT ?"
         rows = db.execute(sql, (key, self.max_records + 1)).fetchall()
         self._is_complete = len(rows) <= self.max_records
-        self._known = {row[0]: self._kind(*row[1:]) for row in rows} if self._is_complete else {}
+        self._records = {row[0]: self._kind(*row[1:]) for row in rows} if self._is_complete else {}
 
     def flush(self) -> None:
         """Write the changed records."""
         if self._db is None or not self._dirty:
             return
-        changed = [(id, self._known.get(id)) for id in self._dirty]
+        changed = [(id, self._records.get(id)) for id in self._dirty]
         write_records(self._db, self._kind, self._key, changed)
         self._dirty.clear()
         self._drop_if_too_many()
@@ -226,21 +226,21 @@ class RecordTable(Generic[Record]):
         self._drop_if_too_many()
 
     def _drop_if_too_many(self) -> None:
-        if len(self._known) > self.max_records or not self._is_complete:
+        if len(self._records) > self.max_records or not self._is_complete:
             self._is_complete = False
-            self._known.clear()
+            self._records.clear()
 
 
 def write_records(
     db: sqlite3.Connection, kind: type[Record], key: int, changed: Iterable[tuple[str, Record | None]]
 ) -> None:
     """Insert or overwrite records of a trace in their table, and delete those that are None."""
-    put: list[Sequence[Any]] = []
+    rows: list[Sequence[Any]] = []
     for id, record in changed:
         if record is None:
             db.execute(f"DELETE FROM {RECORD_TABLES[kind]} WHERE trace = ? AND id = ?", (key, id))
         else:
-            put.append((key, id, *record))
+            rows.append((key, id, *record))
     fields: tuple[str, ...] = kind._fields
     conflict = "ON CONFLICT (trace, id) DO UPDATE SET " + ",".join(f"{name}=excluded.{name}" for name in fields)
-    insert_many(db, RECORD_TABLES[kind], ("trace", "id", *fields), put, conflict)
+    insert_many(db, RECORD_TABLES[kind], ("trace", "id", *fields), rows, conflict)

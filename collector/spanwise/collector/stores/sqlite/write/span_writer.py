@@ -140,7 +140,7 @@ class Appender:
         self.reader, self.db, self._clock = reader, reader.db, clock
         self.tombstones = Tombstones(reader.db, clock)
         self.disturbed: set[int] = set()  # keys of traces that changed since the background indexer last looked
-        self.held = TextBuffer(find_database_folder(reader.db))
+        self.text_buffer = TextBuffer(find_database_folder(reader.db))
         newest = read_newest_dictionary(reader.db)
         self._compressor, self.encoder = PayloadCompressor(newest), RunEncoder(newest)
         self._dictionaries = {0, *(number for (number,) in reader.db.execute("SELECT id FROM dictionaries"))}
@@ -173,7 +173,7 @@ class Appender:
         self.filter_values.forget()
         self.running.forget()
         self.waiting.forget()
-        self.held.undo()
+        self.text_buffer.undo()
         self.sums.forget()
         self.tombstones.forget()
         self.destinations.forget()
@@ -294,7 +294,7 @@ class Appender:
         out.facts += facts
         out.payloads += [batch.payloads[position] for position in positions]
         out.resources += [resources[batch.resources[position]] for position in positions]
-        self.held.add(state.key, batch.texts.get(trace_id), rows[-1], state.rolled.size, new=new)
+        self.text_buffer.add(state.key, batch.texts.get(trace_id), rows[-1], state.rolled.size, new=new)
         return True
 
     def _buffer_text(
@@ -305,10 +305,12 @@ class Appender:
         Passes None if spans were merged or amended, because the buffered text would differ from the stored one.
         """
         facts, texts = rows.facts[begin:], [slice_.batch.texts.get(trace_id) for slice_ in slices]
-        given = [text for text in texts if text is not None]
-        sent = sum(len(slice_.positions) for slice_ in slices)
-        as_sent = len(facts) == sent and len(given) == len(texts) and key not in self.disturbed
-        self.held.add(key, "\n".join(given) if as_sent else None, rows.ids[-1], sum(f.size for f in facts), new=new)
+        known_texts = [text for text in texts if text is not None]
+        span_count = sum(len(slice_.positions) for slice_ in slices)
+        as_sent = len(facts) == span_count and len(known_texts) == len(texts) and key not in self.disturbed
+        self.text_buffer.add(
+            key, "\n".join(known_texts) if as_sent else None, rows.ids[-1], sum(f.size for f in facts), new=new
+        )
 
     def _load_nodes(
         self, traces: dict[str, CachedTrace], incoming: Mapping[str, Mapping[str, _IncomingSpan]]
@@ -344,36 +346,36 @@ class Appender:
         rows = [(number, now, key) for number, key in zip(numbers, moved, strict=True)]
         self.db.executemany("UPDATE traces SET change = ?, changed_ns = ? WHERE id = ? AND span_count > 0", rows)
 
-    def amend(self, place: AmendmentTarget, fields: Mapping[str, JSON]) -> bool:
+    def amend(self, target: AmendmentTarget, fields: Mapping[str, JSON]) -> bool:
         """Apply an amendment to the stored runs that it targets, or store it until the run arrives.
 
         Returns False if the amendment waits for the run, and True if the run is stored or was deleted.
         """
-        if place.trace_id == NO_TRACE:
-            found = pending_amendments.find_by_response_id(self.reader, place.span_id)
-            places = [AmendmentTarget(trace_id, span_id, place.project) for trace_id, span_id in found]
-        elif not select_many(self.db, _SELECT_KEYS, [place.trace_id]) and self.tombstones.among([place.trace_id]):
+        if target.trace_id == NO_TRACE:
+            found = pending_amendments.find_by_response_id(self.reader, target.span_id)
+            targets = [AmendmentTarget(trace_id, span_id, target.project) for trace_id, span_id in found]
+        elif not select_many(self.db, _SELECT_KEYS, [target.trace_id]) and self.tombstones.among([target.trace_id]):
             self.tombstones.late += 1
             return True
         else:
-            places = [place]
-        if any(self._amend(stored, fields) for stored in places):
+            targets = [target]
+        if any(self._amend(stored, fields) for stored in targets):
             return True
-        self.waiting.add(place, fields, self.max_amended_bytes)
+        self.waiting.add(target, fields, self.max_amended_bytes)
         return False
 
-    def _amend(self, place: AmendmentTarget, fields: Mapping[str, JSON]) -> bool:
+    def _amend(self, target: AmendmentTarget, fields: Mapping[str, JSON]) -> bool:
         """Apply an amendment to a run; return False if the run is not stored or is of another project."""
-        found = select_many(self.db, _SELECT_KEYS, [place.trace_id])
-        found_row = self.db.execute(_SELECT_ROW, (found[0][1], place.span_id)).fetchone() if found else None
+        found = select_many(self.db, _SELECT_KEYS, [target.trace_id])
+        found_row = self.db.execute(_SELECT_ROW, (found[0][1], target.span_id)).fetchone() if found else None
         if found_row is None:
             return False
         [row], key = found_row, found[0][1]
         try:
-            stored = self.reader.stored(place.trace_id, row)
+            stored = self.reader.stored(target.trace_id, row)
         except StoreError as error:  # a damaged span refuses this amendment only, not others of the request
-            raise Refused(f"cannot amend span {place.span_id!r}: {error}") from error
-        if place.project not in (ANY_PROJECT, stored.fact.project):
+            raise Refused(f"cannot amend span {target.span_id!r}: {error}") from error
+        if target.project not in (ANY_PROJECT, stored.fact.project):
             return False
         run = amendment_merge.apply_amendment(stored.run, fields, stored.amended)
         fields_so_far = amendment_merge.merge_fields(stored.amended, fields)
@@ -382,24 +384,24 @@ class Appender:
             fact, payload = encode_amended_run(run, fields_so_far, old.size if old.sent is None else old.sent)
             if len(payload) > self.max_amended_bytes:
                 raise Refused(
-                    f"amended span {place.span_id!r} would take {len(payload):,} bytes; the limit is {self.max_amended_bytes:,}"
+                    f"amended span {target.span_id!r} would take {len(payload):,} bytes; the limit is {self.max_amended_bytes:,}"
                 )
             self._prepare_overwrite(key, row)
-            self._store_amended_run(place, _SpanChange(row, _IncomingSpan(fact, payload, stored.resource), old))
+            self._store_amended_run(target, _SpanChange(row, _IncomingSpan(fact, payload, stored.resource), old))
             self.filter_values.add([fact])
         self._trim_cache()
         return True
 
-    def _store_amended_run(self, place: AmendmentTarget, change: _SpanChange) -> None:
-        incoming = {place.trace_id: {place.span_id: change.came}}
+    def _store_amended_run(self, target: AmendmentTarget, change: _SpanChange) -> None:
+        incoming = {target.trace_id: {target.span_id: change.came}}
         traces = self._load_traces(incoming)
         nodes = self._load_nodes(traces, incoming)
         rows = _SpanRows()
-        self._apply_changes(place.trace_id, traces[place.trace_id], [change], nodes, rows)
+        self._apply_changes(target.trace_id, traces[target.trace_id], [change], nodes, rows)
         self._insert_spans(rows)
         for tree in nodes.values():
             self.summaries.write_flags(tree)
-        self._insert_traces({place.trace_id: self._cache[place.trace_id]}, nodes)
+        self._insert_traces({target.trace_id: self._cache[target.trace_id]}, nodes)
 
     def sum_up(self, trace_ids: Sequence[str]) -> None:
         """Rebuild the summaries of traces from their stored runs."""
@@ -444,7 +446,7 @@ class Appender:
             else:
                 summary, root = state.rolled, state.root
             if open_runs:
-                running = self.running.left(
+                running = self.running.remove_ended(
                     trace_id, state.key, incoming_ids.get(trace_id, ()), settled=summary.complete == 1
                 )
                 summary = summary._replace(running=running, complete=0) if running else summary
@@ -589,7 +591,7 @@ class Appender:
         full-text entry.
         """
         fulltext_index.keep_replaced_payload(self.db, row)
-        self.held.drop(key)
+        self.text_buffer.drop(key)
         self.disturbed.add(key)
 
     def _apply_waiting_amendments(self, trace_id: str, came: _IncomingSpan) -> _IncomingSpan:

@@ -45,7 +45,7 @@ class Tombstones:
         """Remove expired tombstones and those beyond `bound`, at most `PRUNE_ROWS`; return whether there were any."""
         first = f"(SELECT id, until_ns FROM tombstones ORDER BY id LIMIT {PRUNE_ROWS})"  # in order of expiry
         sql = f"SELECT id FROM {first} WHERE until_ns <= ? OR id <= (SELECT max(id) - ? FROM tombstones)"
-        asked = (self._clock.now(), self.bound)
-        gone = self._db.execute(f"DELETE FROM tombstones WHERE id IN ({sql})", asked).rowcount
+        values = (self._clock.now(), self.bound)
+        deleted = self._db.execute(f"DELETE FROM tombstones WHERE id IN ({sql})", values).rowcount
         self.forget()
-        return gone > 0
+        return deleted > 0

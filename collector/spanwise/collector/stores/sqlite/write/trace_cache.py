@@ -67,8 +67,8 @@ class NewTrace:
         if not tokens and not cost:
             return [FLAG_VALUES[0]] * len(facts)
         if tokens == cost:
-            return [FLAG_VALUES[3] if one.span_id in tokens else FLAG_VALUES[0] for one in facts]
-        return [FLAG_VALUES[(one.span_id in tokens) + 2 * (one.span_id in cost)] for one in facts]
+            return [FLAG_VALUES[3] if fact.span_id in tokens else FLAG_VALUES[0] for fact in facts]
+        return [FLAG_VALUES[(fact.span_id in tokens) + 2 * (fact.span_id in cost)] for fact in facts]
 
 
 class DeferredSummary:
@@ -168,29 +168,33 @@ class SummaryStorage:
         """
         facts = {stored.row: stored.fact for stored in self.reader.in_order(trace_id, key)}
         state, spans = summarize_from_scratch(key, sorted({**facts, **changed}.items()))
-        marked = read_flags(self.db, list(facts))
-        spans.marked = [one for one in spans.known.values() if one and marked.get(one.row, one.below) != one.below]
+        stored_flags = read_flags(self.db, list(facts))
+        spans.marked = [
+            node for node in spans.known.values() if node and stored_flags.get(node.row, node.below) != node.below
+        ]
         self.write_flags(spans)
         return state, spans
 
     def write_flags(self, spans: TraceNodes, before: int = 2**63 - 1) -> None:
         """Write the changed flags of spans in rows below `before`."""
-        rows = [(one.below & TOKENS_FLAG, one.below // COST_FLAG, one.row) for one in spans.marked if one.row < before]
+        rows = [
+            (node.below & TOKENS_FLAG, node.below // COST_FLAG, node.row) for node in spans.marked if node.row < before
+        ]
         spans.marked = []
         if rows:
             self.db.executemany("UPDATE spans SET tokens_below = ?, cost_below = ? WHERE id = ?", rows)
 
     def load_nodes(self, wanted: Mapping[int, Iterable[str]]) -> dict[int, TraceNodes]:
         """Return the span trees of traces by key, and load the given span ids of all of them at once."""
-        here = {key: self.spans(key, dict.fromkeys(ids)) for key, ids in wanted.items()}
-        pairs = [value for key, spans in here.items() for id in spans.known for value in (key, id)]
+        trees = {key: self.spans(key, dict.fromkeys(ids)) for key, ids in wanted.items()}
+        pairs = [value for key, spans in trees.items() for id in spans.known for value in (key, id)]
         for start in range(0, len(pairs), 500):
-            some = pairs[start : start + 500]
-            listed = f"WITH w (t, i) AS (VALUES {','.join(['(?,?)'] * (len(some) // 2))})"
+            chunk = pairs[start : start + 500]
+            listed = f"WITH w (t, i) AS (VALUES {','.join(['(?,?)'] * (len(chunk) // 2))})"
             joined = "w CROSS JOIN spans s ON s.trace = w.t AND s.span_id = w.i"
-            for row in self.db.execute(f"{listed} {_SELECT_NODE} {joined}", some):
-                here[row[0]].known[row[1]] = SpanNode(*row[2:])
-        return here
+            for row in self.db.execute(f"{listed} {_SELECT_NODE} {joined}", chunk):
+                trees[row[0]].known[row[1]] = SpanNode(*row[2:])
+        return trees
 
     def spans(self, key: int, known: dict[str, SpanNode | None] | None = None) -> TraceNodes:
         """Return the span tree of a trace, which loads spans on demand."""
@@ -201,18 +205,18 @@ class SummaryStorage:
 
         return TraceNodes(known, find, lambda row: self.reader.stored("", row).fact, self.steps + len(known or ()))
 
-    def store(self, known: Iterable[CachedTrace]) -> None:
+    def store(self, traces: Iterable[CachedTrace]) -> None:
         """Store the states of large traces, and mark traces for a rebuild."""
         rows: list[tuple[int, bytes | None]] = []
-        for one in known:
-            if isinstance(one, IncrementalSummary) and (one.is_stored or one.totals.count > self.small):
-                for ledger in (one.orphans, one.local_roots):
-                    if not one.is_stored:
-                        ledger.keep(self.db, one.key)
+        for trace in traces:
+            if isinstance(trace, IncrementalSummary) and (trace.is_stored or trace.totals.count > self.small):
+                for ledger in (trace.orphans, trace.local_roots):
+                    if not trace.is_stored:
+                        ledger.keep(self.db, trace.key)
                     ledger.flush()
-                one.is_stored = True
-                rows.append((one.key, pack_totals(one.totals)))
-            elif isinstance(one, DeferredSummary) and not one.is_stored:
-                one.is_stored = True
-                rows.append((one.key, None))
+                trace.is_stored = True
+                rows.append((trace.key, pack_totals(trace.totals)))
+            elif isinstance(trace, DeferredSummary) and not trace.is_stored:
+                trace.is_stored = True
+                rows.append((trace.key, None))
         insert_many(self.db, "states", ("trace", "data"), rows, "ON CONFLICT (trace) DO UPDATE SET data=excluded.data")
