@@ -97,7 +97,7 @@ def test_where_no_answers_are_kept_it_says_so(monkeypatch):
 
 
 def test_a_duration_that_is_none_is_refused(path):
-    assert "no duration" in refusal("clear", "--cache", path, "--older-than", "yesterday", "--yes")
+    assert "invalid duration" in refusal("clear", "--cache", path, "--older-than", "yesterday", "--yes")
 
 
 @pytest.fixture

@@ -171,7 +171,7 @@ def test_recover_says_what_is_saved_and_what_is_lost(file: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("command", ["stats", "check", "vacuum", "sql"])
 def test_an_empty_name_is_no_file_of_anybodys(command: str) -> None:
-    assert "name is empty" in refusal(command, "--store", "")
+    assert "path of the store is empty" in refusal(command, "--store", "")
 
 
 def test_restore_moves_the_present_file_away(file: str, tmp_path: Path) -> None:

@@ -75,6 +75,10 @@ def experiments(store: Store, request: Request) -> Response:
     """Render the experiment list: `GET /experiments?dataset=`."""
     dataset = request.query_params.get("dataset") or None
     listed = store.experiments(dataset=dataset, limit=_MAX_LISTED)
+    try:
+        datasets = [known.name for known in store.datasets()]
+    except Forbidden:  # the reader may not list datasets
+        datasets = sorted({experiment.dataset for experiment in listed})
     results = aggregate_experiments(store, listed)
     checks = JudgeAgreement(store)
     return rendering.render_page(
@@ -85,17 +89,9 @@ def experiments(store: Store, request: Request) -> Response:
         keys=sorted({stats.key for bucket in results.values() for stats in bucket.feedback}),
         dataset=dataset,
         known=feedback_display.get_metric_info(reversed(listed)),
-        trusts={one.id: checks.said(get_judge_keys(one)) for one in listed},
-        datasets=_dataset_names(store, listed),
+        trusts={experiment.id: checks.said(get_judge_keys(experiment)) for experiment in listed},
+        datasets=datasets,
     )
-
-
-def _dataset_names(store: Store, listed: Sequence[Experiment]) -> list[str]:
-    """Return the names of all datasets. If the reader may not list datasets, return those of the listed experiments."""
-    try:
-        return [known.name for known in store.datasets()]
-    except Forbidden:
-        return sorted({one.dataset for one in listed})
 
 
 def aggregate_experiments(store: Store, experiments: Sequence[Experiment]) -> dict[str, Bucket]:
@@ -117,7 +113,7 @@ def experiment(store: Store, request: Request) -> Response:
     rows = sort_rows(load_rows(store, asked, query.filter), sort)
     shown = rows[offset : offset + ROWS_PER_PAGE]
     result = aggregate_experiments(store, [asked]).get(asked.id)
-    beside = feedback_display.load_chips(store, [row.trace for row in shown])
+    chips = feedback_display.load_chips(store, [row.trace for row in shown])
     return rendering.render_page(
         request,
         "experiment.html",
@@ -134,8 +130,8 @@ def experiment(store: Store, request: Request) -> Response:
         judges=get_judge_totals(asked),
         stats=feedback_display.get_stats_with_task_ok(result) if result else [],
         known=feedback_display.get_metric_info([asked]),
-        trust=JudgeAgreement(store).said({**get_shown_judge_keys(beside), **get_judge_keys(asked)}),
-        chips=beside,
+        trust=JudgeAgreement(store).said({**get_shown_judge_keys(chips), **get_judge_keys(asked)}),
+        chips=chips,
         of_whole=feedback_display.get_latest_chips(store.feedbacks(target=Target(experiment_id=asked.id))),
         others=[other for other in store.experiments(dataset=asked.dataset, limit=20) if other.id != asked.id],
     )
@@ -144,9 +140,12 @@ def experiment(store: Store, request: Request) -> Response:
 def get_judge_totals(experiment: Experiment) -> dict[str, float]:
     """Return the number and cost of judge calls that `evaluate()` recorded; {} if there were none."""
     totals = experiment.metadata.get("totals")
-    named = totals.items() if isinstance(totals, Mapping) else ()
-    told = {name.removeprefix("judge_"): value for name, value in named if name.startswith("judge_")}
-    return {name: value for name, value in told.items() if isinstance(value, int | float)}
+    items = totals.items() if isinstance(totals, Mapping) else ()
+    return {
+        name.removeprefix("judge_"): value
+        for name, value in items
+        if name.startswith("judge_") and isinstance(value, int | float)
+    }
 
 
 def load_rows(store: Store, experiment: Experiment, filter: Filter) -> list[ExperimentRow]:
@@ -162,7 +161,10 @@ def label_experiments(experiments: Sequence[Experiment]) -> dict[str, str]:
     name.
     """
     names = Counter(experiment.name for experiment in experiments)
-    return {one.id: f"{one.name} ({one.id[:8]})" if names[one.name] > 1 else one.name for one in experiments}
+    return {
+        experiment.id: f"{experiment.name} ({experiment.id[:8]})" if names[experiment.name] > 1 else experiment.name
+        for experiment in experiments
+    }
 
 
 def index_examples(store: Store, experiment: Experiment) -> Mapping[str, tuple[Example, int]]:
@@ -335,7 +337,11 @@ def find_differences(
             for example_id, difference in contrasts[key].differences.items():
                 if statistics.get_direction(difference):
                     changed[example_id][key] = difference
-    ranges = {key: _score_range(sides, key) for key in keys}
+    ranges = {}
+    for key in keys:
+        known = [stats for side in sides if (stats := side.stats(key)) and stats.n]
+        ends = [end for stats in known for end in (stats.minimum, stats.maximum) if end is not None]
+        ranges[key] = (max(ends) - min(ends) if ends else 0.0) or 1.0
     rows = [
         Difference(example_id, sum(abs(value) / ranges[key] for key, value in values.items()), values)
         for example_id, values in changed.items()
@@ -365,9 +371,3 @@ def load_shown_differences(
         )
         for row in rows
     ]
-
-
-def _score_range(sides: Sequence[ComparisonSide], key: str) -> float:
-    known = [stats for side in sides if (stats := side.stats(key)) and stats.n]
-    ends = [end for stats in known for end in (stats.minimum, stats.maximum) if end is not None]
-    return (max(ends) - min(ends)) or 1.0 if ends else 1.0
