@@ -118,7 +118,10 @@ def test_variations_of_a_dataset(generate, endpoint, tmp_path):
 
 def test_what_the_endpoint_refuses_is_one_line(generate, endpoint, tmp_path):
     (tmp_path / "faq.md").write_text("text")
-    with pytest.raises(Refused, match=r"the model's endpoint: .* has no model 'small', or no chat completions endpoint \(404\): no such model"):
+    with pytest.raises(
+        Refused,
+        match=r"the model's endpoint: .* has no model 'small', or no chat completions endpoint \(404\): no such model",
+    ):
         generate(endpoint(404), tmp_path / "faq.md")
     with pytest.raises(Refused, match="name either files with documents"):
         generate(endpoint(404))

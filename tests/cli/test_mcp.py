@@ -344,7 +344,9 @@ def test_a_list_of_long_rows_is_cut_where_there_is_no_more_room(tmp_path: Path) 
 def test_the_tree_alone_has_no_contents(huge: StoreAccess) -> None:
     answer = here(huge, calling("read_trace", trace_id=BAD, max_chars=0))
     assert {*answer["runs"][0]["untrusted"]} == {"name"}
-    assert "first must be less than the number of runs, 400" in here(huge, failing("read_trace", trace_id=BAD, first=10_000))
+    assert "first must be less than the number of runs, 400" in here(
+        huge, failing("read_trace", trace_id=BAD, first=10_000)
+    )
 
 
 # The transports

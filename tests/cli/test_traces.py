@@ -160,7 +160,10 @@ def test_a_port_that_cannot_be(tmp_path: Path) -> None:
     [
         (["--no-grpc", "--grpc-port", "4317"], "--grpc-port 4317 and --no-grpc contradict each other"),
         (["--port", "4319", "--grpc-port", "4319"], "--port and --grpc-port are both 4319"),
-        (["--port", "0", "--feedback-to", "ftp://a.test"], "--feedback-to: 'ftp://a.test' is not the URL of an OTLP endpoint"),
+        (
+            ["--port", "0", "--feedback-to", "ftp://a.test"],
+            "--feedback-to: 'ftp://a.test' is not the URL of an OTLP endpoint",
+        ),
     ],
 )
 def test_options_of_a_server_that_contradict_each_other(tmp_path: Path, options: list[str], told: str) -> None:
