@@ -233,28 +233,20 @@ def _field_default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _render_example(spec: EvaluatorSpec) -> Iterator[str]:
-    setup = f"{_example_imports(spec.example)}\n"
+    """Yield the example as a program, with one argument per line as a formatter would write it, and its output."""
+    function = "judge" if spec.example.startswith("judge(") else "get_evaluator"
+    setup = f"from spanwise.evaluators import {function}, score\n"
+    if "scripted(" in spec.example:
+        setup += "from spanwise.evaluators.testing import scripted\n"
     if re.search(r", trace\b(?!=)", spec.example):
-        setup = f"{EXAMPLE_IMPORTS}{setup}{EXAMPLE_TRACE}\n"
-    yield f"```python\n{setup}{_format_call(spec.example)}\n{PRINT_RESULTS}\n```"
-    lines = [f"{feedback.key} {feedback.outcome} {feedback.score}" for feedback in run_example(spec)]
-    yield "```text\n" + "\n".join(lines) + "\n```"
-
-
-def _example_imports(example: str) -> str:
-    factory = "judge" if example.startswith("judge(") else "get_evaluator"
-    lines = [f"from spanwise.evaluators import {factory}, score"]
-    if "scripted(" in example:
-        lines.append("from spanwise.evaluators.testing import scripted")
-    return "\n".join(lines) + "\n"
-
-
-def _format_call(example: str) -> str:
-    """Return the call with one argument per line, as a formatter would write it."""
-    source = f"score({example})"
+        setup = f"{EXAMPLE_IMPORTS}{setup}\n{EXAMPLE_TRACE}"
+    source = f"score({spec.example})"
     call = ast.parse(source, mode="eval").body
     assert isinstance(call, ast.Call)
-    return "\n".join(["results = score(", *(f"    {member}," for member in _format_members(call, source, 1)), ")"])
+    arguments = "".join(f"    {member},\n" for member in _format_members(call, source, 1))
+    yield f"```python\n{setup}\nresults = score(\n{arguments})\n{PRINT_RESULTS}\n```"
+    lines = [f"{feedback.key} {feedback.outcome} {feedback.score}" for feedback in run_example(spec)]
+    yield "```text\n" + "\n".join(lines) + "\n```"
 
 
 def _format_expression(node: ast.expr, source: str, depth: int, before: str = "") -> str:

@@ -90,7 +90,14 @@ def list_(
     if as_json:
         emit(map(asdict, feedbacks))
     else:
-        print_table(("trace", "key", "value", "by", "comment", "id"), map(_feedback_cells, feedbacks))
+        rows = []
+        for feedback in feedbacks:
+            target, author = feedback.target, feedback.author or feedback.evaluator or feedback.source
+            id = target.trace_id or target.session_id or target.experiment_id or ""
+            value = feedback.outcome if feedback.outcome != "score" else format_value(feedback)
+            comment = shorten(feedback.error or feedback.comment or "")
+            rows.append((id, feedback.key, value, author, comment, feedback.id))
+        print_table(("trace", "key", "value", "by", "comment", "id"), rows)
 
 
 @app.command()
@@ -112,13 +119,6 @@ def _parse_value(value: str) -> tuple[float | bool | None, str | None]:
         return float(value), None
     except ValueError:
         return None, value
-
-
-def _feedback_cells(feedback: Feedback) -> tuple[str, ...]:
-    value = feedback.outcome if feedback.outcome != "score" else format_value(feedback)
-    who = feedback.author or feedback.evaluator or feedback.source
-    target = feedback.target.trace_id or feedback.target.session_id or feedback.target.experiment_id or ""
-    return target, feedback.key, value, who, shorten(feedback.error or feedback.comment or ""), feedback.id
 
 
 @app.command()

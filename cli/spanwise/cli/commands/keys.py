@@ -59,9 +59,9 @@ def create(
     if not name.strip() or len(name) > 200 or not name.isprintable():
         raise Refused(f"the name of a key must have 1 to 200 printable characters, got {name!r:.250}")
     scopes = tuple(dict.fromkeys(scope)) if scope else ("read", "write")
-    for given in scopes:
-        if given not in KEY_SCOPES:
-            raise Refused(f"unknown scope {given!r}; expected one of: {', '.join(KEY_SCOPES)}")
+    for value in scopes:
+        if value not in KEY_SCOPES:
+            raise Refused(f"unknown scope {value!r}; expected one of: {', '.join(KEY_SCOPES)}")
     lifetime = None if expires is None else parse_duration(expires)
     if lifetime is not None and not 0 < lifetime < 2**62:
         raise Refused(f"--expires must be a positive duration such as 90d, got {expires!r}")
@@ -147,12 +147,12 @@ def _find_key(store: Store, id_or_name: str) -> Key:
     name.
     """
     keys = store.keys()
-    found = [key for key in keys if key.id == id_or_name] or [key for key in keys if key.name == id_or_name]
-    if len(found) > 1:
-        raise Refused(f"{len(found)} keys have the name {id_or_name!r}; use the id that `spanwise keys list` shows")
-    if not found:
+    matching = [key for key in keys if key.id == id_or_name] or [key for key in keys if key.name == id_or_name]
+    if len(matching) > 1:
+        raise Refused(f"{len(matching)} keys have the name {id_or_name!r}; use the id that `spanwise keys list` shows")
+    if not matching:
         raise NotFound(f"there is no key {id_or_name!r}; `spanwise keys list` lists all keys")
-    return found[0]
+    return matching[0]
 
 
 def _key_to_dict(key: Key) -> dict[str, Any]:

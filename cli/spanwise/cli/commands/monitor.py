@@ -200,7 +200,7 @@ def pause(name: RuleName, project: Project = None, at: StoreOption = None) -> No
     with open_store(at) as store:
         rule = _find_rule(store, name, project)
         store.change_rule(rule.name, project=rule.project, enabled=False)
-    print_line(f"paused {_rule_label(rule)}; continue with: spanwise monitor resume {quote(rule.name)}")
+    print_line(escape_line(f"paused {_rule_label(rule)}; continue with: spanwise monitor resume {quote(rule.name)}"))
 
 
 def resume(name: RuleName, project: Project = None, at: StoreOption = None) -> None:
@@ -211,7 +211,7 @@ def resume(name: RuleName, project: Project = None, at: StoreOption = None) -> N
     with open_store(at) as store:
         rule = _find_rule(store, name, project)
         store.change_rule(rule.name, project=rule.project, enabled=True)
-    print_line(f"resumed {_rule_label(rule)}")
+    print_line(escape_line(f"resumed {_rule_label(rule)}"))
 
 
 def remove(name: RuleName, project: Project = None, yes: YesOption = False, at: StoreOption = None) -> None:
@@ -224,7 +224,7 @@ def remove(name: RuleName, project: Project = None, yes: YesOption = False, at: 
         if not yes:
             typer.confirm(f"Remove {_rule_label(rule)}?", abort=True, err=True)
         store.delete_rule(rule.name, project=rule.project)
-    print_line(f"removed {_rule_label(rule)}{rule_report.comes_back(rule)}")
+    print_line(escape_line(f"removed {_rule_label(rule)}{rule_report.comes_back(rule)}"))
 
 
 def _find_rule(store: Store, name: str, project: str | None) -> Rule:

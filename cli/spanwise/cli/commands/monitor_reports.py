@@ -257,19 +257,15 @@ def check(
             if as_json:
                 emit([_preview_to_dict(preview)])
                 continue
-            _print_preview(preview, since)
+            typer.echo(escape_line(f"{preview.rule.name} ({preview.rule.project}, version {preview.rule.version})"))
+            for line in _preview_lines(preview, since):
+                typer.echo(escape_line(f"  {line}"))
+            if preview.tried:
+                ids = {"session": ("session",), "span": ("trace", "span"), "document": ("trace", "span", "document")}
+                head = (*ids.get(preview.rule.target, ("trace",)), "key", "outcome", "score", "comment")
+                print_table(head, _trial_cells(preview))
             if state := states.get((preview.rule.project, preview.rule.name)):
                 typer.echo(escape_line(f"  now: {state}"))
-
-
-def _print_preview(preview: RulePreview, since: str) -> None:
-    typer.echo(escape_line(f"{preview.rule.name} ({preview.rule.project}, version {preview.rule.version})"))
-    for line in _preview_lines(preview, since):
-        typer.echo(escape_line(f"  {line}"))
-    if preview.tried:
-        columns = {"session": ("session",), "span": ("trace", "span"), "document": ("trace", "span", "document")}
-        head = (*columns.get(preview.rule.target, ("trace",)), "key", "outcome", "score", "comment")
-        print_table(head, _trial_cells(preview))
 
 
 def _preview_lines(preview: RulePreview, since: str) -> Iterator[str]:

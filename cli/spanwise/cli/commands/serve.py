@@ -177,14 +177,14 @@ def serve(
         error_console.print("stopped; all acknowledged data is stored")
 
 
-def _parse_decoders(asked: str) -> int:
+def _parse_decoders(text: str) -> int:
     from spanwise.collector.ingest import MAX_DECODERS, default_decoder_count
 
-    if asked == "auto":
+    if text == "auto":
         return default_decoder_count()
-    if not asked.isascii() or not asked.isdigit() or int(asked) > MAX_DECODERS:
-        raise Refused(f"--decoders must be auto or a number from 0 to {MAX_DECODERS}, got {asked!r}")
-    return int(asked)
+    if not text.isascii() or not text.isdigit() or int(text) > MAX_DECODERS:
+        raise Refused(f"--decoders must be auto or a number from 0 to {MAX_DECODERS}, got {text!r}")
+    return int(text)
 
 
 def _print_addresses(server: Server, path: str, forwarder: Forwarder, why_keys: str) -> None:

@@ -179,11 +179,11 @@ def _trace_title(run: Run | OpenRun) -> str:
 def _add_runs(parent: Tree, trace: Trace, root: Run, limit: int, placed: set[str]) -> None:
     waiting = [(parent, root)]
     while waiting:
-        above, run = waiting.pop()
+        parent_branch, run = waiting.pop()
         if run.span_id in placed:
             continue
         placed.add(run.span_id)
-        branch = above.add(_run_heading(run))
+        branch = parent_branch.add(_run_heading(run))
         _add_details(branch, run, limit)
         _add_feedback(
             branch, (feedback for feedback in trace.feedback if feedback.target.span_id == run.span_id), limit
@@ -192,9 +192,9 @@ def _add_runs(parent: Tree, trace: Trace, root: Run, limit: int, placed: set[str
 
 
 def _run_heading(run: Run) -> Text:
-    took = formatting.duration(run.duration_ns)
+    duration = formatting.duration(run.duration_ns)
     head = _join_styled(
-        (escape_line(run.name) or "(no name)", STATUS_STYLES[run.status]), f"  {escape_line(run.kind)}  {took}"
+        (escape_line(run.name) or "(no name)", STATUS_STYLES[run.status]), f"  {escape_line(run.kind)}  {duration}"
     )
     if run.model:
         head.append(escape_line(f"  {run.model}"), "cyan")

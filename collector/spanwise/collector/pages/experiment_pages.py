@@ -42,16 +42,16 @@ def dataset(store: Store, request: Request) -> Response:
     """Render one dataset: `GET /datasets/{name}?version=&offset=`."""
     name = request.path_params["name"]
     version, offset = read_integer(request, "version"), read_integer(request, "offset") or 0
-    asked = store.dataset(name, version)
-    examples = store.examples(name, asked.version, limit=_EXAMPLES_PER_PAGE, offset=offset)
+    dataset = store.dataset(name, version)
+    examples = store.examples(name, dataset.version, limit=_EXAMPLES_PER_PAGE, offset=offset)
     return rendering.render_page(
         request,
         "dataset.html",
-        dataset=asked,
+        dataset=dataset,
         versions=store.versions(name),
         examples=examples,
         offset=offset,
-        next=offset + _EXAMPLES_PER_PAGE if offset + len(examples) < asked.example_count else None,
+        next=offset + _EXAMPLES_PER_PAGE if offset + len(examples) < dataset.example_count else None,
         previous=max(0, offset - _EXAMPLES_PER_PAGE) if offset else None,
         experiments=store.experiments(dataset=name, limit=20),
     )
@@ -105,20 +105,20 @@ def aggregate_experiments(store: Store, experiments: Sequence[Experiment]) -> di
 
 def experiment(store: Store, request: Request) -> Response:
     """Render one experiment: `GET /experiments/{id or name}?sort=&feedback_key=…&offset=`."""
-    asked = store.experiment(request.path_params["experiment_id"])
+    experiment = store.experiment(request.path_params["experiment_id"])
     query = filter_form.read_query(
-        [*request.query_params.multi_items(), ("experiment", asked.id)], others=("sort", "offset")
+        [*request.query_params.multi_items(), ("experiment", experiment.id)], others=("sort", "offset")
     )
     sort, offset = request.query_params.get("sort", ""), read_integer(request, "offset") or 0
-    rows = sort_rows(load_rows(store, asked, query.filter), sort)
+    rows = sort_rows(load_rows(store, experiment, query.filter), sort)
     shown = rows[offset : offset + ROWS_PER_PAGE]
-    result = aggregate_experiments(store, [asked]).get(asked.id)
+    result = aggregate_experiments(store, [experiment]).get(experiment.id)
     chips = feedback_display.load_chips(store, [row.trace for row in shown])
     return rendering.render_page(
         request,
         "experiment.html",
         status=422 if query.problems else 200,
-        experiment=asked,
+        experiment=experiment,
         query=query,
         sort=sort,
         rows=shown,
@@ -127,13 +127,15 @@ def experiment(store: Store, request: Request) -> Response:
         most=MAX_SORTED_TRACES,
         page_size=ROWS_PER_PAGE,
         result=result,
-        judges=get_judge_totals(asked),
+        judges=get_judge_totals(experiment),
         stats=feedback_display.get_stats_with_task_ok(result) if result else [],
-        known=feedback_display.get_metric_info([asked]),
-        trust=JudgeAgreement(store).said({**get_shown_judge_keys(chips), **get_judge_keys(asked)}),
+        known=feedback_display.get_metric_info([experiment]),
+        trust=JudgeAgreement(store).said({**get_shown_judge_keys(chips), **get_judge_keys(experiment)}),
         chips=chips,
-        of_whole=feedback_display.get_latest_chips(store.feedbacks(target=Target(experiment_id=asked.id))),
-        others=[other for other in store.experiments(dataset=asked.dataset, limit=20) if other.id != asked.id],
+        of_whole=feedback_display.get_latest_chips(store.feedbacks(target=Target(experiment_id=experiment.id))),
+        others=[
+            other for other in store.experiments(dataset=experiment.dataset, limit=20) if other.id != experiment.id
+        ],
     )
 
 
@@ -288,9 +290,9 @@ def compare(store: Store, request: Request) -> Response:
     )
 
 
-def load_sides(store: Store, asked: Sequence[str]) -> list[ComparisonSide]:
+def load_sides(store: Store, names: Sequence[str]) -> list[ComparisonSide]:
     """Load the named experiments (by id, prefix of an id, or name) with results and traces. Raises `Refused`."""
-    names = [name.strip() for part in asked for name in part.split(",") if name.strip()]
+    names = [name.strip() for value in names for name in value.split(",") if name.strip()]
     if len(names) > _MAX_SIDES:
         raise Refused(f"at most {_MAX_SIDES} experiments can be compared at once, got {len(names)}")
     experiments = [store.experiment(name) for name in dict.fromkeys(names)]

@@ -47,15 +47,15 @@ def rules(store: Store, request: Request) -> Response:
 
 def rule(store: Store, request: Request) -> Response:
     """Render a rule's stored decisions, newest first: `GET /rules/{name}?project=&verdict=&cursor=`."""
-    name, asked = request.path_params["name"], request.query_params
-    project, verdict = asked.get("project") or "default", asked.get("verdict") or None
+    name, query = request.path_params["name"], request.query_params
+    project, verdict = query.get("project") or "default", query.get("verdict") or None
     if verdict is not None and verdict not in rule_report.STORED:
         raise Refused(f"unknown verdict {verdict!r}; expected one of: {', '.join(rule_report.STORED)}")
     status = next((status for status in store.status(project=project) if status.rule.name == name), None)
     if status is None:
         raise NotFound(f"there is no rule {name!r} in project {project!r}")
     page = store.decisions(
-        rule=name, project=project, verdict=verdict, limit=_DECISIONS_PER_PAGE, cursor=asked.get("cursor") or None
+        rule=name, project=project, verdict=verdict, limit=_DECISIONS_PER_PAGE, cursor=query.get("cursor") or None
     )
     return rendering.render_page(
         request,
