@@ -34,6 +34,7 @@ from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import Rule, RuleStatus
 from spanwise.collector.stores import Store
+from spanwise.collector.terminal_escaping import escape_line
 
 if TYPE_CHECKING:
     from spanwise.evaluators.monitors import LoadedRules, WorkerPlan
