@@ -48,7 +48,7 @@ def test_it_says_per_sender_what_is_there_and_what_is_not(file: Path) -> None:
     shown = doctor("--store", str(file))
     assert re.search(r"vendor *│ 1 *│ 0 of 1 *│ 0 of 1 *│ 0 of 1 *│ – .*vendor\.docs 1", shown.stdout)
     assert "1 of 1 retrieval spans have no documents" in shown.stdout
-    assert "looked at all 2 spans, in 2 traces of 2 senders" in shown.stderr
+    assert "examined all 2 spans, in 2 traces of 2 senders" in shown.stderr
 
 
 def test_filters_hold(file: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_part_of_many_is_said_to_be_one(file: Path) -> None:
     found = doctor("--store", str(file), "--spans", "1", "--json")
     told = json.loads(found.stdout)
     assert (told["spans"], told["spans_stored"], told["sampled"]) == (1, 2, True)
-    assert "looked at the latest 1 spans of 2 stored" in doctor("--store", str(file), "--spans", "1").stderr
+    assert "examined the latest 1 spans of 2 stored" in doctor("--store", str(file), "--spans", "1").stderr
 
 
 def test_a_server_says_the_same_and_what_it_has_refused(file: Path) -> None:
@@ -84,7 +84,7 @@ def test_nothing_stored_is_said(tmp_path: Path) -> None:
     path = tmp_path / "empty.db"
     connect(path).close()
     shown = doctor("--store", str(path))
-    assert (shown.stdout, "looked at all 0 spans: no spans have been received" in shown.stderr) == ("", True)
+    assert (shown.stdout, "examined all 0 spans: no spans have been received" in shown.stderr) == ("", True)
 
 
 def test_conditions_that_nothing_passes_are_said(file: Path) -> None:

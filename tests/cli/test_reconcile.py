@@ -49,7 +49,7 @@ def process(stored: int, report: ProcessReport | None, age: float = 0.0) -> Proc
         ({"stored": 5, "started": 9, "pending": 4, "age": 120}, 4, "4 were in its memory"),
         ({"stored": 8, "started": 9, "pending": 4, "age": 120}, 1, "1 unaccounted for"),
         ({"stored": 8, "started": 9, "open": 1}, 0, "1 run open at its last report"),
-        ({"stored": 8, "started": 9, "open": 1, "age": 120}, 0, "they run, or ended with the process"),
+        ({"stored": 8, "started": 9, "open": 1, "age": 120}, 0, "still running, or ended with the process"),
         ({"stored": 8, "started": 9, "delivered": 9}, 1, "1 unaccounted for"),
         ({"stored": 12, "started": 9}, 0, "more spans have arrived since its last report"),
         ({}, 0, "all accounted for"),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from spanwise.collector import check_database_path, connect, default_location, describe
@@ -46,13 +46,23 @@ _SHORT_ID_LENGTH = 8  # number of digits that usually identify a recent trace
 _ID_COLUMNS = ("trace", "id", "example")  # columns whose values users copy
 
 
+def print_line(text: str) -> None:
+    """Print a text on stdout, without markup and line breaks. Control characters are escaped."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_note(text: str, style: str = "") -> None:
+    """Print a text on stderr, without markup and line breaks. Control characters are escaped."""
+    error_console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def open_store(at: str | None, *, make: bool = False) -> Iterator[Store]:
     """Open the store of a command, print its location on stderr, and close it at the end. With `make`, a file that does
     not exist is created.
     """
     store = connect_store(at, make=make)
-    error_console.print(f"store: {describe(store)}", markup=False, highlight=False, soft_wrap=True)
+    print_note(f"store: {describe(store)}")
     try:
         yield store
     finally:
@@ -60,19 +70,17 @@ def open_store(at: str | None, *, make: bool = False) -> Iterator[Store]:
 
 
 def connect_store(at: str | None, *, make: bool = False) -> Store:
-    """Open the store of a command without a message. The caller closes it. Raises `Refused`."""
-    place = default_location() if at is None else check_database_path(at)
-    if not make:
-        _check_store_exists(place, given=at is not None)
-    return connect(place)
+    """Open the store of a command without a message. The caller closes it.
 
-
-def _check_store_exists(place: str, *, given: bool) -> None:
-    """Raise `Refused` if the file does not exist, so that a mistyped path does not open an empty store."""
-    if "://" in place or Path(place).exists():
-        return
-    way_out = "; name another with --store" if given else " here and no server on port 4318; name one with --store"
-    raise Refused(f"there is no file {place!r}{way_out}")
+    Raises `Refused` if the file does not exist, so that a mistyped path does not open an empty store; with `make`, it
+    is created.
+    """
+    location = default_location() if at is None else check_database_path(at)
+    if not make and "://" not in location and not Path(location).exists():
+        if at is None:
+            raise Refused(f"there is no file {location!r} here and no server on port 4318; name one with --store")
+        raise Refused(f"there is no file {location!r}; name another with --store")
+    return connect(location)
 
 
 def build_filter(where: Iterable[str] | None, **options: str | None) -> Filter:
@@ -81,20 +89,20 @@ def build_filter(where: Iterable[str] | None, **options: str | None) -> Filter:
     return join_conditions([*map(parse_term, where or ()), *named])
 
 
-def resolve_trace_id(store: Store, given: str) -> str:
-    """Return the id of the recent trace, possibly a judge trace, whose id begins with the given text.
+def resolve_trace_id(store: Store, prefix: str) -> str:
+    """Return the id of the recent trace, possibly a judge trace, whose id begins with `prefix`.
 
     A complete id, or a text that matches no trace, is returned unchanged. Raises `Refused` if several traces match.
     """
-    if len(given) >= 32:
-        return given
+    if len(prefix) >= 32:
+        return prefix
     latest = [*store.traces(limit=1000), *store.traces(limit=1000, kind=EVALUATOR_KIND), *store.running()]
-    ids = list({trace.trace_id: None for trace in latest if trace.trace_id.startswith(given.lower())})
+    ids = list({trace.trace_id: None for trace in latest if trace.trace_id.startswith(prefix.lower())})
     if len(ids) > 1:
         raise Refused(
-            f"{given!r} matches the ids of {len(ids)} traces: {ids[0]!r}, {ids[1]!r}, …; give more characters"
+            f"{prefix!r} matches the ids of {len(ids)} traces: {ids[0]!r}, {ids[1]!r}, …; give more characters"
         )
-    return ids[0] if ids else given
+    return ids[0] if ids else prefix
 
 
 def emit(rows: Iterable[Any]) -> None:
@@ -112,24 +120,22 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """
     out = console if console.is_terminal else _wide_console
     cells = [list(map(escape_line, row)) for row in rows]
-    made = _make_table(head, cells)
-    if "trace" in head and out.measure(made, options=out.options.update(width=10_000)).maximum > out.width:
-        place = head.index("trace")
-        made = _make_table(head, [[*row[:place], row[place][:_SHORT_ID_LENGTH], *row[place + 1 :]] for row in cells])
-    out.print(made)
+    table = _make_table(head, cells)
+    if "trace" in head and out.measure(table, options=out.options.update(width=10_000)).maximum > out.width:
+        trace = head.index("trace")
+        table = _make_table(head, [[*row[:trace], row[trace][:_SHORT_ID_LENGTH], *row[trace + 1 :]] for row in cells])
+    out.print(table)
 
 
 def _make_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    made = Table(*(_make_column(name, [row[place] for row in rows]) for place, name in enumerate(head)))
+    table = Table()
+    for position, name in enumerate(head):
+        is_id = name in _ID_COLUMNS
+        width = max((len(row[position]) for row in rows), default=0) if is_id else None
+        table.add_column(name, overflow="fold", no_wrap=is_id, min_width=width)
     for row in rows:
-        made.add_row(*map(Text, row))
-    return made
-
-
-def _make_column(name: str, texts: Sequence[str]) -> Column:
-    if name not in _ID_COLUMNS:
-        return Column(name, overflow="fold")
-    return Column(name, overflow="fold", no_wrap=True, min_width=max(map(len, texts), default=0))
+        table.add_row(*map(Text, row))
+    return table
 
 
 def shorten(value: Any, width: int = 60) -> str:

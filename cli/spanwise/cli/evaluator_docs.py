@@ -45,7 +45,7 @@ def render_page(id: str, *, example: bool = True) -> str:
     spec = interface.get_spec(id)
     parts = [
         f"# {id}",
-        _definition(id),
+        inspect.getdoc(interface.get_factory(id)) or "",
         _facts_table(spec),
         "## Metrics",
         _metrics_table(_default_metrics(spec)),
@@ -60,27 +60,27 @@ def render_page(id: str, *, example: bool = True) -> str:
 def render_evaluator(evaluator: Evaluator) -> str:
     """Return a user's evaluator as Markdown: needs, version, metrics, and the prompts of a judge."""
     facts = [("Needs", ", ".join(evaluator.needs)), ("Version", evaluator.version)]
-    asked = getattr(evaluator.function, "prompts", ())
-    if asked:
-        facts.insert(1, ("Asks", ", ".join(evaluator.asking.where) if evaluator.asking else "nobody"))
-    told = "" if evaluator.spec else inspect.getdoc(evaluator.function) or ""
+    prompts = getattr(evaluator.function, "prompts", ())
+    if prompts:
+        facts.insert(1, ("Asks", ", ".join(evaluator.asking.where) if evaluator.asking else "no endpoint"))
+    description = "" if evaluator.spec else inspect.getdoc(evaluator.function) or ""
     parts = [
         f"# {evaluator.key}",
-        *([told] if told else []),
+        *([description] if description else []),
         _markdown_table(facts),
         "## Metrics",
         _metrics_table(evaluator.metrics),
     ]
-    return "\n\n".join([*parts, *_render_prompts(asked)]) + "\n"
+    return "\n\n".join([*parts, *_render_prompts(prompts)]) + "\n"
 
 
 def default_prompts(id: str) -> tuple[Prompt, ...]:
     """Return the default prompts of a registered judge; () if it has no prompts or has required parameters."""
-    made_by = interface.get_factory(id)
-    if not hasattr(made_by, "prompts") or inspect.Parameter.empty in default_parameters(id).values():
+    factory = interface.get_factory(id)
+    if not hasattr(factory, "prompts") or inspect.Parameter.empty in default_parameters(id).values():
         return ()
-    made: tuple[Prompt, ...] = made_by().prompts
-    return made
+    prompts: tuple[Prompt, ...] = factory().prompts
+    return prompts
 
 
 def render_index() -> str:
@@ -102,9 +102,9 @@ def render_pages() -> dict[str, str]:
 def describe_needs(spec: EvaluatorSpec) -> str:
     """Return the required columns and, in parentheses, the optional ones."""
     table = spec.needed
-    must = [name for name, need in table.items() if need == "yes"]
-    may = [f"({name})" for name, need in table.items() if need == "optional"]
-    return ", ".join([*must, *may])
+    required = [name for name, need in table.items() if need == "yes"]
+    optional = [f"({name})" for name, need in table.items() if need == "optional"]
+    return ", ".join([*required, *optional])
 
 
 def describe_metrics(spec: EvaluatorSpec) -> str:
@@ -121,11 +121,11 @@ def describe_compatibility(spec: EvaluatorSpec) -> str:
 
 def default_parameters(id: str) -> dict[str, Any]:
     """Return the evaluator's parameters with their defaults; `inspect.Parameter.empty` for required ones."""
-    made_by = interface.get_factory(id)
-    if dataclasses.is_dataclass(made_by):
-        return {field.name: _field_default(field) for field in dataclasses.fields(made_by) if field.init}
-    known = inspect.signature(made_by).parameters if isinstance(made_by, type) else {}
-    return {name: parameter.default for name, parameter in known.items()}
+    factory = interface.get_factory(id)
+    if dataclasses.is_dataclass(factory):
+        return {field.name: _field_default(field) for field in dataclasses.fields(factory) if field.init}
+    parameters = inspect.signature(factory).parameters if isinstance(factory, type) else {}
+    return {name: parameter.default for name, parameter in parameters.items()}
 
 
 _INTRODUCTION = """# Evaluators
@@ -140,12 +140,9 @@ better, ↓ that lower ones are.
 """
 
 
-def _definition(id: str) -> str:
-    return inspect.getdoc(interface.get_factory(id)) or ""
-
-
 def _facts_table(spec: EvaluatorSpec) -> str:
     checked = [("Numbers checked against", spec.canonical)] if spec.canonical else []
+    version = "changes with its model and its parameters" if spec.model else spec.version
     rows = [
         ("Defined by", spec.source),
         *checked,
@@ -154,15 +151,9 @@ def _facts_table(spec: EvaluatorSpec) -> str:
         ("Makes sense for", describe_compatibility(spec)),
         ("Level", "all cases together" if spec.summary else "each case"),
         ("Standards (our reading)", ", ".join(spec.standards)),
-        ("Version", _describe_version(spec)),
+        ("Version", "changes with its prompts and its judge" if spec.judge else version),
     ]
     return _markdown_table(rows)
-
-
-def _describe_version(spec: EvaluatorSpec) -> str:
-    if spec.judge:
-        return "changes with its prompts and its judge"
-    return "changes with its model and its parameters" if spec.model else spec.version
 
 
 def _model_rows(spec: EvaluatorSpec) -> list[tuple[str, str]]:
@@ -171,10 +162,10 @@ def _model_rows(spec: EvaluatorSpec) -> list[tuple[str, str]]:
         return []
     from spanwise.evaluators.models import DEFAULT
 
-    made_by = interface.get_factory(spec.id)
-    if known := getattr(made_by, "DEFAULT_MODEL", None):
-        return [("Default model", known)]
-    document = getattr(made_by, "DOCUMENT", None)
+    factory = interface.get_factory(spec.id)
+    if model := getattr(factory, "DEFAULT_MODEL", None):
+        return [("Default model", model)]
+    document = getattr(factory, "DOCUMENT", None)
     thresholds = f"; the document's thresholds belong to {document} and hold for no other model" if document else ""
     limits = "for English, which reads the first 256 tokens of a text"
     return [("Default model", f"{DEFAULT['embedding']} {limits}{thresholds}")]
@@ -184,10 +175,10 @@ def _markdown_table(rows: Iterable[tuple[str, str]]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
-def _render_prompts(asked: Sequence[Prompt]) -> Iterator[str]:
+def _render_prompts(prompts: Sequence[Prompt]) -> Iterator[str]:
     """Yield prompts in the form in which they are sent, with their few-shot examples."""
-    for prompt in asked:
-        yield f"## Prompt `{prompt.id}`" if len(asked) > 1 else "## Prompt"
+    for prompt in prompts:
+        yield f"## Prompt `{prompt.id}`" if len(prompts) > 1 else "## Prompt"
         yield f"Version {prompt.version}, `{prompt.hash}`. Values stand in their places between fences, as data."
         yield f"```txt\n{prompt.text.strip()}\n```"
         for number, shot in enumerate(prompt.shots, 1):
@@ -213,14 +204,9 @@ def _metrics_table(metrics: tuple[Metric, ...]) -> str:
         better = f"{metric.arrow} higher" if metric.higher_is_better else f"{metric.arrow} lower"
         threshold = "" if metric.threshold is None else _format_number(metric.threshold)
         primary = "primary" if metric.primary else ""
-        rows.append(f"| `{metric.key}` | {_format_range(metric)} | {better.strip()} | {threshold} | {primary} |")
+        limits = "any" if metric.range is None else " to ".join(map(_format_number, metric.range))
+        rows.append(f"| `{metric.key}` | {limits} | {better.strip()} | {threshold} | {primary} |")
     return "\n".join(rows)
-
-
-def _format_range(metric: Metric) -> str:
-    if metric.range is None:
-        return "any"
-    return " to ".join(map(_format_number, metric.range))
 
 
 def _format_number(number: float) -> str:
@@ -228,12 +214,12 @@ def _format_number(number: float) -> str:
 
 
 def _render_parameters(id: str) -> Iterator[str]:
-    known = default_parameters(id)
-    if known:
+    parameters = default_parameters(id)
+    if parameters:
         yield "## Parameters"
         rows = [
             f"| `{name}` | {'required' if value is inspect.Parameter.empty else f'`{value!r}`'} |"
-            for name, value in known.items()
+            for name, value in parameters.items()
         ]
         yield "\n".join(["| name | default |", "|---|---|", *rows])
 
@@ -247,34 +233,20 @@ def _field_default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _render_example(spec: EvaluatorSpec) -> Iterator[str]:
-    trace = (
-        f"{EXAMPLE_IMPORTS}{_example_imports(spec.example)}\n{EXAMPLE_TRACE}\n"
-        if _has_trace(spec)
-        else f"{_example_imports(spec.example)}\n"
-    )
-    yield f"```python\n{trace}{_format_call(spec.example)}\n{PRINT_RESULTS}\n```"
-    lines = [f"{feedback.key} {feedback.outcome} {feedback.score}" for feedback in run_example(spec)]
-    yield "```text\n" + "\n".join(lines) + "\n```"
-
-
-def _has_trace(spec: EvaluatorSpec) -> bool:
-    return re.search(r", trace\b(?!=)", spec.example) is not None
-
-
-def _example_imports(example: str) -> str:
-    made_by = "judge" if example.startswith("judge(") else "get_evaluator"
-    lines = [f"from spanwise.evaluators import {made_by}, score"]
-    if "scripted(" in example:
-        lines.append("from spanwise.evaluators.testing import scripted")
-    return "\n".join(lines) + "\n"
-
-
-def _format_call(example: str) -> str:
-    """Return the call with one argument per line, as a formatter would write it."""
-    source = f"score({example})"
+    """Yield the example as a program, with one argument per line as a formatter would write it, and its output."""
+    function = "judge" if spec.example.startswith("judge(") else "get_evaluator"
+    setup = f"from spanwise.evaluators import {function}, score\n"
+    if "scripted(" in spec.example:
+        setup += "from spanwise.evaluators.testing import scripted\n"
+    if re.search(r", trace\b(?!=)", spec.example):
+        setup = f"{EXAMPLE_IMPORTS}{setup}\n{EXAMPLE_TRACE}"
+    source = f"score({spec.example})"
     call = ast.parse(source, mode="eval").body
     assert isinstance(call, ast.Call)
-    return "\n".join(["results = score(", *(f"    {member}," for member in _format_members(call, source, 1)), ")"])
+    arguments = "".join(f"    {member},\n" for member in _format_members(call, source, 1))
+    yield f"```python\n{setup}\nresults = score(\n{arguments})\n{PRINT_RESULTS}\n```"
+    lines = [f"{feedback.key} {feedback.outcome} {feedback.score}" for feedback in run_example(spec)]
+    yield "```text\n" + "\n".join(lines) + "\n```"
 
 
 def _format_expression(node: ast.expr, source: str, depth: int, before: str = "") -> str:
@@ -291,10 +263,9 @@ def _format_expression(node: ast.expr, source: str, depth: int, before: str = ""
         return head + _format_expression(node.body, source, depth, before + head)
     # a method call, such as `{…}.get(name)`: only the object before the dot is broken into lines
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        held = node.func.value
-        return _format_expression(held, source, depth, before) + text.removeprefix(
-            ast.get_source_segment(source, held) or ""
-        )
+        target = node.func.value
+        call = text.removeprefix(ast.get_source_segment(source, target) or "")
+        return _format_expression(target, source, depth, before) + call
     if not isinstance(node, ast.Call | ast.List | ast.Dict):
         return text
     opening = text[: text.index("(") + 1] if isinstance(node, ast.Call) else text[0]
@@ -309,12 +280,15 @@ def _format_members(node: ast.Call | ast.List | ast.Dict, source: str, depth: in
     if isinstance(node, ast.List):
         return [_format_expression(member, source, depth) for member in node.elts]
     if isinstance(node, ast.Dict):
-        named = [(f"{ast.get_source_segment(source, key)}: " if key else "**") for key in node.keys]
+        prefixes = [(f"{ast.get_source_segment(source, key)}: " if key else "**") for key in node.keys]
         values = node.values
     else:
-        named = [*("" for _ in node.args), *(f"{keyword.arg}=" for keyword in node.keywords)]
+        prefixes = [*("" for _ in node.args), *(f"{keyword.arg}=" for keyword in node.keywords)]
         values = [*node.args, *(keyword.value for keyword in node.keywords)]
-    return [name + _format_expression(value, source, depth, name) for name, value in zip(named, values, strict=True)]
+    return [
+        prefix + _format_expression(value, source, depth, prefix)
+        for prefix, value in zip(prefixes, values, strict=True)
+    ]
 
 
 def run_example(spec: EvaluatorSpec) -> list[Feedback]:
@@ -338,12 +312,12 @@ def run_example(spec: EvaluatorSpec) -> list[Feedback]:
 
 def write_pages(folder: Path) -> None:
     """Write all pages, and delete those of removed evaluators."""
-    made = render_pages()
+    pages = render_pages()
     for old in folder.glob("*.md"):
-        if old.name not in made and old.name != "protocol.md":
+        if old.name not in pages and old.name != "protocol.md":
             old.unlink()
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in made.items():
+    for name, text in pages.items():
         (folder / name).write_text(text, "utf-8")
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import typer
 
-from spanwise.cli.command_io import error_console
+from spanwise.cli.command_io import error_console, print_note
 from spanwise.collector.errors import Refused
 from spanwise.tracer.suggestions import did_you_mean
 
@@ -32,17 +32,18 @@ def resolve_evaluator(named: str, pairs: Iterable[str] | None = None) -> Evaluat
 
     Raises `Refused` for a missing name and for unknown parameters, and `ValueError` as `get_evaluator` does.
     """
-    from spanwise.evaluators import get_evaluator
+    from spanwise.evaluators import from_dict, get_evaluator
+    from spanwise.evaluators.interface import read_definition
 
     parameters = dict(map(_parse_parameter, pairs or []))
     file, _, name = named.rpartition(":")
     if is_definition_file(named):
-        return _load_definition(Path(named), parameters)
-    return (
-        _load_from_file(Path(file), name, parameters)
-        if is_evaluator_file(named)
-        else get_evaluator(named, **parameters)
-    )
+        definition = read_definition(Path(named))
+        defaults = definition.get("init_parameters") or {}
+        return from_dict({**definition, "init_parameters": {**defaults, **parameters}})
+    if is_evaluator_file(named):
+        return _load_from_file(Path(file), name, parameters)
+    return get_evaluator(named, **parameters)
 
 
 def is_evaluator_file(named: str) -> bool:
@@ -56,44 +57,35 @@ def is_definition_file(named: str) -> bool:
     return named.endswith((".json", ".yaml", ".yml"))
 
 
-def _load_definition(file: Path, parameters: Mapping[str, Any]) -> Evaluator:
-    from spanwise.evaluators import from_dict
-    from spanwise.evaluators.interface import read_definition
-
-    told = read_definition(file)
-    return from_dict({**told, "init_parameters": {**(told.get("init_parameters") or {}), **parameters}})
-
-
 def print_judge_endpoints(evaluators: Iterable[Evaluator]) -> None:
     """Print to stderr, once each, the endpoints to which the judges among these evaluators send text."""
-    asking = [evaluator.asking for evaluator in evaluators]
-    print_endpoints(where for known in asking if known is not None for where in known.where)
+    judges = [evaluator.asking for evaluator in evaluators if evaluator.asking is not None]
+    print_endpoints(endpoint for judge in judges for endpoint in judge.where)
 
 
-def print_endpoints(places: Iterable[str]) -> None:
+def print_endpoints(endpoints: Iterable[str]) -> None:
     """Print to stderr, once each, the endpoints that receive text."""
-    for place in dict.fromkeys(places):
-        error_console.print(f"text goes to {place}", markup=False, highlight=False, soft_wrap=True)
+    for endpoint in dict.fromkeys(endpoints):
+        print_note(f"text goes to {endpoint}")
 
 
 def _load_from_file(file: Path, name: str, parameters: Mapping[str, Any]) -> Evaluator:
     from spanwise.evaluators import Evaluator, as_evaluator
 
     module = load_module(file)
-    found = getattr(module, name, None)
-    if not callable(found):
-        known = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
+    value = getattr(module, name, None)
+    if not callable(value):
+        known = [known for known, member in vars(module).items() if callable(member) and not known.startswith("_")]
         raise Refused(f"{str(file)!r} has no function {name!r}{did_you_mean(name, known)}")
     try:
-        made = found(**parameters) if inspect.isclass(found) else found
-        evaluator = as_evaluator(made)
+        evaluator = as_evaluator(value(**parameters) if inspect.isclass(value) else value)
         # with a `spec`, the object is a registered class with parameters, such as a judge, and needs no `partial`
         if evaluator.spec is not None:
-            return evaluator if inspect.isclass(found) else _change_parameters(evaluator, parameters)
-        if parameters and not inspect.isclass(found):
-            plain = found.function if isinstance(found, Evaluator) else found
-            inspect.signature(plain).bind_partial(**parameters)
-            evaluator = replace(evaluator, function=partial(plain, **parameters))
+            return evaluator if inspect.isclass(value) else _change_parameters(evaluator, parameters)
+        if parameters and not inspect.isclass(value):
+            function = value.function if isinstance(value, Evaluator) else value
+            inspect.signature(function).bind_partial(**parameters)
+            evaluator = replace(evaluator, function=partial(function, **parameters))
     except TypeError as error:
         raise Refused(f"{file!s}:{name}: {error}") from error
     return replace(evaluator, origin={"type": f"{file.name}:{name}", "init_parameters": dict(parameters)})
@@ -111,13 +103,18 @@ def _change_parameters(evaluator: Evaluator, parameters: Mapping[str, Any]) -> E
     for name in parameters:
         if name not in known:
             raise TypeError(f"it has no parameter {name!r}{did_you_mean(name, known)}; it has {', '.join(known)}")
-    made = as_evaluator(dataclasses.replace(evaluator.function, **parameters))  # type: ignore[type-var]
+    changed = as_evaluator(dataclasses.replace(evaluator.function, **parameters))  # type: ignore[type-var]
     if "key" in parameters:
-        return made
-    make = replace(evaluator.make, version=made.version, parameters=made.make.parameters)
+        return changed
+    make = replace(evaluator.make, version=changed.version, parameters=changed.make.parameters)
     origin = {**evaluator.origin, "init_parameters": {**evaluator.origin["init_parameters"], **parameters}}
     return replace(
-        evaluator, function=made.function, version=made.version, revision=made.revision, make=make, origin=origin
+        evaluator,
+        function=changed.function,
+        version=changed.version,
+        revision=changed.revision,
+        make=make,
+        origin=origin,
     )
 
 

@@ -33,11 +33,22 @@ def wrap_evaluator(evaluator: Evaluator) -> Evaluator:
     function = evaluator.function
     if isinstance(function, Batch):
         return evaluator
-    awaited = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-    looking = _wrap_async(function) if awaited else _wrap_sync(function)
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        with _debug_on_error():
+            return function(*args, **named)
+
+    @wraps(function)
+    async def call_async(*args: Any, **named: Any) -> Any:
+        with _debug_on_error():
+            return await function(*args, **named)
+
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    debugged: Callable[..., Any] = call_async if is_async else call
     for name in ("ready", "where", "judges") if evaluator.asking else ():
-        setattr(looking, name, getattr(function, name))
-    return replace(evaluator, function=looking)
+        setattr(debugged, name, getattr(function, name))
+    return replace(evaluator, function=debugged)
 
 
 @contextmanager
@@ -49,21 +60,3 @@ def _debug_on_error() -> Iterator[None]:
     except BaseException as error:
         debug_exception(error)
         raise
-
-
-def _wrap_sync(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def looking(*args: Any, **named: Any) -> Any:
-        with _debug_on_error():
-            return function(*args, **named)
-
-    return looking
-
-
-def _wrap_async(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    async def looking(*args: Any, **named: Any) -> Any:
-        with _debug_on_error():
-            return await function(*args, **named)
-
-    return looking

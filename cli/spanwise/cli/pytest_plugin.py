@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 MARK = (
     "spanwise(dataset, name=None, evaluators=(), split=None, limit=None, repetitions=1, min_pass=None, metadata=None, "
-    "store=None): run once per example of a dataset, whose fields (inputs, reference_outputs, …) and evaluators, by "
-    "their ids, are arguments of the test; evaluators that are none look at the outputs when the test is over; "
-    "min_pass is the least share of runs whose asserts hold"
+    "store=None): run the test once per example of a dataset. The fields of an example (inputs, reference_outputs, …) "
+    "and the evaluators, by their ids, are arguments of the test. Evaluators that are not arguments score the outputs "
+    "after the test. min_pass is the minimum share of runs that must pass"
 )
 
 
@@ -72,9 +72,9 @@ class ExampleGroup:
     settings: MarkSettings
     evaluators: tuple[Evaluator, ...]
     after: tuple[Evaluator, ...]  # evaluators that are not arguments of the test; they score each run at its end
-    office: Any = None  # address of the coordinator in a worker of pytest-xdist
+    coordinator: Any = None  # address of the coordinator in a worker of pytest-xdist
     version: int | None = None  # version of the stored dataset
-    given: Sequence[Example] | None = None  # all examples of a dataset that is not stored
+    examples: Sequence[Example] | None = None  # all examples of a dataset that is not stored
     store: Store | None = None
     recorder: Recorder | None = None
 
@@ -83,7 +83,8 @@ class ExampleGroup:
         if self.recorder is None:
             from spanwise.evaluators.experiments import Recorder
 
-            begun, metadata = self._begun(), {**(self.settings.metadata or {}), **self._pinned()}
+            shared = self._join_shared_experiment()
+            metadata = {**(self.settings.metadata or {}), **self._save_dataset()}
             self.recorder = Recorder(
                 self.opened(),
                 self.name,
@@ -92,8 +93,8 @@ class ExampleGroup:
                 dataset_version=self.version,
                 repetitions=self.settings.repetitions,
                 metadata=metadata,
-                id=begun.id if begun else None,
-                started_ns=begun.started_ns if begun else None,
+                id=shared.id if shared else None,
+                started_ns=shared.started_ns if shared else None,
             )
         return self.recorder
 
@@ -104,33 +105,34 @@ class ExampleGroup:
             from spanwise.collector import connect
 
             where = self.settings.store
-            self.store = connect(ask_coordinator(self.office, "store", where) if self.office else where)
+            self.store = connect(ask_coordinator(self.coordinator, "store", where) if self.coordinator else where)
         return self.store
 
-    def _begun(self) -> SharedExperiment | None:
+    def _join_shared_experiment(self) -> SharedExperiment | None:
         """Return the controller's experiment that all xdist workers share; None without xdist."""
-        if not self.office:
+        if not self.coordinator:
             return None
         from spanwise.cli.xdist_coordinator import ask_coordinator
 
         whole, lost = _serialize_evaluators([evaluator for evaluator in self.evaluators if evaluator.summary])
-        how = {"min_pass": self.settings.min_pass, "whole": whole, "lost": lost}
-        begun: SharedExperiment = ask_coordinator(self.office, "begin", self.test, self.name, self.settings.store, how)
-        return begun
+        options = {"min_pass": self.settings.min_pass, "whole": whole, "lost": lost}
+        arguments = (self.test, self.name, self.settings.store, options)
+        shared: SharedExperiment = ask_coordinator(self.coordinator, "begin", *arguments)
+        return shared
 
-    def _pinned(self) -> dict[str, str]:
+    def _save_dataset(self) -> dict[str, str]:
         """Save the examples that are given in the test file as a version of a dataset, to which the experiment then
         refers.
 
         Return the reason if that fails.
         """
-        if self.given is None or self.version is not None:
+        if self.examples is None or self.version is not None:
             return {}
         from spanwise.collector.errors import StoreError
         from spanwise.evaluators import datasets
 
         try:
-            self.version = datasets.save(self.opened(), self.dataset, self.given, replace=True).version
+            self.version = datasets.save(self.opened(), self.dataset, self.examples, replace=True).version
         except (StoreError, ValueError) as error:
             return {"dataset_unpinned": f"{type(error).__name__}: {error}"}
         return {}
@@ -232,13 +234,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     except (StoreError, OSError, ValueError) as error:  # so that a mistyped name is reported in one line
         pytest.fail(f"{metafunc.function.__name__}: {error}", pytrace=False)
     metafunc.config.stash[_GROUPS].append(group)
-    asked = _requested_arguments(metafunc.fixturenames, group)
+    from spanwise.collector.records import Example
+
+    available = (
+        {field.name for field in fields(Example)} - {"id"} | {"example"} | {judge.key for judge in group.evaluators}
+    )
+    arguments = [name for name in metafunc.fixturenames if name in available]
     repetitions = group.settings.repetitions
-    runs = [CurrentTest(group, example, number) for example in examples for number in range(repetitions)]
-    rows = [_argument_values(asked, current, group) for current in runs]
-    ids = [_test_id(current, repetitions) for current in runs]
+    rows, ids = [], []
+    for example in examples:
+        name = str(example.metadata.get("name") or example.id[:12])
+        for repetition in range(repetitions):
+            rows.append(_argument_values(arguments, CurrentTest(group, example, repetition), group))
+            ids.append(name if repetitions == 1 else f"{name}-{repetition + 1}")
     metafunc.fixturenames.append(_ARGUMENT)  # passes the example to the hooks of this plugin, not to the test function
-    metafunc.parametrize([*asked, _ARGUMENT], rows, ids=ids)
+    metafunc.parametrize([*arguments, _ARGUMENT], rows, ids=ids)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -291,19 +301,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(config, "workerinput"):
         return
     stopped = bool(session.shouldfail or session.shouldstop) or session.exitstatus in _INTERRUPTED
-    config.stash[_FINISHED] = ends = [*_finish_own(config, stopped), *_finish_shared(config, stopped)]
-    if any(end.complaint for end in ends) and session.exitstatus == pytest.ExitCode.OK:
+    config.stash[_FINISHED] = finished = list(_finish_experiments(config, stopped))
+    if any(experiment.complaint for experiment in finished) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print a table per experiment."""
-    ends = config.stash.get(_FINISHED, [])
-    if not ends:  # returns early, because the code below needs the collector, which may not be installed
+    finished = config.stash.get(_FINISHED, [])
+    if not finished:  # returns early, because the code below needs the collector, which may not be installed
         return
     from spanwise.collector.terminal_escaping import escape_line, escape_text
 
-    for end in ends:
+    for end in finished:
         terminalreporter.section(f"spanwise: {escape_line(end.experiment.name)}")
         for text in (str(end.experiment).rstrip(), *end.remarks):
             terminalreporter.write_line(escape_text(text))
@@ -323,23 +333,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 _INTERRUPTED = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
 
 
-def _finish_own(config: pytest.Config, stopped: bool) -> Iterator[FinishedExperiment]:
+def _finish_experiments(config: pytest.Config, stopped: bool) -> Iterator[FinishedExperiment]:
+    """Finish the experiments of this process, and those that the workers of pytest-xdist shared."""
     for group in config.stash.get(_GROUPS, []):
         if group.recorder is not None:
             experiment = group.recorder.finish("interrupted" if stopped else "finished")
             yield FinishedExperiment(experiment, (), _find_complaint(experiment, group.settings.min_pass))
-
-
-def _finish_shared(config: pytest.Config, stopped: bool) -> Iterator[FinishedExperiment]:
     if _COORDINATOR not in config.stash:
         return
-    office = config.stash[_COORDINATOR]
-    for begun, experiment in office.finished("interrupted" if stopped or office.crashed else "finished"):
+    coordinator = config.stash[_COORDINATOR]
+    for shared, experiment in coordinator.finished("interrupted" if stopped or coordinator.crashed else "finished"):
         remarks = [
-            f"{key} was not asked: under pytest-xdist a set-level evaluator is one that can be imported by its name"
-            for key in begun.lost
+            f"{key} was not evaluated: under pytest-xdist, a set-level evaluator must be importable by its name"
+            for key in shared.lost
         ]
-        yield FinishedExperiment(experiment, remarks, _find_complaint(experiment, begun.min_pass))
+        yield FinishedExperiment(experiment, remarks, _find_complaint(experiment, shared.min_pass))
 
 
 def _find_complaint(experiment: Experiment, min_pass: float | None) -> str:
@@ -350,20 +358,20 @@ def _find_complaint(experiment: Experiment, min_pass: float | None) -> str:
     from spanwise.collector.terminal_escaping import escape_line
 
     summary = experiment.summary()
-    for key, said in summary.items():
-        if said.failed and not said.n and not said.labelled:
+    for key, stats in summary.items():
+        if stats.failed and not stats.n and not stats.labelled:
             why = escape_line(summary.why.get(key, "an error"))
-            return f"{experiment.name}: {key} failed on every run that it evaluated ({said.failed}): {why}"
-    for key, of_the_set in summary.overall.items():
-        if of_the_set.error is not None:
-            return f"{experiment.name}: {key} failed: {escape_line(of_the_set.error)}"
+            return f"{experiment.name}: {key} failed on every run that it evaluated ({stats.failed}): {why}"
+    for key, feedback in summary.overall.items():
+        if feedback.error is not None:
+            return f"{experiment.name}: {key} failed: {escape_line(feedback.error)}"
     if min_pass is None:
         return ""
     passed = summary.get("passed")
     if passed is None or not passed.n or passed.mean is None:
         return f"{experiment.name}: no run passed or failed, and min_pass={min_pass!r}"
-    told = f"{experiment.name}: {round(passed.mean * passed.n)} of {passed.n} runs passed ({passed.mean:.1%})"
-    return f"{told}, fewer than min_pass={min_pass!r}" if passed.mean < min_pass - 1e-9 else ""
+    share = f"{experiment.name}: {round(passed.mean * passed.n)} of {passed.n} runs passed ({passed.mean:.1%})"
+    return f"{share}, fewer than min_pass={min_pass!r}" if passed.mean < min_pass - 1e-9 else ""
 
 
 def _read_mark(mark: pytest.Mark, config: pytest.Config) -> MarkSettings:
@@ -379,11 +387,11 @@ def _read_mark(mark: pytest.Mark, config: pytest.Config) -> MarkSettings:
         raise ValueError(
             f"@pytest.mark.spanwise takes only dataset and name as positional arguments, got {mark.args[2]!r:.200}"
         )
-    known = dict(zip(names, mark.args, strict=False)) | dict(mark.kwargs)
-    if "dataset" not in known:
+    options = dict(zip(names, mark.args, strict=False)) | dict(mark.kwargs)
+    if "dataset" not in options:
         raise ValueError("@pytest.mark.spanwise needs a dataset: a name, a path, or a list of examples")
-    given = MarkSettings(**known)
-    return replace(given, store=given.store or config.getoption("--spanwise-store"))
+    settings = MarkSettings(**options)
+    return replace(settings, store=settings.store or config.getoption("--spanwise-store"))
 
 
 def _require_positive(name: str, value: Any) -> None:
@@ -395,29 +403,29 @@ def _make_group(metafunc: pytest.Metafunc, settings: MarkSettings) -> tuple[Exam
     from spanwise.evaluators import as_evaluator, datasets
     from spanwise.evaluators.interface import check_keys
 
-    given, dataset = metafunc.function.__name__, settings.dataset
+    function, dataset = metafunc.function.__name__, settings.dataset
     known = [as_evaluator(judge) for judge in settings.evaluators]
     known += [
         as_evaluator(id) for id in _evaluator_ids(metafunc.fixturenames) if id not in {judge.key for judge in known}
     ]
     check_keys(known)
     after = tuple(judge for judge in known if judge.key not in metafunc.fixturenames and not judge.summary)
-    office = getattr(metafunc.config, "workerinput", {}).get("spanwise")
+    coordinator = getattr(metafunc.config, "workerinput", {}).get("spanwise")
     test = metafunc.definition.nodeid
-    group = ExampleGroup(test, settings.name or given, given, settings, tuple(known), after, office)
+    group = ExampleGroup(test, settings.name or function, function, settings, tuple(known), after, coordinator)
     if isinstance(dataset, str) and not datasets.is_file(dataset):
         examples = _load_stored(group, dataset)
     elif datasets.is_file(dataset):
-        beside = Path(metafunc.module.__file__ or ".").parent / dataset
-        path = beside if beside.exists() else Path(dataset)
-        group.dataset, group.given = path.stem, datasets.read(path)
-        examples = list(group.given)
+        relative = Path(metafunc.module.__file__ or ".").parent / dataset
+        path = relative if relative.exists() else Path(dataset)
+        group.dataset, group.examples = path.stem, datasets.read(path)
+        examples = list(group.examples)
     else:
-        group.given = examples = datasets.read(dataset)
-    chosen = [example for example in examples if datasets.in_split(example, settings.split)]
-    if not chosen:  # without examples, pytest would silently skip the test
+        group.examples = examples = datasets.read(dataset)
+    selected = [example for example in examples if datasets.in_split(example, settings.split)]
+    if not selected:  # without examples, pytest would silently skip the test
         raise ValueError(f"the dataset has no examples{f' in split {settings.split!r}' if settings.split else ''}")
-    return group, chosen[: settings.limit]
+    return group, selected[: settings.limit]
 
 
 def _load_stored(group: ExampleGroup, dataset: str) -> list[Example]:
@@ -439,8 +447,8 @@ def _serialize_evaluators(whole: Sequence[Evaluator]) -> tuple[tuple[Mapping[str
     plain, lost = [], []
     for evaluator in whole:
         try:
-            from_dict(told := evaluator.to_dict())
-            plain.append(told)
+            from_dict(definition := evaluator.to_dict())
+            plain.append(definition)
         except Exception:  # importing user code may raise anything
             lost.append(evaluator.key)
     return tuple(plain), tuple(lost)
@@ -449,12 +457,6 @@ def _serialize_evaluators(whole: Sequence[Evaluator]) -> tuple[tuple[Mapping[str
 def _current_test(item: pytest.Item) -> CurrentTest | None:
     callspec = getattr(item, "callspec", None)
     return callspec.params.get(_ARGUMENT) if callspec else None
-
-
-def _test_id(current: CurrentTest, repetitions: int) -> str:
-    example = current.example
-    name = str(example.metadata.get("name") or example.id[:12])
-    return name if repetitions == 1 else f"{name}-{current.repetition + 1}"
 
 
 def _evaluator_ids(names: Iterable[str]) -> list[str]:
@@ -466,17 +468,10 @@ def _evaluator_ids(names: Iterable[str]) -> list[str]:
     return [name for name in names if name in known]
 
 
-def _requested_arguments(fixtures: Iterable[str], group: ExampleGroup) -> list[str]:
-    from spanwise.collector.records import Example
-
-    ours = {field.name for field in fields(Example)} - {"id"} | {"example"} | {judge.key for judge in group.evaluators}
-    return [name for name in fixtures if name in ours]
-
-
-def _argument_values(asked: Iterable[str], current: CurrentTest, group: ExampleGroup) -> list[Any]:
+def _argument_values(names: Iterable[str], current: CurrentTest, group: ExampleGroup) -> list[Any]:
     scorers = {judge.key: judge for judge in group.evaluators}
     values: list[Any] = []
-    for name in asked:
+    for name in names:
         if name in scorers:
             values.append(Scorer(scorers[name], current))
         else:

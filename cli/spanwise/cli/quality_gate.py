@@ -121,7 +121,12 @@ def check_bound_keys(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluator
 
 def _check_directions(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluator]) -> None:
     """Raise `Refused` for a bound that would fail good means, such as an upper bound where higher is better."""
-    declared = [metric for one in evaluators for metric in one.metrics if one.spec or not metric.higher_is_better]
+    declared = [
+        metric
+        for evaluator in evaluators
+        for metric in evaluator.metrics
+        if evaluator.spec or not metric.higher_is_better
+    ]
     rising = {TASK_OK: True, **{metric.key: metric.higher_is_better for metric in declared}}
     for bound in wanted:
         if rising.get(bound.key, not bound.is_most) == bound.is_most:
@@ -134,31 +139,28 @@ def _check_directions(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluato
 
 def collect_failures(experiment: Experiment) -> FailureSummary:
     """Return the runs whose task or evaluators failed. Rows are read only if there are failures."""
-    found, summary = FailureSummary(), experiment.summary()
-    of_the_set = any(feedback.error is not None for feedback in summary.overall.values())
-    if not (summary.failed or of_the_set or any(row.failed for row in summary.values())):
-        return found
+    failures, summary = FailureSummary(), experiment.summary()
+    set_failed = any(feedback.error is not None for feedback in summary.overall.values())
+    if not (summary.failed or set_failed or any(row.failed for row in summary.values())):
+        return failures
     for failure in experiment.errors():
-        found.times[failure.key] += 1
-        found.why.setdefault(failure.key, first_line(failure.error))
+        failures.times[failure.key] += 1
+        failures.why.setdefault(failure.key, first_line(failure.error))
         if failure.trace_id:
-            found.runs.setdefault(failure.trace_id, (failure.example_id, first_line(str(failure))))
+            failures.runs.setdefault(failure.trace_id, (failure.example_id, first_line(str(failure))))
         else:
-            found.of_the_set.append(str(failure.key))
-    return found
+            failures.of_the_set.append(str(failure.key))
+    return failures
 
 
 def list_complaints(
     experiment: Experiment, failed: FailureSummary, allow: FailureAllowance, wanted: Sequence[MeanBound]
 ) -> list[str]:
     """Return all failures of the quality gate, one line each. The last line can be understood on its own."""
-    below = [told for bound in wanted if (told := _bound_complaint(experiment, bound))]
-    return [*_unfinished_complaint(experiment), *below, *_failure_complaint(experiment, failed, allow)]
-
-
-def _unfinished_complaint(experiment: Experiment) -> list[str]:
     status = experiment.record.status
-    return [] if status == "finished" else [f"the evaluation is {status}, so some runs are missing"]
+    complaints = [] if status == "finished" else [f"the evaluation is {status}, so some runs are missing"]
+    complaints += [text for bound in wanted if (text := _bound_complaint(experiment, bound))]
+    return complaints + _failure_complaint(experiment, failed, allow)
 
 
 def _failure_complaint(experiment: Experiment, failed: FailureSummary, allow: FailureAllowance) -> list[str]:
@@ -167,11 +169,11 @@ def _failure_complaint(experiment: Experiment, failed: FailureSummary, allow: Fa
     if allow.allows(count, runs):
         return []
     share = f"all {runs}" if count == runs else f"{count} of {runs}"
-    what = "; ".join(
+    errors = "; ".join(
         f"{key or 'the task'}{'' if key in failed.of_the_set else f' {times} times'}, as with {failed.why[key]}"
         for key, times in failed.times.items()
     )
-    return [f"{share} runs failed ({what}); --allow-failed allows {allow.text}"]
+    return [f"{share} runs failed ({errors}); --allow-failed allows {allow.text}"]
 
 
 def _bound_complaint(experiment: Experiment, bound: MeanBound) -> str:
@@ -184,21 +186,20 @@ def _bound_complaint(experiment: Experiment, bound: MeanBound) -> str:
     mean = overall.score if overall is not None else stats.mean if stats is not None else None
     if mean is not None:
         return f"{bound.key} is {mean:.4g}, {bound.beyond}" if bound.fails(mean) else ""
-    return f"{bound.key} has no mean, {bound.beyond}{_explain_missing(experiment, bound.key)}"
-
-
-def _explain_missing(experiment: Experiment, key: str) -> str:
-    summary = experiment.summary()
-    stats = summary.get(key)
     if stats is None:
-        return did_you_mean(key, [*summary, *summary.overall])
-    counts = {"failed": stats.failed, "skipped": stats.skipped, "labels without a score": stats.labelled}
-    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f": {told}{f', as it {lacking}' if (lacking := summary.lacking.get(key)) else ''}"
+        reason = did_you_mean(bound.key, [*summary, *summary.overall])
+    else:
+        counts = {"failed": stats.failed, "skipped": stats.skipped, "labels without a score": stats.labelled}
+        lacking = summary.lacking.get(bound.key)
+        reason = ": " + ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        reason += f", as it {lacking}" if lacking else ""
+    return f"{bound.key} has no mean, {bound.beyond}{reason}"
 
 
 def list_partial_means(experiment: Experiment, wanted: Sequence[MeanBound]) -> list[str]:
     """Return remarks on bounds whose means cover only some of the runs."""
     summary = experiment.summary()
-    held = [stats for bound in wanted if (stats := summary.get(bound.key)) and stats.n and stats.skipped]
-    return [f"{stats.key} is the mean over {stats.n} of {summary.runs} runs: {stats.skipped} skipped" for stats in held]
+    partial = [stats for bound in wanted if (stats := summary.get(bound.key)) and stats.n and stats.skipped]
+    return [
+        f"{stats.key} is the mean over {stats.n} of {summary.runs} runs: {stats.skipped} skipped" for stats in partial
+    ]

@@ -49,7 +49,7 @@ class XdistCoordinator:
     def __post_init__(self) -> None:
         self._key = secrets.token_bytes(32)
         self._listener = Listener(authkey=self._key)
-        self._thread = threading.Thread(target=self._listen, name="spanwise-office", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="spanwise-xdist-coordinator", daemon=True)
         self._thread.start()
 
     @property
@@ -61,12 +61,12 @@ class XdistCoordinator:
         """Finish the experiments that were started. It is called when no worker is left."""
         from spanwise.evaluators.experiments import finish_stored_experiment
 
-        done = []
-        for begun in self.experiments.values():
-            store = next(store for where, store in self._stores.items() if self._urls[where] == begun.url)
-            begun, whole = _load_set_evaluators(begun)
-            done.append((begun, finish_stored_experiment(store, begun.id, whole, status)))
-        return done
+        finished = []
+        for shared in self.experiments.values():
+            store = next(store for where, store in self._stores.items() if self._urls[where] == shared.url)
+            shared, evaluators = _load_set_evaluators(shared)
+            finished.append((shared, finish_stored_experiment(store, shared.id, evaluators, status)))
+        return finished
 
     def close(self) -> None:
         """Close socket, servers and stores."""
@@ -80,20 +80,20 @@ class XdistCoordinator:
         while True:
             try:
                 with self._listener.accept() as connection:
-                    verb, arguments = connection.recv()
-                    connection.send(self._answer(verb, arguments))
-                    if verb == "stop":
+                    request, arguments = connection.recv()
+                    connection.send(self._answer(request, arguments))
+                    if request == "stop":
                         return
             # the worker died during its request, or the client has no key
             except (OSError, EOFError, AuthenticationError):
                 continue
 
-    def _answer(self, verb: str, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+    def _answer(self, request: str, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
         """Return (True, result), or (False, error message)."""
         try:
-            if verb == "stop":
+            if request == "stop":
                 return True, None
-            return True, self._serve(*arguments) if verb == "store" else self._begin(*arguments)
+            return True, self._serve(*arguments) if request == "store" else self._begin(*arguments)
         except Exception as error:  # the worker's test reports the error
             return False, f"{error}"
 
@@ -106,40 +106,40 @@ class XdistCoordinator:
 
             store = self._stores[where] = connect(where)
             self._open.callback(store.close)
-            served = isinstance(store, HTTPStore)
-            self._urls[where] = store.where if served else self._open.enter_context(Server(store)).url
+            is_served = isinstance(store, HTTPStore)
+            self._urls[where] = store.where if is_served else self._open.enter_context(Server(store)).url
         return self._urls[where]
 
-    def _begin(self, test: str, name: str, where: str | None, how: Mapping[str, Any]) -> SharedExperiment:
+    def _begin(self, test: str, name: str, where: str | None, options: Mapping[str, Any]) -> SharedExperiment:
         """Return the experiment of a test. The first worker's request creates it."""
         if test not in self.experiments:
             url, id = self._serve(where), secrets.token_hex(16)
-            self.experiments[test] = SharedExperiment(id, name, url, time.time_ns(), **how)
+            self.experiments[test] = SharedExperiment(id, name, url, time.time_ns(), **options)
         return self.experiments[test]
 
 
-def _load_set_evaluators(begun: SharedExperiment) -> tuple[SharedExperiment, list[Evaluator]]:
+def _load_set_evaluators(shared: SharedExperiment) -> tuple[SharedExperiment, list[Evaluator]]:
     """Import the set-level evaluators of an experiment. The keys of those that cannot be imported are added to
     `lost`.
     """
     from spanwise.evaluators import from_dict
 
-    whole, lost = [], []
-    for plain in begun.whole:
+    evaluators, lost = [], []
+    for definition in shared.whole:
         try:
-            whole.append(from_dict(plain))
+            evaluators.append(from_dict(definition))
         except Exception:  # the import may raise anything
-            lost.append(str(plain.get("type")))
-    return replace(begun, lost=(*begun.lost, *lost)), whole
+            lost.append(str(definition.get("type")))
+    return replace(shared, lost=(*shared.lost, *lost)), evaluators
 
 
-def ask_coordinator(address: tuple[Any, bytes], verb: str, *arguments: Any) -> Any:
+def ask_coordinator(address: tuple[Any, bytes], request: str, *arguments: Any) -> Any:
     """Send a request to the controller. Raises `Refused` if it fails, and `OSError` if the controller is gone."""
     where, key = address
     with Client(where, authkey=key) as connection:
-        connection.send((verb, arguments))
-        done, answer = connection.recv()
-    if not done:
+        connection.send((request, arguments))
+        is_done, answer = connection.recv()
+    if not is_done:
         from spanwise.collector.errors import Refused
 
         raise Refused(answer)

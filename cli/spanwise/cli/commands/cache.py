@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spanwise.cli.command_io import JsonOption, YesOption, emit, error_console, print_table
+from spanwise.cli.command_io import JsonOption, YesOption, emit, print_note, print_table
 from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import parse_duration
 from spanwise.collector.formatting import ago, count
@@ -43,14 +43,14 @@ def stats(at: CachePath = None, as_json: JsonOption = False) -> None:
     Example: `spanwise cache stats --json`
     """
     with _open_caches(at) as caches:
-        found = [(cache, cache.stats()) for cache in caches]
+        statistics = [(cache, cache.stats()) for cache in caches]
     if as_json:
         emit(
-            [{"cache": str(cache.path), **cached._asdict()} for cache, cached in found]
+            [{"cache": str(cache.path), **cached._asdict()} for cache, cached in statistics]
             or [{"cache": None, "answers": 0}]
         )
         return
-    for cache, cached in found:
+    for cache, cached in statistics:
         rows = ((model or "?", count(n)) for model, n in cached.models.items())
         age = f", the oldest {ago(int(cached.oldest * 1e9))}" if cached.oldest is not None else ""
         total = (f"together ({cached.bytes / 1e6:.1f} MB{age})", count(cached[0]))
@@ -90,7 +90,7 @@ def _open_caches(at: str | None) -> Iterator[list[AnswerCache | VectorFile]]:
     caches = [_open_cache(Path(at).expanduser())] if at else _default_caches()
     for cache in caches:
         state = "" if cache.path.exists() else " (empty)"
-        error_console.print(f"cache: {cache.path}{state}", markup=False, soft_wrap=True)
+        print_note(f"cache: {cache.path}{state}")
     existing = [cache for cache in caches if cache.path.exists()]
     try:
         yield existing

@@ -17,16 +17,16 @@ from spanwise.cli.command_io import (
     WhereOption,
     YesOption,
     build_filter,
-    console,
     emit,
-    error_console,
     open_store,
+    print_line,
+    print_note,
     print_table,
     resolve_trace_id,
     shorten,
 )
 from spanwise.collector.errors import Refused
-from spanwise.collector.records import Dataset, DatasetKind, Example
+from spanwise.collector.records import Dataset
 
 SourceFile = Annotated[
     Path,
@@ -96,10 +96,19 @@ def import_(
     """
     from spanwise.evaluators import datasets
 
-    examples = datasets.read(file, columns=_parse_columns(columns or []), split=split, encoding=encoding)
+    pairs = [column.partition("=") for column in columns or []]
+    for old, equals, new in pairs:
+        if not (old and equals and new):
+            raise Refused(f"--column {old!r} must be OLD=NEW, such as gold=reference_outputs")
+    examples = datasets.read(file, columns={old: new for old, _, new in pairs}, split=split, encoding=encoding)
     if deduplicate:
-        examples = _drop_duplicates(examples)
-    settings: dict[str, Any] = {"kind": _parse_kind(kind), "schema": _load_schema(schema), "description": description}
+        unique = datasets.deduplicate(examples)
+        if dropped := len(examples) - len(unique):  # a dropped row may be a correction
+            print_note(f"skipped {dropped} rows with the same inputs as an earlier row")
+        examples = unique
+    if kind not in (None, "kv", "llm", "chat"):
+        raise Refused(f"unknown --kind {kind!r}; expected one of: kv, llm, chat")
+    settings: dict[str, Any] = {"kind": kind, "schema": _load_schema(schema), "description": description}
     with open_store(at, make=True) as store:
         saved = datasets.save(store, name, examples, replace=replace, **settings)
     _print_saved(saved, as_json)
@@ -129,15 +138,15 @@ def from_traces(
         corrected = {
             resolve_trace_id(store, id): reference for id, reference in map(_parse_correction, corrections or [])
         }
-        picked = list(dict.fromkeys([*(resolve_trace_id(store, id) for id in traces or []), *corrected]))
-        if absent := set(picked) - {trace.trace_id for trace in datasets.read_traces(store, picked)}:
+        ids = list(dict.fromkeys([*(resolve_trace_id(store, id) for id in traces or []), *corrected]))
+        if absent := set(ids) - {trace.trace_id for trace in datasets.read_traces(store, ids)}:
             raise Refused(f"there is no trace {min(absent)!r}; list traces with `spanwise traces list`")
         # if filters are given, or no traces by id, add the traces that pass the filters
-        if any((root_name, project, status, where)) or not picked:
+        if any((root_name, project, status, where)) or not ids:
             passing = datasets.read_traces(store, limit=limit, filter=wanted)
-            picked = list(dict.fromkeys([*picked, *(trace.trace_id for trace in passing)]))
+            ids = list(dict.fromkeys([*ids, *(trace.trace_id for trace in passing)]))
         examples = datasets.from_traces(
-            store, picked, corrections=corrected, outputs_are_references=outputs_are_references
+            store, ids, corrections=corrected, outputs_are_references=outputs_are_references
         )
         if not examples:
             raise Refused("no trace matches; list traces with `spanwise traces list`")
@@ -167,10 +176,10 @@ def generate(
         raise Refused("name either files with documents or, with --like, a dataset")
     with open_store(at, make=like is None) as store:
         source = store.examples(like) if like else _read_documents(files or [])
-        written = _generate_examples(source, model, per_source, base_url)
-        if not written:
+        examples = _generate_examples(source, model, per_source, base_url)
+        if not examples:
             raise Refused(f"{model!r} wrote no readable example")
-        _print_saved(datasets.save(store, name, written), as_json)
+        _print_saved(datasets.save(store, name, examples), as_json)
 
 
 def _generate_examples(source: list[Any], model: str, per_source: int, base_url: str | None) -> list[Any]:
@@ -184,34 +193,24 @@ def _generate_examples(source: list[Any], model: str, per_source: int, base_url:
     judge = Judge(model=model, base_url=base_url, temperature=None, seed=None, cache=False)
     print_endpoints([judge.where])
 
-    def left_out(error: Exception) -> None:
-        error_console.print(f"skipped: {error}", markup=False)
+    def print_skipped(error: Exception) -> None:
+        print_note(f"skipped: {error}")
 
     try:
-        return datasets.generate(source, judge, per_source=per_source, on_error=left_out)
+        return datasets.generate(source, judge, per_source=per_source, on_error=print_skipped)
     except Unjudged as error:
         raise Refused(f"the model's endpoint: {error}") from None
 
 
-def _drop_duplicates(examples: list[Example]) -> list[Example]:
-    """Drop examples with the same inputs as an earlier one. Print their number: a dropped one may be a correction."""
-    from spanwise.evaluators import datasets
-
-    kept = datasets.deduplicate(examples)
-    if left_out := len(examples) - len(kept):
-        error_console.print(f"skipped {left_out} rows with the same inputs as an earlier row", markup=False)
-    return kept
-
-
-def _parse_correction(given: str) -> tuple[str, Any]:
+def _parse_correction(text: str) -> tuple[str, Any]:
     """Parse `TRACE=REFERENCE` into (trace, reference). A reference that is an object, a list or a quoted text is parsed
     as JSON.
     """
     from spanwise.evaluators.datasets import parse_cell
 
-    id, equals, reference = given.partition("=")
+    id, equals, reference = text.partition("=")
     if not (id and equals):
-        raise Refused(f"--correction {given!r} must be TRACE=REFERENCE, such as ab12cd34=Paris")
+        raise Refused(f"--correction {text!r} must be TRACE=REFERENCE, such as ab12cd34=Paris")
     return id, parse_cell(reference)
 
 
@@ -219,7 +218,7 @@ def _print_saved(saved: Dataset, as_json: bool) -> None:
     if as_json:
         emit([asdict(saved)])
     else:
-        console.print(f"{saved.name} version {saved.version}: {saved.example_count} examples", markup=False)
+        print_line(f"{saved.name} version {saved.version}: {saved.example_count} examples")
 
 
 def _read_documents(files: Iterable[Path]) -> list[Any]:
@@ -233,28 +232,13 @@ def _read_documents(files: Iterable[Path]) -> list[Any]:
     return documents
 
 
-def _parse_columns(columns: Iterable[str]) -> dict[str, str]:
-    """Return {column: field} for the columns that the user renames."""
-    pairs = [column.partition("=") for column in columns]
-    wrong = [name for name, equals, field in pairs if not (name and equals and field)]
-    if wrong:
-        raise Refused(f"--column {wrong[0]!r} must be OLD=NEW, such as gold=reference_outputs")
-    return {name: field for name, _, field in pairs}
-
-
-def _parse_kind(given: str | None) -> DatasetKind | None:
-    if given not in (None, "kv", "llm", "chat"):
-        raise Refused(f"unknown --kind {given!r}; expected one of: kv, llm, chat")
-    return cast("DatasetKind | None", given)
-
-
-def _load_schema(given: str | None) -> Any:
-    if given is None or given == "infer":
-        return given
+def _load_schema(schema: str | None) -> Any:
+    if schema is None or schema == "infer":
+        return schema
     try:
-        return orjson.loads(Path(given).read_bytes())
+        return orjson.loads(Path(schema).read_bytes())
     except orjson.JSONDecodeError as error:
-        raise Refused(f"--schema {given!r} is not JSON: {error}") from None
+        raise Refused(f"--schema {schema!r} is not JSON: {error}") from None
 
 
 app = typer.Typer(
@@ -308,9 +292,12 @@ def show(
     if as_json:
         emit(map(datasets.to_row, examples))
         return
-    cells = [(it.id[:12], it.split or "", shorten(it.inputs), shorten(it.reference_outputs)) for it in examples]
-    print_table(("id", "split", "inputs", "reference outputs"), cells)
-    console.print(f"{name} version {dataset.version} ({dataset.kind}): {dataset.example_count} examples", markup=False)
+    rows = [
+        (example.id[:12], example.split or "", shorten(example.inputs), shorten(example.reference_outputs))
+        for example in examples
+    ]
+    print_table(("id", "split", "inputs", "reference outputs"), rows)
+    print_line(f"{name} version {dataset.version} ({dataset.kind}): {dataset.example_count} examples")
 
 
 @app.command()
@@ -346,7 +333,7 @@ def export(
         raise Refused(f"unknown --format {format!r}; expected one of: spanwise, openai, databricks")
     with open_store(at) as store:
         count = datasets.write(store.examples(name, version, split=split), file, format=cast(Any, format))
-    console.print(f"{count} examples in {file}", markup=False)
+    print_line(f"{count} examples in {file}")
 
 
 @app.command()
@@ -381,7 +368,7 @@ def delete(name: DatasetArgument, yes: YesOption = False, at: StoreOption = None
         if not yes:
             typer.confirm(f"Remove {name} ({dataset.example_count} examples) with all its versions?", abort=True)
         store.delete_dataset(name)
-    console.print(f"removed {name}", markup=False)
+    print_line(f"removed {name}")
 
 
 def _dataset_cells(dataset: Dataset) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -22,8 +21,9 @@ from spanwise.cli.command_io import (
     build_filter,
     console,
     emit,
-    error_console,
     open_store,
+    print_line,
+    print_note,
 )
 from spanwise.collector import check_database_path
 from spanwise.collector.errors import Refused
@@ -59,7 +59,11 @@ def stats(store: FileOption = None, json: JsonOption = False) -> None:
         emit([numbers])
         return
     projects = numbers.pop("projects")
-    console.print(_make_table([{"what": name, "value": _format_stat(name, value)} for name, value in numbers.items()]))
+    rows = [
+        {"what": name, "value": _format_size(value) if name.endswith("_bytes") else value}
+        for name, value in numbers.items()
+    ]
+    console.print(_make_table(rows))
     console.print(_make_table([{**project, "bytes": _format_size(project["bytes"])} for project in projects]))
 
 
@@ -89,10 +93,10 @@ def prune(
     )
     if rule.max_age_ns is None and rule.max_bytes is None and not always:
         raise Refused("set a limit: --older-than 30d or --max-size 2GB (--always alone removes the stored rule)")
-    with open_store(store) as kept:
+    with open_store(store) as opened:
         if always:
-            kept.set_retention(rule)
-        _print_count("deleted", kept.prune(rule), json)
+            opened.set_retention(rule)
+        _print_count("deleted", opened.prune(rule), json)
 
 
 @app.command()
@@ -107,12 +111,12 @@ def delete(
     Example: `spanwise db delete user=u-42 --yes`
     """
     wanted = parse(terms)
-    with open_store(store) as kept:
+    with open_store(store) as opened:
         if not yes:
-            first = kept.traces(wanted, limit=1000)
+            first = opened.traces(wanted, limit=1000)
             count = f"{len(first)}{'+' if first.next else ''}"
             typer.confirm(f"Permanently delete {count} traces?", abort=True, err=True)
-        _print_count("deleted", kept.delete(wanted), json)
+        _print_count("deleted", opened.delete(wanted), json)
 
 
 @app.command()
@@ -121,12 +125,12 @@ def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
 
     Example: `spanwise db vacuum --store spanwise.db`
     """
-    with open_store(store) as kept:
-        freed = kept.vacuum()
+    with open_store(store) as opened:
+        freed = opened.vacuum()
     if json:
         emit([{"freed_bytes": freed}])
     else:
-        error_console.print(f"freed {_format_size(freed)}")
+        print_note(f"freed {_format_size(freed)}")
 
 
 @app.command()
@@ -142,19 +146,17 @@ def export(
     """
     from spanwise.collector.import_export import export_lines, write_file
 
-    with open_store(store) as kept:
-        lines = export_lines(kept, format, build_filter(where))
-        counts = _write_stdout(lines) if str(file) == "-" else write_file(lines, file)
-    error_console.print(f"wrote {_list_counts(counts)}", markup=False)
-
-
-def _write_stdout(lines: Iterable[tuple[bytes, Counter[str]]]) -> Counter[str]:
-    counts = Counter[str]()
-    for line, held in lines:
-        sys.stdout.buffer.write(line + b"\n")
-        counts += held
-    sys.stdout.buffer.flush()
-    return counts
+    with open_store(store) as opened:
+        lines = export_lines(opened, format, build_filter(where))
+        if str(file) == "-":
+            counts = Counter[str]()
+            for line, records in lines:
+                sys.stdout.buffer.write(line + b"\n")
+                counts += records
+            sys.stdout.buffer.flush()
+        else:
+            counts = write_file(lines, file)
+    print_note(f"wrote {_list_counts(counts)}")
 
 
 @app.command("import")
@@ -171,21 +173,19 @@ def import_(
     """
     from spanwise.collector.import_export import import_file
 
-    with open_store(store, make=True) as kept:
+    with open_store(store, make=True) as opened:
         if str(file) == "-":
-            taken = import_file(kept, sys.stdin.buffer)
+            imported = import_file(opened, sys.stdin.buffer)
         else:
             with file.open("rb") as lines:
-                taken = import_file(kept, lines)
+                imported = import_file(opened, lines)
     if json:
-        emit([{"kept": taken.kept, "left_out": taken.left_out, "bad": taken.bad, "reasons": taken.reasons}])
-    for reason in taken.reasons if not json else ():
-        error_console.print(escape_line(reason, MAX_MESSAGE_LENGTH), markup=False, highlight=False, soft_wrap=True)
-    left_out = f", skipped {_list_counts(taken.left_out)}" if taken.left_out else ""
-    error_console.print(
-        f"stored {_list_counts(taken.kept)}{left_out}, bad: {taken.bad:,}", markup=False, soft_wrap=True
-    )
-    if taken.bad:
+        emit([{"kept": imported.kept, "left_out": imported.left_out, "bad": imported.bad, "reasons": imported.reasons}])
+    for reason in imported.reasons if not json else ():
+        print_note(escape_line(reason, MAX_MESSAGE_LENGTH))
+    left_out = f", skipped {_list_counts(imported.left_out)}" if imported.left_out else ""
+    print_note(f"stored {_list_counts(imported.kept)}{left_out}, bad: {imported.bad:,}")
+    if imported.bad:
         raise typer.Exit(1)
 
 
@@ -207,11 +207,11 @@ def check(
     if json:
         emit([{"sound": not problems, "problems": problems}])
     for problem in problems if not json else ():
-        console.print(escape(problem), soft_wrap=True)
+        print_line(problem)
     if problems:
-        error_console.print("to save the readable data, run: spanwise db recover NEW.db")
+        print_note("to save the readable data, run: spanwise db recover NEW.db")
         raise typer.Exit(1)
-    error_console.print("sound")
+    print_note("sound")
 
 
 @app.command()
@@ -220,23 +220,19 @@ def recover(target: Target, store: FileOption = None, json: JsonOption = False) 
 
     Example: `spanwise db recover saved.db --store spanwise.db`
     """
-    found = inspection.recover(_require_file(store), check_database_path(target))
+    report = inspection.recover(_require_file(store), check_database_path(target))
     if json:
-        emit([asdict(found)])
-    else:
-        _print_recovered(found, target)
-
-
-def _print_recovered(found: inspection.RecoveryReport, target: str) -> None:
-    rows = [one for one in found.tables if one.saved or one.lost != 0]
-    console.print(_make_table([{"table": one.table, "saved": one.saved, "lost": _describe_lost(one)} for one in rows]))
-    for note in (*found.notes, *found.problems):
-        console.print(escape(note), soft_wrap=True)
-    error_console.print(f"saved into {escape(target)}; check it, then replace the damaged file with it", soft_wrap=True)
-
-
-def _describe_lost(saved: inspection.TableRecovery) -> str:
-    return "an unknown number" if saved.lost is None else str(saved.lost)
+        emit([asdict(report)])
+        return
+    rows = [
+        {"table": table.table, "saved": table.saved, "lost": "an unknown number" if table.lost is None else table.lost}
+        for table in report.tables
+        if table.saved or table.lost != 0
+    ]
+    console.print(_make_table(rows))
+    for line in (*report.notes, *report.problems):
+        print_line(line)
+    print_note(f"saved into {target}; check it, then replace the damaged file with it")
 
 
 @app.command()
@@ -249,7 +245,7 @@ def backup(target: Target, store: FileOption = None, json: JsonOption = False) -
     if json:
         emit([{"bytes": size}])
     else:
-        error_console.print(f"copied {_format_size(size)} to {escape(target)}", soft_wrap=True)
+        print_note(f"copied {_format_size(size)} to {target}")
 
 
 @app.command()
@@ -265,18 +261,16 @@ def restore(
     Example: `spanwise db restore spanwise-monday.db --store spanwise.db`
     """
     target = _store_path(store)
-    error_console.print(f"store: {escape(target)}", soft_wrap=True)
+    print_note(f"store: {target}")
     if not file.exists():
         raise Refused(f"there is no file {str(file)!r}; name a backup file")
-    done = inspection.restore(check_database_path(file), target)
+    restored = inspection.restore(check_database_path(file), target)
     if json:
-        emit([asdict(done)])
+        emit([asdict(restored)])
         return
-    if done.replaced:
-        error_console.print(f"moved the current file to {escape(done.replaced)}", soft_wrap=True)
-    error_console.print(
-        f"restored {_format_size(done.bytes)} from {escape(str(file))}; integrity check passed", soft_wrap=True
-    )
+    if restored.replaced:
+        print_note(f"moved the current file to {restored.replaced}")
+    print_note(f"restored {_format_size(restored.bytes)} from {file}; integrity check passed")
 
 
 @app.command()
@@ -306,7 +300,7 @@ def _require_file(store: str | None) -> str:
     path = _store_path(store)
     if not Path(path).exists():
         raise Refused(f"there is no file {path!r}; name another with --store")
-    error_console.print(f"store: {escape(path)}")
+    print_note(f"store: {path}")
     return path
 
 
@@ -323,23 +317,19 @@ def _print_count(what: str, traces: int, json: bool) -> None:
     if json:
         emit([{what: traces}])
     else:
-        error_console.print(f"{what} {traces} traces")
+        print_note(f"{what} {traces} traces")
 
 
 def _parse_size(text: str) -> int:
     number, unit = text[:-2].strip(), text[-2:].upper()
     if unit not in SIZE_UNITS or not number.replace(".", "", 1).isdigit():
-        raise Refused(f"{text!r} is not a size; write, for example, 500MB or 2GB")
+        raise Refused(f"{text!r} is not a size; expected a number and a unit, such as 500MB or 2GB")
     return int(float(number) * SIZE_UNITS[unit])
 
 
 def _format_size(count: int) -> str:
     unit = next((name for name in ("TB", "GB", "MB") if count >= SIZE_UNITS[name]), "KB")
     return f"{count / SIZE_UNITS[unit]:.1f} {unit}"
-
-
-def _format_stat(name: str, value: Any) -> str:
-    return _format_size(value) if name.endswith("_bytes") else str(value)
 
 
 def _make_table(rows: Iterable[dict[str, Any]]) -> Table:

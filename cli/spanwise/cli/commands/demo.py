@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spanwise.cli.command_io import FileStoreOption, HostOption, error_console
+from spanwise.cli.command_io import FileStoreOption, HostOption, error_console, print_note
 from spanwise.collector.errors import Refused
 from spanwise.collector.stores import Store
 
@@ -61,7 +61,7 @@ def demo(
             except KeyboardInterrupt:
                 error_console.print("stopped")
         else:
-            error_console.print(f"to see the pages again: spanwise serve --store {path}", soft_wrap=True, markup=False)
+            print_note(f"to see the pages again: spanwise serve --store {path}")
 
 
 def _start_server(store: Store, host: str, port: int | None) -> Server:
@@ -76,5 +76,5 @@ def _start_server(store: Store, host: str, port: int | None) -> Server:
         if port is not None:
             raise
         free = Server(store, host=host, port=0)
-        error_console.print(f"{str(error).partition(':')[0]}; using {free.port} instead", soft_wrap=True, markup=False)
+        print_note(f"{str(error).partition(':')[0]}; using {free.port} instead")
         return free

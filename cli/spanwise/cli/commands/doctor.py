@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -13,16 +13,15 @@ from spanwise.cli.command_io import (
     StoreOption,
     WhereOption,
     build_filter,
-    console,
     emit,
     error_console,
     open_store,
+    print_line,
     print_table,
 )
 from spanwise.collector.diagnostics.doctor_report import (
     DEFAULT_SPANS,
     EXPECTED_FIELDS,
-    FieldCoverage,
     Sender,
     SenderReport,
     advised,
@@ -57,44 +56,43 @@ def doctor(
     """
     wanted = build_filter(where, since=since)
     with open_store(at) as store:
-        found = diagnose(store, wanted, spans)
+        diagnosis = diagnose(store, wanted, spans)
     if as_json:
-        emit([diagnosis_to_dict(found)])
+        emit([diagnosis_to_dict(diagnosis)])
     else:
-        _print_diagnosis(found)
+        _print_diagnosis(diagnosis)
 
 
 class Diagnosis:
-    """Diagnosis of the senders: their report, the number of stored spans, and the problems found."""
+    """Diagnosis of the senders: their report, the number of stored spans (None if the key may not read it), and the
+    problems found.
+    """
 
-    def __init__(self, seen: SenderReport, total: int | None, wrong: list[str]) -> None:
-        self.seen, self.total, self.wrong = seen, total, wrong
-
-    @property
-    def looked_at(self) -> str:
-        """Describe how much was read: "looked at the latest 5,000 spans of 1,204,331 in 812 traces"."""
-        seen = self.seen
-        if not seen.spans:
-            return f"looked at all 0 spans: {self._none}"
-        of = "" if self.total is None or seen.whole else f" of {self.total:,} stored"
-        latest = "all" if seen.whole else "the latest"
-        return (
-            f"looked at {latest} {seen.spans:,} spans{of}, in {seen.traces:,} traces of {len(seen.senders):,} senders"
-        )
+    def __init__(self, report: SenderReport, total: int | None, problems: list[str]) -> None:
+        self.report, self.total, self.problems = report, total, problems
 
     @property
-    def _none(self) -> str:
-        if self.total != 0:
-            stored = "that may be seen" if self.total is None else f"of the {self.total:,} stored"
-            return f"none {stored} passes the conditions"
-        return "no spans have been received; send them to the address of `spanwise serve`, by default http://127.0.0.1:4318"
+    def examined(self) -> str:
+        """Describe how much was read: "examined the latest 5,000 spans of 1,204,331 stored, in 812 traces of 2 senders"."""
+        report = self.report
+        if not report.spans:
+            if self.total == 0:
+                reason = "no spans have been received; send them to the address of `spanwise serve`, by default http://127.0.0.1:4318"
+            else:
+                stored = "that this key may read" if self.total is None else f"of the {self.total:,} stored"
+                reason = f"none {stored} passes the conditions"
+            return f"examined all 0 spans: {reason}"
+        stored = "" if self.total is None or report.whole else f" of {self.total:,} stored"
+        selection = "all" if report.whole else "the latest"
+        senders = f"{report.traces:,} traces of {len(report.senders):,} senders"
+        return f"examined {selection} {report.spans:,} spans{stored}, in {senders}"
 
 
 def diagnose(store: Store, filter: Filter, spans: int = DEFAULT_SPANS) -> Diagnosis:
     """Read the latest spans, add hints for each sender, and find other problems."""
-    seen = look(store, filter, spans)
-    seen = replace(seen, senders=advised(seen.senders))
-    return Diagnosis(seen, count_stored_spans(store), find_problems(store, seen, _collector_metrics(store)))
+    report = look(store, filter, spans)
+    report = replace(report, senders=advised(report.senders))
+    return Diagnosis(report, count_stored_spans(store), find_problems(store, report, _collector_metrics(store)))
 
 
 def _collector_metrics(store: Store) -> Mapping[str, float]:
@@ -109,43 +107,44 @@ def _collector_metrics(store: Store) -> Mapping[str, float]:
         return {}
 
 
-def diagnosis_to_dict(found: Diagnosis) -> dict[str, Any]:
+def diagnosis_to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the diagnosis as plain values."""
-    seen = asdict(found.seen)
-    for sender, one in zip(seen["senders"], found.seen.senders, strict=True):
-        sender["who"] = one.who._asdict()
-        sender["shares"] = {name: share._asdict() for name, share in one.shares.items()}
-        del sender["names"]
-    return {**seen, "spans_stored": found.total, "sampled": not found.seen.whole, "troubles": found.wrong}
+    report = asdict(diagnosis.report)
+    for plain, sender in zip(report["senders"], diagnosis.report.senders, strict=True):
+        plain["who"] = sender.who._asdict()
+        plain["shares"] = {name: share._asdict() for name, share in sender.shares.items()}
+        del plain["names"]
+    return {
+        **report,
+        "spans_stored": diagnosis.total,
+        "sampled": not diagnosis.report.whole,
+        "troubles": diagnosis.problems,
+    }
 
 
-def _print_diagnosis(found: Diagnosis) -> None:
-    senders = found.seen.senders
+def _print_diagnosis(diagnosis: Diagnosis) -> None:
+    senders = diagnosis.report.senders
     if senders:
-        print_table(
-            ("service", "instrumentation", "spans", *EXPECTED_FIELDS, "unused attributes"), map(_sender_cells, senders)
-        )
-    for line in [*_list_hints(senders), *found.wrong]:
-        console.print(f"- {escape_line(line, MAX_MESSAGE_LENGTH)}", markup=False, highlight=False, soft_wrap=True)
-    error_console.print(found.looked_at, markup=False, highlight=False, soft_wrap=True)
+        head = ("service", "instrumentation", "spans", *EXPECTED_FIELDS, "unused attributes")
+        print_table(head, map(_sender_cells, senders))
+    hints = [
+        f"{sender.who.service or 'a service without a name'}, {sender.who.scope or 'no scope'}: {hint}"
+        for sender in senders
+        for hint in sender.hints
+    ]
+    for line in [*hints, *diagnosis.problems]:
+        print_line(f"- {escape_line(line, MAX_MESSAGE_LENGTH)}")
+    error_console.print(diagnosis.examined, markup=False, highlight=False, soft_wrap=True)
 
 
-def _list_hints(senders: tuple[Sender, ...]) -> Iterator[str]:
-    for one in senders:
-        for hint in one.hints:
-            yield f"{one.who.service or 'a service without a name'}, {one.who.scope or 'no scope'}: {hint}"
-
-
-def _sender_cells(one: Sender) -> tuple[str, ...]:
-    unread = ", ".join(f"{name} {count:,}" for name, count in list(one.unread.items())[:MAX_SHOWN_ATTRIBUTES])
-    more = len(one.unread) - MAX_SHOWN_ATTRIBUTES
-    shares = (_format_share(one.shares[name]) for name in EXPECTED_FIELDS)
-    told = unread + (f", … {more} more" if more > 0 else "")
-    return one.who.service or "?", one.who.scope or "?", f"{one.spans:,}", *shares, told
-
-
-def _format_share(share: FieldCoverage) -> str:
-    """Format the coverage of a field as "12 of 40" or "all 40", or as "–" if no span is expected to have the field."""
-    if not share.of:
-        return "–"
-    return f"all {share.of:,}" if share.have == share.of else f"{share.have:,} of {share.of:,}"
+def _sender_cells(sender: Sender) -> tuple[str, ...]:
+    """Return the table cells of a sender. A field is "12 of 40", "all 40", or "–" if no span is expected to have it."""
+    shares = []
+    for name in EXPECTED_FIELDS:
+        share = sender.shares[name]
+        count = f"all {share.of:,}" if share.have == share.of else f"{share.have:,} of {share.of:,}"
+        shares.append(count if share.of else "–")
+    unused = ", ".join(f"{name} {count:,}" for name, count in list(sender.unread.items())[:MAX_SHOWN_ATTRIBUTES])
+    if (more := len(sender.unread) - MAX_SHOWN_ATTRIBUTES) > 0:
+        unused += f", … {more} more"
+    return sender.who.service or "?", sender.who.scope or "?", f"{sender.spans:,}", *shares, unused

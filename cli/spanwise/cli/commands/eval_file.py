@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from itertools import islice
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spanwise.cli import quality_gate
-from spanwise.cli.command_io import JsonOption, StoreOption, console, emit, error_console, open_store
+from spanwise.cli.command_io import JsonOption, StoreOption, console, emit, open_store, print_line, print_note
 from spanwise.cli.evaluator_resolution import load_module, print_judge_endpoints, print_user_traceback
-from spanwise.cli.quality_gate import FailureSummary
 from spanwise.collector.errors import Refused, SpanwiseError
 
 if TYPE_CHECKING:
@@ -94,15 +93,21 @@ def eval_(
         quality_gate.parse_bounds(fail_under or [], fail_over or []),
     )
     module = load_module(file)
-    evaluators, of_the_set = (_load_evaluators(module, name) for name in ("evaluators", "summary_evaluators"))
+    evaluators = _as_evaluators(_require_definition(module, "evaluators"))
+    summary_evaluators = _as_evaluators(getattr(module, "summary_evaluators", ()))
     text = file.read_text("utf-8", "replace")
-    print_judge_endpoints([*evaluators, *of_the_set])
-    for remark in quality_gate.check_bound_keys(wanted, [*evaluators, *of_the_set], text, str(file)):
-        _print_remark(remark)
+    print_judge_endpoints([*evaluators, *summary_evaluators])
+    for remark in quality_gate.check_bound_keys(wanted, [*evaluators, *summary_evaluators], text, str(file)):
+        print_note(remark)
     settings = {key: getattr(module, key) for key in _SETTINGS if hasattr(module, key)}
-    again = ["spanwise", "eval", str(file), *(["--store", at] if at else [])]
-    resume_command.set(_resume_command(sys.argv[1:]))
-    rerun_command.set(shlex.join(again))
+    if only:
+        settings["only"] = only
+    if pdb:
+        settings |= {"raise_errors": True, "progress": False}
+    store_option = ["--store", at] if at else []
+    rerun = ["spanwise", "eval", str(file), *store_option]
+    resume_command.set(shlex.join(["spanwise", *sys.argv[1:], *([] if "--resume" in sys.argv[1:] else ["--resume"])]))
+    rerun_command.set(shlex.join(rerun))
     if dry_run:
         _print_estimate(module, evaluators, at, repetitions=repetitions, limit=limit, only=only, as_json=as_json)
         return
@@ -112,7 +117,7 @@ def eval_(
                 _require_definition(module, "dataset"),
                 getattr(module, "task", None),
                 [wrap_evaluator(judge) for judge in evaluators] if pdb else evaluators,
-                summary_evaluators=of_the_set,
+                summary_evaluators=summary_evaluators,
                 name=name or file.stem,
                 concurrency=1 if pdb else concurrency,
                 repetitions=repetitions,
@@ -120,21 +125,22 @@ def eval_(
                 resume=resume,
                 store=store,
                 **settings,
-                **_subset_options(only, pdb=pdb),
             )
         if as_json:
             emit(row.to_dict() for row in experiment.rows())
         else:
             console.print(experiment)
         failed = quality_gate.collect_failures(experiment)
-    _print_failures(
-        failed, again, ["spanwise", "experiments", "errors", experiment.id[:8], *(["--store", at] if at else [])]
-    )
+    for example_id, error in islice(failed.runs.values(), quality_gate.MAX_SHOWN_RUNS):
+        print_note(f"{error}\n  again: {shlex.join([*rerun, f'--only={example_id}', '--pdb'])}")
+    if (more := len(failed.runs) - quality_gate.MAX_SHOWN_RUNS) > 0:
+        list_errors = shlex.join(["spanwise", "experiments", "errors", experiment.id[:8], *store_option])
+        print_note(f"… and {more} more runs failed: `{list_errors}` shows them all")
     complaints = quality_gate.list_complaints(experiment, failed, allow, wanted)
     for remark in quality_gate.list_partial_means(experiment, wanted):
-        _print_remark(remark)
+        print_note(remark)
     for complaint in complaints:
-        _print_remark(complaint, "red")
+        print_note(complaint, "red")
     if complaints:
         raise typer.Exit(1)
 
@@ -151,20 +157,14 @@ def _print_estimate(
     if as_json:
         emit([asdict(estimate)])
     else:
-        console.print(str(estimate), markup=False, highlight=False, soft_wrap=True)
+        print_line(str(estimate))
 
 
-def _load_evaluators(module: ModuleType, name: str) -> list[Evaluator]:
-    """Return the evaluators that the file lists under a name. The list of set-level evaluators is optional."""
+def _as_evaluators(listed: Any) -> list[Evaluator]:
+    """Return the evaluators that the file lists. A single id is a list of one evaluator."""
     from spanwise.evaluators import as_evaluator
 
-    given = _require_definition(module, name) if name == "evaluators" else getattr(module, name, ())
-    return [as_evaluator(one) for one in ([given] if isinstance(given, str) else given)]
-
-
-def _subset_options(only: list[str] | None, *, pdb: bool) -> dict[str, Any]:
-    """Return the options of `evaluate()` for a run on a few examples, which is for debugging."""
-    return {**({"only": only} if only else {}), **({"raise_errors": True, "progress": False} if pdb else {})}
+    return [as_evaluator(value) for value in ([listed] if isinstance(listed, str) else listed)]
 
 
 @contextmanager
@@ -181,25 +181,6 @@ def _debugger_on_error(file: Path) -> Iterator[None]:
         print_user_traceback(error, file)
         debug_exception(error)
         raise typer.Exit(1) from None
-
-
-def _print_failures(failed: FailureSummary, again: Sequence[str], errors: Sequence[str]) -> None:
-    """Print failed runs, each with the command that repeats it. If there are many, print the command that lists all
-    errors.
-    """
-    for example_id, why in islice(failed.runs.values(), quality_gate.MAX_SHOWN_RUNS):
-        _print_remark(f"{why}\n  again: {shlex.join([*again, f'--only={example_id}', '--pdb'])}")
-    if (more := len(failed.runs) - quality_gate.MAX_SHOWN_RUNS) > 0:
-        _print_remark(f"… and {more} more runs failed: `{shlex.join(errors)}` shows them all")
-
-
-def _print_remark(text: str, style: str = "") -> None:
-    error_console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def _resume_command(arguments: Sequence[str]) -> str:
-    """Return the command with which an interrupted evaluation can be resumed."""
-    return shlex.join(["spanwise", *arguments, *(["--resume"] if "--resume" not in arguments else [])])
 
 
 def _require_definition(module: ModuleType, name: str) -> Any:

@@ -16,6 +16,7 @@ from spanwise.cli.command_io import (
     emit,
     error_console,
     open_store,
+    print_note,
     print_table,
     resolve_trace_id,
     shorten,
@@ -53,11 +54,21 @@ def list_(group: Group = None, needs: Needs = None, as_json: JsonOption = False)
 
     Example: `spanwise evaluators list --group retrieval`
     """
-    chosen = [known for known in _list_specs() if group in (None, known.group) and _has_need(known, needs)]
+    from spanwise.cli.evaluator_docs import describe_compatibility, describe_metrics, describe_needs
+
+    chosen = [
+        spec
+        for spec in _list_specs()
+        if group in (None, spec.group) and (needs is None or spec.needed.get(needs, "no") != "no")
+    ]
     if as_json:
         emit(map(_describe_spec, chosen))
-    else:
-        print_table(("id", "group", "needs", "for", "metrics"), map(_spec_cells, chosen))
+        return
+    rows = (
+        (spec.id, spec.group, describe_needs(spec), describe_compatibility(spec), describe_metrics(spec))
+        for spec in chosen
+    )
+    print_table(("id", "group", "needs", "for", "metrics"), rows)
 
 
 @app.command()
@@ -118,8 +129,11 @@ def score_(
     if as_json:
         emit(map(asdict, feedbacks))
     else:
-        cells = [(it.key, it.outcome, format_value(it), shorten(it.error or it.comment or "")) for it in feedbacks]
-        print_table(("key", "outcome", "score", "comment"), cells)
+        rows = [
+            (feedback.key, feedback.outcome, format_value(feedback), shorten(feedback.error or feedback.comment or ""))
+            for feedback in feedbacks
+        ]
+        print_table(("key", "outcome", "score", "comment"), rows)
 
 
 def _list_specs() -> Iterator[EvaluatorSpec]:
@@ -127,23 +141,13 @@ def _list_specs() -> Iterator[EvaluatorSpec]:
     from spanwise.evaluators import list_evaluators
     from spanwise.evaluators.interface import get_spec, list_specs
 
-    ours = list_specs()
-    yield from ours
-    for id in sorted(set(list_evaluators()) - {known.id for known in ours}):
+    builtin = list_specs()
+    yield from builtin
+    for id in sorted(set(list_evaluators()) - {spec.id for spec in builtin}):
         try:
             yield get_spec(id)
         except (ValueError, TypeError) as error:
-            error_console.print(str(error), highlight=False, markup=False)
-
-
-def _has_need(known: EvaluatorSpec, need: str | None) -> bool:
-    return need is None or known.needed.get(need, "no") != "no"
-
-
-def _spec_cells(known: EvaluatorSpec) -> tuple[str, ...]:
-    from spanwise.cli.evaluator_docs import describe_compatibility, describe_metrics, describe_needs
-
-    return known.id, known.group, describe_needs(known), describe_compatibility(known), describe_metrics(known)
+            print_note(str(error))
 
 
 def _describe_own_evaluator(evaluator: Evaluator) -> dict[str, Any]:
@@ -151,29 +155,27 @@ def _describe_own_evaluator(evaluator: Evaluator) -> dict[str, Any]:
     from spanwise.evaluators import as_evaluator
 
     metrics = [metric.to_dict() for metric in evaluator.metrics]
-    known = {"id": evaluator.key, "version": evaluator.version, "needs": list(evaluator.needs), "metrics": metrics}
+    facts = {"id": evaluator.key, "version": evaluator.version, "needs": list(evaluator.needs), "metrics": metrics}
     try:
         definition = as_evaluator(evaluator.function).to_dict() if evaluator.spec else evaluator.to_dict()
     except ValueError:  # functions without an importable name, such as lambdas, cannot be serialized
         definition = None
-    return {**known, "prompts": _describe_prompts(getattr(evaluator.function, "prompts", ())), "definition": definition}
+    return {**facts, "prompts": _describe_prompts(getattr(evaluator.function, "prompts", ())), "definition": definition}
 
 
 def _describe_prompts(prompts: Iterable[Prompt]) -> list[dict[str, Any]]:
     return [{**asdict(prompt), "hash": prompt.hash} for prompt in prompts]
 
 
-def _describe_spec(known: EvaluatorSpec) -> dict[str, Any]:
+def _describe_spec(spec: EvaluatorSpec) -> dict[str, Any]:
     from spanwise.cli.evaluator_docs import default_parameters, default_prompts
 
-    defaults = {
-        name: None if isinstance(value, type) else value for name, value in default_parameters(known.id).items()
+    return {
+        **asdict(spec),
+        "metrics": [metric.to_dict() for metric in spec.metrics],
+        "needed": spec.needed,
+        "parameters": {
+            name: None if isinstance(value, type) else value for name, value in default_parameters(spec.id).items()
+        },
+        "prompts": _describe_prompts(default_prompts(spec.id)),
     }
-    metrics = [metric.to_dict() for metric in known.metrics]
-    more = {
-        "metrics": metrics,
-        "needed": known.needed,
-        "parameters": defaults,
-        "prompts": _describe_prompts(default_prompts(known.id)),
-    }
-    return {**asdict(known), **more}

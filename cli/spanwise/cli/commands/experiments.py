@@ -18,6 +18,7 @@ from spanwise.cli.command_io import (
     console,
     emit,
     open_store,
+    print_line,
     print_table,
     shorten,
 )
@@ -63,12 +64,15 @@ def list_(dataset: Dataset = None, limit: Limit = 50, at: StoreOption = None, as
     """
     with open_store(at) as store:
         records = store.experiments(dataset=dataset, limit=limit)
-        going = tuple(record.id for record in records if record.status != "finished")
-        there = store.aggregate(Filter(experiments=going), group_by="experiment", newest="all") if going else []
+        unfinished = tuple(record.id for record in records if record.status != "finished")
+        totals = (
+            store.aggregate(Filter(experiments=unfinished), group_by="experiment", newest="all") if unfinished else []
+        )
     if as_json:
         emit(map(asdict, records))
     else:
-        rows = [_experiment_cells(record, {bucket.group: bucket for bucket in there}) for record in records]
+        by_id = {bucket.group: bucket for bucket in totals}
+        rows = [_experiment_cells(record, by_id) for record in records]
         print_table(("id", "name", "dataset", "status", "runs", "failed", "evaluators"), rows)
 
 
@@ -86,8 +90,10 @@ def show(experiment: Id, rows: Rows = 0, at: StoreOption = None, as_json: JsonOp
             emit(row.to_dict() for row in loaded.rows())
             return
         console.print(loaded)
-        first = islice(loaded.rows(), rows)
-        cells = [(shorten(row.inputs), shorten(row.error or row.outputs), shorten(dict(row.scores))) for row in first]
+        cells = [
+            (shorten(row.inputs), shorten(row.error or row.outputs), shorten(dict(row.scores)))
+            for row in islice(loaded.rows(), rows)
+        ]
     if cells:
         print_table(("inputs", "outputs", "scores"), cells)
 
@@ -106,8 +112,8 @@ def errors(experiment: Id, at: StoreOption = None, as_json: JsonOption = False) 
         emit(map(asdict, failures))
         return
     for failure in failures:
-        console.print(str(failure), markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{len(failures)} errors", markup=False)
+        print_line(str(failure))
+    print_line(f"{len(failures)} errors")
 
 
 @app.command()
@@ -116,11 +122,11 @@ def compare(experiments: Ids, changes: Changes = 0, at: StoreOption = None, as_j
 
     Example: `spanwise experiments compare bm25-k3 embeddings --changes 10`
     """
-    from spanwise.evaluators import compare as side_by_side
+    from spanwise.evaluators import compare as compare_experiments
 
     others = range(1, len(experiments))
     with open_store(at) as store:
-        comparison = side_by_side(*experiments, store=store)
+        comparison = compare_experiments(*experiments, store=store)
         if as_json:
             emit(asdict(change) for other in others for change in comparison.changes(other))
             return
@@ -179,7 +185,7 @@ def export(experiment: Id, file: To, at: StoreOption = None) -> None:
 
     with open_store(at) as store:
         count = _write_runs(Experiment.load(store, experiment), file)
-    console.print(f"{count} runs in {file}", markup=False)
+    print_line(f"{count} runs in {file}")
 
 
 @app.command()
@@ -194,7 +200,7 @@ def deliver(file: Spool, at: StoreOption = None) -> None:
         raise Refused(f"there is no file {str(file)!r}")
     with open_store(at, make=True) as store:
         count = deliver_spool(file, store)
-    console.print(f"stored {count} spans", markup=False)
+    print_line(f"stored {count} spans")
 
 
 @app.command()
@@ -208,14 +214,14 @@ def delete(experiment: Id, yes: YesOption = False, at: StoreOption = None) -> No
         if not yes:
             typer.confirm(f"Remove experiment {record.name} ({record.id[:8]}) with its traces?", abort=True)
         store.delete_experiment(record.id)
-    console.print(f"removed {record.name} ({record.id[:8]})", markup=False)
+    print_line(f"removed {record.name} ({record.id[:8]})")
 
 
-def _experiment_cells(record: Record, there: Mapping[str | None, Bucket]) -> tuple[str, ...]:
-    """Return the table cells of an experiment. For unfinished experiments, `there` has the totals of the stored runs."""
+def _experiment_cells(record: Record, stored_runs: Mapping[str | None, Bucket]) -> tuple[str, ...]:
+    """Return the table cells of an experiment. For an unfinished one, `stored_runs` has the totals of its runs."""
     totals: dict[str, Any] = record.metadata.get("totals") or {}
     if record.status != "finished":
-        stored = there.get(record.id) or Bucket(start_ns=0, width_ns=0)
+        stored = stored_runs.get(record.id) or Bucket(start_ns=0, width_ns=0)
         totals = {"runs": stored.traces, "failed": stored.errors}
     keys = ", ".join(evaluator["key"] for evaluator in record.evaluators)
     dataset = record.dataset if record.dataset_version is None else f"{record.dataset}@{record.dataset_version}"
@@ -227,10 +233,10 @@ def _write_runs(experiment: Experiment, file: Path) -> int:
     """Write the runs in the format of the file's suffix, and return their number."""
     from spanwise.evaluators.datasets import write_rows
 
-    ending = file.suffix.lower()
-    if ending == ".html":
+    extension = file.suffix.lower()
+    if extension == ".html":
         file.write_text(experiment.to_html(), "utf-8")
         return experiment.summary().runs
-    if ending not in (".csv", ".jsonl"):
+    if extension not in (".csv", ".jsonl"):
         raise Refused(f"unknown extension of {file.name!r}; expected one of: .jsonl, .csv, .html")
     return write_rows([row.to_dict() for row in experiment.rows()], file)

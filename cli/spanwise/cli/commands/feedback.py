@@ -12,10 +12,11 @@ from spanwise.cli.command_io import (
     StoreOption,
     WhereOption,
     build_filter,
-    console,
     emit,
     error_console,
     open_store,
+    print_line,
+    print_note,
     print_table,
     shorten,
 )
@@ -34,7 +35,7 @@ Ids = Annotated[list[str], typer.Argument(help="Feedback ids, as `list` shows th
 Key = Annotated[str, typer.Argument(help="Feedback key: correctness, thumbs_up, …")]
 OnlyKey = Annotated[str | None, typer.Option(help="Only feedback with this key.")]
 Value = Annotated[str, typer.Argument(help="A number, true or false, or any other text as a label.")]
-Comment = Annotated[str | None, typer.Option(help="Why.")]
+Comment = Annotated[str | None, typer.Option(help="Reason for the value.")]
 Author = Annotated[
     str | None, typer.Option(help="Name of the author; labels of different authors are kept separately.")
 ]
@@ -60,16 +61,14 @@ def add(
     """
     score, label = _parse_value(value)
     with open_store(at) as store:
-        kept = store.feedback(trace, key, score, label=label, comment=comment, author=author, span_id=span)
-        if not store.traces(trace_ids=(kept.target.trace_id or trace,), limit=1):
-            error_console.print(
-                f"trace {trace!r} has not arrived yet; the feedback is stored for it", markup=False, soft_wrap=True
-            )
+        stored = store.feedback(trace, key, score, label=label, comment=comment, author=author, span_id=span)
+        if not store.traces(trace_ids=(stored.target.trace_id or trace,), limit=1):
+            print_note(f"trace {trace!r} has not arrived yet; the feedback is stored for it")
     if as_json:
-        emit([asdict(kept)])
+        emit([asdict(stored)])
     else:
-        text = f"{kept.key} = {value} on {trace} (feedback {kept.id})"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        text = f"{stored.key} = {value} on {trace} (feedback {stored.id})"
+        print_line(text)
 
 
 @app.command("list")
@@ -91,7 +90,14 @@ def list_(
     if as_json:
         emit(map(asdict, feedbacks))
     else:
-        print_table(("trace", "key", "value", "by", "comment", "id"), map(_feedback_cells, feedbacks))
+        rows = []
+        for feedback in feedbacks:
+            target, author = feedback.target, feedback.author or feedback.evaluator or feedback.source
+            id = target.trace_id or target.session_id or target.experiment_id or ""
+            value = feedback.outcome if feedback.outcome != "score" else format_value(feedback)
+            comment = shorten(feedback.error or feedback.comment or "")
+            rows.append((id, feedback.key, value, author, comment, feedback.id))
+        print_table(("trace", "key", "value", "by", "comment", "id"), rows)
 
 
 @app.command()
@@ -102,7 +108,7 @@ def delete(ids: Ids, at: StoreOption = None) -> None:
     """
     with open_store(at) as store:
         removed = store.delete_feedback(ids)
-    console.print(f"removed {removed} feedbacks", markup=False)
+    print_line(f"removed {removed} feedbacks")
 
 
 def _parse_value(value: str) -> tuple[float | bool | None, str | None]:
@@ -115,18 +121,6 @@ def _parse_value(value: str) -> tuple[float | bool | None, str | None]:
         return None, value
 
 
-def _feedback_cells(feedback: Feedback) -> tuple[str, ...]:
-    value = feedback.outcome if feedback.outcome != "score" else format_value(feedback)
-    who = feedback.author or feedback.evaluator or feedback.source
-    target = feedback.target.trace_id or feedback.target.session_id or feedback.target.experiment_id or ""
-    return target, feedback.key, value, who, shorten(feedback.error or feedback.comment or ""), feedback.id
-
-
-def format_value(feedback: Feedback) -> str:
-    """Format the score, or the label if there is no score."""
-    return (feedback.label or "") if feedback.score is None else formatting.number(feedback.score)
-
-
 @app.command()
 def outlets(at: StoreOption = None, as_json: JsonOption = False) -> None:
     """Show where feedback is forwarded (`spanwise serve --feedback-to`), how much waits, and the error of the last
@@ -135,12 +129,20 @@ def outlets(at: StoreOption = None, as_json: JsonOption = False) -> None:
     Example: `spanwise feedback outlets --store spanwise.db`
     """
     with open_store(at) as store:
-        found = store.outlets()
+        destinations = store.outlets()
     if as_json:
-        emit(asdict(outlet) for outlet in found)
+        emit(map(asdict, destinations))
         return
-    if not found:
+    if not destinations:
         error_console.print("no destination for feedback is configured; set one with spanwise serve --feedback-to URL")
         return
-    rows = [(one.name, one.url, str(one.sent), str(one.waiting), str(one.dropped), one.error or "") for one in found]
-    print_table(["name", "url", "sent", "waiting", "refused", "last try"], rows)
+    rows = [
+        (outlet.name, outlet.url, str(outlet.sent), str(outlet.waiting), str(outlet.dropped), outlet.error or "")
+        for outlet in destinations
+    ]
+    print_table(["name", "url", "sent", "waiting", "refused", "last error"], rows)
+
+
+def format_value(feedback: Feedback) -> str:
+    """Format the score, or the label if there is no score."""
+    return (feedback.label or "") if feedback.score is None else formatting.number(feedback.score)

@@ -24,6 +24,7 @@ from spanwise.cli.command_io import (
     emit,
     error_console,
     open_store,
+    print_note,
     print_table,
     shorten,
 )
@@ -60,8 +61,8 @@ class LabelKeys:
     votes: Mapping[str, tuple[str, LabelValue]]
 
     def __str__(self) -> str:
-        words = [f"{key} {word}" if key != word else key for key, (word, _) in self.votes.items()]
-        return " · ".join([*words, "s skip", "b back", "q quit"])
+        labels = [f"{key} {label}" if key != label else key for key, (label, _) in self.votes.items()]
+        return " · ".join([*labels, "s skip", "b back", "q quit"])
 
 
 def make_label_keys(scores: Mapping[str | int, Any] | None) -> LabelKeys:
@@ -69,9 +70,11 @@ def make_label_keys(scores: Mapping[str | int, Any] | None) -> LabelKeys:
 
     Raises `ValueError` for more than nine labels.
     """
-    if scores is None or all(isinstance(worth, bool) for worth in scores.values()):
-        words = [str(label) for label in scores] if scores else ["yes", "no"]
-        return LabelKeys({key: (word, worth) for word, (key, (_, worth)) in zip(words, _YES_NO.items(), strict=True)})
+    if scores is None or all(isinstance(value, bool) for value in scores.values()):
+        labels = [str(label) for label in scores] if scores else ["yes", "no"]
+        return LabelKeys(
+            {key: (label, value) for label, (key, (_, value)) in zip(labels, _YES_NO.items(), strict=True)}
+        )
     if len(scores) > 9:
         raise ValueError(
             f"cannot label with single keys: the scale has {len(scores)} labels, but there are only the digits 1 to 9"
@@ -79,8 +82,8 @@ def make_label_keys(scores: Mapping[str | int, Any] | None) -> LabelKeys:
     digits = all(isinstance(label, int) and 0 <= label <= 9 for label in scores)
     return LabelKeys(
         {
-            str(label) if digits else str(place): (str(label), str(label) if worth is None else worth)
-            for place, (label, worth) in enumerate(scores.items(), 1)
+            str(label) if digits else str(number): (str(label), str(label) if value is None else value)
+            for number, (label, value) in enumerate(scores.items(), 1)
         }
     )
 
@@ -99,36 +102,30 @@ class LabelingSession:
         self._out = out
         self.votes: dict[Target, Feedback] = {}
 
-    def hold(self, waiting: Sequence[SampledCase], keys: LabelKeys) -> None:
+    def run(self, waiting: Sequence[SampledCase], keys: LabelKeys) -> None:
         """Show the cases one by one until all have been shown, the person quits, or the input ends."""
-        place = 0
-        while place < len(waiting):
-            shown = waiting[place].target
-            if not self._show(shown, f"case {place + 1} of {len(waiting)}"):
-                place += 1
+        index = 0
+        while index < len(waiting):
+            if not self._show(waiting[index].target, f"case {index + 1} of {len(waiting)}"):
+                index += 1
                 continue
-            pressed = self._pressed(keys)
+            pressed = ""
+            while pressed not in keys.votes and pressed not in ("s", "b", "q"):
+                self._out.print(Text(f"{keys}: "), end="")
+                pressed = read_key()
+                self._out.print(Text(pressed if pressed.isprintable() else ""))
             if pressed == "q":
                 return
             if pressed in keys.votes:
-                self._keep(waiting[place], keys.votes[pressed][1])
-            place = max(0, place - 1) if pressed == "b" else place + 1
+                self._store_label(waiting[index], keys.votes[pressed][1])
+            index = max(0, index - 1) if pressed == "b" else index + 1
 
-    def _pressed(self, keys: LabelKeys) -> str:
-        """Read keys until one is valid. The end of the input counts as quit."""
-        while True:
-            self._out.print(Text(f"{keys}: "), end="")
-            pressed = read_key()
-            self._out.print(Text(pressed if pressed.isprintable() else ""))
-            if pressed in keys.votes or pressed in ("s", "b", "q"):
-                return pressed
-
-    def _keep(self, case: SampledCase, worth: LabelValue) -> None:
+    def _store_label(self, case: SampledCase, label: LabelValue) -> None:
         planned = sum(stratum == case.stratum for stratum in self._sample.of.values())
         drawn: dict[str, Any] = {"probability": self._sample.probability(case.stratum, planned), **self._drawn}
         if case.stratum:
             drawn["among"] = case.stratum
-        value: dict[str, Any] = {"label": worth} if isinstance(worth, str) else {"score": worth}
+        value: dict[str, Any] = {"label": label} if isinstance(label, str) else {"score": label}
         vote = Feedback(
             target=case.target,
             key=self._key,
@@ -183,16 +180,13 @@ def _format_case_value(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, tuple) and value and isinstance(value[0], Document):
-        return "\n\n".join(f"[{place}] {document.content}" for place, document in enumerate(value, 1))
+        return "\n\n".join(f"[{number}] {document.content}" for number, document in enumerate(value, 1))
     if isinstance(value, list) and all(isinstance(message, dict) and "role" in message for message in value):
-        return "\n".join(_format_turns(value))
+        turns = [(message["role"], message.get("content")) for message in value]
+        return "\n".join(
+            f"{role}: {content if isinstance(content, str) else _format_case_value(content)}" for role, content in turns
+        )
     return orjson.dumps(value, default=repr, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode()
-
-
-def _format_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for message in messages:
-        content = message.get("content")
-        yield f"{message['role']}: {content if isinstance(content, str) else _format_case_value(content)}"
 
 
 app = typer.Typer(
@@ -259,24 +253,25 @@ def label(
         terms = _filter_terms(store, where, experiment)
         lot = " ".join([*sorted(terms), *["balanced"] * balance])
         earlier = [vote for vote in list_human_feedback(store, key, most=100_000) if DRAWN_METADATA in vote.metadata]
-        alike = [vote for vote in earlier if _sample_source(vote) == lot]
+        same_source = [vote for vote in earlier if _sample_source(vote) == lot]
         size = (cases, seed)
         sample = _draw_sample(
-            store, key, evaluator, build_filter(terms), size, alike, sessions=sessions, balance=balance
+            store, key, evaluator, build_filter(terms), size, same_source, sessions=sessions, balance=balance
         )
-        mine = {vote.target for vote in earlier if vote.author == voter}
-        waiting = [drawn for drawn in sample.drawn if drawn.target not in mine]
-        ballot = LabelingSession(store, key, voter, sample, {"seed": seed, "lot": lot}, out)
+        labeled = {vote.target for vote in earlier if vote.author == voter}
+        waiting = [drawn for drawn in sample.drawn if drawn.target not in labeled]
+        session = LabelingSession(store, key, voter, sample, {"seed": seed, "lot": lot}, out)
+        scale: Any = getattr(evaluator.function, "_scale", None) if evaluator else None
         try:
-            ballot.hold(waiting, make_label_keys(_judge_scale(evaluator)))
+            session.run(waiting, make_label_keys(getattr(scale, "scores", None)))
         finally:
             _update_probabilities(store, key, sample, lot)
-        done = len(mine & sample.of.keys()) + len(ballot.votes.keys() - mine)
+        done = len(labeled & sample.of.keys()) + len(session.votes.keys() - labeled)
         out.print(
-            f"{len(ballot.votes)} labels stored with key {key!r}, {done} of {len(sample.drawn)} cases", markup=False
+            f"{len(session.votes)} labels stored with key {key!r}, {done} of {len(sample.drawn)} cases", markup=False
         )
     if as_json:
-        emit(map(asdict, ballot.votes.values()))
+        emit(map(asdict, session.votes.values()))
 
 
 @app.command()
@@ -304,17 +299,19 @@ def calibrate(
         try:
             filter = build_filter(_filter_terms(store, None, experiment))
             mean: Any = corrected_mean(key, votes or key, store=store, where=filter, version=found.version)
-            said, plain = str(mean), asdict(mean)
+            text, plain = str(mean), asdict(mean)
         except ValueError as error:
-            said, plain = f"no corrected mean: {error}", {"why": str(error)}
+            text, plain = f"no corrected mean: {error}", {"why": str(error)}
     if as_json:
         emit([{**found.to_dict(), "corrected": plain}])
         return
-    console.print(escape_text(str(found)), escape_text(said), sep="\n", markup=False, highlight=False, soft_wrap=True)
+    console.print(escape_text(str(found)), escape_text(text), sep="\n", markup=False, highlight=False, soft_wrap=True)
     if differing and found.differing:
-        rows = found.differing[:differing]
-        cells = [(_target_id(it.target), f"{it.judged}", f"{it.people}", shorten(it.why or "", 200)) for it in rows]
-        print_table(("trace", "judge", "people", "the judge's reasons"), cells)
+        rows = []
+        for case in found.differing[:differing]:
+            target = case.target.trace_id or case.target.session_id or case.target.experiment_id or ""
+            rows.append((target, f"{case.judged}", f"{case.people}", shorten(case.why or "", 200)))
+        print_table(("trace", "judge", "people", "the judge's reasons"), rows)
 
 
 def _resolve_judge(named: str) -> tuple[str, Evaluator | None]:
@@ -323,12 +320,6 @@ def _resolve_judge(named: str) -> tuple[str, Evaluator | None]:
         return named, None
     evaluator = resolve_evaluator(named)
     return evaluator.key, evaluator
-
-
-def _judge_scale(evaluator: Evaluator | None) -> Any:
-    """Return a judge's labels with their values, {label: value}; None for yes and no."""
-    scale: Any = getattr(evaluator.function, "_scale", None) if evaluator else None
-    return getattr(scale, "scores", None)
 
 
 def _filter_terms(store: Store, where: list[str] | None, experiment: str | None) -> list[str]:
@@ -348,22 +339,20 @@ def _draw_sample(
 ) -> LabelSample:
     """Draw a random sample of the given size and seed. Raises `Refused` if there are no cases."""
     scored = partial(_list_scored, store, key, evaluator.version if evaluator else None, filter, sessions=sessions)
-    there = next(scored(), None) is not None
-    if balance and not there:
+    has_scores = next(scored(), None) is not None
+    if balance and not has_scores:
         raise Refused(f"the judge {key!r} has scored none of these cases, so they cannot be balanced by score")
     strata = sorted({verdict for _, verdict in scored()}) if balance else ()
     if len(strata) > size[0]:
         raise Refused(f"the judge gives {len(strata)} different scores, more than the {size[0]} cases of the sample")
-    source = scored() if there else _list_stored(store, filter, sessions=sessions)
+    source = scored() if has_scores else _list_stored(store, filter, sessions=sessions)
     sample = draw_label_sample(source, *size, voted=[vote.target for vote in earlier], strata=strata)
     if not sample.drawn:
         raise Refused(f"no stored case matches, so there is nothing to label for {key!r}")
-    how = f"the same number for each of the judge's {len(strata)} scores" if balance else "at random"
-    what = f"{sum(sample.cases.values())} {'sessions' if sessions else 'cases'}"
-    of = f"that {key!r} has scored" if there else f"that are stored; {key!r} has scored none of them"
-    error_console.print(
-        f"{len(sample.drawn)} drawn {how} from {what} {of}", markup=False, highlight=False, soft_wrap=True
-    )
+    method = f"the same number for each of the judge's {len(strata)} scores" if balance else "at random"
+    population = f"{sum(sample.cases.values())} {'sessions' if sessions else 'cases'}"
+    source_text = f"that {key!r} has scored" if has_scores else f"that are stored; {key!r} has scored none of them"
+    print_note(f"{len(sample.drawn)} drawn {method} from {population} {source_text}")
     return sample
 
 
@@ -427,7 +416,3 @@ def _sample_source(vote: Feedback) -> str:
     """Return the filter conditions under which `spanwise judges label` drew the case of a label."""
     drawn = vote.metadata[DRAWN_METADATA]
     return str(drawn.get("lot", "")) if isinstance(drawn, dict) else ""
-
-
-def _target_id(target: Target) -> str:
-    return target.trace_id or target.session_id or target.experiment_id or ""

@@ -13,16 +13,16 @@ from spanwise.cli.command_io import (
     JsonOption,
     StoreOption,
     YesOption,
-    console,
     emit,
-    error_console,
     open_store,
+    print_line,
+    print_note,
     print_table,
 )
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filter_values import parse_duration
 from spanwise.collector.formatting import ago, when
-from spanwise.collector.records import AuditEvent, Key, iterate_pages
+from spanwise.collector.records import Key, iterate_pages
 from spanwise.collector.stores import Store
 from spanwise.collector.terminal_escaping import escape_line
 
@@ -59,8 +59,9 @@ def create(
     if not name.strip() or len(name) > 200 or not name.isprintable():
         raise Refused(f"the name of a key must have 1 to 200 printable characters, got {name!r:.250}")
     scopes = tuple(dict.fromkeys(scope)) if scope else ("read", "write")
-    for unknown in (one for one in scopes if one not in KEY_SCOPES):
-        raise Refused(f"unknown scope {unknown!r}; expected one of: {', '.join(KEY_SCOPES)}")
+    for value in scopes:
+        if value not in KEY_SCOPES:
+            raise Refused(f"unknown scope {value!r}; expected one of: {', '.join(KEY_SCOPES)}")
     lifetime = None if expires is None else parse_duration(expires)
     if lifetime is not None and not 0 < lifetime < 2**62:
         raise Refused(f"--expires must be a positive duration such as 90d, got {expires!r}")
@@ -78,9 +79,7 @@ def create(
     if as_json:
         emit([{**_key_to_dict(key), "key": secret}])
         return
-    error_console.print(
-        f"{key.id} for {key.name!r}: {', '.join(key.scopes)}; it is shown only once, so save it now", markup=False
-    )
+    print_note(f"{key.id} for {key.name!r}: {', '.join(key.scopes)}; it is shown only once, so save it now")
     typer.echo(secret)
 
 
@@ -95,7 +94,13 @@ def list_(as_json: JsonOption = False, at: StoreOption = None) -> None:
     if as_json:
         emit(map(_key_to_dict, keys))
         return
-    print_table(("id", "name", "scopes", "project", "made", "expires"), map(_key_cells, keys))
+    rows = []
+    for key in keys:
+        expiry = "never" if key.expires_ns is None else when(key.expires_ns)
+        if key.expires_ns is not None and key.expires_ns <= time.time_ns():
+            expiry = "has expired"
+        rows.append((key.id, key.name, ", ".join(key.scopes), key.project or "all", ago(key.created_ns), expiry))
+    print_table(("id", "name", "scopes", "project", "created", "expires"), rows)
 
 
 @app.command()
@@ -112,7 +117,7 @@ def revoke(key: KeyId, yes: YesOption = False, as_json: JsonOption = False, at: 
     if as_json:
         emit([{"revoked": found.id, "name": found.name}])
     else:
-        console.print(f"{found.id} is revoked", markup=False)
+        print_line(f"{found.id} is revoked")
 
 
 @app.command()
@@ -130,8 +135,11 @@ def audit(
     if as_json:
         emit(events)
         return
-    rows = ((when(one.at_ns), one.action, str(one.count), _format_actor(one), one.address, one.about) for one in events)
-    print_table(("when", "what", "count", "who", "from", "of what"), rows)
+    rows = []
+    for event in events:
+        actor = f"{event.name} ({event.key})" if event.key and event.key != event.name else event.name or "no key"
+        rows.append((when(event.at_ns), event.action, str(event.count), actor, event.address, event.about))
+    print_table(("time", "action", "count", "key", "address", "target"), rows)
 
 
 def _find_key(store: Store, id_or_name: str) -> Key:
@@ -139,12 +147,12 @@ def _find_key(store: Store, id_or_name: str) -> Key:
     name.
     """
     keys = store.keys()
-    found = [key for key in keys if key.id == id_or_name] or [key for key in keys if key.name == id_or_name]
-    if len(found) > 1:
-        raise Refused(f"{len(found)} keys have the name {id_or_name!r}; use the id that `spanwise keys list` shows")
-    if not found:
+    matching = [key for key in keys if key.id == id_or_name] or [key for key in keys if key.name == id_or_name]
+    if len(matching) > 1:
+        raise Refused(f"{len(matching)} keys have the name {id_or_name!r}; use the id that `spanwise keys list` shows")
+    if not matching:
         raise NotFound(f"there is no key {id_or_name!r}; `spanwise keys list` lists all keys")
-    return found[0]
+    return matching[0]
 
 
 def _key_to_dict(key: Key) -> dict[str, Any]:
@@ -156,15 +164,3 @@ def _key_to_dict(key: Key) -> dict[str, Any]:
         "created_ns": key.created_ns,
         "expires_ns": key.expires_ns,
     }
-
-
-def _key_cells(key: Key) -> tuple[str, ...]:
-    if key.expires_ns is None:
-        expiry = "never"
-    else:
-        expiry = "has expired" if key.expires_ns <= time.time_ns() else when(key.expires_ns)
-    return key.id, key.name, ", ".join(key.scopes), key.project or "all", ago(key.created_ns), expiry
-
-
-def _format_actor(event: AuditEvent) -> str:
-    return f"{event.name} ({event.key})" if event.key and event.key != event.name else event.name or "no key"

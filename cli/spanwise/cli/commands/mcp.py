@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from spanwise.cli.command_io import HostOption, StoreOption, error_console
+from spanwise.cli.command_io import HostOption, StoreOption, error_console, print_note
 from spanwise.collector import default_location
 from spanwise.collector.errors import Refused, require_extra
 
@@ -42,13 +42,13 @@ def mcp(
         raise Refused(str(error)) from None
     from spanwise.cli.mcp.store_access import StoreAccess
 
-    places = StoreAccess(at, guarded=http)
-    error_console.print(f"store: {at or default_location()}", markup=False, highlight=False, soft_wrap=True)
-    made = make_server(places, write=write, file=file)
+    store_access = StoreAccess(at, guarded=http)
+    print_note(f"store: {at or default_location()}")
+    server = make_server(store_access, write=write, file=file)
     if not http:
-        made.run("stdio")
+        server.run("stdio")
         return
     from spanwise.cli.mcp.http_transport import MCP_PATH, make_guarded
 
-    serving = make_guarded(made, places, host, port)
-    serving.run(lambda: error_console.print(f"[bold]{serving.url}{MCP_PATH}[/]", soft_wrap=True))
+    http_server = make_guarded(server, store_access, host, port)
+    http_server.run(lambda: error_console.print(f"[bold]{http_server.url}{MCP_PATH}[/]", soft_wrap=True))

@@ -21,10 +21,11 @@ from spanwise.cli.command_io import (
     JsonOption,
     StoreOption,
     YesOption,
-    console,
     emit,
     error_console,
     open_store,
+    print_line,
+    print_note,
     print_table,
 )
 from spanwise.cli.commands import monitor_reports
@@ -33,7 +34,7 @@ from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import Rule, RuleStatus
 from spanwise.collector.stores import Store
-from spanwise.collector.terminal_escaping import escape_line, escape_text
+from spanwise.collector.terminal_escaping import escape_line
 
 if TYPE_CHECKING:
     from spanwise.evaluators.monitors import LoadedRules, WorkerPlan
@@ -72,8 +73,8 @@ def run(
     url = _collector_url(at)
     plan = make_plan(file, url, workers=workers, activate=activate, memory=memory)
     with stop_on_signal() as stop:
-        done = Supervisor(plan, print_monitor_line, print_rules).run(stop)
-    if not done:
+        is_loaded = Supervisor(plan, print_monitor_line, print_rules).run(stop)
+    if not is_loaded:
         raise typer.Exit(1)
     print_monitor_line("stopped; unfinished evaluations were released")
 
@@ -103,7 +104,7 @@ def _check_file_exists(file: str) -> None:
 
 def print_monitor_line(text: str) -> None:
     """Print a line on stderr."""
-    error_console.print(escape_text(f"monitor: {text}"), markup=False, highlight=False, soft_wrap=True)
+    print_note(f"monitor: {text}")
 
 
 def print_rules(loaded: LoadedRules) -> None:
@@ -122,8 +123,8 @@ def _describe_rule(rule: Mapping[str, Any]) -> str:
     for name, limit in rule["budget"].items():
         unit, _, period = name.partition("_per_")
         budget += f", at most ${limit:g} a {period}" if unit == "usd" else f", at most {limit:g} {unit} a {period}"
-    what = f"{', '.join(rule['evaluators'])} on {_format_percent(rule['rate'])} of {rule['target']}s{strata}{budget}"
-    return f"rule {rule['name']!r} of project {rule['project']!r}, version {rule['version']}: {what}"
+    scope = f"{', '.join(rule['evaluators'])} on {_format_percent(rule['rate'])} of {rule['target']}s{strata}{budget}"
+    return f"rule {rule['name']!r} of project {rule['project']!r}, version {rule['version']}: {scope}"
 
 
 def _format_percent(rate: float) -> str:
@@ -170,11 +171,11 @@ def rules(project: OfProject = None, at: StoreOption = None, as_json: JsonOption
     import msgspec
 
     with open_store(at) as store:
-        found = store.status(project=project)
+        statuses = store.status(project=project)
     if as_json:
-        emit(msgspec.to_builtins(status.rule) for status in found)
-    elif found:
-        print_table(("rule", "project", "state", "rate", "owner", "version"), map(_rule_cells, found))
+        emit(msgspec.to_builtins(status.rule) for status in statuses)
+    elif statuses:
+        print_table(("rule", "project", "state", "rate", "owner", "version"), map(_rule_cells, statuses))
     else:
         error_console.print("there are no rules; `spanwise monitor rules.py` runs the rules of a file")
 
@@ -187,7 +188,7 @@ def _rule_cells(status: RuleStatus) -> tuple[str, ...]:
         rule_report.standing(status, time.time_ns())[0],
         rule_report.rate(status),
         rule.owner,
-        (rule.version[:12]),
+        rule.version[:12],
     )
 
 
@@ -200,7 +201,7 @@ def pause(name: RuleName, project: Project = None, at: StoreOption = None) -> No
     with open_store(at) as store:
         rule = _find_rule(store, name, project)
         store.change_rule(rule.name, project=rule.project, enabled=False)
-    _print_line(f"paused {_rule_label(rule)}; continue with: spanwise monitor resume {quote(rule.name)}")
+    print_line(escape_line(f"paused {_rule_label(rule)}; continue with: spanwise monitor resume {quote(rule.name)}"))
 
 
 def resume(name: RuleName, project: Project = None, at: StoreOption = None) -> None:
@@ -211,7 +212,7 @@ def resume(name: RuleName, project: Project = None, at: StoreOption = None) -> N
     with open_store(at) as store:
         rule = _find_rule(store, name, project)
         store.change_rule(rule.name, project=rule.project, enabled=True)
-    _print_line(f"resumed {_rule_label(rule)}")
+    print_line(escape_line(f"resumed {_rule_label(rule)}"))
 
 
 def remove(name: RuleName, project: Project = None, yes: YesOption = False, at: StoreOption = None) -> None:
@@ -224,30 +225,26 @@ def remove(name: RuleName, project: Project = None, yes: YesOption = False, at: 
         if not yes:
             typer.confirm(f"Remove {_rule_label(rule)}?", abort=True, err=True)
         store.delete_rule(rule.name, project=rule.project)
-    _print_line(f"removed {_rule_label(rule)}{rule_report.comes_back(rule)}")
+    print_line(escape_line(f"removed {_rule_label(rule)}{rule_report.comes_back(rule)}"))
 
 
 def _find_rule(store: Store, name: str, project: str | None) -> Rule:
     """Return the rule with this name. Raises `NotFound`, or `Refused` if several projects have a rule of this name."""
-    there = store.rules(project=project)
-    found = [rule for rule in there if rule.name == name]
-    if not found:
+    rules = store.rules(project=project)
+    matching = [rule for rule in rules if rule.name == name]
+    if not matching:
         from spanwise.tracer.suggestions import did_you_mean
 
-        hint = did_you_mean(name, [rule.name for rule in there], form=": {}")
+        hint = did_you_mean(name, [rule.name for rule in rules], form=": {}")
         raise NotFound(f"there is no rule {name!r}{f' in project {project!r}' if project else ''}{hint}")
-    if len(found) > 1:
-        projects = ", ".join(rule.project for rule in found)
+    if len(matching) > 1:
+        projects = ", ".join(rule.project for rule in matching)
         raise Refused(f"rules named {name!r} are in several projects ({projects}); choose one with --project")
-    return found[0]
+    return matching[0]
 
 
 def _rule_label(rule: Rule) -> str:
     return f"rule {rule.name!r} of project {rule.project!r}"
-
-
-def _print_line(text: str) -> None:
-    console.print(escape_line(text), markup=False, highlight=False, soft_wrap=True)
 
 
 _RUN_COMMAND = "run"

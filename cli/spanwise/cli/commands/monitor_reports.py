@@ -19,6 +19,7 @@ from spanwise.cli.command_io import (
     emit,
     error_console,
     open_store,
+    print_note,
     print_table,
     resolve_trace_id,
     shorten,
@@ -27,15 +28,14 @@ from spanwise.cli.commands.feedback import format_value
 from spanwise.collector import formatting
 from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.filter_values import parse_duration
-from spanwise.collector.records import ConditionResult, Decision, DecisionExplanation, RuleStatus
+from spanwise.collector.records import DecisionExplanation, RuleStatus
 from spanwise.collector.rule_policy import MIN_PACING_FACTOR
 from spanwise.collector.statistics import SampledMean
 from spanwise.collector.stores import Store, summarize_rule
 from spanwise.collector.terminal_escaping import MAX_MESSAGE_LENGTH, escape_line
 
 if TYPE_CHECKING:
-    from spanwise.collector.records import Target
-    from spanwise.evaluators.monitors import KeyDifference, RuleComparison, RulePreview
+    from spanwise.evaluators.monitors import KeyDifference, RulePreview
 
 
 Project = Annotated[str | None, typer.Option(help="Only rules of this project.")]
@@ -52,14 +52,16 @@ class _StatusReader:
     store: Store
     project: str | None
     means: dict[tuple[str, str, str], list[SampledMean]] = field(default_factory=dict)
-    read: float = float("-inf")
+    means_read: float = float("-inf")
 
-    def take(self) -> list[tuple[RuleStatus, list[SampledMean]]]:
-        found = self.store.status(project=self.project)
-        if time.monotonic() - self.read > _MEANS_EVERY_S:
-            self.means = {_rule_key(one): summarize_rule(self.store, one.rule, most=MAX_MEAN_SCORES) for one in found}
-            self.read = time.monotonic()
-        return [(one, self.means.get(_rule_key(one), [])) for one in found]
+    def read(self) -> list[tuple[RuleStatus, list[SampledMean]]]:
+        statuses = self.store.status(project=self.project)
+        if time.monotonic() - self.means_read > _MEANS_EVERY_S:
+            self.means = {
+                _rule_key(status): summarize_rule(self.store, status.rule, most=MAX_MEAN_SCORES) for status in statuses
+            }
+            self.means_read = time.monotonic()
+        return [(status, self.means.get(_rule_key(status), [])) for status in statuses]
 
 
 def _rule_key(status: RuleStatus) -> tuple[str, str, str]:
@@ -73,52 +75,54 @@ def status(
 
     Example: `spanwise monitor status --once`
     """
+    import msgspec
+
     with open_store(at) as store:
-        look = _StatusReader(store, project)
+        reader = _StatusReader(store, project)
         if as_json:
-            emit(map(_status_to_dict, look.take()))
+            emit(
+                {**msgspec.to_builtins(status), "means": msgspec.to_builtins(means)} for status, means in reader.read()
+            )
         elif once or not console.is_terminal:
-            console.print(render_status(look.take()), soft_wrap=not console.is_terminal)
+            console.print(render_status(reader.read()), soft_wrap=not console.is_terminal)
         else:
-            _show_live(look, every)
+            _show_live(reader, every)
 
 
-def _show_live(look: _StatusReader, every: float) -> None:
+def _show_live(reader: _StatusReader, every: float) -> None:
     from rich.live import Live
 
     try:
-        with Live(render_status(look.take()), console=console, auto_refresh=False) as live:
+        with Live(render_status(reader.read()), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(every)
-                live.update(render_status(look.take()), refresh=True)
+                live.update(render_status(reader.read()), refresh=True)
     except KeyboardInterrupt:
         error_console.print("stopped")
 
 
-def _status_to_dict(found: tuple[RuleStatus, list[SampledMean]]) -> dict[str, Any]:
-    import msgspec
-
-    return {**msgspec.to_builtins(found[0]), "means": msgspec.to_builtins(found[1])}
-
-
-def render_status(found: Sequence[tuple[RuleStatus, list[SampledMean]]]) -> Group:
+def render_status(statuses: Sequence[tuple[RuleStatus, list[SampledMean]]]) -> Group:
     """Return all rules, one below the other."""
-    if not found:
+    if not statuses:
         return Group(
             Text(
                 "no rules yet; define rules with spanwise.evaluators.monitor(…) and run them with `spanwise monitor rules.py`"
             )
         )
     now_ns = time.time_ns()
-    finished, decided = rule_report.sum_throughput((worker for status, _ in found for worker in status.workers), now_ns)
+    finished, decided = rule_report.sum_throughput(
+        (worker for status, _ in statuses for worker in status.workers), now_ns
+    )
     head = Text(f"{formatting.number(finished)} finished and {formatting.number(decided)} decided per second", "dim")
-    return Group(head, *(part for one in found for part in _render_rule(*one, now_ns)))
+    return Group(head, *(line for status, means in statuses for line in _render_rule(status, means, now_ns)))
 
 
 def _render_rule(status: RuleStatus, means: list[SampledMean], now_ns: int) -> Iterator[Text | Table]:
-    standing, right = rule_report.standing(status, now_ns)
+    standing, is_healthy = rule_report.standing(status, now_ns)
     name = (escape_line(status.rule.name), "bold")
-    yield Text.assemble(name, f"  {escape_line(status.rule.project)}  ", (standing, "green" if right else "yellow"))
+    yield Text.assemble(
+        name, f"  {escape_line(status.rule.project)}  ", (standing, "green" if is_healthy else "yellow")
+    )
     counts = [f"{stage.name} {formatting.count(stage.count)}" for stage in rule_report.funnel(status)]
     others = [name for name in rule_report.STORED if name != "scored" and status.counts.get(name)]
     yield Text("  " + " → ".join(counts))
@@ -127,18 +131,15 @@ def _render_rule(status: RuleStatus, means: list[SampledMean], now_ns: int) -> I
             "  " + ", ".join(f"{rule_report.WORDS[name]} {formatting.count(status.counts[name])}" for name in others)
         )
     yield Text(f"  rate {rule_report.rate(status)}; {rule_report.behind(status)}")
-    for line in _detail_lines(status, now_ns):
+    details = [f"budget: {spending}" for spending in rule_report.spending(status.rule, status.booked)]
+    details += [f"{work.key}: {work}" for work in rule_report.work(status, now_ns)]
+    details += [problem for worker in status.workers for problem in rule_report.idle(worker, status.rule.name)]
+    for line in details:
         yield Text(f"  {escape_line(line)}")
     for error in status.errors[:3]:
         yield Text(f"  error: {escape_line(formatting.first_line(error))}", "red")
     if means:
         yield _means_table(means)
-
-
-def _detail_lines(status: RuleStatus, now_ns: int) -> Iterator[str]:
-    yield from (f"budget: {one}" for one in rule_report.spending(status.rule, status.booked))
-    yield from (f"{one.key}: {one}" for one in rule_report.work(status, now_ns))
-    yield from (said for worker in status.workers for said in rule_report.idle(worker, status.rule.name))
 
 
 def _means_table(means: Sequence[SampledMean]) -> Table:
@@ -148,14 +149,11 @@ def _means_table(means: Sequence[SampledMean]) -> Table:
     for mean in means:
         interval = "–" if mean.low is None else f"{formatting.number(mean.low)}–{formatting.number(mean.high)}"
         counts = (mean.n, round(mean.effective), mean.failed, mean.skipped, mean.unknown + mean.outside)
-        table.add_row(Text(escape_line(mean.key)), _format_mean(mean), interval, *map(formatting.count, counts))
+        estimate = formatting.number(mean.mean)
+        if mean.unweighted is not None:
+            estimate = f"– ({formatting.number(mean.unweighted)} unweighted)"
+        table.add_row(Text(escape_line(mean.key)), estimate, interval, *map(formatting.count, counts))
     return table
-
-
-def _format_mean(mean: SampledMean) -> str:
-    if mean.unweighted is None:
-        return formatting.number(mean.mean)
-    return f"– ({formatting.number(mean.unweighted)} unweighted)"
 
 
 TraceId = Annotated[str, typer.Argument(help="Id of a trace, or the first characters of a recent one.")]
@@ -177,52 +175,46 @@ def why(trace_id: TraceId, at: StoreOption = None, as_json: JsonOption = False) 
 
     with open_store(at) as store:
         id = resolve_trace_id(store, trace_id)
-        found = store.why(id)
-        lack = "" if found else rule_report.explain_no_rules(store.trace(id).root.project, store.rules())
+        explanations = store.why(id)
+        no_rules = "" if explanations else rule_report.explain_no_rules(store.trace(id).root.project, store.rules())
     if as_json:
-        emit(map(msgspec.to_builtins, found))
-    elif lack:
-        error_console.print(escape_line(lack), markup=False, highlight=False, soft_wrap=True)
-    for one in found if not as_json else ():
-        console.print(render_decision(one, time.time_ns()), soft_wrap=True)
+        emit(map(msgspec.to_builtins, explanations))
+        return
+    if no_rules:
+        print_note(escape_line(no_rules))
+    for explanation in explanations:
+        console.print(render_decision(explanation, time.time_ns()), soft_wrap=True)
 
 
-def render_decision(one: DecisionExplanation, now_ns: int) -> Text:
+def render_decision(explanation: DecisionExplanation, now_ns: int) -> Text:
     """Render the decision of one rule: a line with outcome and reason, and below it the details."""
     text = Text.assemble(
-        (escape_line(one.rule.name), "bold"),
+        (escape_line(explanation.rule.name), "bold"),
         "  ",
-        (rule_report.WORDS[one.verdict], OUTCOME_STYLES.get(one.verdict, "yellow")),
+        (rule_report.WORDS[explanation.verdict], OUTCOME_STYLES.get(explanation.verdict, "yellow")),
     )
-    if reason := rule_report.reason(one):
+    if reason := rule_report.reason(explanation):
         text.append(f"  {escape_line(reason, MAX_MESSAGE_LENGTH)}")
-    for line in _reason_lines(one, now_ns):
+    for line in _reason_lines(explanation, now_ns):
         text.append(f"\n    {escape_line(line, MAX_MESSAGE_LENGTH)}")
     return text
 
 
-def _reason_lines(one: DecisionExplanation, now_ns: int) -> Iterator[str]:
-    yield from map(_format_condition, one.conditions)
-    if sample := rule_report.sampling(one):
+def _reason_lines(explanation: DecisionExplanation, now_ns: int) -> Iterator[str]:
+    for condition in explanation.conditions:
+        mark = {True: "holds", False: "fails", None: "unknown yet"}[condition.passes]
+        yield f"{mark}: {rule_report.describe_condition(condition)}"
+    if sample := rule_report.sampling(explanation):
         yield f"sample: {sample}"
-    for budget in rule_report.spending(one.rule, one.budget) if one.budget else ():
+    for budget in rule_report.spending(explanation.rule, explanation.budget) if explanation.budget else ():
         yield f"budget: {budget}"
-    for decision in one.decisions:
-        yield from _decision_lines(decision, now_ns)
-    if command := rule_report.look_on(one):
+    for decision in explanation.decisions:
+        head = [rule_report.target(decision), rule_report.WORDS[decision.verdict], decision.reason]
+        yield ", ".join(dict.fromkeys(filter(None, [*head, *rule_report.facts(decision, now_ns)])))
+        for key, state, error in rule_report.states(decision):
+            yield f"  {key}: {state}" + (f", {error}" if error else "")
+    if command := rule_report.look_on(explanation):
         yield f"to list the fields that its spans contain, and the unused ones, run: {command}"
-
-
-def _format_condition(one: ConditionResult) -> str:
-    mark = {True: "holds", False: "fails", None: "unknown yet"}[one.passes]
-    return f"{mark}: {rule_report.describe_condition(one)}"
-
-
-def _decision_lines(one: Decision, now_ns: int) -> Iterator[str]:
-    head = [rule_report.target(one), rule_report.WORDS[one.verdict], one.reason, *rule_report.facts(one, now_ns)]
-    yield ", ".join(dict.fromkeys(filter(None, head)))
-    for key, state, error in rule_report.states(one):
-        yield f"  {key}: {state}" + (f", {error}" if error else "")
 
 
 RulesFile = Annotated[
@@ -248,7 +240,7 @@ def check(
 
     Example: `spanwise monitor check rules.py --try 20`
     """
-    from spanwise.evaluators.monitors import check as checked
+    from spanwise.evaluators.monitors import check as check_rule
     from spanwise.evaluators.monitors import load
 
     rules = [rule for rule in load(file) if only in (None, rule.record.name)]
@@ -256,83 +248,78 @@ def check(
         raise ValueError(f"{file!r} defines no rule {only!r}")
     with open_store(at) as store:
         now_ns = time.time_ns()
-        states = {(one.rule.project, one.rule.name): rule_report.standing(one, now_ns)[0] for one in store.status()}
+        states = {
+            (status.rule.project, status.rule.name): rule_report.standing(status, now_ns)[0]
+            for status in store.status()
+        }
         for rule in rules:
-            found = checked(rule, store, seconds=parse_duration(since) / 1e9, tries=tries)
-            emit([_preview_to_dict(found)]) if as_json else _print_preview(found, since)
-            if not as_json and (state := states.get((found.rule.project, found.rule.name))):
+            preview = check_rule(rule, store, seconds=parse_duration(since) / 1e9, tries=tries)
+            if as_json:
+                emit([_preview_to_dict(preview)])
+                continue
+            typer.echo(escape_line(f"{preview.rule.name} ({preview.rule.project}, version {preview.rule.version})"))
+            for line in _preview_lines(preview, since):
+                typer.echo(escape_line(f"  {line}"))
+            if preview.tried:
+                ids = {"session": ("session",), "span": ("trace", "span"), "document": ("trace", "span", "document")}
+                head = (*ids.get(preview.rule.target, ("trace",)), "key", "outcome", "score", "comment")
+                print_table(head, _trial_cells(preview))
+            if state := states.get((preview.rule.project, preview.rule.name)):
                 typer.echo(escape_line(f"  now: {state}"))
 
 
-def _print_preview(found: RulePreview, since: str) -> None:
-    typer.echo(escape_line(f"{found.rule.name} ({found.rule.project}, version {found.rule.version})"))
-    for line in _preview_lines(found, since):
-        typer.echo(escape_line(f"  {line}"))
-    if found.tried:
-        place = {"session": ("session",), "span": ("trace", "span"), "document": ("trace", "span", "document")}
-        head = (*place.get(found.rule.target, ("trace",)), "key", "outcome", "score", "comment")
-        print_table(head, _trial_cells(found))
-
-
-def _preview_lines(found: RulePreview, since: str) -> Iterator[str]:
-    about = "" if found.exact else "about "
-    yield f"of {found.traces} traces in {since}, {about}{found.matched} match and {about}{found.sampled} are sampled"
-    if found.rule.target in ("span", "document"):
-        yield f"they contain about {found.targets} {found.rule.target}s to score"
-    counted = found.estimate.total
-    if counted.calls or counted.cached:
-        to = " and ".join(found.estimate.where)
-        usd = "price unknown" if found.usd is None else f"about ${found.usd:.4f}"
-        yield f"judges are asked about {found.calls} times, {usd}; text goes to {to}"
-    if found.paced is not None and found.paced < 1:
-        share = formatting.percent(found.paced, 1)
-        if found.paced > MIN_PACING_FACTOR:
+def _preview_lines(preview: RulePreview, since: str) -> Iterator[str]:
+    about = "" if preview.exact else "about "
+    yield f"of {preview.traces} traces in {since}, {about}{preview.matched} match and {about}{preview.sampled} are sampled"
+    if preview.rule.target in ("span", "document"):
+        yield f"they contain about {preview.targets} {preview.rule.target}s to score"
+    total = preview.estimate.total
+    if total.calls or total.cached:
+        endpoints = " and ".join(preview.estimate.where)
+        usd = "price unknown" if preview.usd is None else f"about ${preview.usd:.4f}"
+        yield f"judges are asked about {preview.calls} times, {usd}; text goes to {endpoints}"
+    if preview.paced is not None and preview.paced < 1:
+        share = formatting.percent(preview.paced, 1)
+        if preview.paced > MIN_PACING_FACTOR:
             yield f"its budget covers {share} of that, so sample rates are lowered accordingly"
         else:
             yield f"its budget covers less than {share} of that, so sample rates are lowered to {share}, {rule_report.PACING_FLOOR_TEXT}"
-    for key, error in found.estimate.errors.items():
+    for key, error in preview.estimate.errors.items():
         yield f"{key} fails before any judge call: {error}"
-    for key, skipped in found.estimate.skipped.items():
+    for key, skipped in preview.estimate.skipped.items():
         if skipped:
-            yield f"{key} skips {skipped} of the {found.priced} newest targets"
+            yield f"{key} skips {skipped} of the {preview.priced} newest targets"
 
 
-def _trial_cells(found: RulePreview) -> Iterator[tuple[str, ...]]:
-    for tried in found.tried:
-        for it in tried.feedback:
-            yield (
-                *_target_cells(tried.target),
-                it.key,
-                it.outcome,
-                format_value(it),
-                shorten(it.error or it.comment or ""),
-            )
+def _trial_cells(preview: RulePreview) -> Iterator[tuple[str, ...]]:
+    """Yield the table cells of the scores of a trial, with the columns of the rule's targets."""
+    for trial in preview.tried:
+        target = trial.target
+        ids: tuple[str, ...] = (target.trace_id or target.session_id or "",)
+        if target.span_id is not None:
+            document = () if target.document is None else (str(target.document + 1),)
+            ids = target.trace_id or "", target.span_id, *document
+        for feedback in trial.feedback:
+            comment = shorten(feedback.error or feedback.comment or "")
+            yield (*ids, feedback.key, feedback.outcome, format_value(feedback), comment)
 
 
-def _target_cells(target: Target) -> tuple[str, ...]:
-    """Return the table cells that describe a target, for the columns of `_print_preview`."""
-    if target.span_id is None:
-        return (target.trace_id or target.session_id or "",)
-    document = () if target.document is None else (str(target.document + 1),)
-    return target.trace_id or "", target.span_id, *document
-
-
-def _preview_to_dict(found: RulePreview) -> dict[str, Any]:
+def _preview_to_dict(preview: RulePreview) -> dict[str, Any]:
     return {
-        "rule": found.rule.name,
-        "project": found.rule.project,
-        "version": found.rule.version,
-        "seconds": found.seconds,
-        "traces": found.traces,
-        "matched": found.matched,
-        "sampled": found.sampled,
-        "targets": found.targets,
-        "exact": found.exact,
-        "calls": found.calls,
-        "usd": found.usd,
-        "paced": found.paced,
-        "where": list(found.estimate.where),
-        "tried": [asdict(tried) for tried in found.tried],
+        "rule": preview.rule.name,
+        "project": preview.rule.project,
+        "version": preview.rule.version,
+        "seconds": preview.seconds,
+        "traces": preview.traces,
+        "matched": preview.matched,
+        "sampled": preview.sampled,
+        "targets": preview.targets,
+        "exact": preview.exact,
+        "calls": preview.calls,
+        "usd": preview.usd,
+        "paced": preview.paced,
+        "where": list(preview.estimate.where),
+        "tried": [asdict(trial) for trial in preview.tried],
     }
 
 
@@ -353,45 +340,39 @@ def diff(
 
     Example: `spanwise monitor diff grounded`
     """
-    from spanwise.evaluators.monitors import diff as compared
+    from spanwise.evaluators.monitors import diff as compare_rules
 
     with open_store(at) as store:
-        found = compared(store, rule, shadow, project=project)
+        comparison = compare_rules(store, rule, shadow, project=project)
     if as_json:
-        emit([asdict(found)])
+        emit([asdict(comparison)])
         return
-    typer.echo(
-        escape_line(f"{found.old.name} and {found.new.name}: {found.both} scored by both, {_describe_unmatched(found)}")
-    )
-    print_table(("key", "n", found.old.name, found.new.name, "change"), map(_difference_cells, found.differences))
-    if found.cost_old is not None or found.cost_new is not None:
-        cost = (
-            f"{_format_usd(found.cost_old)} with {found.old.name}, {_format_usd(found.cost_new)} with {found.new.name}"
-        )
+    old, new = comparison.old.name, comparison.new.name
+    unmatched = f"{comparison.only_old} only by the first, {comparison.only_new} only by the second"
+    typer.echo(escape_line(f"{old} and {new}: {comparison.both} scored by both, {unmatched}"))
+    print_table(("key", "n", old, new, "change"), map(_difference_cells, comparison.differences))
+    if comparison.cost_old is not None or comparison.cost_new is not None:
+        cost = f"{_format_usd(comparison.cost_old)} with {old}, {_format_usd(comparison.cost_new)} with {new}"
         typer.echo(escape_line(f"a target costs {cost}"))
-    if not found.differences:
+    if not comparison.differences:
         error_console.print("no key has scores of both rules yet", highlight=False)
 
 
-def _describe_unmatched(found: RuleComparison) -> str:
-    return f"{found.only_old} only by the first, {found.only_new} only by the second"
-
-
-def _difference_cells(it: KeyDifference) -> tuple[str, ...]:
-    verdict = "beyond chance" if it.beyond_chance else "within chance"
+def _difference_cells(difference: KeyDifference) -> tuple[str, ...]:
+    conclusion = "beyond chance" if difference.beyond_chance else "within chance"
     return (
-        it.key,
-        str(it.change.n),
-        _format_interval(it.old),
-        _format_interval(it.new),
-        f"{_format_interval(it.change, signed=True)} ({verdict})",
+        difference.key,
+        str(difference.change.n),
+        _format_interval(difference.old),
+        _format_interval(difference.new),
+        f"{_format_interval(difference.change, signed=True)} ({conclusion})",
     )
 
 
 def _format_interval(mean: SampledMean, signed: bool = False) -> str:
-    if mean.mean is None:
-        return "–" if mean.unweighted is None else f"– ({mean.unweighted:{'+' * signed}.3g} unweighted)"
     sign = "+" if signed else ""
+    if mean.mean is None:
+        return "–" if mean.unweighted is None else f"– ({mean.unweighted:{sign}.3g} unweighted)"
     interval = "" if mean.low is None else f" [{mean.low:{sign}.3g}, {mean.high:{sign}.3g}]"
     return f"{mean.mean:{sign}.3g}{interval}"
 

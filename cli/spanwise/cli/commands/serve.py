@@ -11,20 +11,19 @@ import secrets
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spanwise.cli.command_io import FileStoreOption, HostOption, error_console
+from spanwise.cli.command_io import FileStoreOption, HostOption, error_console, print_note
 from spanwise.collector.address_parsing import is_loopback, strip_brackets
 from spanwise.collector.errors import Refused
 
 if TYPE_CHECKING:
-    from spanwise.collector.forward import FeedbackForwarder, Forwarder
+    from spanwise.collector.forward import Forwarder
     from spanwise.collector.server import Server
-    from spanwise.collector.stores import Store
 
 
 Port = Annotated[
@@ -60,16 +59,16 @@ Decoders = Annotated[
     str,
     typer.Option(
         metavar="N|auto",
-        help="Processes that help to decode under load; 0 for none at any time. By itself two on four cores or more,"
-        " one on two.",
+        help="Maximum number of processes that help to decode under load; 0 decodes in the server alone. Default: two on"
+        " four cores or more, one on two.",
     ),
 ]
 Forward = Annotated[
     list[str] | None,
     typer.Option(
         metavar="[NAME=]URL",
-        help="Also forward incoming telemetry to this OTLP endpoint; may be repeated. Headers, such as its key, come out"
-        " of `SPANWISE_FORWARD_HEADERS_<NAME>`.",
+        help="Also forward incoming telemetry to this OTLP endpoint; may be repeated. Headers, such as its key, are read"
+        " from `SPANWISE_FORWARD_HEADERS_<NAME>`.",
     ),
 ]
 FeedbackTo = Annotated[
@@ -136,24 +135,27 @@ def serve(
     _register_identity_adapters()
     _log_audit()
     with _gc_paused(), SQLiteStore(path) as store:
+        from spanwise.collector.grpc import DEFAULT_PORT
+        from spanwise.collector.server import Server
+
         key = os.environ.get("SPANWISE_API_KEY") or None
         why_keys = _key_reasons(host, key, require_key)
         if key is None and rules is not None and why_keys and store.keys():
             # key for the monitor; if the store has no keys, the server refuses to start anyway
             key = secrets.token_urlsafe(32)
-        server = _make_server(
+        server = Server(
             store,
-            host,
-            port,
-            key,
-            require_key,
-            cors or (),
-            grpc_port,
-            grpc,
-            forwarder,
-            feedback_forwarder,
-            query_seconds,
-            decoder_count,
+            host=host,
+            port=port,
+            api_key=key,
+            require_key=require_key,
+            cors=cors or (),
+            grpc_port=(DEFAULT_PORT if grpc_port is None else grpc_port) if grpc else None,
+            grpc_required=grpc_port is not None,
+            forward=forwarder,
+            feedback_to=feedback_forwarder,
+            query_seconds=query_seconds,
+            decoders=decoder_count,
         )
         pick_up = SpoolPickup()
 
@@ -162,8 +164,7 @@ def serve(
                 _freeze_gc()
                 _print_addresses(server, path, forwarder, why_keys)
                 for target in feedback_forwarder.targets:
-                    line = f"forwards feedback to {target.name}: {target.url}"
-                    error_console.print(line, soft_wrap=True, markup=False, highlight=False)
+                    print_note(f"forwards feedback to {target.name}: {target.url}")
                 pick_up.begin(server.url)
 
         try:
@@ -178,48 +179,14 @@ def serve(
         error_console.print("stopped; all acknowledged data is stored")
 
 
-def _make_server(
-    store: Store,
-    host: str,
-    port: int,
-    key: str | None,
-    require_key: bool,
-    cors: Sequence[str],
-    grpc_port: int | None,
-    grpc: bool,
-    forwarder: Forwarder,
-    feedback_forwarder: FeedbackForwarder,
-    query_seconds: float,
-    decoders: int,
-) -> Server:
-    from spanwise.collector.grpc import DEFAULT_PORT
-    from spanwise.collector.server import Server
-
-    usual = DEFAULT_PORT if grpc else None
-    return Server(
-        store,
-        host=host,
-        port=port,
-        api_key=key,
-        require_key=require_key,
-        cors=cors,
-        grpc_port=usual if grpc_port is None or not grpc else grpc_port,
-        grpc_required=grpc_port is not None,
-        forward=forwarder,
-        feedback_to=feedback_forwarder,
-        query_seconds=query_seconds,
-        decoders=decoders,
-    )
-
-
-def _parse_decoders(asked: str) -> int:
+def _parse_decoders(text: str) -> int:
     from spanwise.collector.ingest import MAX_DECODERS, default_decoder_count
 
-    if asked == "auto":
+    if text == "auto":
         return default_decoder_count()
-    if not asked.isascii() or not asked.isdigit() or int(asked) > MAX_DECODERS:
-        raise Refused(f"--decoders must be auto or a number from 0 to {MAX_DECODERS}, got {asked!r}")
-    return int(asked)
+    if not text.isascii() or not text.isdigit() or int(text) > MAX_DECODERS:
+        raise Refused(f"--decoders must be auto or a number from 0 to {MAX_DECODERS}, got {text!r}")
+    return int(text)
 
 
 def _print_addresses(server: Server, path: str, forwarder: Forwarder, why_keys: str) -> None:
@@ -227,18 +194,17 @@ def _print_addresses(server: Server, path: str, forwarder: Forwarder, why_keys: 
     if server.grpc_url is not None:
         error_console.print(f"[bold]{server.grpc_url}[/]  accepts OTLP over gRPC", soft_wrap=True)
     elif server.without_grpc:
-        error_console.print(f"no OTLP over gRPC: {server.without_grpc}", soft_wrap=True, markup=False, highlight=False)
+        print_note(f"no OTLP over gRPC: {server.without_grpc}")
     for target in forwarder.targets:
-        error_console.print(f"forwards to {target.name}: {target.url}", soft_wrap=True, markup=False, highlight=False)
+        print_note(f"forwards to {target.name}: {target.url}")
     if left := forwarder.left():
-        line = f"{', '.join(left)} in {path}.forward wait for destinations that --forward no longer names"
-        error_console.print(line, soft_wrap=True, markup=False, highlight=False)
+        print_note(f"{', '.join(left)} in {path}.forward wait for destinations that --forward no longer names")
     if os.stat(path).st_mode & 0o077:  # only a warning: the permissions stay unchanged
         error_console.print(
             f"other users of this machine can read {path}; to prevent it, run `chmod 600 {path}*`", soft_wrap=True
         )
     if why_keys:
-        error_console.print(f"API keys are required ({why_keys})", soft_wrap=True, markup=False, highlight=False)
+        print_note(f"API keys are required ({why_keys})")
 
 
 def _key_reasons(host: str, key: str | None, require_key: bool) -> str:
@@ -351,7 +317,7 @@ class SpoolPickup:
                 deliver_spooled(url)
             except Exception as error:  # tracers access the same files, so retry, and report an error only once
                 if last_error != (last_error := f"could not read the spool: {error!r}"):
-                    error_console.print(last_error, markup=False, highlight=False, soft_wrap=True)
+                    print_note(last_error)
             self._end.wait(PICKUP_INTERVAL_S)
 
 
@@ -359,10 +325,10 @@ def deliver_spooled(url: str) -> int:
     """Send spooled data for this address to the server, and return the number of accepted items."""
     from spanwise.tracer import spool_management
 
-    kept = 0
-    for one in spool_management.list_spool_folders():
-        if spool_management.is_same_address(one.url, url):
-            kept += spool_management.send_spool_folder(one, url, with_key=True).kept
-    if kept:
-        error_console.print(f"stored {kept:,} spooled items", markup=False, highlight=False, soft_wrap=True)
-    return kept
+    accepted = 0
+    for folder in spool_management.list_spool_folders():
+        if spool_management.is_same_address(folder.url, url):
+            accepted += spool_management.send_spool_folder(folder, url, with_key=True).kept
+    if accepted:
+        print_note(f"stored {accepted:,} spooled items")
+    return accepted

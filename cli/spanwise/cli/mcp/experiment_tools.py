@@ -13,8 +13,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -22,9 +23,19 @@ import anyio
 from mcp.server.mcpserver import Context
 from pydantic import Field
 
-from spanwise.cli.mcp import tool_results
 from spanwise.cli.mcp.store_access import StoreAccess, report_tool_errors, request_scope
-from spanwise.cli.mcp.tool_results import RESPONSE_CHARACTERS, TEXT_CHARACTERS
+from spanwise.cli.mcp.tool_results import (
+    MAX_NAMES,
+    NAME_CHARACTERS,
+    RESPONSE_CHARACTERS,
+    TEXT_CHARACTERS,
+    hex_id,
+    limit_rows,
+    make_result,
+    shorten_name,
+    untrusted_id,
+    value_content,
+)
 from spanwise.cli.mcp.trace_tools import Limit
 from spanwise.collector import formatting
 from spanwise.collector.errors import Refused, Unavailable
@@ -36,17 +47,15 @@ OfDataset = Annotated[str | None, Field(description="Only experiments over this 
 Id = Annotated[str, Field(description="Id of an experiment, its first characters, or a name (its newest experiment).")]
 OneKey = Annotated[str | None, Field(description="Only runs that have a score under this key, the lowest first.")]
 Name = Annotated[str, Field(description="The dataset's name.")]
-Version = Annotated[int | None, Field(ge=1, description="None: the newest.")]
-FirstExample = Annotated[int, Field(ge=0, description="The first example to show; `next_first` of the page before.")]
-MaxChars = Annotated[int, Field(ge=0, le=RESPONSE_CHARACTERS, description="Characters of each value.")]
+Version = Annotated[int | None, Field(ge=1, description="Version number. Default: the newest.")]
+FirstExample = Annotated[int, Field(ge=0, description="Index of the first example; `next_first` of the previous page.")]
+MaxChars = Annotated[int, Field(ge=0, le=RESPONSE_CHARACTERS, description="Maximum characters per value.")]
 MAX_RUNS = 10_000  # maximum runs of an experiment that are read and sorted
 
 
 def list_experiments(store: Store, dataset: OfDataset = None, limit: Limit = 20) -> dict[str, Any]:
     """List experiments, newest first."""
-    return tool_results.make_result(
-        experiments=tool_results.limit_rows(map(experiment_row, store.experiments(dataset=dataset, limit=limit)))
-    )
+    return make_result(experiments=limit_rows(map(experiment_row, store.experiments(dataset=dataset, limit=limit))))
 
 
 def read_experiment(store: Store, experiment_id: Id, key: OneKey = None, limit: Limit = 20) -> dict[str, Any]:
@@ -55,89 +64,78 @@ def read_experiment(store: Store, experiment_id: Id, key: OneKey = None, limit: 
     """
     record = store.experiment(experiment_id)
     buckets = store.aggregate(experiment=record.id, newest="all")
-    runs = _take_runs(iterate_pages(lambda cursor: store.scores(record.id, limit=1000, cursor=cursor)))
-    worst = sorted((one for one in runs if key is None or key in one.scores), key=lambda one: _badness(one, key))
+    pages = iterate_pages(lambda cursor: store.scores(record.id, limit=1000, cursor=cursor))
+    runs = list(islice(pages, MAX_RUNS))
+    worst = sorted((run for run in runs if key is None or key in run.scores), key=lambda run: _worst_first(run, key))
     stats = buckets[0].feedback if buckets else ()
-    return tool_results.make_result(
+    return make_result(
         experiment=experiment_row(record),
         runs=len(runs),
-        failed=sum(one.status == "error" for one in runs),
+        failed=sum(run.status == "error" for run in runs),
         scores=[
-            {"n": one.n, "mean": one.mean, "failed": one.failed, "skipped": one.skipped}
-            | {"untrusted": {"key": tool_results.shorten_name(one.key)}}
-            for one in stats[:100]
+            {"n": row.n, "mean": row.mean, "failed": row.failed, "skipped": row.skipped}
+            | {"untrusted": {"key": shorten_name(row.key)}}
+            for row in stats[:100]
         ],
-        worst=tool_results.limit_rows(map(_worst_run_row, worst[:limit])),
+        worst=limit_rows(map(_worst_run_row, worst[:limit])),
     )
 
 
-def _take_runs(runs: Iterable[RunScores]) -> list[RunScores]:
-    found = []
-    for one in runs:
-        found.append(one)
-        if len(found) == MAX_RUNS:
-            break
-    return found
-
-
-def _badness(one: RunScores, key: str | None) -> tuple[bool, float]:
+def _worst_first(run: RunScores, key: str | None) -> tuple[bool, float]:
     """Return a sort key: failed runs first, then by the score under the key, or by the mean of all scores."""
-    numbers = [float(value) for value in one.scores.values() if isinstance(value, float | int)]
-    given = one.scores.get(key) if key is not None else (sum(numbers) / len(numbers) if numbers else None)
-    return one.status != "error", float(given) if isinstance(given, float | int) else float("inf")
+    numbers = [float(value) for value in run.scores.values() if isinstance(value, float | int)]
+    score = run.scores.get(key) if key is not None else (sum(numbers) / len(numbers) if numbers else None)
+    return run.status != "error", float(score) if isinstance(score, float | int) else float("inf")
 
 
-def _worst_run_row(one: RunScores) -> dict[str, Any]:
+def _worst_run_row(run: RunScores) -> dict[str, Any]:
     return {
-        "trace_id": tool_results.hex_id(one.trace_id),
-        "status": one.status,
-        "repetition": one.repetition,
+        "trace_id": hex_id(run.trace_id),
+        "status": run.status,
+        "repetition": run.repetition,
         "untrusted": {
-            "example_id": tool_results.shorten_name(one.example_id),
+            "example_id": shorten_name(run.example_id),
             "scores": {
-                tool_results.shorten_name(key): tool_results.shorten_name(value) if isinstance(value, str) else value
-                for key, value in list(one.scores.items())[: tool_results.MAX_NAMES]
+                shorten_name(key): shorten_name(value) if isinstance(value, str) else value
+                for key, value in list(run.scores.items())[:MAX_NAMES]
             },
         },
     }
 
 
-def experiment_row(one: Experiment) -> dict[str, Any]:
+def experiment_row(experiment: Experiment) -> dict[str, Any]:
     """Return an experiment as a row of a list."""
     return {
-        "id": tool_results.hex_id(one.id),
-        "status": one.status,
-        "started": formatting.utc(one.started_ns),
-        "dataset_version": one.dataset_version,
-        "examples": one.example_count,
+        "id": hex_id(experiment.id),
+        "status": experiment.status,
+        "started": formatting.utc(experiment.started_ns),
+        "dataset_version": experiment.dataset_version,
+        "examples": experiment.example_count,
         "untrusted": {
-            **tool_results.untrusted_id(one.id),
-            "name": tool_results.shorten_name(one.name),
-            "dataset": tool_results.shorten_name(one.dataset),
-            "evaluators": [
-                tool_results.shorten_name(str(evaluator.get("key")))
-                for evaluator in one.evaluators[: tool_results.MAX_NAMES]
-            ],
-            "metadata": tool_results.value_content(dict(one.metadata), None, tool_results.NAME_CHARACTERS * 2),
+            **untrusted_id(experiment.id),
+            "name": shorten_name(experiment.name),
+            "dataset": shorten_name(experiment.dataset),
+            "evaluators": [shorten_name(str(evaluator.get("key"))) for evaluator in experiment.evaluators[:MAX_NAMES]],
+            "metadata": value_content(dict(experiment.metadata), None, NAME_CHARACTERS * 2),
         },
     }
 
 
 def list_datasets(store: Store) -> dict[str, Any]:
     """List all datasets with their newest version."""
-    found = [
+    rows = [
         {
-            "version": one.version,
-            "kind": one.kind,
-            "examples": one.example_count,
+            "version": dataset.version,
+            "kind": dataset.kind,
+            "examples": dataset.example_count,
             "untrusted": {
-                "name": tool_results.shorten_name(one.name),
-                "description": tool_results.shorten_name(one.description),
+                "name": shorten_name(dataset.name),
+                "description": shorten_name(dataset.description),
             },
         }
-        for one in store.datasets()[:200]
+        for dataset in store.datasets()[:200]
     ]
-    return tool_results.make_result(datasets=tool_results.limit_rows(found))
+    return make_result(datasets=limit_rows(rows))
 
 
 def read_dataset(
@@ -152,41 +150,38 @@ def read_dataset(
     record = store.dataset(name, version)
     examples: list[dict[str, Any]] = []
     left = RESPONSE_CHARACTERS
-    for one in store.examples(name, record.version, limit=limit, offset=first):
-        made = _example_row(one, max_chars)
-        left -= len(json.dumps(made))
+    for example in store.examples(name, record.version, limit=limit, offset=first):
+        row = _example_row(example, max_chars)
+        left -= len(json.dumps(row))
         if examples and left < 0:
             break
-        examples.append(made)
-    upto = first + len(examples)
-    return tool_results.make_result(
+        examples.append(row)
+    end = first + len(examples)
+    return make_result(
         version=record.version,
         example_count=record.example_count,
-        next_first=upto if examples and upto < record.example_count else None,
+        next_first=end if examples and end < record.example_count else None,
         examples=examples,
     )
 
 
-def _example_row(one: Example, most: int) -> dict[str, Any]:
-    said = {"inputs": one.inputs, "reference_outputs": one.reference_outputs, "metadata": dict(one.metadata) or None}
-    contents = {
-        field: tool_results.value_content(value, None, most) for field, value in said.items() if value is not None
+def _example_row(example: Example, most: int) -> dict[str, Any]:
+    fields = {
+        "inputs": example.inputs,
+        "reference_outputs": example.reference_outputs,
+        "metadata": dict(example.metadata) or None,
     }
-    return {
-        "untrusted": {
-            "id": tool_results.shorten_name(one.id),
-            "split": tool_results.shorten_name(one.split),
-            **contents,
-        }
-    }
+    contents = {name: value_content(value, None, most) for name, value in fields.items() if value is not None}
+    ids = {"id": shorten_name(example.id), "split": shorten_name(example.split)}
+    return {"untrusted": {**ids, **contents}}
 
 
 EXPERIMENT_TOOLS: Sequence[Any] = (list_experiments, read_experiment, list_datasets, read_dataset)
 
 
-Examples = Annotated[int | None, Field(ge=1, description="Only so many examples.")]
+Examples = Annotated[int | None, Field(ge=1, description="Maximum number of examples.")]
 Only = Annotated[
-    list[str] | None, Field(max_length=100, description="Only these examples: ids, or beginnings of them.")
+    list[str] | None, Field(max_length=100, description="Only these examples: ids, or their first characters.")
 ]
 TAIL_CHARACTERS = 20_000  # characters at the end of the evaluation's output that are returned
 EVAL_COMMAND = (sys.executable, "-c", "from spanwise.cli import main; main()", "eval")
@@ -195,42 +190,42 @@ EVAL_COMMAND = (sys.executable, "-c", "from spanwise.cli import main; main()", "
 class EvaluationRunner:
     """Runner of one evaluation file, one run at a time."""
 
-    def __init__(self, file: Path, places: StoreAccess) -> None:
+    def __init__(self, file: Path, store_access: StoreAccess) -> None:
         if not file.is_file():
             raise Refused(f"there is no file {str(file)!r}")
-        self.file, self._places, self._one = file.resolve(), places, asyncio.Lock()
+        self.file, self._store_access, self._lock = file.resolve(), store_access, asyncio.Lock()
 
     def tool(self) -> Callable[..., Awaitable[dict[str, Any]]]:
         """Return the tool function for the MCP server."""
 
         async def run_evaluation(context: Context, limit: Examples = None, only: Only = None) -> dict[str, Any]:
             with report_tool_errors():
-                access = self._places.access(request_scope(context))
-                access.require("write")
-                access.require_all_projects("an evaluation")
+                rights = self._store_access.access(request_scope(context))
+                rights.require("write")
+                rights.require_all_projects("an evaluation")
                 return await self.run(limit, only)
 
         run_evaluation.__doc__ = (
             f"Run the evaluation in {self.file.name} as `spanwise eval` does, and report the result. It may take long,"
-            " and its task and judges may cost money. Nothing else can be run."
+            " and its task and judges may cost money. No other file can be run."
         )
         return run_evaluation
 
     async def run(self, limit: int | None = None, only: list[str] | None = None) -> dict[str, Any]:
         """Run the evaluation and wait for it. Cancelling the call kills the process."""
-        if self._one.locked():
+        if self._lock.locked():
             raise Unavailable("an evaluation is already running; wait until it ends")
         arguments = [str(self.file)]
-        arguments += [] if self._places.at is None else [f"--store={self._places.at}"]
+        arguments += [] if self._store_access.at is None else [f"--store={self._store_access.at}"]
         arguments += [] if limit is None else [f"--limit={limit}"]
         arguments += [f"--only={id}" for id in only or ()]
-        async with self._one:
+        async with self._lock:
             since = time.time_ns()
             with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as notes:
                 status = await self._status(arguments, output, notes)
                 texts = {"output": _read_tail(output), "notes": _read_tail(notes)}
-        found = await asyncio.to_thread(self._find_experiment, since)
-        return tool_results.make_result(exit_status=status, passed=status == 0, experiment=found, untrusted=texts)
+        experiment = await asyncio.to_thread(self._find_experiment, since)
+        return make_result(exit_status=status, passed=status == 0, experiment=experiment, untrusted=texts)
 
     async def _status(self, arguments: list[str], output: IO[bytes], notes: IO[bytes]) -> int:
         process = await asyncio.create_subprocess_exec(
@@ -253,9 +248,13 @@ class EvaluationRunner:
     def _find_experiment(self, since: int) -> dict[str, Any] | None:
         """Return the experiment that the run has created, read from the store."""
         names = (self.file.stem, f"{self.file.stem}-only")  # `-only` marks a run on a few of the examples
-        with self._places.opened() as store:
-            made = [one for one in store.experiments(limit=20) if one.started_ns >= since and one.name in names]
-        return experiment_row(made[0]) if made else None
+        with self._store_access.opened() as store:
+            created = [
+                experiment
+                for experiment in store.experiments(limit=20)
+                if experiment.started_ns >= since and experiment.name in names
+            ]
+        return experiment_row(created[0]) if created else None
 
 
 def _read_tail(file: IO[bytes]) -> str:

@@ -19,7 +19,7 @@ MAX_REQUEST_BYTES = 256 * 1024  # maximum size of a request
 MCP_SCOPES = RoutePermissions([("POST", MCP_PATH, "read")])  # tools that write check for a further scope themselves
 
 
-def make_guarded(server: MCPServer, places: StoreAccess, host: str, port: int) -> GuardedServer:
+def make_guarded(server: MCPServer, store_access: StoreAccess, host: str, port: int) -> GuardedServer:
     """Return the HTTP server, ready to run. Raises `Refused` if the port is taken, or the server would be open without a
     key.
     """
@@ -31,7 +31,7 @@ def make_guarded(server: MCPServer, places: StoreAccess, host: str, port: int) -
         # `GuardedServer` already checks the host
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
-    return GuardedServer(_LifespanApp(app), MCP_SCOPES, places, host=host, port=port)
+    return GuardedServer(_LifespanApp(app), MCP_SCOPES, store_access, host=host, port=port)
 
 
 _METHOD_NOT_ALLOWED = Response(status_code=405, headers={"allow": "POST"})
@@ -44,24 +44,24 @@ class _LifespanApp:
     """
 
     def __init__(self, app: Starlette) -> None:
-        self._app, self._begun = app, asyncio.Event()
-        self._life: asyncio.Task[None] | None = None
+        self._app, self._started = app, asyncio.Event()
+        self._lifespan: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle a request."""
         if scope["method"] != "POST":  # without MCP sessions, there is no stream to GET and no session to DELETE
             return await _METHOD_NOT_ALLOWED(scope, receive, send)
-        if self._life is None:
-            self._life = asyncio.create_task(self._live())
-        await self._begun.wait()
-        if self._life.done():
-            self._life.result()
+        if self._lifespan is None:
+            self._lifespan = asyncio.create_task(self._run_lifespan())
+        await self._started.wait()
+        if self._lifespan.done():
+            self._lifespan.result()
         return await self._app(scope, receive, send)
 
-    async def _live(self) -> None:
+    async def _run_lifespan(self) -> None:
         try:
             async with self._app.router.lifespan_context(self._app):
-                self._begun.set()
+                self._started.set()
                 await asyncio.Event().wait()  # waits until the loop ends and cancels it
         finally:
-            self._begun.set()
+            self._started.set()

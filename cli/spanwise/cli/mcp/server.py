@@ -13,19 +13,19 @@ from spanwise.cli.mcp.tool_results import NOTICE
 from spanwise.cli.mcp.trace_tools import FEEDBACK_TOOLS, TRACE_TOOLS, add_feedback
 
 SERVER_INSTRUCTIONS = (
-    "Traces of LLM applications, and what evaluators and people said of them. Begin with `overview`; find traces by"
-    " conditions with `find_traces`, the worst under a key with `list_feedback` and order `lowest`; read one with"
-    " `read_trace`; `why_scored` says why rules did or did not score it, `diagnose_senders` what its sender leaves"
-    " out. "
+    "Traces of LLM applications, with feedback of evaluators and people. Start with `overview`. Find traces by"
+    " conditions with `find_traces`, and the worst traces under a key with `list_feedback` and order `lowest`. Read a"
+    " trace with `read_trace`. `why_scored` explains why rules did or did not score it. `diagnose_senders` lists the"
+    " fields that its sender does not set. "
 ) + NOTICE
 
 
-def make_server(places: StoreAccess, *, write: bool = False, file: Path | None = None) -> MCPServer:
+def make_server(store_access: StoreAccess, *, write: bool = False, file: Path | None = None) -> MCPServer:
     """Return an MCP server with the read tools.
 
     `write` adds the tool that adds feedback, and `file` the tool that runs the evaluation in this file.
     """
-    made = MCPServer(
+    server = MCPServer(
         "spanwise",
         title="Spanwise",
         version=metadata.version("spanwise"),
@@ -34,9 +34,13 @@ def make_server(places: StoreAccess, *, write: bool = False, file: Path | None =
         subscriptions=False,
     )
     for tool in (*TRACE_TOOLS, *FEEDBACK_TOOLS, *EXPERIMENT_TOOLS):
-        made.add_tool(make_tool(places, tool), annotations=READ_ANNOTATIONS, structured_output=True)
+        server.add_tool(make_tool(store_access, tool), annotations=READ_ANNOTATIONS, structured_output=True)
     if write:
-        made.add_tool(make_tool(places, add_feedback, "write"), annotations=WRITE_ANNOTATIONS, structured_output=True)
+        server.add_tool(
+            make_tool(store_access, add_feedback, "write"), annotations=WRITE_ANNOTATIONS, structured_output=True
+        )
     if file is not None:
-        made.add_tool(EvaluationRunner(file, places).tool(), annotations=WRITE_ANNOTATIONS, structured_output=True)
-    return made
+        server.add_tool(
+            EvaluationRunner(file, store_access).tool(), annotations=WRITE_ANNOTATIONS, structured_output=True
+        )
+    return server

@@ -49,13 +49,13 @@ class StoreAccess:
             store.close()
 
     def _connect(self) -> Store:
-        ends, free = time.monotonic() + STORE_TIMEOUT_S, 0
+        deadline, attempts = time.monotonic() + STORE_TIMEOUT_S, 0
         while True:
             try:
                 return connect_store(self.at)
             except Refused:
-                free += not self._is_held()  # the holder may have released it by now
-                if time.monotonic() > ends or free > MAX_TRIES:
+                attempts += not self._is_held()  # the holder may have released it by now
+                if time.monotonic() > deadline or attempts > MAX_TRIES:
                     raise
             time.sleep(RETRY_PAUSE_S)
 
@@ -63,11 +63,11 @@ class StoreAccess:
         """Return whether a process holds the file. Another agent's call holds it for some milliseconds."""
         from spanwise.collector.stores.sqlite import holder
 
-        place = default_location() if self.at is None else self.at
-        return "://" not in place and holder(place) is not None
+        location = default_location() if self.at is None else self.at
+        return "://" not in location and holder(location) is not None
 
     @contextmanager
-    def seen_by(self, access: Access, needs: str) -> Iterator[Store]:
+    def restricted_to(self, access: Access, needs: str) -> Iterator[Store]:
         """Open the store with the sender's rights. Raises `Forbidden` if the sender lacks the scope `needs`."""
         access.require(needs)
         with self.opened() as store:
@@ -82,8 +82,8 @@ class StoreAccess:
         # a request that no guard has checked must never get all rights
         if scope is None or ACCESS_SCOPE_KEY not in scope:
             raise Forbidden("the request was not authenticated")
-        found: Access = scope[ACCESS_SCOPE_KEY]
-        return found
+        access: Access = scope[ACCESS_SCOPE_KEY]
+        return access
 
     def keys(self) -> Sequence[Key]:
         """Return the API keys of the store, which the HTTP guard checks."""
@@ -97,23 +97,26 @@ READ_ANNOTATIONS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 WRITE_ANNOTATIONS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 
 
-def make_tool(places: StoreAccess, tool: Tool, needs: str = "read") -> Callable[..., dict[str, Any]]:
+def make_tool(store_access: StoreAccess, tool: Tool, needs: str = "read") -> Callable[..., dict[str, Any]]:
     """Wrap a tool for the MCP package. The wrapper opens the store with the sender's rights and passes it to the
     tool.
     """
     signature = inspect.signature(tool, eval_str=True)
-    _, *taken = signature.parameters.values()
+    _, *parameters = signature.parameters.values()
 
-    def call(*, context: Context, **given: Any) -> dict[str, Any]:
-        with report_tool_errors(), places.seen_by(places.access(request_scope(context)), needs) as store:
-            return tool(store, **given)
+    def call(*, context: Context, **arguments: Any) -> dict[str, Any]:
+        with (
+            report_tool_errors(),
+            store_access.restricted_to(store_access.access(request_scope(context)), needs) as store,
+        ):
+            return tool(store, **arguments)
 
     call.__name__, call.__doc__ = tool.__name__, inspect.getdoc(tool)
-    by_name = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in taken]
-    call.__signature__ = signature.replace(parameters=[*by_name, CONTEXT_PARAMETER])  # type: ignore[attr-defined]
-    call.__annotations__ = {one.name: one.annotation for one in (*taken, CONTEXT_PARAMETER)} | {
-        "return": dict[str, Any]
-    }
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    parameters.append(CONTEXT_PARAMETER)
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    call.__annotations__["return"] = dict[str, Any]
     return call
 
 

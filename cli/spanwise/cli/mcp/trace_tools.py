@@ -13,7 +13,20 @@ from pydantic import Field
 
 from spanwise.cli.command_io import build_filter, resolve_trace_id
 from spanwise.cli.commands.doctor import diagnose
-from spanwise.cli.mcp import tool_results
+from spanwise.cli.mcp.tool_results import (
+    MAX_NAMES,
+    RESPONSE_CHARACTERS,
+    TEXT_CHARACTERS,
+    feedback_row,
+    hex_id,
+    limit_rows,
+    make_result,
+    run_row,
+    shorten_name,
+    trace_row,
+    untrusted_text,
+    value_text,
+)
 from spanwise.collector import formatting
 from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.diagnostics.doctor_report import Sender
@@ -21,10 +34,12 @@ from spanwise.collector.diagnostics.trace_completeness import find_gaps
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import (
     JSON,
+    Bucket,
     ConditionResult,
     Decision,
     DecisionExplanation,
     Feedback,
+    RuleStatus,
     Run,
     Target,
     Trace,
@@ -39,20 +54,22 @@ _GRAMMAR = (
     " tags=a, metadata.tenant=t1, session=ID, user=ID, model=M, any_kind=retriever, experiment=ID, complete=false."
 )
 Where = Annotated[list[str] | None, Field(description=_GRAMMAR)]
-Since = Annotated[str | None, Field(description="Only from then on: 2h, 7d, or a date.")]
-SearchWords = Annotated[str | None, Field(description="Words in inputs or outputs.")]
-Limit = Annotated[int, Field(ge=1, le=100, description="At most so many.")]
-Cursor = Annotated[str | None, Field(description="`next` of the page before.")]
-TraceId = Annotated[str, Field(description="A trace's id, or the beginning of a recent one's (8 digits are enough).")]
-SpanId = Annotated[str, Field(description="A span's id, as read_trace gives it.")]
-First = Annotated[int, Field(ge=0, description="The first run to show; `next_first` of the page before.")]
+Since = Annotated[str | None, Field(description="Only traces since then: 2h, 7d, or a date.")]
+SearchWords = Annotated[str | None, Field(description="Search inputs and outputs for these words.")]
+Limit = Annotated[int, Field(ge=1, le=100, description="Maximum number.")]
+Cursor = Annotated[str | None, Field(description="`next` of the previous page.")]
+TraceId = Annotated[
+    str, Field(description="Id of a trace, or the first characters of a recent one (8 digits are enough).")
+]
+SpanId = Annotated[str, Field(description="Id of a span, as read_trace returns it.")]
+First = Annotated[int, Field(ge=0, description="Index of the first run; `next_first` of the previous page.")]
 MaxChars = Annotated[
-    int, Field(ge=0, le=10_000, description="Characters of each value; 0 shows the tree without contents.")
+    int, Field(ge=0, le=10_000, description="Maximum characters per value; 0 returns the tree without contents.")
 ]
 RunField = Annotated[
     str, Field(description="inputs, outputs, error, metadata, attributes, events, resource, documents.N (from 0).")
 ]
-Offset = Annotated[int, Field(ge=0, description="From which character on.")]
+Offset = Annotated[int, Field(ge=0, description="Index of the first character.")]
 VALUE_CHARACTERS = 20_000  # characters per response of read_value
 _RUN_FIELDS = ("inputs", "outputs", "error", "metadata", "attributes", "events", "resource")
 
@@ -70,11 +87,11 @@ def find_traces(
     For the worst ones under a key, call list_feedback with order "lowest".
     """
     page = store.traces(build_filter(where, since=since, text=words), limit=limit, cursor=cursor)
-    return tool_results.make_result(traces=tool_results.limit_rows(map(tool_results.trace_row, page)), next=page.next)
+    return make_result(traces=limit_rows(map(trace_row, page)), next=page.next)
 
 
 def read_trace(
-    store: Store, trace_id: TraceId, first: First = 0, max_chars: MaxChars = tool_results.TEXT_CHARACTERS
+    store: Store, trace_id: TraceId, first: First = 0, max_chars: MaxChars = TEXT_CHARACTERS
 ) -> dict[str, Any]:
     """Read one trace as a tree (`depth`, in order), with inputs, outputs, documents and feedback.
 
@@ -84,86 +101,90 @@ def read_trace(
     trace = load_trace(store, trace_id)
     rows = list(iterate_runs(trace))
     if first and first >= len(rows):
-        raise Refused(f"the trace has {len(rows)} runs; first is {first}")
+        raise Refused(f"first must be less than the number of runs, {len(rows)}, got {first}")
     runs: list[dict[str, Any]] = []
-    left = tool_results.RESPONSE_CHARACTERS
-    for row, depth in rows[first:]:
-        made = {"index": first + len(runs), **tool_results.run_row(row, depth, max_chars)}
-        left -= len(json.dumps(made))
+    left = RESPONSE_CHARACTERS
+    for run, depth in rows[first:]:
+        shown = {"index": first + len(runs), **run_row(run, depth, max_chars)}
+        left -= len(json.dumps(shown))
         if runs and left < 0:
             break
-        runs.append(made)
-    upto = first + len(runs)
-    return tool_results.make_result(
-        trace_id=tool_results.hex_id(trace.trace_id),
+        runs.append(shown)
+    end = first + len(runs)
+    return make_result(
+        trace_id=hex_id(trace.trace_id),
         start=formatting.utc(trace.root.start_ns),
         complete=trace.complete,
         dropped_spans=trace.dropped or None,
         run_count=len(rows),
-        next_first=upto if upto < len(rows) else None,
+        next_first=end if end < len(rows) else None,
         runs=runs,
-        **({} if first else {"feedback": tool_results.limit_rows(map(tool_results.feedback_row, trace.feedback[:50]))}),
+        **({} if first else {"feedback": limit_rows(map(feedback_row, trace.feedback[:50]))}),
         feedback_count=len(trace.feedback),
         untrusted={
-            "project": tool_results.shorten_name(trace.root.project),
-            "session": tool_results.shorten_name(trace.root.session_id),
-            "tags": [tool_results.shorten_name(tag) for tag in trace.root.tags[: tool_results.MAX_NAMES]],
-            "missing": [tool_results.untrusted_text(sentence) for sentence in find_gaps(trace)],
+            "project": shorten_name(trace.root.project),
+            "session": shorten_name(trace.root.session_id),
+            "tags": [shorten_name(tag) for tag in trace.root.tags[:MAX_NAMES]],
+            "missing": [untrusted_text(sentence) for sentence in find_gaps(trace)],
         },
     )
 
 
-def load_trace(store: Store, given: str) -> Trace:
+def load_trace(store: Store, prefix: str) -> Trace:
     """Return the trace with an id, or with the beginning of one. Raises `NotFound`, also for a trace of which no run has
     ended.
     """
-    id = resolve_trace_id(store, given.strip().lower())
+    id = resolve_trace_id(store, prefix.strip().lower())
     try:
         return store.trace(id)
     except NotFound:
-        if begun := store.running(trace_id=id):
-            raise NotFound(f"no run of trace {id!r} has ended yet; {len(begun)} runs are open") from None
+        if open_runs := store.running(trace_id=id):
+            raise NotFound(f"no run of trace {id!r} has ended yet; {len(open_runs)} runs are open") from None
         raise
 
 
 def iterate_runs(trace: Trace) -> Iterator[tuple[Run, int]]:
     """Yield every run once, with its depth, parents before children. Runs in a cycle of parents are roots."""
-    below: dict[str | None, list[Run]] = {}
+    children: dict[str | None, list[Run]] = {}
     ids = {run.span_id for run in trace.runs}
     for run in trace.runs:
-        below.setdefault(run.parent_id if run.parent_id in ids else None, []).append(run)
+        children.setdefault(run.parent_id if run.parent_id in ids else None, []).append(run)
     placed = set[str]()
-    for top in (*below.get(None, ()), *trace.runs):
+    for top in (*children.get(None, ()), *trace.runs):
         waiting = [(top, 0)]
         while waiting:
             run, depth = waiting.pop()
             if run.span_id not in placed:
                 placed.add(run.span_id)
                 yield run, depth
-                waiting += [(child, depth + 1) for child in reversed(below.get(run.span_id, ()))]
+                waiting += [(child, depth + 1) for child in reversed(children.get(run.span_id, ()))]
 
 
 def read_value(store: Store, trace_id: TraceId, span_id: SpanId, field: RunField, offset: Offset = 0) -> dict[str, Any]:
-    """Read a field of one run: 20,000 characters of its text (JSON if it is no text), starting at `offset`."""
+    """Read a field of one run: 20,000 characters of its text (JSON if it is not a string), starting at `offset`."""
     trace = load_trace(store, trace_id)
     run = next((run for run in trace.runs if run.span_id == span_id.lower()), None)
     if run is None:
         raise NotFound(f"the trace has no span {span_id!r}")
-    whole = tool_results.value_text(_read_field(run, field))
-    if offset and offset >= len(whole):
-        raise Refused(f"it has {len(whole)} characters; offset is {offset}")
-    upto = offset + VALUE_CHARACTERS
-    return tool_results.make_result(
-        characters=len(whole),
-        next_offset=upto if upto < len(whole) else None,
-        untrusted={"text": escape_text(whole[offset:upto])},
+    text = value_text(_read_field(run, field))
+    if offset and offset >= len(text):
+        raise Refused(f"offset must be less than the length of the value, {len(text)}, got {offset}")
+    end = offset + VALUE_CHARACTERS
+    return make_result(
+        characters=len(text),
+        next_offset=end if end < len(text) else None,
+        untrusted={"text": escape_text(text[offset:end])},
     )
 
 
 def _read_field(run: Run, field: str) -> JSON:
-    name, _, place = field.partition(".")
+    name, *path = field.split(".", 2)
     if name == "documents":
-        return _read_document(run, place)
+        position, part = (*path, "", "")[:2]
+        if not position.isdecimal() or int(position) >= len(run.documents):
+            raise Refused(f"the run has {len(run.documents)} documents, starting with documents.0")
+        document = run.documents[int(position)]
+        return dict(document.metadata) if part == "metadata" else document.content
     if field not in _RUN_FIELDS:
         raise Refused(f"unknown field {field!r} of a run; expected one of: {', '.join(_RUN_FIELDS)}, documents.0")
     value = getattr(run, field)
@@ -172,72 +193,64 @@ def _read_field(run: Run, field: str) -> JSON:
     return value if isinstance(value, str | list | None) else dict(value) if hasattr(value, "keys") else value
 
 
-def _read_document(run: Run, place: str) -> JSON:
-    position, _, part = place.partition(".")
-    if not position.isdecimal() or int(position) >= len(run.documents):
-        raise Refused(f"the run has {len(run.documents)} documents, starting with documents.0")
-    document = run.documents[int(position)]
-    return dict(document.metadata) if part == "metadata" else document.content
-
-
 def overview(store: Store, since: Since = "7d") -> dict[str, Any]:
     """Summarize the store, as a starting point: projects, number of traces, mean scores, failures and skips by key,
     rules.
     """
     buckets = store.aggregate(build_filter(None, since=since), newest="all")
-    whole = buckets[0] if buckets else None
+    total = buckets[0] if buckets else Bucket(start_ns=0, width_ns=0)
     keys = [
         {
-            "n": one.n,
-            "mean": one.mean,
-            "minimum": one.minimum,
-            "failed": one.failed,
-            "skipped": one.skipped,
-            "untrusted": {"key": tool_results.shorten_name(one.key), "labels": _label_counts(one.labels)},
+            "n": stats.n,
+            "mean": stats.mean,
+            "minimum": stats.minimum,
+            "failed": stats.failed,
+            "skipped": stats.skipped,
+            "untrusted": {
+                "key": shorten_name(stats.key),
+                "labels": {shorten_name(label): count for label, count in list(stats.labels.items())[:MAX_NAMES]},
+            },
         }
-        for one in (whole.feedback if whole else ())[:100]
+        for stats in total.feedback[:100]
     ]
-    return tool_results.make_result(
+    return make_result(
         since=since,
-        traces=whole.traces if whole else 0,
-        errors=whole.errors if whole else 0,
-        p50_ms=whole.p50_ms if whole else None,
-        p95_ms=whole.p95_ms if whole else None,
-        latency_error=whole.latency_error if whole else 0.0,
-        cost_usd=whole.cost if whole else None,
-        feedback=tool_results.limit_rows(keys),
-        rules=tool_results.limit_rows(map(_rule_row, store.status()[:100])),
+        traces=total.traces,
+        errors=total.errors,
+        p50_ms=total.p50_ms,
+        p95_ms=total.p95_ms,
+        latency_error=total.latency_error,
+        cost_usd=total.cost if buckets else None,
+        feedback=limit_rows(keys),
+        rules=limit_rows(map(_rule_row, store.status()[:100])),
         untrusted={
-            field: [tool_results.shorten_name(value) for value in store.values(field, limit=50)]
-            for field in ("project", "name")
+            field: [shorten_name(value) for value in store.values(field, limit=50)] for field in ("project", "name")
         },
     )
 
 
-def _label_counts(labels: Any) -> dict[str | None, int]:
-    return {tool_results.shorten_name(label): count for label, count in list(labels.items())[: tool_results.MAX_NAMES]}
-
-
-def _rule_row(one: Any) -> dict[str, Any]:
-    said = {"rule": one.rule.name, "project": one.rule.project}
+def _rule_row(status: RuleStatus) -> dict[str, Any]:
     return {
-        "counts": dict(one.counts),
-        "rate": one.rate,
-        "changes_behind": one.behind,
-        "enabled": one.rule.enabled,
-        "untrusted": {name: tool_results.shorten_name(value) for name, value in said.items()}
-        | {"errors": [tool_results.untrusted_text(error) for error in one.errors[:3]]},
+        "counts": dict(status.counts),
+        "rate": status.rate,
+        "changes_behind": status.behind,
+        "enabled": status.rule.enabled,
+        "untrusted": {
+            "rule": shorten_name(status.rule.name),
+            "project": shorten_name(status.rule.project),
+            "errors": [untrusted_text(error) for error in status.errors[:3]],
+        },
     }
 
 
 TRACE_TOOLS: Sequence[Any] = (overview, find_traces, read_trace, read_value)
 
 
-Key = Annotated[str | None, Field(description="Only under this key.")]
-OnTrace = Annotated[str | None, Field(description="Only on this trace.")]
+Key = Annotated[str | None, Field(description="Only feedback with this key.")]
+OnTrace = Annotated[str | None, Field(description="Only feedback on this trace.")]
 Order = Annotated[
     Literal["newest", "lowest", "highest"],
-    Field(description="lowest and highest sort the newest 2,000 by score; newest reads on with `cursor`."),
+    Field(description="lowest and highest sort the newest 2,000 by score; newest continues with `cursor`."),
 ]
 Outcome = Annotated[
     Literal["score", "error", "skip"] | None, Field(description="Only scores, only errors, or only skips.")
@@ -262,23 +275,16 @@ def list_feedback(
     For the worst traces under a key, use order "lowest".
     """
     target = None if trace_id is None else Target(trace_id=resolve_trace_id(store, trace_id.lower()))
-    ask = partial(store.feedbacks, build_filter(where, since=since), key=key, target=target)
+    read = partial(store.feedbacks, build_filter(where, since=since), key=key, target=target)
     if order == "newest" and outcome is None:
-        page = ask(limit=limit, cursor=cursor)
-        return tool_results.make_result(
-            feedback=tool_results.limit_rows(map(tool_results.feedback_row, page)), next=page.next
-        )
-    looked = list(islice(iterate_pages(partial(ask, limit=500)), MAX_SORTED_FEEDBACK))
-    found = [one for one in looked if outcome in (None, one.outcome)]
+        page = read(limit=limit, cursor=cursor)
+        return make_result(feedback=limit_rows(map(feedback_row, page)), next=page.next)
+    latest = list(islice(iterate_pages(partial(read, limit=500)), MAX_SORTED_FEEDBACK))
+    matching = [feedback for feedback in latest if outcome in (None, feedback.outcome)]
     if order != "newest":
-        found = sorted((one for one in found if one.score is not None), key=_score_value, reverse=order == "highest")
-    return tool_results.make_result(
-        looked_at=len(looked), feedback=tool_results.limit_rows(map(tool_results.feedback_row, found[:limit]))
-    )
-
-
-def _score_value(one: Feedback) -> float:
-    return float(one.score or 0.0)
+        scored = [feedback for feedback in matching if feedback.score is not None]
+        matching = sorted(scored, key=lambda feedback: float(feedback.score or 0.0), reverse=order == "highest")
+    return make_result(looked_at=len(latest), feedback=limit_rows(map(feedback_row, matching[:limit])))
 
 
 def why_scored(store: Store, trace_id: TraceId) -> dict[str, Any]:
@@ -286,65 +292,67 @@ def why_scored(store: Store, trace_id: TraceId) -> dict[str, Any]:
     reasons.
     """
     trace = load_trace(store, trace_id)
-    whole = trace.trace_id
-    unscored = [tool_results.feedback_row(one) for one in trace.feedback if one.outcome != "score"]
-    scored = [tool_results.feedback_row(one) for one in trace.feedback if one.outcome == "score"]
-    found = store.why(whole)
-    skipped = any(one.verdict == "skipped" for one in found) or any(one["outcome"] == "skip" for one in unscored)
-    return tool_results.make_result(
-        trace_id=tool_results.hex_id(whole),
+    scored = [feedback for feedback in trace.feedback if feedback.outcome == "score"]
+    unscored = [feedback for feedback in trace.feedback if feedback.outcome != "score"]
+    explanations = store.why(trace.trace_id)
+    skipped = any(explanation.verdict == "skipped" for explanation in explanations)
+    skipped = skipped or any(feedback.outcome == "skip" for feedback in unscored)
+    return make_result(
+        trace_id=hex_id(trace.trace_id),
         complete=trace.complete,
-        rules=tool_results.limit_rows(map(_why_row, found[:100])),
+        rules=limit_rows(map(_why_row, explanations[:100])),
         note=None
-        if found
+        if explanations
         else "the trace's project has no active rules; `spanwise monitor rules.py` runs the rules of a file",
         hint="diagnose_senders lists the fields of the sender's spans, and the unused ones" if skipped else None,
-        scored=tool_results.limit_rows(scored[:50]),
-        failed_or_skipped=tool_results.limit_rows(unscored[:50]),
+        scored=limit_rows(map(feedback_row, scored[:50])),
+        failed_or_skipped=limit_rows(map(feedback_row, unscored[:50])),
     )
 
 
-def _why_row(one: DecisionExplanation) -> dict[str, Any]:
+def _why_row(explanation: DecisionExplanation) -> dict[str, Any]:
     return {
-        "verdict": one.verdict,
+        "verdict": explanation.verdict,
         "untrusted": {
-            "rule": tool_results.shorten_name(one.rule.name),
-            "reason": tool_results.untrusted_text(rule_report.reason(one)),
-            "conditions": list(map(_condition_row, one.conditions)),
-            "sample": rule_report.sampling(one) or None,
-            "budget": [str(spent) for spent in rule_report.spending(one.rule, one.budget)] if one.budget else [],
-            "decisions": [_decision_row(decision) for decision in one.decisions[:20]],
+            "rule": shorten_name(explanation.rule.name),
+            "reason": untrusted_text(rule_report.reason(explanation)),
+            "conditions": list(map(_condition_row, explanation.conditions)),
+            "sample": rule_report.sampling(explanation) or None,
+            "budget": [str(spending) for spending in rule_report.spending(explanation.rule, explanation.budget)]
+            if explanation.budget
+            else [],
+            "decisions": [_decision_row(decision) for decision in explanation.decisions[:20]],
         },
     }
 
 
-def _condition_row(one: ConditionResult) -> dict[str, Any]:
-    return {"passes": one.passes, "condition": tool_results.untrusted_text(rule_report.describe_condition(one))}
+def _condition_row(result: ConditionResult) -> dict[str, Any]:
+    return {"passes": result.passes, "condition": untrusted_text(rule_report.describe_condition(result))}
 
 
-def _decision_row(one: Decision) -> dict[str, Any]:
+def _decision_row(decision: Decision) -> dict[str, Any]:
     return {
-        "target": tool_results.shorten_name(rule_report.target(one)),
-        "verdict": one.verdict,
-        "reason": tool_results.untrusted_text(one.reason),
-        "facts": [tool_results.untrusted_text(fact) for fact in rule_report.facts(one, time.time_ns())],
+        "target": shorten_name(rule_report.target(decision)),
+        "verdict": decision.verdict,
+        "reason": untrusted_text(decision.reason),
+        "facts": [untrusted_text(fact) for fact in rule_report.facts(decision, time.time_ns())],
         "evaluators": [
             {
-                "key": tool_results.shorten_name(key),
-                "state": tool_results.shorten_name(state),
-                "error": tool_results.untrusted_text(error),
+                "key": shorten_name(key),
+                "state": shorten_name(state),
+                "error": untrusted_text(error),
             }
-            for key, state, error in rule_report.states(one)[: tool_results.MAX_NAMES]
+            for key, state, error in rule_report.states(decision)[:MAX_NAMES]
         ],
     }
 
 
 def explain_filter(store: Store, trace_id: TraceId, where: Where = None) -> dict[str, Any]:
     """Explain for each condition, with the actual value, why a trace passes it or does not."""
-    found = store.explain(load_trace(store, trace_id).trace_id, build_filter(where))
-    return tool_results.make_result(
-        passes=all(one.passes is not False for one in found),
-        untrusted={"conditions": list(map(_condition_row, found))},
+    results = store.explain(load_trace(store, trace_id).trace_id, build_filter(where))
+    return make_result(
+        passes=all(result.passes is not False for result in results),
+        untrusted={"conditions": list(map(_condition_row, results))},
     )
 
 
@@ -355,24 +363,24 @@ def diagnose_senders(store: Store, where: Where = None, since: Since = None) -> 
     The report also lists unread attributes, suggestions for the sender, and other problems, such as dropped spans or
     rules that no worker executes. It explains a skip such as "no documents".
     """
-    found = diagnose(store, build_filter(where, since=since), MAX_SENDER_SPANS)
-    return tool_results.make_result(
-        looked_at=found.looked_at,
-        senders=tool_results.limit_rows(map(_sender_row, found.seen.senders[:50])),
-        untrusted={"troubles": [tool_results.untrusted_text(one) for one in found.wrong[:50]]},
+    diagnosis = diagnose(store, build_filter(where, since=since), MAX_SENDER_SPANS)
+    return make_result(
+        looked_at=diagnosis.examined,
+        senders=limit_rows(map(_sender_row, diagnosis.report.senders[:50])),
+        untrusted={"troubles": [untrusted_text(problem) for problem in diagnosis.problems[:50]]},
     )
 
 
-def _sender_row(one: Sender) -> dict[str, Any]:
+def _sender_row(sender: Sender) -> dict[str, Any]:
     return {
-        "spans": one.spans,
-        "traces": one.traces,
-        "kinds": dict(one.kinds),
-        "shares": {name: share._asdict() for name, share in one.shares.items()},
+        "spans": sender.spans,
+        "traces": sender.traces,
+        "kinds": dict(sender.kinds),
+        "shares": {name: share._asdict() for name, share in sender.shares.items()},
         "untrusted": {
-            **{name: tool_results.shorten_name(value) for name, value in one.who._asdict().items()},
-            "unread_attributes": {tool_results.shorten_name(name): count for name, count in one.unread.items()},
-            "hints": [tool_results.untrusted_text(hint) for hint in one.hints],
+            **{name: shorten_name(value) for name, value in sender.who._asdict().items()},
+            "unread_attributes": {shorten_name(name): count for name, count in sender.unread.items()},
+            "hints": [untrusted_text(hint) for hint in sender.hints],
         },
     }
 
@@ -381,12 +389,12 @@ FEEDBACK_TOOLS: Sequence[Any] = (list_feedback, why_scored, explain_filter, diag
 
 
 FeedbackKey = Annotated[
-    str, Field(min_length=1, max_length=200, description="What it is about: correctness, root_cause, …")
+    str, Field(min_length=1, max_length=200, description="Feedback key: correctness, root_cause, …")
 ]
-Score = Annotated[bool | float | None, Field(description="A finite number, true or false; or give a label.")]
-Label = Annotated[str | None, Field(max_length=200, description="A word instead of a score.")]
-Comment = Annotated[str | None, Field(max_length=10_000, description="Why.")]
-OnSpan = Annotated[str | None, Field(description="Only this span of the trace.")]
+Score = Annotated[bool | float | None, Field(description="A finite number, true or false. Alternatively, set `label`.")]
+Label = Annotated[str | None, Field(max_length=200, description="A label instead of a score.")]
+Comment = Annotated[str | None, Field(max_length=10_000, description="Reason for the value.")]
+OnSpan = Annotated[str | None, Field(description="Target this span of the trace.")]
 MCP_AUTHOR = "mcp"
 
 
@@ -404,14 +412,14 @@ def add_feedback(
     It is stored with source "model" and author "mcp", so it does not count as human feedback.
     """
     if score is None and not label:
-        raise Refused("give a score or a label")
+        raise Refused("feedback needs a score or a label")
     trace = load_trace(store, trace_id)
     span = None if span_id is None else span_id.lower()
     if span is not None and all(run.span_id != span for run in trace.runs):
         raise NotFound(f"the trace has no span {span_id!r}")
     target = Target(trace_id=trace.trace_id, span_id=span)
-    said = Feedback(
+    feedback = Feedback(
         target=target, key=key, score=score, label=label, comment=comment, source="model", author=MCP_AUTHOR
     )
-    store.add_feedback([said])
-    return tool_results.make_result(kept=tool_results.feedback_row(said))
+    store.add_feedback([feedback])
+    return make_result(kept=feedback_row(feedback))

@@ -42,16 +42,16 @@ def dataset(store: Store, request: Request) -> Response:
     """Render one dataset: `GET /datasets/{name}?version=&offset=`."""
     name = request.path_params["name"]
     version, offset = read_integer(request, "version"), read_integer(request, "offset") or 0
-    asked = store.dataset(name, version)
-    examples = store.examples(name, asked.version, limit=_EXAMPLES_PER_PAGE, offset=offset)
+    dataset = store.dataset(name, version)
+    examples = store.examples(name, dataset.version, limit=_EXAMPLES_PER_PAGE, offset=offset)
     return rendering.render_page(
         request,
         "dataset.html",
-        dataset=asked,
+        dataset=dataset,
         versions=store.versions(name),
         examples=examples,
         offset=offset,
-        next=offset + _EXAMPLES_PER_PAGE if offset + len(examples) < asked.example_count else None,
+        next=offset + _EXAMPLES_PER_PAGE if offset + len(examples) < dataset.example_count else None,
         previous=max(0, offset - _EXAMPLES_PER_PAGE) if offset else None,
         experiments=store.experiments(dataset=name, limit=20),
     )
@@ -75,6 +75,10 @@ def experiments(store: Store, request: Request) -> Response:
     """Render the experiment list: `GET /experiments?dataset=`."""
     dataset = request.query_params.get("dataset") or None
     listed = store.experiments(dataset=dataset, limit=_MAX_LISTED)
+    try:
+        datasets = [known.name for known in store.datasets()]
+    except Forbidden:  # the reader may not list datasets
+        datasets = sorted({experiment.dataset for experiment in listed})
     results = aggregate_experiments(store, listed)
     checks = JudgeAgreement(store)
     return rendering.render_page(
@@ -85,17 +89,9 @@ def experiments(store: Store, request: Request) -> Response:
         keys=sorted({stats.key for bucket in results.values() for stats in bucket.feedback}),
         dataset=dataset,
         known=feedback_display.get_metric_info(reversed(listed)),
-        trusts={one.id: checks.said(get_judge_keys(one)) for one in listed},
-        datasets=_dataset_names(store, listed),
+        trusts={experiment.id: checks.said(get_judge_keys(experiment)) for experiment in listed},
+        datasets=datasets,
     )
-
-
-def _dataset_names(store: Store, listed: Sequence[Experiment]) -> list[str]:
-    """Return the names of all datasets. If the reader may not list datasets, return those of the listed experiments."""
-    try:
-        return [known.name for known in store.datasets()]
-    except Forbidden:
-        return sorted({one.dataset for one in listed})
 
 
 def aggregate_experiments(store: Store, experiments: Sequence[Experiment]) -> dict[str, Bucket]:
@@ -109,20 +105,20 @@ def aggregate_experiments(store: Store, experiments: Sequence[Experiment]) -> di
 
 def experiment(store: Store, request: Request) -> Response:
     """Render one experiment: `GET /experiments/{id or name}?sort=&feedback_key=…&offset=`."""
-    asked = store.experiment(request.path_params["experiment_id"])
+    experiment = store.experiment(request.path_params["experiment_id"])
     query = filter_form.read_query(
-        [*request.query_params.multi_items(), ("experiment", asked.id)], others=("sort", "offset")
+        [*request.query_params.multi_items(), ("experiment", experiment.id)], others=("sort", "offset")
     )
     sort, offset = request.query_params.get("sort", ""), read_integer(request, "offset") or 0
-    rows = sort_rows(load_rows(store, asked, query.filter), sort)
+    rows = sort_rows(load_rows(store, experiment, query.filter), sort)
     shown = rows[offset : offset + ROWS_PER_PAGE]
-    result = aggregate_experiments(store, [asked]).get(asked.id)
-    beside = feedback_display.load_chips(store, [row.trace for row in shown])
+    result = aggregate_experiments(store, [experiment]).get(experiment.id)
+    chips = feedback_display.load_chips(store, [row.trace for row in shown])
     return rendering.render_page(
         request,
         "experiment.html",
         status=422 if query.problems else 200,
-        experiment=asked,
+        experiment=experiment,
         query=query,
         sort=sort,
         rows=shown,
@@ -131,22 +127,27 @@ def experiment(store: Store, request: Request) -> Response:
         most=MAX_SORTED_TRACES,
         page_size=ROWS_PER_PAGE,
         result=result,
-        judges=get_judge_totals(asked),
+        judges=get_judge_totals(experiment),
         stats=feedback_display.get_stats_with_task_ok(result) if result else [],
-        known=feedback_display.get_metric_info([asked]),
-        trust=JudgeAgreement(store).said({**get_shown_judge_keys(beside), **get_judge_keys(asked)}),
-        chips=beside,
-        of_whole=feedback_display.get_latest_chips(store.feedbacks(target=Target(experiment_id=asked.id))),
-        others=[other for other in store.experiments(dataset=asked.dataset, limit=20) if other.id != asked.id],
+        known=feedback_display.get_metric_info([experiment]),
+        trust=JudgeAgreement(store).said({**get_shown_judge_keys(chips), **get_judge_keys(experiment)}),
+        chips=chips,
+        of_whole=feedback_display.get_latest_chips(store.feedbacks(target=Target(experiment_id=experiment.id))),
+        others=[
+            other for other in store.experiments(dataset=experiment.dataset, limit=20) if other.id != experiment.id
+        ],
     )
 
 
 def get_judge_totals(experiment: Experiment) -> dict[str, float]:
     """Return the number and cost of judge calls that `evaluate()` recorded; {} if there were none."""
     totals = experiment.metadata.get("totals")
-    named = totals.items() if isinstance(totals, Mapping) else ()
-    told = {name.removeprefix("judge_"): value for name, value in named if name.startswith("judge_")}
-    return {name: value for name, value in told.items() if isinstance(value, int | float)}
+    items = totals.items() if isinstance(totals, Mapping) else ()
+    return {
+        name.removeprefix("judge_"): value
+        for name, value in items
+        if name.startswith("judge_") and isinstance(value, int | float)
+    }
 
 
 def load_rows(store: Store, experiment: Experiment, filter: Filter) -> list[ExperimentRow]:
@@ -162,7 +163,10 @@ def label_experiments(experiments: Sequence[Experiment]) -> dict[str, str]:
     name.
     """
     names = Counter(experiment.name for experiment in experiments)
-    return {one.id: f"{one.name} ({one.id[:8]})" if names[one.name] > 1 else one.name for one in experiments}
+    return {
+        experiment.id: f"{experiment.name} ({experiment.id[:8]})" if names[experiment.name] > 1 else experiment.name
+        for experiment in experiments
+    }
 
 
 def index_examples(store: Store, experiment: Experiment) -> Mapping[str, tuple[Example, int]]:
@@ -286,9 +290,9 @@ def compare(store: Store, request: Request) -> Response:
     )
 
 
-def load_sides(store: Store, asked: Sequence[str]) -> list[ComparisonSide]:
+def load_sides(store: Store, names: Sequence[str]) -> list[ComparisonSide]:
     """Load the named experiments (by id, prefix of an id, or name) with results and traces. Raises `Refused`."""
-    names = [name.strip() for part in asked for name in part.split(",") if name.strip()]
+    names = [name.strip() for value in names for name in value.split(",") if name.strip()]
     if len(names) > _MAX_SIDES:
         raise Refused(f"at most {_MAX_SIDES} experiments can be compared at once, got {len(names)}")
     experiments = [store.experiment(name) for name in dict.fromkeys(names)]
@@ -335,7 +339,11 @@ def find_differences(
             for example_id, difference in contrasts[key].differences.items():
                 if statistics.get_direction(difference):
                     changed[example_id][key] = difference
-    ranges = {key: _score_range(sides, key) for key in keys}
+    ranges = {}
+    for key in keys:
+        known = [stats for side in sides if (stats := side.stats(key)) and stats.n]
+        ends = [end for stats in known for end in (stats.minimum, stats.maximum) if end is not None]
+        ranges[key] = (max(ends) - min(ends) if ends else 0.0) or 1.0
     rows = [
         Difference(example_id, sum(abs(value) / ranges[key] for key, value in values.items()), values)
         for example_id, values in changed.items()
@@ -365,9 +373,3 @@ def load_shown_differences(
         )
         for row in rows
     ]
-
-
-def _score_range(sides: Sequence[ComparisonSide], key: str) -> float:
-    known = [stats for side in sides if (stats := side.stats(key)) and stats.n]
-    ends = [end for stats in known for end in (stats.minimum, stats.maximum) if end is not None]
-    return (max(ends) - min(ends)) or 1.0 if ends else 1.0

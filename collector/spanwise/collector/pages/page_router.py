@@ -207,7 +207,7 @@ def render_sign_in(
 
 def render_failure(request: Request, error: StoreError) -> Response:
     """Render the page for an error of the store."""
-    status, title = next((code, words) for kind, code, words in _STATUSES if isinstance(error, kind))
+    status, title = next((code, title) for kind, code, title in _STATUSES if isinstance(error, kind))
     response = rendering.render_page(
         request, "error.html", status=status, title=title, message=str(error), sign_in=False
     )

@@ -26,21 +26,19 @@ ACTIONS = ("pause", "resume", "remove")
 def rules(store: Store, request: Request) -> Response:
     """Render the rule list: `GET /rules?project=`."""
     project = request.query_params.get("project") or None
-    found = store.status(project=project)
-    most = max(MIN_OUTCOMES, MAX_OUTCOMES // max(1, len(found)))
+    statuses = store.status(project=project)
+    most = max(MIN_OUTCOMES, MAX_OUTCOMES // max(1, len(statuses)))
     return rendering.render_page(
         request,
         "rules.html",
-        statuses=found,
-        means=[summarize_rule(store, status.rule, most=most) for status in found],
+        statuses=statuses,
+        means=[summarize_rule(store, status.rule, most=most) for status in statuses],
         most=most,
         throughput=rule_report.sum_throughput(
-            (worker for status in found for worker in status.workers), time.time_ns()
+            (worker for status in statuses for worker in status.workers), time.time_ns()
         ),
         project=project,
-        projects=sorted(
-            {status.rule.project for status in store.status()} if project else {status.rule.project for status in found}
-        ),
+        projects=sorted({status.rule.project for status in (store.status() if project else statuses)}),
         verdicts=rule_report,
         traces=build_traces_url,
         now=time.time_ns(),
@@ -49,21 +47,21 @@ def rules(store: Store, request: Request) -> Response:
 
 def rule(store: Store, request: Request) -> Response:
     """Render a rule's stored decisions, newest first: `GET /rules/{name}?project=&verdict=&cursor=`."""
-    name, asked = request.path_params["name"], request.query_params
-    project, verdict = asked.get("project") or "default", asked.get("verdict") or None
+    name, query = request.path_params["name"], request.query_params
+    project, verdict = query.get("project") or "default", query.get("verdict") or None
     if verdict is not None and verdict not in rule_report.STORED:
         raise Refused(f"unknown verdict {verdict!r}; expected one of: {', '.join(rule_report.STORED)}")
-    found = next((one for one in store.status(project=project) if one.rule.name == name), None)
-    if found is None:
+    status = next((status for status in store.status(project=project) if status.rule.name == name), None)
+    if status is None:
         raise NotFound(f"there is no rule {name!r} in project {project!r}")
     page = store.decisions(
-        rule=name, project=project, verdict=verdict, limit=_DECISIONS_PER_PAGE, cursor=asked.get("cursor") or None
+        rule=name, project=project, verdict=verdict, limit=_DECISIONS_PER_PAGE, cursor=query.get("cursor") or None
     )
     return rendering.render_page(
         request,
         "rule.html",
-        found=found,
-        rule=found.rule,
+        rule_status=status,
+        rule=status.rule,
         verdict=verdict,
         page=page,
         verdicts=rule_report,
@@ -92,5 +90,5 @@ def build_traces_url(rule: Rule, matching: bool = True) -> str:
     """Return the URL of the traces that pass a rule's filter, or of all traces in its scope."""
     scope = [("traffic", "all")] if rule.scope != "live" else []
     conditions = filters.filter_to_items(build_rule_filter(rule.filter)) if matching else []
-    given = [("project", rule.project), *scope, *(pair for pair in conditions if pair[0] != "project")]
-    return f"/?{urlencode(given, errors='replace')}"
+    items = [("project", rule.project), *scope, *(pair for pair in conditions if pair[0] != "project")]
+    return f"/?{urlencode(items, errors='replace')}"

@@ -26,8 +26,10 @@ class FeedbackChip:
     def hint(self) -> str:
         """Return the tooltip text."""
         outcome = self.feedback.outcome
-        words = self.feedback.error or self.feedback.comment or ""
-        return f"{self.feedback.key}: {outcome if outcome != 'score' else self.text}" + (f", {words}" if words else "")
+        detail = self.feedback.error or self.feedback.comment or ""
+        return f"{self.feedback.key}: {outcome if outcome != 'score' else self.text}" + (
+            f", {detail}" if detail else ""
+        )
 
 
 def make_chip(feedback: Feedback, more: int = 0) -> FeedbackChip:
@@ -38,10 +40,10 @@ def make_chip(feedback: Feedback, more: int = 0) -> FeedbackChip:
         return FeedbackChip(feedback, "skipped", None, more)
     if feedback.score is None:
         return FeedbackChip(feedback, feedback.label or "", None, more)
-    inside = isinstance(feedback.score, bool) or 0 <= feedback.score <= 1
-    text = formatting.number(feedback.score)
-    both = f"{feedback.label} {text}" if feedback.label else text
-    return FeedbackChip(feedback, both, float(feedback.score) if inside else None, more)
+    has_bar = isinstance(feedback.score, bool) or 0 <= feedback.score <= 1
+    number = formatting.number(feedback.score)
+    text = f"{feedback.label} {number}" if feedback.label else number
+    return FeedbackChip(feedback, text, float(feedback.score) if has_bar else None, more)
 
 
 def get_latest_chips(feedbacks: Iterable[Feedback]) -> dict[str, FeedbackChip]:
@@ -52,9 +54,11 @@ def get_latest_chips(feedbacks: Iterable[Feedback]) -> dict[str, FeedbackChip]:
     groups: dict[str, list[Feedback]] = {}
     for feedback in feedbacks:
         groups.setdefault(feedback.key, []).append(feedback)
-    last = {key: max(group, key=lambda feedback: feedback.created_ns) for key, group in groups.items()}
-    judged = {key for key, group in groups.items() if any(feedback.source == "model" for feedback in group)}
-    return {key: replace(make_chip(last[key], len(groups[key]) - 1), judged=key in judged) for key in sorted(groups)}
+    chips = {}
+    for key, group in sorted(groups.items()):
+        chip = make_chip(max(group, key=lambda feedback: feedback.created_ns), len(group) - 1)
+        chips[key] = replace(chip, judged=any(feedback.source == "model" for feedback in group))
+    return chips
 
 
 def get_author_chips(feedbacks: Iterable[Feedback]) -> list[FeedbackChip]:
@@ -62,30 +66,32 @@ def get_author_chips(feedbacks: Iterable[Feedback]) -> list[FeedbackChip]:
 
     Labels of several people are all shown, but only the newest version of an evaluator.
     """
-    words = statistics.select_latest(feedbacks)
-    return [make_chip(feedback) for feedback in sorted(words, key=lambda feedback: (feedback.key, feedback.created_ns))]
+    latest = statistics.select_latest(feedbacks)
+    return [
+        make_chip(feedback) for feedback in sorted(latest, key=lambda feedback: (feedback.key, feedback.created_ns))
+    ]
 
 
 def load_chips(store: Store, traces: Sequence[TraceSummary]) -> dict[str, dict[str, FeedbackChip]]:
     """Load the latest feedback per trace and key, in one query for all traces of a page."""
     if not traces:
         return {}
-    of_traces: dict[str, list[Feedback]] = {}
+    by_trace: dict[str, list[Feedback]] = {}
     cursor = None
     for _ in range(5):  # five requests of 1,000: at most 5,000 feedback rows per page
         page = store.feedbacks(trace_ids=tuple(trace.trace_id for trace in traces), limit=1000, cursor=cursor)
         for feedback in page:
-            of_traces.setdefault(feedback.target.trace_id or "", []).append(feedback)
+            by_trace.setdefault(feedback.target.trace_id or "", []).append(feedback)
         cursor = page.next
         if cursor is None:
             break
-    return {trace_id: get_latest_chips(feedbacks) for trace_id, feedbacks in of_traces.items()}
+    return {trace_id: get_latest_chips(feedbacks) for trace_id, feedbacks in by_trace.items()}
 
 
 def choose_columns(chips: Mapping[str, Mapping[str, FeedbackChip]], most: int = 5) -> list[str]:
     """Return the `most` most frequent keys of the traces, which get columns of their own."""
-    seen = Counter(key for of_trace in chips.values() for key in of_trace)
-    return sorted(sorted(seen), key=lambda key: -seen[key])[:most]
+    counts = Counter(key for chips_of_trace in chips.values() for key in chips_of_trace)
+    return sorted(sorted(counts), key=lambda key: -counts[key])[:most]
 
 
 def get_judge_keys(experiment: Experiment) -> dict[str, str | None]:
@@ -103,7 +109,7 @@ def get_shown_judge_keys(chips: Mapping[str, Mapping[str, FeedbackChip]]) -> dic
     """Return the keys that judges have scored on the shown traces, each with None, which stands for the newest
     version.
     """
-    return {key: None for of_trace in chips.values() for key, chip in of_trace.items() if chip.judged}
+    return {key: None for chips_of_trace in chips.values() for key, chip in chips_of_trace.items() if chip.judged}
 
 
 _UNITS = {"latency": "s", "cost": "$"}  # evaluator id → unit; other scores are plain numbers
@@ -134,7 +140,7 @@ TASK_OK_INFO = MetricInfo()
 
 def get_metric_info(experiments: Iterable[Experiment]) -> dict[str, MetricInfo]:
     """Return the declared properties by key; the last experiment that declares a key wins."""
-    return {TASK_OK: TASK_OK_INFO, **dict(one for experiment in experiments for one in _list_metrics(experiment))}
+    return {TASK_OK: TASK_OK_INFO, **dict(metric for experiment in experiments for metric in _list_metrics(experiment))}
 
 
 def get_stats_with_task_ok(result: Bucket) -> list[FeedbackStats]:

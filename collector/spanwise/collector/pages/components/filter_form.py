@@ -94,14 +94,14 @@ class FilterQuery:
 
     def address(self, path: str = "/", **changes: str | None) -> str:
         """Return the page's URL with some fields changed; it points to the first page unless `cursor` is given."""
-        kept = [(name, text) for name, text in self.items if name != "cursor" and name not in changes]
-        return _build_address(path, [*kept, *((name, text) for name, text in changes.items() if text)])
+        unchanged = [(name, text) for name, text in self.items if name != "cursor" and name not in changes]
+        return _build_address(path, [*unchanged, *((name, text) for name, text in changes.items() if text)])
 
     @property
     def detailed(self) -> bool:
         """Return whether there is a condition on a field that the form hides by default."""
-        named = self.fields.keys() - ({"since"} if self.fields.get("since") in RANGE_LABELS else set())
-        return not named <= _BASIC_FIELDS
+        used = self.fields.keys() - ({"since"} if self.fields.get("since") in RANGE_LABELS else set())
+        return not used <= _BASIC_FIELDS
 
     def marks(self) -> list[FilterMark]:
         """Return the active conditions with their labels."""
@@ -109,22 +109,22 @@ class FilterQuery:
         return [
             FilterMark(
                 "time" if name == "since" and text in RANGE_LABELS else _FIELD_LABELS.get(name, name),
-                self._shown(name, text),
-                self._without(name, text),
+                self._format_value(name, text),
+                self._address_without(name, text),
             )
             for name, text in shown
         ]
 
-    def _shown(self, name: str, text: str) -> str:
+    def _format_value(self, name: str, text: str) -> str:
         if name == "feedback_key":
-            verb = self.fields.get("feedback_op", ">=")
-            return f"{text} {OPERATOR_LABELS.get(verb, verb)} {self.fields.get('feedback_value', '')}".strip()
+            operator = self.fields.get("feedback_op", ">=")
+            return f"{text} {OPERATOR_LABELS.get(operator, operator)} {self.fields.get('feedback_value', '')}".strip()
         return {"range": RANGE_LABELS, "since": RANGE_LABELS, "traffic": TRAFFIC_LABELS}.get(name, {}).get(text, text)
 
-    def _without(self, name: str, text: str) -> str:
-        gone = _FEEDBACK_FIELDS if name == "feedback_key" else ()
-        kept = [item for item in self.items if item != (name, text) and item[0] not in gone and item[0] != "cursor"]
-        return _build_address("/", kept)
+    def _address_without(self, name: str, text: str) -> str:
+        removed = {"cursor", *(_FEEDBACK_FIELDS if name == "feedback_key" else ())}
+        items = [item for item in self.items if item != (name, text) and item[0] not in removed]
+        return _build_address("/", items)
 
 
 def _build_address(path: str, items: Sequence[tuple[str, str]]) -> str:

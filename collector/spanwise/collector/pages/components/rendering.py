@@ -135,15 +135,9 @@ def make_block(value: JSON) -> ValueBlock:
     return ValueBlock(html, "text" if plain else "json", len(text), text.count("\n") + 1)
 
 
-def _make_message(value: JSON) -> ChatMessage:
-    content = value.get("content", value.get("parts"))
-    calls = value.get("tool_calls")
-    shown = None if content in (None, "", []) else make_block(_join_text_parts(content))
-    return ChatMessage(str(value["role"]), shown, make_block(calls) if calls else None)
-
-
-def _join_text_parts(content: JSON) -> JSON:
-    """Join the parts of a message's content if all parts are texts."""
+def _message_content(message: Mapping[str, JSON]) -> JSON:
+    """Return the content of a chat message. If all its parts are texts, they are joined."""
+    content = message.get("content", message.get("parts"))
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
         texts = [part.get("text", part.get("content")) for part in content]
         if texts and all(isinstance(text, str) for text in texts):
@@ -153,20 +147,25 @@ def _join_text_parts(content: JSON) -> JSON:
 
 def find_chat_messages(value: JSON) -> list[Mapping[str, JSON]] | None:
     """Return the chat messages of a value (a list of them, or in a field `messages`), None if it has none."""
-    talk = value.get("messages") if isinstance(value, dict) else value
-    if not isinstance(talk, list) or not 0 < len(talk) <= _MOST_MESSAGES:
+    messages = value.get("messages") if isinstance(value, dict) else value
+    if not isinstance(messages, list) or not 0 < len(messages) <= _MOST_MESSAGES:
         return None
-    spoken = all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in talk)
-    return talk if spoken else None
+    have_roles = all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages)
+    return messages if have_roles else None
 
 
 def choose_layout(value: JSON) -> ValueLayout:
     """Choose the most readable layout of a value."""
     if value is None or value == {} or value == []:
         return ValueLayout()
-    if talk := find_chat_messages(value):
+    if chat := find_chat_messages(value):
+        messages = []
+        for message in chat:
+            content, calls = _message_content(message), message.get("tool_calls")
+            block = None if content in (None, "", []) else make_block(content)
+            messages.append(ChatMessage(str(message["role"]), block, make_block(calls) if calls else None))
         others = {key: item for key, item in value.items() if key != "messages"} if isinstance(value, dict) else {}
-        return ValueLayout(messages=tuple(map(_make_message, talk)), rest=_make_fields(others))
+        return ValueLayout(messages=tuple(messages), rest=_make_fields(others))
     if isinstance(value, dict) and len(value) <= _MOST_FIELDS:
         return ValueLayout(fields=_make_fields(value))
     return ValueLayout(block=make_block(value))
@@ -185,8 +184,8 @@ def summarize_value(value: JSON) -> str:
         return ""
     if isinstance(value, str):
         return value
-    if talk := find_chat_messages(value):
-        return summarize_value(_join_text_parts(talk[-1].get("content", talk[-1].get("parts"))))
+    if chat := find_chat_messages(value):
+        return summarize_value(_message_content(chat[-1]))
     if isinstance(value, dict) and len(value) == 1:
         return summarize_value(next(iter(value.values())))
     return json.dumps(value, ensure_ascii=False, default=str)
@@ -234,7 +233,7 @@ def _versioned_url(name: str) -> str:
 @cache
 def get_environment() -> Environment:
     """Return the Jinja environment with templates and helpers."""
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("spanwise.collector.pages"),
         autoescape=True,
         finalize=mark_invisible,
@@ -242,24 +241,22 @@ def get_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals |= {
+    environment.globals |= {
         "static": _versioned_url,
         "zone": formatting.zone,
         "chart": sparkline,
-        "verbs": filter_form.OPERATOR_LABELS,
-    }
-    made.globals |= {
+        "operators": filter_form.OPERATOR_LABELS,
         "ranges": filter_form.RANGE_LABELS,
         "traffic": filter_form.TRAFFIC_LABELS,
         "layout": choose_layout,
         "block": make_block,
     }
     # every formatting function becomes a filter of the same name
-    made.filters |= dict(getmembers(formatting, isfunction))
-    made.filters |= {"glimpse": summarize_json_prefix, "gist": summarize_value}
-    made.filters |= {"dropped": trace_completeness.describe_dropped, "since": trace_completeness.describe_start}
-    made.filters |= {"path": quote_segment, "breakable": allow_line_breaks, "tame": dict}
-    return made
+    environment.filters |= dict(getmembers(formatting, isfunction))
+    environment.filters |= {"summarize_json": summarize_json_prefix, "summarize": summarize_value}
+    environment.filters |= {"dropped": trace_completeness.describe_dropped, "since": trace_completeness.describe_start}
+    environment.filters |= {"path": quote_segment, "breakable": allow_line_breaks, "as_dict": dict}
+    return environment
 
 
 def quote_segment(text: object) -> str:

@@ -100,41 +100,39 @@ def trace(store: Store, request: Request) -> Response:
     By default the root is selected. If no run has ended yet, the page lists the open runs.
     """
     trace_id, span_id = request.path_params["trace_id"], request.query_params.get("run")
-    summed = load_summary(store, trace_id)
+    summary = load_summary(store, trace_id)
     try:
-        long = summed is not None and summed.span_count > MAX_WHOLE_RUNS
-        shown = (
-            view_trace_page(store, summed, span_id)
-            if summed and long
-            else view_whole_trace(store.trace(trace_id), span_id)
-        )
+        if summary is not None and summary.span_count > MAX_WHOLE_RUNS:
+            view = view_trace_page(store, summary, span_id)
+        else:
+            view = view_whole_trace(store.trace(trace_id), span_id)
     except NotFound:
-        if summed is not None:
+        if summary is not None:
             raise
         return render_open_trace(store, request)
-    experiment = find_experiment(store, shown.root)
+    experiment = find_experiment(store, view.root)
     why = store.why(trace_id)
     rules = [] if why else store.rules()
     return rendering.render_page(
         request,
         "trace.html",
         trace_id=trace_id,
-        shown=shown,
-        root=shown.root,
-        run=shown.run,
-        derived=derived_fields(shown.run),
-        stacks=list_stack_traces(shown.run),
-        summary=summed,
-        count=summed.span_count if summed else len(shown.rows),
-        own=feedback_display.get_author_chips(shown.of_trace),
-        of_run=feedback_display.get_author_chips(shown.of_run),
+        view=view,
+        root=view.root,
+        run=view.run,
+        derived=derived_fields(view.run),
+        stacks=list_stack_traces(view.run),
+        summary=summary,
+        count=summary.span_count if summary else len(view.rows),
+        own=feedback_display.get_author_chips(view.of_trace),
+        of_run=feedback_display.get_author_chips(view.of_run),
         experiment=experiment,
-        example=find_example(store, shown.root, experiment),
+        example=find_example(store, view.root, experiment),
         why=why,
-        without_rules=rule_report.explain_no_rules(shown.root.project, rules) if rules else None,
+        without_rules=rule_report.explain_no_rules(view.root.project, rules) if rules else None,
         verdicts=rule_report,
         now=time.time_ns(),
-        links=[link for link in shown.run.links if link.trace_id != trace_id],
+        links=[link for link in view.run.links if link.trace_id != trace_id],
     )
 
 
@@ -158,16 +156,16 @@ def view_trace_page(store: Store, trace: TraceSummary, span_id: str | None) -> T
     """Return the page of a large trace that contains the selected run. Raises `NotFound` for an unknown run."""
     page = store.tree(trace.trace_id, limit=ROWS_PER_PAGE, cursor=span_id)
     root, run = store.run(trace.trace_id), store.run(trace.trace_id, span_id)
-    aims = (Target(trace_id=run.trace_id), Target(trace_id=run.trace_id, span_id=run.span_id))
-    said = [feedback for aim in aims for feedback in store.feedbacks(target=aim)]
+    targets = (Target(trace_id=run.trace_id), Target(trace_id=run.trace_id, span_id=run.span_id))
+    feedback = [item for target in targets for item in store.feedbacks(target=target)]
     latest = store.feedbacks(trace_ids=(run.trace_id,)) if run.documents else ()
-    said += [one for one in latest if one.target.span_id == run.span_id and one.target.document is not None]
+    feedback += [item for item in latest if item.target.span_id == run.span_id and item.target.document is not None]
     return TraceView(
         root=root,
         run=run,
         rows=place_rows(page.items, trace.start_ns, trace.start_ns + trace.duration_ns),
         duration_ns=trace.duration_ns,
-        feedback=sorted(said, key=lambda feedback: feedback.created_ns),
+        feedback=sorted(feedback, key=lambda item: item.created_ns),
         missing=trace_completeness.describe_known_gaps(
             trace.dropped, store.running(trace_id=trace.trace_id), complete=trace.complete
         ),
@@ -236,16 +234,16 @@ def list_stack_traces(run: Run) -> list[str]:
     for event in run.events:
         if event.name != "exception":
             continue
-        kind, said, recorded = (str(event.attributes.get(f"exception.{name}") or "") for name in _EXCEPTION_FIELDS)
-        message, within = split_stack(said)
-        stacks[kind, message] = max(stacks.get((kind, message), ""), recorded or within, key=len)
+        kind, text, recorded = (str(event.attributes.get(f"exception.{name}") or "") for name in _EXCEPTION_FIELDS)
+        message, stack = split_stack(text)
+        stacks[kind, message] = max(stacks.get((kind, message), ""), recorded or stack, key=len)
     return [stack for stack in stacks.values() if stack]
 
 
 def add_feedback(store: Store, request: Request, fields: Mapping[str, str]) -> str:
     """Store human feedback: `POST /traces/{trace_id}/feedback`.
 
-    Returns the URL of the trace with the run that was shown.
+    Returns the URL of the trace with the run that was view.
     """
     trace_id = request.path_params["trace_id"]
     store.add_feedback([build_human_feedback(trace_id, fields)])

@@ -46,7 +46,7 @@ def traces(store: Store, request: Request) -> Response:
     """Render the trace list: `GET /`."""
     query = filter_form.read_query(request.query_params.multi_items(), others=("charts",))
     page = store.traces(query.filter, limit=TRACES_PER_PAGE, cursor=query.fields.get("cursor"))
-    of_traces = feedback_display.load_chips(store, page.items)
+    chips = feedback_display.load_chips(store, page.items)
     times = choose_period(query.filter, page.items) if page.items else None
     waiting = times is not None and "charts" not in request.query_params and is_slow(query.filter, *times)
     return rendering.render_page(
@@ -56,12 +56,12 @@ def traces(store: Store, request: Request) -> Response:
         query=query,
         page=page,
         running=list_open_runs(store, query),
-        chips=of_traces,
-        columns=feedback_display.choose_columns(of_traces),
+        chips=chips,
+        columns=feedback_display.choose_columns(chips),
         times=times,
         waiting=waiting,
         overview=load_overview(store, query.filter, *times) if times and not waiting else None,
-        trust=JudgeAgreement(store).said(get_shown_judge_keys(of_traces)) if times and not waiting else {},
+        trust=JudgeAgreement(store).said(get_shown_judge_keys(chips)) if times and not waiting else {},
         choices=load_choices(store),
         slowest=max((trace.duration_ns for trace in page), default=0),
         empty=not page.items and not query.fields.get("cursor") and get_empty_reason(store),
@@ -77,9 +77,9 @@ def charts(store: Store, request: Request) -> Response:
     judges = get_shown_judge_keys(
         feedback_display.load_chips(store, store.traces(query.filter, limit=TRACES_PER_PAGE).items)
     )
-    found = load_overview(store, query.filter, since, until)
+    overview = load_overview(store, query.filter, since, until)
     return rendering.render_page(
-        request, "charts.html", query=query, overview=found, trust=JudgeAgreement(store).said(judges)
+        request, "charts.html", query=query, overview=overview, trust=JudgeAgreement(store).said(judges)
     )
 
 
