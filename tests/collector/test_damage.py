@@ -202,7 +202,7 @@ def test_a_payload_that_cannot_be_read_leaves_the_rest_of_its_span(file: Path) -
     before = filled(file, 10)
     with closing(sqlite3.connect(file)) as db, db:
         db.execute("UPDATE spans SET payload = x'00' WHERE id = 3")
-    with SQLiteStore(file) as store, pytest.raises(StoreError, match="what a span holds cannot be read"):
+    with SQLiteStore(file) as store, pytest.raises(StoreError, match="the payload of a span cannot be read"):
         store.many(list(before))
     saved, _, said = recovered(file)
     assert found_in(saved) == before

@@ -80,10 +80,10 @@ def test_the_writer_goes_on_while_the_disk_takes_what_it_has_committed(store: SQ
 def test_a_disk_that_keeps_nothing_ends_it_and_nothing_is_acknowledged(store: SQLiteStore, disk: Disk) -> None:
     disk.let()
     disk.failing = True
-    with pytest.raises(Halted, match=r"keep what is written to it: .Errno 5. Input/output error; see to the disk"):
+    with pytest.raises(Halted, match=r"failed to store data: .Errno 5. Input/output error; check the disk"):
         sent(store).result(30)
     disk.failing = False
-    with pytest.raises(Halted, match="see to the disk, then start this anew"):
+    with pytest.raises(Halted, match="check the disk, restart, then run"):
         sent(store).result(30)
     assert "does not keep" in (store.trouble() or "")
 

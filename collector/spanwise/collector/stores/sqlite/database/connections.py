@@ -111,8 +111,8 @@ def connect_without_lock(path: str, *, cut_off: bool = False) -> sqlite3.Connect
         return _open_uri(path, "mode=ro", cut_off)
     except sqlite3.OperationalError as error:
         raise Refused(
-            f"{path!r} cannot be read here: part of it is in {path + '-wal'!r}, and to read that in takes a folder in"
-            " which this user may write; copy both files into one"
+            f"{path!r} cannot be read: part of its data is in {path + '-wal'!r}, which SQLite can read only in a folder where"
+            " this user may write; copy both files into such a folder"
         ) from error
 
 
@@ -296,7 +296,7 @@ class Reader:
         except (zstandard.ZstdError, KeyError, ValueError) as error:
             # Damaged data, a missing dictionary, or invalid JSON
             raise StoreError(
-                f"what a span holds cannot be read, so the database is damaged: {error}; {DAMAGED_ADVICE}"
+                f"the payload of a span cannot be read, so the database is damaged: {error}; {DAMAGED_ADVICE}"
             ) from error
 
     def decoder(self, blob: bytes) -> PayloadDecoder:

@@ -47,8 +47,8 @@ class OwnerProcess:
         """Raise `Closed` in a fork of that process: there, threads that no longer exist may hold locks."""
         if os.getpid() != self.pid:
             raise Closed(
-                f"this store was opened by process {self.pid}, of which this one is a fork: open one here, with"
-                " connect(), after forking"
+                f"this store was opened by process {self.pid}, a parent of this process; after a fork, open the store"
+                " again with connect()"
             )
 
     @property
@@ -57,8 +57,8 @@ class OwnerProcess:
 
 
 FORKED_MESSAGE = (
-    "{!r} was open in a process of which this one is a fork, and SQLite cannot open it anew here: start this process"
-    " afresh (multiprocessing's 'spawn'), or fork before the store is opened"
+    "{!r} was open in a parent of this process before the fork, and SQLite cannot open it again in a forked process;"
+    " start the process without a fork (multiprocessing's 'spawn'), or fork before the store is opened"
 )
 ANNOUNCEMENT_CHARACTERS = 400  # length of the announcement file, in characters
 PRIVATE_MODE = 0o600  # mode of all files that the store creates; a stricter umask still applies
@@ -240,11 +240,11 @@ def _read_announcement(descriptor: int, text: str) -> dict[str, Any] | None:
 def _locked_message(path: str) -> str:
     process = holder(path)
     if process is None:
-        return f"{path!r} is being written by another process, which may know it by another name; wait for its end"
+        return f"{path!r} is being written by another process, perhaps under another name; wait until it ends"
     problem = f"{path!r} is being written by process {process.get('pid')}"
     if process.get("url"):
-        return f"{problem}, which answers at {process['url']}; speak to its address, or use connect(), which finds it"
-    return f"{problem}, which does not serve it; wait for its end, or let both speak to `spanwise serve --store {path}`"
+        return f"{problem}, which answers at {process['url']}; use this address, or connect(), which finds it"
+    return f"{problem}, which does not serve it; wait until it ends, or let both use a server: `spanwise serve --store {path}`"
 
 
 def _refuse_hard_links(path: str, descriptor: int) -> None:
@@ -256,8 +256,8 @@ def _refuse_hard_links(path: str, descriptor: int) -> None:
     names = os.fstat(descriptor).st_nlink
     if names > 1:
         raise Refused(
-            f"{path!r} is one of {names} names of the same file (hard links), and what was written last is found by one"
-            " of them alone; remove the others (`find -samefile`), or open a copy"
+            f"{path!r} is one of {names} names (hard links) of the same file, but the latest changes are visible under only"
+            " one of them; remove the others (`find -samefile`), or open a copy"
         )
 
 

@@ -99,5 +99,5 @@ class FileWatch:
 
 def _halted_error(problem: str) -> Halted:
     return Halted(
-        f"{problem}, so nothing more is kept; stop the other program, see `spanwise db check`, then start this anew"
+        f"{problem}, so the store accepts no more data; stop the other program, run `spanwise db check`, then restart"
     )

@@ -164,8 +164,8 @@ class WalSync(Generic[T]):
             _fsync(self._log)
         # the kernel may drop pages whose write failed, so a second fsync would prove nothing
         except OSError as error:
-            problem = f"the disk does not keep what is written to it: {error}"
-            failed = Halted(f"{problem}; see to the disk, then start this anew, and `spanwise db check`")
+            problem = f"the disk failed to store data: {error}"
+            failed = Halted(f"{problem}; check the disk, restart, then run `spanwise db check`")
         self._done(items, failed)
 
 

@@ -133,7 +133,7 @@ def adopt_former_file(path: str) -> None:
         if not _is_former_database(lock.path):
             return
         if os.path.exists(lock.path + "-wal"):
-            raise Refused(f"{former!r} is open in another process, and is to be renamed to {path!r}: end that process")
+            raise Refused(f"{former!r} is open in another process and must be renamed to {path!r}; end that process")
         with suppress(FileNotFoundError):
             os.rename(former + ".forward", path + ".forward")
         with suppress(FileNotFoundError):
