@@ -37,3 +37,16 @@ else:
     )
 
 __all__ = ["AsyncStore", "aio", "check_database_path", "connect", "default_location", "describe", "errors"]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "address_parsing",
+    "filter_values",
+    "filters",
+    "formatting",
+    "former_names",
+    "rule_policy",
+    "server",
+    "store_connection",
+    "terminal_escaping",
+]

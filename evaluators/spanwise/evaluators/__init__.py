@@ -75,3 +75,9 @@ def __getattr__(name: str) -> Any:
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "testing",
+]

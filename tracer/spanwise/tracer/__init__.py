@@ -68,3 +68,18 @@ __all__ = [
     "uninstrument",
     "user",
 ]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "attribute_names",
+    "backoff",
+    "configuration",
+    "http_connections",
+    "lazy_imports",
+    "process_runtime",
+    "propagation",
+    "propagation_targets",
+    "spool_management",
+    "suggestions",
+    "trace_capture",
+]

@@ -21,3 +21,8 @@ Modules, in the order in which data flows:
 - `mcp`: `spanwise mcp`: Model Context Protocol server, over stdio or HTTP.
 - `demo`: `spanwise demo`: traced and evaluated demo application with its server.
 """
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "doctor",
+]

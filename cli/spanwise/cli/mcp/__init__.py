@@ -9,3 +9,10 @@ Modules, in the order in which data flows:
 - `experiment_tools`: MCP tools on experiments and datasets, and the evaluation that an agent may run.
 - `tool_results`: Tool results: bounded JSON that marks third-party text as `untrusted`.
 """
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "http_transport",
+    "server",
+    "store_access",
+]

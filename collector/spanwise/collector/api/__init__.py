@@ -30,3 +30,8 @@ __all__ = [
     "bypass_framework",
     "create_app",
 ]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "security_middleware",
+]

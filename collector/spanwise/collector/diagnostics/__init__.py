@@ -6,3 +6,10 @@ Modules, in the order in which data flows:
 - `trace_completeness`: Explanation of missing parts of a trace: dropped spans, open runs, unanswered calls.
 - `rule_report`: Text about rules: decisions and their reasons, funnel, budget, rate, lag and workers.
 """
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "doctor_report",
+    "rule_report",
+    "trace_completeness",
+]

@@ -102,3 +102,8 @@ __all__ = [
     "read_via",
     "write_feedback_attributes",
 ]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "translation",
+]

@@ -89,3 +89,11 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "encode_error",
     "scope_or_refuse",
 ]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "json_decoder",
+    "limits",
+    "otlp_signals",
+    "request_decoder",
+]

@@ -68,3 +68,10 @@ __all__ = [
     "summarize_rule",
     "walk_tree",
 ]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "amendment_merge",
+    "decision_explanation",
+    "trace_store",
+]

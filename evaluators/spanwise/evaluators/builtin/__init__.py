@@ -20,3 +20,14 @@ Modules, in the order in which data flows:
 - `human`: Human feedback evaluator: mean of the labels that people gave a trace.
 - `pipeline`: Pipeline evaluator: score returned by a callable, parsed from its free-form or JSON reply.
 """
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "boolean_families",
+    "case_text",
+    "json",
+    "language_detection",
+    "pipeline",
+    "retrieval",
+    "text_segmentation",
+]

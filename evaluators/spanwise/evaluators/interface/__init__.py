@@ -189,3 +189,11 @@ __all__ = [
     "unwrap_single_value",
     "use_judge_context",
 ]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "evaluator_registry",
+    "evaluator_spec",
+    "progress_display",
+    "tool_calls",
+]

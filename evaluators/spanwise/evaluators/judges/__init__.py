@@ -71,3 +71,12 @@ __all__ = [
     "scripted",
     "use_ledger",
 ]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "haystack_judges",
+    "judgement",
+    "prompt_templates",
+    "prompt_values",
+    "ratings",
+]

@@ -42,3 +42,13 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "pair_scorer",
     "text_classifier",
 ]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "batched_evaluator",
+    "cross_encoder",
+    "disk_cache",
+    "embedding_model",
+    "model_resolution",
+    "similarity",
+]

@@ -32,3 +32,10 @@ __all__ = [
     "score",
     "skip_failed",
 ]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "judge_calibration",
+    "pairwise_comparison",
+    "threshold_fitting",
+]

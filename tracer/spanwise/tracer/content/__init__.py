@@ -6,3 +6,10 @@ Modules, in the order in which data flows:
 - `documents`: Retrieved documents: conversion from LangChain, LlamaIndex and Haystack, OpenInference attributes.
 - `token_usage`: Token usage: vendors' usage fields as OpenTelemetry attributes, and estimates for calls without them.
 """
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "documents",
+    "serialization",
+    "token_usage",
+]

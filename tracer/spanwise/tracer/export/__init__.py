@@ -16,3 +16,13 @@ Modules, in the order in which data flows:
 - `delivery_stats`: Delivery statistics: span counts by outcome, and reports of counts and open spans to the
   collector.
 """
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "delivery_lifecycle",
+    "delivery_stats",
+    "disk_spool",
+    "otlp_encoding",
+    "otlp_http_client",
+    "tail_sampling",
+]

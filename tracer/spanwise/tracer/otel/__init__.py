@@ -10,3 +10,13 @@ Modules, in the order in which data flows:
 - `live_span`: Recording span, span counts per local trace, and id and clock sources.
 - `exit_lock`: Lock with a bounded wait, for the time when the interpreter exits.
 """
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "exit_lock",
+    "head_sampling",
+    "live_span",
+    "provider",
+    "thread_context",
+    "trace_context",
+]

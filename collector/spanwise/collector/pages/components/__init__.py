@@ -7,3 +7,11 @@ Modules, in the order in which data flows:
 - `sparkline`: SVG sparklines: time buckets and bar geometry.
 - `rendering`: Template rendering: security headers, escaping of untrusted text, layout of JSON values.
 """
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "feedback_display",
+    "filter_form",
+    "rendering",
+    "sparkline",
+]

@@ -23,3 +23,13 @@ Modules, in the order in which data flows:
 - `judge_event_loop`: Event loop of the judges: one daemon thread per process, with its clients and fork
   handling.
 """
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "answer_cache",
+    "chat_completions",
+    "judge_budget",
+    "judge_call",
+    "judge_dry_run",
+    "scripted_judge",
+]

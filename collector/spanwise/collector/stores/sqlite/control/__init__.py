@@ -11,3 +11,8 @@ Modules, in the order in which data flows:
 - `leases`: Leases with expiry and fencing token: on a rule's feed, and on decisions that a worker executes.
 - `budget_bookings`: Budgets: amounts reserved before they are spent, settled or expired, per period.
 """
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "control_backend",
+]

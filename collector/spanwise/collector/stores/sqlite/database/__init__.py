@@ -13,3 +13,17 @@ Modules, in the order in which data flows:
 - `group_commit`: Writer thread: group commit, fsync of the write-ahead log, and disk space reserved for deletions.
 - `wal_checkpoint`: Checkpoint thread: copies the write-ahead log into the database while the writer continues.
 """
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "bulk_statements",
+    "column_values",
+    "connections",
+    "file_lock",
+    "file_watch",
+    "group_commit",
+    "name_conversion",
+    "schema",
+    "store_clock",
+    "wal_checkpoint",
+]

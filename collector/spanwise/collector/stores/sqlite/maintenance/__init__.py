@@ -11,3 +11,12 @@ Modules, in the order in which data flows:
 - `recovery`: Recovery of readable rows from a damaged database into a new file.
 - `inspection`: Read-only inspection of a database file for `spanwise db`: statistics, integrity check and SQL.
 """
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "background_worker",
+    "deletion",
+    "inspection",
+    "integrity",
+    "retention",
+]

@@ -10,3 +10,13 @@ Modules, in the order in which data flows:
 - `change_feed`: Change feed: heads of traces in the order of their last change.
 - `distinct_values`: Distinct values of a field, for filter menus.
 """
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "change_feed",
+    "distinct_values",
+    "feedback_and_sessions",
+    "filter_sql",
+    "query_plan",
+    "trace_queries",
+]

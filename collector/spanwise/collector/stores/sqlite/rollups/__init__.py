@@ -8,3 +8,11 @@ Modules, in the order in which data flows:
 - `sealed_rollups`: Rollups of sealed hours and days: bucket totals, exact latencies and names of runs.
 - `aggregation`: Aggregates over time: buckets from rollups where they cover the time range, from rows elsewhere.
 """
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "aggregation",
+    "hourly_rollups",
+    "rollup_delta",
+    "sealed_rollups",
+]

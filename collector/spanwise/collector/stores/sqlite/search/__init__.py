@@ -6,3 +6,9 @@ Modules, in the order in which data flows:
   indexed.
 - `fulltext_index`: Full-text index: FTS5 entries per trace, re-indexing of growing traces, merging of segments.
 """
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "fulltext_index",
+    "searchable_text",
+]

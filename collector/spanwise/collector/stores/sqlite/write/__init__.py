@@ -16,3 +16,17 @@ Modules, in the order in which data flows:
 - `feedback_table`: Feedback table: rows, current and superseded feedback, replacement of a rule's earlier scores.
 - `forwarding_state`: Forwarding state: cursor of each outlet over the feedback table.
 """
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "feedback_table",
+    "forwarding_state",
+    "incremental_summary",
+    "pending_amendments",
+    "run_codec",
+    "sender_records",
+    "span_nodes",
+    "span_writer",
+    "trace_cache",
+    "trace_summary",
+]
