@@ -2,11 +2,12 @@
 
 import pytest
 
+from lazy_modules import lazy_importorskip
 from spanwise.collector.statistics import paired_test
 from spanwise.collector.statistics.quantiles import t_quantile
 
 numpy = pytest.importorskip("numpy")
-stats = pytest.importorskip("scipy.stats")
+stats = lazy_importorskip("scipy.stats")
 
 
 def test_few_differences_are_tested_exactly():

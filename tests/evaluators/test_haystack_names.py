@@ -3,23 +3,24 @@
 import subprocess
 import sys
 
-import haystack.components.evaluators as theirs
 import pytest
-from haystack import Document as HaystackDocument
-from haystack import Pipeline, component
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lazy_modules import LazyModule
 from spanwise.collector.records import Document
 from spanwise.evaluators import haystack as ours
 
+components = LazyModule("evaluators.haystack_components")
+haystack = LazyModule("haystack")
+theirs = LazyModule("haystack.components.evaluators")
 NAMES = ["DocumentMAPEvaluator", "DocumentMRREvaluator", "DocumentNDCGEvaluator", "DocumentRecallEvaluator"]
 LISTS = st.lists(st.sampled_from("abcd"), max_size=5)
 CASES = st.lists(st.tuples(LISTS, LISTS), min_size=1, max_size=4)
 
 
 def documents(lists):
-    return [[HaystackDocument(content=text) for text in one] for one in lists]
+    return [[haystack.Document(content=text) for text in one] for one in lists]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -34,8 +35,8 @@ def test_results_are_theirs(name, cases):
 
 @pytest.mark.parametrize("field", ["id", "meta.file.name"])
 def test_documents_are_compared_by_a_field(field):
-    truths = [[HaystackDocument(id="1", content="x", meta={"file": {"name": "a"}})]]
-    found = [[HaystackDocument(id="1", content="y", meta={"file": {"name": "a"}})]]
+    truths = [[haystack.Document(id="1", content="x", meta={"file": {"name": "a"}})]]
+    found = [[haystack.Document(id="1", content="y", meta={"file": {"name": "a"}})]]
     for name in NAMES:
         assert getattr(ours, name)(document_comparison_field=field).run(truths, found) == getattr(theirs, name)(
             document_comparison_field=field
@@ -119,28 +120,23 @@ def test_empty_documents_score_on_as_theirs_do(name, found, expected):
     assert getattr(ours, name)().run(*lists)["score"] == pytest.approx(theirs_say)
 
 
-@component
-class Search:
-    @component.output_types(documents=list[list[HaystackDocument]])
-    def run(self, questions: list[str]):
-        return {"documents": documents([["b", "a"] for _ in questions])}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_evaluators_work_in_a_pipeline_also_after_its_way_through_yaml(name):
-    pipeline = Pipeline()
-    pipeline.add_component("search", Search())
+    pipeline = haystack.Pipeline()
+    pipeline.add_component("search", components.Search())
     pipeline.add_component("judge", getattr(ours, name)())
     pipeline.connect("search.documents", "judge.retrieved_documents")
     data = {"search": {"questions": ["?"]}, "judge": {"ground_truth_documents": documents([["a"]])}}
     theirs_say = getattr(theirs, name)().run(documents([["a"]]), documents([["b", "a"]]))
     assert pipeline.run(data)["judge"] == theirs_say
-    again = Pipeline.loads(pipeline.dumps(), allowed_modules=["spanwise.evaluators.haystack", Search.__module__])
+    again = haystack.Pipeline.loads(
+        pipeline.dumps(), allowed_modules=["spanwise.evaluators.haystack", components.__name__]
+    )
     assert again.run(data)["judge"] == theirs_say
 
 
 def test_exact_match_works_in_a_pipeline():
-    pipeline = Pipeline().add_component("exact", ours.AnswerExactMatchEvaluator())
+    pipeline = haystack.Pipeline().add_component("exact", ours.AnswerExactMatchEvaluator())
     said = pipeline.run({"exact": {"ground_truth_answers": ["a", "b"], "predicted_answers": ["a", "c"]}})
     assert said == {"exact": {"individual_scores": [1, 0], "score": 0.5}}
 

@@ -5,8 +5,6 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from haystack.components.generators.chat import MockChatGenerator
-from haystack.dataclasses import ChatMessage
 
 from spanwise.evaluators.interface import Unjudged
 from spanwise.evaluators.judges import Ask, Completion, make_judge, scripted
@@ -83,6 +81,12 @@ OPENAI = {
 }
 
 
+def chat_message(*arguments, **options):
+    from haystack.dataclasses import ChatMessage
+
+    return ChatMessage.from_assistant(*arguments, **options)
+
+
 @pytest.mark.parametrize(
     "reply",
     [
@@ -91,8 +95,8 @@ OPENAI = {
         OPENAI,
         SimpleNamespace(choices=[], model_dump=lambda: OPENAI),
         {"replies": [TEXT], "meta": [{}]},
-        {"replies": [ChatMessage.from_assistant(TEXT, meta={"usage": {"prompt_tokens": 3}})]},
-        ChatMessage.from_assistant(TEXT),
+        lambda: {"replies": [chat_message(TEXT, meta={"usage": {"prompt_tokens": 3}})]},
+        lambda: chat_message(TEXT),
         SimpleNamespace(content=PARTS),
         SimpleNamespace(model_dump=lambda: YES),
         Completion(text=TEXT),
@@ -111,6 +115,8 @@ OPENAI = {
     ],
 )
 def test_replies_of_many_forms(reply):
+    if callable(reply):  # a value whose class is imported here
+        reply = reply()
     assert answer(lambda prompt: reply).value == YES
 
 
@@ -166,6 +172,8 @@ def test_plain_functions_work_side_by_side():
 
 
 def test_a_haystack_generator_is_a_judge():
+    from haystack.components.generators.chat import MockChatGenerator
+
     generator = MockChatGenerator(responses=[TEXT])
     came = answer(generator)
     assert came.value == YES

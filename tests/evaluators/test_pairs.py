@@ -7,10 +7,11 @@ import shutil
 import pytest
 
 from evaluators.tiny_models import read_classifier, relabel
+from lazy_modules import lazy_importorskip
 from spanwise.evaluators.models import Inference, NoModel, PairScorer, pair_scorer
 from spanwise.evaluators.models.local_models import loaded_models
 
-pytest.importorskip("sentence_transformers")
+lazy_importorskip("sentence_transformers")
 TEXTS = {
     "empty": "",
     "one word": "Paris",

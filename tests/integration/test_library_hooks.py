@@ -12,11 +12,6 @@ from typing import Any
 import openai
 import pytest
 import tiktoken
-from mcp import Client
-from mcp.server.mcpserver import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from pydantic_ai import Agent
-from pydantic_ai.models.test import TestModel
 from tiktoken.registry import ENCODINGS
 
 from spanwise.collector.dialects import read_sdk_span
@@ -35,6 +30,9 @@ def instrumented(request: pytest.FixtureRequest, traced: Spans) -> Iterator[str]
 
 @pytest.mark.parametrize("instrumented", ["pydantic_ai", "Pydantic-AI"], indirect=True)
 def test_pydantic_ai_agents_have_spans(instrumented: str, traced: Spans) -> None:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.test import TestModel
+
     agent = Agent(TestModel(custom_output_text="sunny"), name="forecast")
 
     @trace
@@ -46,7 +44,10 @@ def test_pydantic_ai_agents_have_spans(instrumented: str, traced: Spans) -> None
     assert {"agent", "llm"} <= kinds
 
 
-def server() -> MCPServer:
+def server() -> Any:
+    from mcp.server.mcpserver import MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
+
     made = MCPServer("shop")
 
     @made.tool()
@@ -61,6 +62,8 @@ def server() -> MCPServer:
 
 
 def call(name: str, arguments: dict[str, Any]) -> None:
+    from mcp import Client
+
     async def main() -> None:
         async with Client(server()) as client:
             await client.call_tool(name, arguments)
