@@ -13,10 +13,13 @@ class LazyModule:
     """A stand-in for a module that imports it when one of its attributes is first read."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.__name__ = name
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(importlib.import_module(self._name), attribute)
+        # Plugins of pytest look for these attributes in everything that a test module contains.
+        if attribute.startswith("_") or attribute in ("hypothesis", "pytestmark"):
+            raise AttributeError(attribute)
+        return getattr(importlib.import_module(self.__name__), attribute)
 
 
 def lazy_importorskip(name: str) -> LazyModule:

@@ -11,6 +11,8 @@ from pkgutil import walk_packages
 import pytest
 from packaging.requirements import Requirement
 
+from looped_cases import loop_over
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -99,7 +101,7 @@ def packages():
     return [name for name in names + inner if hasattr(import_module(name), "__all__")]
 
 
-@pytest.mark.parametrize("name", packages())
+@loop_over("name", packages())
 def test_all_names_what_the_package_has(name):
     package = import_module(name)
     assert len(package.__all__) == len(set(package.__all__))

@@ -29,6 +29,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from collector.making import run
 from collector.otlp import JSON, PROTOBUF, attribute, json_request, json_span, log_record, logs_request, request, span
 from integration.serving import ROOT, environment
+from looped_cases import loop_over
 from spanwise.collector.errors import Refused
 from spanwise.collector.forward import FeedbackForwarder, Forwarder, ForwardTarget, parse_targets
 from spanwise.collector.forward.envelope import Envelope, join_envelopes, unpack_envelope
@@ -474,7 +475,7 @@ def test_targets_have_names_and_their_headers_come_from_the_environment():
     assert "Basic" not in repr(found)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("given", "told"),
     [
         (["nowhere"], "is not the URL of an OTLP endpoint"),

@@ -28,6 +28,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from collector.making import run
 from collector.otlp import attribute, log_record, logs_request, rejected, request, span
 from integration.serving import ROOT, environment
+from looped_cases import loop_over
 from spanwise.collector.errors import Refused
 from spanwise.collector.grpc import export_services
 from spanwise.collector.grpc.export_services import _detect_encoding, _parse_peer
@@ -163,7 +164,7 @@ def test_calls_are_counted_by_their_status(server):
     assert 'spanwise_grpc_calls_total{signal="traces",code="INVALID_ARGUMENT"} 1' in numbers
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("start", "encoding"),
     [
         (gzip.compress(b"", mtime=0), b"gzip"),

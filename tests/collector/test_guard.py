@@ -17,6 +17,7 @@ import pytest
 from starlette.routing import BaseRoute
 
 from collector.otlp import PROTOBUF, request, span
+from looped_cases import loop_over
 from spanwise.collector.api import KeyCache, create_app
 from spanwise.collector.api.app_factory import ROUTE_PERMISSIONS
 from spanwise.collector.errors import Refused, Unavailable
@@ -303,7 +304,7 @@ def test_every_route_says_what_it_needs(store: Held) -> None:
     assert {needs for _, _, needs in ROUTE_PERMISSIONS.rows} == {"open", "read", "write", "ingest", "feedback", "admin"}
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("method", "path", "needed"),
     [
         ("GET", "/api/traces", "read"),

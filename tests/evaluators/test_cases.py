@@ -8,6 +8,7 @@ import pytest
 
 from collector.making import child, run
 from lazy_modules import LazyModule
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Document, Example, Run, Trace
 from spanwise.collector.statistics import compute_boolean_rates
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -27,7 +28,7 @@ class LangChainDocument:
     id: str | None = None
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("given", "expected"),
     [
         ("text", Document("text")),
@@ -135,7 +136,7 @@ def ran(kind, documents=()):
 GIVEN = Example(inputs=1, documents=(Document("given"),))
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("target", "example", "documents"),
     [
         (ran("chain"), None, None),
@@ -156,7 +157,7 @@ def test_whose_documents_a_case_has(target, example, documents):
 CHAT = {"input": [{"role": "user", "content": "Hi"}, {"role": "user", "content": "Why?"}]}
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("kind", "inputs", "outputs", "seen"),
     [
         ("kv", {"input": "Why?"}, {"output": "So."}, ({"input": "Why?"}, {"output": "So."}, None)),
@@ -164,7 +165,7 @@ CHAT = {"input": [{"role": "user", "content": "Hi"}, {"role": "user", "content":
         ("chat", CHAT, {"output": [{"role": "assistant", "content": "So."}]}, ("Why?", "So.", CHAT["input"][:1])),
     ],
 )
-@pytest.mark.parametrize("with_example", [True, False])
+@loop_over("with_example", [True, False])
 def test_a_kind_of_dataset_shows_texts(kind, inputs, outputs, seen, with_example):
     run = Run(trace_id="1" * 32, span_id="a" * 16, name="x", inputs=inputs, outputs=outputs)
     case = make_case(Trace(run, (run,)), Example(inputs=inputs) if with_example else None, kind)

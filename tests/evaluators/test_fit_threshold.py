@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from collector.making import run
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Feedback, Target
 from spanwise.collector.statistics import choose_threshold
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -83,7 +84,7 @@ def test_agreement_is_of_votes_that_were_left_out():
     assert choose_threshold(APART).agreement.agreed == 1.0
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("pairs", "why"),
     [
         (APART[:5], "all 5 labels are bad"),

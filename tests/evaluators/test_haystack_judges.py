@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazy_modules import LazyModule
+from looped_cases import loop_over
 from spanwise.evaluators import Judge, get_evaluator, score
 from spanwise.evaluators import haystack as ours
 from spanwise.evaluators.judges import NoJudge, scripted
@@ -177,7 +178,7 @@ def test_braces_in_examples_are_no_placeholders():
     assert shown == example["inputs"]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("change", "said"),
     [
         ({"inputs": ("a", list[str])}, "inputs must be a list of pairs"),

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazy_modules import LazyModule
+from looped_cases import loop_over
 from spanwise.collector.records import Document
 from spanwise.evaluators import haystack as ours
 
@@ -76,8 +77,8 @@ def test_exact_match_goes_position_by_position():
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("lists", [([], []), ([[]], []), ([["a"]], [["a"], ["b"]])])
+@loop_over("name", NAMES)
+@loop_over("lists", [([], []), ([[]], []), ([["a"]], [["a"], ["b"]])])
 def test_empty_and_unequal_lists_are_refused(name, lists):
     with pytest.raises(ValueError, match=r"lists of expected|must have the same length"):
         getattr(ours, name)().run(*lists)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.evaluators.interface import Unjudged
 from spanwise.evaluators.judges import Ask, Completion, make_judge, scripted
 from spanwise.evaluators.judges.ratings import YES_NO_SCHEMA
@@ -60,7 +61,7 @@ class AsyncCallable:
         return by_name(messages)
 
 
-@pytest.mark.parametrize("function", [by_name, by_annotation, by_text_of_it, by_awaiting, Callable(), AsyncCallable()])
+@loop_over("function", [by_name, by_annotation, by_text_of_it, by_awaiting, Callable(), AsyncCallable()])
 def test_a_function_of_messages_gets_a_list_of_them(function):
     assert answer(function).value == YES
 
@@ -87,7 +88,7 @@ def chat_message(*arguments, **options):
     return ChatMessage.from_assistant(*arguments, **options)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "reply",
     [
         TEXT,

@@ -8,6 +8,7 @@ import pytest
 
 from evaluators.tiny_models import read_classifier, relabel
 from lazy_modules import lazy_importorskip
+from looped_cases import loop_over
 from spanwise.evaluators.models import Inference, NoModel, PairScorer, pair_scorer
 from spanwise.evaluators.models.local_models import loaded_models
 
@@ -113,7 +114,7 @@ def test_a_function_may_tell_the_three_apart(gives):
     assert isinstance(found, Inference)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("gives", "what"),
     [
         (lambda pairs: [1.0], "gave an array of"),
