@@ -7,7 +7,7 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute
 
 from collector.otlp import PROTOBUF, request, span
 from looped_cases import loop_over
+from polling import until
 from spanwise.collector.api import KeyCache, create_app
 from spanwise.collector.api.app_factory import ROUTE_PERMISSIONS
 from spanwise.collector.errors import Refused, Unavailable
@@ -75,13 +76,6 @@ def store(tmp_path: Path) -> Iterator[Held]:
 def scopes(keys: KeyCache, secret: str = SECRET) -> tuple[str, ...] | None:
     found = asyncio.run(keys.find(sha256(secret)))
     return found and found.scopes
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def bearer(secret: str) -> dict[str, str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from collector.making import run
 from looped_cases import loop_over
+from polling import until
 from spanwise.collector.api import Authenticator, KeyCache, SecurityMiddleware, create_app
 from spanwise.collector.api.sign_in_routes import safe_redirect_path
 from spanwise.collector.records import Key
@@ -78,13 +78,6 @@ def sign_in(client: httpx.Client, key: str, onward: str = "/", **headers: str) -
 def cookie(client: httpx.Client) -> str:
     """What it sends."""
     return client.build_request("GET", "/").headers.get("cookie", "")
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 # In and out

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from lazy_modules import LazyModule
 from looped_cases import loop_over
 from spanwise.evaluators import Judge, get_evaluator, score
-from spanwise.evaluators import haystack as ours
 from spanwise.evaluators.judges import NoJudge, scripted
 from spanwise.evaluators.judges.haystack_judges import CONTEXT_RELEVANCE_TASK, FAITHFULNESS_TASK, FewShotTask
 
 components = LazyModule("evaluators.haystack_components")
 haystack = LazyModule("haystack")
+ours = LazyModule("spanwise.evaluators.haystack")
 theirs = LazyModule("haystack.components.evaluators")
 EXAMPLE = {"inputs": {"predicted_answers": "Damn!"}, "outputs": {"score": 1}}
 OTHER = {"inputs": {"predicted_answers": "Football is popular."}, "outputs": {"score": 0}}

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from lazy_modules import LazyModule
 from looped_cases import loop_over
 from spanwise.collector.records import Document
-from spanwise.evaluators import haystack as ours
 
 components = LazyModule("evaluators.haystack_components")
 haystack = LazyModule("haystack")
+ours = LazyModule("spanwise.evaluators.haystack")
 theirs = LazyModule("haystack.components.evaluators")
 NAMES = ["DocumentMAPEvaluator", "DocumentMRREvaluator", "DocumentNDCGEvaluator", "DocumentRecallEvaluator"]
 LISTS = st.lists(st.sampled_from("abcd"), max_size=5)

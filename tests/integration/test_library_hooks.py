@@ -9,16 +9,18 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import openai
 import pytest
 import tiktoken
 from tiktoken.registry import ENCODINGS
 
+from lazy_modules import LazyModule
 from spanwise.collector.dialects import read_sdk_span
 from spanwise.tracer import instrument, trace, uninstrument
 from spanwise.tracer.content import token_usage
 from spanwise.tracer.testing import Spans
 from spanwise.tracer.testing import traced as traced
+
+openai = LazyModule("openai")
 
 
 @pytest.fixture
