@@ -94,10 +94,11 @@ def test_gains_by_themselves():
 
 
 @pytest.mark.parametrize(
-    "evaluator",
-    [ours.AnswerExactMatchEvaluator(), ours.DocumentMRREvaluator("id"), ours.DocumentRecallEvaluator("multi_hit")],
+    ("name", "arguments"),
+    [("AnswerExactMatchEvaluator", []), ("DocumentMRREvaluator", ["id"]), ("DocumentRecallEvaluator", ["multi_hit"])],
 )
-def test_evaluators_survive_the_way_through_a_dict(evaluator):
+def test_evaluators_survive_the_way_through_a_dict(name, arguments):
+    evaluator = getattr(ours, name)(*arguments)
     data = evaluator.to_dict()
     assert data["type"].endswith(type(evaluator).__name__)
     assert type(evaluator).from_dict(data) == evaluator
