@@ -11,8 +11,6 @@ from pkgutil import walk_packages
 import pytest
 from packaging.requirements import Requirement
 
-from looped_cases import loop_over
-
 ROOT = Path(__file__).parent.parent
 
 
@@ -101,11 +99,11 @@ def packages():
     return [name for name in names + inner if hasattr(import_module(name), "__all__")]
 
 
-@loop_over("name", packages())
-def test_all_names_what_the_package_has(name):
-    package = import_module(name)
-    assert len(package.__all__) == len(set(package.__all__))
-    assert [one for one in package.__all__ if not hasattr(package, one)] == []
+def test_all_names_what_the_package_has():
+    for name in packages():
+        package = import_module(name)
+        assert len(package.__all__) == len(set(package.__all__)), name
+        assert [one for one in package.__all__ if not hasattr(package, one)] == [], name
 
 
 def test_the_names_of_the_public_face():
