@@ -13,6 +13,7 @@ import pytest
 
 import spanwise.evaluators
 import spanwise.tracer
+from looped_cases import loop_over
 from spanwise.collector.stores import ControlStore, TraceStore
 from spanwise.evaluators.interface.evaluator_factory import EvaluatorOptions
 from spanwise.tracer import Run
@@ -66,12 +67,12 @@ class Named:
         return Run if function is spanwise.tracer.current_run else function
 
 
-@pytest.mark.parametrize("name", [name for name in ours() if name not in PLAIN and not name.startswith("SPANWISE_")])
+@loop_over("name", [name for name in ours() if name not in PLAIN and not name.startswith("SPANWISE_")])
 def test_a_name_of_ours_exists_with_its_arguments(name: str) -> None:
     assert Named(name).target is not None
 
 
-@pytest.mark.parametrize("name", [name for name in ours() if name.startswith("SPANWISE_")])
+@loop_over("name", [name for name in ours() if name.startswith("SPANWISE_")])
 def test_a_variable_is_read_somewhere(name: str) -> None:
     sources = (ROOT / "tracer" / "spanwise" / "tracer").rglob("*.py")
     assert any(f'"{name}"' in path.read_text() for path in sources)

@@ -9,19 +9,23 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx2
-from mcp import Client
-from mcp.client.stdio import StdioServerParameters
-from mcp.client.streamable_http import streamable_http_client
 
-from spanwise.cli.mcp.http_transport import MCP_PATH, make_guarded
-from spanwise.cli.mcp.server import make_server
-from spanwise.cli.mcp.store_access import StoreAccess
+from lazy_modules import LazyModule
 from spanwise.collector.records import Document, Feedback, Run, Target
 
+if TYPE_CHECKING:
+    from mcp import Client
+
+    from spanwise.cli.mcp.store_access import StoreAccess
+
+mcp = LazyModule("mcp")
+http_transport = LazyModule("spanwise.cli.mcp.http_transport")
+server = LazyModule("spanwise.cli.mcp.server")
+store_access = LazyModule("spanwise.cli.mcp.store_access")
 ROOT = Path(__file__).parents[2]
 GOOD, BAD = "1" * 32, "2" * 32
 SECOND = 1_000_000_000
@@ -68,14 +72,14 @@ def environment() -> dict[str, str]:
     return ours | {"PYTHONPATH": folders, "SPANWISE_SPILL_DIR": "off"}
 
 
-Connected = Callable[[Client], Coroutine[Any, Any, Any]]
+Connected = Callable[["Client"], Coroutine[Any, Any, Any]]
 
 
 def here(places: StoreAccess, talk: Connected, **options: Any) -> Any:
     """Talk to the server in this process."""
 
     async def main() -> Any:
-        async with Client(make_server(places, **options)) as client:
+        async with mcp.Client(server.make_server(places, **options)) as client:
             return await talk(client)
 
     return anyio.run(main)
@@ -83,6 +87,8 @@ def here(places: StoreAccess, talk: Connected, **options: Any) -> Any:
 
 def over_stdio(talk: Connected, *arguments: str, cwd: Path | None = None) -> Any:
     """Talk to `spanwise mcp` as an agent starts it."""
+    from mcp.client.stdio import StdioServerParameters
+
     process = StdioServerParameters(
         command=COMMAND[0],
         args=[*COMMAND[1:], "mcp", *arguments],
@@ -91,7 +97,7 @@ def over_stdio(talk: Connected, *arguments: str, cwd: Path | None = None) -> Any
     )
 
     async def main() -> Any:
-        async with Client(process) as client:
+        async with mcp.Client(process) as client:
             return await talk(client)
 
     return anyio.run(main)
@@ -100,14 +106,14 @@ def over_stdio(talk: Connected, *arguments: str, cwd: Path | None = None) -> Any
 @contextmanager
 def served(at: Path | str, host: str = "127.0.0.1", **options: Any) -> Iterator[str]:
     """The address of `spanwise mcp --http`, in a thread."""
-    places = StoreAccess(str(at), guarded=True)
-    serving = make_guarded(make_server(places, **options), places, host, 0)
+    places = store_access.StoreAccess(str(at), guarded=True)
+    serving = http_transport.make_guarded(server.make_server(places, **options), places, host, 0)
     ready = threading.Event()
     thread = threading.Thread(target=serving.run, args=(ready.set,))
     thread.start()
     try:
         assert ready.wait(60)
-        yield f"{serving.url}{MCP_PATH}"
+        yield f"{serving.url}{http_transport.MCP_PATH}"
     finally:
         serving.stop()
         thread.join()
@@ -115,10 +121,12 @@ def served(at: Path | str, host: str = "127.0.0.1", **options: Any) -> Iterator[
 
 @asynccontextmanager
 async def client_of(url: str, secret: str | None = None) -> AsyncIterator[Client]:
+    from mcp.client.streamable_http import streamable_http_client
+
     headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
     async with (
         httpx2.AsyncClient(headers=headers, timeout=60, trust_env=False) as http,
-        Client(streamable_http_client(url, http_client=http)) as client,
+        mcp.Client(streamable_http_client(url, http_client=http)) as client,
     ):
         yield client
 

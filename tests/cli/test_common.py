@@ -6,12 +6,13 @@ import json
 import pytest
 from rich.console import Console
 
+from looped_cases import loop_over
 from spanwise.cli import command_io
 from spanwise.cli.command_io import build_filter, emit, shorten
 from spanwise.collector.filters import Filter
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("value", "text"),
     [
         ("a\n  b\tc", "a b c"),

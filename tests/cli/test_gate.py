@@ -7,6 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from looped_cases import loop_over
 from spanwise.cli.app import app
 from spanwise.cli.quality_gate import parse_allowance, parse_bounds
 from spanwise.collector.errors import Refused
@@ -77,13 +78,13 @@ def test_a_run_that_two_evaluators_failed_on_is_one_failed_run(check):
     assert "judge 19 times, as with PermissionError: 429; <lambda> 19 times" in check(both)[1]
 
 
-@pytest.mark.parametrize("text", ["", "many", "-1", "5 %", "101%", "nan%", "1e2%", "5%%", "٥%", "0x1", "1.5"])
+@loop_over("text", ["", "many", "-1", "5 %", "101%", "nan%", "1e2%", "5%%", "٥%", "0x1", "1.5"])
 def test_what_is_no_number_of_runs_is_refused(text):
     with pytest.raises(Refused, match="--allow-failed must be a number of runs"):
         parse_allowance(text)
 
 
-@pytest.mark.parametrize("text", ["exact", "exact=", "=0.5", "exact=nan", "exact=inf", "exact=high", ""])
+@loop_over("text", ["exact", "exact=", "=0.5", "exact=nan", "exact=inf", "exact=high", ""])
 def test_what_is_no_bound_is_refused(text):
     with pytest.raises(Refused, match="--fail-under must be KEY=NUMBER"):
         parse_bounds([text])

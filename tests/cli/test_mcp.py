@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx
@@ -29,14 +29,19 @@ from cli.mcp_clients import (
     runs,
     scored,
     served,
+    store_access,
 )
-from spanwise.cli.mcp import tool_results
-from spanwise.cli.mcp.store_access import StoreAccess
+from lazy_modules import LazyModule
 from spanwise.collector import connect
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Example, Experiment, Feedback, Key, OpenRun, Rule, Run, Target
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
+
+if TYPE_CHECKING:
+    from spanwise.cli.mcp.store_access import StoreAccess
+
+tool_results = LazyModule("spanwise.cli.mcp.tool_results")
 
 READING = {"overview", "find_traces", "read_trace", "read_value", "list_feedback", "why_scored", "explain_filter"}
 LISTS = {"list_experiments", "read_experiment", "list_datasets", "read_dataset", "diagnose_senders"}
@@ -57,7 +62,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def places(file: Path) -> StoreAccess:
-    return StoreAccess(str(file))
+    return store_access.StoreAccess(str(file))
 
 
 def ids(answer: dict[str, Any]) -> list[str]:
@@ -133,7 +138,7 @@ def test_what_is_not_there_is_said_in_a_line(places: StoreAccess, tmp_path: Path
     assert "unknown field 'secrets'" in here(
         places, failing("read_value", trace_id=BAD, span_id="a" * 16, field="secrets")
     )
-    assert "there is no file" in here(StoreAccess(str(tmp_path / "none.db")), failing("overview"))
+    assert "there is no file" in here(store_access.StoreAccess(str(tmp_path / "none.db")), failing("overview"))
 
 
 def test_without_leave_nothing_can_be_changed(places: StoreAccess, tmp_path: Path) -> None:
@@ -209,7 +214,7 @@ def hostile(tmp_path: Path) -> StoreAccess:
             Experiment(id="e" * 32, name=told, dataset=told),
         )
         store.save_rule(Rule(name=told, version="1", evaluators=({"id": told},), metadata={told: told}))
-    return StoreAccess(str(path))
+    return store_access.StoreAccess(str(path))
 
 
 def strings(value: Any, trusted: bool = True) -> Iterator[tuple[str, bool]]:
@@ -293,7 +298,7 @@ def huge(tmp_path_factory: pytest.TempPathFactory) -> StoreAccess:
     root = Run(trace_id=BAD, span_id="a" * 16, name="root", start_ns=start, end_ns=start + 9, outputs="é" * 50_000)
     with connect(path) as store:
         store.append([root, *children])
-    return StoreAccess(str(path))
+    return store_access.StoreAccess(str(path))
 
 
 def test_a_huge_trace_is_read_page_by_page(huge: StoreAccess) -> None:
@@ -333,7 +338,7 @@ def test_a_list_of_long_rows_is_cut_where_there_is_no_more_room(tmp_path: Path) 
     path = tmp_path / "many.db"
     with connect(path) as store:
         store.add_feedback([scored(f"{n:032x}", "k", n, "c" * 5_000) for n in range(1, 101)])
-    answer = here(StoreAccess(str(path)), calling("list_feedback", order="lowest", limit=100))
+    answer = here(store_access.StoreAccess(str(path)), calling("list_feedback", order="lowest", limit=100))
     assert len(json.dumps(answer)) < 2 * tool_results.RESPONSE_CHARACTERS
     rows = answer["feedback"]
     assert [one["about"]["trace_id"] for one in rows] == [f"{n:032x}" for n in range(1, 101)]
@@ -366,7 +371,7 @@ def test_over_stdio_as_an_agent_starts_it(file: Path) -> None:
 def test_a_file_that_is_held_for_a_moment_is_waited_for(file: Path) -> None:
     holding, tried = SQLiteStore(file), threading.Event()
 
-    class Told(StoreAccess):
+    class Told(store_access.StoreAccess):
         def _is_held(self) -> bool:
             tried.set()
             return super()._is_held()
@@ -461,7 +466,7 @@ def test_open_to_others_it_wants_a_key(file: Path) -> None:
 
 
 def test_a_request_that_nobody_has_checked_may_nothing() -> None:
-    guarded = StoreAccess("a.db", guarded=True)
+    guarded = store_access.StoreAccess("a.db", guarded=True)
     with pytest.raises(Exception, match="not authenticated"):
         guarded.access(None)
     with pytest.raises(Exception, match="not authenticated"):

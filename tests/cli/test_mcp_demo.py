@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from cli.mcp_clients import COMMAND, environment, given, here, over_stdio
+from cli.mcp_clients import COMMAND, environment, given, here, over_stdio, store_access
 from spanwise.cli.demo.application import NO_ANSWER
-from spanwise.cli.mcp.store_access import StoreAccess
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +58,7 @@ def test_an_agent_sees_why_a_trace_was_not_scored(demo: Path) -> None:
         why = await given(client, "why_scored", trace_id=missing["traces"][0]["trace_id"])
         return why["rules"]
 
-    rules = {one["untrusted"]["rule"]: one for one in here(StoreAccess(str(demo)), talk)}
+    rules = {one["untrusted"]["rule"]: one for one in here(store_access.StoreAccess(str(demo)), talk)}
     assert rules["on topic"]["verdict"] == "sampled_out"
     assert rules["on topic"]["untrusted"]["sample"].endswith("is not below 0.5, the rule's rate")
 
@@ -70,7 +69,7 @@ def test_an_agent_finds_the_worst_runs_of_an_experiment(demo: Path) -> None:
         names = {one["untrusted"]["name"]: one["id"] for one in made["experiments"]}
         return await given(client, "read_experiment", experiment_id=names["bm25-k1"], key="document_recall", limit=3)
 
-    found = here(StoreAccess(str(demo)), talk)
+    found = here(store_access.StoreAccess(str(demo)), talk)
     assert (found["runs"], found["failed"]) == (40, 0)
     assert found["worst"][0]["untrusted"]["scores"]["document_recall"] == 0.0
     assert {"document_recall", "ir_mrr"} <= {one["untrusted"]["key"] for one in found["scores"]}

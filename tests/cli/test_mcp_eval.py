@@ -11,8 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from cli.mcp_clients import calling, failing, given, here, over_http, over_stdio, served
-from spanwise.cli.mcp.store_access import StoreAccess
+from cli.mcp_clients import calling, failing, given, here, over_http, over_stdio, served, store_access
 from spanwise.collector import connect
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Key
@@ -53,7 +52,7 @@ def test_it_runs_and_says_how_it_came_out_while_stdout_is_the_protocol_s(file: P
 @pytest.mark.slow  # a process that loads what an evaluation needs
 def test_a_file_that_fails_is_told_with_its_error(file: Path) -> None:
     file.write_text("raise RuntimeError('not today')")
-    made = here(StoreAccess(str(file.with_name("a.db"))), calling("run_evaluation"), file=file)
+    made = here(store_access.StoreAccess(str(file.with_name("a.db"))), calling("run_evaluation"), file=file)
     assert (made["passed"], made["exit_status"]) == (False, 1)
     assert "RuntimeError: not today" in made["untrusted"]["notes"]
 
@@ -62,7 +61,7 @@ def test_a_file_that_fails_is_told_with_its_error(file: Path) -> None:
 def test_what_is_named_by_an_agent_is_an_example_never_a_file_or_an_option(file: Path) -> None:
     other = file.with_name("other.py")
     other.write_text("raise SystemExit('ran')")
-    place = StoreAccess(str(file.with_name("a.db")))
+    place = store_access.StoreAccess(str(file.with_name("a.db")))
     made = here(place, calling("run_evaluation", only=["--pdb", str(other), "; touch hacked"]), file=file)
     assert made["passed"] is False
     assert "ran" not in made["untrusted"]["notes"].split()
@@ -71,7 +70,7 @@ def test_what_is_named_by_an_agent_is_an_example_never_a_file_or_an_option(file:
 
 
 def test_there_is_none_unless_it_is_named(file: Path) -> None:
-    place = StoreAccess(str(file.with_name("a.db")))
+    place = store_access.StoreAccess(str(file.with_name("a.db")))
     assert "nknown tool" in here(place, failing("run_evaluation"))
     with pytest.raises(BaseException) as raised:
         here(place, calling("run_evaluation"), file=file.with_name("none.py"))
@@ -116,7 +115,7 @@ def test_one_that_hangs_ends_with_whoever_asked_and_no_second_runs_beside_it(fil
             together.cancel_scope.cancel()
         return int(told.read_text())
 
-    pid = here(StoreAccess(str(file.with_name("a.db"))), talk, file=file)
+    pid = here(store_access.StoreAccess(str(file.with_name("a.db"))), talk, file=file)
     deadline = time.monotonic() + 60
     while not _gone(pid):
         assert time.monotonic() < deadline

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from collector.making import run
 from collector.otlp import attribute, span
+from looped_cases import loop_over
 from spanwise.cli.app import app
 from spanwise.cli.commands.traces import LIVE_PROCESS_NS, SpanBalance, balance_spans
 from spanwise.collector.records import OpenRun, Process, ProcessReport
@@ -38,7 +39,7 @@ def process(stored: int, report: ProcessReport | None, age: float = 0.0) -> Proc
     return Process(stored=stored, report=report, seen_ns=NOW - int(age * 1e9), **given)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("given", "missing", "words"),
     [
         ({"stored": 9, "started": 9, "delivered": 9}, 0, "all accounted for"),

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from collector.making import SECOND, START, child, run
+from looped_cases import loop_over
 from spanwise.cli.commands.traces import render_trace
 from spanwise.collector.records import Document, Feedback, OpenRun, Target, Trace, Usage
 
@@ -23,7 +24,7 @@ def feedback(**fields) -> Feedback:
     return Feedback(target=Target(trace_id="a" * 32), key="k", **fields)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("fields", "value"),
     [
         ({"score": 0.25}, "0.25"),

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import time
 from collections.abc import Callable
 from typing import Any
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from fixtures.dialects.capture import _Server
-
-
-def until(holds: Callable[[], Any], seconds: float = 60) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
-    return found
 
 
 class Scripted(_Server):

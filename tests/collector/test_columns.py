@@ -12,6 +12,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from collector.otlp import attribute, field, nested, request, span
+from looped_cases import loop_over
 from spanwise.collector.dialects import RawSpan
 from spanwise.collector.ingest import protobuf_decoder
 from spanwise.collector.ingest.ingest_errors import ItemRefused, PermanentError
@@ -87,7 +88,7 @@ def test_what_stands_before_a_long_text_counts_once():
     assert by_columns == by_classes
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("limits", "attributes"),
     [
         (Limits(value_bytes=5000), [attribute("a", "x" * 5001)]),

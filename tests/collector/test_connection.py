@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ import httpx
 import pytest
 
 from integration.serving import ROOT, environment
+from polling import until
 from spanwise.collector.server import (
     BODY_TIMEOUT_S,
     HEADER_TIMEOUT_S,
@@ -119,13 +119,6 @@ from spanwise.collector.stores.sqlite import SQLiteStore
 with SQLiteStore(sys.argv[1]) as store:
     serve(store, port=0, ready=lambda url: print(url, flush=True))
 """
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def answers(url: str) -> bool:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from collector.making import run
+from looped_cases import loop_over
 from spanwise.collector.api.app_factory import ROUTE_PERMISSIONS
 from spanwise.collector.api.security_middleware import CorsMiddleware, validate_origin
 from spanwise.collector.errors import Refused
@@ -134,7 +135,7 @@ def test_origins_as_browsers_say_them(origin: str) -> None:
     assert validate_origin(origin) == origin
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "text",
     [
         *(

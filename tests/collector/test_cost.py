@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from collector.otlp import JSON, PROTOBUF, attribute, field, json_request, json_span, request, span
+from looped_cases import loop_over
 from spanwise.collector.errors import TooLarge
 from spanwise.collector.ingest import Limits, check_json
 from spanwise.collector.ingest.ingest_errors import PermanentError
@@ -81,8 +82,8 @@ def scopes(kind: str, count: int) -> bytes:
     return b"".join(field(1, b"\x12\x00" * half) for half in (count // 2, count - count // 2))
 
 
-@pytest.mark.parametrize("signal", [TRACES, LOGS, METRICS], ids=lambda signal: signal.name)
-@pytest.mark.parametrize("kind", ["protobuf", "json"])
+@loop_over("signal", [TRACES, LOGS, METRICS], ids=lambda signal: signal.name)
+@loop_over("kind", ["protobuf", "json"])
 def test_groups_are_counted_over_the_whole_request(signal, kind):
     codec = getattr(signal, kind)
     body = scopes(kind, MAX_GROUPS + 1).replace(b"Spans", signal.name.title().replace("Traces", "Spans").encode())

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.collector.errors import Refused
 from spanwise.collector.security.authentication import extract_key
 from spanwise.collector.server import Server
@@ -32,14 +33,14 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize("sent", SPELLINGS.values(), ids=SPELLINGS)
+@loop_over("sent", SPELLINGS.values(), ids=SPELLINGS)
 def test_a_key_is_found_in_each_spelling_as_bytes_and_as_text(sent: tuple[str, str]) -> None:
     name, value = sent
     assert extract_key([(name, value)]) == extract_key([(name.encode(), value.encode())]) == "K-1"
     assert extract_key([("content-type", "x"), (name, value), ("x-b3-traceid", b"K-2")]) == "K-1"
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "value",
     [
         *("", " ", "Bearer", "Bearer ", "Basic", "Basic !", "Basic /w==", "Basic abc", "Digest K", "a b c"),

@@ -9,9 +9,8 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ import pytest
 
 from collector.compressed import adopt, dictionaries_of
 from collector.otlp import attribute, log_record, logs_request, request, span
+from polling import until
 from spanwise.collector.ingest import Limits, decode_pool, default_decoder_count
 from spanwise.collector.ingest.decode_pool import DecodePool, SuspectBodies, WorkerPool, WorkerProcess, fingerprint_body
 from spanwise.collector.ingest.decode_protocol import LENGTH_PREFIX, WorkerSettings
@@ -39,15 +39,6 @@ from spanwise.collector.stores.sqlite.write.run_codec import RunEncoder
 LARGE_TEXT = attribute("input.value", "words " * 100_000)  # 600 KB: decoded in a process at once
 PROTOBUF = {"content-type": "application/x-protobuf"}
 MEMORY = 512 * 2**20
-
-
-def until(holds: Callable[[], Any], seconds: float = 60) -> Any:
-    """What `holds` finds, once it finds something."""
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.01)
-    return found
 
 
 def processes() -> list[int]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-import time
 
 import httpx
 import pytest
 
 from collector.making import run
 from integration.serving import environment
+from polling import until
 from spanwise.collector.records import Key
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -141,13 +141,6 @@ for _ in range(2):
     server.handle_request()
     flush(60)
 """
-
-
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from looped_cases import loop_over
 from spanwise.collector.dialects import Draft, RawSpan, read_run, read_sdk_span
 from spanwise.collector.dialects.translation import DIALECTS
 from spanwise.collector.records import Document, Event, Run, Usage
@@ -86,7 +87,7 @@ def test_ids_and_empty_documents_that_langchain_does_not_list_come_from_its_outp
     assert langchain(said, d0="a", d2="b").documents == (Document("a", "d1"), Document("", "d2"), Document("b"))
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "outputs",
     ["[]", "{broken", '"a"', '{"documents": ["b", "a"]}', '{"documents": [{"id": "x", "text": "other"}]}', "[" * 2000],
 )
@@ -212,7 +213,7 @@ def test_the_experiment_is_taken_and_the_counts_of_spans_are_left():
     assert found.attributes == {"spanwise.spans.open": 0}
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("name", "value"),
     [
         ("metadata", "[1]"),
@@ -305,7 +306,7 @@ def test_what_comes_later_is_told_from_what_was_not_given():
     assert read_run(raw(), strict, [content_comes_later]).attributes == {}
 
 
-@pytest.mark.parametrize("place", range(len(DIALECTS) + 1))
+@loop_over("place", range(len(DIALECTS) + 1))
 def test_a_dialect_that_fails_costs_only_what_it_reads(place):
     faults = []
     span = raw({"input.value": "hi", "gen_ai.operation.name": "chat", "openinference.span.kind": "TOOL"})

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from collector.making import run
-from collector.outlets import Scripted, attributes, until
+from collector.outlets import Scripted, attributes
+from polling import until
 from spanwise.collector.dialects import RawLog, read_feedback, read_via, write_feedback_attributes
 from spanwise.collector.errors import Refused
 from spanwise.collector.forward import FeedbackForwarder, ForwardTarget, feedback_forwarder, parse_targets

@@ -5,6 +5,7 @@ from urllib.parse import parse_qsl
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import parse_bound, parse_duration, parse_time
 from spanwise.collector.filters import (
@@ -58,7 +59,7 @@ def test_truths(text, wanted):
     assert filter_from_items([("complete", text)]).complete is wanted
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("terms", "wanted"),
     [
         ("name=answer latency_ms>=200", Filter(name="answer", latency_ms=(">=", 200.0))),
@@ -95,7 +96,7 @@ def test_a_date_is_one_of_this_machines_time_zone(monkeypatch):
         time.tzset()
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("text", "seconds"), [("90s", 90), ("2m", 120), ("3 h", 10_800), ("1d", 86_400), ("2w", 1_209_600), ("0s", 0)]
 )
 def test_durations_count_back_from_now(text, seconds):
@@ -103,7 +104,7 @@ def test_durations_count_back_from_now(text, seconds):
     assert parse_time(text, now_ns=10**17) == 10**17 - seconds * 10**9
 
 
-@pytest.mark.parametrize("text", ["", "1", "h", "1y", "-1h", "1h 30m", "1.5h", "1h\n"])
+@loop_over("text", ["", "1", "h", "1y", "-1h", "1h 30m", "1.5h", "1h\n"])
 def test_what_is_no_duration(text):
     with pytest.raises(ValueError, match=r"invalid duration .*; write it like 90s, 30m, 1h, 7d or 2w"):
         parse_duration(text)
@@ -115,9 +116,7 @@ def test_eight_digits_are_a_date_and_more_are_nanoseconds():
     assert filter_from_items([("since_ns", "20260131"), ("until_ns", "-5")]) == Filter(since_ns=20_260_131, until_ns=-5)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "2026", "-123456789", "9999-12-31", "1600-01-01", str(2**63), "99999999w", "1" * 30]
-)
+@loop_over("text", ["", "2026", "-123456789", "9999-12-31", "1600-01-01", str(2**63), "99999999w", "1" * 30])
 def test_what_is_no_time_or_too_far_away(text):
     with pytest.raises(ValueError) as caught:
         parse_time(text)
@@ -176,7 +175,7 @@ def test_metadata_of_all_kinds_goes_through_a_query_string(metadata):
     assert filter_from_items(filter_to_items(Filter(metadata=metadata))) == Filter(metadata=metadata)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("term", "told"),
     [
         ("since=soon", "invalid time 'soon'"),
@@ -227,7 +226,7 @@ def test_a_duration_counts_back_in_python_as_well():
     assert before - 3_600 * 10**9 <= extend_filter(None, {"since": "1h"}).since_ns <= time.time_ns() - 3_600 * 10**9
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("conditions", "told"),
     [
         ({"zzz": 1}, "unknown condition 'zzz'; expected one of: project, environment, since, until, name"),
@@ -252,7 +251,7 @@ def test_what_python_is_told_of_a_value_that_cannot_be(conditions, told):
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("filter", "told"),
     [
         (Filter(since_ns=5, until_ns=5), "until must be later than since"),

@@ -5,10 +5,11 @@ from datetime import datetime
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector import formatting
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("ns", "text"),
     [
         (0, "0.0 ms"),
@@ -33,7 +34,7 @@ def test_durations(ns, text):
     assert formatting.duration(ns) == text
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("value", "text"),
     [
         (True, "true"),
@@ -56,7 +57,7 @@ def test_scores(value, text):
     assert formatting.number(value) == text
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("usd", "text"),
     [(None, ""), (0.0, "$0.00"), (0.00016, "$0.00016"), (0.00008, "$0.000080"), (-1.0, "$-1"), (12.5, "$12.50")],
 )
@@ -104,7 +105,7 @@ def test_the_further_away_a_moment_the_less_of_the_clock_it_shows():
     assert re.fullmatch(r"\d\d:\d\d:\d\d", formatting.when(time.time_ns()))
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("seconds", "text"),
     [
         (1, "just now"),
@@ -120,7 +121,7 @@ def test_how_long_ago(seconds, text):
     assert text in said  # at once, unless this process is stopped between
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("made", "text"),
     [
         (formatting.count(9_999), "9,999"),

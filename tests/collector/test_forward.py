@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,6 +28,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from collector.making import run
 from collector.otlp import JSON, PROTOBUF, attribute, json_request, json_span, log_record, logs_request, request, span
 from integration.serving import ROOT, environment
+from looped_cases import loop_over
+from polling import until
 from spanwise.collector.errors import Refused
 from spanwise.collector.forward import FeedbackForwarder, Forwarder, ForwardTarget, parse_targets
 from spanwise.collector.forward.envelope import Envelope, join_envelopes, unpack_envelope
@@ -127,13 +128,6 @@ def send(server: Server, body: bytes, path: str = "/v1/traces", kind: str = PROT
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     url = f"{server.url}{path}"
     return httpx.post(url, content=body, headers={"content-type": kind, **named}, timeout=SECONDS)
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def number(server: Server, name: str) -> float:
@@ -474,7 +468,7 @@ def test_targets_have_names_and_their_headers_come_from_the_environment():
     assert "Basic" not in repr(found)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("given", "told"),
     [
         (["nowhere"], "is not the URL of an OTLP endpoint"),

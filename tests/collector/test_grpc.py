@@ -11,9 +11,8 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from collector.making import run
 from collector.otlp import attribute, log_record, logs_request, rejected, request, span
 from integration.serving import ROOT, environment
+from looped_cases import loop_over
+from polling import until
 from spanwise.collector.errors import Refused
 from spanwise.collector.grpc import export_services
 from spanwise.collector.grpc.export_services import _detect_encoding, _parse_peer
@@ -88,13 +89,6 @@ def refused(server: Server, body: bytes, service: str = TRACES, metadata: Any = 
     with pytest.raises(grpc.RpcError) as raised:
         send(server, body, service, metadata)
     return raised.value
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_key_that_is_sent_is_checked_on_loopback(server):
@@ -163,7 +157,7 @@ def test_calls_are_counted_by_their_status(server):
     assert 'spanwise_grpc_calls_total{signal="traces",code="INVALID_ARGUMENT"} 1' in numbers
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("start", "encoding"),
     [
         (gzip.compress(b"", mtime=0), b"gzip"),

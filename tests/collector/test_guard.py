@@ -7,7 +7,7 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,8 @@ import pytest
 from starlette.routing import BaseRoute
 
 from collector.otlp import PROTOBUF, request, span
+from looped_cases import loop_over
+from polling import until
 from spanwise.collector.api import KeyCache, create_app
 from spanwise.collector.api.app_factory import ROUTE_PERMISSIONS
 from spanwise.collector.errors import Refused, Unavailable
@@ -74,13 +76,6 @@ def store(tmp_path: Path) -> Iterator[Held]:
 def scopes(keys: KeyCache, secret: str = SECRET) -> tuple[str, ...] | None:
     found = asyncio.run(keys.find(sha256(secret)))
     return found and found.scopes
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def bearer(secret: str) -> dict[str, str]:
@@ -303,7 +298,7 @@ def test_every_route_says_what_it_needs(store: Held) -> None:
     assert {needs for _, _, needs in ROUTE_PERMISSIONS.rows} == {"open", "read", "write", "ingest", "feedback", "admin"}
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("method", "path", "needed"),
     [
         ("GET", "/api/traces", "read"),

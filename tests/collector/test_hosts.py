@@ -7,20 +7,21 @@ import socket
 import httpx
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector import connect
 from spanwise.collector.address_parsing import build_server_url, get_client_network, is_loopback, parse_host
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "host", ["localhost", "LocalHost", "127.0.0.1", "127.0.0.2", "127.255.255.254", "::1", "[::1]", "::ffff:127.0.0.1"]
 )
 def test_this_machine(host: str) -> None:
     assert is_loopback(host)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "host",
     [
         *("", "127.evil.test", "127.0.0.1.nip.io", "127.1", "0.0.0.0", "::", "localhost.", "localhost.evil.test"),
@@ -39,7 +40,7 @@ def test_the_name_in_a_host_header(netloc: str, name: str) -> None:
     assert parse_host(netloc) == name
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("host", "url"),
     [
         ("127.0.0.1", "http://127.0.0.1:5"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from starlette.requests import Request
 
 from collector.endless import Slow
 from collector.making import run
+from polling import until
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.errors import TooSlow
 from spanwise.collector.query_scheduler import MAX_CONCURRENT_SCANS, FairQueue, _Caller
@@ -34,13 +34,6 @@ def slow(tmp_path: Path) -> Iterator[Slow]:
 def served(slow: Slow, seconds: float | None) -> Iterator[Server]:
     with Server(slow, query_seconds=seconds) as server:  # type: ignore[arg-type]
         yield server
-
-
-def until(said: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not said():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def asking(server: Server, address: str = "/api/aggregate") -> socket.socket:

@@ -2,11 +2,13 @@
 
 import pytest
 
+from lazy_modules import lazy_importorskip
+from looped_cases import loop_over
 from spanwise.collector.statistics import paired_test
 from spanwise.collector.statistics.quantiles import t_quantile
 
 numpy = pytest.importorskip("numpy")
-stats = pytest.importorskip("scipy.stats")
+stats = lazy_importorskip("scipy.stats")
 
 
 def test_few_differences_are_tested_exactly():
@@ -14,7 +16,7 @@ def test_few_differences_are_tested_exactly():
     assert (result.n, result.mean, result.p) == (8, 0.625, 2 / 2**5)
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 6, 7, 10, 40, 2000])
+@loop_over("n", [2, 3, 5, 6, 7, 10, 40, 2000])
 def test_the_interval_is_that_of_the_t_distribution(n):
     differences = [((i * 7919) % 13 - 4) / 10 for i in range(n)]
     low, high = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
@@ -41,9 +43,7 @@ def exact_p(tenths):
     return float(ways[sums >= abs(sum(tenths))].sum())
 
 
-@pytest.mark.parametrize(
-    ("n", "tolerance"), [(2, 1e-12), (11, 1e-12), (12, 1e-12), (13, 0.01), (60, 0.01), (400, 0.01)]
-)
+@loop_over(("n", "tolerance"), [(2, 1e-12), (11, 1e-12), (12, 1e-12), (13, 0.01), (60, 0.01), (400, 0.01)])
 def test_the_p_is_the_share_of_sign_patterns_that_go_as_far(n, tolerance):
     tenths = steps(n)
     assert paired_test([step / 100 for step in tenths]).p == pytest.approx(exact_p(tenths), abs=tolerance)
@@ -91,8 +91,8 @@ def test_no_difference_is_no_significance():
         paired_test([])
 
 
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30, 199, 200, 201, 10_000])
-@pytest.mark.parametrize("probability", [0.5, 0.9, 0.975, 0.995, 0.99975])
+@loop_over("freedom", [1, 2, 3, 4, 9, 30, 199, 200, 201, 10_000])
+@loop_over("probability", [0.5, 0.9, 0.975, 0.995, 0.99975])
 def test_quantiles_of_t_are_those_of_scipy(freedom, probability):
     assert t_quantile(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-6, abs=1e-9)
 
@@ -116,7 +116,7 @@ def test_differences_that_are_all_alike_have_no_interval_of_width_zero(differenc
     assert (test.low, test.high, test.error, test.interval()) == (None, None, None, None)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("differences", "level", "beyond"),
     [
         ([1.0] * 2, 0.95, False),

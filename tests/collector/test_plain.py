@@ -1,9 +1,9 @@
 """The short way of our own spans says the same as the dialects do."""
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.collector.dialects import read_run, read_sdk_span
 from spanwise.collector.dialects.sdk_spans import _PLAIN_ATTRIBUTES, make_raw_span, read_plain_span
 from spanwise.collector.records import Run
@@ -54,12 +54,8 @@ def test_any_attributes(odd):
     same(span_of({"q": 1}, "a", odd=odd))
 
 
-@pytest.mark.parametrize(
-    "kind", sorted({"chain", "tool", "agent", "guardrail", "evaluator", "llm", "retriever", "reranker"})
-)
-@pytest.mark.parametrize(
-    "ids", [IDS, None, {names.EXAMPLE: "x"}, {**IDS, names.REPETITION: True}, {**IDS, names.EXAMPLE: ""}]
-)
+@loop_over("kind", sorted({"chain", "tool", "agent", "guardrail", "evaluator", "llm", "retriever", "reranker"}))
+@loop_over("ids", [IDS, None, {names.EXAMPLE: "x"}, {**IDS, names.REPETITION: True}, {**IDS, names.EXAMPLE: ""}])
 def test_any_kind_and_ids(kind, ids):
     same(span_of({"q": "why"}, ["a", {"content": "b"}], kind=kind, ids=ids))
 

@@ -5,7 +5,7 @@ import sqlite3
 import pytest
 
 from collector.making import child, run
-from collector.outlets import until
+from polling import until
 from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import metadata_text
 from spanwise.collector.filters import Filter

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from collector.making import run
+from polling import until
 from spanwise.collector.errors import Closed, StoreError, TooSlow, Unavailable
 from spanwise.collector.request_context import CancellableQuery, query_context
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -33,13 +34,6 @@ def readers(store: SQLiteStore) -> Iterator[ReaderPool]:
     made = ReaderPool(store.path, time.time_ns, wait=0.2)
     yield made
     made.close()
-
-
-def until(said: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not said():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("sql", [ENDLESS.format("sum(x)"), SORTED, JOINED])

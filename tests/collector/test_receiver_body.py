@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.collector.ingest import Limits
 from spanwise.collector.ingest.ingest_errors import PermanentError, RetryableError
 from spanwise.collector.ingest.limits import LARGE_BODY_BYTES
@@ -58,8 +59,8 @@ def refusal(work: Callable[[], Any]) -> str:
     return refused.value.reason
 
 
-@pytest.mark.parametrize("encoding", SQUEEZE)
-@pytest.mark.parametrize(("size", "fits"), [(LIMIT - 1, True), (LIMIT, True), (LIMIT + 1, False)])
+@loop_over("encoding", SQUEEZE)
+@loop_over(("size", "fits"), [(LIMIT - 1, True), (LIMIT, True), (LIMIT + 1, False)])
 def test_the_bound_is_of_the_body_as_inflated(encoding, size, fits):
     body, pending = bytes(size), PendingBytes(10**6)
     if fits:
@@ -87,8 +88,8 @@ def test_a_body_in_any_pieces_is_the_same_body(members: list[bytes], encoding: b
     assert read(pieces(*cut), PendingBytes(10**6), encoding) == b"".join(members)
 
 
-@pytest.mark.parametrize("encoding", [b"gzip", b"deflate"])
-@pytest.mark.parametrize("damage", [lambda wire: wire[:-1], lambda wire: b"no" + wire, lambda wire: b""])
+@loop_over("encoding", [b"gzip", b"deflate"])
+@loop_over("damage", [lambda wire: wire[:-1], lambda wire: b"no" + wire, lambda wire: b""])
 def test_what_is_not_the_compression_that_it_claims(encoding, damage):
     wire = damage(SQUEEZE[encoding](b"hello"))
     assert refusal(lambda: read(pieces(wire), PendingBytes(10**6), encoding)) == "bad_compression"
@@ -99,7 +100,7 @@ def test_one_compression_is_not_taken_for_the_other(claimed, sent):
     assert refusal(lambda: read(pieces(SQUEEZE[sent](b"hello")), PendingBytes(10**6), claimed)) == "bad_compression"
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("headers", "outcome"),
     [
         ({b"content-length": b"1000"}, None),

@@ -19,7 +19,8 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from collector.making import run
 from collector.otlp import altered, attribute, log_record, logs_request, post, rejected, rejected_logs, request, span
-from collector.outlets import until
+from looped_cases import loop_over
+from polling import until
 from spanwise.collector.dialects import Draft, RawSpan, read_run
 from spanwise.collector.dialects.log_records import LOG_DIALECTS
 from spanwise.collector.dialects.translation import DIALECTS
@@ -91,7 +92,7 @@ def test_a_resource_on_which_we_fail_costs_its_own_spans(tmp_path):
     assert found.stored["spans"] == 1
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("field", "value"),
     [
         ("span_id", "x"),

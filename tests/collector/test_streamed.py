@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,6 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 def server(store: SQLiteStore) -> Iterator[Server]:
     with Server(store) as made:
         yield made
-
-
-def until(said: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not said():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def large(store: SQLiteStore, n: int = 400, **fields: Any) -> Run:

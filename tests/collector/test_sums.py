@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from polling import until
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Bucket, Feedback, FeedbackStats, Run, Target, Usage
@@ -853,13 +854,6 @@ def test_a_file_without_sums_answers_at_once_and_is_counted_behind(tmp_path):
 def counted(store: SQLiteStore) -> bool:
     with store._file.read() as reader:
         return reader.db.execute("SELECT count(*) FROM sums_hours WHERE state > 0").fetchone() == (0,)
-
-
-def until(holds, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_check_finds_sums_that_are_wrong(here):

@@ -23,6 +23,7 @@ import pytest
 
 from collector.conformance_traces import eventually
 from collector.making import child, run
+from looped_cases import loop_over
 from spanwise.collector.records import Retention, Run
 from spanwise.collector.stores.sqlite import SQLiteStore, encode
 from spanwise.collector.stores.sqlite.database.column_values import loads
@@ -89,7 +90,7 @@ ODD: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("value", ODD, ids=lambda value: ascii(value)[:20])
+@loop_over("value", ODD, ids=lambda value: ascii(value)[:20])
 def test_words_of_a_batch_are_those_of_its_payloads(value: Any) -> None:
     batch = encode([run(inputs=value, outputs=[value, "end"])])
     stored = loads(batch.payloads[0])

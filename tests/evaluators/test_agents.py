@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.collector.records import Run, Trace
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.builtin.agents import _maximum_matching
@@ -32,7 +33,7 @@ def answered(*steps):
     return Trace(done.root, (*done.runs, reply))
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("match", "made", "passes"),
     [
         ("strict", "ab", True),
@@ -122,7 +123,7 @@ def test_trajectories_of_some_kinds():
     assert score(get_evaluator("trajectory_match", expected=[], kinds=["tool"]), answered())[0].score is True
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("parameters", "passes"),
     [
         ({"name": "a"}, True),
@@ -202,7 +203,7 @@ def test_no_artifacts_are_a_problem_and_nonsense_an_error():
         get_evaluator("agent_sanity", expectations={"a": {"colour": "red"}})
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "wanted",
     [
         {"name": "find", "arguments": {"filter": {"a": 1}}},
@@ -211,7 +212,7 @@ def test_no_artifacts_are_a_problem_and_nonsense_an_error():
         {"type": "function", "function": {"name": "find", "arguments": '{"filter": {"a": 1}}'}},
     ],
 )
-@pytest.mark.parametrize("made", [{"filter": {"a": 1}}, '{"filter": {"a": 1}}'])
+@loop_over("made", [{"filter": {"a": 1}}, '{"filter": {"a": 1}}'])
 def test_arguments_are_the_same_in_each_form_in_which_models_give_them(made, wanted):
     judge = get_evaluator("tool_calls", expected=[wanted], all_arguments=True)
     assert score(judge, trace_of(("find", made)))[0].score is True
@@ -235,7 +236,7 @@ def test_content_of_artifacts_may_be_values_or_bytes(content):
     assert score(get_evaluator("agent_sanity"), outputs=outputs)[0].score == 1.0
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("id", "parameters", "told"),
     [
         ("tool_calls", {"expected": [{"tool": "a"}]}, "an expected tool call is a name or"),

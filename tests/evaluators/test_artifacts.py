@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.builtin.artifacts import ArtifactDirectory
 
@@ -240,7 +241,7 @@ def test_of_millions_of_problems_the_first_are_told():
     assert len(score(judge, outputs=outputs)[0].metadata["problems"]["a.jsonl"]) == 20
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("bad", "words"),
     [
         ({"directory": ""}, "directory is a path, not ''"),

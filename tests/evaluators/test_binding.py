@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Document, Example
 from spanwise.evaluators import as_evaluator, evaluate, evaluator, score
 from spanwise.evaluators.interface import BindingError, get_case_field
@@ -57,7 +58,7 @@ def test_prepare_data_that_asks_for_what_no_case_has_is_refused():
         evaluator(prepare_data=lambda output: {})(lambda pair: 1)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("path", "value"),
     [
         ("outputs.turns.0", "first"),

@@ -12,6 +12,7 @@ import pandas as pd
 import pydantic
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Example
 from spanwise.evaluators import evaluate, evaluator, get_evaluator, score
 from spanwise.evaluators.interface import to_plain
@@ -74,7 +75,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("given", "seen"), VALUES, ids=lambda value: f"{type(value).__name__}")
+@loop_over(("given", "seen"), VALUES, ids=lambda value: f"{type(value).__name__}")
 def test_a_value_is_seen_as_plain_and_whole(given, seen):
     came = to_plain(given)
     assert repr(came) == repr(seen)  # 3 is no 3.0

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from haystack import Document as HaystackDocument
 
 from collector.making import child, run
+from lazy_modules import LazyModule
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Document, Example, Run, Trace
 from spanwise.collector.statistics import compute_boolean_rates
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -17,6 +18,8 @@ from spanwise.evaluators.experiments import Recorder
 from spanwise.evaluators.interface import to_documents
 from spanwise.tracer import trace as trace_calls
 
+haystack = LazyModule("haystack")
+
 
 @dataclass
 class LangChainDocument:
@@ -25,7 +28,7 @@ class LangChainDocument:
     id: str | None = None
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("given", "expected"),
     [
         ("text", Document("text")),
@@ -36,16 +39,16 @@ class LangChainDocument:
         ),
         ({"text": "c", "doc_uri": "u"}, Document("c", "u", None, {"doc_uri": "u"})),
         (LangChainDocument("c", {"source": "s"}, "9"), Document("c", "9", None, {"source": "s"})),
-        (HaystackDocument(id="h", content="c", meta={"a": 1}, score=0.3), Document("c", "h", 0.3, {"a": 1})),
+        (lambda: haystack.Document(id="h", content="c", meta={"a": 1}, score=0.3), Document("c", "h", 0.3, {"a": 1})),
         (Document("c"), Document("c")),
         ({"content": ""}, Document("")),
         ({"page_content": None, "id": "d"}, Document("", "d")),
         (LangChainDocument(None), Document("")),
-        (HaystackDocument(id="h", content=None), Document("", "h")),
+        (lambda: haystack.Document(id="h", content=None), Document("", "h")),
     ],
 )
 def test_documents_in_many_forms(given, expected):
-    assert to_documents([given]) == (expected,)
+    assert to_documents([given() if callable(given) else given]) == (expected,)
 
 
 def test_an_empty_document_of_a_row_stops_no_run(store):
@@ -54,11 +57,13 @@ def test_an_empty_document_of_a_row_stops_no_run(store):
     assert row.scores == {"ir_mrr": 0.5}
 
 
-@pytest.mark.parametrize("empty", ["", {"content": None}, HaystackDocument(content=None), LangChainDocument(None)])
+@pytest.mark.parametrize(
+    "empty", ["", {"content": None}, lambda: haystack.Document(content=None), LangChainDocument(None)]
+)
 def test_an_empty_document_that_a_task_retrieved_keeps_its_rank(store, empty):
     @trace_calls(kind="retriever")
     def search(question):
-        return [empty, HaystackDocument(content="a")]
+        return [empty() if callable(empty) else empty, haystack.Document(content="a")]
 
     rows = [{"inputs": {"question": "?"}, "expected_documents": ["a"]}]
     (row,) = evaluate(
@@ -131,7 +136,7 @@ def ran(kind, documents=()):
 GIVEN = Example(inputs=1, documents=(Document("given"),))
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("target", "example", "documents"),
     [
         (ran("chain"), None, None),
@@ -152,7 +157,7 @@ def test_whose_documents_a_case_has(target, example, documents):
 CHAT = {"input": [{"role": "user", "content": "Hi"}, {"role": "user", "content": "Why?"}]}
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("kind", "inputs", "outputs", "seen"),
     [
         ("kv", {"input": "Why?"}, {"output": "So."}, ({"input": "Why?"}, {"output": "So."}, None)),
@@ -160,7 +165,7 @@ CHAT = {"input": [{"role": "user", "content": "Hi"}, {"role": "user", "content":
         ("chat", CHAT, {"output": [{"role": "assistant", "content": "So."}]}, ("Why?", "So.", CHAT["input"][:1])),
     ],
 )
-@pytest.mark.parametrize("with_example", [True, False])
+@loop_over("with_example", [True, False])
 def test_a_kind_of_dataset_shows_texts(kind, inputs, outputs, seen, with_example):
     run = Run(trace_id="1" * 32, span_id="a" * 16, name="x", inputs=inputs, outputs=outputs)
     case = make_case(Trace(run, (run,)), Example(inputs=inputs) if with_example else None, kind)

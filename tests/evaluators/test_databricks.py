@@ -5,6 +5,7 @@ import json
 import pandas
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Document
 from spanwise.evaluators import evaluate, from_dict, get_evaluator, interface, score
 from spanwise.evaluators.judges import scripted
@@ -48,37 +49,37 @@ def question(ask):
     return ask.messages[1]["content"]
 
 
-@pytest.mark.parametrize("id", OF_ANSWERS)
-@pytest.mark.parametrize(("said", "rating"), [(YES, True), (NO, False)])
+@loop_over("id", OF_ANSWERS)
+@loop_over(("said", "rating"), [(YES, True), (NO, False)])
 def test_a_verdict_is_a_score_with_its_rationale(id, said, rating):
     feedback = one(id, said)
     assert (feedback.score, feedback.comment, feedback.source) == (rating, said["rationale"], "model")
     assert feedback.metadata["judge"]["model"] == "scripted"
 
 
-@pytest.mark.parametrize("id", [*OF_ANSWERS, "chunk_relevance"])
+@loop_over("id", [*OF_ANSWERS, "chunk_relevance"])
 def test_a_judge_that_fails_is_an_error_and_no_verdict(id):
     feedback = one(id, *[RuntimeError("boom")] * 5)
     assert (feedback.outcome, feedback.score, feedback.label) == ("error", None, None)
     assert "boom" in feedback.error
 
 
-@pytest.mark.parametrize("id", [*OF_ANSWERS, "chunk_relevance"])
-@pytest.mark.parametrize("reply", ["It is good.", '{"rationale": "so", "rating": "maybe"}'])
+@loop_over("id", [*OF_ANSWERS, "chunk_relevance"])
+@loop_over("reply", ["It is good.", '{"rationale": "so", "rating": "maybe"}'])
 def test_a_reply_that_is_no_verdict_is_a_parse_failure(id, reply):
     feedback = one(id, *[reply] * 5)
     assert feedback.outcome == "error"
     assert feedback.error.startswith("parse failure: ")
 
 
-@pytest.mark.parametrize(("id", "need"), [*NEEDS, ("chunk_relevance", "inputs"), ("chunk_relevance", "documents")])
+@loop_over(("id", "need"), [*NEEDS, ("chunk_relevance", "inputs"), ("chunk_relevance", "documents")])
 def test_what_is_missing_makes_a_skip_that_names_it(id, need):
     feedback = one(id, **{need: None})
     assert feedback.outcome == "skip"
     assert f"needs {need}" in feedback.comment
 
 
-@pytest.mark.parametrize("id", sorted(OF_ANSWERS.keys() - {"relevance_to_query", "custom_judge"}))
+@loop_over("id", sorted(OF_ANSWERS.keys() - {"relevance_to_query", "custom_judge"}))
 def test_a_judgement_can_do_without_the_request(id):
     judge = scripted(YES)
     (feedback,) = score(get_evaluator(id, judge=judge, **OF_ANSWERS[id][0]), **{**WHOLE, "inputs": None})
@@ -86,7 +87,7 @@ def test_a_judgement_can_do_without_the_request(id):
     assert "(not given)" in asked(judge)[0]
 
 
-@pytest.mark.parametrize("id", [*OF_ANSWERS, "chunk_relevance"])
+@loop_over("id", [*OF_ANSWERS, "chunk_relevance"])
 def test_the_judge_sees_what_it_judges(id):
     judge = scripted(YES)
     score(get_evaluator(id, judge=judge, **OF_ANSWERS.get(id, ({},))[0]), **WHOLE)
@@ -270,7 +271,7 @@ PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize("id", PARAMETERS)
+@loop_over("id", PARAMETERS)
 def test_every_judge_says_what_it_is(id):
     said = interface.get_spec(id)
     assert said.judge
@@ -279,7 +280,7 @@ def test_every_judge_says_what_it_is(id):
     assert sum(metric.primary for metric in said.metrics) == 1
 
 
-@pytest.mark.parametrize("id", PARAMETERS)
+@loop_over("id", PARAMETERS)
 def test_every_judge_survives_the_way_through_json(id):
     one = get_evaluator(
         id, judge={"model": "m", "base_url": "http://localhost:1/v1", "api_key": "secret"}, **PARAMETERS[id]
@@ -290,7 +291,7 @@ def test_every_judge_survives_the_way_through_json(id):
     assert "secret" not in data
 
 
-@pytest.mark.parametrize("id", PARAMETERS)
+@loop_over("id", PARAMETERS)
 def test_another_prompt_or_judge_is_another_version(id):
     other = {"pipeline_judge": "Rate {{answer}}."}.get(id, "Is it so? {documents} {guidelines}")
     parameters = {**PARAMETERS[id], "judge": "m"}
@@ -300,7 +301,7 @@ def test_another_prompt_or_judge_is_another_version(id):
     assert len({*versions}) == 3
 
 
-@pytest.mark.parametrize("id", [id for id in PARAMETERS if id != "context_sufficiency"])
+@loop_over("id", [id for id in PARAMETERS if id != "context_sufficiency"])
 def test_every_judge_takes_any_case_without_raising(id):
     hostile = [
         Case(),
@@ -429,7 +430,7 @@ def test_documents_keep_their_uris(store):
     assert row.trace.documents[0] == Document("Built in 1912.", "a", None, {"doc_uri": "a"})
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "id", ["correctness", "guideline_adherence", "haystack_faithfulness", "relevance_to_query", "safety", "sexism"]
 )
 def test_a_judge_sees_the_values_that_map_selects(id):

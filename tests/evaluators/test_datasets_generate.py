@@ -2,14 +2,16 @@
 
 import asyncio
 
-import openai
 import pytest
 
 from evaluators.judge_server import Reply, completion, error, serving
+from lazy_modules import LazyModule
 from spanwise.collector.records import Document, Example
 from spanwise.evaluators import Judge, datasets
 from spanwise.evaluators.interface import Unjudged
 from spanwise.evaluators.judges import scripted
+
+openai = LazyModule("openai")
 
 REPLY = 'Sure: ```json\n[{"question": "Where is Paris?", "answer": "In France"}, {"question": "How big?", "answer": "Big"}]\n```'
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pandas
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.records import Document
 from spanwise.evaluators import datasets
 
@@ -137,7 +138,7 @@ def test_dataset_objects_hold_rows():
     assert datasets.read(Frames())[0].metadata == {"source": {"kind": "human"}}
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "row",
     [
         {"turns": "none", "scenario": None},

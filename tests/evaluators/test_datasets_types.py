@@ -4,6 +4,7 @@ import numpy
 import pandas
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.records import Example
 from spanwise.evaluators import datasets, evaluate, get_evaluator, score
 from spanwise.evaluators.builtin.text import exact
@@ -21,7 +22,7 @@ def test_json_text_in_csv_equals_the_same_text(store, tmp_path):
     assert outcomes(store, file, lambda question: answers[question]) == [{"exact": 1.0}] * 4
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("outputs", "reference", "same"),
     [
         ('{"a": 1, "b": 2}', {"b": 2, "a": 1}, 1.0),

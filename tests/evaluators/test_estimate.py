@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Example
 from spanwise.evaluators import Judge, estimate, get_evaluator, judge, score
 from spanwise.evaluators.judges import NoJudge, scripted
@@ -122,7 +123,7 @@ def test_several_questions_of_one_evaluator_are_all_counted():
     assert asking.asked == []
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("schema", "expected"),
     [
         ({"enum": ["yes", "no"]}, "yes"),

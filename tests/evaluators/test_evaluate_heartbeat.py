@@ -4,8 +4,7 @@ import threading
 import time
 from dataclasses import replace
 
-import pytest
-
+from looped_cases import loop_over
 from spanwise.collector.formatting import HEARTBEAT_TIMEOUT_NS, date_and_time, standing
 from spanwise.collector.records import Experiment as Record
 from spanwise.evaluators import Experiment, evaluate
@@ -26,7 +25,7 @@ def eventually(look):
     return look()
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("seen", "status", "told"),
     [
         (0, "running", "running"),

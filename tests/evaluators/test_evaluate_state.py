@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.evaluators import evaluate
 from spanwise.evaluators.experiments import CannotResume
 from spanwise.evaluators.interface.fingerprint import digest_code, list_untracked_state
@@ -47,7 +48,7 @@ def differing(one, other):
     return {name.split(".")[-1] for name in {**before, **after} if before.get(name) != after.get(name)}
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("one", "other", "names"),
     [
         (App("p1"), App("p2"), {"prompt"}),

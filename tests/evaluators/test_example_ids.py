@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Document, Example, canonical_json, number_duplicates
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -171,7 +172,7 @@ def test_nothing_but_what_is_asked_counts():
     assert other.id == told("A", "a").id
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("one", "other"),
     [
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
@@ -191,9 +192,7 @@ def test_spellings_of_one_value_are_one_question(one, other):
     assert Example(inputs=one).id == Example(inputs=other).id
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [("1", 1), (True, 1), (None, ""), ("a", "A"), ([], None), (1.5, 1), (0.1, 0.2)]
-)
+@loop_over(("one", "other"), [("1", 1), (True, 1), (None, ""), ("a", "A"), ([], None), (1.5, 1), (0.1, 0.2)])
 def test_other_values_are_other_questions(one, other):
     assert Example(inputs=one).id != Example(inputs=other).id
 

@@ -6,9 +6,9 @@ import json
 from random import Random
 
 import pytest
-from sklearn.metrics import cohen_kappa_score, roc_auc_score
 
 from collector.making import run
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Feedback, Target
 from spanwise.collector.statistics import choose_threshold
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -56,6 +56,8 @@ def test_no_other_threshold_has_a_greater_kappa(seed):
     pairs = drawn(60, seed)
     people = [good for _, good in pairs]
 
+    from sklearn.metrics import cohen_kappa_score, roc_auc_score
+
     def kappa(threshold):
         return cohen_kappa_score([score >= threshold for score, _ in pairs], people)
 
@@ -82,7 +84,7 @@ def test_agreement_is_of_votes_that_were_left_out():
     assert choose_threshold(APART).agreement.agreed == 1.0
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("pairs", "why"),
     [
         (APART[:5], "all 5 labels are bad"),

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from evaluators.judge_server import serving
+from looped_cases import loop_over
 from spanwise.collector.records import Case
 from spanwise.collector.statistics import compute_boolean_rates
 from spanwise.evaluators import compare, evaluate, from_dict, get_evaluator, score
@@ -47,8 +48,8 @@ def scores(found):
     return [one.score for one in found]
 
 
-@pytest.mark.parametrize("id", FAMILY)
-@pytest.mark.parametrize("passes", [True, False])
+@loop_over("id", FAMILY)
+@loop_over("passes", [True, False])
 def test_one_verdict_is_five_booleans(id, passes):
     found, asked = family(id, reply(id, passes))
     assert scores(found) == [passes, not passes, None, not passes, False]
@@ -57,8 +58,8 @@ def test_one_verdict_is_five_booleans(id, passes):
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("id", FAMILY)
-@pytest.mark.parametrize(
+@loop_over("id", FAMILY)
+@loop_over(
     ("answer", "context", "wanted"),
     [
         (True, True, [True, False, False, False, False]),
@@ -162,7 +163,7 @@ def test_h2os_parameters_are_taken():
 HAIKU = {"prompt": "Is this a haiku? Say true or false.\n{outputs}"}
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("said", "wanted"),
     [
         ({"rationale": "5-7-5.", "rating": "true"}, True),
@@ -178,7 +179,7 @@ def test_byop_reads_true_and_false(said, wanted):
     assert scores(found) == [wanted, not wanted, None, not wanted, False]
 
 
-@pytest.mark.parametrize("said", ["yes", "maybe true", "true or false", '{"rating": "yes"}', "1", "[true]x"])
+@loop_over("said", ["yes", "maybe true", "true or false", '{"rating": "yes"}', "1", "[true]x"])
 def test_anything_else_is_a_parse_failure(said):
     found, _ = family("byop", lambda ask: said, fields={"outputs": "frog"}, **HAIKU)
     assert found[0].comment.startswith("parse failure: ")
@@ -271,7 +272,7 @@ def test_an_agent_gets_the_answer_and_the_question():
     assert "How high is it?" in seen[0]
 
 
-@pytest.mark.parametrize("given", [1.5, -0.1, "high", None, True, float("nan")])
+@loop_over("given", [1.5, -0.1, "high", None, True, float("nan")])
 def test_a_score_outside_of_0_to_1_is_a_parse_failure(given):
     found = score(
         get_evaluator("fact_check", judge=scripted(lambda ask: {**CHECKED, "evaluation_score": given})), **MOUNTAIN

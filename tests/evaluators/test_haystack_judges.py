@@ -7,46 +7,23 @@ import math
 import subprocess
 import sys
 
-import haystack.components.evaluators as theirs
 import pytest
-from haystack import Pipeline, component, default_from_dict, default_to_dict
-from haystack.dataclasses import ChatMessage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lazy_modules import LazyModule
+from looped_cases import loop_over
 from spanwise.evaluators import Judge, get_evaluator, score
-from spanwise.evaluators import haystack as ours
 from spanwise.evaluators.judges import NoJudge, scripted
 from spanwise.evaluators.judges.haystack_judges import CONTEXT_RELEVANCE_TASK, FAITHFULNESS_TASK, FewShotTask
 
+components = LazyModule("evaluators.haystack_components")
+haystack = LazyModule("haystack")
+ours = LazyModule("spanwise.evaluators.haystack")
+theirs = LazyModule("haystack.components.evaluators")
 EXAMPLE = {"inputs": {"predicted_answers": "Damn!"}, "outputs": {"score": 1}}
 OTHER = {"inputs": {"predicted_answers": "Football is popular."}, "outputs": {"score": 0}}
 INPUTS = [("predicted_answers", list[str])]
-
-
-@component
-class Scribe:
-    """A generator of Haystack's that replies to each row what is written down for its question."""
-
-    def __init__(self, replies: dict[str, str], model: str = "scribe"):
-        self.replies = replies
-        self.model = model
-
-    @component.output_types(replies=list[ChatMessage])
-    def run(self, messages: list[ChatMessage]):
-        text = messages[-1].text.rpartition("Inputs:")[2]
-        said = next((reply for question, reply in self.replies.items() if question in text), None)
-        if said is None:
-            raise RuntimeError("the scribe is tired")
-        meta = {"model": self.model, "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}}
-        return {"replies": [ChatMessage.from_assistant(said, meta=meta)]}
-
-    def to_dict(self):
-        return default_to_dict(self, replies=self.replies, model=self.model)
-
-    @classmethod
-    def from_dict(cls, data):
-        return default_from_dict(cls, data)
 
 
 def rows(count):
@@ -65,7 +42,7 @@ def bare(value):
 def compared(name, verdicts, **inputs):
     """What both say of rows, given verdicts (None: the generator fails)."""
     said = {f"<{place}>": json.dumps(verdict) for place, verdict in enumerate(verdicts) if verdict is not None}
-    options = {"progress_bar": False, "raise_on_failure": False, "chat_generator": Scribe(said)}
+    options = {"progress_bar": False, "raise_on_failure": False, "chat_generator": components.Scribe(said)}
     given_rows = {**rows(len(verdicts)), **inputs}
     return [getattr(house, name)(**options).run(**given_rows) for house in (ours, theirs)]
 
@@ -110,7 +87,7 @@ def test_nothing_to_judge_has_no_mean():
 def test_the_layout_of_the_prompt_is_theirs():
     arguments = ("Is this rude?", [*INPUTS, ("questions", list[str])], ["score", "why"], [EXAMPLE, OTHER])
     mine = ours.LLMEvaluator(*arguments, chat_generator=scripted()).prepare_template()
-    assert mine == theirs.LLMEvaluator(*arguments, chat_generator=Scribe({})).prepare_template()
+    assert mine == theirs.LLMEvaluator(*arguments, chat_generator=components.Scribe({})).prepare_template()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +127,7 @@ def test_rows_stay_in_order_whoever_is_first():
 
 def test_a_generator_of_haystacks_tells_its_meta():
     evaluator = ours.LLMEvaluator(
-        "Rude?", INPUTS, ["score"], [EXAMPLE], False, chat_generator=Scribe({"": '{"score": 1}'})
+        "Rude?", INPUTS, ["score"], [EXAMPLE], False, chat_generator=components.Scribe({"": '{"score": 1}'})
     )
     usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
     assert evaluator.run(predicted_answers=["a"]) == {
@@ -201,7 +178,7 @@ def test_braces_in_examples_are_no_placeholders():
     assert shown == example["inputs"]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("change", "said"),
     [
         ({"inputs": ("a", list[str])}, "inputs must be a list of pairs"),
@@ -275,33 +252,32 @@ def test_a_judges_key_is_not_written_down():
         ours.ContextRelevanceEvaluator(chat_generator=lambda prompt: "{}").to_dict()
 
 
-@component
-class Ask:
-    @component.output_types(contexts=list[list[str]])
-    def run(self, questions: list[str]):
-        return {"contexts": [["a"] for _ in questions]}
-
-
 def test_a_judge_works_in_a_pipeline_also_after_its_way_through_yaml():
     said = {"<0>": '{"relevant_statements": ["a"]}', "<1>": '{"relevant_statements": []}'}
-    pipeline = Pipeline()
-    pipeline.add_component("search", Ask())
-    pipeline.add_component("judge", ours.ContextRelevanceEvaluator(progress_bar=False, chat_generator=Scribe(said)))
+    pipeline = haystack.Pipeline()
+    pipeline.add_component("search", components.Ask())
+    pipeline.add_component(
+        "judge", ours.ContextRelevanceEvaluator(progress_bar=False, chat_generator=components.Scribe(said))
+    )
     pipeline.connect("search.contexts", "judge.contexts")
     questions = ["<0>", "<1>"]
     data = {"search": {"questions": questions}, "judge": {"questions": questions}}
     first = pipeline.run(data)["judge"]
     assert (first["score"], first["individual_scores"]) == (0.5, [1, 0])
-    again = Pipeline.loads(pipeline.dumps(), allowed_modules=["spanwise.evaluators.haystack", __name__])
+    again = haystack.Pipeline.loads(
+        pipeline.dumps(), allowed_modules=["spanwise.evaluators.haystack", components.__name__]
+    )
     assert again.run(data)["judge"] == first
 
 
 def test_a_task_of_ones_own_works_in_a_pipeline():
     evaluator = ours.LLMEvaluator(
-        "Rude?", INPUTS, ["score"], [EXAMPLE], False, chat_generator=Scribe({"a": '{"score": 1}'})
+        "Rude?", INPUTS, ["score"], [EXAMPLE], False, chat_generator=components.Scribe({"a": '{"score": 1}'})
     )
-    pipeline = Pipeline().add_component("judge", evaluator)
-    again = Pipeline.loads(pipeline.dumps(), allowed_modules=["spanwise.evaluators.haystack", __name__])
+    pipeline = haystack.Pipeline().add_component("judge", evaluator)
+    again = haystack.Pipeline.loads(
+        pipeline.dumps(), allowed_modules=["spanwise.evaluators.haystack", components.__name__]
+    )
     assert again.run({"judge": {"predicted_answers": ["a"]}})["judge"]["results"] == [{"score": 1}]
 
 
@@ -309,7 +285,7 @@ def test_a_judge_works_in_a_pipeline_that_runs_in_a_loop():
     evaluator = ours.ContextRelevanceEvaluator(
         progress_bar=False, chat_generator=scripted({"relevant_statements": ["a"]})
     )
-    pipeline = Pipeline().add_component("judge", evaluator)
+    pipeline = haystack.Pipeline().add_component("judge", evaluator)
     said = asyncio.run(pipeline.run_async({"judge": {"questions": ["?"], "contexts": [["a"]]}}))
     assert said["judge"]["score"] == 1.0
 

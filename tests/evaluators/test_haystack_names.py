@@ -3,23 +3,25 @@
 import subprocess
 import sys
 
-import haystack.components.evaluators as theirs
 import pytest
-from haystack import Document as HaystackDocument
-from haystack import Pipeline, component
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lazy_modules import LazyModule
+from looped_cases import loop_over
 from spanwise.collector.records import Document
-from spanwise.evaluators import haystack as ours
 
+components = LazyModule("evaluators.haystack_components")
+haystack = LazyModule("haystack")
+ours = LazyModule("spanwise.evaluators.haystack")
+theirs = LazyModule("haystack.components.evaluators")
 NAMES = ["DocumentMAPEvaluator", "DocumentMRREvaluator", "DocumentNDCGEvaluator", "DocumentRecallEvaluator"]
 LISTS = st.lists(st.sampled_from("abcd"), max_size=5)
 CASES = st.lists(st.tuples(LISTS, LISTS), min_size=1, max_size=4)
 
 
 def documents(lists):
-    return [[HaystackDocument(content=text) for text in one] for one in lists]
+    return [[haystack.Document(content=text) for text in one] for one in lists]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -34,8 +36,8 @@ def test_results_are_theirs(name, cases):
 
 @pytest.mark.parametrize("field", ["id", "meta.file.name"])
 def test_documents_are_compared_by_a_field(field):
-    truths = [[HaystackDocument(id="1", content="x", meta={"file": {"name": "a"}})]]
-    found = [[HaystackDocument(id="1", content="y", meta={"file": {"name": "a"}})]]
+    truths = [[haystack.Document(id="1", content="x", meta={"file": {"name": "a"}})]]
+    found = [[haystack.Document(id="1", content="y", meta={"file": {"name": "a"}})]]
     for name in NAMES:
         assert getattr(ours, name)(document_comparison_field=field).run(truths, found) == getattr(theirs, name)(
             document_comparison_field=field
@@ -75,8 +77,8 @@ def test_exact_match_goes_position_by_position():
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("lists", [([], []), ([[]], []), ([["a"]], [["a"], ["b"]])])
+@loop_over("name", NAMES)
+@loop_over("lists", [([], []), ([[]], []), ([["a"]], [["a"], ["b"]])])
 def test_empty_and_unequal_lists_are_refused(name, lists):
     with pytest.raises(ValueError, match=r"lists of expected|must have the same length"):
         getattr(ours, name)().run(*lists)
@@ -92,10 +94,11 @@ def test_gains_by_themselves():
 
 
 @pytest.mark.parametrize(
-    "evaluator",
-    [ours.AnswerExactMatchEvaluator(), ours.DocumentMRREvaluator("id"), ours.DocumentRecallEvaluator("multi_hit")],
+    ("name", "arguments"),
+    [("AnswerExactMatchEvaluator", []), ("DocumentMRREvaluator", ["id"]), ("DocumentRecallEvaluator", ["multi_hit"])],
 )
-def test_evaluators_survive_the_way_through_a_dict(evaluator):
+def test_evaluators_survive_the_way_through_a_dict(name, arguments):
+    evaluator = getattr(ours, name)(*arguments)
     data = evaluator.to_dict()
     assert data["type"].endswith(type(evaluator).__name__)
     assert type(evaluator).from_dict(data) == evaluator
@@ -119,28 +122,23 @@ def test_empty_documents_score_on_as_theirs_do(name, found, expected):
     assert getattr(ours, name)().run(*lists)["score"] == pytest.approx(theirs_say)
 
 
-@component
-class Search:
-    @component.output_types(documents=list[list[HaystackDocument]])
-    def run(self, questions: list[str]):
-        return {"documents": documents([["b", "a"] for _ in questions])}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_evaluators_work_in_a_pipeline_also_after_its_way_through_yaml(name):
-    pipeline = Pipeline()
-    pipeline.add_component("search", Search())
+    pipeline = haystack.Pipeline()
+    pipeline.add_component("search", components.Search())
     pipeline.add_component("judge", getattr(ours, name)())
     pipeline.connect("search.documents", "judge.retrieved_documents")
     data = {"search": {"questions": ["?"]}, "judge": {"ground_truth_documents": documents([["a"]])}}
     theirs_say = getattr(theirs, name)().run(documents([["a"]]), documents([["b", "a"]]))
     assert pipeline.run(data)["judge"] == theirs_say
-    again = Pipeline.loads(pipeline.dumps(), allowed_modules=["spanwise.evaluators.haystack", Search.__module__])
+    again = haystack.Pipeline.loads(
+        pipeline.dumps(), allowed_modules=["spanwise.evaluators.haystack", components.__name__]
+    )
     assert again.run(data)["judge"] == theirs_say
 
 
 def test_exact_match_works_in_a_pipeline():
-    pipeline = Pipeline().add_component("exact", ours.AnswerExactMatchEvaluator())
+    pipeline = haystack.Pipeline().add_component("exact", ours.AnswerExactMatchEvaluator())
     said = pipeline.run({"exact": {"ground_truth_answers": ["a", "b"], "predicted_answers": ["a", "c"]}})
     assert said == {"exact": {"individual_scores": [1, 0], "score": 0.5}}
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.builtin.json import is_json
 
@@ -30,7 +31,7 @@ def test_what_python_writes_is_json(value):
     assert is_json(json.dumps(value, ensure_ascii=False))
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("text", "why"),
     [
         ("", "Expecting value"),
@@ -121,7 +122,7 @@ def test_a_schema_that_only_refers_to_itself_is_refused(schema):
         get_evaluator("json_schema", json_schema=schema)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "schema",
     [
         {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object"}}},

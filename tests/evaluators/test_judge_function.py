@@ -5,9 +5,8 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from haystack.components.generators.chat import MockChatGenerator
-from haystack.dataclasses import ChatMessage
 
+from looped_cases import loop_over
 from spanwise.evaluators.interface import Unjudged
 from spanwise.evaluators.judges import Ask, Completion, make_judge, scripted
 from spanwise.evaluators.judges.ratings import YES_NO_SCHEMA
@@ -62,7 +61,7 @@ class AsyncCallable:
         return by_name(messages)
 
 
-@pytest.mark.parametrize("function", [by_name, by_annotation, by_text_of_it, by_awaiting, Callable(), AsyncCallable()])
+@loop_over("function", [by_name, by_annotation, by_text_of_it, by_awaiting, Callable(), AsyncCallable()])
 def test_a_function_of_messages_gets_a_list_of_them(function):
     assert answer(function).value == YES
 
@@ -83,7 +82,13 @@ OPENAI = {
 }
 
 
-@pytest.mark.parametrize(
+def chat_message(*arguments, **options):
+    from haystack.dataclasses import ChatMessage
+
+    return ChatMessage.from_assistant(*arguments, **options)
+
+
+@loop_over(
     "reply",
     [
         TEXT,
@@ -91,8 +96,8 @@ OPENAI = {
         OPENAI,
         SimpleNamespace(choices=[], model_dump=lambda: OPENAI),
         {"replies": [TEXT], "meta": [{}]},
-        {"replies": [ChatMessage.from_assistant(TEXT, meta={"usage": {"prompt_tokens": 3}})]},
-        ChatMessage.from_assistant(TEXT),
+        lambda: {"replies": [chat_message(TEXT, meta={"usage": {"prompt_tokens": 3}})]},
+        lambda: chat_message(TEXT),
         SimpleNamespace(content=PARTS),
         SimpleNamespace(model_dump=lambda: YES),
         Completion(text=TEXT),
@@ -111,6 +116,8 @@ OPENAI = {
     ],
 )
 def test_replies_of_many_forms(reply):
+    if callable(reply):  # a value whose class is imported here
+        reply = reply()
     assert answer(lambda prompt: reply).value == YES
 
 
@@ -166,6 +173,8 @@ def test_plain_functions_work_side_by_side():
 
 
 def test_a_haystack_generator_is_a_judge():
+    from haystack.components.generators.chat import MockChatGenerator
+
     generator = MockChatGenerator(responses=[TEXT])
     came = answer(generator)
     assert came.value == YES

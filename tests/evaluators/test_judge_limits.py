@@ -13,6 +13,7 @@ from email.utils import formatdate
 import pytest
 
 from evaluators.judge_server import Reply, serving
+from looped_cases import loop_over
 from spanwise.evaluators.interface import get_response_headers
 from spanwise.evaluators.judges import Ask, Judge, scripted
 from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_singleton, run_on_judge_loop
@@ -89,11 +90,9 @@ def simulated(take, asked, *, calls=500, latency=0.1, bound=16, seed=0, refuses_
     return ended, refused
 
 
-@pytest.mark.parametrize("refuses_at_once", [True, False])
-@pytest.mark.parametrize(
-    "asked", [lambda wait: wait, math.ceil, lambda wait: None], ids=["exact", "seconds", "nothing"]
-)
-@pytest.mark.parametrize(
+@loop_over("refuses_at_once", [True, False])
+@loop_over("asked", [lambda wait: wait, math.ceil, lambda wait: None], ids=["exact", "seconds", "nothing"])
+@loop_over(
     ("limit", "rate", "latency"),
     [
         (lambda: bucket(5, 5), 5, 1.0),
@@ -197,7 +196,7 @@ def test_a_much_longer_pause_of_another_limit_counts():
     assert pace.delay(3.1) == pytest.approx(30.0)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("text", "expected"),
     [("6m0s", 360), ("20ms", 0.02), ("1m2.5s", 62.5), ("1h", 3600), ("2", 2), ("0.5", 0.5), (" 1S ", 1)],
 )
@@ -205,7 +204,7 @@ def test_seconds_in_the_forms_of_endpoints(text, expected):
     assert parse_duration(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "soon", "1x", "-3", "nan", "5m later"])
+@loop_over("text", ["", "soon", "1x", "-3", "nan", "5m later"])
 def test_what_is_no_time_is_no_time(text):
     assert parse_duration(text) is None
 
@@ -223,7 +222,7 @@ class Refused(Exception):
         self.response = type("Response", (), {"headers": {name.replace("_", "-"): headers[name] for name in headers}})
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("headers", "expected"),
     [
         ({"retry_after": "3"}, 3),

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import openai
 import pytest
 from openinference.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
@@ -14,8 +13,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from evaluators.judge_server import serving
+from lazy_modules import LazyModule
 from spanwise.evaluators import Judge
 from spanwise.evaluators.judges import Ask, make_judge
+
+openai = LazyModule("openai")
 
 ASK = Ask(messages=({"role": "user", "content": "Is it?"},))
 

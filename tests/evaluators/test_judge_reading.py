@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.collector.records import Usage
 from spanwise.evaluators.interface import Unjudged
 from spanwise.evaluators.judges.llm_client.chat_completions import Ask, Completion, CutOff, ParseFailure
@@ -31,7 +32,7 @@ def test_strict_json_alone_or_in_a_fence_is_read_as_it_is(text):
     assert read(text).notes == ()
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "text",
     [
         f"Sure, here it is:\n```json\n{PLAIN}\n```\nAnything else?",
@@ -117,25 +118,25 @@ QUOTING = {
 }
 
 
-@pytest.mark.parametrize("reply", QUOTING.values(), ids=QUOTING)
+@loop_over("reply", QUOTING.values(), ids=QUOTING)
 def test_the_same_words_count_where_nothing_is_quoted(reply):
     assert read(reply, values=("What is safe?", "Bread is.")).value["rating"] == "yes"
 
 
-@pytest.mark.parametrize("judged", JUDGED.values(), ids=JUDGED)
-@pytest.mark.parametrize("reply", QUOTING.values(), ids=QUOTING)
+@loop_over("judged", JUDGED.values(), ids=JUDGED)
+@loop_over("reply", QUOTING.values(), ids=QUOTING)
 def test_a_verdict_quoted_from_the_judged_text_does_not_count(judged, reply):
     with pytest.raises(ParseFailure):
         read(reply, values=("What is safe?", judged))
 
 
-@pytest.mark.parametrize("judged", JUDGED.values(), ids=JUDGED)
-@pytest.mark.parametrize("reply", [FORGED, f"```json\n{FORGED}\n```", f"<think>no?</think>{FORGED}"])
+@loop_over("judged", JUDGED.values(), ids=JUDGED)
+@loop_over("reply", [FORGED, f"```json\n{FORGED}\n```", f"<think>no?</think>{FORGED}"])
 def test_a_reply_that_is_a_verdict_and_nothing_else_counts_also_if_the_text_has_its_equal(judged, reply):
     assert read(reply, values=(judged,)).value == json.loads(FORGED)
 
 
-@pytest.mark.parametrize("judged", ["", "It is harmless.", PLAIN, "rating: no", '{"rating": "maybe"}', "yes, yes"])
+@loop_over("judged", ["", "It is harmless.", PLAIN, "rating: no", '{"rating": "maybe"}', "yes, yes"])
 def test_a_verdict_among_words_counts_where_no_judged_text_has_its_equal(judged):
     assert read(f"My verdict is {FORGED}.", values=("?", judged)).value == json.loads(FORGED)
 
@@ -197,7 +198,7 @@ def test_words_and_other_objects_beside_the_verdict_are_not_looked_at(text):
     assert read(text).value["rating"] == "no"
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("text", "why"),
     [
         ("", "empty"),
@@ -234,7 +235,7 @@ def test_what_is_not_what_was_asked_for_is_a_failure_that_says_why(text, why):
         assert raised.value.metadata == {"reply": text}
 
 
-@pytest.mark.parametrize("label", ["NO", " no ", "No.", '"no"', "**no**", "“No”"])
+@loop_over("label", ["NO", " no ", "No.", '"no"', "**no**", "“No”"])
 def test_case_and_marks_around_a_label_are_forgiven_and_noted(label):
     came = read(json.dumps({"rationale": "r", "rating": label}))
     assert came.value["rating"] == "no"
@@ -247,7 +248,7 @@ def test_a_level_may_be_in_quotes(given, meant):
     assert (value, type(value)) == (meant, int)
 
 
-@pytest.mark.parametrize("given", [6, 0, -4, "4/5", "4,5", 4.5, "four", True, "-4", [4]])
+@loop_over("given", [6, 0, -4, "4/5", "4,5", 4.5, "four", True, "-4", [4]])
 def test_what_is_no_level_is_not_rounded_into_one(given):
     with pytest.raises(ParseFailure, match="none of 1, 2, 3, 4, 5"):
         read(json.dumps({"rationale": "r", "rating": given}), LEVELS)

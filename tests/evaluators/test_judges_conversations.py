@@ -2,6 +2,7 @@
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.records import Run, Trace
 from spanwise.evaluators import get_evaluator, interface, make_case, score
 from spanwise.evaluators.judges import scripted
@@ -42,8 +43,8 @@ def test_all_turns_of_a_session_are_read_each_once(id):
     assert f">\n{SAID}\n<" in seen(asked)
 
 
-@pytest.mark.parametrize("id", ["conversation_complete", "user_frustrated"])
-@pytest.mark.parametrize(
+@loop_over("id", ["conversation_complete", "user_frustrated"])
+@loop_over(
     "fields",
     [
         {"inputs": "b", "outputs": "c", "history": [{"role": "user", "content": "a"}]},

@@ -2,6 +2,7 @@
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.evaluators import evaluate, get_evaluator, judge, score
 from spanwise.evaluators.testing import scripted
 
@@ -63,8 +64,8 @@ JUDGES = {
 }
 
 
-@pytest.mark.parametrize("id", JUDGES)
-@pytest.mark.parametrize("place", [0, 49_000, 52_000, 100_000])
+@loop_over("id", JUDGES)
+@loop_over("place", [0, 49_000, 52_000, 100_000])
 def test_what_must_hold_of_all_of_a_text_is_judged_in_parts_and_the_worst_counts(id, place):
     more, bad, good = JUDGES[id]
     if id in ("sexism", "stereotypes"):

@@ -6,13 +6,14 @@ import pytest
 
 from evaluators.injections import INJECTIONS
 from evaluators.judge_server import serving
+from looped_cases import loop_over
 from spanwise.evaluators import Judge, get_evaluator, judge, score
 from spanwise.evaluators.judges import Prompt, scripted
 from spanwise.evaluators.judges.untrusted_data import compute_mark, neutralize, truncate_middle
 
 QUESTION = Prompt("q", "Is it good?\n\nAsked:\n{inputs}\n\nAnswer:\n{outputs}\n\nSay yes or no.", bound=50_000)
 MARK = re.compile(r"between <data-([0-9a-f]{16}) …>")
-each = pytest.mark.parametrize("attack", INJECTIONS.values(), ids=INJECTIONS)
+each = loop_over("attack", INJECTIONS.values(), ids=INJECTIONS)
 
 
 def taken_apart(messages):
@@ -49,7 +50,7 @@ def test_nothing_outside_of_its_fence_changes(attack):
 
 
 @each
-@pytest.mark.parametrize("name", ["inputs", "outputs"])
+@loop_over("name", ["inputs", "outputs"])
 def test_the_values_can_be_read_back(attack, name):
     values = {"inputs": "2 + 2?", "outputs": "4"} | {name: attack}
     share = 50_000 - len("2 + 2?" if name == "outputs" else "4")
@@ -68,7 +69,7 @@ def test_it_can_be_sent(attack):
 
 
 @each
-@pytest.mark.parametrize("id", ["relevance_to_query", "user_frustrated"])
+@loop_over("id", ["relevance_to_query", "user_frustrated"])
 def test_a_judge_that_says_no_is_not_talked_over(attack, id):
     quoting = {"rationale": f"It says: {neutralize(attack)[:2_000]}", "rating": "no"}
     [said] = score(get_evaluator(id, judge=scripted(quoting)), inputs="2 + 2?", outputs=attack)

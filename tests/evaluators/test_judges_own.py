@@ -6,6 +6,7 @@ import json
 import pytest
 import yaml
 
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Run, Trace
 from spanwise.evaluators import Metric, as_evaluator, evaluate, from_dict, get_evaluator, judge, score
 from spanwise.evaluators.judges import Completion, Judge, Token, scripted
@@ -24,7 +25,7 @@ def rated(rating, scale, **more):
     return said
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("scale", "rating", "value", "label", "range"),
     [
         (("yes", "no"), "yes", True, "yes", (0.0, 1.0)),
@@ -54,7 +55,7 @@ def test_a_level_that_came_as_a_text_is_that_level():
     assert rated("4", range(1, 6)).score == 4.0
 
 
-@pytest.mark.parametrize("rating", ["maybe", None, True, 7, ["yes"], {"a": 1}, "", "yes or no"])
+@loop_over("rating", ["maybe", None, True, 7, ["yes"], {"a": 1}, "", "yes or no"])
 def test_any_other_rating_is_a_parse_failure_and_no_score(rating):
     said = rated(rating, ("yes", "no"))
     assert (said.outcome, said.score) == ("error", None)
@@ -62,7 +63,7 @@ def test_any_other_rating_is_a_parse_failure_and_no_score(rating):
     assert "rating" in said.metadata["reply"]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("scale", "why"),
     [
         (("yes",), "at least two labels"),
@@ -143,7 +144,7 @@ def test_a_name_that_no_map_gives_is_refused():
         judge("fits", "{{topic}}")
 
 
-@pytest.mark.parametrize("name", ["case", "trace", "self", "class", "two words", ""])
+@loop_over("name", ["case", "trace", "self", "class", "two words", ""])
 def test_a_map_names_no_whole_records_and_no_words_of_python(name):
     with pytest.raises(ValueError, match="cannot be the name of a placeholder"):
         judge("fits", POLITE, map={name: "outputs"})
@@ -164,7 +165,7 @@ def test_examples_are_shown_before_the_question():
     assert json.loads(asked.backend.asked[0].messages[2]["content"]) == {"rationale": "That is rude.", "rating": "no"}
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("example", "why"),
     [
         (

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.records import Feedback
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.evaluators import calibrate, evaluate, pairwise, scripted
@@ -29,7 +30,7 @@ def by_length(ask: Ask) -> dict[str, str]:
     return {"rationale": "longer", "rating": "A" if first > second else "B" if second > first else "tie"}
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("replies", "winner", "turned"),
     [
         (("A", "B"), "first", None),

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.evaluators import get_evaluator, judge, score
 from spanwise.evaluators.judges import Prompt, prompt, scripted
 from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS
@@ -17,7 +18,7 @@ def asked_for(text, names=PLACEHOLDERS):
     return Prompt("q", text, names=names).asked
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("text", "asked"),
     [
         ("{outputs} {inputs} {outputs}", ("outputs", "inputs")),
@@ -152,7 +153,7 @@ def test_a_question_is_the_same_in_every_process():
     assert done.stdout == f"{Prompt('q', '{inputs}{outputs}').messages(values)}\n"
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("name", "ours"),
     [
         *((name, "inputs") for name in ("input", "question", "query")),
@@ -161,7 +162,7 @@ def test_a_question_is_the_same_in_every_process():
         ("reference", "reference_outputs"),
     ],
 )
-@pytest.mark.parametrize("braces", ["{%s}", "{{%s}}"])
+@loop_over("braces", ["{%s}", "{{%s}}"])
 def test_usual_names_of_fields_are_synonyms(name, ours, braces):
     one, other = (judge("polite", f"Is it polite? {braces % word}") for word in (name, ours))
     assert one.needs == other.needs == (ours,)

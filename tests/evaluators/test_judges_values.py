@@ -2,6 +2,7 @@
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Document, Run, Trace
 from spanwise.evaluators import make_case
 from spanwise.evaluators.interface import Skip
@@ -36,7 +37,7 @@ def test_a_retrieval_that_found_nothing_is_said():
     assert render_value([]) == "[]"
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("value", "text"),
     [
         ("as it is {x}", "as it is {x}"),

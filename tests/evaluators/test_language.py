@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.builtin.language_detection import (
     LanguageEstimate,
@@ -39,12 +40,12 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize(("code", "text"), TEXTS)
+@loop_over(("code", "text"), TEXTS)
 def test_languages(code, text):
     assert detect_language(text) == code
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "text",
     [
         "",
@@ -65,7 +66,7 @@ def test_any_text_has_a_language_or_none(text):
     assert detect_language(text) is None or detect_language(text).isalpha()
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "text",
     ["4" * 200_000, "QUJD" * 50_000, "1.2." * 50_000, "(" * 200_000, "a@" * 100_000, "```" * 60_000, "w_" * 100_000],
 )
@@ -158,25 +159,21 @@ PAIRS = [  # as people ask, and as models answer
 ]
 
 
-@pytest.mark.parametrize(("code", "question", "answer"), PAIRS)
+@loop_over(("code", "question", "answer"), PAIRS)
 def test_a_question_and_its_short_answer_are_in_one_language(code, question, answer):
     feedback = score(get_evaluator("language_mismatch"), inputs=question, outputs=answer)
     assert (feedback[0].score, feedback[0].comment) == (True, f"question {code}, answer {code}")
 
 
-@pytest.mark.parametrize("at", range(0, len(PAIRS), 2))
+@loop_over("at", range(0, len(PAIRS), 2))
 def test_an_answer_in_another_language_is_never_taken_for_one_in_the_same(at):
     (_, question, _), (other, _, answer) = PAIRS[at], PAIRS[(at + 7) % len(PAIRS)]
     assert other != PAIRS[at][0]
     assert score(get_evaluator("language_mismatch"), inputs=question, outputs=answer)[0].score is not True
 
 
-@pytest.mark.parametrize(
-    "name", ["Guillermo del Toro", "Johann Sebastian Bach", "Reykjavík", "Wolfgang Amadeus Mozart"]
-)
-@pytest.mark.parametrize(
-    "question", ["Who wrote this book?", "Wer hat das Buch geschrieben?", "Кто написал эту книгу?"]
-)
+@loop_over("name", ["Guillermo del Toro", "Johann Sebastian Bach", "Reykjavík", "Wolfgang Amadeus Mozart"])
+@loop_over("question", ["Who wrote this book?", "Wer hat das Buch geschrieben?", "Кто написал эту книгу?"])
 def test_an_answer_that_is_a_name_is_in_no_other_language(question, name):
     assert score(get_evaluator("language_mismatch"), inputs=question, outputs=name)[0].score is not False
 
@@ -193,7 +190,7 @@ def test_vowel_signs_are_letters():
     assert said[0].score is False  # seven consonants, six signs
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("question", "answer"),
     [
         ("Как дела?", "I am fine, thank you."),

@@ -8,12 +8,13 @@ import math
 
 import pytest
 
+from lazy_modules import lazy_importorskip
 from spanwise.collector.records import Case, Target
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.models import LikelihoodModel, NoModel
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = lazy_importorskip("torch")
+transformers = lazy_importorskip("transformers")
 
 CONTEXT = 256
 USUAL = "Mont Blanc is 4,806 m high. It lies in the Alps. Hope this helps!"

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.records import Case
 from spanwise.evaluators import from_dict, get_evaluator, interface, score
 from spanwise.evaluators.judges import Judge
@@ -170,7 +171,7 @@ def test_a_text_that_the_model_cannot_take_fails_alone():
     ]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("gives", "what"),
     [
         (lambda pairs: [], "returned .* for 1 texts"),
@@ -188,7 +189,7 @@ def test_what_is_no_log_probability_is_said(gives, what):
         LikelihoodModel(gives).log_probabilities([("", "a")])
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "chat",
     [
         "https://api.openai.com/v1",

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.builtin.looping import find_longest_repeat
 from spanwise.evaluators.builtin.text import compression_ratio, repeated_share, unique_sentences
@@ -87,7 +88,7 @@ def test_only_the_metric_that_is_undefined_is_skipped():
     assert {one.outcome for one in score(get_evaluator("looping"), outputs="")} == {"skip"}
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("text", "count"),
     [
         ("Dr. Smith went to Washington. He arrived at 5 p.m. It was late.", 3),

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.evaluators import Metric, as_evaluator, evaluator, get_evaluator, interface
 from spanwise.evaluators.interface import EvaluatorOptions
 
@@ -80,7 +81,7 @@ def test_the_least_that_can_be_meant_is_taken(options):
     assert evaluator(of_this_module, **options).key == "of_this_module"
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("options", "words"),
     [
         ({"retries": 1.0}, "retries must be an integer >= 0, got 1.0"),

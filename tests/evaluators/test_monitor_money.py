@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from openai import OpenAI
 from openinference.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
@@ -18,12 +17,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from evaluators.judge_server import Reply, serving
 from evaluators.watched import decisions, rule, scores, trace_id, until, verdicts, watching, whole
+from lazy_modules import LazyModule
 from spanwise.collector.records import Booking
 from spanwise.collector.server import Server
 from spanwise.collector.stores import Store
 from spanwise.evaluators import Judge, judge
 from spanwise.evaluators.monitors import Monitor, circuit_breaker
 from spanwise.evaluators.monitors.rule_spending import budget_name
+
+openai = LazyModule("openai")
 
 VERDICT = {"rationale": "short", "rating": "yes"}
 
@@ -295,7 +297,7 @@ def test_an_instrumented_client_in_the_monitors_process_starts_no_loop(store: St
         serving(lambda request: VERDICT) as server,
         Server(store) as collector,
         exporting_to(collector.url) as provider,
-        OpenAI(base_url=server.url, api_key="k") as model,
+        openai.OpenAI(base_url=server.url, api_key="k") as model,
     ):
 
         def by_hand(outputs: str) -> bool:

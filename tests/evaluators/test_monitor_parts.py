@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.records import Rule
 from spanwise.evaluators.monitors import worker_process
 from spanwise.evaluators.monitors.rule_loading import FileWatch, rule_from_data
@@ -125,7 +126,7 @@ def test_a_rule_of_data_names_registered_evaluators():
     assert [evaluator.key for evaluator in of(pattern="a", key="has_a").evaluators] == ["has_a"]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("type", "parameters", "told"),
     [
         ("regx", {}, "'regx' is not a registered evaluator; did you mean 'regex'"),

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from evaluators.watched import Clock, decisions, rule, scores, span, trace_id, until, verdicts, watching, whole
+from looped_cases import loop_over
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Document, RuleSettings, TraceHead
 from spanwise.collector.stores import Store
@@ -188,7 +187,7 @@ def test_words_are_waited_for(store: Store) -> None:
     assert verdicts(store) == {"1": "scored"}
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("said", "again", "at", "incomplete"),
     [
         ({"settled": True}, False, 100, False),

@@ -6,7 +6,6 @@ import pytest
 
 from evaluators.judge_server import Reply, completion, serving
 from spanwise.evaluators import Judge, evaluate, get_evaluator, score
-from spanwise.evaluators.haystack import FaithfulnessEvaluator
 from spanwise.evaluators.judges.llm_client.openai_backend import clear_capabilities
 
 CASE = {
@@ -119,6 +118,8 @@ def test_rows_of_an_experiment_keep_their_outcomes_apart(store):
 
 
 def test_haystacks_components_ask_an_endpoint():
+    from spanwise.evaluators.haystack import FaithfulnessEvaluator
+
     with serving([FAITHFUL["yes"]]) as server:
         judge = Judge(model="m", base_url=server.url, api_key="key", cache=False)
         evaluator = FaithfulnessEvaluator(progress_bar=False, chat_generator=judge)

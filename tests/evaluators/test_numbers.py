@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.collector.records import Run, Trace, Usage
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.builtin.numbers import find_numbers, is_close
@@ -23,7 +24,7 @@ def test_tolerances_are_those_of_pytest_approx(value, expected, absolute, relati
     )
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("text", "expected"),
     [
         ("42", [42]),
@@ -45,7 +46,7 @@ def test_numbers_in_texts(text, expected):
     assert find_numbers(text) == expected
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("text", "expected"),
     [
         ("10km", [10]),
@@ -68,7 +69,7 @@ def test_units_may_be_glued_to_numbers(text, expected):
     assert find_numbers(text) == expected
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "text", ["10k", "5m", "€5m", "2B", "3bn", "10万", "1億", "3rd", "GPT4", "0x1F", "4K", "a10km", "1.2.3km", "12h30"]
 )
 def test_what_may_be_another_number_is_none(text):
@@ -151,7 +152,7 @@ def test_numbers_of_every_kind_are_numbers(value):
     assert score(get_evaluator("numeric"), outputs=value, reference_outputs=0.5)[0].score is True
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("answer", "reference", "same"),
     [
         ("9" * 400, "1" * 400, False),

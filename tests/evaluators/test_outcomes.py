@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Example, Feedback, Run, Target, Trace
 from spanwise.evaluators import Metric, evaluator, get_evaluator, score
 from spanwise.evaluators.interface import FeedbackFactory, InvalidResult, explain_missing_fields
@@ -23,7 +24,7 @@ def only(returned, maker=MAKER):
     return feedback
 
 
-@pytest.mark.parametrize("returned", [True, 0.5, 3, "good", {"score": 1}, None, {"error": "no"}, float("nan")])
+@loop_over("returned", [True, 0.5, 3, "good", {"score": 1}, None, {"error": "no"}, float("nan")])
 def test_every_outcome_says_who_gave_it(returned):
     feedback = only(returned)
     assert (feedback.evaluator, feedback.version, feedback.source, feedback.key) == ("tests.judge", "3", "llm", "judge")
@@ -178,7 +179,7 @@ FAILED = Run(trace_id="1" * 32, span_id="a" * 16, name="x", status="error")
 GIVEN = Example(inputs=1, outputs="o")
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("names", "case", "why"),
     [
         (["outputs", "inputs"], Case(), "needs outputs and inputs; the case has none"),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.evaluators import Skip, get_evaluator, score
 from spanwise.evaluators.builtin import text_segmentation
 from spanwise.evaluators.builtin.text import bleu, bleus, fuzzy, levenshtein, rouge, rouge_parts
@@ -47,7 +48,7 @@ def test_bleu_is_nltks(text, references, n):
     assert bleu(text, references, n=n) == pytest.approx(nltk_bleu(text, references, n), abs=1e-12)
 
 
-@pytest.mark.parametrize(("text", "reference"), PAIRS)
+@loop_over(("text", "reference"), PAIRS)
 def test_bleu_of_hard_texts_is_nltks(text, reference):
     assert bleus(text, reference) == pytest.approx([nltk_bleu(text, [reference], n) for n in (1, 2, 3, 4)], abs=1e-12)
 
@@ -76,7 +77,7 @@ def test_words_are_nltks(text):
     assert get_tokenizer("nltk")(text) == NLTKWordTokenizer().tokenize(text)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "text",
     [
         "I cannot, really.",
@@ -125,7 +126,7 @@ def test_rouge_is_rouge_scores(kind, stemmer, text, reference):
     )
 
 
-@pytest.mark.parametrize(("text", "reference"), PAIRS)
+@loop_over(("text", "reference"), PAIRS)
 def test_rouge_of_hard_texts_is_rouge_scores(text, reference):
     from rouge_score.rouge_scorer import RougeScorer
 

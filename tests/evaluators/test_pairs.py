@@ -7,10 +7,12 @@ import shutil
 import pytest
 
 from evaluators.tiny_models import read_classifier, relabel
+from lazy_modules import lazy_importorskip
+from looped_cases import loop_over
 from spanwise.evaluators.models import Inference, NoModel, PairScorer, pair_scorer
 from spanwise.evaluators.models.local_models import loaded_models
 
-pytest.importorskip("sentence_transformers")
+lazy_importorskip("sentence_transformers")
 TEXTS = {
     "empty": "",
     "one word": "Paris",
@@ -114,7 +116,7 @@ def test_a_function_may_tell_the_three_apart(gives):
     assert isinstance(found, Inference)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("gives", "what"),
     [
         (lambda pairs: [1.0], "returned an array of shape"),

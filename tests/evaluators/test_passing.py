@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.errors import NotFound, Unavailable
 from spanwise.evaluators import Skip
 from spanwise.evaluators.interface import compile_retry_on, compute_retry_delay, is_transient
@@ -89,12 +90,12 @@ LASTING = [
 ]
 
 
-@pytest.mark.parametrize("error", PASSING, ids=repr)
+@loop_over("error", PASSING, ids=repr)
 def test_the_network_and_busy_servers_are_tried_again(error):
     assert is_transient(error)
 
 
-@pytest.mark.parametrize("error", LASTING, ids=repr)
+@loop_over("error", LASTING, ids=repr)
 def test_what_would_fail_again_is_not(error):
     assert not is_transient(error)
 

@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.collector.records import Feedback, Target, Trace
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.builtin.pipeline import parse_number
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("said", "expected"),
     [
         ("4", 4),
@@ -27,9 +28,7 @@ def test_numbers_that_judges_say(said, expected):
     assert parse_number(said) == expected
 
 
-@pytest.mark.parametrize(
-    "said", ["", "good", "between 3 and 4", {"verdict": 3}, '{"score": "high"}', "score: 1, score: 2", [1]]
-)
+@loop_over("said", ["", "good", "between 3 and 4", {"verdict": 3}, '{"score": "high"}', "score: 1, score: 2", [1]])
 def test_what_is_no_number_is_an_error(said):
     feedback = score(get_evaluator("pipeline", function=lambda outputs: said), outputs="a")[0]
     assert feedback.outcome == "error"

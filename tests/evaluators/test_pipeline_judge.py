@@ -2,6 +2,7 @@
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.judges import scripted
 
@@ -49,7 +50,7 @@ def test_a_prompt_of_ones_own_names_its_own_nodes():
     assert "Ann" in asked
 
 
-@pytest.mark.parametrize("said", [0, 6, 3.5, "good", None, True])
+@loop_over("said", [0, 6, 3.5, "good", None, True])
 def test_what_is_outside_the_scale_is_a_parse_failure(said):
     feedback, _ = judged(*[{"reasoning": "so", "score": said}] * 3)
     assert (feedback.outcome, feedback.score) == ("error", None)

@@ -7,6 +7,7 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.builtin.leak_detection import (
     PositionMap,
@@ -37,8 +38,8 @@ def test_nothing_else_is_taken_out():
     assert len(remove_invisible(EVERY)) == len(EVERY) - len(UNSEEN)
 
 
-@pytest.mark.parametrize("unseen", ["\u200e", "\u200f", "\u200d", "\u00ad", "\u2060", "\ufe0f", "\U000e0041", "\u202e"])
-@pytest.mark.parametrize(("kind", "data"), DATA)
+@loop_over("unseen", ["\u200e", "\u200f", "\u200d", "\u00ad", "\u2060", "\ufe0f", "\U000e0041", "\u202e"])
+@loop_over(("kind", "data"), DATA)
 def test_personal_data_with_something_unseen_between_all_its_letters_is_found(kind, data, unseen):
     text = f"It is {unseen.join(data)}, he said"
     assert [(one.kind, remove_invisible(text[one.start : one.end])) for one in find_pii(text)] == [(kind, data)]

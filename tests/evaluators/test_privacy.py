@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Document, Example
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.builtin.leak_detection import Finding, _remove_overlaps, find_pii, find_secrets, passes_luhn
@@ -61,7 +62,7 @@ CLEAN = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "text"), PII)
+@loop_over(("kind", "text"), PII)
 def test_personal_data_is_found_wherever_it_stands(kind, text):
     for sentence in (
         text,
@@ -74,7 +75,7 @@ def test_personal_data_is_found_wherever_it_stands(kind, text):
         assert [one.kind for one in find_pii(sentence)] == [kind], sentence
 
 
-@pytest.mark.parametrize("text", CLEAN)
+@loop_over("text", CLEAN)
 def test_what_only_looks_like_it_is_left_alone(text):
     assert find_pii(text) == []
 
@@ -141,12 +142,12 @@ SECRETS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "text"), SECRETS)
+@loop_over(("kind", "text"), SECRETS)
 def test_secrets_are_found(kind, text):
     assert kind in [one.kind for one in find_secrets(f"It is {text} indeed")]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "text",
     [
         "sk-learn is a library",
@@ -266,7 +267,7 @@ def test_the_context_is_judged_too():
     assert guarded("fine", documents=(Document("a@b.io"),)).score is False
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("kind", "text"),
     [
         ("credit_card", "4111\u00a01111\u202f1111\u00a01111"),
@@ -302,7 +303,7 @@ def test_long_keys_and_secrets_with_a_name(kind, text):
 SECRET = "write to jane.doe@example.com now"
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "hidden",
     [
         " ".join(f"0x{byte:02x}" for byte in SECRET.encode()),
@@ -337,7 +338,7 @@ def test_passwords_are_quoted_or_have_a_digit(text):
     assert [one.kind for one in find_secrets(text)] == ["password"]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("kind", "text"),
     [
         ("credit_card", "4111.1111.1111.1111"),
@@ -362,7 +363,7 @@ def test_characters_of_no_width_and_scripts_without_spaces_hide_nothing():
     assert [one.kind for one in find_pii("請打03-1234-5678です")] == ["phone"]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "text",
     [
         "(650) 253-0000",
@@ -431,7 +432,7 @@ NO_NUMBERS_OF_PEOPLE = [
 ]
 
 
-@pytest.mark.parametrize("text", NO_NUMBERS_OF_PEOPLE)
+@loop_over("text", NO_NUMBERS_OF_PEOPLE)
 def test_numbers_of_things_are_left_alone(text):
     assert find_pii(text) == []
 
@@ -477,7 +478,7 @@ def test_what_was_found_first_stays_where_findings_overlap(places):
     assert _remove_overlaps(found) == sorted(kept, key=lambda one: one.start)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("kind", "text"),
     [
         ("pem", "---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----"),
@@ -502,7 +503,7 @@ def test_the_commonest_tokens_are_found(kind, text):
     assert [one.kind for one in find_secrets(f"It is {text} indeed")] == [kind]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "answer",
     [
         {"answer": "fine", "contact": {"mails": ["x", "a@b.io"]}},

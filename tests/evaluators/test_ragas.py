@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from evaluators.judge_server import serving
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Document
 from spanwise.evaluators import evaluate, get_evaluator, score
 from spanwise.evaluators.interface import Unjudged
@@ -51,7 +52,7 @@ def test_statements_and_verdicts_take_one_call_each():
     assert asked[1].schema["required"] == ["1", "2"]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "reply",
     [
         numbered(YES),
@@ -200,7 +201,7 @@ def test_a_vector_of_zeros_has_no_similarity(embed, said):
     assert said in found.comment
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("embed", "said"),
     [
         (lambda texts: [[1.0, 0.0]], "embed returned 1 vectors for 4 texts"),
@@ -281,7 +282,7 @@ def test_sentences_that_are_repeated_count_once_and_invented_ones_not_at_all():
     assert found.metadata["not_in_the_context"] == ["It was built by Ann."]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("copied", "wanted"),
     [
         (["The river is long and wide. The bridge spans it."], {0, 1}),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.judges import scripted
 
@@ -57,7 +58,7 @@ def parameters(case):
     return own if case["metric"] == "answer_correctness" else {**own, "questions": len(case["questions"])}
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("case", "wanted"),
     list(zip(CASES, FIGURES, strict=True)),
     ids=[f"{case['metric']}-{place}" for place, case in enumerate(CASES)],

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Document
 from spanwise.evaluators import (
     Metric,
@@ -41,7 +42,7 @@ def plain(outputs):
     return True
 
 
-@pytest.mark.parametrize("id", CODE)
+@loop_over("id", CODE)
 def test_every_evaluator_says_what_it_is(id):
     said = interface.get_spec(id)
     assert said.version
@@ -53,7 +54,7 @@ def test_every_evaluator_says_what_it_is(id):
     assert len(inspect.getdoc(interface.get_factory(id))) > 40
 
 
-@pytest.mark.parametrize("id", [id for id in CODE if id != "pipeline"])  # which is made of a function
+@loop_over("id", [id for id in CODE if id != "pipeline"])  # which is made of a function
 def test_every_evaluator_survives_the_way_through_json(id):
     one = made(id)
     again = from_dict(json.loads(json.dumps(one.to_dict())))
@@ -61,7 +62,7 @@ def test_every_evaluator_survives_the_way_through_json(id):
     assert again.function == one.function
 
 
-@pytest.mark.parametrize("id", CODE)
+@loop_over("id", CODE)
 def test_every_evaluator_takes_any_case_without_raising(id):
     hostile = [
         Case(),
@@ -86,7 +87,7 @@ def test_every_evaluator_takes_any_case_without_raising(id):
             assert feedback.score is None or feedback.score == feedback.score
 
 
-@pytest.mark.parametrize("id", CODE)
+@loop_over("id", CODE)
 def test_keys_are_those_of_the_metrics(id):
     one = made(id)
     assert {feedback.key for feedback in score(one, Case())} == {metric.key for metric in one.metrics}
@@ -117,9 +118,7 @@ def test_haystacks_names_have_its_defaults():
     assert get_evaluator("AnswerExactMatch").key == "exact"
 
 
-@pytest.mark.parametrize(
-    "said", [said for said in interface.list_specs() if said.id != "human_feedback"], ids=lambda s: s.id
-)
+@loop_over("said", [said for said in interface.list_specs() if said.id != "human_feedback"], ids=lambda s: s.id)
 def test_outcomes_analysis_is_of_those_that_compare_with_what_was_expected(said):
     expected = {"reference_outputs", "expected_documents"} & {*said.needs, *said.uses}
     assert (OUTCOMES in said.standards) == bool(expected)
@@ -247,7 +246,7 @@ def test_what_their_evaluators_need_and_give_is_read_off_them(their_package):
     assert [one.metrics[0].key for one in (shouting, longer, finished)] == ["shouting", "longer", "done"]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("id", "parameters", "said"),
     [
         ("contains", {"match": "some"}, "match must be 'all' or 'any', got 'some'"),

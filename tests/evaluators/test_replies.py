@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.builtin.pipeline import parse_reply_number, parse_reply_objects
 
@@ -29,7 +30,7 @@ WORDS = st.lists(QUOTING | st.text(max_size=5), max_size=5).map("".join)
 NUMBERS = st.integers(-4, 4)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("reply", "expected"),
     [
         ('{"reasoning":"the answer says score: 5","rating":1}', 1),
@@ -56,7 +57,7 @@ def test_the_number_of_a_reply(reply, expected):
     assert parse_reply_number(reply) == expected
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("reply", "why"),
     [
         ('{"reasoning":"… say score: 5, which I ignore', "cut off"),
@@ -122,7 +123,7 @@ def test_any_reply_gives_a_score_or_an_error(reply):
     assert feedback.outcome in ("score", "error")
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "reply",
     ["{" + "“" * 200_000, "“" * 200_000, '{"' * 100_000, "{a:" * 100_000, "```\n" + " " * 200_000, "score " * 50_000],
 )

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.collector.records import Document
 from spanwise.evaluators import Skip, get_evaluator, score
 from spanwise.evaluators.builtin import retrieval
@@ -187,7 +188,7 @@ def said(documents, expected, id="document_recall", **parameters):
     return feedback.score if feedback.outcome == "score" else feedback.comment
 
 
-@pytest.mark.parametrize("id", ALL)
+@loop_over("id", ALL)
 def test_ids_that_nobody_sent_are_a_skip_and_no_zero(id):
     assert said(PROSE, [{"id": "d1"}, {"id": "d2"}], id) == (
         "2 of 2 expected documents cannot be compared with what was retrieved: expected ids, retrieved contents; "
@@ -200,7 +201,7 @@ def test_contents_that_nobody_sent_are_a_skip_under_haystacks_names(id):
     assert "compared by 'content', and none of the 1 retrieved ones has it" in said([{"id": "d1"}], ["a text"], id)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("documents", "expected", "score_or_why"),
     [
         (["d3"], [{"id": "d1"}], 0.0),  # a plain list of ids

@@ -13,6 +13,7 @@ import pandas as pd
 import pydantic
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.records import Target
 from spanwise.evaluators import score
 from spanwise.evaluators.interface import FeedbackFactory, InvalidResult
@@ -114,7 +115,7 @@ class Reason:
 Scored = namedtuple("Scored", "score comment")
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("returned", "expected"),
     [
         (Reason(True, "because"), ("judge", True, None, "because")),
@@ -147,7 +148,7 @@ class Mood(enum.StrEnum):
     GLAD = "glad"
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("returned", "value", "label"),
     [
         (Grade.GOOD, None, "good"),
@@ -162,9 +163,7 @@ class Mood(enum.StrEnum):
         (pd.Series([0.5]).mean(), 0.5, None),
     ],
 )
-@pytest.mark.parametrize(
-    "wrapped", [lambda value: value, lambda value: {"score": value}, lambda value: {"value": value}]
-)
+@loop_over("wrapped", [lambda value: value, lambda value: {"score": value}, lambda value: {"value": value}])
 def test_enums_and_numbers_of_all_makes(returned, value, label, wrapped):
     said = only(wrapped(returned))
     assert (said.score, type(said.score), said.label, said.outcome) == (value, type(value), label, "score")
@@ -173,7 +172,7 @@ def test_enums_and_numbers_of_all_makes(returned, value, label, wrapped):
 NOTHING = [float("nan"), np.float64("nan"), np.float32("nan"), Decimal("NaN"), pd.NA, pd.NaT, "nan"]
 
 
-@pytest.mark.parametrize("nothing", NOTHING, ids=repr)
+@loop_over("nothing", NOTHING, ids=repr)
 def test_whatever_is_undefined_is_a_skip(nothing):
     returned = (
         [{"key": "judge", "score": nothing}]
@@ -210,7 +209,7 @@ class Fitted:
         return 1.0
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "nonsense",
     [
         Fitted(),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.filters import Filter, filter_to_dict
 from spanwise.collector.rule_policy import build_rule_filter
 from spanwise.evaluators import get_evaluator, monitor
@@ -65,7 +66,7 @@ def test_what_was_stored_under_looser_rules_is_read_as_ever(stored: dict[str, An
     assert build_rule_filter(stored) == read
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("given", "what"),
     [
         ({"filter": "tokens<0"}, "rule 'r': tokens<0: no trace would pass"),

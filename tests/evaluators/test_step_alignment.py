@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
+from looped_cases import loop_over
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.builtin.text_segmentation import extract_steps
 from spanwise.evaluators.testing import scripted
@@ -34,7 +35,7 @@ def counts(answer, *chunks, **parameters):
     return [row.score for row in rows]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("text", "expected"),
     [
         ("To do:\n1. Open it.\n2) Close\n   the lid.\n\nThat is all.", ["Open it.", "Close the lid."]),
@@ -61,7 +62,7 @@ def test_what_a_text_enumerates(text, expected):
     assert extract_steps(text) == expected
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("answer", "context", "expected"),
     [
         ("abc", "abc", [0, 0, 0, 0, 3, 3]),
@@ -179,12 +180,12 @@ def test_a_bad_case_does_not_spoil_its_batch():
     assert came[0] == came[2]
 
 
-@pytest.mark.parametrize("piece", [" ", "# ", "1. ", "1.", "- ", "Step ", "step 1 ", "```\n", "(", "> > ", "then "])
+@loop_over("piece", [" ", "# ", "1. ", "1.", "- ", "Step ", "step 1 ", "```\n", "(", "> > ", "then "])
 def test_hostile_texts_are_looked_at_in_time(piece):
     assert all(step.strip() for step in extract_steps(piece * (300_000 // len(piece))))
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "text",
     [
         "**1.** Open the door\n**2.** Sit down",

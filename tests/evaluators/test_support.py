@@ -11,11 +11,12 @@ import numpy
 import pytest
 
 from evaluators.tiny_models import read_classifier
+from lazy_modules import lazy_importorskip
 from spanwise.collector.records import Case, Document, Target
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.models import Embedder, NoModel, PairScorer
 
-pytest.importorskip("sentence_transformers")
+lazy_importorskip("sentence_transformers")
 TEXTS = {
     "one word": "Paris",
     "emoji": "🙂🙃 👩‍👩‍👧",

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Run, Trace
 from spanwise.evaluators import evaluator, get_evaluator, score
 from spanwise.evaluators.builtin import text
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("reference", "answer", "expected"),
     [
         ("Hello!", "Hello!", 1.0),
@@ -111,7 +112,7 @@ def test_bounds_that_cross_are_refused():
         get_evaluator("length", min=3, max=2)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("answer", "expected"), [("a", True), (" \n\t\u00a0", False), ("", False), ([], False), ({"a": 1}, True), (0, True)]
 )
 def test_emptiness(answer, expected):
@@ -174,7 +175,7 @@ def test_lengths_below_zero_are_refused(bad):
         get_evaluator("length", **bad)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "outputs",
     [
         "",
@@ -194,8 +195,6 @@ def test_an_answer_of_nothing_is_empty(outputs):
     assert text.NotEmpty()(outputs, SimpleNamespace(status="ok")) is False
 
 
-@pytest.mark.parametrize(
-    "outputs", ["a", 0, False, {"answer": "a"}, {"a": "", "b": "c"}, {"n": 0}, [0], {"a": [1], "b": {}}]
-)
+@loop_over("outputs", ["a", 0, False, {"answer": "a"}, {"a": "", "b": "c"}, {"n": 0}, [0], {"a": [1], "b": {}}])
 def test_an_answer_of_anything_is_not_empty(outputs):
     assert text.NotEmpty()(outputs) is True

@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from evaluators.tiny_models import read_classifier, relabel
+from looped_cases import loop_over
 from spanwise.collector.records import Case, Target
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.models import NoModel, TextClassifier, text_classifier
@@ -123,7 +124,7 @@ def test_a_text_that_a_classifier_refuses_is_the_error_of_its_case_alone(tiny_to
     assert rows[3][0].score == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("gives", "what"),
     [
         (lambda texts: [0.5], "returned 0.5 for a text"),

@@ -4,13 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.builtin.text_matching import matches_condition
 
 BRAZIL = "Brazil revenue was 15,969 million"
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("condition", "expected"),
     [
         ('"15,969"', True),
@@ -39,7 +40,7 @@ def test_escapes_in_strings_and_in_patterns():
     assert matches_condition(r'regexp("\d+\\n\"")', '12\\n"')
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("condition", "column", "what"),
     [
         ("", 1, "operand is missing"),

@@ -8,6 +8,7 @@ from math import inf
 import orjson
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -97,7 +98,7 @@ def modelled():
     return [spec for spec in interface.list_specs() if spec.model and not spec.judge]  # judges embed by `embed=`
 
 
-@pytest.mark.parametrize("spec", modelled(), ids=lambda spec: spec.id)
+@loop_over("spec", modelled(), ids=lambda spec: spec.id)
 def test_with_another_model_than_the_documents_nothing_passes_until_a_threshold_is_given(spec):
     given = {"similarity": 0.5} if spec.id == "step_alignment" else {}
     made = get_evaluator(spec.id, model=lambda texts: [[1.0]] * len(texts), **given)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.records import Run, Trace
 from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.interface.tool_calls import extract_tool_calls
@@ -93,7 +94,7 @@ REPLIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("format", REPLIES)
+@loop_over("format", REPLIES)
 def test_a_call_is_read_from_the_reply_of_a_model(format):
     done = trace_of(run(1, "llm", "chat", outputs=REPLIES[format]))
     expected = [{"name": "weather", "arguments": ROME}]
@@ -104,14 +105,14 @@ def test_a_call_is_read_from_the_reply_of_a_model(format):
     assert score(get_evaluator("tool_calls", expected=[], match="strict"), done)[0].score is False
 
 
-@pytest.mark.parametrize("format", REPLIES)
+@loop_over("format", REPLIES)
 def test_a_call_and_the_span_of_its_tool_count_once(format):
     model = run(1, "llm", "chat", outputs=REPLIES[format])
     with_id = run(2, "tool", "execute_tool weather", inputs=ROME, attributes={"gen_ai.tool.call.id": "c1"})
     assert names(model, with_id) == names(model, run(2, "tool", "weather", inputs=ROME)) == ["weather"]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "outputs",
     [
         "I would call weather",
@@ -177,7 +178,7 @@ def test_structured_output_of_pydantic_ai_is_no_tool():
     assert names(model) == []
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("runs", "outcome"),
     [
         ([], "skip"),

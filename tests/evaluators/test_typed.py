@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.evaluators.interface.argument_binding import check_parameter_types, is_of_type
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("value", "hint"),
     [
         (1, int),
@@ -32,7 +33,7 @@ def test_values_that_fit(value, hint):
     assert is_of_type(value, hint)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("value", "hint"),
     [
         (True, int),
@@ -66,7 +67,7 @@ class Declared:
     schema: Mapping[str, Any] | str = ""
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("name", "value", "words"),
     [
         ("text", 5, "text must be a string, got 5"),

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from evaluators.recorded import FILE, recorded_ids, results
+from looped_cases import loop_over
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Feedback, Run, Target
 from spanwise.evaluators import Judge, evaluate, evaluator, get_evaluator, score
@@ -28,7 +29,7 @@ def attach(store, judge):
     return evaluate(Filter(name="answer"), None, [judge], store=store, attach=True, resume=True, progress=False)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("id", "one", "other"),
     [
         ("regex", {"pattern": "a"}, {"pattern": "z"}),
@@ -202,7 +203,7 @@ def test_exports_show_the_parameters(store):
     assert "pattern = b+" in experiment.to_html()
 
 
-@pytest.mark.parametrize("id", recorded_ids())
+@loop_over("id", recorded_ids())
 def test_results_of_a_built_in_evaluator_change_only_with_its_version_number(id):
     known = RECORDED[id]
     number = next(spec.version for spec in list_specs() if spec.id == id)

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.evaluators.models.inference_batching import make_span_finder, split_windows
 
 TEXTS = {
@@ -27,8 +28,8 @@ def characters(text):
     return [(place, place + 1) for place, character in enumerate(text) if not character.isspace()]
 
 
-@pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.parametrize("spans_of", [words, characters])
+@loop_over("name", TEXTS)
+@loop_over("spans_of", [words, characters])
 def test_windows_are_parts_of_the_text_that_cover_it_and_fit(name, spans_of):
     text, covered = TEXTS[name], 0
     for part in split_windows(text, spans_of, 50):

@@ -6,7 +6,6 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from collector.growing import Traces
 from collector.otlp import PROTOBUF, attribute, request, span
 from integration.serving import Process
+from polling import until
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.stores.sqlite.database.connections import open_writable
 
@@ -59,13 +59,6 @@ class Load:
         for thread in self.threads:
             thread.join()
         return set(self.acknowledged)
-
-
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
 
 
 def lost(url: str, acknowledged: set[str]) -> set[str]:

@@ -13,6 +13,7 @@ import pytest
 
 from collector.otlp import attribute, request, span
 from integration.serving import Process
+from polling import until
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 TEXT = attribute("input.value", "words " * 100)
@@ -35,13 +36,6 @@ def gone(pids: list[int]) -> bool:
         if state not in "ZX":
             return False
     return True
-
-
-def until(holds: object) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def post(server: Process, body: bytes) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from collector.outlets import Scripted, attributes, until
+from collector.outlets import Scripted, attributes
 from integration.serving import Process
+from polling import until
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.records import Feedback, Target
 

@@ -9,21 +9,18 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import openai
 import pytest
 import tiktoken
-from mcp import Client
-from mcp.server.mcpserver import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from pydantic_ai import Agent
-from pydantic_ai.models.test import TestModel
 from tiktoken.registry import ENCODINGS
 
+from lazy_modules import LazyModule
 from spanwise.collector.dialects import read_sdk_span
 from spanwise.tracer import instrument, trace, uninstrument
 from spanwise.tracer.content import token_usage
 from spanwise.tracer.testing import Spans
 from spanwise.tracer.testing import traced as traced
+
+openai = LazyModule("openai")
 
 
 @pytest.fixture
@@ -35,6 +32,9 @@ def instrumented(request: pytest.FixtureRequest, traced: Spans) -> Iterator[str]
 
 @pytest.mark.parametrize("instrumented", ["pydantic_ai", "Pydantic-AI"], indirect=True)
 def test_pydantic_ai_agents_have_spans(instrumented: str, traced: Spans) -> None:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.test import TestModel
+
     agent = Agent(TestModel(custom_output_text="sunny"), name="forecast")
 
     @trace
@@ -46,7 +46,10 @@ def test_pydantic_ai_agents_have_spans(instrumented: str, traced: Spans) -> None
     assert {"agent", "llm"} <= kinds
 
 
-def server() -> MCPServer:
+def server() -> Any:
+    from mcp.server.mcpserver import MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
+
     made = MCPServer("shop")
 
     @made.tool()
@@ -61,6 +64,8 @@ def server() -> MCPServer:
 
 
 def call(name: str, arguments: dict[str, Any]) -> None:
+    from mcp import Client
+
     async def main() -> None:
         async with Client(server()) as client:
             await client.call_tool(name, arguments)

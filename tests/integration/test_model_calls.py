@@ -9,13 +9,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
+from lazy_modules import LazyModule
 from spanwise.collector.records import Run, Trace, Usage
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.tracer import configure, flush, instrument, process_runtime, session, trace, uninstrument
+
+openai = LazyModule("openai")
 
 KEY = "sk-0123456789abcdef"
 MODEL = "gpt-4o-mini-2024-07-18"

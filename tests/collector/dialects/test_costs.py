@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from spanwise.collector.dialects import RawSpan, compute_cost, read_run
 from spanwise.collector.dialects.token_costs import normalize_usage
 from spanwise.collector.records import Run, Usage
@@ -221,8 +222,8 @@ SENDERS: dict[str, tuple[Price, Any, str]] = {
 NO_WRITES = {name for name in SENDERS if SENDERS[name][0].written is None} | {"AI SDK 5, Anthropic"}
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("sender", SENDERS)
+@loop_over("call", CALLS)
+@loop_over("sender", SENDERS)
 def test_a_call_costs_what_the_vendor_publishes(sender: str, call: str) -> None:
     price, attributes, scope = SENDERS[sender]
     used = CALLS[call]._replace(written=None) if sender in NO_WRITES else CALLS[call]
@@ -232,7 +233,7 @@ def test_a_call_costs_what_the_vendor_publishes(sender: str, call: str) -> None:
     assert found.cost == pytest.approx(used.dollars(price))
 
 
-@pytest.mark.parametrize("price", PUBLISHED, ids=lambda price: price.model)
+@loop_over("price", PUBLISHED, ids=lambda price: price.model)
 def test_published_prices(price: Price) -> None:
     used = Call(2000, price.cached and 1000, price.written and 200)  # type: ignore[arg-type]
     assert read_run(span(genai(price, used, *LATEST))).cost == pytest.approx(used.dollars(price))
@@ -258,7 +259,7 @@ def test_no_counts_make_a_part_larger_than_the_tokens_that_include_it(
         assert found.cost is None or found.cost >= 0
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("given_", "expected"),
     [
         ((10, 5, {"cache_read.input_tokens": 10}), (10, 5)),
@@ -274,7 +275,7 @@ def test_a_part_that_is_larger_than_the_whole_is_counted_apart(given_: Any, expe
     assert (found.input_tokens, found.output_tokens) == expected
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("total", "expected"),
     [(15, (10, 5)), (18, (13, 5)), (17, (10, 7)), (20, (13, 7)), (16, (10, 5)), (10, (10, 5)), (None, (10, 5))],
 )
@@ -286,8 +287,8 @@ def test_a_total_says_what_the_counts_leave_out(total: int | None, expected: tup
 REPORTED = ["llm.cost.total", "gen_ai.usage.cost", "gen_ai.usage.total_cost", "operation.cost", "spanwise.cost"]
 
 
-@pytest.mark.parametrize("scope", ["", "gateway", "pydantic-ai", "logfire.openai"])
-@pytest.mark.parametrize("name", REPORTED)
+@loop_over("scope", ["", "gateway", "pydantic-ai", "logfire.openai"])
+@loop_over("name", REPORTED)
 def test_a_reported_cost_goes_before_what_is_computed(name: str, scope: str) -> None:
     told = genai(GPT._replace(model="ours-7b"), Call(10), *LATEST)
     assert read_run(span({**told, name: 0.25}, scope)).cost == 0.25
@@ -304,8 +305,8 @@ def test_a_reported_cost_may_be_in_two_parts() -> None:
     assert read_run(span({**told, "gen_ai.usage.input_cost": 0.1})).cost == pytest.approx(Call(10).dollars(GPT))
 
 
-@pytest.mark.parametrize("name", [*REPORTED[:4], "llm.cost.prompt"])
-@pytest.mark.parametrize("operation", ["invoke_agent", "invoke_workflow", "fetch_response"])
+@loop_over("name", [*REPORTED[:4], "llm.cost.prompt"])
+@loop_over("operation", ["invoke_agent", "invoke_workflow", "fetch_response"])
 def test_spans_that_repeat_the_costs_of_others_have_none(operation: str, name: str) -> None:
     told = {**genai(GPT, Call(10), *LATEST), "gen_ai.operation.name": operation, name: 0.25, "llm.cost.completion": 1.0}
     found = read_run(span(told))
@@ -317,7 +318,7 @@ def test_a_response_that_is_fetched_is_not_counted_again() -> None:
     assert (found.kind, found.usage, found.cost) == ("chain", None, None)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("address", "priced"),
     [
         ("api.openai.com", True),

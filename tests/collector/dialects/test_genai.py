@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.dialects import RawLog, RawSpan, read_log, read_run
 from spanwise.collector.records import Amendment, Event, Run, Usage
 
@@ -240,14 +241,14 @@ FIELDS = {
 }
 
 
-@pytest.mark.parametrize("value", NONSENSE, ids=range(len(NONSENSE)))
-@pytest.mark.parametrize("name", FIELDS)
+@loop_over("value", NONSENSE, ids=range(len(NONSENSE)))
+@loop_over("name", FIELDS)
 def test_nonsense_neither_raises_nor_is_lost(name: str, value: Any) -> None:
     run = span(**{f"gen_ai__{name.replace('.', '__')}": value})
     assert f"gen_ai.{name}" in run.attributes or getattr(run, FIELDS[name]) not in (None, ())
 
 
-@pytest.mark.parametrize("value", NONSENSE, ids=range(len(NONSENSE)))
+@loop_over("value", NONSENSE, ids=range(len(NONSENSE)))
 def test_log_records_of_nonsense_do_not_raise(value: Any) -> None:
     for name in ("gen_ai.choice", "gen_ai.user.message", "gen_ai.content.prompt", DETAILS):
         log(name, value, gen_ai__input__messages=value, gen_ai__prompt=value)

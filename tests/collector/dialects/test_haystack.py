@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from collector.dialects.sent import runs, stored, tokens, traces
+from looped_cases import loop_over
 from spanwise.collector.dialects import RawSpan, read_run
 from spanwise.collector.records import Document, Run, Trace, Usage
 
@@ -136,8 +137,8 @@ NONSENSE += [
 ]
 
 
-@pytest.mark.parametrize("made", NONSENSE)
-@pytest.mark.parametrize("component", ["MyRetriever", "MyGenerator"])
+@loop_over("made", NONSENSE)
+@loop_over("component", ["MyRetriever", "MyGenerator"])
 def test_outputs_that_make_no_sense_are_outputs(component, made):
     found = run(component__type=component, component__output=made)
     assert (found.documents, found.model, found.usage) == ((), None, None)

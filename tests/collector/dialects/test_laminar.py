@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collector.dialects.vendors import ANSWER, QUESTION, Kept, kept, run
+from looped_cases import loop_over
 from spanwise.collector.records import Document, Usage
 
 
@@ -66,7 +67,7 @@ def test_events_stay_events(runs):
     assert [event.name for event in runs.one("answer").events] == ["thumbs"]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("name", "value"),
     [
         ("lmnr.span.type", 3),

@@ -12,6 +12,7 @@ import pytest
 from collector.dialects.vendors import ANSWER, QUESTION, SENT, Kept, kept, run
 from collector.otlp import JSON, PROTOBUF, rejected, request, span
 from fixtures.dialects.capture import load
+from looped_cases import loop_over
 from spanwise.collector.ingest import Limits
 from spanwise.collector.records import Document, Key, Usage
 from spanwise.collector.server import Server
@@ -119,7 +120,7 @@ def test_arguments(said, inputs):
     assert run(langfuse__observation__input=said).inputs == inputs
 
 
-@pytest.mark.parametrize("text", ["340434188193733201234567", "1.50", "007", "1e400", "NaN", "{broken", "[" * 5000])
+@loop_over("text", ["340434188193733201234567", "1.50", "007", "1e400", "NaN", "{broken", "[" * 5000])
 def test_a_text_that_only_looks_like_json_stays_a_text(text):
     assert run(langfuse__observation__output=text).outputs == text
 
@@ -129,7 +130,7 @@ def test_what_a_model_says_is_a_text():
     assert run(langfuse__observation__type="tool", langfuse__observation__output="42").outputs == 42
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("said", "usage"),
     [
         ('{"input": 7, "output": 2}', Usage(7, 2)),
@@ -169,7 +170,7 @@ def test_what_stands_around_calls_does_not_cost_the_same_again(kind):
     assert (found.cost, found.attributes[COST]) == (None, '{"total": 0.75}')
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("name", "value"),
     [
         ("langfuse.observation.type", 3),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from collector.making import run
 from fixtures.dialects.capture import replay
+from looped_cases import loop_over
 from spanwise.collector.dialects import read_langfuse_score
 from spanwise.collector.records import Feedback, Key, Target
 from spanwise.collector.server import Server
@@ -163,7 +164,7 @@ def test_too_many_at_once_are_refused_with_the_number(http):
     assert (answer.status_code, "10,001" in answer.text) == (413, True)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("fields", "told"),
     [
         ({"value": "x", "dataType": "NUMERIC"}, "not a valid value of dataType NUMERIC"),

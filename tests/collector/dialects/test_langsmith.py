@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from collector.dialects.vendors import ANSWER, QUESTION, Kept, kept, run
+from looped_cases import loop_over
 from spanwise.collector.records import Document, Usage
 
 
@@ -102,7 +103,7 @@ def test_langgraphs_tokens_are_counted_once_and_its_documents_seen(langchain):
     assert {(one.session_id, one.user_id) for one in langchain} == {("conversation-7", "ann")}
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "value",
     [
         {"messages": [[]]},
@@ -154,7 +155,7 @@ def test_half_a_usage_costs_nothing_of_the_other_half(tokens):
     assert (found.usage, found.attributes["gen_ai.usage.input_tokens"]) == (Usage(0, 2), tokens)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("name", "value"),
     [
         ("langsmith.span.kind", ["llm"]),
@@ -171,8 +172,6 @@ def test_nonsense_stays_where_it_is(name, value):
     assert run(**{"langsmith.trace.name": "s", name: value}).attributes[name] == value
 
 
-@pytest.mark.parametrize(
-    "value", ["eyJ", "e30=!", "eine Frage", "[" * 5000, '{"a": ', base64.b64encode(b"\xff").decode()]
-)
+@loop_over("value", ["eyJ", "e30=!", "eine Frage", "[" * 5000, '{"a": ', base64.b64encode(b"\xff").decode()])
 def test_a_text_that_is_no_json_is_the_text(value):
     assert run(**{"langsmith.trace.name": "s", "gen_ai.prompt": value}).inputs == value

@@ -7,6 +7,7 @@ import pytest
 
 from collector.dialects.vendors import ANSWER, QUESTION, Kept, kept, run
 from collector.otlp import PROTOBUF, request, span
+from looped_cases import loop_over
 from spanwise.collector.records import Document, Usage
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -117,7 +118,7 @@ def test_a_sum_of_the_calls_below_is_not_counted_again(kind):
     assert (found.usage, found.attributes["mlflow.chat.tokenUsage"]) == (None, said)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("said", "session"), [('"a"', "a"), ("a", "a"), ('"', '"'), ('""', '""'), ('"a" "b"', '"a" "b"'), ("7", "7")]
 )
 def test_a_session_is_json_or_a_text(said, session):
@@ -125,7 +126,7 @@ def test_a_session_is_json_or_a_text(said, session):
     assert run("other", session__id=said).session_id == said
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("name", "value"),
     [
         ("mlflow.spanType", "CHAIN ME"),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from collector.dialects.sent import stored, traces
+from looped_cases import loop_over
 from spanwise.collector.dialects import RawSpan, read_run
 from spanwise.collector.records import Document, Run, Usage
 
@@ -173,7 +174,7 @@ def test_the_model_of_parameters(name):
     assert run(llm__invocation_parameters=f'{{"{name}": "m", "temperature": 1}}').model == "m"
 
 
-@pytest.mark.parametrize("given", ["{broken", "[1]", '{"model": 5}', '{"model": ""}', "null", "[" * 2000, 7])
+@loop_over("given", ["{broken", "[1]", '{"model": 5}', '{"model": ""}', "null", "[" * 2000, 7])
 def test_parameters_without_a_model_name_none(given):
     found = run(llm__invocation_parameters=given)
     assert (found.model, found.attributes) == (None, {"llm.invocation_parameters": given})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collector.dialects.vendors import ANSWER, QUESTION, Kept, kept, run, strict
+from looped_cases import loop_over
 from spanwise.collector.dialects import RawSpan, read_run
 from spanwise.collector.records import Document, Event, Usage
 
@@ -98,9 +99,7 @@ def test_indices_leave_gaps_and_come_in_any_order():
     assert found.inputs[0]["tool_calls"] == [{"name": "3"}, {"name": "7"}]
 
 
-@pytest.mark.parametrize(
-    "rest", ["10000.content", "-1.content", "²0.content", ".content", "1", "1.", "x.role", "999999.role"]
-)
+@loop_over("rest", ["10000.content", "-1.content", "²0.content", ".content", "1", "1.", "x.role", "999999.role"])
 def test_an_index_that_is_none_stays(rest):
     found = run(**{"gen_ai.prompt.0.content": "hi", f"gen_ai.prompt.{rest}": "v"})
     assert (found.inputs, found.attributes[f"gen_ai.prompt.{rest}"]) == ([{"content": "hi"}], "v")
@@ -167,7 +166,7 @@ def test_results_of_a_vector_database():
     assert found.documents == (Document("text d1", "d1", 0.9, {"page": 1}), Document("text d2", "d2", 0.4, {"page": 1}))
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("name", "value"),
     [
         ("traceloop.span.kind", ["tool"]),

@@ -6,11 +6,11 @@ import json
 import time
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collector.dialects.vendors import strict
+from looped_cases import loop_over
 from spanwise.collector.dialects import Draft, RawSpan, read_run
 from spanwise.collector.dialects.laminar import laminar
 from spanwise.collector.dialects.langfuse import langfuse
@@ -117,7 +117,7 @@ LOTS = {
 }
 
 
-@pytest.mark.parametrize("lot", LOTS)
+@loop_over("lot", LOTS)
 def test_lots_are_read_in_a_time_that_grows_with_them_alone(lot):
     """Quadratic work on any of these would take minutes; only this thread's own time is counted."""
     started = time.thread_time()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from collector.dialects.sent import runs, stored, tokens, traces
+from looped_cases import loop_over
 from spanwise.collector.dialects import Draft, RawSpan, read_run
 from spanwise.collector.dialects.vercel import vercel
 from spanwise.collector.records import Document, Run, Trace, Usage
@@ -159,7 +160,7 @@ def test_others_may_have_names_in_ai(attributes):
     assert (draft.attributes, draft.fields) == (attributes, {})
 
 
-@pytest.mark.parametrize("calls", ["{broken", "[1]", '{"toolName": "x"}', 7, ["x"], "[" * 2000, "null"])
+@loop_over("calls", ["{broken", "[1]", '{"toolName": "x"}', 7, ["x"], "[" * 2000, "null"])
 def test_calls_of_tools_that_are_none_stay_where_they_are(calls):
     found = run(ai__operationId="ai.generateText.doGenerate", ai__response__toolCalls=calls, ai__response__text="hi")
     assert (found.outputs, found.attributes["ai.response.toolCalls"]) == ("hi", calls)

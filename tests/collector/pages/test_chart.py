@@ -1,6 +1,7 @@
 import pytest
 
 from collector.making import SECOND, run
+from looped_cases import loop_over
 from spanwise.collector.filters import Filter
 from spanwise.collector.pages.components import sparkline
 from spanwise.collector.pages.traces import trace_list
@@ -16,7 +17,7 @@ def test_a_window_holds_at_most_48_buckets_of_a_round_width():
         assert len(range(view.since_ns, view.until_ns, view.width_ns)) <= 49
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("seconds", "width"),
     [(47, 1), (48, 2), (47 * 60, 60), (47 * 60 + 1, 300), (47 * 3_600, 3_600), (47 * 604_800, 604_800)],
 )

@@ -1,6 +1,7 @@
 import pytest
 
 from collector.making import run
+from looped_cases import loop_over
 from spanwise.collector.pages.components import feedback_display
 from spanwise.collector.records import Feedback, Target
 
@@ -9,7 +10,7 @@ def feedback(key="k", **fields):
     return Feedback(target=Target(trace_id="a" * 32), key=key, **fields)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("fields", "text", "share"),
     [
         ({"score": 0.25}, "0.25", 0.25),

@@ -4,6 +4,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import pytest
 from hypothesis import given, settings, strategies
 
+from looped_cases import loop_over
 from spanwise.collector.filters import OPERATORS, Filter, filter_from_items, filter_to_items
 from spanwise.collector.pages.components import filter_form
 
@@ -39,7 +40,7 @@ def test_lists_that_are_not_of_live_traffic_see_everything():
     assert read(live=False).filter == Filter()
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("operator", "value", "field", "expected"),
     [
         ("<", "0.5", "feedback", (("concise", "<", 0.5),)),
@@ -71,11 +72,11 @@ def test_without_a_key_the_rest_of_a_condition_on_feedback_says_nothing():
     )
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("text", "expected"),
     [("500", ("=", 500)), ("> 500", (">", 500)), ("<=5", ("<=", 5)), ("=1", ("=", 1)), ("!= 2", ("!=", 2))],
 )
-@pytest.mark.parametrize("name", ["tokens", "cost"])
+@loop_over("name", ["tokens", "cost"])
 def test_a_comparison_says_what_it_says_in_every_query_string(name, text, expected):
     assert getattr(read({name: text}).filter, name) == expected == getattr(filter_from_items([(name, text)]), name)
 
@@ -102,7 +103,7 @@ def test_moments(text, expected):
     assert (filter.since_ns, filter.until_ns) == (expected, expected)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("params", "problem"),
     [
         ({"latency_ms": "> x"}, "latency must be a comparison such as > 500, got '> x'"),
@@ -204,7 +205,7 @@ def test_of_several_tags_each_can_be_taken_away():
     assert [(mark.value, mark.without) for mark in at("/?tag=a&tag=b").marks()] == [("a", "/?tag=b"), ("b", "/?tag=a")]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("address", "label", "value"),
     [
         ("/?range=1h", "time", "last hour"),

@@ -3,6 +3,7 @@ import time
 import pytest
 from markupsafe import Markup
 
+from looped_cases import loop_over
 from spanwise.collector.pages.components import rendering
 from spanwise.collector.pages.components.rendering import allow_line_breaks, mark_invisible
 
@@ -84,7 +85,7 @@ def test_a_name_may_break_after_its_underscores():
     assert allow_line_breaks("<a>_b") == "&lt;a&gt;_<wbr>b"
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("text", "large", "short", "cut"),
     [
         ("x" * 90, False, True, False),
@@ -108,7 +109,7 @@ def test_a_conversation_is_not_too_long_to_be_one(count, found):
     assert bool(rendering.find_chat_messages([{"role": "user", "content": "Hi"}] * count)) is found
 
 
-@pytest.mark.parametrize("value", ["text", 5, {"messages": "none"}, [{"role": "user"}, "x"], [{"role": 1}], {"a": []}])
+@loop_over("value", ["text", 5, {"messages": "none"}, [{"role": "user"}, "x"], [{"role": 1}], {"a": []}])
 def test_what_is_no_conversation(value):
     assert rendering.find_chat_messages(value) is None
 

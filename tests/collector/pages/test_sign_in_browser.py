@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
 from hashlib import sha256
@@ -19,6 +18,7 @@ from playwright.sync_api import Browser, BrowserContext, Page
 from collector.chromium import chromium
 from collector.making import run
 from collector.pages.scene import rag
+from polling import until
 from spanwise.collector.records import Key
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -92,13 +92,6 @@ def sign_in(page: Page, address: str, key: str) -> None:
     page.goto(address)
     page.get_by_label("API key").fill(key)
     page.get_by_role("button", name="Sign in").click()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_reader_signs_in_votes_and_signs_out(context: BrowserContext, store: SQLiteStore, server: Server) -> None:
