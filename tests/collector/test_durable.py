@@ -85,7 +85,7 @@ def test_a_disk_that_keeps_nothing_ends_it_and_nothing_is_acknowledged(store: SQ
     disk.failing = False
     with pytest.raises(Halted, match="check the disk, restart, then run"):
         sent(store).result(30)
-    assert "does not keep" in (store.trouble() or "")
+    assert "failed to store data" in (store.trouble() or "")
 
 
 def test_what_was_acknowledged_is_what_the_disk_had_by_then(

@@ -87,7 +87,7 @@ def test_a_child_that_outlives_its_parent_is_told_to_start_afresh(tmp_path: Path
         "parent = os.getppid()\nos.kill(parent, signal.SIGKILL)\nwhile os.getppid() == parent or holder(path): pass\n"
     )
     [told] = of_fork(child + "tell(lambda: connect(path))", tmp_path / "a.db")
-    assert "start this process afresh" in told
+    assert "start the process without a fork" in told
     SQLiteStore(tmp_path / "a.db").close()  # and holds nothing
 
 

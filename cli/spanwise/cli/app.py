@@ -42,7 +42,7 @@ COMMANDS = {
     ),
     "models": (
         "models:models",
-        "List model presets, and the models that your processes have loaded.",
+        "List model presets, and where they are on this machine.",
     ),
     "cache": (
         "cache:app",
