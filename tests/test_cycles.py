@@ -58,6 +58,7 @@ def house() -> Graph:
     return graph_of({named(path, folder): path.read_text("utf-8") for path, folder in paths})
 
 
+@pytest.mark.process
 def test_the_house_has_no_circle(house: Graph) -> None:
     assert " → ".join(circle(house)) == ""
 

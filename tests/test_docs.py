@@ -134,6 +134,7 @@ def test_the_readme_is_short():
     assert [line for line in lines if len(line) > 100] == []
 
 
+@pytest.mark.process
 def test_each_block_of_the_readme_runs_alone_and_prints_what_it_shows(tmp_path):
     pairs = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
     assert len(pairs) == len(blocks(README)) == 3

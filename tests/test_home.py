@@ -24,6 +24,7 @@ def of_others(segments: set[Path]) -> set[Path]:
     return {segment for segment in segments if f"-{os.getpid()}-" not in segment.name}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("code", [RECORD, SPAWN], ids=["child", "grandchild"])
 @pytest.mark.parametrize("environ", [lambda: dict(os.environ), environment], ids=["inherited", "cleaned"])
 def test_a_traced_program_without_a_collector_leaves_the_home_as_it_was(code, environ, tmp_path):

@@ -32,6 +32,7 @@ def test_importing_the_tracer_loads_no_heavy_package():
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.process
 def test_a_server_starts_without_loading_evaluators():
     code = (
         "import sys, typer, spanwise.cli.app; all_of_them = dict(typer.main.get_command(spanwise.cli.app.app).commands); "
@@ -86,6 +87,7 @@ def installed_by(requirements):
     return {name.lower().replace("_", "-") for name, _ in seen}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("folder", "extras"), [("tracer", []), ("collector", ["server"]), ("cli", ["server", "mcp"])])
 def test_what_is_imported_is_installed(folder, extras):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -851,6 +851,7 @@ def difference(recorded: list[str], current: list[str]) -> str:
     return "\n".join(report)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("section", SECTIONS)
 def test_public_surface_is_as_recorded(section: str) -> None:
     if missing := missing_packages(section):

@@ -189,6 +189,7 @@ def test_a_file_without_a_dataset_is_told_what_it_needs(spanwise, tmp_path):
         spanwise("eval", tmp_path / "empty.py")
 
 
+@pytest.mark.process
 def test_experiments_are_compared_scored_exported_and_removed(spanwise, tmp_path):
     (tmp_path / "check.py").write_text(EVALUATION)
     spanwise("eval", tmp_path / "check.py", "--name", "first")

@@ -40,6 +40,7 @@ def demo(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["demo", "--no-serve", "--no-models", *arguments])
 
 
+@pytest.mark.process
 def test_prints_both_experiments_and_where_to_look():
     shown = demo("--port", "0")
     assert shown.exit_code == 0, shown.output
@@ -48,6 +49,7 @@ def test_prints_both_experiments_and_where_to_look():
     assert re.search(r"/compare\?ids=[0-9a-f]{32},[0-9a-f]{32}", shown.stdout)
 
 
+@pytest.mark.process
 def test_forty_questions_come_in_as_live_traffic():
     demo("--port", "0")
     with SQLiteStore("spanwise-demo.db") as store:
@@ -60,6 +62,7 @@ def test_forty_questions_come_in_as_live_traffic():
     assert len(whole.documents) == 5
 
 
+@pytest.mark.process
 def test_rules_score_the_traffic_while_it_comes_in():
     shown = demo("--port", "0")
     assert re.search(r"http://127\.0\.0\.1:\d+/rules", shown.stdout)
@@ -72,6 +75,7 @@ def test_rules_score_the_traffic_while_it_comes_in():
     assert {one.key: one.n for one in live} == {"answered": 40, "length": 40, "on_topic": counts["on topic"]["scored"]}
 
 
+@pytest.mark.process
 def test_every_row_is_scored_under_every_key():
     demo("--port", "0")
     with SQLiteStore("spanwise-demo.db") as store:
@@ -82,6 +86,7 @@ def test_every_row_is_scored_under_every_key():
     assert {(one.name, one.status) for one in experiments} == {("bm25-k1", "finished"), ("bm25-k5", "finished")}
 
 
+@pytest.mark.process
 def test_again_into_the_same_file_adds_experiments_over_the_same_version():
     assert [demo("--port", "0").exit_code for _ in range(2)] == [0, 0]
     with SQLiteStore("spanwise-demo.db") as store:
@@ -89,6 +94,7 @@ def test_again_into_the_same_file_adds_experiments_over_the_same_version():
         assert len(store.experiments(dataset="python-reference")) == 4
 
 
+@pytest.mark.process
 def test_a_free_port_is_taken_when_the_usual_one_is_busy(usual_port):
     with ExitStack() as held:
         with suppress(OSError):  # another program may hold it already: just as good
@@ -99,6 +105,7 @@ def test_a_free_port_is_taken_when_the_usual_one_is_busy(usual_port):
     assert ":4318/" not in shown.stdout
 
 
+@pytest.mark.process
 def test_a_busy_port_that_was_asked_for_is_told_in_one_line():
     with socket.create_server(("127.0.0.1", 0)) as busy, pytest.raises(SystemExit) as told, report_errors():
         app(["demo", "--no-serve", "--port", str(busy.getsockname()[1])])

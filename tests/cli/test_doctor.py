@@ -74,6 +74,7 @@ def test_a_server_says_the_same_and_what_it_has_refused(file: Path) -> None:
     assert trouble == f'{told} (signal="traces",reason="malformed")'
 
 
+@pytest.mark.process
 def test_the_numbers_of_a_collector_are_read_by_name(file: Path) -> None:
     with SQLiteStore(file) as store, Server(store) as server, HTTPStore(server.url) as client:
         numbers = client.numbers()

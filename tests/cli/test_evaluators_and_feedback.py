@@ -54,6 +54,7 @@ def lines(output):
     return [json.loads(line) for line in output.splitlines()]
 
 
+@pytest.mark.process
 def test_pages_are_up_to_date():
     pages = made.render_pages()
     there = {path.name: path.read_text() for path in DOCS.glob("*.md") if path.name != "protocol.md"}
@@ -63,6 +64,7 @@ def test_pages_are_up_to_date():
     )
 
 
+@pytest.mark.process
 def test_the_page_of_whatever_embeds_names_the_model_and_its_limits():
     embeds = [page for page in made.render_pages().values() if re.search(r"^\| `(model|embed)` \|", page, re.MULTILINE)]
     assert len(embeds) > 15
@@ -84,6 +86,7 @@ def test_every_evaluator_that_needs_no_model_shows_an_example_that_gives_a_score
     assert [said.id for said in shown if not any(one.outcome == "score" for one in made.run_example(said))] == []
 
 
+@pytest.mark.process
 def test_writing_pages_takes_old_ones_away(tmp_path):
     (tmp_path / "gone.md").write_text("old")
     (tmp_path / "protocol.md").write_text("by hand")
@@ -100,6 +103,7 @@ def test_the_list_of_evaluators(spanwise):
     assert rows[-1]["needed"]["context"] == "optional"
 
 
+@pytest.mark.process
 def test_keys_are_listed_with_their_direction(spanwise):
     output = spanwise("evaluators", "list", "--group", "numbers", store=False)
     assert "latency ↓" in output
@@ -212,6 +216,7 @@ def test_human_feedback_is_a_source_of_scores(spanwise):
     assert (row["score"], row["source"]) == (0.75, "human")
 
 
+@pytest.mark.process
 def test_other_packages_evaluators_are_listed_and_shown(monkeypatch, tmp_path):
     package = tmp_path / "tiny_evaluators-1.dist-info"
     package.mkdir()

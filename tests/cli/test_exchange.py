@@ -54,6 +54,7 @@ def test_what_cannot_be_kept_is_told_and_the_exit_status_says_so(tmp_path: Path)
     assert "\x1b" not in told.output
 
 
+@pytest.mark.process
 def test_a_format_that_there_is_not_is_refused(path: Path, tmp_path: Path) -> None:
     refused = spanwise("export", tmp_path / "x", "--format", "csv", "--store", path)
     assert "unknown format 'csv'; expected one of: otlp, jsonl" in str(refused.exception)

@@ -72,6 +72,7 @@ def test_failed_runs_are_allowed_by_number_or_share(check, allow, status):
     assert check(CRASHING, "--allow-failed", allow)[0] == status
 
 
+@pytest.mark.process
 def test_a_run_that_two_evaluators_failed_on_is_one_failed_run(check):
     both = JUDGED.replace('["exact", judge]', "[judge, lambda outputs: judge(outputs)]")
     assert check(both, "--allow-failed", "19")[0] == 0
@@ -184,6 +185,7 @@ def test_the_debugger_opens_where_an_async_evaluator_raised(check):
     assert ("(Pdb) '0'" in said, status) == (True, 1)
 
 
+@pytest.mark.process
 def test_one_example_is_run_alone_and_looked_at(check):
     text = CRASHING.replace('[{"inputs"', '[{"id": f"example-{n}", "inputs"')
     status, said = check(text, "--only", "example-7", "--pdb", input="p q\nq\n")
@@ -235,6 +237,7 @@ def test_an_upper_bound_of_a_key_of_which_higher_is_better_is_refused_too(check)
     assert "task_ok" in check(LOOPING, "--fail-over", "task_ok=0.2")[1]
 
 
+@pytest.mark.process
 def test_a_mean_above_its_upper_bound_is_red(check):
     status, said = check(LOOPING, "--fail-over", "looping_longest_repeat=0.2")
     assert status == 1
@@ -243,6 +246,7 @@ def test_a_mean_above_its_upper_bound_is_red(check):
     assert check(LOOPING, "--fail-over", "looping_longest_repeat=1000")[0] == 0
 
 
+@pytest.mark.process
 def test_a_key_without_a_direction_may_have_either_bound(check):
     text = TWENTY + "def size(outputs): return 3\nevaluators = [size]\ndef task(q): return q\n"
     assert check(text, "--fail-under", "size=1")[0] == 0

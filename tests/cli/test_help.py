@@ -52,6 +52,7 @@ def test_an_error_in_the_module_of_a_command_does_not_hide_the_command(monkeypat
     assert LazyCommands(COMMANDS).get("demos") is None
 
 
+@pytest.mark.process
 def test_a_command_is_imported_when_it_runs() -> None:
     code = (
         "import sys; sys.argv[1:] = sys.argv[1].split(); from spanwise.cli import main\n"
@@ -68,6 +69,7 @@ def test_a_command_is_imported_when_it_runs() -> None:
     assert modules("keys --help") == "['spanwise.cli.commands.keys']"
 
 
+@pytest.mark.process
 def test_a_command_whose_extra_is_missing_exits_with_one_line() -> None:
     code = "import sys; sys.modules['msgspec'] = None; sys.argv[1:] = ['traces', 'list']; from spanwise.cli import main; main()"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -77,6 +79,7 @@ def test_a_command_whose_extra_is_missing_exits_with_one_line() -> None:
     assert ran.stderr.count("\n") == 1
 
 
+@pytest.mark.process
 def test_the_package_runs_as_a_module() -> None:
     folders = [str(Path(folder).parent) for folder in spanwise.__path__]
     ran = subprocess.run(

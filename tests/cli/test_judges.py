@@ -199,6 +199,7 @@ def test_votes_are_rows_of_json_for_pipes(spanwise: Spanwise, database: Path) ->
     assert sorted(json.loads(row)["score"] for row in rows.splitlines()) == [False, True]
 
 
+@pytest.mark.process
 def test_a_run_that_is_killed_has_lost_no_vote(database: Path) -> None:
     words = ["judges", "label", "polite", "-n", "9", "--author", "ann", "--store", str(database)]
     program = f"import sys; sys.argv[1:] = {words!r}; from spanwise.cli import main; main()"

@@ -161,6 +161,7 @@ def test_the_audit_says_who_did_what(path: Path) -> None:
     assert ("delete_key" in shown, "save_key" in shown, "ann [bold]" in shown) == (True, False, True)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("options", "env", "why"),
     [(["--require-key"], {}, "--require-key"), ([], {"SPANWISE_API_KEY": "master"}, "SPANWISE_API_KEY is set")],

@@ -130,6 +130,7 @@ def test_a_condition_is_explained_with_the_value_seen(places: StoreAccess) -> No
     assert found["untrusted"]["conditions"][0]["condition"] == "name: expected 'other', got 'answer'"
 
 
+@pytest.mark.process
 def test_what_is_not_there_is_said_in_a_line(places: StoreAccess, tmp_path: Path) -> None:
     assert here(places, failing("read_trace", trace_id="9" * 32)).endswith(
         f"there is no trace '{'9' * 32}' in this store"
@@ -141,6 +142,7 @@ def test_what_is_not_there_is_said_in_a_line(places: StoreAccess, tmp_path: Path
     assert "there is no file" in here(store_access.StoreAccess(str(tmp_path / "none.db")), failing("overview"))
 
 
+@pytest.mark.process
 def test_without_leave_nothing_can_be_changed(places: StoreAccess, tmp_path: Path) -> None:
     async def tools(client: Any) -> set[str]:
         return {tool.name for tool in (await client.list_tools()).tools}
@@ -301,6 +303,7 @@ def huge(tmp_path_factory: pytest.TempPathFactory) -> StoreAccess:
     return store_access.StoreAccess(str(path))
 
 
+@pytest.mark.process
 def test_a_huge_trace_is_read_page_by_page(huge: StoreAccess) -> None:
     async def talk(client: Any) -> list[str]:
         found, first = [], 0
@@ -314,6 +317,7 @@ def test_a_huge_trace_is_read_page_by_page(huge: StoreAccess) -> None:
     assert here(huge, talk) == ["root", *(f"step {n}" for n in range(1, 400))]
 
 
+@pytest.mark.process
 def test_a_huge_value_is_read_piece_by_piece(huge: StoreAccess) -> None:
     async def talk(client: Any) -> str:
         answer = await given(client, "read_trace", trace_id=BAD)
@@ -334,6 +338,7 @@ def test_a_huge_value_is_read_piece_by_piece(huge: StoreAccess) -> None:
     assert here(huge, talk) == "é" * 50_000
 
 
+@pytest.mark.process
 def test_a_list_of_long_rows_is_cut_where_there_is_no_more_room(tmp_path: Path) -> None:
     path = tmp_path / "many.db"
     with connect(path) as store:
@@ -357,6 +362,7 @@ def test_the_tree_alone_has_no_contents(huge: StoreAccess) -> None:
 # The transports
 
 
+@pytest.mark.process
 def test_over_stdio_as_an_agent_starts_it(file: Path) -> None:
     async def talk(client: Any) -> None:
         assert {tool.name for tool in (await client.list_tools()).tools} > READING
@@ -382,6 +388,7 @@ def test_a_file_that_is_held_for_a_moment_is_waited_for(file: Path) -> None:
     releasing.join()
 
 
+@pytest.mark.process
 def test_a_store_that_a_server_holds_is_reached_through_it(file: Path) -> None:
     with SQLiteStore(file) as store, Server(store):
         found = over_stdio(calling("find_traces", where=["feedback=grounded<0.5"]), "--store", str(file))
@@ -428,6 +435,7 @@ def test_over_http_who_has_no_key_for_it_is_turned_away(locked: str, secret: str
     assert httpx.post(locked, json={}, headers=headers).status_code == status
 
 
+@pytest.mark.process
 def test_over_http_a_key_that_reads_does_not_write(locked: str) -> None:
     assert ids(over_http(locked, calling("find_traces"), "reads")) != []
     write = {"trace_id": BAD, "key": "k", "score": 1}
@@ -435,6 +443,7 @@ def test_over_http_a_key_that_reads_does_not_write(locked: str) -> None:
     assert over_http(locked, calling("add_feedback", **write), "writes")["kept"]["score"] == 1
 
 
+@pytest.mark.process
 def test_over_http_a_key_of_a_project_sees_that_alone(locked: str) -> None:
     assert ids(over_http(locked, calling("find_traces"), "bank")) == [BAD]
     assert "there is no trace" in over_http(locked, failing("read_trace", trace_id=GOOD), "bank")
@@ -442,6 +451,7 @@ def test_over_http_a_key_of_a_project_sees_that_alone(locked: str) -> None:
     assert over_http(locked, calling("overview", since="100000d"), "bank")["traces"] == 1
 
 
+@pytest.mark.process
 def test_over_http_many_keys_at_once_do_not_see_each_other_s(locked: str) -> None:
     from cli.mcp_clients import client_of
 
@@ -473,6 +483,7 @@ def test_a_request_that_nobody_has_checked_may_nothing() -> None:
         guarded.access({"type": "http"})
 
 
+@pytest.mark.process
 def test_without_its_package_a_line_says_what_to_install() -> None:
     blocked = "import sys; sys.modules['mcp'] = None; from spanwise.cli import main; main()"
     ended = subprocess.run([sys.executable, "-c", blocked, "mcp"], env=environment(), capture_output=True, text=True)

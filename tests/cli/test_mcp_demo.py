@@ -36,6 +36,7 @@ async def investigate(client: Any) -> dict[str, Any]:
     return {"worst": worst, "lowest": lowest["feedback"], "trace": trace, "why": why}
 
 
+@pytest.mark.process
 def test_an_agent_finds_the_worst_trace_of_the_demo_and_its_reason(demo: Path) -> None:
     found = over_stdio(investigate, "--store", str(demo))
     scores = [one["score"] for one in found["lowest"]]

@@ -77,6 +77,7 @@ def test_there_is_none_unless_it_is_named(file: Path) -> None:
     assert raised.group_contains(Refused) if isinstance(raised.value, BaseExceptionGroup) else raised.type is Refused
 
 
+@pytest.mark.process
 def test_over_http_it_needs_a_key_that_writes_of_no_project(file: Path) -> None:
     at = file.with_name("a.db")
     keys = {"reads": (("read",), None), "bound": (("read", "write"), "bank")}

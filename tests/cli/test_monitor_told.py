@@ -111,6 +111,7 @@ def test_status_as_json(store, url):
     assert (mean["key"], mean["n"], mean["failed"], mean["skipped"]) == ("concise", 2, 1, 1)
 
 
+@pytest.mark.process
 def test_status_without_rules(store, url):
     assert "no rules yet" in monitor("status", "--once", "--store", url).stdout
 

@@ -110,6 +110,7 @@ def in_a_process(folder, *arguments, env=None):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=env).stdout
 
 
+@pytest.mark.process
 def test_a_test_runs_once_per_example_and_its_scores_become_an_experiment(outcome):
     report, store = outcome
     assert "2 failed, 8 passed" in report
@@ -149,6 +150,7 @@ def test_a_traced_test_is_the_root_of_its_run(outcome):
     assert (row.inputs, row.outputs, row.scores["not_empty"], row.trace.complete) == ("ann", "ann", True, True)
 
 
+@pytest.mark.process
 def test_nothing_of_spanwise_is_loaded_where_no_test_is_marked(tmp_path):
     (tmp_path / "test_it.py").write_text(
         "import sys\ndef test_light():\n    assert [m for m in sys.modules if m.startswith('spanwise.')] == ['spanwise.cli', 'spanwise.cli.pytest_plugin']\n"
@@ -157,11 +159,13 @@ def test_nothing_of_spanwise_is_loaded_where_no_test_is_marked(tmp_path):
     assert not (tmp_path / "spanwise.db").exists()
 
 
+@pytest.mark.process
 def test_a_mark_without_a_dataset_is_told(pytester):
     pytester.makepyfile("import pytest\n@pytest.mark.spanwise\ndef test_it():\n    pass\n")
     assert "needs a dataset" in pytester.runpytest_inprocess(*OPTIONS).stdout.str()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("dataset", "said"), [("absent.csv", "there is no file"), ("absent", "there is no dataset")])
 def test_a_dataset_that_is_not_there_is_said_without_our_insides(pytester, dataset, said):
     pytester.makepyfile(f"import pytest\n\n@pytest.mark.spanwise('{dataset}')\ndef test_it(inputs): ...\n")
@@ -177,6 +181,7 @@ def test_examples_of_a_test_are_kept_as_a_version_of_a_dataset(outcome):
     assert [example.inputs for example in outcome[1].examples("test_answer", 1)] == [{"q": f"Q{n}"} for n in range(3)]
 
 
+@pytest.mark.process
 def test_a_dataset_of_the_store_is_taken_at_the_version_that_is_asked_for(pytester):
     with SQLiteStore(pytester.path / "t.db") as store:
         for answer in ("A", "B"):
@@ -211,6 +216,7 @@ def marked(pytester, options, body, *arguments):
         return result, Experiment.load(store, "it") if store.experiments() else None
 
 
+@pytest.mark.process
 def test_repetitions_and_metadata_are_those_of_the_experiment(pytester):
     result, experiment = marked(pytester, "limit=2, repetitions=3, metadata={'prompt': 'v2'}", "pass", "-v")
     result.assert_outcomes(passed=6)
@@ -219,6 +225,7 @@ def test_repetitions_and_metadata_are_those_of_the_experiment(pytester):
     assert experiment.summary()["passed"].flaky == 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("split", "runs"), [("'a'", 2), ("'b'", 2), ("['b', 'c']", 3)])
 def test_a_split_is_any_of_those_of_an_example(pytester, split, runs):
     data = [{"inputs": "x", "splits": ["a", "b"]}, {"inputs": "y", "splits": ["b", "a"]}, {"inputs": "z", "split": "c"}]
@@ -227,6 +234,7 @@ def test_a_split_is_any_of_those_of_an_example(pytester, split, runs):
     assert report.parseoutcomes() == {"passed": runs}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("share", "status"), [(0.9, 0), (0.95, 1), (1, 1)])
 def test_a_share_of_the_asserts_may_fail(pytester, share, status):
     result, _ = marked(pytester, f"min_pass={share}", "assert inputs != 3, 'three'", "-rx")
@@ -236,11 +244,13 @@ def test_a_share_of_the_asserts_may_fail(pytester, share, status):
     assert (f"it: 9 of 10 runs passed (90.0%), fewer than min_pass={share}" in said) == bool(status)
 
 
+@pytest.mark.process
 def test_what_is_no_assert_fails_the_test_whatever_share_may_fail(pytester):
     result, _ = marked(pytester, "min_pass=0.1", "1 / inputs")
     assert (result.ret, result.parseoutcomes()) == (1, {"passed": 9, "failed": 1})
 
 
+@pytest.mark.process
 def test_where_no_run_came_to_a_verdict_no_share_of_them_has_passed(pytester):
     result, _ = marked(pytester, "min_pass=0.1", "pytest.skip('away')")
     assert result.ret == 1
@@ -252,6 +262,7 @@ def test_an_experiment_that_was_cut_short_is_not_finished(pytester):
     assert (experiment.record.status, experiment.summary().runs) == ("interrupted", 4)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -318,6 +329,7 @@ def test_judged(inputs, polite):
 """
 
 
+@pytest.mark.process
 def test_judges_are_kept_with_the_tests_that_asked_them(pytester):
     pytester.makepyfile(test_it=JUDGED)
     report = pytester.runpytest_inprocess(*OPTIONS, "--spanwise-store", "t.db").stdout.str()
@@ -334,6 +346,7 @@ def test_judges_are_kept_with_the_tests_that_asked_them(pytester):
         assert len(store.traces(limit=100)) == 4
 
 
+@pytest.mark.process
 def test_whoever_has_the_tracer_alone_can_run_tests(tmp_path) -> None:
     """None of the server's packages is there; the plugin is, in every run."""
     (tmp_path / "test_it.py").write_text("def test_it(): pass\n")

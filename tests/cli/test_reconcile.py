@@ -133,6 +133,7 @@ def test_a_disk_that_is_not_ours_to_read_is_said_to_be(server: Server, monkeypat
     assert "the spool of this machine is empty or not readable" in result.stderr
 
 
+@pytest.mark.process
 def test_processes_of_long_ago_are_left_out(server: Server) -> None:
     server.store.add_reports([ProcessReport(instance="one", started=6, reported_ns=5)])
     assert reconcile(server, "--since", "2100-01-01").exit_code == 0

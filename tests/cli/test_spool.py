@@ -104,6 +104,7 @@ def test_a_server_fetches_what_is_for_it_alone(server: Server) -> None:
     assert [one.url for one in spool_management.list_spool_folders()] == ["http://127.0.0.1:1"]
 
 
+@pytest.mark.process
 def test_spanwise_serve_fetches_it_when_it_starts(tmp_path: Path) -> None:
     port = free_port()
     left_for(f"http://127.0.0.1:{port}")

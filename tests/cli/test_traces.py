@@ -56,6 +56,7 @@ def test_list(url: str) -> None:
     assert "answer" in result.stdout
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("condition", ["name=answer", "feedback=recall<0.5", "latency_ms>=1", "any_name=search"])
 def test_list_with_conditions(url: str, condition: str) -> None:
     found = spanwise("traces", "list", "--store", url, "--json", "-w", condition, "-w", "project=p").stdout.splitlines()
@@ -143,6 +144,7 @@ def test_a_mistyped_path_is_no_empty_store(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.process
 def test_nothing_here_names_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spanwise.collector.store_connection.DEFAULT_URL", "http://127.0.0.1:9")
     monkeypatch.chdir(tmp_path)
@@ -170,6 +172,7 @@ def test_options_of_a_server_that_contradict_each_other(tmp_path: Path, options:
     assert told in refusal("serve", "--store", str(tmp_path / "a.db"), *options)
 
 
+@pytest.mark.process
 def test_tail_shows_what_is_under_way_once_and_then_its_trace(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "spanwise.db") as store, Server(store) as server:
         begun = begin(server.url)
@@ -192,6 +195,7 @@ def test_tail_shows_what_is_under_way_once_and_then_its_trace(tmp_path: Path) ->
     assert "other" in third
 
 
+@pytest.mark.process
 def test_tail_shows_every_new_trace_of_a_burst(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "spanwise.db") as store, Server(store) as server:
         store.append([run("old", start_ns=time.time_ns() - n) for n in range(1, 1101)])

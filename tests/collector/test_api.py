@@ -142,6 +142,7 @@ def test_unknown_feedback_is_404_and_named(api: httpx.Client) -> None:
     assert (answer.status_code, "'f1'" in answer.json()["message"]) == (404, True)
 
 
+@pytest.mark.process
 def test_an_item_of_a_queue_is_resolved(api: httpx.Client, store: SQLiteStore) -> None:
     store.enqueue([QueueItem(queue="q", target=Target(trace_id="a" * 32))])
     [item] = api.get("/api/queues/q").json()
@@ -239,6 +240,7 @@ def test_one_feedback_may_be_sent_as_an_object(api: httpx.Client) -> None:
     assert [row["key"] for row in api.get("/api/feedback").json()["items"]] == ["k"]
 
 
+@pytest.mark.process
 def test_openapi_declares_errors_and_the_type_of_metrics(api: httpx.Client) -> None:
     described = api.get("/openapi.json").json()["paths"]
     metrics = described["/metrics"]["get"]["responses"]["200"]["content"]

@@ -50,6 +50,7 @@ def settled(store: SQLiteStore) -> bool:
     return eventually(lambda: store.health()["text_index_waiting_traces"], 0)
 
 
+@pytest.mark.process
 def test_the_same_run_again_is_not_written_again(store: SQLiteStore) -> None:
     store.append([root := run()])
     assert settled(store)
@@ -57,6 +58,7 @@ def test_the_same_run_again_is_not_written_again(store: SQLiteStore) -> None:
     assert store.health()["text_index_waiting_traces"] == 0
 
 
+@pytest.mark.process
 def test_the_same_run_again_is_not_written_again_after_a_restart(store: SQLiteStore) -> None:
     store.append([root := run(usage=Usage(1, 2, {"cache_read": 1}), tags=("a",), metadata={"k": "v"})])
     assert settled(store)

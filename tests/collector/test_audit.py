@@ -182,6 +182,7 @@ def test_it_is_read_page_by_page_also_after_a_restart(tmp_path: Path) -> None:
     assert (names, rest.next) == (["c's", "b's", "a's"], None)
 
 
+@pytest.mark.process
 def test_only_a_key_that_administers_all_projects_reads_it(store: SQLiteStore) -> None:
     for name, fields in (("w", {}), ("p", {"scopes": ("admin",), "project": "p"}), ("admin", {"scopes": ("admin",)})):
         store.save_key(key(name, **fields))

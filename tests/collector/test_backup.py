@@ -34,6 +34,7 @@ def fill(file: Path, runs: int) -> None:
             store.append([run("early", inputs=os.urandom(4000).hex()) for _ in range(100)])
 
 
+@pytest.mark.process
 def test_a_backup_is_the_file_as_it_was_when_it_began_though_the_writer_goes_on(file: Path, copy: Path) -> None:
     fill(file, 800)
     written, steps = list[str](), list[int]()
@@ -52,6 +53,7 @@ def test_a_backup_is_the_file_as_it_was_when_it_began_though_the_writer_goes_on(
         assert kept.check(deep=True) == []
 
 
+@pytest.mark.process
 def test_a_backup_of_another_process_file_holds_what_it_acknowledged(file: Path, copy: Path) -> None:
     with holding(file) as write:
         assert write("a") == "kept"
@@ -80,6 +82,7 @@ inspection.backup(sys.argv[1], sys.argv[2], die)
 """
 
 
+@pytest.mark.process
 def test_a_backup_that_is_killed_leaves_no_file_under_its_name(file: Path, copy: Path) -> None:
     fill(file, 800)
     with python(KILLED, file, copy) as process:
@@ -91,6 +94,7 @@ def test_a_backup_that_is_killed_leaves_no_file_under_its_name(file: Path, copy:
         assert kept.check(deep=True) == []
 
 
+@pytest.mark.process
 def test_two_backups_to_one_name_are_one_and_a_refusal(file: Path, copy: Path) -> None:
     fill(file, 800)
     inside, told = threading.Event(), list[str]()
@@ -124,6 +128,7 @@ def test_a_backup_into_a_folder_that_is_not_there_is_refused(file: Path) -> None
         inspection.backup(str(file), str(file.parent / "none" / "copy.db"))
 
 
+@pytest.mark.process
 def test_a_backup_is_restored_as_the_documentation_says(file: Path, copy: Path, tmp_path: Path) -> None:
     with holding(file) as write:
         write("a")

@@ -46,12 +46,14 @@ def looking(file: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.process
 def test_what_is_written_is_copied_by_its_bytes(file: Path) -> None:
     with SQLiteStore(file) as store:
         write(store, 2 * DUE_BYTES)  # by few jobs, of little weight
         assert eventually(lambda: store.health()["log_waiting_bytes"] <= DUE_BYTES)
 
 
+@pytest.mark.process
 def test_a_reader_that_stays_is_seen_and_when_it_goes_the_log_shrinks(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.append([run()])
@@ -68,6 +70,7 @@ def test_a_reader_that_stays_is_seen_and_when_it_goes_the_log_shrinks(file: Path
         assert store.health()["log_waiting_bytes"] <= WAL_SIZE_LIMIT
 
 
+@pytest.mark.process
 def test_readers_that_stay_keep_nobody_from_writing(file: Path) -> None:
     with SQLiteStore(file) as store, looking(file):
         write(store, 2 * DUE_BYTES)
@@ -87,6 +90,7 @@ def test_a_new_file_has_pages_as_measured_and_an_older_one_keeps_its_own(file: P
             assert store.check() == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("seconds", "total"), [(0.005, 2 * DUE_BYTES), (0.08, 3 * DUE_BYTES)])
 def test_readers_that_come_and_go_all_the_time_do_not_keep_the_log_from_beginning_anew(
     file: Path, seconds: float, total: int

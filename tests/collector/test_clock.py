@@ -6,6 +6,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from collector.conformance_traces import eventually
 from collector.making import run
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -21,6 +23,7 @@ def an_hour_ago(file: Path) -> None:
         db.execute("UPDATE unindexed SET since_ns = since_ns + ?", (HOUR,))
 
 
+@pytest.mark.process
 def test_text_is_found_and_traces_are_complete_though_the_clock_was_set_back(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "a.db") as store:
         store.append([run(inputs="xylophone")])

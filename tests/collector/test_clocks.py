@@ -184,6 +184,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
             yield client
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("path", PAGES)
 def test_no_page_breaks_over_what_a_file_holds_already(filled: httpx.Client, path: str) -> None:
     assert filled.get(path).status_code == 200

@@ -88,6 +88,7 @@ def test_the_servers_errors_are_the_stores(tmp_path: Path) -> None:
             store.count()
 
 
+@pytest.mark.process
 def test_many_trace_ids_fit_into_one_question(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "a.db") as kept, Server(kept) as server, HTTPStore(server.url) as store:
         kept.append(runs := [run() for _ in range(3)])

@@ -41,6 +41,7 @@ def told(server: Server, wire: bytes) -> bytes:
     return b""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "wire",
     [
@@ -127,6 +128,7 @@ def answers(url: str) -> bool:
     return False
 
 
+@pytest.mark.process
 def test_as_many_half_heads_as_descriptors_keep_nobody_out(tmp_path):
     limited = ["sh", "-c", 'ulimit -n 128 && exec "$@"', "sh", sys.executable, "-c", SERVE, str(tmp_path / "a.db")]
     with subprocess.Popen(limited, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

@@ -129,6 +129,7 @@ def booked(store: Store) -> Sequence[object]:
     return store.booked()
 
 
+@pytest.mark.process
 def test_of_what_is_over_budget_the_newest_ten_thousand_of_a_day_are_offered_again(tmp_path: Path) -> None:
     with SQLiteStore(path := tmp_path / "spanwise.db") as store:
         heads = waiting(store, 3, verdict="over_budget")

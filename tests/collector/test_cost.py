@@ -57,6 +57,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", BOMBS)
 def test_little_that_becomes_much_is_refused_by_its_number(url, name):
     kind, body = BOMBS[name]
@@ -137,6 +138,7 @@ def test_brackets_within_texts_are_no_objects(text):
     assert check_json(text) == text
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("text", [b"[" * (MAX_JSON_OBJECTS + 1), b'{"":{},' * (MAX_JSON_OBJECTS + 1)])
 def test_objects_are_counted(text):
     with pytest.raises(PermanentError, match="objects or"):
@@ -287,6 +289,7 @@ class Waiting:
         return self.store.append_async(runs)
 
 
+@pytest.mark.process
 def test_a_small_request_is_answered_while_a_huge_one_is_kept(tmp_path):
     body = request(*(span("x" * 9000) for _ in range(600)))
     assert len(body) > HUGE_BODY_BYTES

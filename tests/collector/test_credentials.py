@@ -71,6 +71,7 @@ def test_of_two_that_differ_neither_is_taken() -> None:
         extract_key([("authorization", "Bearer K-1"), ("authorization", "Bearer K-2")])
 
 
+@pytest.mark.process
 @given(st.lists(st.tuples(st.sampled_from([b"authorization", b"x-api-key", b"api_key", b"cookie"]), st.binary())))
 def test_whatever_comes_is_a_key_or_none_or_refused(headers: list[tuple[bytes, bytes]]) -> None:
     try:
@@ -87,6 +88,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("sent", SPELLINGS.values(), ids=SPELLINGS)
 def test_a_server_takes_a_key_in_each_spelling(locked: Server, sent: tuple[str, str]) -> None:
     assert httpx.get(f"{locked.url}/api/count", headers=[sent], timeout=60).status_code == 200

@@ -135,6 +135,7 @@ def test_a_sound_file_is_saved_whole(file: Path) -> None:
         assert store.trace(next(iter(before))).root.resource == {"host": 0}
 
 
+@pytest.mark.process
 def test_rows_before_between_and_behind_damaged_pages_are_saved(file: Path) -> None:
     before = filled(file)
     leaves = spans_leaves(file)
@@ -156,6 +157,7 @@ def spans_leaves(file: Path) -> list[int]:
         return [row[0] for row in db.execute(sql)]
 
 
+@pytest.mark.process
 def test_a_file_that_was_cut_off_gives_what_stands_before_the_cut(file: Path) -> None:
     with SQLiteStore(file) as store:
         for lot in range(30):
@@ -186,6 +188,7 @@ def test_feedback_that_came_before_its_trace_takes_no_place_of_one_made_again(fi
         assert [one.target.trace_id for one in store.feedbacks(key="early")] == ["f" * 32]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("table", "told"), [("resources", "lost their resource"), ("feedback", None), ("known", None), ("feed", None)]
 )

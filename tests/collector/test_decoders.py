@@ -101,6 +101,7 @@ def in_flight(server: Server, aside: ThreadPoolExecutor, body: bytes) -> Future[
 # what comes of a request
 
 
+@pytest.mark.process
 def test_a_process_makes_of_a_request_what_the_server_would(tmp_path):
     spans = [span("whole", attributes=[LARGE_TEXT]), span("bad", trace_id=b""), *(span(f"{n}") for n in range(600))]
     found = []
@@ -117,6 +118,7 @@ def test_a_process_makes_of_a_request_what_the_server_would(tmp_path):
     assert found[0] == found[1]
 
 
+@pytest.mark.process
 def test_a_dictionary_that_is_made_meanwhile_is_used_for_what_comes_next(server, store):
     found = []
     for number in (1, 2):
@@ -129,6 +131,7 @@ def test_a_dictionary_that_is_made_meanwhile_is_used_for_what_comes_next(server,
     assert [len(str(run.inputs)) for run in runs] == [600_000] * 4
 
 
+@pytest.mark.process
 def test_what_comes_by_grpc_goes_the_same_way(store, aside):
     body = request(span("whole", attributes=[LARGE_TEXT]), span(trace_id=b""))
     with Server(store, decoders=1, grpc_port=0) as server, by_grpc(server) as call:
@@ -151,6 +154,7 @@ def test_a_request_that_is_none_is_refused_alike(server):
     assert numbers(server.url, "spanwise_decoder_requests_total") == [1.0]
 
 
+@pytest.mark.process
 def test_large_logs_go_the_same_way(server, store):
     kept = log_record("1" * 32, "2" * 16, event_name="gen_ai.evaluation.result")
     kept.attributes.extend(
@@ -168,6 +172,7 @@ def test_large_logs_go_the_same_way(server, store):
 # what becomes of processes
 
 
+@pytest.mark.process
 def test_one_that_is_killed_costs_what_it_was_at_a_503_and_nothing_else(server, store, aside):
     pid, body = stopped(server), request(*(span(attributes=[LARGE_TEXT]) for _ in range(3)))
     answer = in_flight(server, aside, body)
@@ -189,6 +194,7 @@ def test_one_that_is_stopped_is_ended(store, aside):
         assert pid not in processes()
 
 
+@pytest.mark.process
 def test_one_that_died_while_it_had_nothing_to_do_costs_nobody_anything(server):
     pid = stopped(server)
     os.kill(pid, signal.SIGKILL)
@@ -224,6 +230,7 @@ def test_without_any_the_server_decodes_alone(server, store, monkeypatch):
     assert numbers(server.url, 'spanwise_decoder_deaths_total{reason="start"}') == [1.0]
 
 
+@pytest.mark.process
 def test_small_requests_are_handed_over_under_load(server, monkeypatch):
     monkeypatch.setattr(decode_pool, "BUSY_SECONDS", 0.01)  # what is load depends on how fast a machine is
     body = request(*(span(attributes=[attribute("input.value", "w" * 400)]) for _ in range(1000)))
@@ -246,6 +253,7 @@ def test_with_one_core_there_are_none_and_with_two_there_is_one(cores):
 # one process
 
 
+@pytest.mark.process
 def test_a_process_loads_what_decoding_needs_and_nothing_else():
     told = pickle.dumps(RunEncoder())
     code = f"import pickle, sys, spanwise.collector.ingest.decode_worker; pickle.loads({told}); print(*sys.modules)"
@@ -313,6 +321,7 @@ def asked(encode: Any, seconds: float = 60) -> Any:
     return asyncio.run(ask()), ended
 
 
+@pytest.mark.process
 def test_a_process_that_has_too_little_memory_says_so_and_lives():
     found, ended = asked(runs_out_of_memory)
     assert (found, ended) == (
@@ -321,6 +330,7 @@ def test_a_process_that_has_too_little_memory_says_so_and_lives():
     )
 
 
+@pytest.mark.process
 def test_a_process_that_fails_on_a_request_says_so_and_lives():
     (reason, told), ended = asked(nests)
     assert (reason, "RecursionError" in told, ended) == ("decoding", True, [])
@@ -330,12 +340,14 @@ ENDS = [(exits, 60, "exit status 3"), (hangs, 0.2, "too slow"), (says_half, 60, 
 STRANGE = [(one, 60, "not understood") for one in (names_what_is_nowhere, promises_too_much)]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("encode", "seconds", "how"), [*ENDS, *STRANGE])
 def test_a_process_that_ends_is_told(encode, seconds, how):
     found, ended = asked(encode, seconds)
     assert (how in found, ended) == (True, [how])
 
 
+@pytest.mark.process
 def test_nothing_of_a_request_stays_in_memory_after_its_answer():
     async def ask() -> None:
         process = WorkerProcess(WorkerSettings(Limits(), None, 0, 60, 120, MEMORY, {}), lambda *how: None)
@@ -352,6 +364,7 @@ def test_nothing_of_a_request_stays_in_memory_after_its_answer():
     asyncio.run(ask())
 
 
+@pytest.mark.process
 def test_a_request_that_a_process_has_is_not_in_memory_here_as_well():
     async def ask() -> None:
         process = WorkerProcess(WorkerSettings(Limits(), hangs, 0, 60, 120, MEMORY, {}), lambda *how: None)
@@ -374,6 +387,7 @@ def test_a_request_that_a_process_has_is_not_in_memory_here_as_well():
     asyncio.run(ask())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("forwards", [False, True])
 def test_a_request_lets_go_of_its_bytes_before_it_is_decoded_elsewhere_unless_they_are_passed_on(
     store, monkeypatch, forwards
@@ -413,6 +427,7 @@ def test_a_body_over_which_processes_end_is_kept_out_after_a_while():
     assert refused.value.retry_after > 30
 
 
+@pytest.mark.process
 def test_one_with_little_to_do_is_ended_and_another_comes_when_there_is_more():
     async def comes_and_goes() -> list[int]:
         pool, pids = (

@@ -51,6 +51,7 @@ def test_what_passes_is_found_once_lot_by_lot(store: SQLiteStore) -> None:
     assert len({trace_id for lot in lots for trace_id in lot}) == MANY
 
 
+@pytest.mark.process
 def test_all_lots_go_and_nothing_else(store: SQLiteStore) -> None:
     commits = store.health()["commits"]
     assert store.delete(THEM) == MANY
@@ -136,6 +137,7 @@ SQLiteStore(sys.argv[1]).delete(Filter(metadata={"of": "them"}))
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("statement", ["DELETE FROM spans", "DELETE FROM traces"])
 def test_a_deletion_that_is_killed_leaves_whole_traces_and_goes_on(
     store: SQLiteStore, file: Path, statement: str

@@ -199,6 +199,7 @@ def test_probes_may_ask_for_the_head(store, path):
 # Wrong keys
 
 
+@pytest.mark.process
 def test_wrong_keys_are_limited_and_right_ones_go_on(locked, caplog):
     with httpx.Client(base_url=locked.url) as client:
         assert client.get("/api/count", headers=bearer(MASTER)).status_code == 200
@@ -214,6 +215,7 @@ def test_wrong_keys_are_limited_and_right_ones_go_on(locked, caplog):
     assert "secret-" not in caplog.text
 
 
+@pytest.mark.process
 def test_a_right_key_that_was_never_seen_is_not_tried_beside_many_wrong_ones(locked):
     """Else the limit would not keep anybody from guessing."""
     with httpx.Client(base_url=locked.url) as client:
@@ -235,6 +237,7 @@ def test_tries_come_back_with_time():
     assert tries.wait("a", b"k") == 0
 
 
+@pytest.mark.process
 def test_tries_are_remembered_of_so_many_addresses():
     tries = AttemptLimiter()
     for number in range(MAX_TRACKED_ADDRESSES + 10):
@@ -467,6 +470,7 @@ def test_a_file_of_rules_may_be_of_several_projects(store):
 # What is said later, and of others
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "fields",
     [

@@ -88,6 +88,7 @@ def test_a_disk_that_keeps_nothing_ends_it_and_nothing_is_acknowledged(store: SQ
     assert "failed to store data" in (store.trouble() or "")
 
 
+@pytest.mark.process
 def test_what_was_acknowledged_is_what_the_disk_had_by_then(
     tmp_path: Path, store: SQLiteStore, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_run_is_amended_before_it_comes_and_after(store, early):
     assert read(store, one) == replace(fuller, outputs="said")
 
 
+@pytest.mark.process
 def test_words_are_found(store):
     one = run(inputs="an unheard word")
     send(store, one)

@@ -226,6 +226,7 @@ def may_be_asked(filter: Filter) -> bool:
         return False
 
 
+@pytest.mark.process
 @settings(max_examples=100, deadline=None, suppress_health_check=UNCHECKED)
 @given(filter=FILTERS.filter(may_be_asked))
 def test_all_conditions_pass_exactly_where_the_list_has_the_trace(many: SQLiteStore, filter: Filter) -> None:
@@ -236,6 +237,7 @@ def test_all_conditions_pass_exactly_where_the_list_has_the_trace(many: SQLiteSt
         assert all(one.passes for one in many.explain(trace_id, filter)) == (trace_id in listed)
 
 
+@pytest.mark.process
 @settings(max_examples=100, deadline=None, suppress_health_check=UNCHECKED)
 @given(filters=st.lists(FILTERS.filter(lambda one: one.complete is None and may_be_asked(one)), max_size=3))
 def test_heads_pass_exactly_where_the_list_has_the_trace(many: SQLiteStore, filters: list[Filter]) -> None:
@@ -249,6 +251,7 @@ def test_traces_that_came_far_from_each_other_are_looked_up_apart() -> None:
     assert list(split_ranges([])) == []
 
 
+@pytest.mark.process
 def test_words_are_found_in_a_slice_of_any_traces(store: SQLiteStore) -> None:
     store.append(made := [run(inputs=f"refund {number}") for number in range(20)])
     assert eventually(lambda: store.health()["text_index_waiting_traces"], 0)

@@ -78,6 +78,7 @@ def idle(store: SQLiteStore) -> bool:
 # To a collector of ours
 
 
+@pytest.mark.process
 def test_a_second_collector_has_all_of_it_as_it_was(open_):
     store, other = open_("a"), open_("b")
     with Server(other) as receiver, sending(store, receiver.url):
@@ -101,6 +102,7 @@ def test_what_changes_is_sent_again_under_its_id_and_the_same_again_is_not(open_
     assert (said > number, again.id, again.score) == (True, first.id, 1.0)
 
 
+@pytest.mark.process
 def test_after_a_restart_it_goes_on_where_it_stood(tmp_path):
     with Scripted() as other:
         for keys in (["a", "b"], ["c"]):
@@ -112,6 +114,7 @@ def test_after_a_restart_it_goes_on_where_it_stood(tmp_path):
         assert other.keys == ["a", "b", "while away a", "c"]
 
 
+@pytest.mark.process
 def test_it_waits_in_the_store_while_nobody_listens(open_):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -130,6 +133,7 @@ def test_it_waits_in_the_store_while_nobody_listens(open_):
     assert store.outlets()[0].error is None
 
 
+@pytest.mark.process
 def test_two_that_send_to_each_other_stop(open_):
     one, two = open_("a"), open_("b")
     with Server(one) as first, Server(two) as second:
@@ -148,6 +152,7 @@ def test_two_that_send_to_each_other_stop(open_):
     assert {row.key: tuple(read_via(row)) for row in one.feedbacks()}["zero"] == ()
 
 
+@pytest.mark.process
 def test_what_was_sent_and_not_noted_goes_out_again_and_is_there_once(open_):
     store, other = open_("a"), open_("b")
     with Server(other) as receiver:
@@ -185,6 +190,7 @@ def test_new_targets_begin_with_what_is_said_from_then_on(open_):
 # To any endpoint
 
 
+@pytest.mark.process
 def test_the_bytes_are_the_fields_events(open_):
     store = open_()
     with Scripted() as other, sending(store, other.url):
@@ -212,6 +218,7 @@ def test_the_bytes_are_the_fields_events(open_):
     assert {"shop", "prod"} <= projects
 
 
+@pytest.mark.process
 def test_headers_come_from_the_environment_and_are_shown_nowhere(open_):
     store = open_()
     with Scripted() as other:
@@ -225,6 +232,7 @@ def test_headers_come_from_the_environment_and_are_shown_nowhere(open_):
     assert other.requests[0][1]["authorization"] == "Bearer secret"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("status", [400, 413])
 def test_one_that_is_refused_costs_itself(open_, status):
     store = open_()
@@ -239,6 +247,7 @@ def test_one_that_is_refused_costs_itself(open_, status):
     assert (store.outlets()[0].sent, store.outlets()[0].dropped) == (len(ALL) - 1, 1)
 
 
+@pytest.mark.process
 def test_what_came_through_many_collectors_goes_no_further(open_):
     store = open_()
     via = [f"c{number}" for number in range(8)]
@@ -284,6 +293,7 @@ values |= st.fixed_dictionaries({"outcome": st.just("error"), "error": st.text(m
 values |= st.fixed_dictionaries({"outcome": st.just("skip"), "comment": texts})
 
 
+@pytest.mark.process
 @settings(deadline=None, max_examples=100)
 @given(
     st.sampled_from([SPAN, ON, replace(SPAN, document=1), Of(session_id="s"), Of(experiment_id="e")]),
@@ -322,6 +332,7 @@ def test_outlets_are_shown_over_http(open_):
     assert (shown["name"], shown["url"], shown["waiting"]) == ("hub", "http://hub", 0)
 
 
+@pytest.mark.process
 def test_one_on_which_a_target_fails_again_and_again_blocks_nobody(open_):
     store = open_()
 
@@ -339,6 +350,7 @@ def test_one_on_which_a_target_fails_again_and_again_blocks_nobody(open_):
     assert store.outlets()[0].dropped == 1
 
 
+@pytest.mark.process
 def test_a_target_that_fails_on_everything_loses_nothing(open_):
     store = open_()
     with Scripted(lambda _: 500) as other:

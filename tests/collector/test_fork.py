@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from collector.others import outcome
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -51,6 +53,7 @@ VERBS = (
 )
 
 
+@pytest.mark.process
 def test_an_inherited_store_says_so_at_once(tmp_path: Path) -> None:
     *told, parent = of_fork("\n".join(f"tell(lambda: {verb})" for verb in VERBS), tmp_path / "a.db")
     assert len(told) == len(VERBS)
@@ -58,6 +61,7 @@ def test_an_inherited_store_says_so_at_once(tmp_path: Path) -> None:
     assert parent == "['after', 'before'] []"
 
 
+@pytest.mark.process
 def test_closing_an_inherited_store_does_nothing_to_the_parents(tmp_path: Path) -> None:
     assert of_fork("tell(store.close)\ntell(store.close)", tmp_path / "a.db") == [
         "None",
@@ -66,10 +70,12 @@ def test_closing_an_inherited_store_does_nothing_to_the_parents(tmp_path: Path) 
     ]
 
 
+@pytest.mark.process
 def test_an_inherited_store_that_ends_with_its_process_does_nothing_either(tmp_path: Path) -> None:
     assert of_fork("del store\nsys.exit(0)", tmp_path / "a.db") == ["['after', 'before'] []"]
 
 
+@pytest.mark.process
 def test_a_child_opens_a_file_of_its_own(tmp_path: Path) -> None:
     child = (
         "own = connect(path + '2')\nown.append([run('own')])\ntell(lambda: next(iter(own.traces())).name)\nown.close()"
@@ -77,10 +83,12 @@ def test_a_child_opens_a_file_of_its_own(tmp_path: Path) -> None:
     assert of_fork(child, tmp_path / "a.db")[0] == "own"
 
 
+@pytest.mark.process
 def test_a_child_is_told_who_holds_the_file_that_its_parent_has_open(tmp_path: Path) -> None:
     assert "is being written by process" in of_fork("tell(lambda: connect(path))", tmp_path / "a.db")[0]
 
 
+@pytest.mark.process
 def test_a_child_that_outlives_its_parent_is_told_to_start_afresh(tmp_path: Path) -> None:
     # its threads end one after the other: who was forked off may be let go before the last one lets go of the file
     child = (
@@ -91,6 +99,7 @@ def test_a_child_that_outlives_its_parent_is_told_to_start_afresh(tmp_path: Path
     SQLiteStore(tmp_path / "a.db").close()  # and holds nothing
 
 
+@pytest.mark.process
 def test_a_child_of_a_server_speaks_to_it(tmp_path: Path) -> None:
     server = "from spanwise.collector.server import Server\n    serving = Server(store).__enter__()"
     child = "tell(lambda: connect(path).where)"

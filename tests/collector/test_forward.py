@@ -142,6 +142,7 @@ def dropped(server: Server, reason: str) -> float:
 # As it came
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("path", "kind", "body"),
     [
@@ -163,6 +164,7 @@ def test_every_signal_is_passed_on_byte_by_byte(tmp_path, endpoint, path, kind, 
     assert (where, headers["content-type"], content) == (f"/base{path}", kind, body)
 
 
+@pytest.mark.process
 def test_an_instrumentation_of_httpx_does_not_trace_what_is_passed_on(tmp_path, endpoint):
     to = endpoint()
     with capture_spans() as spans, passing_on(tmp_path, to.url) as server:
@@ -176,6 +178,7 @@ def test_an_instrumentation_of_httpx_does_not_trace_what_is_passed_on(tmp_path, 
     assert "traceparent" not in {name.lower() for name in to.taken[0][1]}
 
 
+@pytest.mark.process
 def test_what_comes_by_grpc_is_passed_on_too(tmp_path, endpoint):
     to = endpoint()
     with passing_on(tmp_path, to.url, grpc_port=0) as server:
@@ -230,6 +233,7 @@ def lasting(status: int, times: int = 2, **headers: str) -> list[Answer]:
     return [(status, {name.replace("_", "-"): value for name, value in headers.items()}, b"no")] * times
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "script",
     [lasting(429, retry_after="0"), lasting(503), lasting(500), lasting(401), lasting(302, location="http://x.test")],
@@ -346,6 +350,7 @@ def test_a_target_that_is_away_gets_it_after_a_restart(tmp_path, endpoint, caplo
         until(lambda: number(server, "spanwise_forward_waiting_bytes") == 0)
 
 
+@pytest.mark.process
 def test_what_has_no_room_on_disk_is_dropped_the_oldest_first(tmp_path, endpoint):
     def wait(body: bytes) -> Answer:
         to.open.wait(10 * SECONDS)  # until it may: all that comes before may take a while
@@ -371,6 +376,7 @@ def test_a_disk_that_cannot_be_written_costs_the_sender_nothing(tmp_path, endpoi
         assert (dropped(server, "disk"), server.store.count()["spans"]) == (1, 1)
 
 
+@pytest.mark.process
 def test_what_is_torn_or_none_of_ours_is_counted_and_the_rest_is_sent(tmp_path, endpoint):
     port = free_port()
     with passing_on(tmp_path, f"http://127.0.0.1:{port}") as server:
@@ -388,6 +394,7 @@ def test_what_is_torn_or_none_of_ours_is_counted_and_the_rest_is_sent(tmp_path, 
     assert to.names() in (["a", "c"], ["c"])
 
 
+@pytest.mark.process
 def test_two_collectors_that_pass_on_to_each_other_do_so_once(tmp_path):
     with ExitStack() as held:
         (tmp_path / "b").mkdir()

@@ -73,6 +73,7 @@ def works(write: Callable[[], object]) -> bool:
     return True
 
 
+@pytest.mark.process
 def test_deleting_makes_room_on_a_full_disk(disk: Path) -> None:
     with (
         SQLiteStore(disk / "spanwise.db") as store,
@@ -90,6 +91,7 @@ def test_deleting_makes_room_on_a_full_disk(disk: Path) -> None:
         assert store.check(deep=True) == []
 
 
+@pytest.mark.process
 def test_what_was_acknowledged_before_the_disk_was_full_is_there_and_can_be_deleted_by_a_command(disk: Path) -> None:
     with SQLiteStore(disk / "spanwise.db") as store:
         kept = fill(store, disk)
@@ -101,6 +103,7 @@ def test_what_was_acknowledged_before_the_disk_was_full_is_there_and_can_be_dele
         assert store.check(deep=True) == []
 
 
+@pytest.mark.process
 def test_a_log_that_finds_no_room_in_the_database_is_copied_when_there_is_some(disk: Path) -> None:
     with SQLiteStore(disk / "spanwise.db") as store:
         with closing(sqlite3.connect(disk / "spanwise.db", isolation_level=None)) as reader:
@@ -117,6 +120,7 @@ def test_a_log_that_finds_no_room_in_the_database_is_copied_when_there_is_some(d
         assert store.check(deep=True) == []
 
 
+@pytest.mark.process
 def test_while_the_reserve_is_given_up_only_what_makes_room_is_written(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([run("a"), run("b")])

@@ -104,6 +104,7 @@ def check(limits: tuple[int, int, int], done: list[tuple[str, Any]]) -> None:
                 assert traces.said() == traces.true()
 
 
+@pytest.mark.process
 @given(limits=limits, done=doings)
 @settings(max_examples=60, deadline=None)
 def test_what_is_new_adds_up_to_what_all_adds_up_to(limits: tuple[int, int, int], done: list[tuple[str, Any]]) -> None:
@@ -159,6 +160,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("shape", SHAPES)
 def test_one_more_span_costs_no_more_than_in_a_small_trace(traces: Traces, shape: str) -> None:
     spans = SHAPES[shape]()
@@ -177,6 +179,7 @@ def test_one_more_span_costs_no_more_than_in_a_small_trace(traces: Traces, shape
     assert traces.said() == traces.true()
 
 
+@pytest.mark.process
 def test_marks_that_go_far_are_made_behind(traces: Traces) -> None:
     spans = chain(3000)
     traces.append(*spans)
@@ -288,6 +291,7 @@ def test_a_rollback_while_a_trace_is_summed_up_has_it_tried_again(tmp_path: Path
         assert traces.said() == traces.true()
 
 
+@pytest.mark.process
 def test_a_trace_that_grows_too_fast_is_summed_up_when_it_slows_down(tmp_path: Path) -> None:
     numbers = iter(range(10**6))
 

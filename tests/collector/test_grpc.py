@@ -149,6 +149,7 @@ def test_a_call_without_a_message_is_refused_and_one_with_two_is_answered_after_
     assert server.store.count()["spans"] == 1
 
 
+@pytest.mark.process
 def test_calls_are_counted_by_their_status(server):
     send(server, request(span()))
     refused(server, b"\xff\xff")
@@ -210,6 +211,7 @@ def test_no_key_a_wrong_one_and_one_that_may_not_send(locked, key, code):
     assert locked.store.count()["spans"] == 0
 
 
+@pytest.mark.process
 def test_who_tries_keys_is_told_when_to_come_again(locked):
     master = (("x-api-key", "master"),)
     send(locked, request(span()), metadata=master)
@@ -248,11 +250,13 @@ def test_a_proxy_on_this_machine_lets_nobody_in_from_elsewhere(server, sender, f
 # Its port
 
 
+@pytest.mark.process
 def test_a_port_that_was_asked_for_and_is_taken_is_refused(store):
     with socket.create_server(("127.0.0.1", 0)) as busy, pytest.raises(Refused, match="--grpc-port"):
         Server(store, grpc_port=busy.getsockname()[1])
 
 
+@pytest.mark.process
 def test_a_usual_port_that_is_taken_is_told_and_http_goes_on(store):
     with (
         socket.create_server(("127.0.0.1", 0)) as busy,
@@ -284,6 +288,7 @@ def test_nobody_speaks_grpc_unless_asked_to(store):
 # Who means it harm
 
 
+@pytest.mark.process
 def test_a_message_is_bounded_before_and_after_it_is_inflated(server):
     for body in (b"\x0a" * (MAX_MESSAGE_BYTES + 1), gzip.compress(bytes(64 * 1024 * 1024), 1)):
         error = refused(server, body)
@@ -336,6 +341,7 @@ def number(server: Server, name: str) -> float:
     return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)), 0.0)
 
 
+@pytest.mark.process
 def test_half_messages_make_room_for_whole_ones(server):
     with ExitStack() as held:
         for _ in range(export_services.MAX_CONCURRENT_READS):
@@ -403,6 +409,7 @@ class Slow:
         return self.store.add_feedback(*args)
 
 
+@pytest.mark.process
 def test_a_call_under_way_is_answered_before_the_end(store):
     said = log_record("1" * 32, "2" * 16, event_name="gen_ai.evaluation.result")
     said.attributes.extend([attribute("gen_ai.evaluation.name", "a"), attribute("gen_ai.evaluation.score.label", "b")])
@@ -446,6 +453,7 @@ def process(path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str]
             made.kill()
 
 
+@pytest.mark.process
 def test_what_was_acknowledged_survives_a_kill(tmp_path):
     with process(tmp_path / "a.db") as (server, address):
         acknowledged = [send(address, request(span())) for _ in range(20)]
@@ -455,6 +463,7 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path):
         assert store.count()["spans"] == len(acknowledged) == 20
 
 
+@pytest.mark.process
 def test_a_process_that_forks_goes_on_answering(tmp_path):
     with process(tmp_path / "a.db", "fork") as (server, address):
         assert send(address, request(span())) == b""
@@ -462,6 +471,7 @@ def test_a_process_that_forks_goes_on_answering(tmp_path):
     assert (server.returncode, told) == (0, "")
 
 
+@pytest.mark.process
 def test_grpc_is_loaded_only_where_it_is_served(tmp_path):
     program = (
         "import sys; from spanwise.collector.server import Server; from spanwise.collector.stores.sqlite import SQLiteStore\n"

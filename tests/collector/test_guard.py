@@ -139,6 +139,7 @@ def test_the_last_keys_hold_while_the_store_does_not_answer(store: Held) -> None
         assert scopes(keys, "other") is None
 
 
+@pytest.mark.process
 def test_a_reading_that_takes_long_is_waited_for_once(store: Held) -> None:
     keys = KeyCache(store, KeyCacheTimes(fresh=0, patience=0.3, grace=60, pause=0, apart=0))
     assert scopes(keys)
@@ -150,6 +151,7 @@ def test_a_reading_that_takes_long_is_waited_for_once(store: Held) -> None:
         assert time.monotonic() - start < 15  # half a minute, if each of them waited
 
 
+@pytest.mark.process
 def test_the_last_keys_do_not_hold_for_ever(store: Held) -> None:
     keys = KeyCache(store, KeyCacheTimes(fresh=0.1, patience=0.05, grace=0.1, pause=0, apart=0))
     start = time.monotonic()
@@ -161,6 +163,7 @@ def test_the_last_keys_do_not_hold_for_ever(store: Held) -> None:
     until(lambda: opened(keys))
 
 
+@pytest.mark.process
 def test_an_expired_key_opens_nothing_though_the_store_does_not_answer(store: Held) -> None:
     keys = KeyCache(store, KeyCacheTimes(fresh=0, patience=0.01, grace=60, pause=0, apart=0))
 
@@ -388,6 +391,7 @@ class Patient(AttemptLimiter):
         return 0.0
 
 
+@pytest.mark.process
 def test_everywhere_a_wrong_key_is_401_and_one_without_the_scope_403(store: Held) -> None:
     for needed in ("read", "write", "ingest", "feedback", "admin"):
         others = tuple(scope for scope in SCOPE_PERMISSIONS if needed not in SCOPE_PERMISSIONS[scope])

@@ -75,6 +75,7 @@ def has_ipv6() -> bool:
         return False
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 def test_a_server_on_an_ipv6_address_is_found_through_its_file(tmp_path, host):

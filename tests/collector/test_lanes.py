@@ -43,6 +43,7 @@ def asking(server: Server, address: str = "/api/aggregate") -> socket.socket:
     return connection
 
 
+@pytest.mark.process
 def test_a_question_that_takes_too_long_is_refused_and_says_how_to_narrow_it(slow: Slow) -> None:
     with served(slow, 0.2) as server, HTTPStore(server.url) as client:
         with pytest.raises(TooSlow, match=r"/api/aggregate took longer than 0.2 seconds.*`since`"):
@@ -51,6 +52,7 @@ def test_a_question_that_takes_too_long_is_refused_and_says_how_to_narrow_it(slo
         assert httpx.get(f"{server.url}/api/aggregate").status_code == 422
 
 
+@pytest.mark.process
 def test_a_page_that_takes_too_long_says_so_as_a_page(slow: Slow) -> None:
     slow.append([run()])
     with served(slow, 0.2) as server:
@@ -59,6 +61,7 @@ def test_a_page_that_takes_too_long_says_so_as_a_page(slow: Slow) -> None:
         assert "Query too slow" in answer.text
 
 
+@pytest.mark.process
 def test_a_question_ends_when_its_caller_hangs_up(slow: Slow) -> None:
     with served(slow, None) as server:
         connection = asking(server)
@@ -94,6 +97,7 @@ def test_what_is_cheap_does_not_wait_for_ten_that_are_not(slow: Slow) -> None:
         assert slow.inside == MAX_CONCURRENT_SCANS
 
 
+@pytest.mark.process
 def test_of_a_hundred_at_once_each_is_answered_or_told_to_come_again(slow: Slow) -> None:
     slow.append([run("one")])
     with (

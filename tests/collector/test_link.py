@@ -48,6 +48,7 @@ def test_what_comes_in_bits_and_in_heaps_is_read_alike(step):
     assert ([len(one) for one in found], b"".join(found)) == (SIZES, HEAP)
 
 
+@pytest.mark.process
 def test_what_there_is_no_room_for_goes_when_there_is_and_in_order():
     async def send() -> bytes:
         with linked(reading([], asyncio.Event())) as (link, theirs):

@@ -35,6 +35,7 @@ def kept(file: Path) -> list[str]:
         return sorted(names(store.traces(limit=100)))
 
 
+@pytest.mark.process
 def test_a_second_process_is_refused_through_a_symbolic_link(file: Path) -> None:
     link = file.with_name("link.db")
     link.symlink_to(file)
@@ -44,6 +45,7 @@ def test_a_second_process_is_refused_through_a_symbolic_link(file: Path) -> None
     assert kept(link) == ["a"]
 
 
+@pytest.mark.process
 def test_a_second_process_is_refused_through_a_hard_link(file: Path) -> None:
     with holding(file) as write:
         assert write("a") == "kept"
@@ -61,6 +63,7 @@ def test_a_file_with_two_names_is_refused_for_its_log_has_one(file: Path) -> Non
     assert kept(file) == []
 
 
+@pytest.mark.process
 def test_a_second_process_is_refused_after_the_lock_file_was_removed(file: Path) -> None:
     lock = file.with_name("spanwise.db.lock")
     with holding(file) as write:
@@ -74,6 +77,7 @@ def test_a_second_process_is_refused_after_the_lock_file_was_removed(file: Path)
     assert kept(file) == ["a", "b"]
 
 
+@pytest.mark.process
 def test_a_copy_opens_beside_its_original_even_with_the_lock_file(file: Path, tmp_path: Path) -> None:
     copies = tmp_path / "copies"
     copies.mkdir()
@@ -86,6 +90,7 @@ def test_a_copy_opens_beside_its_original_even_with_the_lock_file(file: Path, tm
         assert write("b") == "kept"
 
 
+@pytest.mark.process
 def test_a_copy_opens_though_its_lock_file_is_a_link_to_that_of_a_live_process(file: Path, tmp_path: Path) -> None:
     SQLiteStore(file).close()
     shutil.copy(file, tmp_path / "copy.db")
@@ -111,6 +116,7 @@ def test_what_cannot_be_locked_is_not_held_by_another(file: Path) -> None:
         _lock_byte(unlockable.fileno())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("moved", ["spanwise.db", "spanwise.db-wal"])
 def test_a_file_that_is_taken_away_stops_acknowledging(file: Path, moved: str) -> None:
     with holding(file) as write:
@@ -120,6 +126,7 @@ def test_a_file_that_is_taken_away_stops_acknowledging(file: Path, moved: str) -
         assert write("c").startswith("Halted: ")
 
 
+@pytest.mark.process
 def test_a_database_that_is_replaced_stops_acknowledging(file: Path, tmp_path: Path) -> None:
     SQLiteStore(tmp_path / "other.db").close()
     with holding(file) as write:
@@ -219,6 +226,7 @@ def test_a_path_goes_on_leading_to_its_file_wherever_the_process_goes(
 SERVE = "import sys; from spanwise.cli import main; sys.argv[:1] = ['spanwise', 'serve']; main()"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("there", [True, False])
 def test_a_start_that_is_refused_leaves_nothing_behind_and_takes_nothing_away(file: Path, there: bool) -> None:
     if there:
@@ -228,6 +236,7 @@ def test_a_start_that_is_refused_leaves_nothing_behind_and_takes_nothing_away(fi
     assert os.listdir(file.parent) == before
 
 
+@pytest.mark.process
 def test_a_start_on_a_port_that_is_taken_leaves_nothing_behind(file: Path, tmp_path: Path) -> None:
     with SQLiteStore(file) as store, Server(store) as server:
         other = tmp_path / "other.db"

@@ -55,6 +55,7 @@ def score(value: Any, **others: Any) -> Feedback:
     return read(**{"gen_ai.evaluation.score.value": value}, **others)
 
 
+@pytest.mark.process
 def test_an_event_in_protobuf_is_feedback_on_its_span(server: Server) -> None:
     request = ExportLogsServiceRequest()
     records = request.resource_logs.add().scope_logs.add().log_records

@@ -39,6 +39,7 @@ def client(server: Server) -> Iterator[HTTPStore]:
         yield made
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "query",
     [
@@ -109,6 +110,7 @@ def sent(**fields: Any) -> list[dict[str, Any]]:
     return [{"trace_id": "a" * 32, "span_id": "b" * 16, "name": "n", **fields}]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "fields",
     [
@@ -159,6 +161,7 @@ def test_money_that_nobody_spends_is_refused(client, amount):
 # Batches by bytes
 
 
+@pytest.mark.process
 def test_runs_that_are_too_much_together_go_in_several_requests(client, store):
     """400 runs of 200 kB."""
     text = "x" * 200_000
@@ -177,11 +180,13 @@ def test_halves_keep_traces_whole_and_roots_last():
     assert list(split_in_half([root], [])) == [([root], [])]
 
 
+@pytest.mark.process
 def test_what_cannot_be_parted_is_refused(client):
     with pytest.raises(TooLarge, match="the maximum is 33,554,432"):
         client.append([run(inputs="x" * (transport.MAX_BODY_BYTES + 1))])
 
 
+@pytest.mark.process
 def test_feedback_that_is_too_much_together_goes_in_several_requests(client, store):
     rows = [
         Feedback(target=Target(trace_id=f"{n + 1:032x}"), key="k", score=1.0, comment="x" * 10**6) for n in range(40)

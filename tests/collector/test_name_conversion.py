@@ -113,6 +113,7 @@ def test_a_file_that_is_converted_twice_is_unchanged(file: Path) -> None:
     assert dump(file) == before
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "statement", ["UPDATE resources SET", "json_set(data", "application_id = ", "user_version = 20"]
 )

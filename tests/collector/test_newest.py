@@ -103,6 +103,7 @@ def test_as_many_as_are_in_memory_can_be_asked_for(store, newest):
         store.aggregate(newest=newest)
 
 
+@pytest.mark.process
 def test_over_http_it_is_the_same(store):
     store.append([later(i, user_id="ann") for i in range(3)])
     with Server(store) as server, HTTPStore(server.url) as client:
@@ -112,6 +113,7 @@ def test_over_http_it_is_the_same(store):
         assert httpx.get(f"{server.url}/api/aggregate?newest=some").status_code == 400
 
 
+@pytest.mark.process
 def test_a_long_answer_is_the_same_in_one_go_and_in_several(store):
     store.append([later(i, user_id=f"u{i}") for i in range(1_001)])
     with Server(store) as server, HTTPStore(server.url) as client:
@@ -166,6 +168,7 @@ def test_menus_of_a_project_have_the_values_of_its_newest_traces(store):
     assert ProjectScopedStore(store, "mine").values("user") == store.values("user", project="mine") == ["new", "u2"]
 
 
+@pytest.mark.process
 def test_a_page_says_that_its_charts_show_the_newest_alone(store):
     for start in range(0, trace_list.MAX_COUNTED_TRACES + 1, 2_000):
         store.append([later(i, start_ns=NOW, user_id="ann") for i in range(start, start + 2_000)])

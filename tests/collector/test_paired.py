@@ -49,6 +49,7 @@ def test_the_p_is_the_share_of_sign_patterns_that_go_as_far(n, tolerance):
     assert paired_test([step / 100 for step in tenths]).p == pytest.approx(exact_p(tenths), abs=tolerance)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("n", "tolerance"), [(1000, 0.012), (1001, 0.002)])
 def test_beyond_a_thousand_differences_the_normal_distribution_is_as_good(n, tolerance):
     tenths = [(i * 37) % 41 - 20 + (i < 400) or 1 for i in range(n)]

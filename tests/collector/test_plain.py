@@ -1,5 +1,6 @@
 """The short way of our own spans says the same as the dialects do."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -42,12 +43,14 @@ def same(span) -> Run:
     return run
 
 
+@pytest.mark.process
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(VALUES, VALUES)
 def test_any_values(inputs, outputs):
     same(span_of(inputs, outputs))
 
 
+@pytest.mark.process
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(ODD)
 def test_any_attributes(odd):

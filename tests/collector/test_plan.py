@@ -203,6 +203,7 @@ def test_no_word_may_begin_with_a_letter_or_two(text):
         compile_filter(Filter(text=text))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("text", ["pay*", "co", "co* costs", "支*"])
 def test_a_beginning_that_few_words_have_is_searched(store, text):
     store.append([run(inputs="costs pay co 支付")])

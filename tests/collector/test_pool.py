@@ -122,6 +122,7 @@ def test_the_writer_is_not_stopped_with_a_question(store: SQLiteStore) -> None:
     assert [trace.name for trace in store.traces()] == ["kept"]
 
 
+@pytest.mark.process
 def test_who_finds_all_readers_busy_is_told_to_come_again(readers: ReaderPool) -> None:
     with ExitStack() as held:
         for _ in range(MAX_READERS):
@@ -133,6 +134,7 @@ def test_who_finds_all_readers_busy_is_told_to_come_again(readers: ReaderPool) -
         pass
 
 
+@pytest.mark.process
 def test_numbers_and_the_text_index_need_none_of_the_readers(store: SQLiteStore) -> None:
     store.append([run(inputs="needle")])
     with ExitStack() as held:

@@ -49,6 +49,7 @@ def test_a_process_that_is_told_prices_asks_for_none() -> None:
     assert found.stdout.strip() == f"{costs} False"
 
 
+@pytest.mark.process
 def test_what_no_sum_answers_is_asked_for_in_a_process_that_is_told_prices() -> None:
     spans = [genai("gpt-4o-mini", 1000, 100, gen_ai__usage__cache_creation__input_tokens=900)]
     costs = [read_run(span).cost for span in spans]

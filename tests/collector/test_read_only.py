@@ -71,21 +71,25 @@ def copy(folder: Path) -> Path:
     return shut(folder)
 
 
+@pytest.mark.process
 def test_a_copy_that_nobody_may_write_can_be_looked_at(copy: Path) -> None:
     assert outcome(LOOK, copy, before=PLAIN_USER).splitlines() == ["0 None"] * 4
     assert os.listdir(copy.parent) == ["spanwise.db"]
 
 
+@pytest.mark.process
 def test_what_would_write_it_is_refused_with_the_right_advice(copy: Path) -> None:
     said = outcome(VERBS, copy, before=PLAIN_USER).splitlines()
     assert said == ["['a'] [] 0", *["Refused True"] * 4]
 
 
+@pytest.mark.process
 def test_a_server_on_it_is_refused(copy: Path) -> None:
     said = outcome(COMMAND, "serve", "--port", "0", "--store", copy, before=PLAIN_USER)
     assert said == f"spanwise: cannot write {str(copy)!r}: Permission denied"
 
 
+@pytest.mark.process
 def test_a_copy_with_a_log_says_what_it_takes(folder: Path, tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([run()])
@@ -95,6 +99,7 @@ def test_a_copy_with_a_log_says_what_it_takes(folder: Path, tmp_path: Path) -> N
     assert "SQLite can read only in a folder where this user may write" in said
 
 
+@pytest.mark.process
 def test_an_older_copy_says_where_it_can_be_brought_up_to_date(folder: Path) -> None:
     former_file.build(folder / "spanwise.db")
     with closing(sqlite3.connect(folder / "spanwise.db")) as db:

@@ -56,6 +56,7 @@ def names(kept: SQLiteStore, *trace_ids: bytes) -> list[str]:
     return [trace.root.name for trace in kept.many([one.hex() for one in trace_ids])]
 
 
+@pytest.mark.process
 def test_protobuf_is_kept_and_visible_when_it_is_acknowledged(client, kept):
     one = span("answer", attributes=[attribute("input.value", "hi"), attribute("k", AnyValue(int_value=0))])
     response = send(client, request(one))
@@ -158,6 +159,7 @@ def bomb() -> bytes:
     return first + 99 * again
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("status", "body", "content_type", "headers"),
     [
@@ -339,6 +341,7 @@ ODD = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("case", sorted(ODD))
 def test_odd_spans_are_kept(client, kept, case):
     one = span(**ODD[case])
@@ -363,6 +366,7 @@ def test_too_many_bytes_at_once_are_told_to_come_later(tmp_path):
         assert Status.FromString(response.content).code == 8
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("path", ["/v1/traces", "/api/feedback"])
 def test_a_body_that_stalls_is_given_up(tmp_path, path):
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {PROTOBUF}\r\ncontent-length: 100\r\n\r\n"

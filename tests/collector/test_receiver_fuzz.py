@@ -129,6 +129,7 @@ def test_json_of_any_shape_costs_its_own_span_alone(value: Any, key: str) -> Non
     assert len(found.items) + found.refused_count == 2
 
 
+@pytest.mark.process
 @given(attributes, attributes, st.integers(-2, 5), st.integers(-2, 5))
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_any_attributes_are_read_and_none_is_lost(given_: dict, resource: dict, kind: int, status: int) -> None:
@@ -192,6 +193,7 @@ spans = st.builds(
 )
 
 
+@pytest.mark.process
 @given(spans, st.integers(0, len(DIALECTS) - 1), st.booleans())
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_a_dialect_that_fails_leaves_the_span_as_it_was_before_it(span: RawSpan, place: int, wrecks: bool) -> None:
@@ -206,6 +208,7 @@ def test_a_dialect_that_fails_leaves_the_span_as_it_was_before_it(span: RawSpan,
     assert (faults, span) == (["failing"], before)
 
 
+@pytest.mark.process
 @given(spans)
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_a_span_on_which_every_dialect_fails_stays_as_it_came(span: RawSpan) -> None:

@@ -70,6 +70,7 @@ def said(position: int) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({"spanwise.local_root": root}, optional=dict.fromkeys(names, few))
 
 
+@pytest.mark.process
 @given(found=traces(), data=st.data())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_order_any_requests_any_repeats_give_the_same_trace(

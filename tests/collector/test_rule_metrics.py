@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from fastapi.testclient import TestClient
 
 from collector.deciding import ruled
@@ -46,6 +47,7 @@ def test_what_is_spent(tmp_path):
     assert f'spanwise_rule_spend{{{own},state="reserved"}} 0.5\n' in text
 
 
+@pytest.mark.process
 def test_names_are_escaped_and_rules_bounded(tmp_path):
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         for number in range(MAX_METRIC_RULES + 5):

@@ -100,6 +100,7 @@ def test_a_quiet_project_is_seen_beside_a_loud_one(store: Store) -> None:
     assert [one.spans for one in look(store, Filter(project="quiet")).senders] == [1]
 
 
+@pytest.mark.process
 def test_a_trace_that_is_larger_than_all_is_left_out_and_told(store: Store) -> None:
     store.append([*(span(n, trace=1) for n in range(1, 1_200)), span(2_000)])
     seen = look(store, spans=10)

@@ -7,6 +7,8 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
+import pytest
+
 from spanwise.collector.dialects import RawSpan, read_run
 from spanwise.collector.ingest.store_sink import CommitWaiter
 from spanwise.collector.records import Run
@@ -112,6 +114,7 @@ def test_one_serves_loops_that_follow_each_other():
     assert [asyncio.run(once(number)) for number in range(3)] == [0, 1, 2]
 
 
+@pytest.mark.process
 def test_none_is_lost_that_many_threads_settle_at_the_same_time():
     async def hammered() -> list[int]:
         settled, futures = CommitWaiter(), [Future[int]() for _ in range(4000)]

@@ -207,6 +207,7 @@ def test_a_key_that_only_sends_opens_no_page(browser: httpx.Client) -> None:
     assert "set-cookie" not in answer.headers
 
 
+@pytest.mark.process
 def test_wrong_keys_are_limited_and_never_shown(locked: Server, browser: httpx.Client) -> None:
     locked.authenticator.attempts = AttemptLimiter(lambda: 0.0)  # no try comes back, however long the test takes
     answers = [sign_in(browser, f"secret-{number}") for number in range(ATTEMPT_BURST + 5)]

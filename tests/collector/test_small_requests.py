@@ -135,6 +135,7 @@ def test_requests_in_a_row_are_each_answered_in_order(server):
     assert names(server) == {"s1", "s2"}
 
 
+@pytest.mark.process
 def test_many_connections_are_all_answered_and_counted(server):
     with ExitStack() as stack:
         asked = []

@@ -219,6 +219,7 @@ while True:
 """
 
 
+@pytest.mark.process
 def test_a_store_leaves_the_adapters_of_sqlite3_to_the_application(tmp_path: Path) -> None:
     code = """
 import sqlite3, sys
@@ -244,6 +245,7 @@ def said(code: str, file: Path) -> str:
     return output.strip()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("acknowledged", [1, 40, 300])
 def test_kill_9_loses_nothing_that_was_acknowledged(file: Path, acknowledged: int) -> None:
     with python(WRITER, str(file)) as process:
@@ -255,6 +257,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(file: Path, acknowledged: in
         assert store.check(deep=True) == []
 
 
+@pytest.mark.process
 def test_what_was_not_indexed_before_a_crash_is_indexed_after(file: Path) -> None:
     with python(WRITER, str(file)) as process:
         assert process.stdout is not None
@@ -291,6 +294,7 @@ print("recovered")
 """
 
 
+@pytest.mark.process
 def test_a_full_disk_stops_acknowledging_serves_reads_and_recovers(file: Path) -> None:
     assert said(FULL_DISK, file) == "recovered"
 
@@ -316,10 +320,12 @@ print("noticed")
 """
 
 
+@pytest.mark.process
 def test_room_on_the_disk_is_noticed_without_anything_to_write(file: Path) -> None:
     assert said(ROOM_AGAIN, file) == "noticed"
 
 
+@pytest.mark.process
 def test_a_queue_that_is_full_says_so_instead_of_growing(store: SQLiteStore) -> None:
     batch = encode([run() for _ in range(4000)])
     with pytest.raises(Unavailable, match="write queue is full"):
@@ -346,6 +352,7 @@ def test_many_threads_write_and_read(store: SQLiteStore) -> None:
     assert store.count()["traces"] == 160
 
 
+@pytest.mark.process
 def test_a_dictionary_is_made_and_old_and_new_rows_stay_readable(store: SQLiteStore, file: Path) -> None:
     first = [run(inputs={"question": f"where is parcel {n}?"}, outputs=f"in depot {n * 7}") for n in range(1200)]
     store.append(first)
@@ -368,6 +375,7 @@ def dictionary_in_use(store: SQLiteStore, file: Path) -> int:
     return zstandard.get_frame_parameters(blob).dict_id
 
 
+@pytest.mark.process
 def test_dictionaries_of_the_same_payloads_do_not_spoil_each_other(store: SQLiteStore, file: Path) -> None:
     same = [run(inputs="x" * 500, outputs="y") for _ in range(20_500)]
     store.append(same[:1_500])
@@ -462,6 +470,7 @@ def test_check_finds_what_does_not_fit_together(store: SQLiteStore, file: Path) 
         assert again.check() == ["1 traces whose number of spans is wrong"]
 
 
+@pytest.mark.process
 def test_a_deleted_traces_words_leave_no_trace_in_the_file(store: SQLiteStore, file: Path) -> None:
     store.append([root := run(inputs="xylophone")])
     assert eventually(lambda: len(store.traces(text="xylophone")), 1)
@@ -473,6 +482,7 @@ def test_a_deleted_traces_words_leave_no_trace_in_the_file(store: SQLiteStore, f
     db.close()
 
 
+@pytest.mark.process
 def test_a_trace_that_is_deleted_while_it_is_indexed_leaves_no_words(store: SQLiteStore) -> None:
     store.append([gone := run("gone", inputs="secret")])
     file = store._behind._file
@@ -508,6 +518,7 @@ def test_feedback_on_a_session_goes_with_two_that_go_at_once(store: SQLiteStore)
     assert not store.feedbacks(target=Target(session_id="s")).items
 
 
+@pytest.mark.process
 def test_health_says_what_waits(store: SQLiteStore) -> None:
     def waiting_after_one_more() -> bool:
         before = store.health()["commits"]
@@ -553,6 +564,7 @@ def test_kill_9_in_a_crowd_loses_nothing_that_was_acknowledged(file: Path, reque
         assert store.check(deep=True) == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("page", [0.2, 0.4, 0.6, 0.8])
 def test_a_page_that_was_overwritten_is_told_wherever_it_is_met(file: Path, page: float) -> None:
     with SQLiteStore(file) as store:

@@ -130,6 +130,7 @@ WHERE = ("session_id", "experiment_id")
 PLACES = itertools.count()
 
 
+@pytest.mark.process
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rounds=st.lists(st.lists(SAID, max_size=5), max_size=3))
 def test_what_counts_is_the_newest_of_each_place_whatever_was_said(shared_file, rounds):

@@ -67,6 +67,7 @@ def test_a_small_one_comes_at_once(store: SQLiteStore, server: Server) -> None:
     assert answer.content == record_encoding.encode(store.trace(root.trace_id))
 
 
+@pytest.mark.process
 def test_several_come_in_the_order_asked(store: SQLiteStore, server: Server) -> None:
     first, second, small = large(store), large(store), run()
     store.append([small])
@@ -101,6 +102,7 @@ def test_another_projects_trace_is_too_large_for_nobody(store: SQLiteStore) -> N
         view.load_traces([mine.trace_id])
 
 
+@pytest.mark.process
 def test_who_reads_slowly_holds_no_reader(store: SQLiteStore, server: Server) -> None:
     trace_id = large(store, 4_000, inputs="x" * 5_000_000).trace_id
     with socket.create_connection(("127.0.0.1", server.port)) as slow, ExitStack() as held:

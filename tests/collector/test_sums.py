@@ -259,6 +259,7 @@ def counting(here: Held, hour: int) -> Iterator[None]:
     here.recount.store(hour, counted)
 
 
+@pytest.mark.process
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, max_size=10))
 def test_sums_answer_as_rows_do(steps):
@@ -297,6 +298,7 @@ def here() -> Iterator[Held]:
         yield made
 
 
+@pytest.mark.process
 def test_percentiles_of_many_are_within_the_error_that_they_say(here):
     here.traces.append([later(i) for i in range(10_001)])
     with here.file.read() as reader:
@@ -306,6 +308,7 @@ def test_percentiles_of_many_are_within_the_error_that_they_say(here):
     assert summed.p50_ms == pytest.approx(exact.p50_ms, rel=0.01)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("at_rest", [False, True])
 def test_percentiles_of_10000_are_one_of_their_latencies(here, at_rest):
     here.traces.append([later(i, start_ns=NOW + i * HOUR_NS // 300) for i in range(10_000)])
@@ -317,6 +320,7 @@ def test_percentiles_of_10000_are_one_of_their_latencies(here, at_rest):
             assert summed == exact
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("at_rest", [False, True])
 @pytest.mark.parametrize("group_by", GROUPS)
 def test_percentiles_of_more_are_within_their_error_in_each_bucket(here, group_by, at_rest):
@@ -341,6 +345,7 @@ def test_percentiles_of_more_are_within_their_error_in_each_bucket(here, group_b
                 assert 0.01 in {one.latency_error for one in summed} or sum(one.traces for one in summed) <= 10_000
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "rare", [{"environment": "rare"}, {"name": "a", "project": "rare"}], ids=["environment", "project"]
 )
@@ -355,6 +360,7 @@ def test_percentiles_of_few_among_very_many_come_from_bins(here, rare):
     assert early == also_exact
 
 
+@pytest.mark.process
 def test_hours_and_days_at_rest_answer_without_rows(here):
     here.traces.append([later(i, model="mn"[i % 2], start_ns=NOW + i * HOUR_NS // 4) for i in range(300)])
     here.make_ready()
@@ -369,6 +375,7 @@ def test_hours_and_days_at_rest_answer_without_rows(here):
     assert ready == exact
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("what", ["late", "said", "deleted", "moved"])
 def test_what_comes_to_a_day_at_rest_is_in_its_answer_at_once(here, what):
     runs = [later(i, start_ns=NOW + i * HOUR_NS) for i in range(30)]
@@ -431,6 +438,7 @@ def test_what_changed_after_the_last_look_is_not_at_rest(here):
     assert here.ready() == (1, 1)
 
 
+@pytest.mark.process
 def test_what_changes_while_it_is_made_ready_is_not_ready(here):
     here.traces.append([later(0), later(1, start_ns=NOW + HOUR_NS)])
     under_way = resting(here, NOW // HOUR_NS)
@@ -442,6 +450,7 @@ def test_what_changes_while_it_is_made_ready_is_not_ready(here):
     assert_same(here)
 
 
+@pytest.mark.process
 def test_what_is_not_over_is_not_at_rest(here):
     start = time.time_ns()
     here.traces.append([later(0), later(1, start_ns=start, end_ns=start + 5)])
@@ -450,6 +459,7 @@ def test_what_is_not_over_is_not_at_rest(here):
     assert_same(here)
 
 
+@pytest.mark.process
 def test_an_hour_that_is_counted_anew_is_not_at_rest_meanwhile(here):
     here.traces.append([later(i) for i in range(3)])
     here.make_ready()
@@ -462,6 +472,7 @@ def test_an_hour_that_is_counted_anew_is_not_at_rest_meanwhile(here):
     assert_right(here)
 
 
+@pytest.mark.process
 def test_a_rolled_back_change_leaves_what_is_ready(here):
     here.traces.append([later(0), later(1)])
     here.make_ready()
@@ -474,6 +485,7 @@ def test_a_rolled_back_change_leaves_what_is_ready(here):
     assert_same(here)
 
 
+@pytest.mark.process
 def test_a_day_of_very_many_names_stays_with_its_hours(here):
     for hour in range(5):
         start = NOW + hour * HOUR_NS
@@ -521,12 +533,14 @@ def test_a_check_finds_hours_that_are_not_what_their_cells_add_up_to(here, damag
     assert said == "13 sealed hours and days whose totals differ from the rollups of their hours"
 
 
+@pytest.mark.process
 def test_where_an_hour_is_damaged_cells_answer(here):
     some_hours(here)
     here.file.write(lambda db: db.execute("UPDATE sums_of_hours SET data = substr(data, 1, 20) WHERE id % 5 = 0"))
     assert_same(here)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("bucket_ns", [HOUR_NS, 2 * HOUR_NS])
 def test_an_hour_of_very_many_says_that_its_percentiles_are_approximate(here, bucket_ns):
     here.traces.append([later(i, start_ns=NOW + i, name="ab"[i % 5 == 0]) for i in range(10_001)])
@@ -553,6 +567,7 @@ def test_an_hour_with_more_than_a_row_can_hold_answers_by_its_cells(here):
     assert_same(here)
 
 
+@pytest.mark.process
 def test_more_buckets_than_an_answer_holds_are_refused_also_of_hours_at_rest(here):
     for hour in range(3):
         start = NOW + hour * HOUR_NS
@@ -570,6 +585,7 @@ def test_a_part_of_an_hour_has_all_that_a_bucket_has(here):
     assert ([*of_file[:-1]], list(of_file[-1])) == theirs
 
 
+@pytest.mark.process
 def test_a_file_whose_hours_are_not_added_up_has_them_made_ready_again(here):
     some_hours(here)
     here.file.close()
@@ -583,6 +599,7 @@ def test_a_file_whose_hours_are_not_added_up_has_them_made_ready_again(here):
     assert_right(here)
 
 
+@pytest.mark.process
 def test_hours_of_an_older_file_whose_bins_have_an_early_form_are_counted_again(here):
     here.traces.append(
         [later(0), later(1, start_ns=NOW + HOUR_NS), later(2, start_ns=NOW + 2 * HOUR_NS, end_ns=NOW + 2 * HOUR_NS)]
@@ -605,6 +622,7 @@ def test_hours_of_an_older_file_whose_bins_have_an_early_form_are_counted_again(
     assert_same(here)
 
 
+@pytest.mark.process
 def test_a_store_makes_ready_what_is_at_rest(tmp_path, monkeypatch):
     monkeypatch.setattr(rebuild_jobs, "LOOK_SECONDS", 0.05)
     with SQLiteStore(tmp_path / "spanwise.db") as store:
@@ -618,6 +636,7 @@ def days_of(store: SQLiteStore) -> int:
         return reader.db.execute("SELECT count(*) FROM sums_days WHERE rest = 1").fetchone()[0]
 
 
+@pytest.mark.process
 def test_a_name_for_each_trace_is_read_from_rows_and_costs_no_more(here):
     for start in range(0, MAX_HOUR_ROWS + 2_000, 1_000):
         here.traces.append([later(i, name=f"n{i}") for i in range(start, start + 1_000)])
@@ -640,6 +659,7 @@ def test_an_hour_that_was_too_much_is_counted_again_after_a_vacuum(here):
     assert_right(here)
 
 
+@pytest.mark.process
 def test_a_trace_of_very_many_models_is_read_from_rows(here):
     runs = [later(0, span_id=f"{i + 1:016x}", model=f"m{i}") for i in range(120)]
     here.traces.append(runs)
@@ -647,6 +667,7 @@ def test_a_trace_of_very_many_models_is_read_from_rows(here):
     assert_same(here)
 
 
+@pytest.mark.process
 def test_much_said_of_a_trace_does_not_move_with_each_of_its_spans(here):
     run = later(0)
     here.traces.append([run], [said_of(run, f"k{i}") for i in range(1_001)])
@@ -673,6 +694,7 @@ def test_a_machine_that_dies_while_an_hour_is_counted(here, tmp_path):
         assert store._file.check() == []
 
 
+@pytest.mark.process
 def test_the_best_score_is_taken_away(here):
     runs = [later(i) for i in range(3)]
     scores = [said_of(run, score=i / 2) for i, run in enumerate(runs)]
@@ -759,6 +781,7 @@ def test_the_last_hour_that_a_column_holds(here, since, bucket_ns):
     assert here.file.check() == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("names", [["a\0b"], ["a", "a\0b"], ["", "="]])
 def test_models_and_names_that_sql_would_cut_or_leave_out(here, names):
     said = [said_of(later(i), score=None, label=name) for i, name in enumerate(names)]
@@ -862,6 +885,7 @@ def test_a_check_finds_sums_that_are_wrong(here):
     assert here.file.check() == ["1 hours whose rollups differ from their traces"]
 
 
+@pytest.mark.process
 def test_pages_say_that_percentiles_of_many_are_approximate(tmp_path):
     with SQLiteStore(tmp_path / "spanwise.db") as store, Server(store) as server:
         store.append([later(i) for i in range(10_001)])

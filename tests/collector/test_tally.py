@@ -69,6 +69,7 @@ def test_every_outcome_is_counted_once(values):
     assert tally.skipped == values.count(None)
 
 
+@pytest.mark.process
 @given(st.lists(SCORES, min_size=1, max_size=40))
 def test_the_mean_is_the_exact_sum_over_n(scores):
     tally = tallied(scores)

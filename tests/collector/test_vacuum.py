@@ -103,6 +103,7 @@ SQLiteStore(sys.argv[1]).vacuum()
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("steps", [1, 2000])
 def test_a_vacuum_that_is_killed_changes_nothing(store: SQLiteStore, file: Path, steps: int) -> None:
     store.append([run("stays", inputs=str(n)) for n in range(300)])
@@ -127,6 +128,7 @@ def test_an_older_files_pages_are_made_anew_as_the_docs_say(tmp_path: Path) -> N
         assert (store.trace(former_file.TRACE).trace_id, store.check(deep=True)) == (former_file.TRACE, [])
 
 
+@pytest.mark.process
 def test_a_vacuum_says_what_it_freed_although_somebody_reads(store: SQLiteStore, file: Path) -> None:
     store.append([run(inputs=random.Random(n).randbytes(20_000).hex()) for n in range(50)])
     store.delete(Filter(name="answer"))

@@ -242,6 +242,7 @@ def test_a_restart_goes_on_with_the_last_part(store: SQLiteStore, file: Path) ->
     assert part == last
 
 
+@pytest.mark.process
 def test_only_the_latest_answers_are_kept(store: SQLiteStore) -> None:
     runs = answered(store, "a", "b", "c")
     store._traces._file.write(lambda db: pending_amendments.prune_response_ids(db, most=pending_amendments.BLOCK_SIZE))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from integration.serving import ROOT, environment
 
 RACE = """
@@ -26,6 +28,7 @@ assert len(decoded) == 8 and all(runs == decoded[0] for runs in decoded)
 """
 
 
+@pytest.mark.process
 def test_threads_that_are_the_first_to_decode_a_record_do_not_end_the_process():
     """Of eight such processes two to four ended by SIGSEGV."""
     done = [subprocess.Popen([sys.executable, "-c", RACE], env=environment(), cwd=ROOT) for _ in range(4)]

@@ -111,6 +111,7 @@ def some() -> list[Run]:
     return [one for root in roots for one in (root, child(root, inputs="shared words", outputs=root.inputs))]
 
 
+@pytest.mark.process
 def test_from_memory_comes_the_same_index_as_from_the_file(tmp_path: Path) -> None:
     runs, found = some(), []
     for most in (0, 2**20):
@@ -125,6 +126,7 @@ def test_from_memory_comes_the_same_index_as_from_the_file(tmp_path: Path) -> No
     assert found[0] == found[1] != set()
 
 
+@pytest.mark.process
 def test_what_memory_has_no_room_for_is_read_back(store: SQLiteStore, tmp_path: Path) -> None:
     with waiting(store) as file:
         file.appender.text_buffer = held = TextBuffer(str(tmp_path), 2_000)
@@ -149,6 +151,7 @@ def test_memory_is_given_back_whichever_way_a_trace_goes() -> None:
     assert (held.bytes, held.memory, held.take(1)) == (0, 0, None)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
 def test_a_run_that_is_replaced_or_amended_before_its_words_are_indexed(store: SQLiteStore, first: bool) -> None:
     root, other = run(outputs="provisional"), run(outputs="draft")
@@ -162,6 +165,7 @@ def test_a_run_that_is_replaced_or_amended_before_its_words_are_indexed(store: S
     assert words(store) == "amended final"
 
 
+@pytest.mark.process
 def test_the_same_run_twice_in_a_request_counts_once(store: SQLiteStore) -> None:
     root = run(outputs="provisional")
     with waiting(store):
@@ -169,6 +173,7 @@ def test_the_same_run_twice_in_a_request_counts_once(store: SQLiteStore) -> None
     assert words(store) == "final words"
 
 
+@pytest.mark.process
 def test_a_payload_that_is_overwritten_is_kept_until_its_words_are_gone(store: SQLiteStore) -> None:
     store.append([root := run(outputs="provisional")])
     assert words(store) == "provisional"
@@ -182,6 +187,7 @@ def test_a_payload_that_is_overwritten_is_kept_until_its_words_are_gone(store: S
         assert reader.db.execute("SELECT count(*) FROM replaced").fetchone() == (0,)
 
 
+@pytest.mark.process
 def test_a_trace_that_is_deleted_after_it_was_overwritten_leaves_no_words(store: SQLiteStore) -> None:
     store.append([root := run(outputs="provisional")])
     assert words(store) == "provisional"
@@ -191,6 +197,7 @@ def test_a_trace_that_is_deleted_after_it_was_overwritten_leaves_no_words(store:
     assert words(store) == ""
 
 
+@pytest.mark.process
 def test_a_trace_that_is_deleted_while_its_words_wait_in_memory(store: SQLiteStore) -> None:
     with waiting(store) as file:
         store.append([gone := run(inputs="secret"), run(inputs="public")])
@@ -199,6 +206,7 @@ def test_a_trace_that_is_deleted_while_its_words_wait_in_memory(store: SQLiteSto
     assert words(store) == "public"
 
 
+@pytest.mark.process
 def test_what_was_never_committed_is_not_indexed(store: SQLiteStore) -> None:
     def fail(_: sqlite3.Connection) -> None:
         raise RuntimeError
@@ -213,6 +221,7 @@ def test_what_was_never_committed_is_not_indexed(store: SQLiteStore) -> None:
     assert file.appender.text_buffer.bytes == 0
 
 
+@pytest.mark.process
 def test_a_piece_that_is_rolled_back_is_indexed_later(store: SQLiteStore) -> None:
     with waiting(store) as file:
         store.append([root := run(inputs="again")])
@@ -230,6 +239,7 @@ def test_a_piece_that_is_rolled_back_is_indexed_later(store: SQLiteStore) -> Non
     assert indexed(store) == {("again", root.trace_id)}
 
 
+@pytest.mark.process
 def test_segments_are_merged_a_few_pages_at_a_time(store: SQLiteStore) -> None:
     store._behind.close()
     db, pick, changes = store._file._db, random.Random(1), []
@@ -248,6 +258,7 @@ def test_segments_are_merged_a_few_pages_at_a_time(store: SQLiteStore) -> None:
     db.execute("INSERT INTO words (words) VALUES ('integrity-check')")
 
 
+@pytest.mark.process
 def test_what_a_large_piece_leaves_to_be_merged_is_merged_in_turn_with_others(store: SQLiteStore) -> None:
     behind, merged = store._behind, list[str]()
     behind.close()
@@ -301,6 +312,7 @@ with store._behind._lock:
 """
 
 
+@pytest.mark.process
 def test_words_that_waited_in_memory_survive_a_kill(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path / "spanwise.db")]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
@@ -309,6 +321,7 @@ def test_words_that_waited_in_memory_survive_a_kill(tmp_path: Path) -> None:
         assert words(store) == "survivor"
 
 
+@pytest.mark.process
 def test_two_rounds_at_once_index_each_trace_once(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         background_worker, "BUSY_RATE", float("inf")
@@ -355,6 +368,7 @@ def overdue(store: SQLiteStore) -> None:
     store._behind._file.write(lambda db: db.execute("UPDATE unindexed SET since_ns = 0").rowcount)
 
 
+@pytest.mark.process
 def test_a_trace_that_never_rests_costs_a_few_times_its_text(still: SQLiteStore) -> None:
     root, written, rounds, size = run(), 0, 0, 0
     for number in range(250):
@@ -416,6 +430,7 @@ def noting(function: Callable[[bytes], Any], into: list[Any]) -> Callable[[bytes
     return wrapped
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("inputs", ["x" * 1_000_000, " ".join(map(str, range(100_000)))], ids=["long", "many"])
 def test_a_megabyte_is_cut_and_leaves_nothing_behind(store: SQLiteStore, inputs: str) -> None:
     store.append([run(inputs=inputs)])
@@ -424,6 +439,7 @@ def test_a_megabyte_is_cut_and_leaves_nothing_behind(store: SQLiteStore, inputs:
     assert indexed(store) == set()
 
 
+@pytest.mark.process
 def test_a_damaged_span_keeps_no_other_out_of_the_index_and_its_trace_can_be_deleted(store):
     damaged, sound = run(inputs="alpha"), run(inputs="gamma")
     store.append([damaged])
@@ -488,6 +504,7 @@ def test_one_wide_character_does_not_make_all_others_wide() -> None:
     assert held.bytes < 110_000
 
 
+@pytest.mark.process
 def test_what_the_disk_does_not_give_back_is_read_from_the_file(store: SQLiteStore) -> None:
     with waiting(store) as file:
         store.append([run(inputs=f"word{number}") for number in range(3)])
@@ -534,6 +551,7 @@ def test_load_is_many_spans_that_take_much_of_the_writers_time(still: SQLiteStor
     assert found == [True, False, False]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("lost", [False, True], ids=["kept", "lost"])
 def test_a_burst_that_went_to_the_disk_has_the_words_that_are_in_its_spans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
@@ -563,6 +581,7 @@ def test_a_burst_that_went_to_the_disk_has_the_words_that_are_in_its_spans(
         assert found == expected
 
 
+@pytest.mark.process
 def test_a_trace_that_grows_while_it_is_held_is_indexed_once_and_whole(store: SQLiteStore) -> None:
     with waiting(store) as file:
         store.append([root := run(inputs="first")])
@@ -571,6 +590,7 @@ def test_a_trace_that_grows_while_it_is_held_is_indexed_once_and_whole(store: SQ
     assert indexed(store) == {("first", root.trace_id), ("second", root.trace_id)}
 
 
+@pytest.mark.process
 def test_nothing_of_what_is_held_is_lost_when_the_store_is_closed(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "spanwise.db") as store, waiting(store):
         store.append([run(inputs=f"word{number}") for number in range(300)])

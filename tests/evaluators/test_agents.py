@@ -95,6 +95,7 @@ def test_a_loose_expectation_does_not_take_the_call_that_a_strict_one_needs():
     assert feedback[0].score is True
 
 
+@pytest.mark.process
 @given(st.lists(st.sampled_from("ab"), max_size=4), st.lists(st.sampled_from("ab"), max_size=4))
 def test_unordered_is_a_permutation(made, wanted):
     passed = score(get_evaluator("tool_calls", expected=wanted, match="unordered"), answered(*made))[0].score
@@ -275,6 +276,7 @@ def test_as_many_as_can_be_are_assigned(made, wanted):
     assert _maximum_matching(made, wanted, lambda call, each: call in each) == most(made, wanted)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("id", ["tool_calls", "trajectory_match"])
 def test_an_agent_that_calls_thousands_of_times_is_judged(id):
     done = trace_of(*["search"] * 3000)

@@ -185,6 +185,7 @@ def test_a_file_that_grows_is_read_as_it_was(place):
         writer.join()
 
 
+@pytest.mark.process
 def test_nothing_outside_is_read_while_files_become_links(place):
     over = threading.Event()
 

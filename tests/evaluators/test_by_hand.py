@@ -81,6 +81,7 @@ def test_a_value_is_seen_as_plain_and_whole(given, seen):
     assert repr(came) == repr(seen)  # 3 is no 3.0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("given", [given for given, _ in VALUES], ids=lambda value: type(value).__name__)
 def test_by_hand_is_as_in_evaluate(store, given):
     looked = []
@@ -164,6 +165,7 @@ def _with_an_address(number):
     return ["nothing"] * (number // 2) + ["jane@example.com"] + ["nothing"] * (number // 2)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "outputs",
     [

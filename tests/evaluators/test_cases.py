@@ -94,6 +94,7 @@ def makers_of_cases():
                 yield file.relative_to(ROOT / "evaluators/spanwise/evaluators").as_posix()
 
 
+@pytest.mark.process
 def test_one_place_makes_cases():
     assert list(makers_of_cases()) == ["scoring/case_builder.py"]
 

@@ -17,6 +17,7 @@ LABELS = st.sampled_from(["yes", "no", "maybe", "北"])
 PAIRS = st.lists(st.tuples(LABELS, LABELS), min_size=1, max_size=30)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
 @given(pairs=PAIRS)
 def test_numbers_are_scikit_learns(average, pairs):
@@ -33,6 +34,7 @@ def test_numbers_are_scikit_learns(average, pairs):
     assert [list(row) for row in found.confusion] == matrix
 
 
+@pytest.mark.process
 @given(pairs=PAIRS)
 def test_binary_numbers_are_scikit_learns(pairs):
     from sklearn.metrics import precision_recall_fscore_support
@@ -98,6 +100,7 @@ def test_nothing_and_unequal_lists_are_refused():
         classification_report(["a"], ["a", "b"])
 
 
+@pytest.mark.process
 def test_labels_without_end_stay_linear_and_small(target):
     cases = [
         Case(outputs=f"answer {i}", reference_outputs="a" if i % 2 else f"label {i} {'x' * 999}") for i in range(20_000)

@@ -329,6 +329,7 @@ def test_of_a_conversation_the_last_turn_is_judged():
     assert text.index("user: Hello") < text.index("The last turn:")
 
 
+@pytest.mark.process
 def test_many_chunks_are_asked_about_a_bounded_number_at_once():
     feedback = chunks(lambda ask: YES, documents=[f"chunk {place}" for place in range(500)])
     assert feedback.score == 1.0

@@ -123,6 +123,7 @@ def test_parquet(tmp_path):
         datasets.read(tmp_path / "b.parquet")
 
 
+@pytest.mark.process
 def test_a_sheet_of_excel(tmp_path):
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()

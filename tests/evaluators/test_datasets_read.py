@@ -188,12 +188,14 @@ def complaint(source):
     return ""
 
 
+@pytest.mark.process
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6))
 def test_any_row_is_an_example_or_a_bad_row(row):
     assert complaint([row]) == "" or "example 1" in complaint([row])
 
 
+@pytest.mark.process
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=60), st.sampled_from([".jsonl", ".json", ".csv", ".yaml"]))
 def test_any_file_is_examples_or_a_bad_row(tmp_path_factory, content, suffix):

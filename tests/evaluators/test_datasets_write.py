@@ -36,6 +36,7 @@ def test_every_format_comes_back_as_it_was(tmp_path, suffix):
     assert datasets.read(tmp_path / f"a.{suffix}") == [FULL]
 
 
+@pytest.mark.process
 @settings(max_examples=50, deadline=None)
 @given(
     st.lists(
@@ -88,6 +89,7 @@ def test_an_example_against_the_schema_is_named_with_its_field():
         datasets.check_schema([Example(inputs={"q": "b"}), Example(inputs={"q": 5})], schema)
 
 
+@pytest.mark.process
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.builds(Example, inputs=JSON, reference_outputs=JSON), min_size=1, max_size=4))
 def test_all_examples_follow_the_schema_inferred_from_them(examples):

@@ -63,6 +63,7 @@ def test_an_empty_text_is_sent_as_a_space():
     assert server.bodies[0]["input"] == [" "]
 
 
+@pytest.mark.process
 def test_what_may_pass_is_tried_again():
     refused = error(429, "slow down", headers={"retry-after": "0"})
     with serving([refused, 500, Reply(body={"data": data(["a", "bb"])})]) as server:

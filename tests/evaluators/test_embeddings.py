@@ -43,6 +43,7 @@ def S(model, one, other):
     return float(a @ b / numpy.linalg.norm(a) / numpy.linalg.norm(b))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", named(*TEXTS))
 def test_similarity_of_texts(model, name):
     expected = S(model, TEXTS[name], TEXTS["usual"])
@@ -51,6 +52,7 @@ def test_similarity_of_texts(model, name):
     assert score(get_evaluator("answer_semantic_similarity"), **given)[0].score == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", named("chinese", "usual", "arabic", "one word"))
 def test_sentences_of_the_answer_beside_those_of_the_reference(model, name):
     said, expected = sentences(TEXTS[name]), sentences(TEXTS["usual"])
@@ -69,6 +71,7 @@ def sentences(text):
     return [one for one in marked.split("\n") if one]
 
 
+@pytest.mark.process
 def test_the_least_grounded_sentence_decides_and_is_named(model):
     [found] = score(get_evaluator("groundedness"), outputs=TEXTS["usual"], documents=["Mont Blanc is in the Alps.", ""])
     expected = S(model, "Hope this helps!", "Mont Blanc is in the Alps.")
@@ -90,6 +93,7 @@ def test_where_nothing_was_retrieved_nothing_is_grounded():
     assert score(get_evaluator("groundedness"), outputs="It is.", documents=[])[0].score == 0.0
 
 
+@pytest.mark.process
 def test_the_most_alike_sentence_is_the_relevancy(model):
     [found] = score(get_evaluator("answer_relevancy_sent"), inputs="How high is Mont Blanc?", outputs=TEXTS["usual"])
     expected = max(S(model, "How high is Mont Blanc?", one) for one in sentences(TEXTS["usual"]))
@@ -156,6 +160,7 @@ def direct(model, ones, others):
     return (a @ b.T) / numpy.linalg.norm(a, axis=1)[:, None] / numpy.linalg.norm(b, axis=1)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", named("one word", "emoji", "arabic", "chinese", "long", "usual"))
 def test_sentences_of_the_answer_beside_question_and_context(model, name):
     said = list(dict.fromkeys(sentences(TEXTS[name])))
@@ -169,6 +174,7 @@ def test_sentences_of_the_answer_beside_question_and_context(model, name):
     assert found.score == pytest.approx(direct(model, said, [QUESTION]).max(), abs=1e-5)
 
 
+@pytest.mark.process
 def test_chunks_in_many_scripts_beside_the_question(model):
     chunks = [TEXTS[name] for name in ("emoji", "chinese", "empty", "arabic", "long", "usual", "one word")]
     best = [direct(model, parts, [QUESTION]).max() for chunk in chunks if (parts := dict.fromkeys(sentences(chunk)))]
@@ -181,6 +187,7 @@ def test_chunks_in_many_scripts_beside_the_question(model):
     assert found.score == pytest.approx(1 / 6)
 
 
+@pytest.mark.process
 def test_the_same_text_reaches_a_threshold_of_1(model):
     [found] = score(
         get_evaluator("context_mrr", mrr_relevant_chunk_threshold=1.0), inputs="Is it?", documents=["No.", "Is it?"]

@@ -308,6 +308,7 @@ def test_a_task_that_exits_is_a_failed_run(store):
     assert next(experiment.rows()).error == "SystemExit: 3"
 
 
+@pytest.mark.process
 def test_async_tasks_over_more_examples_than_are_read_ahead(store):
     async def task(q):
         return q
@@ -317,6 +318,7 @@ def test_async_tasks_over_more_examples_than_are_read_ahead(store):
     assert [row.outputs for row in experiment.rows()] == [f"Q{n}" for n in range(2500)]
 
 
+@pytest.mark.process
 def test_retries_keep_the_attempt_that_worked(store):
     attempts = []
 
@@ -530,6 +532,7 @@ def test_metadata_that_json_does_not_have_are_kept_as_texts(store):
     assert store.experiment(experiment.id).metadata["module"].startswith("<module 'time'")
 
 
+@pytest.mark.process
 def test_no_object_of_the_caller_is_hidden_from_garbage_collection(store):
     before, seen = gc.get_freeze_count(), []
     watching = evaluator(key="seen")(lambda outputs: not seen.append(gc.get_freeze_count()))
@@ -567,6 +570,7 @@ def test_a_file_that_evaluate_opened_is_free_when_it_raises(tmp_path):
         pass
 
 
+@pytest.mark.process
 def test_a_file_that_a_script_left_open_is_whole_when_the_script_has_ended(tmp_path):
     script = "from spanwise.collector import connect\nfrom collector.making import run\nconnect('x.db').append([run()])"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -134,6 +134,7 @@ def test_nonsense_is_refused_before_anything_runs(store):
         evaluate(DATA, search, retry_on="KeyError", store=store)
 
 
+@pytest.mark.process
 def test_an_attempt_that_took_too_long_is_tried_again(store):
     calls = []
 
@@ -146,6 +147,7 @@ def test_an_attempt_that_took_too_long_is_tried_again(store):
     assert (row.outputs, row.trace.root.attributes[attribute_names.ATTEMPT]) == ("x", 2)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", [agent, agent_later])
 def test_when_all_stops_nobody_waits_for_another_attempt(store, kind):
     def waits(q):

@@ -79,6 +79,7 @@ def test_a_change_is_noticed_where_it_matters(shop, module, before, after, names
     assert differing(shop(), shop(**{module: text.replace(before, after)})) == names
 
 
+@pytest.mark.process
 def test_the_digests_are_the_same_in_every_process(shop, tmp_path):
     shop()
     script = "import json, shop_task; from spanwise.evaluators.interface.fingerprint import digest_code as c; print(json.dumps(c(shop_task.answer)))"

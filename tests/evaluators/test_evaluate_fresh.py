@@ -45,6 +45,7 @@ def seen(inputs):
     return float(len(inputs["messages"]))
 
 
+@pytest.mark.process
 def test_every_attempt_starts_from_the_example(store):
     lengths = []
 
@@ -123,6 +124,7 @@ def test_values_that_refer_to_themselves():
     assert copied["list"][1] is copied["list"]
 
 
+@pytest.mark.process
 def test_nesting_that_is_too_deep_is_shared():
     value, said = [], []
     for _ in range(100_000):

@@ -154,6 +154,7 @@ def judges(raising):
     ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("task", [wait_task, plain_task])
 @pytest.mark.parametrize("raising", RAISING, ids=lambda raising: raising.__name__)
 def test_every_row_gets_every_outcome(store, raising, task):
@@ -163,6 +164,7 @@ def test_every_row_gets_every_outcome(store, raising, task):
     assert {key: (summary[key].n, summary[key].failed) for key in keys} == dict.fromkeys(keys, (5, 1))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("raising", RAISING, ids=lambda raising: raising.__name__)
 def test_every_row_gets_every_outcome_when_it_is_scored_later_and_from_async_code(store, raising):
     async def main():
@@ -235,6 +237,7 @@ def test_what_an_exception_cannot_say_is_named_by_its_class(store):
     assert "in is_mute" in feedback.metadata["traceback"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("task", [wait_task, plain_task])
 @pytest.mark.parametrize("slow", [0, 0.012])
 def test_ctrl_c_inside_an_evaluator_still_ends_the_run_resumably(store, caplog, task, slow):
@@ -296,6 +299,7 @@ def is_interrupted():
     raise KeyboardInterrupt
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("task", [wait_task, plain_task])
 @pytest.mark.parametrize("which", [n for n in range(10) if n != 8], ids=lambda which: judges(fails)[which].key)
 def test_ctrl_c_in_any_kind_of_evaluator_ends_the_run_resumably(store, task, which):

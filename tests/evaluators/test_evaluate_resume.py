@@ -169,6 +169,7 @@ def test_a_finished_experiment_is_not_run_again_by_mistake(store):
         evaluate(run(Task(), store), Task(), store=store, progress=False)
 
 
+@pytest.mark.process
 def test_a_server_is_a_store_too(store):
     with Server(store) as server:
         remote = connect(server.url)

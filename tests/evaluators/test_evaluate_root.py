@@ -294,6 +294,7 @@ def test_the_failure_of_a_traced_task_shows_where_it_was_raised(store):
     assert 'raise LookupError("nothing there")' in failure.traceback
 
 
+@pytest.mark.process
 def test_retries_keep_the_root_of_the_attempt_that_worked(store):
     calls = []
 

@@ -28,6 +28,7 @@ evaluate([{"q": f"Q{n}"} for n in range(3000)], task, name="x", concurrency=2, s
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_ctrl_c(tmp_path, kind):
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -46,6 +47,7 @@ def test_ctrl_c(tmp_path, kind):
         assert experiment.summary().runs >= 10
 
 
+@pytest.mark.process
 def test_an_interrupted_command_says_its_own_flag(tmp_path):
     (tmp_path / "check.py").write_text(EVALUATION)
     command = [sys.executable, "-c", "from spanwise.cli import main; main()", "eval", "check.py", "--store", "a.db"]

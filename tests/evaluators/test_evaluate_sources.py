@@ -76,6 +76,7 @@ def _share(outputs, references):
     return sum(map(str.__eq__, outputs, references)) / len(outputs)
 
 
+@pytest.mark.process
 def test_rows_find_their_examples_in_whatever_order_they_are_asked_for(store):
     many = [Example(inputs={"q": n}, reference_outputs=n) for n in range(1200)]
     datasets.save(store, "many", many)

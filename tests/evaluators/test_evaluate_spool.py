@@ -158,6 +158,7 @@ def test_rows_are_there_while_the_store_is_not(store):
     assert [row.scores for row in more.rows()] == [{"exact": 1.0, "<lambda>": True}] * 6
 
 
+@pytest.mark.process
 def test_rows_come_from_the_spool_while_the_server_is_down(store, monkeypatch):
     monkeypatch.setattr(result_writer, "MAX_PAUSE", 0.05)
     server = Server(store).__enter__()

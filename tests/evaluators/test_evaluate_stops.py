@@ -179,6 +179,7 @@ def test_what_a_task_raises_passes_if_it_is_asked_for(store, task):
     assert (store.experiment("x").status, len(store.traces(experiment=store.experiment("x").id))) == ("interrupted", 2)
 
 
+@pytest.mark.process
 def test_one_example_is_run_alone_by_its_id_or_how_it_begins(store):
     failed = ran(store, fails)
     bad = next(row for row in failed.rows() if row.error)
@@ -213,6 +214,7 @@ def test_several_splits_are_taken_together(store):
         evaluate("kept", lambda q: q, split=["x", "y"], store=store, progress=False)
 
 
+@pytest.mark.process
 def test_runs_that_failed_before_do_not_stop_who_scores_them_further(store):
     failed = ran(store, fails)
     further = failed.evaluate([get_evaluator("latency", key="slow")], fail_fast=True, max_failures=1, progress=False)

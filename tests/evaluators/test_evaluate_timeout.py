@@ -51,6 +51,7 @@ async def streams(q):
         await swallows(q)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("task", [swallows, late, hangs, returns_what_swallows])
 def test_the_run_fails_at_its_time_and_the_others_go_on(store, task):
     began = time.monotonic()
@@ -62,6 +63,7 @@ def test_the_run_fails_at_its_time_and_the_others_go_on(store, task):
     assert all(row.trace.root.duration_ns < LONG / 2 * 1e9 for row in experiment.rows())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("task", "still"), [(swallows, 3), (late, 0), (hangs, 3), (streams, 3)])
 def test_what_is_still_at_work_is_said(store, task, still):
     experiment = evaluate(DATA, task, timeout=0.5, store=store, progress=False)
@@ -70,6 +72,7 @@ def test_what_is_still_at_work_is_said(store, task, still):
     assert ("did not stop" in str(Experiment.load(store, experiment.id))) == bool(still)
 
 
+@pytest.mark.process
 def test_a_loop_of_the_callers_own_goes_on_and_closes(store):
     async def main():
         summary = (await aevaluate(DATA, swallows, timeout=0.5, store=store, progress=False)).summary()
@@ -144,6 +147,7 @@ evaluate([{"q": n} for n in range(4)], task, judges, name="x", timeout=bound, st
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("kind", "bound"), [("async", "0"), ("async", "60"), ("awaited", "0"), ("judge", "0")])
 def test_one_ctrl_c_is_enough(tmp_path, kind, bound):
     (tmp_path / "script.py").write_text(SCRIPT)

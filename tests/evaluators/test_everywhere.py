@@ -215,6 +215,7 @@ def shared(stats):
     return {**fields, "mean": pytest.approx(stats.mean, abs=1e-12)}
 
 
+@pytest.mark.process
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(ROWS, st.integers(0, 25))
 def test_streamed_at_once_stored_and_read_back_are_the_same(store, rows, cut):

@@ -204,6 +204,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.process
 @settings(max_examples=100, deadline=None)
 @given(JSON)
 def test_what_a_store_gives_back_asks_the_same(value):
@@ -238,6 +239,7 @@ def test_ids_of_a_column_with_gaps_are_no_floats():
     assert (first.id, second.id) == ("7", told("B").id)
 
 
+@pytest.mark.process
 def test_thousands_of_rows_may_ask_the_same(store):
     same = [told("A", n) for n in range(3000)]
     datasets.save(store, "d", same)

@@ -51,6 +51,7 @@ def test_lower_scores_are_better_where_that_is_said():
     assert "good up to -0.55" in str(fitted)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("seed", range(4))
 def test_no_other_threshold_has_a_greater_kappa(seed):
     pairs = drawn(60, seed)
@@ -66,6 +67,7 @@ def test_no_other_threshold_has_a_greater_kappa(seed):
     assert found.apart == pytest.approx(roc_auc_score(people, [score for score, _ in pairs]))
 
 
+@pytest.mark.process
 def test_the_interval_holds_the_true_threshold_as_often_as_it_says():
     found = [choose_threshold(drawn(40, seed)) for seed in range(20)]
     assert sum(one.low <= 1.0 <= one.high for one in found) >= 18

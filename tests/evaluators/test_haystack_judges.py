@@ -54,6 +54,7 @@ SCORED = st.none() | st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(
 )
 
 
+@pytest.mark.process
 @settings(max_examples=20)
 @given(st.lists(RELEVANT, min_size=1, max_size=4))
 def test_relevance_has_their_numbers(verdicts):
@@ -61,6 +62,7 @@ def test_relevance_has_their_numbers(verdicts):
     assert bare(mine) == bare(other)
 
 
+@pytest.mark.process
 @settings(max_examples=20)
 @given(st.lists(SCORED, min_size=1, max_size=4))
 def test_faithfulness_has_their_numbers(verdicts):
@@ -117,6 +119,7 @@ def test_the_example_of_the_documentation():
     assert [meta["model"] for meta in said["meta"]] == ["scripted", "scripted"]
 
 
+@pytest.mark.process
 def test_rows_stay_in_order_whoever_is_first():
     def say(ask):
         return {"score": int("<7>" in ask.messages[1]["content"])}
@@ -363,6 +366,7 @@ print(one.run(a=["x"])["results"])
 """
 
 
+@pytest.mark.process
 def test_a_judge_works_where_haystack_is_not_installed():
     said = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
     assert said.stdout == "[{'score': 1}]\n"

@@ -24,6 +24,7 @@ def documents(lists):
     return [[haystack.Document(content=text) for text in one] for one in lists]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", NAMES)
 @given(cases=CASES)
 def test_results_are_theirs(name, cases):
@@ -44,6 +45,7 @@ def test_documents_are_compared_by_a_field(field):
         ).run(truths, found)
 
 
+@pytest.mark.process
 @given(cases=CASES)
 def test_multi_hit_is_theirs(cases):
     truths, found = documents([a for a, _ in cases]), documents([b for _, b in cases])
@@ -114,6 +116,7 @@ def test_bad_modes_and_fields_are_refused():
 TEXTS = st.lists(st.sampled_from(["a", "b", "", None]), max_size=4)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", NAMES)
 @given(found=TEXTS, expected=st.lists(st.sampled_from(["a", "b", None]), max_size=3))
 def test_empty_documents_score_on_as_theirs_do(name, found, expected):
@@ -151,6 +154,7 @@ print(DocumentRecallEvaluator("multi_hit").run([["a", "b"]], [["b"]]))
 """
 
 
+@pytest.mark.process
 def test_the_classes_work_where_haystack_is_not_installed():
     said = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
     assert said.stdout == "{'score': 0.5, 'individual_scores': [0.5]}\n"

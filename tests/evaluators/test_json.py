@@ -69,6 +69,7 @@ def test_outputs_that_are_values_are_taken_as_they_are():
     assert score(get_evaluator("json_schema", json_schema=SCHEMA), outputs={"a": 1})[0].score is True
 
 
+@pytest.mark.process
 @given(st.dictionaries(st.sampled_from("ab"), st.integers(-2, 2) | st.text(max_size=2), max_size=2))
 def test_validity_is_jsonschemas(value):
     valid = jsonschema.Draft202012Validator(SCHEMA).is_valid(value)
@@ -154,6 +155,7 @@ def test_an_answer_nested_to_the_limit_does_not_crash():
     assert feedback[0].outcome == "score"
 
 
+@pytest.mark.process
 def test_a_pattern_that_backtracks_without_end_is_stopped():
     schema = {"properties": {"a": {"pattern": "^(a|a)*$"}}}
     feedback = score(get_evaluator("json_schema", json_schema=schema), outputs=json.dumps({"a": "a" * 40 + "b"}))
@@ -188,6 +190,7 @@ def test_unique_items_are_those_of_jsonschema(items, unique):
     assert score(get_evaluator("json_schema", json_schema={"uniqueItems": True}), outputs=items)[0].score is unique
 
 
+@pytest.mark.process
 @given(st.lists(VALUES, max_size=5))
 def test_uniqueness_is_jsonschemas(items):
     valid = jsonschema.Draft202012Validator({"uniqueItems": True}).is_valid(items)
@@ -197,6 +200,7 @@ def test_uniqueness_is_jsonschemas(items):
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "items", [[{"a": n} for n in range(5000)], [n * (2**61 - 1) for n in range(5000)]], ids=["objects", "equal hashes"]
 )
@@ -226,12 +230,14 @@ def test_alternatives_that_multiply_are_stopped():
     assert "more than 0.1 s: raise the limit with seconds=" in feedback.error
 
 
+@pytest.mark.process
 def test_names_are_held_against_patterns_in_time_also_where_others_are_refused():
     schema = {"patternProperties": {"^(a|a)*$": {}}, "additionalProperties": False}
     feedback = score(get_evaluator("json_schema", json_schema=schema), outputs={"a" * 40 + "b": 1})[0]
     assert (feedback.error or "").startswith("TimeoutError")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("rest", [False, {"type": "integer"}])
 @given(st.dictionaries(st.sampled_from(["a", "xa", "b", "c"]), st.integers() | st.text(max_size=1)))
 def test_names_that_no_pattern_matches_are_additional_as_in_jsonschema(rest, answer):

@@ -195,6 +195,7 @@ def test_the_public_names():
     assert make_judge(judge := scripted("a")) is judge
 
 
+@pytest.mark.process
 def test_judges_load_no_client_before_they_are_asked():
     script = (
         "import sys, spanwise.evaluators; assert 'spanwise.evaluators.judges' not in sys.modules; "

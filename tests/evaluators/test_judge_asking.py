@@ -39,11 +39,13 @@ def refused(script, ask=ASK, **judge):
     return told.value
 
 
+@pytest.mark.process
 def test_what_may_pass_is_tried_again():
     answer, requests = asked([500, 503, YES])
     assert (answer.value, answer.calls, len(requests)) == ({"rating": "yes"}, 3, 3)
 
 
+@pytest.mark.process
 def test_a_server_that_hangs_ends_at_the_deadline():
     began = time.monotonic()
     error = refused(lambda request: Reply(hang=True), deadline=1.0)
@@ -154,6 +156,7 @@ def test_no_message_shows_the_key():
     assert "… is over its limit" in str(error)
 
 
+@pytest.mark.process
 def test_nobody_listens():
     with serving([]) as server:
         url = server.url
@@ -232,6 +235,7 @@ def unreachable(url, count=1, **judge):
     return asyncio.run(all_of_them())
 
 
+@pytest.mark.process
 def test_a_judge_that_cannot_be_reached_is_given_up_soon_and_that_is_logged_at_once(nowhere, monkeypatch, caplog):
     monkeypatch.setattr(judge_rate_limiter, "CONNECTION_PATIENCE", 0.4)
     began = time.monotonic()
@@ -254,6 +258,7 @@ def test_after_that_each_question_tries_once(nowhere, monkeypatch):
     assert "cannot be reached, after 1 attempt:" in str(error)
 
 
+@pytest.mark.process
 def test_an_endpoint_that_has_answered_may_restart(monkeypatch):
     monkeypatch.setattr(judge_rate_limiter, "CONNECTION_PATIENCE", 0.05)
     with serving([YES]) as server:

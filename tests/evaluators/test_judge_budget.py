@@ -77,6 +77,7 @@ def test_the_most_covers_each_byte_and_the_longest_reply():
     assert compute_max_cost(judge, wordy).usd >= (20_000 * 1.0 + 500 * 2.0) / 1e6
 
 
+@pytest.mark.process
 def test_refused_calls_are_given_back():
     with serving([429, 500, "yes", 401]) as server:
         judge = Judge(model="m", base_url=server.url, api_key="k", max_calls=1)
@@ -84,6 +85,7 @@ def test_refused_calls_are_given_back():
         assert judge.budget.spent.calls == 1
 
 
+@pytest.mark.process
 def test_a_call_that_hung_may_have_been_billed():
     with serving(lambda request: Reply(hang=True)) as server:
         judge = Judge(model="m", base_url=server.url, max_calls=1, deadline=2.0)
@@ -93,6 +95,7 @@ def test_a_call_that_hung_may_have_been_billed():
         assert len(server.requests) <= 1  # no room for another attempt
 
 
+@pytest.mark.process
 def test_who_is_cancelled_in_line_gives_the_reservation_back():
     async def cancelled_in_line(judge):
         running = asyncio.ensure_future(judge.ask(ask(1)))
@@ -247,6 +250,7 @@ def test_a_permanent_error_costs_the_most_if_the_endpoint_may_have_billed_it(rep
     assert judge.budget.spent == (compute_max_cost(judge, ask()) if billed else Amount())
 
 
+@pytest.mark.process
 def test_a_timeout_that_the_endpoint_reports_may_have_been_billed():
     with serving([error(408), "yes"]) as server:
         judge = Judge(model="m", base_url=server.url, max_calls=5, cache=False)

@@ -175,6 +175,7 @@ def test_a_key_that_is_refused_is_not_everybodys(path):
     assert answer.text == "yes"
 
 
+@pytest.mark.process
 def test_a_file_that_is_held_holds_up_one_thread_and_not_each_question(path):
     of_others = set(threading.enumerate())  # evaluators of other tests may hang still
 
@@ -339,6 +340,7 @@ def test_a_wave_of_questions_is_written_in_few_transactions(path, monkeypatch):
         assert sum(cache.stats().models.values()) == 32
 
 
+@pytest.mark.process
 def test_many_processes_share_one_file(path):
     program = (
         "import sys; from pathlib import Path; from spanwise.evaluators.judges import Completion\n"
@@ -363,6 +365,7 @@ experiment = evaluate(examples, lambda inputs: "an answer", [get_evaluator("rele
 """
 
 
+@pytest.mark.process
 def test_a_killed_run_asks_nothing_twice_that_was_answered(path, tmp_path):
     asked, enough = {"Bearer first": [], "Bearer second": []}, threading.Event()
 

@@ -1,5 +1,6 @@
 """What a chat completion says, whatever it looks like."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ BODIES = st.dictionaries(
 )
 
 
+@pytest.mark.process
 @given(BODIES)
 def test_no_body_is_too_odd_to_be_read(body):
     came = parse_completion(body)

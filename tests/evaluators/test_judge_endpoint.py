@@ -288,6 +288,7 @@ def test_what_no_other_try_can_mend_is_said_in_one_line(said, words):
     assert not is_transient(raised)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "said",
     [
@@ -310,6 +311,7 @@ def test_what_may_pass_is_raised_for_those_who_try_again(said):
     assert not isinstance(raised, Unjudged)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_reply_without_an_end_is_not_read_to_its_end(packed):
     body = json.dumps(completion("x" * (MAX_RESPONSE_BYTES + 2))).encode()
@@ -410,6 +412,7 @@ def test_room_that_the_endpoint_does_not_have_is_given_up():
         assert json.loads(complete(server, max_tokens=100).text) == YES
 
 
+@pytest.mark.process
 def test_fifty_at_once_find_out_together():
     def picky(request):
         return error(400, "no", param="temperature") if "temperature" in request.body else YES

@@ -256,6 +256,7 @@ def test_judges_of_the_same_model_place_and_key_share_a_limit():
     assert not any(together(**{name: "http://b/v1"}) for name in ("model", "base_url", "api_key"))
 
 
+@pytest.mark.process
 def test_no_more_are_under_way_than_the_bound():
     under_way, most = 0, 0
 

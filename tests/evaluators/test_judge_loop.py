@@ -111,6 +111,7 @@ def test_a_backend_that_cancels_itself_is_no_judgement_and_ends_nobody_else():
         asyncio.run(Judge(backend=Backend(fail)).ask(ASK))
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_has_a_loop_of_its_own():
     program = """
@@ -127,6 +128,7 @@ if child:
     assert said_by(program) == ""
 
 
+@pytest.mark.process
 def test_a_process_ends_at_once_while_questions_are_under_way():
     program = """
 import asyncio, threading

@@ -60,6 +60,7 @@ MENDED = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("case", MENDED.values(), ids=MENDED)
 def test_what_passes_or_can_be_read_ends_in_the_score_that_was_given(case):
     first, requests = case
@@ -106,6 +107,7 @@ LASTING = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("case", LASTING.values(), ids=LASTING)
 def test_what_lasts_is_an_error_that_says_so_and_no_score(case):
     said, words = case

@@ -75,6 +75,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said)
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 def test_a_forked_child_asks_through_a_client_of_its_own_and_nobody_complains():
     with serving(lambda request: "yes") as server:
@@ -83,6 +84,7 @@ def test_a_forked_child_asks_through_a_client_of_its_own_and_nobody_complains():
     assert done.stderr == ""
 
 
+@pytest.mark.process
 def test_as_many_endpoints_as_you_like_keep_a_bounded_number_of_connections():
     async def ask(judge):
         return (await judge.ask(ASK)).value
@@ -112,6 +114,7 @@ print(asyncio.run(judge.ask(Ask(messages=({"role": "user", "content": "?"},)))).
 """
 
 
+@pytest.mark.process
 def test_the_time_that_the_client_takes_to_be_imported_is_nobodys():
     with serving(lambda request: "yes") as server:
         done = run_alone(SLOWLY, server.url)

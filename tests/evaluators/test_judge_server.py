@@ -37,6 +37,7 @@ def test_a_function_sees_the_request():
         assert ask(server)[0].choices[0].message.content == "m"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("said", "raised"),
     [
@@ -72,6 +73,7 @@ def test_beyond_what_it_allows_it_says_when_to_come_again():
     assert 0 < int(refused[0].response.headers["retry-after"]) <= 1000
 
 
+@pytest.mark.process
 def test_what_hangs_does_not_keep_it_open():
     began = time.monotonic()
     with serving([Reply(hang=True), Reply(delay=60)]) as server:

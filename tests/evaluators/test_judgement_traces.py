@@ -93,6 +93,7 @@ def test_by_hand_it_is_delivered_like_any_span_and_the_link_is_true():
     assert spans.spans[0].parent is None
 
 
+@pytest.mark.process
 def test_by_hand_without_a_collector_judged_texts_stay_in_the_process(tmp_path):
     code = """
 import os

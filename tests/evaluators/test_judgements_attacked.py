@@ -51,6 +51,7 @@ evaluate(rows, lambda q: q, [get_evaluator("relevance_to_query", judge=judge)], 
 """
 
 
+@pytest.mark.process
 def test_a_kill_in_the_middle_of_a_judgement_leaves_no_feedback_that_leads_nowhere(tmp_path):
     (tmp_path / "script.py").write_text(KILLED)
     process = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)

@@ -48,6 +48,7 @@ def test_each_value_that_is_cut_is_named():
     assert "of inputs and " in said.comment
 
 
+@pytest.mark.process
 def test_a_summary_counts_the_texts_that_were_cut():
     rows = [{"inputs": n, "outputs": text} for n, text in enumerate((LONG, "short", LONG))]
     experiment = evaluate(rows, None, [own(max_characters=1_000)], progress=False)

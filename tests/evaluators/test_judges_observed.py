@@ -95,6 +95,7 @@ def test_what_others_instrument_sees_no_judge(server, judge, theirs, store):
     assert len(server.requests) == 4
 
 
+@pytest.mark.process
 def test_judging_all_that_is_there_again_and_again_comes_to_an_end(server, judge, ours, store):
     evaluate(ROWS, answer, [judge], store=store, progress=False)
     for _ in range(3):
@@ -106,6 +107,7 @@ def test_judging_all_that_is_there_again_and_again_comes_to_an_end(server, judge
     assert ours.names() == []
 
 
+@pytest.mark.process
 def test_our_own_requests_to_a_store_and_to_models_are_not_traced(server, judge, ours, store):
     with Server(store) as collector, serving(embeddings) as embedder:
         with connect(collector.url) as client:

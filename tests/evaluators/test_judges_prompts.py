@@ -142,6 +142,7 @@ def test_the_bound_is_a_parameter():
         get_evaluator("relevance_to_query", max_characters=0)
 
 
+@pytest.mark.process
 def test_a_question_is_the_same_in_every_process():
     code = (
         "from spanwise.evaluators.judges import Prompt; from spanwise.evaluators.judges.prompt_values import render_value;"

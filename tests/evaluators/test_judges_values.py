@@ -60,6 +60,7 @@ def test_a_value_that_holds_itself_is_a_text():
     assert "'a': 1" in render_value(circle)
 
 
+@pytest.mark.process
 def test_a_value_that_nobody_can_write_down_is_named():
     deep = []
     for _ in range(100_000):
@@ -97,6 +98,7 @@ def test_a_long_document_leaves_room_for_the_others():
     assert left_out == 900
 
 
+@pytest.mark.process
 def test_a_million_empty_documents_are_bounded():
     shown, left_out = shortened(tuple([Document("")] * 100_000), 1_000)
     assert len(shown) < 2_100

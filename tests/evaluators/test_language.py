@@ -40,6 +40,7 @@ TEXTS = [
 ]
 
 
+@pytest.mark.process
 @loop_over(("code", "text"), TEXTS)
 def test_languages(code, text):
     assert detect_language(text) == code

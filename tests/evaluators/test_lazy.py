@@ -75,6 +75,7 @@ def test_an_evaluator_in_another_module_than_the_table_says_is_refused():
         register_builtin("exact", metrics=())(type("Exact", (), {"__module__": __name__}))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("place", "wanted"), list(enumerate(STEPS.values())), ids=list(STEPS))
 def test_what_is_asked_for_is_imported_and_no_more(loaded, place, wanted):
     assert {name.rpartition(".")[2] for name in loaded[place] & set(BUILTIN_MODULES.values())} == wanted

@@ -113,6 +113,7 @@ class ByHand:
         return float(torch.nn.functional.cross_entropy(logits, targets[0, 1:]))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", TEXTS)
 def test_perplexity_is_that_of_the_strided_window(tiny, by_hand, name):
     [found] = score(get_evaluator("perplexity", model=tiny), outputs=TEXTS[name])
@@ -160,6 +161,7 @@ def test_gptscore_of_a_summary_alone_goes_one_way(tiny, by_hand):
     assert rows[2].score == pytest.approx(by_hand.after(prompt, "It is high. 🙂"), abs=1e-5)
 
 
+@pytest.mark.process
 def test_a_batch_is_what_each_is_alone_in_its_order(tiny):
     pairs = [("", text) for text in TEXTS.values()] + [("Is it high? ", text) for text in TEXTS.values()]
     together = LikelihoodModel(tiny, batch_tokens=1000).log_probabilities(pairs)
@@ -262,6 +264,7 @@ def test_a_model_that_scales_or_caps_its_logits_is_read_as_it_is(tmp_path, kind)
     assert math.exp(-found.mean()) == pytest.approx(ByHand(folder).perplexity(USUAL), rel=1e-5)
 
 
+@pytest.mark.process
 def test_a_large_vocabulary_is_read_in_pieces(tmp_path):
     folder = saved(tmp_path, gpt2(vocab_size=200_000, n_embd=8))
     [found] = LikelihoodModel(folder).log_probabilities([("", USUAL * 4)])
@@ -294,6 +297,7 @@ def test_windows_that_the_model_cannot_read_are_refused(tiny, options, said):
     assert said in found.error
 
 
+@pytest.mark.process
 def test_weights_that_are_pickles_are_loaded_where_that_is_said(tmp_path):
     folder = saved(tmp_path, gpt2())
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)

@@ -52,11 +52,13 @@ def test_texts_with_half_surrogates_are_texts():
     assert compression_ratio("\ud800") > 1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("text", ["A" * 250_000, "I am sorry, I cannot. " * 11_000], ids=["one letter", "one sentence"])
 def test_what_repeats_all_the_way_takes_no_longer(text):
     assert repeated_share(text) > 0.99  # quadratic would be hours
 
 
+@pytest.mark.process
 def test_a_megabyte_of_words_takes_seconds():
     words = [f"w{number}" for number in range(5000)]
     text = " ".join(random.Random(1).choices(words, k=180_000))
@@ -119,6 +121,7 @@ def test_sentences_lose_nothing_but_space(text):
     assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("text", ["." * 500_000, '."' * 250_000, "a. " * 150_000, "x\n " * 200_000, "Mr. " * 100_000])
 def test_hostile_texts_split_in_time(text):
     assert "".join(split_sentences(text)).count(text[0]) == text.count(text[0])

@@ -226,6 +226,7 @@ def test_the_version_tells_weights_apart_in_folders_of_one_name(key, tmp_path):
     assert one.version == copy.version != two.version
 
 
+@pytest.mark.process
 def test_a_child_forked_while_a_text_is_encoded_encodes_its_own():
     entered, go_on = threading.Event(), threading.Event()
 

@@ -61,6 +61,7 @@ def test_whatever_an_evaluator_raises_is_its_outcome(store: Store, error: BaseEx
     }
 
 
+@pytest.mark.process
 def test_what_may_pass_is_tried_again_and_only_what_has_no_outcome(store: Store) -> None:
     looked: list[str] = []
 
@@ -85,6 +86,7 @@ def test_what_may_pass_is_tried_again_and_only_what_has_no_outcome(store: Store)
     assert [one.states["flaky"]["attempts"] for one in decisions(store)] == [3]
 
 
+@pytest.mark.process
 def test_error_feedback_is_written_when_attempts_are_spent(store: Store) -> None:
     def away(outputs: str) -> bool:
         raise ConnectionError("away")
@@ -133,6 +135,7 @@ def test_an_evaluator_that_fails_all_the_time_is_paused_and_others_go_on(store: 
     assert next(one for one in decisions(store, verdict="throttled")).next_ns is not None
 
 
+@pytest.mark.process
 def test_one_that_hangs_is_an_error_and_keeps_its_slot_while_others_go_on(
     store: Store, let_go: threading.Event
 ) -> None:
@@ -150,6 +153,7 @@ def test_one_that_hangs_is_an_error_and_keeps_its_slot_while_others_go_on(
         let_go.set()
 
 
+@pytest.mark.process
 def test_when_all_slots_are_held_the_worker_says_so_and_other_rules_are_done_first(
     store: Store, let_go: threading.Event
 ) -> None:
@@ -170,6 +174,7 @@ def test_when_all_slots_are_held_the_worker_says_so_and_other_rules_are_done_fir
         let_go.set()
 
 
+@pytest.mark.process
 def test_one_that_waits_for_ever_holds_up_nobody_else(store: Store) -> None:
     async def waiting(outputs: str) -> bool:
         import asyncio
@@ -316,6 +321,7 @@ def test_a_monitor_that_ends_with_work_under_way_leaves_no_coroutine_behind(
     assert "running" not in verdicts(store).values()
 
 
+@pytest.mark.process
 def test_what_was_leased_before_a_pause_is_given_back_without_a_call_and_one_target_probes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +360,7 @@ def test_a_lack_of_memory_is_recognised_in_what_led_to_an_error(error: Exception
     assert (is_memory_error(error), is_memory_error(wrapped)) == (is_lack, is_lack)
 
 
+@pytest.mark.process
 def test_a_lack_of_memory_in_a_full_worker_is_not_the_evaluators_outcome(store: Store) -> None:
     def large(outputs: str) -> bool:
         raise MemoryError

@@ -59,6 +59,7 @@ def scored(store: Store) -> dict[int, Decision]:
     return {int(one.target.trace_id or "0", 16): one for one in found}
 
 
+@pytest.mark.process
 def test_what_was_sampled_out_is_scored_then(store: Store) -> None:
     late = OTHERS[0]
     assert store.why(trace_id(late))[0].verdict == "sampled_out"
@@ -68,6 +69,7 @@ def test_what_was_sampled_out_is_scored_then(store: Store) -> None:
     assert [one.score for one in store.feedbacks(key="length", trace_ids=(trace_id(late),))] == [float(len(f"a{late}"))]
 
 
+@pytest.mark.process
 def test_what_was_scored_is_not_scored_again_and_stands_for_itself_alone(store: Store) -> None:
     early = SAMPLED[0]
     before = scored(store)[early]
@@ -76,6 +78,7 @@ def test_what_was_scored_is_not_scored_again_and_stands_for_itself_alone(store: 
     assert (before.probability, made.stratum, made.claim) == (RATE, 0, before.claim)
 
 
+@pytest.mark.process
 def test_a_vote_that_is_taken_back_leaves_the_sample_as_it_was(store: Store) -> None:
     late = OTHERS[0]
     given = store.feedback(trace_id(late), "thumbs_up", 0, author="ann")

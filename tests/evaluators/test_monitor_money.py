@@ -83,6 +83,7 @@ def test_calls_are_booked_before_and_settled_after(store: Store) -> None:
     assert scores(store, 1) == {"polite": True}
 
 
+@pytest.mark.process
 def test_a_call_whose_connection_breaks_stays_booked_as_cost_unknown(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +128,7 @@ def test_free_evaluators_go_on_without_money(store: Store) -> None:
     assert [scores(store, number)["free"] for number in range(1, 5)] == [True] * 4
 
 
+@pytest.mark.process
 def test_a_budget_is_held_to_the_call_by_four_workers(store: Store) -> None:
     with serving(lambda request: VERDICT) as server:
         made = rule(evaluators=[polite(server.url)], budget={"calls_per_day": 17})
@@ -142,6 +144,7 @@ def test_a_budget_is_held_to_the_call_by_four_workers(store: Store) -> None:
     assert len(store.feedbacks(key="polite", limit=100).items) == 17
 
 
+@pytest.mark.process
 def test_a_judge_that_refuses_for_a_while_loses_and_doubles_nothing(store: Store) -> None:
     with serving(lambda request: VERDICT, allows=10, per=0.5) as server:
         with running(store, rule(evaluators=[polite(server.url)], retries=0), workers=2):
@@ -187,6 +190,7 @@ def test_a_budget_that_is_raised_counts_at_once(store: Store) -> None:
     assert set(verdicts(store).values()) == {"scored"}
 
 
+@pytest.mark.process
 def test_what_another_has_reserved_is_waited_for_only_a_moment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "FIRST_BUDGET_PROBE_S", 0.2)
     made = Booking(id="x", budget=budget_name("default", "r", "calls_per_day"), amount=3, limit=3, period="day")
@@ -201,6 +205,7 @@ def test_what_another_has_reserved_is_waited_for_only_a_moment(store: Store, mon
         until(lambda: verdicts(store) == {"1": "scored"})
 
 
+@pytest.mark.process
 def test_an_empty_budget_is_probed_by_one_target_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "FIRST_BUDGET_PROBE_S", 0.1)
     dead = Booking(id="x", budget=budget_name("default", "r", "calls_per_day"), amount=3, limit=3, period="day")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from evaluators.watched import Clock, decisions, rule, scores, span, trace_id, until, verdicts, watching, whole
 from looped_cases import loop_over
 from spanwise.collector.filters import Filter
@@ -110,6 +112,7 @@ def test_a_trace_that_stays_open_is_taken_as_it_is_and_once_more_when_it_is_whol
     assert (kept.verdict, kept.incomplete, len(store.feedbacks(key="length").items)) == ("scored", False, 1)
 
 
+@pytest.mark.process
 def test_a_trace_that_grows_for_an_hour_is_looked_at_twice_at_most(store: Store) -> None:
     looked = []
 
@@ -178,6 +181,7 @@ def test_what_has_no_place_in_memory_waits_in_a_row(store: Store) -> None:
     assert sorted(verdicts(store).values()) == ["scored"] * 2 + ["waiting"] * 3
 
 
+@pytest.mark.process
 def test_words_are_waited_for(store: Store) -> None:
     with watching(store, rule(filter="text=parcel")) as monitor:
         monitor.step()

@@ -131,6 +131,7 @@ def test_a_death_is_logged_without_targets_while_the_store_does_not_answer(store
             assert monitor.heard("worker 1 ended: killed by SIGSEGV").endswith("in when_asked, rules.py:13")
 
 
+@pytest.mark.process
 def test_memory_is_bounded(url, tmp_path):
     end = f"open({str(tmp_path / 'full')!r}, 'w').write(full())"
     more = "\ndef full():\n    try:\n        return str(len(bytearray(2 << 30)))\n    except MemoryError:\n        return 'full'\n"
@@ -140,6 +141,7 @@ def test_memory_is_bounded(url, tmp_path):
         assert until(lambda: (tmp_path / "full").exists() and (tmp_path / "full").read_text()) == "full"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
@@ -157,6 +159,7 @@ def test_a_file_that_cannot_be_loaded_at_first_is_told_and_nothing_runs(broken, 
     assert len(monitor.told) == 1
 
 
+@pytest.mark.process
 def test_a_file_whose_rules_belong_to_another_file_says_that_nothing_runs_and_ends(store, url, tmp_path):
     (tmp_path / "other.py").write_text(RULES.format(flag="flag", end="pass"))
     store.save_rule(*(rule.record for rule in load(tmp_path / "other.py")), owner="other.py")
@@ -168,6 +171,7 @@ def test_a_file_whose_rules_belong_to_another_file_says_that_nothing_runs_and_en
     assert monitor.shown == []
 
 
+@pytest.mark.process
 def test_a_budget_in_dollars_needs_the_price_of_every_judge(url, tmp_path):
     more = (
         "from spanwise.evaluators import Judge, judge\n"
@@ -180,6 +184,7 @@ def test_a_budget_in_dollars_needs_the_price_of_every_judge(url, tmp_path):
     assert "rule 'paid': its budget in US dollars cannot be enforced: the price of 'own' is unknown" in line
 
 
+@pytest.mark.process
 def test_a_file_that_hangs_is_given_up(url, tmp_path):
     with supervised(tmp_path, url, more="time.sleep(1000)", loading=0.5) as monitor:
         until(lambda: monitor.done is False)
@@ -235,6 +240,7 @@ def program(folder, url):
             process.kill()
 
 
+@pytest.mark.process
 def test_workers_end_with_their_supervisor_however_it_ends(url, tmp_path):
     with program(tmp_path, url) as (process, worker):
         process.send_signal(signal.SIGKILL)
@@ -331,6 +337,7 @@ def test_after_the_deciding_worker_is_killed_another_takes_over_within_two_secon
         assert time.monotonic() - killed < 2.0
 
 
+@pytest.mark.process
 def test_a_rule_whose_file_does_not_load_says_so_until_it_does(store, url, tmp_path):
     file = tmp_path / "rules.py"
     file.write_text(RULES.format(flag="flag", end="pass"))
@@ -347,6 +354,7 @@ def test_a_rule_whose_file_does_not_load_says_so_until_it_does(store, url, tmp_p
         until(lambda: rule_report.standing(store.status()[0], time.time_ns()) == ("1 worker", True))
 
 
+@pytest.mark.process
 def test_a_running_worker_logs_once_why_it_idles_for_a_rule(store, url, tmp_path):
     with supervised(tmp_path, url) as monitor:
         monitor.running()

@@ -49,6 +49,7 @@ def test_documents_are_scored_each_and_wait_for_their_trace(store: Store) -> Non
     assert kept == {0: 1.0, 1: 3.0}
 
 
+@pytest.mark.process
 def test_of_many_spans_a_hundred_are_chosen_and_that_is_in_the_probability(store: Store) -> None:
     with watching(store, rule(evaluators=[words], target="span", kind="llm", sample_rate=1.0)) as monitor:
         monitor.step()

@@ -56,6 +56,7 @@ def test_over_http_it_is_the_same(store: Store) -> None:
     assert scores(store, 7) == {"length": 2.0}
 
 
+@pytest.mark.process
 def test_workers_share_what_is_due_and_double_nothing(store: Store) -> None:
     looked: list[str] = []
 
@@ -89,6 +90,7 @@ def test_a_workers_report_counts_for_every_project_that_it_serves(store: Store) 
             assert (worker.holder, worker.project) == (monitor.holder, status.rule.project)
 
 
+@pytest.mark.process
 def test_after_a_resume_an_old_report_does_not_call_the_rule_paused(store: Store) -> None:
     with watching(store, rule()) as monitor:
         monitor.step()
@@ -100,6 +102,7 @@ def test_after_a_resume_an_old_report_does_not_call_the_rule_paused(store: Store
         assert verdicts_in_words.standing(store.status()[0], time.time_ns()) == ("1 worker", True)
 
 
+@pytest.mark.process
 def test_a_changed_evaluator_scores_what_comes_from_then_on(store: Store) -> None:
     def shout(outputs: str) -> bool:
         return outputs.isupper()

@@ -42,6 +42,7 @@ def nltk_bleu(text, references, n):
         return sentence_bleu(wanted, candidate, weights=[1 / n] * n)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 @given(text=WORDS, references=st.lists(WORDS, min_size=1, max_size=3))
 def test_bleu_is_nltks(text, references, n):
@@ -69,6 +70,7 @@ def test_bleu_is_sacrebleus_with_its_tokenizer(text, reference):
 HARD = st.text(alphabet="aAn t.,,?!-'\":;()$&/+5\n\t\x1c\u2019\u2014é北`<>{}", max_size=24) | WORDS
 
 
+@pytest.mark.process
 @given(HARD)
 @settings(max_examples=400)
 def test_words_are_nltks(text):
@@ -102,6 +104,7 @@ def test_words_of_hard_texts_are_nltks(text):
     assert get_tokenizer("nltk")(text) == NLTKWordTokenizer().tokenize(text)
 
 
+@pytest.mark.process
 @given(HARD)
 @settings(max_examples=400)
 def test_words_are_those_of_mteval_13a(text):
@@ -241,10 +244,12 @@ assert not {"nltk", "numpy", "scipy"} & sys.modules.keys(), sorted(sys.modules)
 """
 
 
+@pytest.mark.process
 def test_a_first_bleu_imports_no_library_that_takes_seconds():
     subprocess.run([sys.executable, "-c", FIRST_CALL], check=True)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("id", ["levenshtein", "fuzzy", "rouge"])
 def test_texts_that_would_take_minutes_are_an_error_at_once(id):
     said = score(get_evaluator(id), outputs="a b " * 200_000, reference_outputs="b c " * 200_000)

@@ -33,6 +33,7 @@ def direct(folder, pairs):
         return [model(**tokenizer([pair], truncation=True, return_tensors="pt")).logits[0] for pair in pairs]
 
 
+@pytest.mark.process
 def test_one_score_is_that_of_the_model_after_its_sigmoid(tiny_relevance):
     pairs = [(one, TEXTS["usual"]) for one in TEXTS.values()]
     expected = [logits.sigmoid().item() for logits in direct(tiny_relevance, pairs)]

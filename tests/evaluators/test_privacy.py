@@ -100,6 +100,7 @@ def test_any_text_can_be_searched(text):
         assert 0 <= one.start < one.end <= len(text)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "text",
     [
@@ -457,6 +458,7 @@ def test_a_region_that_there_is_not_is_refused_when_the_evaluator_is_made():
         get_evaluator("pii", region="usa")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "text", ["(0)" * 30_000, "tel: 1 1 1 1 1 1 1 1 " * 3000, "+1 " * 30_000, "0 " * 50_000, "GB29 " * 20_000]
 )
@@ -464,6 +466,7 @@ def test_hostile_texts_are_searched_for_telephone_numbers_in_time(text):
     assert find_pii(text, ["phone", "iban"]) == []
 
 
+@pytest.mark.process
 def test_thousands_of_findings_are_not_compared_with_one_another():
     assert len(find_pii("a@b.co " * 50_000)) == 50_000
 
@@ -535,6 +538,7 @@ def test_no_kinds_at_all_would_find_nothing_and_are_refused(id):
         get_evaluator(id, kinds=[])
 
 
+@pytest.mark.process
 def test_thousands_of_encoded_words_are_not_compared_with_one_another():
     words = [base64.b64encode(f"word {n:06}".encode()).decode() for n in range(20_000)]
     assert len(decode_hidden_texts(" ".join(words))) == 20_000

@@ -495,6 +495,7 @@ def test_score_takes_a_stored_trace(trace):
     assert (feedback.label, feedback.target.trace_id) == ("Why?d1", trace.trace_id)
 
 
+@pytest.mark.process
 @given(
     st.one_of(
         st.none(),

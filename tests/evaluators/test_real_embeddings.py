@@ -68,10 +68,12 @@ def test_a_sentence_transformer_itself_is_a_model(minilm):
     assert numpy.allclose(embedder(minilm).embed(TEXTS), minilm.encode(TEXTS), atol=1e-6)
 
 
+@pytest.mark.process
 def test_a_model_of_ours_gives_what_the_library_gives(minilm):
     assert numpy.allclose(Embedder().embed(TEXTS), minilm.encode(TEXTS), atol=1e-6)
 
 
+@pytest.mark.process
 def test_evaluate_gives_cases_in_batches_in_their_order(counting, minilm, store: Store):
     data = [{"inputs": n, "reference_outputs": f"the number {n}"} for n in range(40)]
     judge = get_evaluator("semantic_similarity", model=counting)
@@ -84,6 +86,7 @@ def test_evaluate_gives_cases_in_batches_in_their_order(counting, minilm, store:
     assert len(counting.asked) < 30
 
 
+@pytest.mark.process
 def test_a_bad_case_does_not_spoil_its_batch(counting, store: Store):
     data = [{"inputs": f"it is {n}" if n != 5 else "poison", "reference_outputs": "it is"} for n in range(16)]
     judge = get_evaluator("semantic_similarity", model=counting)
@@ -114,6 +117,7 @@ def test_by_hand_a_list_of_cases_is_a_batch(counting):
     assert rows[0][0].score == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.process
 def test_rules_give_the_cases_together_that_they_have_claimed(counting, store: Store):
     judge = get_evaluator("answer_relevancy_sent", model=counting)
     with watching(store, rule(evaluators=[judge])) as monitor:
@@ -142,6 +146,7 @@ def folder(gt, int8, tmp_path):
     return tmp_path
 
 
+@pytest.mark.process
 def test_int8_weights_mean_what_the_models_own_mean(int8, minilm):
     ours, theirs = Embedder("all-MiniLM-L6-v2-int8").embed(TEXTS), minilm.encode(TEXTS)
     assert min(map(cosine, ours, theirs)) > 0.99
@@ -165,6 +170,7 @@ def test_a_text_has_the_same_vector_in_any_company(folder):
     )
 
 
+@pytest.mark.process
 def test_pooling_and_length_are_those_that_the_files_say(folder, minilm):
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')

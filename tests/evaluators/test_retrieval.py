@@ -26,6 +26,7 @@ def trec(measure, retrieved, grades):
     return ir_measures.calc_aggregate([asked], qrels, run or [ir_measures.ScoredDoc("q", "-", 0.0)])[asked]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("measure", "function"),
     [
@@ -66,6 +67,7 @@ def test_numbers_are_those_of_haystack_also_with_duplicates(name, function, retr
     assert function(retrieved, expected) == pytest.approx(theirs)
 
 
+@pytest.mark.process
 @given(retrieved=IDS, expected=SOME, data=st.data())
 def test_scores_lie_between_0_and_1_and_ignore_the_order_of_what_is_expected(retrieved, expected, data):
     shuffled = data.draw(st.permutations(expected))
@@ -279,6 +281,7 @@ def test_an_empty_chunk_keeps_its_rank(empty):
     assert said([empty, "a"], ["a"], "ir_mrr") == 0.5
 
 
+@pytest.mark.process
 def test_many_documents_are_matched_in_time():
     found, expected = [Document(f"text {i}") for i in range(20_000)], [{"id": f"d {i}"} for i in range(20_000)]
     assert said(found, expected) == 0.0  # quadratic would be minutes

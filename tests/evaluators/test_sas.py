@@ -67,6 +67,7 @@ def by_evaluator(model):
     return get_evaluator("sas", model=str(model)).function.batch(cases)
 
 
+@pytest.mark.process
 def test_a_bi_encoder_gives_their_cosines():
     our, their = both(gt.get_model_path())
     assert our["individual_scores"] == pytest.approx(their["individual_scores"], abs=1e-5)

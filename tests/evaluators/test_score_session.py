@@ -24,6 +24,7 @@ def told(history, inputs, outputs, trace):
     return {"score": len(trace.runs), "comment": f"{[said['content'] for said in history]} {inputs} {outputs}"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("place", ["store", "path", "environment"])
 def test_it_is_read_from_the_store_that_is_meant(store, tmp_path, monkeypatch, place):
     monkeypatch.chdir(tmp_path)

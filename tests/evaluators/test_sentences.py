@@ -98,6 +98,7 @@ def test_nothing_is_lost_but_space(text):
     assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "piece",
     ["` ", "`a", "```\n", "~~~\n```\n", "\n ", "。", "。」", ".”", "?! ", ".[1]", "1. ", "|\n", "と。」", "Κ; "],

@@ -78,6 +78,7 @@ def test_edits_insertions_deletions_and_mismatches(answer, context, expected):
     assert counts(numbered(answer), numbered(context)) == expected
 
 
+@pytest.mark.process
 @given(answer=st.text("abcd", max_size=8), context=st.text("abcd", max_size=8))
 def test_edits_are_levenshteins(answer, context):
     if answer or context:
@@ -180,6 +181,7 @@ def test_a_bad_case_does_not_spoil_its_batch():
     assert came[0] == came[2]
 
 
+@pytest.mark.process
 @loop_over("piece", [" ", "# ", "1. ", "1.", "- ", "Step ", "step 1 ", "```\n", "(", "> > ", "then "])
 def test_hostile_texts_are_looked_at_in_time(piece):
     assert all(step.strip() for step in extract_steps(piece * (300_000 // len(piece))))

@@ -23,6 +23,7 @@ def where(request, tmp_path):
         yield server.url
 
 
+@pytest.mark.process
 def test_a_path_or_url_is_a_store_everywhere(where):
     for name in ("one", "two"):
         evaluate(ROWS, lambda q: q, ["exact"], name=name, store=where, progress=False)

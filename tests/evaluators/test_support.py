@@ -86,6 +86,7 @@ def test_a_long_context_supports_what_its_best_window_does(tiny_nli):
     assert found.score == pytest.approx(max(entailment(tiny_nli, one, answer) for one in windows), abs=1e-5)
 
 
+@pytest.mark.process
 def test_every_window_and_text_goes_through_the_model_whole(tiny_nli):
     from transformers import AutoTokenizer
 
@@ -141,6 +142,7 @@ def said(answer):
     ]
 
 
+@pytest.mark.process
 def test_many_pairs_go_through_the_model_in_parts_and_too_many_are_an_error():
     asked = []
     judged = get_evaluator("faithfulness_nli", model=lambda pairs: asked.append(len(pairs)) or contains(pairs))

@@ -43,6 +43,7 @@ def test_one_part_is_told_of_by_nobody(monkeypatch: pytest.MonkeyPatch):
     assert said == []
 
 
+@pytest.mark.process
 def test_a_terminal_shows_both():
     shown = in_a_terminal(
         "with t.show_status('loading tiny'): pass",
@@ -52,6 +53,7 @@ def test_a_terminal_shows_both():
     assert "texts embedded" in shown
 
 
+@pytest.mark.process
 def test_a_name_is_shown_as_it_is_and_steers_no_terminal():
     shown = in_a_terminal(r"with t.show_status('loading [/b] \x1b[2J'): pass")
     assert r"loading [/b] \x1b[2J" in shown

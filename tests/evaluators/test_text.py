@@ -75,6 +75,7 @@ def test_a_pattern_that_is_none_is_refused_when_the_evaluator_is_made():
         get_evaluator("regex", pattern="a(b")
 
 
+@pytest.mark.process
 def test_a_catastrophic_pattern_is_an_error_of_that_case_in_time():
     feedback = score(get_evaluator("regex", pattern=r"^(a|aa)+$", seconds=0.2), outputs="a" * 200 + "!")[0]
     assert (feedback.outcome, "more than 0.2 s" in feedback.error) == ("error", True)

@@ -40,6 +40,7 @@ def configured(folder, to, **config):
     return to
 
 
+@pytest.mark.process
 def test_labels_that_may_hold_together_have_a_sigmoid_each(tiny_toxicity):
     found = TextClassifier(tiny_toxicity, device="cpu", batch_size=4).classify(list(TEXTS.values()))
     for row, text in zip(found, TEXTS.values(), strict=True):
@@ -47,12 +48,14 @@ def test_labels_that_may_hold_together_have_a_sigmoid_each(tiny_toxicity):
         assert list(row.values()) == pytest.approx(logits(tiny_toxicity, text).sigmoid().tolist(), abs=1e-5)
 
 
+@pytest.mark.process
 def test_labels_of_which_one_holds_have_a_softmax(tiny_nli):
     found = TextClassifier(tiny_nli, device="cpu").classify(list(TEXTS.values()))
     for row, text in zip(found, TEXTS.values(), strict=True):
         assert list(row.values()) == pytest.approx(logits(tiny_nli, text).softmax(-1).tolist(), abs=1e-5)
 
 
+@pytest.mark.process
 def test_the_activation_may_be_said(tiny_toxicity):
     [found] = TextClassifier(tiny_toxicity, device="cpu", activation="softmax").classify(["Paris"])
     assert list(found.values()) == pytest.approx(logits(tiny_toxicity, "Paris").softmax(-1).tolist(), abs=1e-5)
@@ -60,6 +63,7 @@ def test_the_activation_may_be_said(tiny_toxicity):
         TextClassifier(tiny_toxicity, activation="tanh")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["one word", "emoji", "arabic", "chinese", "usual"])
 def test_the_six_scores_are_detoxifys(tiny_toxicity, tmp_path, name):
     unsaid = configured(tiny_toxicity, tmp_path / "unsaid", problem_type=None)  # Detoxify has a sigmoid all the same

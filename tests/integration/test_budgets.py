@@ -68,6 +68,7 @@ PARENT = "import subprocess, sys; [subprocess.run([sys.executable, '-c', sys.arg
 BUSY = "import time\nwhile time.process_time() < 0.3: pass"
 
 
+@pytest.mark.process
 def test_cpu_of_children_that_have_ended_counts(budgets):
     asked = [sys.executable, "-c", PARENT, BUSY]
     with subprocess.Popen(asked, stdin=subprocess.PIPE) as process:

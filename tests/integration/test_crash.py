@@ -162,6 +162,7 @@ def test_traces_that_grow_when_the_server_is_killed_add_up(tmp_path: Path, kills
         assert not_as_they_add_up(path) == []
 
 
+@pytest.mark.process
 def test_what_is_summed_up_behind_when_the_server_is_killed_is_found_again(tmp_path: Path) -> None:
     path, trace_id = tmp_path / "spanwise.db", b"t" * 16
     ids = [number.to_bytes(8, "big") for number in range(1, 3002)]
@@ -187,6 +188,7 @@ def due(path: Path) -> int:
         return found
 
 
+@pytest.mark.process
 def test_a_server_that_is_told_to_stop_loses_nothing(tmp_path: Path) -> None:
     with Process(tmp_path / "spanwise.db") as server:
         load = Load(server.url, 1)
@@ -199,6 +201,7 @@ def test_a_server_that_is_told_to_stop_loses_nothing(tmp_path: Path) -> None:
         again.stop()
 
 
+@pytest.mark.process
 def test_a_span_is_kept_although_the_server_dies_right_after_its_answer(tmp_path: Path) -> None:
     one = span("last words")
     with Process(tmp_path / "spanwise.db") as server:
@@ -208,6 +211,7 @@ def test_a_span_is_kept_although_the_server_dies_right_after_its_answer(tmp_path
         assert store.trace(one.trace_id.hex()).root.name == "last words"
 
 
+@pytest.mark.process
 def test_a_port_that_is_taken_is_named_with_its_holder(tmp_path: Path) -> None:
     with Process(tmp_path / "a.db") as server:
         with pytest.raises(

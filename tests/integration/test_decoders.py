@@ -45,6 +45,7 @@ def post(server: Process, body: bytes) -> int:
         return 0
 
 
+@pytest.mark.process
 def test_the_command_starts_a_process_that_decodes_and_ends_it(tmp_path):
     whole = request(*(span(attributes=[TEXT]) for _ in range(1000)))
     with Process(tmp_path / "a.db", options=["--decoders", "1", "--no-grpc"]) as server:

@@ -51,6 +51,7 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
         yield made
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("compression", [Compression.NoCompression, Compression.Gzip, Compression.Deflate])
 def test_the_python_exporter(store: SQLiteStore, compression: Compression) -> None:
     with Server(store) as server:
@@ -77,6 +78,7 @@ def test_the_python_exporter_by_grpc(store: SQLiteStore, compression: grpc.Compr
     assert (trace.root.name, trace.root.inputs, [run.name for run in trace.runs]) == ("outer", "hi", ["outer", "inner"])
 
 
+@pytest.mark.process
 def test_the_python_exporter_by_grpc_comes_again_when_it_is_told_to(store: SQLiteStore) -> None:
     """Bodies of others take all the room for a moment: it is refused with the time to come again, then kept."""
     with Server(store, grpc_port=0, limits=Limits(pending_bytes=60_000)) as server:

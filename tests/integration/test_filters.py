@@ -83,6 +83,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("terms", CONDITIONS)
 def test_api(url: str, terms: str) -> None:
     answer = httpx.get(f"{url}/api/traces?{terms}", timeout=60).json()

@@ -100,6 +100,7 @@ def work(x: int) -> int:
         return x + 1
 
 
+@pytest.mark.process
 def test_a_carried_function_counts_where_it_leaves_the_process(traced: Spans) -> None:
     with span("root"):
         carried = carry(work)

@@ -94,6 +94,7 @@ def test_tls_at_a_port_without_tls_is_named(sink: Sink, caplog: pytest.LogCaptur
     assert "(TLS failed: " in caplog.text
 
 
+@pytest.mark.process
 def test_a_timeout_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     with socket.create_server(("127.0.0.1", 0)) as silent:

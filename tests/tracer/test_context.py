@@ -92,6 +92,7 @@ def test_200_threads_of_200_calls_keep_every_link(traced: Spans) -> None:
         assert {(a["spanwise.spans.started"], a["spanwise.spans.open"]) for a in roots} == {(3, 0)}
 
 
+@pytest.mark.process
 def test_1000_concurrent_tasks_keep_every_link(traced: Spans) -> None:
     async def main() -> None:
         await asyncio.gather(*(amiddle(i) for i in range(1000)))
@@ -124,6 +125,7 @@ assert flush(60)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("around", ["session('s')", "extract({'baggage': 'spanwise.session=s'})"])
 def test_a_pool_used_before_the_first_span_gets_the_context(sink: Sink, around: str) -> None:
     environment = {**os.environ, "SPANWISE_URL": sink.url}
@@ -137,6 +139,7 @@ def work_elsewhere(n: int) -> int:
         return middle(n)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_process_pools_carry_the_context(sink: Sink, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPANWISE_URL", sink.url)
@@ -208,6 +211,7 @@ def test_a_forked_child_continues_the_trace_and_delivers_for_itself(sink: Sink) 
     assert (counts["spanwise.spans.started"], counts["spanwise.spans.open"]) == (3, 0)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_process_that_ends_by_itself_delivers_what_it_has(
@@ -253,6 +257,7 @@ def test_inside_an_application_that_is_traced_already(traced: Spans, sampled: bo
     assert their_parents == (expected if sampled else {})
 
 
+@pytest.mark.process
 def test_another_sets_global_provider_is_left_alone(traced: Spans) -> None:
     code = """
 import sys

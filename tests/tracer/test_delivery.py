@@ -81,6 +81,7 @@ def test_a_permanent_refusal_is_counted_and_not_repeated(sink: Sink) -> None:
     assert sink.requests == []
 
 
+@pytest.mark.process
 def test_a_retryable_refusal_waits_on_disk_and_arrives_later(sink: Sink) -> None:
     sink.answer = lambda path, body: (503, {}, b"")
     configure(url=sink.url)
@@ -118,6 +119,7 @@ def test_a_refused_key_without_a_disk_is_counted_at_the_end(sink: Sink) -> None:
     assert stats().dropped == {"http_401": 1}
 
 
+@pytest.mark.process
 def test_retry_after_is_honoured(sink: Sink) -> None:
     times: list[float] = []
 
@@ -155,6 +157,7 @@ def test_a_batch_that_is_too_large_is_split_so_that_small_spans_survive(sink: Si
     assert stats().dropped == {"too_large": 1}
 
 
+@pytest.mark.process
 def test_what_one_process_leaves_the_next_one_sends(sink: Sink, tmp_path: Path) -> None:
     folder = str(tmp_path / "shared")
     configure(url=sink.url, spill_dir=folder)
@@ -190,6 +193,7 @@ def test_no_collector_and_no_disk_is_counted_at_the_end() -> None:
     assert (stats().dropped, stats().queued) == ({"collector_away": 1}, 0)
 
 
+@pytest.mark.process
 def test_a_full_queue_drops_leaves_before_parents_and_says_how_many() -> None:
     runtime = process_runtime.Runtime(Settings(spill_dir=None))
     runtime.delivery.queue = SpanQueue(max_bytes=3 * 1_800)
@@ -274,6 +278,7 @@ for i in range(1000): work(i)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "ending",
     ["pass", "sys.exit(3)", "raise ValueError", "os.kill(os.getpid(), signal.SIGTERM); time.sleep(100)"],
@@ -286,6 +291,7 @@ def test_a_process_that_ends_delivers_what_it_has(sink: Sink, tmp_path: Path, en
     assert done.returncode == {"pass": 0, "sys.exit(3)": 3, "raise ValueError": 1}.get(ending, -signal.SIGTERM)
 
 
+@pytest.mark.process
 def test_an_application_that_handles_sigterm_keeps_its_handler(sink: Sink, tmp_path: Path) -> None:
     own = "signal.signal(signal.SIGTERM, lambda *a: sys.exit(7))\nos.kill(os.getpid(), signal.SIGTERM)"
     env = {**os.environ, "SPANWISE_URL": sink.url}
@@ -293,6 +299,7 @@ def test_an_application_that_handles_sigterm_keeps_its_handler(sink: Sink, tmp_p
     assert len(somewhere(sink, tmp_path / "spill")) == 1000
 
 
+@pytest.mark.process
 def test_a_collector_that_hangs_does_not_hold_up_the_end_of_the_process(sink: Sink, tmp_path: Path) -> None:
     sink.answer = lambda path, body: time.sleep(300) or (200, {}, b"")  # type: ignore[func-returns-value]
     env = {**os.environ, "SPANWISE_URL": sink.url, "SPANWISE_SPILL_DIR": str(tmp_path / "kept")}
@@ -336,6 +343,7 @@ def test_a_late_span_carries_the_counts_of_then(sink: Sink) -> None:
     assert (counts["late"]["spanwise.spans.started"], counts["late"]["spanwise.spans.open"]) == (2, 0)
 
 
+@pytest.mark.process
 def test_what_ends_after_the_exit_handlers_goes_to_disk(tmp_path: Path) -> None:
     script = """
 import atexit
@@ -409,6 +417,7 @@ def test_what_a_flush_achieved_cannot_be_changed() -> None:
         FlushResult().delivered = 1  # type: ignore[misc]
 
 
+@pytest.mark.process
 def test_a_full_batch_wakes_the_delivery() -> None:
     configure(url="http://127.0.0.1:9")
     delivery = process_runtime.get_runtime().delivery
@@ -540,6 +549,7 @@ def test_what_is_queued_is_counted() -> None:
     delivery._thread = None
 
 
+@pytest.mark.process
 def test_a_set_up_that_is_replaced_waits_for_its_collector(
     sink: Sink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -551,6 +561,7 @@ def test_a_set_up_that_is_replaced_waits_for_its_collector(
     assert (len(sink.spans()), spooled(tmp_path)) == (1, [])
 
 
+@pytest.mark.process
 def test_what_a_hanging_collector_does_not_take_in_time_goes_to_the_disk(sink: Sink, tmp_path: Path) -> None:
     go_on = threading.Event()
     sink.answer = lambda path, body: (go_on.wait(60) and (503, {}, b"")) or (503, {}, b"")
@@ -563,6 +574,7 @@ def test_what_a_hanging_collector_does_not_take_in_time_goes_to_the_disk(sink: S
     assert (stats().spilled, stats().queued) == (1, 0)
 
 
+@pytest.mark.process
 def test_a_retry_after_that_is_a_date_is_honoured(sink: Sink) -> None:
     times: list[float] = []
 
@@ -595,6 +607,7 @@ def test_a_shutdown_delivers_may_be_repeated_and_lasts_until_the_next_configure(
     assert (len(sink.spans()), stats().dropped) == (2, {})
 
 
+@pytest.mark.process
 def test_what_earlier_processes_left_is_sent_without_anything_traced(sink: Sink, tmp_path: Path) -> None:
     settings = Settings(url=sink.url, spill_dir=tmp_path)
     folder = disk_spool.get_spool_folder(settings)
@@ -606,6 +619,7 @@ def test_what_earlier_processes_left_is_sent_without_anything_traced(sink: Sink,
         until(lambda wanted=count: len(sink.requests) == wanted)
 
 
+@pytest.mark.process
 def test_a_flush_is_not_true_while_spans_of_this_process_lie_on_disk(tmp_path: Path) -> None:
     configure(url="http://127.0.0.1:9", spill_dir=str(tmp_path))
     work()
@@ -628,6 +642,7 @@ def test_what_the_queue_does_not_hold_goes_to_the_disk_and_from_there_to_the_col
     assert len(sink.spans()) == 1_000
 
 
+@pytest.mark.process
 def test_many_threads_take_from_the_queue_without_losing_count(tmp_path: Path) -> None:
     configure(url="http://127.0.0.1:9", spill_dir=str(tmp_path))
     with_queue(process_runtime.get_runtime().delivery, SpanQueue(high_bytes=20_000))

@@ -49,6 +49,7 @@ def accept(path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
     return 200, {}, b""
 
 
+@pytest.mark.process
 def test_what_ends_during_an_outage_is_delivered_after_it(sink: Sink, no_spool: str) -> None:
     sink.answer = refuse
     configure(url=sink.url, spill_dir=no_spool)
@@ -71,6 +72,7 @@ def test_feedback_waits_in_memory_like_spans(sink: Sink, no_spool: str) -> None:
     assert (len(sink.spans()), len(sink.logs())) == (1, 1)
 
 
+@pytest.mark.process
 def test_the_backoff_is_kept_while_spans_wait_in_memory(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
 
@@ -135,6 +137,7 @@ print(flush(60), dict(stats().dropped))
 """
 
 
+@pytest.mark.process
 def test_a_batch_that_is_larger_than_the_free_space_is_split(sink: Sink, tmp_path: Path) -> None:
     sink.answer = refuse
     env: dict[str, Any] = {**os.environ, "SPANWISE_URL": sink.url, "SPANWISE_SPILL_DIR": str(tmp_path)}

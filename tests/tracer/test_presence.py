@@ -265,6 +265,7 @@ flush(60)
 """
 
 
+@pytest.mark.process
 def test_forked_children_report_themselves(spanwise: Sink, tmp_path: Path) -> None:
     run(FORKED, spanwise, tmp_path)
     told = {r[names.INSTANCE]: a for _, a, r in events(spanwise, names.REPORT_EVENT)}
@@ -272,6 +273,7 @@ def test_forked_children_report_themselves(spanwise: Sink, tmp_path: Path) -> No
     assert len({a[names.REPORT_PID] for a in told.values()}) == 2
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("way", ["variable", "argument"])
 def test_the_users_own_name_of_a_process_stays(spanwise: Sink, tmp_path: Path, way: str) -> None:
     own = f'"{names.INSTANCE}": "pod-7"' if way == "argument" else ""
@@ -285,6 +287,7 @@ def run(script: str, sink: Sink, tmp_path: Path, **more: str) -> None:
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=240)
 
 
+@pytest.mark.process
 def test_a_report_that_nobody_answers_holds_nothing_up(spanwise: Sink) -> None:
     hang = threading.Event()
 

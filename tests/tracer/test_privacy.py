@@ -120,6 +120,7 @@ def test_spilled_bodies_are_redacted_too(tmp_path: Any) -> None:
     assert SECRET.encode() not in file.read_bytes()
 
 
+@pytest.mark.process
 def test_a_joined_provider_leaks_neither_secrets_nor_memory(sink: Sink) -> None:
     provider = TracerProvider(resource=Resource({"host.password": SECRET}), shutdown_on_exit=False)
     configure(url=sink.url, provider=provider, project="p", redact=["password"])
@@ -202,6 +203,7 @@ def test_redaction_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
         assert traced.inputs("s") == {"password": "[redacted]", "card": "[redacted]"}
 
 
+@pytest.mark.process
 def test_keys_that_are_redacted_to_the_same_text_keep_their_values() -> None:
     numbers = [f"4000-{n:04}-5678" for n in range(5_000)]
     with capture_spans(redact=[re.compile(r"\d{4}-\d{4}-\d{4}")]) as traced:

@@ -49,6 +49,7 @@ os.waitpid(child, 0)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("module", ["requests", "urllib3.connection", "opentelemetry.proto"])
 def test_a_child_forked_while_delivery_imports_delivers(module: str, sink: Sink, tmp_path: Path) -> None:
     done = run(FORK.format(module=module), sink, tmp_path)
@@ -66,6 +67,7 @@ next(opened)
 """
 
 
+@pytest.mark.process
 def test_a_generator_left_open_does_not_hold_up_the_end(sink: Sink, tmp_path: Path) -> None:
     done = run(LEFT_OPEN, sink, tmp_path)
     assert (done.returncode, complaints(done)) == (0, [])
@@ -84,6 +86,7 @@ threading.Thread(target=later).start()
 """
 
 
+@pytest.mark.process
 def test_what_is_traced_first_after_the_main_thread_has_ended_is_delivered(sink: Sink, tmp_path: Path) -> None:
     done = run(AFTER_MAIN, sink, tmp_path)
     assert (traced(sink, tmp_path), complaints(done)) == (10, [])
@@ -94,6 +97,7 @@ def test_a_key_that_no_header_can_hold_is_refused() -> None:
         configure(api_key="“sk-abc”")
 
 
+@pytest.mark.process
 def test_such_a_key_in_the_environment_costs_no_span(sink: Sink, tmp_path: Path) -> None:
     done = run("from spanwise.tracer import trace\ntrace(print)(1)", sink, tmp_path, SPANWISE_API_KEY="“sk-abc”")
     assert traced(sink, tmp_path) == 1
@@ -114,6 +118,7 @@ print(stats().dropped)
 """
 
 
+@pytest.mark.process
 def test_a_redactor_that_ends_threads_does_not_end_delivery(sink: Sink, tmp_path: Path) -> None:
     done = run(ENDING, sink, tmp_path)
     assert (done.returncode, done.stdout.strip()) == (0, "{}"), done.stderr
@@ -136,6 +141,7 @@ print([thread.name for thread in threading.enumerate()].count("spanwise-delivery
 """
 
 
+@pytest.mark.process
 def test_a_signal_handler_may_trace_whatever_it_interrupts(sink: Sink, tmp_path: Path) -> None:
     done = run(HANDLER, sink, tmp_path)
     assert (done.returncode, done.stdout.strip(), complaints(done)) == (0, "1", [])
@@ -154,6 +160,7 @@ echo("bad")
 """
 
 
+@pytest.mark.process
 def test_a_redactor_that_hangs_is_told_of_and_holds_up_no_end(sink: Sink, tmp_path: Path) -> None:
     done = run(STUCK, sink, tmp_path)
     assert done.stdout.strip() == "FlushResult(delivered=0, spilled=0, dropped=0, pending=1)"
@@ -181,6 +188,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 """
 
 
+@pytest.mark.process
 def test_after_an_applications_own_handler_of_sigterm_delivery_hurries(sink: Sink, tmp_path: Path) -> None:
     done = run(OWN_HANDLER, sink, tmp_path)
     assert (done.returncode, len(sink.spans())) == (-signal.SIGTERM, 2), done.stderr
@@ -200,6 +208,7 @@ print(*sorted(set(sys.modules) - loaded))
 """
 
 
+@pytest.mark.process
 def test_delivery_imports_nothing_while_a_fork_may_come_in_between(sink: Sink, tmp_path: Path) -> None:
     statuses = [200, 200, 503]
     sink.answer = lambda path, body: (statuses.pop() if statuses else 200, {}, b"\x0a\x00")
@@ -227,6 +236,7 @@ print(len(delivery_lifecycle._live), bool(flush(60)), stats().delivered)
 """
 
 
+@pytest.mark.process
 def test_signals_amid_the_first_call_make_no_second_set_up(sink: Sink, tmp_path: Path) -> None:
     done = run(INTERRUPTED, sink, tmp_path)
     assert done.stdout.split() == ["1", "True", "11"], done
@@ -246,6 +256,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.process
 def test_sigterm_loses_nothing_where_another_thread_was_the_first_to_trace(sink: Sink, tmp_path: Path) -> None:
     assert run(TERMINATED, sink, tmp_path).returncode == -signal.SIGTERM
     assert traced(sink, tmp_path) == 100

@@ -280,6 +280,7 @@ with span("parent"):
 """
 
 
+@pytest.mark.process
 def test_a_forked_child_decides_of_its_own_part(sink: Sink, tmp_path: Path) -> None:
     environment = {"SPANWISE_URL": sink.url, "SPANWISE_SAMPLE_RATE": "0", "SPANWISE_SPILL_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", FORKED], env={**os.environ, **environment}, check=True, timeout=60)

@@ -95,6 +95,7 @@ def test_configure_returns_while_threads_trace_and_loses_nothing(sink: Sink) -> 
     assert len(sink.spans()) == sum(calls)
 
 
+@pytest.mark.process
 def test_what_is_put_while_draining_is_queued_and_starts_no_second_thread(sink: Sink, tmp_path: Path) -> None:
     asked, go_on = threading.Event(), threading.Event()
 
@@ -243,6 +244,7 @@ while stats().delivered < 100: time.sleep(0.01)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("ending", "status"),
     [("os.kill(os.getpid(), signal.SIGTERM); time.sleep(100)", -signal.SIGTERM), ("sys.exit(3)", 3)],
@@ -279,6 +281,7 @@ atexit.register(end)
 """
 
 
+@pytest.mark.process
 def test_a_finalizer_waits_for_no_lock_of_a_thread_that_has_stopped_for_ever(sink: Sink, tmp_path: Path) -> None:
     done = run(FROZEN, sink, tmp_path)
     assert (done.returncode, len(somewhere(sink, tmp_path))) == (0, 1), done
@@ -299,6 +302,7 @@ def test_sigterm_ends_a_process_that_can_start_no_thread(sink: Sink, tmp_path: P
     assert run(NO_THREAD, sink, tmp_path).returncode == -signal.SIGTERM
 
 
+@pytest.mark.process
 def test_exit_handlers_that_trace_are_delivered(sink: Sink, tmp_path: Path) -> None:
     script = "import atexit\nfrom spanwise.tracer import trace\nwork = trace(lambda: 1)\natexit.register(work)\nwork()"
     run(script, sink, tmp_path)
@@ -317,5 +321,6 @@ work()
 """
 
 
+@pytest.mark.process
 def test_what_ends_after_the_exit_handler_is_counted(sink: Sink, tmp_path: Path) -> None:
     assert run(LATE, sink, tmp_path).stdout.strip() == "{'closed': 1}"

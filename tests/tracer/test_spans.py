@@ -186,6 +186,7 @@ def test_only_the_root_and_what_ends_after_it_carry_counts() -> None:
     assert {c.get("spanwise.local_root") for c in counts[1:]} == {f"{root.span_id:016x}"}
 
 
+@pytest.mark.process
 def test_roots_that_never_end_do_not_fill_the_memory() -> None:
     spans = [live() for _ in range(10_001)]
     assert get_local_trace(spans[0].local.trace_id) is None

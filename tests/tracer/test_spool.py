@@ -344,6 +344,7 @@ def test_a_length_that_is_torn_asks_for_no_more_than_there_is(tmp_path: Path) ->
     assert lost == {"torn": 1}
 
 
+@pytest.mark.process
 def test_what_is_begun_while_another_process_looks_is_not_taken_for_done(tmp_path: Path) -> None:
     sent: list[bytes] = []
     done = threading.Event()

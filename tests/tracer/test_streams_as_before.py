@@ -238,6 +238,7 @@ forgotten = pytest.mark.filterwarnings(
 )
 
 
+@pytest.mark.process
 @forgotten
 @given(scripts, sequences)
 @settings(max_examples=150, deadline=None)
@@ -245,6 +246,7 @@ def test_a_traced_generator(script: Script, actions: list[tuple[str, Any]]) -> N
     check(consumed, original, script, actions)
 
 
+@pytest.mark.process
 @forgotten
 @given(scripts, sequences)
 @settings(max_examples=60, deadline=None)
@@ -290,6 +292,7 @@ def awaited(function: Any, script: Script, actions: list[tuple[str, Any]]) -> tu
     return outcomes, seen
 
 
+@pytest.mark.process
 @forgotten
 @pytest.mark.parametrize(
     "decorate", [trace, lambda function: trace(lambda script, seen: function(script, seen))], ids=["async", "deferred"]

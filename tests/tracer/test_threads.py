@@ -101,6 +101,7 @@ def test_a_thread_that_cannot_start_may_be_run_by_hand(traced: Spans) -> None:
     assert otel_context.get_current() == {}
 
 
+@pytest.mark.process
 def test_a_thread_that_goes_on_keeps_no_span_alive_that_it_has_left(traced: Spans) -> None:
     left, go_on = threading.Event(), threading.Event()
 
@@ -439,6 +440,7 @@ def test_tasks_of_a_thread_pool_have_the_context_of_who_submits_them(traced: Spa
     assert of(traced, "leaf", "session.id") == ["submitter"]
 
 
+@pytest.mark.process
 def test_a_thread_pool_made_before_the_first_trace_is_followed(sink: Sink) -> None:
     code = """
 from multiprocessing.pool import ThreadPool

@@ -155,6 +155,7 @@ def test_a_large_table_gives_its_first_rows():
     assert (rows[0], rows[-1]) == ({"a": 0}, f"…[cut: {30_001 - len(rows):,} more rows]")
 
 
+@pytest.mark.process
 @given(values, st.integers(0, 300))
 @settings(max_examples=300, deadline=None)
 def test_anything_becomes_bounded_valid_json(value: Any, limit: int) -> None:
@@ -163,6 +164,7 @@ def test_anything_becomes_bounded_valid_json(value: Any, limit: int) -> None:
     assert len(text.encode()) <= limit + 300
 
 
+@pytest.mark.process
 @given(values)
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_value_ever_raises_into_the_caller(value: Any) -> None:
@@ -387,6 +389,7 @@ def test_of_a_large_tensor_or_series_the_beginning_is_kept() -> None:
         assert "more items" in array["…"]
 
 
+@pytest.mark.process
 def test_a_dict_that_another_thread_changes_is_still_recorded() -> None:
     shared: dict[str, Any] = {str(i): decimal.Decimal(i) for i in range(100)}
     stop = threading.Event()
@@ -404,6 +407,7 @@ def test_a_dict_that_another_thread_changes_is_still_recorded() -> None:
     assert not [text for text in texts if "could not be captured" in text]
 
 
+@pytest.mark.process
 def test_a_repr_that_waits_costs_twice_and_not_for_each_value() -> None:
     asked = []
 

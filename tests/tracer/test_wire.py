@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -56,6 +57,7 @@ def parts(message: Any) -> list[Any]:
     )
 
 
+@pytest.mark.process
 @given(st.lists(spans, max_size=4))
 @settings(max_examples=50, deadline=None)
 def test_the_standard_encoder_writes_the_same_messages(given: list[ReadableSpan]) -> None:

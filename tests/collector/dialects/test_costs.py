@@ -242,6 +242,7 @@ def test_published_prices(price: Price) -> None:
 COUNTS = st.one_of(st.none(), st.integers(0, 10**6), st.sampled_from([2**53 - 1]))
 
 
+@pytest.mark.process
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(SENDERS)), st.dictionaries(st.integers(0, 12), COUNTS))
 def test_no_counts_make_a_part_larger_than_the_tokens_that_include_it(

@@ -23,6 +23,7 @@ def sent() -> Iterator[list[Trace]]:
         yield traces(store)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_pipeline_is_asked_and_answers(sent, place):
     root = sent[place].root

@@ -58,6 +58,7 @@ def test_scores_of_every_sdk_are_feedback(store, version):
     assert {one.source for one in found.values()} == {"code"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("version", [2, 3, 5])
 def test_an_id_that_is_no_trace_id_becomes_one_as_the_sdk_makes_it(store, version):
     legacy = sent(store, version)[0]["legacy"]
@@ -77,6 +78,7 @@ def test_texts_and_corrections_are_labels_and_comments(store):
     assert found["words"].label == "could be shorter"
 
 
+@pytest.mark.process
 def test_the_sdks_are_answered_as_they_read_it(tmp_path):
     answers = {}
     for version in (2, 3, 5):
@@ -86,6 +88,7 @@ def test_the_sdks_are_answered_as_they_read_it(tmp_path):
     assert answers == {2: (207, 4, 1), 3: (207, 6, 0), 5: (202, 0, 0)}
 
 
+@pytest.mark.process
 def test_the_same_batch_again_is_stored_once(store):
     first, _ = sent(store, 3)
     assert sent(store, 3)[0] == first
@@ -116,6 +119,7 @@ def test_one_score_is_answered_with_its_id(http, store):
     assert (refused.status_code, "not a valid value of dataType NUMERIC" in refused.json()["message"]) == (400, True)
 
 
+@pytest.mark.process
 def test_of_a_list_the_good_ones_are_kept_and_the_others_told(http, store):
     scores = [{"traceId": TRACE, "name": "k", "value": 1}, {"traceId": TRACE, "value": 1}, {"name": "k", "value": 1}]
     answer = http.post("/api/public/scores", json=scores)
@@ -124,18 +128,21 @@ def test_of_a_list_the_good_ones_are_kept_and_the_others_told(http, store):
     assert ("name of a score must be" in told["errors"][0]["message"], len(list(store.feedbacks()))) == (True, 1)
 
 
+@pytest.mark.process
 def test_without_an_id_each_is_another(http, store):
     for value in (0, 1):
         http.post("/api/public/scores", json=[{"traceId": TRACE, "name": "k", "value": value}])
     assert sorted(one.score or 0.0 for one in store.feedbacks()) == [0.0, 1.0]
 
 
+@pytest.mark.process
 def test_an_id_of_langfuse_never_overwrites_feedback_of_ours(http, store):
     ours = store.feedback(TRACE, "k", 1.0, author="ann")
     http.post("/api/public/scores", json=[{"id": ours.id, "traceId": TRACE, "name": "k", "value": 0}])
     assert {(one.author, one.score) for one in store.feedbacks()} == {("ann", 1.0), (None, 0.0)}
 
 
+@pytest.mark.process
 def test_what_is_none_of_it_is_refused(http):
     bodies = [b"", b"[", b"5", b"[5]", b'{"batch": 5}', b"null", b'{"value": 1e999}']
     headers = {"content-type": "application/json"}
@@ -159,6 +166,7 @@ def test_a_key_of_a_project_gives_scores_to_its_own_traces_alone(store):
     assert [one.target.trace_id for one in store.feedbacks()] == [TRACE]
 
 
+@pytest.mark.process
 def test_too_many_at_once_are_refused_with_the_number(http):
     answer = http.post("/api/public/scores", json=[{}] * 10_001)
     assert (answer.status_code, "10,001" in answer.text) == (413, True)
@@ -199,6 +207,7 @@ def test_an_integer_beyond_64_bits_in_a_text_field_is_text():
     assert read_langfuse_score(score).comment == str(huge)
 
 
+@pytest.mark.process
 @settings(deadline=None, max_examples=100)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES.split(), plain | st.dictionaries(st.text(), plain))))
 def test_whatever_a_score_says_it_is_feedback_or_a_value_error(score):

@@ -128,6 +128,7 @@ def test_the_order_of_names_is_read_as_it_is(attributes):
     assert list(left) == [name for name in backwards if name in left]
 
 
+@pytest.mark.process
 def test_endless_new_names_take_no_memory():
     for number in range(keys.MAX_ENTRIES + 500):
         read_run(span({f"a{number}.b": 1, f"llm.{number}": 2, f"x.{number % 9999}.y.{number}": 3}), strict)

@@ -23,6 +23,7 @@ def genai(tmp_path_factory) -> Kept:
     return kept(tmp_path_factory.mktemp("mlflow"), "mlflow/genai.jsonl.gz")
 
 
+@pytest.mark.process
 def test_inputs_and_outputs(native):
     assert (native.one("answer").inputs, native.one("answer").outputs) == ({"question": QUESTION}, ANSWER)
     assert (native.one("track").inputs, native.one("track").outputs) == ({"number": "parcel"}, "on its way")
@@ -151,6 +152,7 @@ def test_what_stands_around_calls_does_not_cost_the_same_again(kind):
     assert (found.cost, found.attributes["mlflow.llm.cost"]) == (None, '{"total_cost": 0.75}')
 
 
+@pytest.mark.process
 def test_its_header_does_not_matter(tmp_path):
     headers = {"content-type": PROTOBUF, "x-mlflow-experiment-id": "0", "x-mlflow-run-id": "r"}
     with SQLiteStore(tmp_path / "a.db") as store, Server(store) as server:

@@ -34,6 +34,7 @@ def said(message: object) -> tuple[object, object]:
     return message["role"], parts[0].get("content", parts[0].get("response"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("mode", MODES)
 def test_content_is_shown_once_wherever_it_came(mode: str) -> None:
     first, answered, streamed, failed = runs(trace_of(mode), "llm")
@@ -77,6 +78,7 @@ def contents(sent: list[Request], folder: Path) -> list[Run]:
         return sorted((run for trace in traces(store) for run in trace.runs), key=lambda run: run.span_id)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("mode", ["old", "event"])
 def test_log_records_before_after_and_twice_give_the_same_runs(mode: str, tmp_path: Path) -> None:
     sent = list(load(FIXTURES / "openai_v2" / f"{mode}.jsonl.gz"))

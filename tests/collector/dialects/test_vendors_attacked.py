@@ -6,6 +6,7 @@ import json
 import time
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -75,6 +76,7 @@ def raw(named: dict[str, Any], scope: str = "", **fields: Any) -> RawSpan:
     return RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", attributes=named, scope=scope, **fields)
 
 
+@pytest.mark.process
 @given(attributes, SCOPES, st.booleans())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_is_sent_is_read_and_what_stays_is_as_it_came(named: dict[str, Any], scope: str, root: bool) -> None:
@@ -87,6 +89,7 @@ def test_whatever_is_sent_is_read_and_what_stays_is_as_it_came(named: dict[str, 
     }
 
 
+@pytest.mark.process
 @given(attributes, SCOPES)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_what_a_dialect_takes_stands_in_a_field(named: dict[str, Any], scope: str) -> None:

@@ -139,6 +139,7 @@ def test_pages_are_accessible_and_fit_the_screen(open_page, name, size, scheme):
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size]["width"]
 
 
+@pytest.mark.process
 def test_charts_that_take_too_long_say_so(browser, tmp_path):
     with SQLiteStore(tmp_path / "spanwise.db") as store, Server(Slow(store), query_seconds=0.5) as server:
         store.append([run()])
@@ -148,6 +149,7 @@ def test_charts_that_take_too_long_say_so(browser, tmp_path):
             page.get_by_text("/charts took longer than 0.5 seconds").wait_for(timeout=120_000)
 
 
+@pytest.mark.process
 def test_more_spans_come_below_without_losing_the_place(open_page):
     page = open_page("parts")
     page.get_by_role("link", name="Show more spans").click()
@@ -166,6 +168,7 @@ def test_more_spans_come_below_without_losing_the_place(open_page):
     assert rows.count() == 1201
 
 
+@pytest.mark.process
 def test_a_chosen_span_far_down_is_in_sight(open_page, addresses):
     page = open_page("a part")
     page.goto(f"{page.url}")
@@ -177,6 +180,7 @@ def test_a_chosen_span_far_down_is_in_sight(open_page, addresses):
     assert tree["y"] <= box["y"] <= tree["y"] + tree["height"]
 
 
+@pytest.mark.process
 def test_a_chip_opens_to_its_comment(open_page):
     page = open_page("trace")
     comment = page.get_by_text("rather long")
@@ -185,6 +189,7 @@ def test_a_chip_opens_to_its_comment(open_page):
     comment.wait_for()
 
 
+@pytest.mark.process
 def test_a_span_is_shown_in_place(open_page):
     page = open_page("trace")
     page.get_by_role("link", name="retrieve").click()
@@ -194,6 +199,7 @@ def test_a_span_is_shown_in_place(open_page):
     page.get_by_text("Because.").wait_for()
 
 
+@pytest.mark.process
 def test_the_tree_is_walked_with_the_arrow_keys(open_page):
     page = open_page("trace")
     page.locator("a[data-run]").first.focus()
@@ -202,6 +208,7 @@ def test_the_tree_is_walked_with_the_arrow_keys(open_page):
     page.get_by_text("First passage.").wait_for()
 
 
+@pytest.mark.process
 def test_the_first_tab_leads_to_the_content(open_page):
     page = open_page("traces")
     page.keyboard.press("Tab")
@@ -210,6 +217,7 @@ def test_the_first_tab_leads_to_the_content(open_page):
     assert page.evaluate("document.activeElement.id") == "main"
 
 
+@pytest.mark.process
 def test_feedback_is_added_with_the_form(open_page):
     page = open_page("failing")
     page.get_by_text("Add feedback").click()
@@ -219,6 +227,7 @@ def test_feedback_is_added_with_the_form(open_page):
     page.get_by_role("button", name="correct true").wait_for()
 
 
+@pytest.mark.process
 def test_empty_fields_stay_out_of_the_address(open_page):
     page = open_page("traces")
     page.get_by_label("Search inputs and outputs").fill("Because")
@@ -226,12 +235,14 @@ def test_empty_fields_stay_out_of_the_address(open_page):
     page.wait_for_url("**/?text=Because")
 
 
+@pytest.mark.process
 def test_charts_over_a_long_time_come_after_the_list(open_page):
     page = open_page("long")
     page.get_by_role("img", name="Traces over time", exact=True).wait_for()
     assert page.locator("[data-charts]").count() == 0
 
 
+@pytest.mark.process
 def test_a_live_list_shows_what_arrives(open_page, kept):
     page = open_page("traces")
     page.clock.install()
@@ -241,6 +252,7 @@ def test_a_live_list_shows_what_arrives(open_page, kept):
     page.get_by_role("link", name="just_arrived").wait_for()
 
 
+@pytest.mark.process
 def test_why_is_opened_by_keyboard(open_page):
     page = open_page("why")
     told = page.get_by_text("Sample: u 0.2500 is below 0.5")
@@ -250,6 +262,7 @@ def test_why_is_opened_by_keyboard(open_page):
     told.wait_for()
 
 
+@pytest.mark.process
 def test_a_rule_leads_to_its_decisions_and_these_to_traces(open_page):
     page = open_page("rules")
     page.get_by_role("link", name="failed 1").first.click()
@@ -257,6 +270,7 @@ def test_a_rule_leads_to_its_decisions_and_these_to_traces(open_page):
     page.wait_for_url("**/traces/*#rules")
 
 
+@pytest.mark.process
 def test_everything_can_be_read_without_javascript(open_page):
     page = open_page("traces", java_script_enabled=False)
     page.get_by_role("link", name="answer").last.click()

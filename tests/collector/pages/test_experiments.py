@@ -8,6 +8,7 @@ from collector.pages.scene import EXAMPLES, experiment
 from spanwise.collector.records import Experiment, Feedback, Target
 
 
+@pytest.mark.process
 def test_a_store_without_experiments_says_how_to_make_one(client):
     assert "evaluate(" in client.get("/experiments").text
     assert "spanwise demo" in client.get("/compare").text
@@ -21,6 +22,7 @@ def test_the_list_shows_means_with_n_and_failed(store, client):
     assert '<span>n 1</span><span class="failed">1 failed</span>' in text
 
 
+@pytest.mark.process
 def test_labels_are_told_beside_the_scores_and_are_no_zeros(store, client):
     made = experiment(store, "first", (1.0, 1.0))
     for summary in store.traces(experiment=made.id):
@@ -41,6 +43,7 @@ def test_a_key_with_labels_only_shows_how_often_and_no_n_of_nothing(store, clien
     assert '<span class="tally"><span>1 label</span></span>' in text
 
 
+@pytest.mark.process
 def test_one_that_died_is_not_shown_as_running(store, client):
     store.save_experiment(replace(experiment(store, "first", (1.0, 1.0)), status="running", seen_ns=1))
     for address in ("/experiments", "/experiments/id-first"):
@@ -135,6 +138,7 @@ def test_tasks_that_failed_are_compared_too(store, client):
     assert "8 of 12 examples" in text
 
 
+@pytest.mark.process
 def test_where_no_task_failed_there_is_no_row_of_them(store, client):
     many(store, "a", [0.5] * 3), many(store, "b", [1.0] * 3)
     assert ">task_ok<" not in client.get("/compare?ids=a,b").text
@@ -228,6 +232,7 @@ def timed(store, name):
     return made
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("address", ["/experiments", "/experiments/id-first", "/compare?ids=id-first,id-second"])
 def test_a_latency_has_a_unit_and_is_no_bar_of_nought_to_one(store, client, address):
     timed(store, "first"), timed(store, "second")

@@ -265,6 +265,7 @@ FORMS = strategies.fixed_dictionaries(
 )
 
 
+@pytest.mark.process
 @settings(max_examples=30, deadline=None)
 @given(FORMS)
 def test_what_the_form_says_is_said_by_a_query_string_as_well(fields):
@@ -280,6 +281,7 @@ def test_a_page_leads_back_to_itself(fields):
     assert at(query.address(), now_ns=10**18) == query
 
 
+@pytest.mark.process
 @settings(max_examples=30, deadline=None)
 @given(FORMS)
 def test_every_mark_takes_one_condition_away(fields):

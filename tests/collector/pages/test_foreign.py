@@ -60,6 +60,7 @@ TRY = """async ([url, method, mode]) => {
 }"""
 
 
+@pytest.mark.process
 def test_a_name_that_was_led_here_reads_and_deletes_nothing(browser, server):
     server.store.append([kept := run("secret")])
     with browser.new_context() as context:
@@ -81,6 +82,7 @@ def test_a_name_that_was_led_here_reads_and_deletes_nothing(browser, server):
     assert server.store.count()["traces"] == 1
 
 
+@pytest.mark.process
 def test_a_page_of_elsewhere_reads_and_deletes_nothing(browser, server, evil):
     server.store.append([kept := run("secret")])
     url = f"http://127.0.0.1:{server.port}/api/traces"
@@ -96,6 +98,7 @@ def test_a_page_of_elsewhere_reads_and_deletes_nothing(browser, server, evil):
     assert server.store.count()["traces"] == 1
 
 
+@pytest.mark.process
 def test_the_apis_description_comes_from_here_alone(browser, server):
     asked: list[str] = []
     with browser.new_context() as context:

@@ -114,6 +114,7 @@ def test_addresses_stay_on_this_server(client, addresses):
         assert [target for target in targets if target and not target.startswith(("/", "?", "#"))] == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("value", ["\ud800", "x" * 3_000_000, {"deep": [[[[[[1]]]]]]}, 10**40, float("1e308"), True])
 def test_odd_values_are_shown(store, client, value):
     root = run(inputs=value)
@@ -157,6 +158,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.process
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     path=st.sampled_from(

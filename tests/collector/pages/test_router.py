@@ -44,6 +44,7 @@ def test_an_address_that_nothing_answers():
     assert (answer.status_code, "there is no page &#39;/&lt;b&gt;&#39;" in answer.body.decode()) == (404, True)
 
 
+@pytest.mark.process
 def test_pages_are_kept_by_no_cache_and_tell_nobody_where_they_were(client):
     headers = client.get("/").headers
     assert (headers["cache-control"], headers["referrer-policy"]) == ("no-store", "same-origin")

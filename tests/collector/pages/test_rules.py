@@ -97,6 +97,7 @@ def test_rules_of_one_project(store, client):
     assert "short" not in text
 
 
+@pytest.mark.process
 def test_a_rule_shows_what_it_decided(store, client):
     monitored(store)
     text, _ = page(client, "/rules/short")
@@ -189,6 +190,7 @@ def test_a_rule_over_senders_without_sampling_information_shows_its_plain_mean_a
     assert "concise – 0.75 unweighted" in text
 
 
+@pytest.mark.process
 def test_the_page_of_a_rule_pauses_resumes_and_removes_it(store, client):
     ruled(store, name="a/b")
     _, source = page(client, "/rules/a/b")

@@ -94,6 +94,7 @@ def sign_in(page: Page, address: str, key: str) -> None:
     page.get_by_role("button", name="Sign in").click()
 
 
+@pytest.mark.process
 def test_a_reader_signs_in_votes_and_signs_out(context: BrowserContext, store: SQLiteStore, server: Server) -> None:
     root, page = rag(store), context.new_page()
     sign_in(page, f"{server.url}/traces/{root.trace_id}", "all")
@@ -110,12 +111,14 @@ def test_a_reader_signs_in_votes_and_signs_out(context: BrowserContext, store: S
     assert "/sign-in?next=" in page.url
 
 
+@pytest.mark.process
 def test_a_wrong_key_is_told_beside_the_form(context: BrowserContext, server: Server) -> None:
     page = context.new_page()
     sign_in(page, server.url, "wrong")
     assert "unknown, expired or revoked" in page.get_by_role("alert").inner_text()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_pages_of_signing_in_are_accessible(browser: Browser, store: SQLiteStore, server: Server, scheme) -> None:  # type: ignore[no-untyped-def]
     context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme=scheme)
@@ -134,6 +137,7 @@ def _complaints(page: Page) -> list[str]:
     return [one["id"] for one in Axe().run(page).response["violations"]]
 
 
+@pytest.mark.process
 def test_another_site_of_the_same_host_rides_no_session(
     context: BrowserContext, store: SQLiteStore, server: Server
 ) -> None:
@@ -155,6 +159,7 @@ def test_another_site_of_the_same_host_rides_no_session(
     assert (told, store.trace(kept.trace_id).feedback) == ("not", ())
 
 
+@pytest.mark.process
 def test_the_thumbs_of_the_docs_vote_from_another_origin(context: BrowserContext, store: SQLiteStore) -> None:
     store.append([kept := run()])
     example = re.search(r"<!-- browser -->\n```html\n(.*?)```", DOCS.read_text(), re.DOTALL)

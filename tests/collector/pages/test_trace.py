@@ -10,6 +10,7 @@ from spanwise.collector.dialects import RawSpan, read_run
 from spanwise.collector.records import Event, Feedback, OpenRun, Target
 
 
+@pytest.mark.process
 def test_the_tree_shows_every_run_and_the_root_in_full(store, client):
     root = rag(store)
     text = client.get(f"/traces/{root.trace_id}").text
@@ -112,6 +113,7 @@ def test_a_trace_of_an_experiment_shows_what_was_expected(store, client):
     assert "An immutable sequence." not in client.get(f"/traces/{tuple_.trace_id}").text
 
 
+@pytest.mark.process
 def test_two_peoples_votes_stand_side_by_side(store, client):
     root = rag(store)
     for author, score in (("ann", 1), ("ben", 0)):
@@ -152,6 +154,7 @@ def test_a_value_is_a_number_a_truth_or_a_label(store, client, value, score, lab
     assert (kept.score, kept.label, kept.target.span_id) == (score, label, root.span_id)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "form",
     [
@@ -167,6 +170,7 @@ def test_a_form_that_cannot_be_kept_is_refused(store, client, form):
     assert store.trace(root.trace_id).feedback == ()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("headers", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
 def test_other_sites_cannot_send_the_form(store, client, headers):
     root = rag(store)
@@ -175,6 +179,7 @@ def test_other_sites_cannot_send_the_form(store, client, headers):
     assert store.trace(root.trace_id).feedback == ()
 
 
+@pytest.mark.process
 def test_a_huge_value_is_cut_on_the_page_and_whole_behind_a_link(store, client):
     root = run(inputs="x" * 300_000)
     store.append([root])
@@ -197,6 +202,7 @@ def next_of(text):
     return found and found[1]
 
 
+@pytest.mark.process
 def test_a_trace_of_very_many_runs_comes_in_pages(store, client):
     root = long(store)
     address, names = "", list[str]()
@@ -207,6 +213,7 @@ def test_a_trace_of_very_many_runs_comes_in_pages(store, client):
     assert names == ["answer", *(f"c{i}" for i in range(2_099))]
 
 
+@pytest.mark.process
 def test_a_run_far_down_is_shown_among_its_neighbours(store, client):
     root = long(store)
     run = store.tree(root.trace_id, limit=1_000).items[777]
@@ -217,6 +224,7 @@ def test_a_run_far_down_is_shown_among_its_neighbours(store, client):
         assert words in text
 
 
+@pytest.mark.process
 def test_a_part_of_a_run_is_read_without_its_trace(store, client):
     root = long(store)
     assert client.get(f"/traces/{root.trace_id}/runs/{root.span_id}/metadata").text == "{}"
@@ -238,6 +246,7 @@ def leaky(store):
     return root
 
 
+@pytest.mark.process
 def test_what_is_missing_is_said_in_words(store, client):
     root = leaky(store)
     text = client.get(f"/traces/{root.trace_id}").text
@@ -254,6 +263,7 @@ def test_an_open_run_is_said_to_run(store, client):
     assert ">running</span>" in text
 
 
+@pytest.mark.process
 def test_a_trace_of_which_nothing_has_ended_has_a_page(store, client):
     above = OpenRun(trace_id="a" * 32, span_id="b" * 16, name="outer", start_ns=5)
     below = OpenRun(trace_id="a" * 32, span_id="c" * 16, name="", parent_id="b" * 16, start_ns=6)
@@ -265,6 +275,7 @@ def test_a_trace_of_which_nothing_has_ended_has_a_page(store, client):
     assert "Nothing of this trace" not in client.get(f"/traces/{'a' * 32}").text
 
 
+@pytest.mark.process
 def test_a_score_shows_the_parameters_of_its_evaluator(client, store):
     root = run(trace_id="c" * 32)
     given = {"evaluator_parameters": {"pattern": "<b>", "k": 3}}

@@ -4,11 +4,14 @@ import re
 import time
 from dataclasses import replace
 
+import pytest
+
 from collector.making import run
 from collector.pages.scene import experiment, outcomes, rag
 from spanwise.collector.records import Feedback, Link, OpenRun, Target
 
 
+@pytest.mark.process
 def test_a_new_store_says_what_to_do(client):
     page = client.get("/")
     assert page.status_code == 200
@@ -100,6 +103,7 @@ def test_a_condition_that_makes_no_sense_is_said_beside_the_form(store, client):
     assert "latency must be a comparison such as &gt; 500, got &#39;fast&#39;" in page.text
 
 
+@pytest.mark.process
 def test_a_cursor_from_elsewhere_is_no_server_error(store, client):
     rag(store)
     assert client.get("/?cursor=nonsense").status_code in (200, 400)

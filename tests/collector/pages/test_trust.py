@@ -40,6 +40,7 @@ def test_every_page_says_how_far_a_judge_agrees_with_people(store: SQLiteStore, 
     assert SAID in client.get(path).text
 
 
+@pytest.mark.process
 def test_it_is_said_where_people_had_the_last_word_on_every_trace(store: SQLiteStore, client: TestClient) -> None:
     judged(store, "one", votes=True)
     assert SAID in client.get("/?traffic=all").text
