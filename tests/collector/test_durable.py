@@ -23,14 +23,17 @@ MANY = 250  # runs, which are worth a commit of their own
 class Disk:
     """Takes what is written as often as it is let; `failing` it keeps nothing."""
 
-    def __init__(self) -> None:
-        self.failing, self.waiting, self._turns = False, 0, threading.Semaphore(0)
+    def __init__(self, log: Path) -> None:
+        self.failing, self.waiting, self._turns, self._log = False, 0, threading.Semaphore(0), log
 
     def let(self, turns: int = 1000) -> None:
         """Let it take so much."""
         self._turns.release(turns)
 
     def __call__(self, descriptor: int) -> None:
+        if not os.path.samestat(os.fstat(descriptor), self._log.stat()):
+            os.fsync(descriptor)  # the log of a store that an earlier test in this process left open
+            return
         self.waiting += 1
         assert self._turns.acquire(timeout=30)
         self.waiting -= 1
@@ -40,8 +43,8 @@ class Disk:
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    made = Disk()
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    made = Disk(tmp_path / "spanwise.db-wal")
     monkeypatch.setattr(group_commit, "_fsync", made)
     return made
 
