@@ -37,7 +37,7 @@ from rich.table import Table
 from spanwise.collector import connect
 from spanwise.collector.records import Case, Document, Target
 from spanwise.evaluators import evaluate, get_evaluator
-from spanwise.evaluators.models import Embedder, embedding_model, inference_batching
+from spanwise.evaluators.models import Embedder, inference_batching, local_models
 from spanwise.tracer import trace
 
 IDS = (
@@ -120,7 +120,7 @@ def through_evaluate(data: Sequence[dict[str, Any]], model: Any) -> None:
 
 def anew(**options: Any) -> Embedder:
     """One that remembers nothing from the round before; the model stays loaded."""
-    embedding_model._model_encoders.clear()
+    local_models._encoders.clear()
     return Embedder(**options)
 
 

@@ -91,7 +91,7 @@ class Bare:
 
     def __enter__(self) -> Bare:
         started = threading.Event()
-        self._server.tell = started.set
+        self._server.on_start = started.set
         run = lambda: self._server.run(sockets=[self._socket])  # noqa: E731
         self._threads = [
             threading.Thread(target=run, name="server"),

@@ -112,7 +112,7 @@ def test_one_that_hangs_ends_with_whoever_asked_and_no_second_runs_beside_it(fil
                 assert time.monotonic() < deadline
                 await anyio.sleep(0.02)
             second = await client.call_tool("run_evaluation")
-            assert "an evaluation is running" in second.content[0].text
+            assert "an evaluation is already running" in second.content[0].text
             together.cancel_scope.cancel()
         return int(told.read_text())
 

@@ -230,8 +230,8 @@ def test_depth_is_bounded_in_both_encodings() -> None:
 
 FUZZ = """
 import sys, atheris
-from spanwise.collector.ingest import otlp_signals, otlp_signals
-from spanwise.collector.ingest.request_decoder import decode
+from spanwise.collector.ingest import otlp_signals
+from spanwise.collector.ingest.request_decoder import count_by_reason, decode
 from spanwise.collector.ingest.ingest_errors import PermanentError
 from spanwise.collector.ingest.limits import Limits
 
