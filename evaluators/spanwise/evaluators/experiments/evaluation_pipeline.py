@@ -19,7 +19,7 @@ from spanwise.evaluators.experiments.experiment_plan import ExperimentPlan, Fini
 from spanwise.evaluators.experiments.result_writer import ResultWriter
 from spanwise.evaluators.experiments.task_call import STOP_GRACE, cancel_tasks
 from spanwise.evaluators.experiments.task_run import make_existing_run, run_task_on_loop, run_task_on_thread
-from spanwise.evaluators.interface import make_loop_waiter
+from spanwise.evaluators.interface import is_task_cancelled, make_loop_waiter
 from spanwise.evaluators.scoring import CaseScorer
 
 YIELD_INTERVAL = 0.05  # seconds between two yields to the event loop
@@ -175,10 +175,14 @@ class RunPipeline:
             self._error = self._error or task.exception()
 
 
+FIRST_CHECK, MAX_CHECK_INTERVAL = 0.003, 0.05  # seconds between two checks for more threads, at first and at most
+SHORT_ITEM = 0.001  # seconds; for shorter items, switching between threads costs more than waiting does
+
+
 class WorkerThreads:
     """Daemon threads that take items from one iterator.
 
-    Each thread that takes an item starts the next thread, until there are `concurrency` of them.
+    One thread starts. As soon as items take longer than `SHORT_ITEM`, the others start, `concurrency` in total.
     """
 
     def __init__(self, pipeline: RunPipeline, items: Iterator[PlannedRun], concurrency: int) -> None:
@@ -186,8 +190,9 @@ class WorkerThreads:
         self._items = items
         self._limit = concurrency
         self._context = contextvars.copy_context()
-        self._lock = threading.Lock()
-        self._started = self._running = 0
+        self._source_lock = threading.Lock()  # held while the iterator is read, which may take long
+        self._count_lock = threading.Lock()
+        self._started = self._running = self._taken = 0
         self._stopped = False
         self._error: BaseException | None = None
 
@@ -197,25 +202,42 @@ class WorkerThreads:
         self._all_done = asyncio.Event()
         try:
             self._start_thread()
-            await self._all_done.wait()
+            await self._start_more()
         finally:
             self._stopped = True
         if self._error is not None:
             raise self._error
 
+    async def _start_more(self) -> None:
+        """Wait until all threads are done, and start the remaining ones if items take long."""
+        interval, taken = FIRST_CHECK, 0
+        while not self._all_done.is_set():
+            try:
+                async with asyncio.timeout(interval):  # `wait_for` would create a task, which user code may cancel
+                    await self._all_done.wait()
+            except TimeoutError:
+                if self._taken - taken < interval / SHORT_ITEM:
+                    while self._started < self._limit:
+                        self._start_thread()
+                taken = self._taken
+                interval = min(1.5 * interval, MAX_CHECK_INTERVAL)
+            except asyncio.CancelledError:
+                if is_task_cancelled():
+                    raise  # this task was cancelled; any other CancelledError concerns only the inner wait
+
     def _start_thread(self) -> None:
         self._started += 1
-        self._running += 1
+        with self._count_lock:
+            self._running += 1
         threading.Thread(target=self._work, name="spanwise-run", daemon=True).start()
 
     def _work(self) -> None:
         try:
             while True:
-                with self._lock:
+                with self._source_lock:
                     if self._stopped or self._pipeline.is_over or (item := next(self._items, None)) is None:
                         return
-                    if self._started < self._limit:
-                        self._start_thread()
+                    self._taken += 1
                 self._context.copy().run(self._pipeline.process_on_thread, item)
                 while self._pipeline.is_full and not self._stopped:
                     time.sleep(FULL_QUEUE_PAUSE)
@@ -223,7 +245,7 @@ class WorkerThreads:
             self._error = self._error or error
             self._stopped = True
         finally:
-            with self._lock:
+            with self._count_lock:
                 self._running -= 1
                 is_last = not self._running
             if is_last:
