@@ -29,9 +29,11 @@ def loop_over(
             for row, label in zip(rows, labels, strict=True):
                 try:
                     test(**fixtures, **dict(zip(names, row, strict=True)))
-                except (Exception, pytest.fail.Exception) as error:
+                except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
                     error.add_note(f"with {', '.join(names)} = {label:.1000}")
                     failures.append(error)
+            if skipped := [error for error in failures if isinstance(error, pytest.skip.Exception)]:
+                raise AssertionError("a looped test cannot skip a value: use pytest.mark.parametrize") from skipped[0]
             if len(failures) == 1:
                 raise failures[0]
             if failures:

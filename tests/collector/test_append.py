@@ -324,7 +324,7 @@ def test_the_text_index_is_written_in_pieces() -> None:
 def test_so_much_may_wait_and_no_more(store: SQLiteStore) -> None:
     with held(store) as file:
         full = file.writer.put(WriteJob(weight=QUEUED_WEIGHT, action=lambda _: None))
-        with pytest.raises(Unavailable, match=f"{QUEUED_WEIGHT} spans"):
+        with pytest.raises(Unavailable, match=rf"the write queue is full \({QUEUED_WEIGHT} spans\)"):
             store.append([run()])
     full.result(60)
     store.append([run()])

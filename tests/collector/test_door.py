@@ -462,6 +462,14 @@ def test_a_verb_that_nobody_has_thought_of_is_forbidden(store):
         view.nothing  # noqa: B018
 
 
+def test_a_condition_on_names_is_no_argument_of_the_view(store):
+    store.append([run("mine", project="p"), run("other", project="p"), run("mine", project="q")])
+    view = ProjectScopedStore(store, "p")
+    assert [trace.name for trace in view.traces(name="mine")] == ["mine"]
+    assert [trace.name for trace in view.each(name="mine")] == ["mine"]
+    assert view.settings(name="no rule") == []
+
+
 def test_a_file_of_rules_may_be_of_several_projects(store):
     with pytest.raises(Forbidden, match="several"):
         ProjectScopedStore(store, "p").save_rule(Rule(name="r", version="1", evaluators=()), owner="rules.py")

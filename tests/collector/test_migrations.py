@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -44,6 +46,17 @@ def version(file: Path) -> int:
 def test_a_file_of_the_oldest_version_is_brought_up_to_date(file: Path) -> None:
     former_file.build(file)
     assert version(file) == OLDEST_VERSION
+    with SQLiteStore(file) as store:
+        assert store.trace(former_file.TRACE).root.attributes == {"spanwise.partial": True}
+        assert store.check(deep=True) == []
+    assert version(file) == FILE_VERSION
+
+
+@pytest.mark.process
+def test_a_file_whose_migration_is_killed_between_two_steps_is_brought_up_to_date(file: Path) -> None:
+    former_file.build(file)
+    killed = subprocess.run([sys.executable, "-c", KILLED_AT, str(file), "DROP TABLE IF EXISTS sums_of_days"])
+    assert (killed.returncode, version(file)) == (-9, FILE_VERSION - 1)
     with SQLiteStore(file) as store:
         assert store.trace(former_file.TRACE).root.attributes == {"spanwise.partial": True}
         assert store.check(deep=True) == []

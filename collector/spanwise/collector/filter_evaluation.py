@@ -302,9 +302,9 @@ _COMPILERS: Mapping[str, _Compiler] = {
     "skipped": _each_key("outcome", lambda outcome: outcome == "skip"),
     "text": _text,
     "experiment": _condition("experiment_id", lambda id: partial(operator.eq, id or None)),
-    "experiments": _condition("experiment_id", lambda ids: lambda seen: seen in ids),
+    "experiments": _condition("experiment_id", lambda ids: frozenset(ids).__contains__),
     "dataset": lambda name, dataset: refuse_dataset(dataset),
     "example": _equals("example_id"),
     "complete": _condition("complete", lambda wanted: partial(operator.eq, wanted), bool),
-    "trace_ids": _condition("trace_id", lambda ids: lambda seen: seen in ids),
+    "trace_ids": _condition("trace_id", lambda ids: frozenset(ids).__contains__),
 }

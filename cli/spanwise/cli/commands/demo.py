@@ -76,5 +76,5 @@ def _start_server(store: Store, host: str, port: int | None) -> Server:
         if port is not None:
             raise
         free = Server(store, host=host, port=0)
-        print_note(f"{str(error).partition(':')[0]}; using {free.port} instead")
+        print_note(f"{str(error).partition(';')[0]}; using {free.port} instead")
         return free

@@ -186,7 +186,7 @@ def look(store: Store, filter: Filter | None = None, spans: int = DEFAULT_SPANS)
             for run in trace.runs:
                 counts[identify_sender(run)].add(run)
     senders = [count.build(identity) for identity, count in counts.items()]
-    return reader.make_report(tuple(sorted(senders, key=lambda identity: (-identity.spans, identity.who))))
+    return reader.make_report(tuple(sorted(senders, key=lambda sender: (-sender.spans, sender.who))))
 
 
 class _TraceReader:

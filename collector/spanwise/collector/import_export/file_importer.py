@@ -140,7 +140,6 @@ class _FileImporter:
 
     def _import_logs(self, number: int, line: bytes) -> None:
         decoded = decode(otlp_json.EVENT_CODEC, line, otlp_json.FILE_LIMITS)
-        ignored = decoded.ignored
         for item in decoded.items:
             if isinstance(item, Feedback):
                 self._feedback.append((number, item))
@@ -149,9 +148,9 @@ class _FileImporter:
                 _write_with_retries(partial(self._store.add_amendments, [item]))
                 self._result.kept["amendment"] += 1
             else:
-                ignored += 1
-        if ignored:
-            self._result.left_out["log record"] += ignored
+                self._result.left_out["log record"] += 1
+        if decoded.ignored:
+            self._result.left_out["log record"] += decoded.ignored
         if decoded.refused:
             self._result.refuse(number, decoded.reason, decoded.refused_count)
 

@@ -74,7 +74,7 @@ def main() -> None:
                 connection.sendall(part)
         except OSError:  # the server has exited
             os._exit(0)
-        del body, reply, chunks, message, parts
+        del body, reply, chunks, message, part, parts
         if size >= HUGE_BODY_BYTES:
             gc.collect()
             release_free_memory()

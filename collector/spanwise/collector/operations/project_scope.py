@@ -77,17 +77,17 @@ class ProjectScopedStore:
     def _forbidden(self, reason: str) -> Forbidden:
         return Forbidden(f"the API key is limited to project {self.project!r}; {reason}")
 
-    def _call_with_filter(self, name: str, filter: Filter | None = None, **options: Any) -> Any:
+    def _call_with_filter(self, name: str, /, filter: Filter | None = None, **options: Any) -> Any:
         conditions = {key: options.pop(key) for key in tuple(options) if key in Filter.__dataclass_fields__}
         wanted = extend_filter(filter, conditions)
         if name == "delete":  # the caller must give a condition besides the project
             validate_deletion_filter(wanted)
         return getattr(self._store, name)(replace(wanted, project=self._check_project(wanted.project)), **options)
 
-    def _call_with_project(self, name: str, *args: Any, project: str | None = None, **kwargs: Any) -> Any:
+    def _call_with_project(self, name: str, /, *args: Any, project: str | None = None, **kwargs: Any) -> Any:
         return getattr(self._store, name)(*args, project=self._check_project(project), **kwargs)
 
-    def _call_on_trace(self, name: str, trace_id: str, *args: Any, **kwargs: Any) -> Any:
+    def _call_on_trace(self, name: str, /, trace_id: str, *args: Any, **kwargs: Any) -> Any:
         self._check_visible(trace_id)
         return getattr(self._store, name)(trace_id, *args, **kwargs)
 

@@ -292,11 +292,10 @@ class Redaction:
                 else value
             )
         if isinstance(value, Mapping):
-            pairs = [(str(k), v) for k, v in value.items()]
             return build_dict(
                 [
                     (self._apply_patterns(k), REDACTED_TEXT if _normalize_key(k) in self._keys else self._node(k, v))
-                    for k, v in pairs
+                    for k, v in ((str(k), v) for k, v in value.items())
                 ]
             )
         if isinstance(value, (list, tuple)):

@@ -243,7 +243,7 @@ def list_stack_traces(run: Run) -> list[str]:
 def add_feedback(store: Store, request: Request, fields: Mapping[str, str]) -> str:
     """Store human feedback: `POST /traces/{trace_id}/feedback`.
 
-    Returns the URL of the trace with the run that was view.
+    Returns the URL of the trace with the run that was shown.
     """
     trace_id = request.path_params["trace_id"]
     store.add_feedback([build_human_feedback(trace_id, fields)])

@@ -77,7 +77,7 @@ APPLICATION_IDS = (APPLICATION_ID, FORMER_APPLICATION_ID)
 # times as much log and costs 20 % more CPU; with 4 KiB the file is 3 % larger.
 PAGE_SIZE = 8192
 
-# Tables of version 20. Version 19, of files from before the product was renamed, has the same tables
+# Tables of version 21. Versions 19, of files from before the product was renamed, and 20 differ only in the rollups
 _SCHEMA = """
 -- Traces: the summary, the position in the change feed, and distinct values of all runs as JSON
 CREATE TABLE traces (
@@ -372,7 +372,7 @@ _UNIFORM_SEALED_PERIODS: tuple[str, ...] = (
     "CREATE UNIQUE INDEX sums_of_days_by_side ON sums_of_days (day, side, project)",
     "DELETE FROM sums_of_hours",
     "DELETE FROM sums_days",
-    "UPDATE sums_hours SET rest = 0 WHERE rest > 0",
+    "UPDATE sums_hours SET rest = 0, named = 0 WHERE rest > 0",
     # Hours with bins in an early form, recognised by its bytes, are recounted
     "UPDATE sums_hours SET state = 1, rows = -1 WHERE state = 0 AND hour IN (SELECT hour FROM sums"
     " WHERE substr(latencies, 3, 6) IN (x'000000000000', x'ffffffffffff'))",

@@ -10,6 +10,7 @@ from typing import Any
 
 from spanwise.collector.filters import Filter
 from spanwise.collector.stores.sqlite.database.connections import Reader
+from spanwise.collector.stores.sqlite.database.schema import FILE_VERSION
 from spanwise.collector.stores.sqlite.query.filter_sql import compile_filter
 from spanwise.collector.stores.sqlite.rollups import hourly_rollups, sealed_rollups
 
@@ -143,8 +144,8 @@ def check_integrity(reader: Reader, deep: bool) -> list[str]:
 
 
 def _check_rollups(db: sqlite3.Connection) -> Iterator[str]:
-    """Yield the problems of the hourly rollups, if the file has them."""
-    if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sums_hours'").fetchone():
+    """Yield the problems of the rollups. Those of an older file are not checked: its migration renews their form."""
+    if int(db.execute("PRAGMA user_version").fetchone()[0]) < FILE_VERSION:
         return
     try:
         bad = hourly_rollups.count_wrong_hours(db)
@@ -153,10 +154,7 @@ def _check_rollups(db: sqlite3.Connection) -> Iterator[str]:
         return
     if bad:
         yield f"{bad} hours whose rollups differ from their traces"
-    # Older files have other columns
-    if db.execute("SELECT 1 FROM pragma_table_info('sums_of_days') WHERE name = 'data'").fetchone() and (
-        bad := sealed_rollups.count_wrong_periods(db)
-    ):
+    if bad := sealed_rollups.count_wrong_periods(db):
         yield f"{bad} sealed hours and days whose totals differ from the rollups of their hours"
 
 

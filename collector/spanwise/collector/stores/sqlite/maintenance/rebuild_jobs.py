@@ -5,7 +5,7 @@ the job adds them at the end. If there are too many, or one replaces a span that
 The row that marks the trace for a rebuild (`states.data` is NULL) stays until the job succeeds, even if the process
 dies.
 
-Stale hours: `HourlyRollups.watch` records changes during a recount, and they are added to its result. So an hour with
+Stale hours: `HourlyRollups.start_recording` records changes during a recount, and they are added to its result. So an hour with
 constant writes can be recounted, too. The snapshot and the recording begin between the same two commits.
 
 Sealing: an hour is sealed when it is over and nothing has changed in it between two searches for due hours. A sealed
@@ -283,14 +283,14 @@ class PeriodSealer:
 
     def find_due(self) -> None:
         """Find the hours that are due, and the days to be sealed after them."""
-        stirred = set[int]()
-        self._file.writer.alone(lambda _: stirred.update(self._file.appender.sums.take_changed_hours()))
+        changed = set[int]()
+        self._file.writer.alone(lambda _: changed.update(self._file.appender.sums.take_changed_hours()))
         now = self._file.clock.now() // HOUR_NS
         with self._file.read() as reader:
             hours = reader.db.execute("SELECT hour FROM sums_hours WHERE state = 0 AND rest = 0 ORDER BY hour")
-            self._hours = [hour for (hour,) in hours if hour < now and hour not in stirred]
+            self._hours = [hour for (hour,) in hours if hour < now and hour not in changed]
             days = reader.db.execute(_SELECT_DUE_DAYS).fetchall()
-        moved = {hour // 24 for hour in stirred}
+        moved = {hour // 24 for hour in changed}
         self._days = [day for (day,) in reversed(days) if day < now // 24 and day not in moved]
 
     def make_hour(self, hour: int) -> None:

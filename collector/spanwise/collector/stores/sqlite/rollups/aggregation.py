@@ -467,7 +467,8 @@ class _Aggregation:
             total.blobs.clear()
             total.latencies.clear()
         for start, group, latencies in self._run(_ROW_LATENCIES, plan_latencies(self._filter)):
-            self._totals[start, group].latencies += orjson.loads(latencies)
+            if (start, group) in self._totals:  # not if the rollups lack these traces
+                self._totals[start, group].latencies += orjson.loads(latencies)
 
     def _walks_few_traces(self) -> bool:
         """Return whether reading all traces of the answer walks at most `MAX_EXACT_TRACES` index entries.
