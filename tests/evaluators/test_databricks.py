@@ -445,6 +445,15 @@ def test_a_judge_sees_the_values_that_map_selects(id):
     assert "hidden" not in shown
 
 
+@loop_over("id", ["fact_check", "correctness"])
+def test_a_judge_does_not_see_the_field_in_place_of_an_optional_one_that_map_does_not_find(id):
+    judge = scripted(lambda ask: {"rationale": "r", "rating": "yes"})
+    case = {"inputs": "hidden", "outputs": "answered", "reference_outputs": "r", "documents": ["d"], "metadata": {}}
+    score(get_evaluator(id, judge=judge, map={"inputs": "metadata.q"}), **case)
+    assert judge.asked
+    assert all("hidden" not in str(ask.messages) for ask in judge.asked)
+
+
 def test_documents_that_map_selects_may_be_texts():
     judge = scripted(lambda ask: {"rationale": "r", "rating": "yes"})
     relevance = get_evaluator("chunk_relevance", judge=judge, map={"documents": "outputs.sources"})

@@ -316,3 +316,22 @@ def test_a_version_does_not_depend_on_the_address_of_a_function():
 
     first, second = grounded(), grounded()
     assert first.version == second.version
+
+
+def test_a_version_tells_functions_of_one_name_apart():
+    def by_line():
+        def split(text):
+            return text.splitlines()
+
+        return split
+
+    def by_word():
+        def split(text):
+            return text.split()
+
+        return split
+
+    one, other = by_line(), by_word()
+    other.__qualname__ = one.__qualname__
+    versions = {get_evaluator("groundedness", model=Counting(), splitter=split).version for split in (one, other)}
+    assert len(versions) == 2

@@ -193,6 +193,7 @@ class WorkerThreads:
         self._source_lock = threading.Lock()  # held while the iterator is read, which may take long
         self._count_lock = threading.Lock()
         self._started = self._running = self._taken = 0
+        self._waited_for_writer = False  # since the last check for more threads
         self._stopped = False
         self._error: BaseException | None = None
 
@@ -210,16 +211,18 @@ class WorkerThreads:
 
     async def _start_more(self) -> None:
         """Wait until all threads are done, and start the remaining ones if items take long."""
-        interval, taken = FIRST_CHECK, 0
+        interval, taken, checked = FIRST_CHECK, 0, time.perf_counter()
         while not self._all_done.is_set():
             try:
-                async with asyncio.timeout(interval):  # `wait_for` would create a task, which user code may cancel
+                # `asyncio.wait_for` would create a task, which user code may cancel
+                async with asyncio.timeout(interval if self._started < self._limit else None):
                     await self._all_done.wait()
             except TimeoutError:
-                if self._taken - taken < interval / SHORT_ITEM:
+                now = time.perf_counter()
+                if self._taken - taken < (now - checked) / SHORT_ITEM and not self._waited_for_writer:
                     while self._started < self._limit:
                         self._start_thread()
-                taken = self._taken
+                taken, checked, self._waited_for_writer = self._taken, now, False
                 interval = min(1.5 * interval, MAX_CHECK_INTERVAL)
             except asyncio.CancelledError:
                 if is_task_cancelled():
@@ -240,6 +243,7 @@ class WorkerThreads:
                     self._taken += 1
                 self._context.copy().run(self._pipeline.process_on_thread, item)
                 while self._pipeline.is_full and not self._stopped:
+                    self._waited_for_writer = True
                     time.sleep(FULL_QUEUE_PAUSE)
         except BaseException as error:  # from the item source or an internal error: stop all workers; `run` raises it
             self._error = self._error or error

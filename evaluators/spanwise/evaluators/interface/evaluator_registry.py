@@ -410,7 +410,7 @@ def _get_distribution_name(point: EntryPoint) -> str:
 
 
 def _make_plugin_evaluator(point: EntryPoint, parameters: dict[str, Any], options: dict[str, Any]) -> Evaluator:
-    """Return a plugin's evaluator. `own` holds the plugin's own parameters, `options` those of `make_evaluator`. Raises
+    """Return a plugin's evaluator. `parameters` holds the plugin's own parameters, `options` those of `make_evaluator`. Raises
     `ValueError`.
     """
     loaded = _load_entry_point(point)

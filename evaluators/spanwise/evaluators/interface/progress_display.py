@@ -194,13 +194,15 @@ def _status_display() -> Iterator[Callable[[str], object]]:
         finally:
             listener("")
     elif stderr_console.is_terminal and not stderr_console.is_jupyter:
+        from rich.errors import LiveError
         from rich.text import Text
 
         status = stderr_console.status("")
 
         def show(text: str) -> None:
             status.update(Text(text))  # `Text` is not parsed as markup, which a model's name may contain
-            status.start()  # only the first call has an effect
+            with suppress(LiveError):  # rich before version 14.1 shows one status at a time
+                status.start()  # only the first call has an effect
 
         try:
             yield show

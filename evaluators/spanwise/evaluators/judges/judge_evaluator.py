@@ -186,14 +186,21 @@ def register_judge(
 def use_arguments(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """Decorate `__call__` so that the fields of its case are the arguments, which `map` and `prepare_data` determine.
 
-    `__call__` then needs its parameters only to declare the fields, and works on the case.
+    `__call__` then needs its parameters only to declare the fields, and works on the case. A declared field without an
+    argument has the default of its parameter, so that the judge does not see a value that `map` replaces.
     """
-    names = list(inspect.signature(call).parameters)[1:]  # without self
+    parameters = dict(list(inspect.signature(call).parameters.items())[1:])  # without self
+    defaults = {
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
 
     @functools.wraps(call)
     async def wrapper(self: JudgeEvaluator, *positional: Any, **named: Any) -> Any:
-        arguments = {**dict(zip(names, positional, strict=False)), **named}
-        fields = {name: value for name, value in arguments.items() if name in Case.__dataclass_fields__}
+        arguments = {**dict(zip(parameters, positional, strict=False)), **named}
+        values = {**defaults, **arguments}
+        fields = {name: value for name, value in values.items() if name in Case.__dataclass_fields__}
         if fields.get("documents") is not None:
             fields["documents"] = to_documents(fields["documents"])
         return await call(self, **{**arguments, "case": replace(arguments["case"], **fields)})

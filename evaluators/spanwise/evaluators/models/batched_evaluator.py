@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from inspect import isroutine
 from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, cast
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, ca
 import orjson
 
 from spanwise.collector.records import Case
-from spanwise.evaluators.interface import Metric
+from spanwise.evaluators.interface import Metric, compute_fingerprint
 from spanwise.evaluators.interface.evaluator_registry import find_registration
 from spanwise.evaluators.models.cross_encoder import PairScorer, TextPair, pair_scorer
 from spanwise.evaluators.models.embedding_model import Embedder, embedder
@@ -109,8 +110,11 @@ class BatchedEvaluator(ABC, Generic[Asked, Reply]):
 
 
 def _stable_repr(value: object) -> str:
-    """Return the `repr` without memory addresses, which would change a version at each start of a process."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    """Return the fingerprint of a function, and the `repr` of other values without memory addresses.
+
+    An address would change a version at each start of a process.
+    """
+    return compute_fingerprint(value) if isroutine(value) else re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def _advance_case(

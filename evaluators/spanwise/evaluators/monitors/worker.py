@@ -179,6 +179,7 @@ class WorkerController:
         self._claim_s, self._memory = claim_s, memory
         self._logged: Mapping[str, str] = {}  # idle rules and their reasons, as they were last logged
         self._quarantined: set[tuple[str, str]] = set()
+        self._dead: list[str] = []  # names of the workers that died last, for monitors that start later
         # rules built from the API's data, by project, name and content; instead of an invalid rule, the reason
         self._api_rules: dict[tuple[str, str, bytes], MonitoredRule | str] = {}
 
@@ -212,7 +213,7 @@ class WorkerController:
             self._store, rules, self._sender, activate=activate, claim_s=self._claim_s, memory=self._memory
         )
         monitor.invalid = self._invalid_rules
-        self._apply_message(message, monitor)
+        self._apply_message({"dead": self._dead, **message}, monitor)
         monitor.thread.start()
         return monitor
 
@@ -222,7 +223,8 @@ class WorkerController:
             self._quarantined = {(project, name) for project, name in message["resting"]}
         monitor.suspend(self._quarantined)
         if "dead" in message:
-            monitor.take_over(message["dead"])
+            self._dead = message["dead"]
+            monitor.take_over(self._dead)
 
     def _log_idle(self, idle: Mapping[str, str]) -> None:
         """Log each idle rule and its reason once. The supervisor logs the rules in quarantine."""

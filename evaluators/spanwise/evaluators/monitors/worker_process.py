@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import orjson
 
 from spanwise.collector.errors import StoreError
-from spanwise.collector.records import Decision
+from spanwise.collector.records import Decision, iterate_pages
 
 MAX_CRASH_LINES = 1_000
 _CHUNK_BYTES = 1 << 16
@@ -295,7 +295,8 @@ class WorkerProcess:
 
             key = self.plan.key or os.environ.get("SPANWISE_API_KEY")
             with suppress(StoreError), HTTPStore(self.plan.url, key) as store:
-                rows = [row for row in store.decisions(verdict="running") if row.holder in self.holders]
+                running = iterate_pages(lambda cursor: store.decisions(verdict="running", cursor=cursor))
+                rows = [row for row in running if row.holder in self.holders]
                 claims.extend(map(_make_claimed_target, sorted(rows, key=lambda row: row.claim)))
 
         if self.holders:

@@ -231,7 +231,7 @@ class AdaptiveRate:
         self._refusals = 0
 
     def refuse(self, started: float, now: float, requested: float | None) -> None:
-        """Record that a call was refused. `asked` is the pause in seconds that the endpoint requests, if any."""
+        """Record that a call was refused. `requested` is the pause in seconds that the endpoint requests, if any."""
         self._refused += 1
         if started > self._refused_at:
             self._is_measuring = self._refused == 1
