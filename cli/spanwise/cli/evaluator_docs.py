@@ -166,7 +166,7 @@ def _model_rows(spec: EvaluatorSpec) -> list[tuple[str, str]]:
     if model := getattr(factory, "DEFAULT_MODEL", None):
         return [("Default model", model)]
     document = getattr(factory, "DOCUMENT", None)
-    thresholds = f"; the document's thresholds belong to {document} and hold for no other model" if document else ""
+    thresholds = f"; the document's thresholds apply only to {document}" if document else ""
     limits = "for English, which reads the first 256 tokens of a text"
     return [("Default model", f"{DEFAULT['embedding']} {limits}{thresholds}")]
 
@@ -179,7 +179,7 @@ def _render_prompts(prompts: Sequence[Prompt]) -> Iterator[str]:
     """Yield prompts in the form in which they are sent, with their few-shot examples."""
     for prompt in prompts:
         yield f"## Prompt `{prompt.id}`" if len(prompts) > 1 else "## Prompt"
-        yield f"Version {prompt.version}, `{prompt.hash}`. Values stand in their places between fences, as data."
+        yield f"Version {prompt.version}, `{prompt.hash}`. Each value is inserted between tags that mark it as data."
         yield f"```txt\n{prompt.text.strip()}\n```"
         for number, shot in enumerate(prompt.shots, 1):
             values = "\n".join(f"{name}: {value}" for name, value in shot.values)

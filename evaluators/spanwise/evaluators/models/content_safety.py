@@ -99,7 +99,7 @@ class Toxicity(_AnswerClassifier):
     DOCUMENT: ClassVar[str] = "detoxify"
     PRESET: ClassVar[str] = "detoxify"
     DEFAULT_MODEL: ClassVar[str] = (
-        "detoxify, a BERT for English, in windows of 512 tokens; the thresholds are its own, and hold for no other"
+        "detoxify, a BERT for English, in windows of 512 tokens; the thresholds apply only to this model"
     )
     ACTIVATION: ClassVar[Activation | None] = "sigmoid"  # as Detoxify does; the model's configuration is ignored
 

@@ -147,8 +147,8 @@ class _ChunkEvaluator(_SentenceEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSentenceSimilarity(_SentenceEvaluator):
-    """For each sentence of the answer, the maximum S with a sentence of the reference: mean and minimum of these
-    maxima. S is the cosine of the embeddings of two sentences.
+    """Each sentence of the answer is compared with the reference: its score is the maximum S with any sentence there.
+    The metrics are the mean and the minimum of these scores. S is the cosine of the embeddings of two sentences.
     """
 
     DOCUMENT: ClassVar[str] = "bge-small-en-v1.5"
@@ -306,8 +306,8 @@ class ContextMRR(_ChunkEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRelevancySoft(_ChunkEvaluator):
-    """For each chunk, the maximum S of a sentence with the question: the maximum of these (recall), and their mean
-    (precision).
+    """The relevance of a chunk is the maximum S of any of its sentences with the question. The metrics are the highest
+    relevance (recall) and the mean relevance (precision).
 
     S is the cosine of the embeddings of the sentence and the question. Chunks without a sentence are left out. If no
     chunk has a sentence, the case is skipped.

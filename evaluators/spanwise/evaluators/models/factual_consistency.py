@@ -319,8 +319,8 @@ class Summarization(BatchedEvaluator[TextPair, PairScores]):
     DOCUMENT: ClassVar[str] = "vitaminc"
     PRESET: ClassVar[str] = "vitaminc"
     DEFAULT_MODEL: ClassVar[str] = (
-        "vitaminc, ALBERT-xlarge for English, 512 tokens for a pair of sentences; the thresholds are its own, and hold "
-        "for no other. For completeness all-MiniLM-L6-v2, 256 tokens for a sentence"
+        "vitaminc, ALBERT-xlarge for English, 512 tokens for a pair of sentences; the thresholds apply only to this "
+        "model. For completeness all-MiniLM-L6-v2, 256 tokens for a sentence"
     )
 
     model: Any = None

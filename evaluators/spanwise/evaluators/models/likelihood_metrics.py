@@ -112,7 +112,7 @@ class Perplexity(_LikelihoodEvaluator):
 def _gptscore_metrics(id: str, aspects: Sequence[str]) -> tuple[Metric, ...]:
     """Return one metric for each aspect; the first is the primary one.
 
-    The document's threshold is infinite, so every score passes.
+    The threshold is infinite, as in the source document, so every score passes.
     """
     return tuple(
         Metric(f"{id}_{aspect}", (0.0, inf), higher_is_better=False, threshold=inf, primary=aspect == aspects[0])
