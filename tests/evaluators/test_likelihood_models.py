@@ -326,7 +326,7 @@ def test_a_model_without_a_head_is_refused_and_not_given_a_random_one(tmp_path):
 def test_numbers_that_are_not_finite_are_an_error_and_no_score(tmp_path):
     saved(tmp_path, gpt2(initializer_range=1e30))
     [found] = score(get_evaluator("perplexity", model=tmp_path), outputs=USUAL)
-    assert "gave a log-probability that is not finite" in found.error
+    assert "returned a non-finite log-probability" in found.error
 
 
 def test_a_model_that_is_not_here_says_where_to_get_it(monkeypatch):

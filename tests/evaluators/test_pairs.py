@@ -101,7 +101,7 @@ def test_a_number_that_is_not_finite_fails_alone():
         [("bad", ""), ("good", "")]
     )
     assert found["good", ""] == (1.0,)
-    assert "not finite" in str(found["bad", ""])
+    assert "non-finite" in str(found["bad", ""])
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_function_may_tell_the_three_apart(gives):
         (lambda pairs: [[1.0, 2.0]] * 2, "returned an array of shape"),
         (lambda pairs: "no", "returned 'no'"),
         (lambda pairs: [{"entailment": 1.0}] * 2, "without neutral, contradiction"),
-        (lambda pairs: [float("inf")] * 2, "not finite"),
+        (lambda pairs: [float("inf")] * 2, "non-finite"),
         (lambda pairs: [[3.5, -1.0, 0.2]] * 2, "probabilities must be numbers from 0 to 1"),
     ],
 )

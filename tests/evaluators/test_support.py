@@ -187,7 +187,7 @@ def test_logits_that_are_no_numbers_are_an_error(tiny_nli, tmp_path):
     weights["classifier.bias"] = weights["classifier.bias"] * float("nan")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     [found] = score(get_evaluator("hallucination", model=folder), outputs="a", documents=["b"])
-    assert found.error == "ValueError: 'broken' gave a number that is not finite for a pair"
+    assert found.error == "ValueError: 'broken' returned a non-finite number for a pair"
 
 
 def test_weights_that_run_code_are_loaded_only_where_that_is_said(tiny_nli, tmp_path):

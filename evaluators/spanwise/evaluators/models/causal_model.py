@@ -185,7 +185,7 @@ class CausalModel:
             slices = zip(before.split(many), tokens.split(many), strict=True)
             found: Any = torch.cat([self._log_probability(*each) for each in slices]).cpu()
         if not found.isfinite().all():
-            raise ValueError(f"{self.name!r} gave a log-probability that is not finite; is its dtype too small for it?")
+            raise ValueError(f"{self.name!r} returned a non-finite log-probability; is its dtype too small for it?")
         return [part.numpy() for part in found.split([end - first for _, first, end in ends])]
 
     def _log_probability(self, states: Any, tokens: Any) -> Any:

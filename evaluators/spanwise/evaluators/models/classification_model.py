@@ -145,7 +145,7 @@ class TextClassifier(LocalModel):
             run = partial(self._probabilities, loaded.model)
             found = run_by_length(texts, self.batch_size, run, "texts classified")
         if not numpy.isfinite(found).all():
-            raise ValueError(f"{self.name!r} gave a number that is not finite for a text")
+            raise ValueError(f"{self.name!r} returned a non-finite number for a text")
         return found
 
     def _probabilities(self, model: Any, texts: list[str]) -> Any:

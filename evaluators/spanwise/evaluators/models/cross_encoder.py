@@ -334,7 +334,7 @@ def _check_finite(rows: Vectors, name: str) -> Vectors:
     import numpy
 
     if not numpy.isfinite(rows).all():
-        raise ValueError(f"{name!r} gave a number that is not finite for a pair")
+        raise ValueError(f"{name!r} returned a non-finite number for a pair")
     return rows
 
 
