@@ -8,7 +8,7 @@ Modules, in the order in which data flows:
   recorded setup.
 - `dataset_source`: Dataset source: stored datasets, files, lists and traces as examples, and lookup of stored
   examples.
-- `experiment_resume`: Resume of an experiment: its stored runs and scores, and the changes of its setup that
+- `experiment_resume`: Resuming an experiment: its stored runs and scores, and the changes to its setup that
   invalidate them.
 - `experiment_plan`: Plan of an experiment: its planned and finished runs, and the conditions that stop it early.
 - `evaluation_pipeline`: Evaluation pipeline: worker threads or event-loop workers take planned runs, run and score

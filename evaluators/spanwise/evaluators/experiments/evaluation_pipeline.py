@@ -175,7 +175,7 @@ class RunPipeline:
             self._error = self._error or task.exception()
 
 
-FIRST_CHECK, MAX_CHECK_INTERVAL = 0.003, 0.05  # seconds between two checks for more threads, at first and at most
+FIRST_CHECK, MAX_CHECK_INTERVAL = 0.003, 0.05  # initial and maximum seconds between two checks for more threads
 SHORT_ITEM = 0.001  # seconds; for shorter items, switching between threads costs more than waiting does
 
 

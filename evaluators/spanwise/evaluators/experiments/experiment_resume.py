@@ -1,4 +1,4 @@
-"""Resume of an experiment: its stored runs and scores, and the changes of its setup that invalidate them."""
+"""Resuming an experiment: its stored runs and scores, and the changes to its setup that invalidate them."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def _to_id_set(only: str | Sequence[str] | None) -> set[str] | None:
 
 
 def list_example_changes(store: Store, earlier: Experiment, source: ExampleSource, now: Mapping[str, Any]) -> list[str]:
-    """Describe the changes of examples that make stored runs invalid; [] if examples were only added.
+    """Describe the changes to examples that make stored runs invalid; [] if examples were only added.
 
     Reads both dataset versions.
     """
@@ -285,7 +285,7 @@ _MAX_NAMED = 5  # maximum number of changes listed by name
 
 
 def list_setup_changes(record: Experiment, setup: Mapping[str, JSON], metadata: Mapping[str, JSON]) -> list[str]:
-    """Describe the changes of the setup since the experiment began, except changes of examples.
+    """Describe the changes to the setup since the experiment began, except changes to examples.
 
     Return [] if the stored runs are still valid.
     """

@@ -9,7 +9,7 @@ Modules, in the order in which data flows:
 - `readiness`: Readiness of traces and sessions: quiet periods, maximum wait, waiting targets, low-water mark.
 - `feed_follower`: Change feed of a rule: lease, slices, decisions, and their delivery to the store.
 - `rule_jobs`: Jobs of a rule: claimed targets, evaluator threads and event loop, concurrency, raised exceptions.
-- `circuit_breaker`: Circuit breaker: pauses after repeated failures, refusals by a judge, or a used-up budget.
+- `circuit_breaker`: Circuit breaker: pauses after repeated failures, refusals by a judge, or an exhausted budget.
 - `job_outcome`: Outcome of a job: feedback, retries, and failures because the worker process ran out of memory.
 - `job_executor`: Executor of jobs: claims due targets, loads their cases, watches timeouts, reports to the store.
 - `monitor_runtime`: Monitor: threads that follow the feed, execute jobs, renew claims and send reports.

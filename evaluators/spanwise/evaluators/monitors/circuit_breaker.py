@@ -1,4 +1,4 @@
-"""Circuit breaker: pauses after repeated failures, refusals by a judge, or a used-up budget."""
+"""Circuit breaker: pauses after repeated failures, refusals by a judge, or an exhausted budget."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ FAILURE_THRESHOLD = 20  # consecutive failures until an evaluator is paused
 # seconds of the first pause and of the longest one; doubled after each failed probe
 MIN_PAUSE_S, MAX_PAUSE_S = 30.0, 600.0
 PROBE_TIMEOUT_S = 700.0  # seconds after which a probing run counts as lost
-FIRST_BUDGET_PROBE_S, MAX_BUDGET_PROBE_S = (
-    2.0,
-    300.0,
-)  # seconds between two probes of a used-up budget, at first and at most; doubled while no call is settled
+# initial and maximum seconds between two probes of an exhausted budget; doubled as long as no call is settled
+FIRST_BUDGET_PROBE_S, MAX_BUDGET_PROBE_S = 2.0, 300.0
 
 
 @dataclass(slots=True)
@@ -100,8 +98,8 @@ class CircuitBreaker:
 
 
 class BudgetBreaker:
-    """Circuit breaker for a rule's budget. When the budget is used up, it lets single runs probe whether there is room
-    again.
+    """Circuit breaker for a rule's budget. When the budget is exhausted, it lets single runs probe whether calls are
+    possible again.
 
     The wait between two probes doubles while no other call is settled. At the latest it ends with the budget's
     period, measured by the store's clock.
@@ -110,7 +108,7 @@ class BudgetBreaker:
     def __init__(self) -> None:
         self.reason = ""
         self.until = 0.0
-        self._budget: Mapping[str, float] | None = None  # the used-up budget; None if calls are possible
+        self._budget: Mapping[str, float] | None = None  # the exhausted budget; None if calls are possible
         self._period_end_ns = 0
         self._wait = FIRST_BUDGET_PROBE_S
         self._settled = 0.0
@@ -118,8 +116,8 @@ class BudgetBreaker:
     def refused(
         self, reason: str, *, settled: float, left: float, end_ns: int, budget: Mapping[str, float], now: float
     ) -> float:
-        """Record that the budget had no room for a call, `left` seconds before the end of its period. Return the
-        seconds to wait.
+        """Record that a call exceeded the budget, `left` seconds before the end of its period. Return the seconds to
+        wait.
         """
         if self._budget == budget and now < self.until:
             return self.until - now  # the refused call is from a run that started before the first refusal
@@ -130,9 +128,9 @@ class BudgetBreaker:
         return self.until - now
 
     def succeeded(self) -> None:
-        """Record that the budget had room for a call."""
+        """Record that the budget sufficed for a call."""
         self._budget, self._wait = None, FIRST_BUDGET_PROBE_S
 
     def is_used_up(self, budget: Mapping[str, float], store_ns: int) -> bool:
-        """Return whether the last call did not fit into this budget, and its period has not ended yet."""
+        """Return whether the last call exceeded this budget, and the budget's period has not ended yet."""
         return self._budget == budget and store_ns < self._period_end_ns

@@ -250,7 +250,7 @@ BATCH_SIZE = 32  # cases that a model scores at once
 CLAIM_BATCHES = 4  # claiming the maximum number of rows takes about this many requests
 CLAIM_AHEAD_S = 0.3  # seconds of work that are claimed ahead; few, because the jobs left by a crash run one by one
 MIN_DURATION_S = 0.001  # minimum seconds of a target's duration, to avoid a division by zero
-FIRST_POLL_S, MAX_POLL_S = 0.05, 5.0  # seconds between two claims while nothing is due, at first and at most
+FIRST_POLL_S, MAX_POLL_S = 0.05, 5.0  # initial and maximum seconds between two claims while nothing is due
 RECENT_DURATIONS = 500  # number of durations kept per evaluator
 
 

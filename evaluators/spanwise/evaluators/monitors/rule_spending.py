@@ -107,8 +107,8 @@ class StoreLedger:
         self._waiting: list[asyncio.Future[None]] = []  # calls that wait until another call is settled
 
     async def book(self, id: str, amount: Amount) -> None:
-        """Reserve an amount. Repeating the call with the same id has no effect. Raises `BudgetExceeded` if the budget
-        has no room.
+        """Reserve an amount. Repeating the call with the same id has no effect. Raises `BudgetExceeded` if the amount
+        does not fit into the budget.
         """
         limits = [BudgetLimit(key, limit) for key, limit in self._active_rule.in_force.settings.budget.items()]
         until = time.monotonic() + OWN_CALLS_WAIT_S
@@ -137,7 +137,7 @@ class StoreLedger:
             full = limits[booked.index(False)]
             if not self._booked or time.monotonic() > until:
                 raise await asyncio.to_thread(self._make_refusal, full, amount)
-            # wait: settling the worker's own calls may make room
+            # wait: settling the worker's own calls may free a part of the budget
             settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(settled)
             await asyncio.wait([settled], timeout=OWN_CALLS_WAIT_S)

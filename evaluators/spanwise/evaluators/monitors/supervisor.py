@@ -83,7 +83,7 @@ RELOAD_RETRY_S = 30.0  # if no worker runs, seconds until a file that could not 
 class Supervisor:
     """Supervisor of the workers of a plan. `tell` is called with each log line.
 
-    The callback `shown` receives the loaded rules, at first and after each change.
+    The callback `shown` receives the loaded rules, at the start and after each change.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ from spanwise.evaluators.judges.llm_client.judge_settings import (
 BYTES_PER_TOKEN = 4  # approximate: more for English prose, fewer for JSON and other languages
 REPLY_TOKENS = 150  # approximate tokens of a short rationale and a verdict
 LIST_LENGTH = 5  # length of lists that the schema does not limit, such as the statements of an answer
-MAX_DEPTH = 12  # levels of a schema, which may be recursive
+MAX_DEPTH = 12  # maximum depth to which a schema is followed, because it may be recursive
 _SAMPLE_TEXT = "A statement of about the length that one has."
 
 
