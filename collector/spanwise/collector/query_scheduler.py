@@ -57,7 +57,7 @@ class QueryScheduler:
     async def answer(
         self, request: Request, work: Callable[[], Response], *, wide: bool = False, endless: bool = False
     ) -> Response:
-        """Run `work` in a thread as soon as its lane has room, and return its response.
+        """Run `work` in a thread as soon as its lane has a free slot, and return its response.
 
         With `wide`, the query scans many traces and uses the lane for scans. With `endless`, the scheduler sets no
         time limit, because the query limits its own run time. Raises the errors of `work`, and `Unavailable` if the

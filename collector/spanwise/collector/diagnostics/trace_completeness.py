@@ -9,7 +9,7 @@ from spanwise.collector import formatting
 from spanwise.collector.records import OpenRun, Trace
 from spanwise.tracer import attribute_names as names
 
-MAX_NAMED_RUNS = 5  # open runs that are listed by name
+MAX_NAMED_RUNS = 5  # maximum number of open runs that are listed by name
 OPEN_SPANS_TEXT = "Some spans are still open, or have not arrived"
 _LONG_NS = 60 * 10**9  # if a run is open for this long, its process may have died
 

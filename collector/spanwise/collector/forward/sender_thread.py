@@ -60,7 +60,7 @@ class SenderThread(ABC):
             self._thread.join(seconds)
 
     def count_server_error(self, result: DeliveryResult) -> bool:
-        """Count a response 500. Return whether there were `MAX_SERVER_ERRORS`, and start to count again."""
+        """Count consecutive responses with status 500. At `MAX_SERVER_ERRORS`, reset the count and return True."""
         self.server_errors = self.server_errors + 1 if result.reason == "http_500" else 0
         if self.server_errors < MAX_SERVER_ERRORS:
             return False

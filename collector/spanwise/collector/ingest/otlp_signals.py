@@ -36,7 +36,7 @@ from spanwise.collector.records import JSON, Amendment, Feedback, ProcessReport,
 from spanwise.tracer import attribute_names as names
 
 T = TypeVar("T")
-# HTTP header or gRPC metadata with the marks of the collectors that forwarded a request
+# HTTP header or gRPC metadata key; its value lists the marks (random ids) of the collectors that forwarded a request
 HOPS_HEADER = b"spanwise-forwarded"
 MAX_HOP_MARKS = 32  # maximum number of marks that are read
 

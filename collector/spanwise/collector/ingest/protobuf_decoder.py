@@ -45,7 +45,7 @@ from spanwise.collector.records import JSON, Event, Link
 View = TypeVar("View", bytes, memoryview)
 WIRE_VARINT, WIRE_FIXED64, WIRE_BYTES, WIRE_FIXED32 = 0, 1, 2, 5
 UNCHECKED_BYTES = 64 * 1024  # items up to this size are parsed without counting
-MAX_MESSAGES = 600_000  # nested messages of one item: about 50 bytes each once parsed
+MAX_MESSAGES = 600_000  # maximum number of nested messages of one item; each takes about 50 bytes once parsed
 # kind of message → its fields that are messages themselves (opentelemetry-proto 1.x)
 MESSAGE_FIELDS: Mapping[str, Mapping[int, str]] = {
     "span": {9: "pair", 11: "event", 13: "link"},
@@ -132,7 +132,7 @@ def _find_extent(message: memoryview, position: int, wire_type: int) -> tuple[in
     elif wire_type in (WIRE_FIXED64, WIRE_FIXED32):
         length = 8 if wire_type == WIRE_FIXED64 else 4
     else:
-        raise MalformedMessage(f"wire type {wire_type} at byte {position}")
+        raise MalformedMessage(f"unsupported wire type {wire_type} at byte {position}")
     if position + length > len(message):
         raise MalformedMessage(
             f"a field of {length:,} bytes at byte {position} exceeds the message: the body is truncated"

@@ -115,7 +115,10 @@ class PendingBytes:
         self.limit, self.size = limit, 0
 
     def add(self, size: int, body: int) -> None:
-        """Count `size` more bytes of a body of `body` bytes in total. Raises `RetryableError` beyond the limit."""
+        """Add `size` bytes to the count. `body` is the total size of the body that they belong to.
+
+        Raises `RetryableError` beyond the limit.
+        """
         self.size += size
         if self.size > (self.limit if body < LARGE_BODY_BYTES else self.limit * 5 // 6):
             raise RetryableError("overload", f"the server is overloaded: {self.size:,} bytes of requests are pending")

@@ -70,7 +70,7 @@ def decode(codec: Codec[T], body: bytes, limits: Limits, pause: float = PAUSE_SE
     While it decodes a large request, the thread sleeps for `pause` seconds every `ITEMS_PER_PAUSE` items.
     """
     allowance = Allowance(limits)
-    decoded: DecodedRequest[T] = DecodedRequest()  # `DecodedRequest[T]()` would take some microseconds more
+    decoded: DecodedRequest[T] = DecodedRequest()  # `DecodedRequest[T]()` would take a few microseconds more
     parse_errors: tuple[type[Exception], ...] = (UnparsableRequest, *codec.errors)
     if len(body) < LARGE_BODY_BYTES:
         try:

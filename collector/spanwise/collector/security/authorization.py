@@ -72,7 +72,7 @@ class Access:
         return store if self.project is None else cast(Store, ProjectScopedStore(store, self.project))
 
     def require_all_projects(self, what: str) -> None:
-        """Raise `Forbidden` if the sender's key is limited to one project. `what` covers all projects."""
+        """Raise `Forbidden` if the sender's key is limited to one project. The error names `what` as the reason."""
         if self.project is not None:
             raise Forbidden(f"the API key is limited to project {self.project!r}; {what} covers all projects")
 

@@ -15,7 +15,7 @@ from spanwise.collector.records import Feedback, Target
 from spanwise.collector.statistics.feedback_tally import UNPARSED, select_latest
 
 Value: TypeAlias = float | str  # a score, or a label
-ValuePair: TypeAlias = tuple[Value, Value]  # values of the judge and of people
+ValuePair: TypeAlias = tuple[Value, Value]  # value of the judge, value of people
 
 MAX_LEVELS = 12  # with at most this many distinct values, scores are levels of a scale, not measurements
 _Z = 1.959963984540054
@@ -259,12 +259,12 @@ def _drawing_probability(votes: Sequence[Feedback]) -> float | None:
 RatedScore: TypeAlias = tuple[float, bool]  # score, and whether people rate it as good
 ScoreGap: TypeAlias = tuple[float, float]  # two adjacent scores
 
-MIN_LABELS = 10  # fewest labels for a threshold
+MIN_LABELS = 10  # minimum number of labels for a threshold
 # Fewest labels of good and of bad cases. Fewer carry no information, even if the scores separate them perfectly
 MIN_LABELS_PER_SIDE = 3
 CROSS_VALIDATION_FOLDS = 10
-_BOOTSTRAP_WORK = 200_000  # most scores that are drawn for the bootstrap interval, in all repetitions together
-_BOOTSTRAP_REPEATS = 200, 1_000  # fewest and most bootstrap repetitions
+_BOOTSTRAP_WORK = 200_000  # maximum number of scores drawn for the bootstrap interval, in all repetitions together
+_BOOTSTRAP_REPEATS = 200, 1_000  # minimum and maximum number of bootstrap repetitions
 _KAPPA_TOLERANCE = 1e-12
 _NO_AGREEMENT = measure_agreement(())
 

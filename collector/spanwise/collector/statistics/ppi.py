@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy
 
 
-MIN_PPI_LABELS = 100  # fewest labels for which the interval of PPI++ has its stated coverage
+MIN_PPI_LABELS = 100  # minimum number of labels for which the interval of PPI++ has its stated coverage
 POSTERIOR_DRAWS = 10_000
 _INTERVAL_ENDS = (0.025, 0.975)
 _TOLERANCE = 1e-9

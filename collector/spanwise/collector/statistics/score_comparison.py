@@ -13,7 +13,7 @@ from spanwise.collector.records import RunScores
 from spanwise.collector.statistics.feedback_tally import ExactSum
 from spanwise.collector.statistics.quantiles import t_quantile
 
-MAX_EXACT_PAIRS = 12  # most differences for which all 2^n sign patterns are enumerated
+MAX_EXACT_PAIRS = 12  # maximum number of differences for which all 2^n sign patterns are enumerated
 # Most differences for which patterns are sampled. For more, the normal distribution is as good
 MAX_SAMPLED_PAIRS = 1_000
 SIGN_PATTERNS = 10_000

@@ -176,7 +176,7 @@ class ControlStore(Protocol):
     ) -> int:
         """Delete decisions, and return their number. Raise `Refused` without a trace and a rule.
 
-        If only a rule is given, it starts over: it decides on everything that changed since it was put in force.
+        If only a rule is given, the rule starts again: it decides on all traces that changed since it was put in force.
         """
 
     def claim(
@@ -190,7 +190,7 @@ class ControlStore(Protocol):
         limit: int = 1,
         over_budget: int | None = None,
     ) -> list[Decision]:
-        """Lease due decisions of a rule, oldest first, for some seconds (see `renew`). Durable on return.
+        """Lease due decisions of a rule, oldest first, for a few seconds (see `renew`). Durable on return.
 
         - Due are waiting and throttled rows whose `next_ns` has passed, and rows whose lease has expired.
         - After them follow rows over budget, newest first, at most `over_budget` of them.
@@ -202,7 +202,7 @@ class ControlStore(Protocol):
         """
 
     def renew(self, claims: Sequence[Claim], holder: str, seconds: float) -> list[bool]:
-        """Extend leases by some seconds. Return False for leases that another worker has now, or whose target is
+        """Extend leases by a few seconds. Return False for leases that another worker has now, or whose target is
         deleted.
         """
 

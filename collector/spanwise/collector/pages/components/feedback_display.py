@@ -106,8 +106,8 @@ def get_judge_keys(experiment: Experiment) -> dict[str, str | None]:
 
 
 def get_shown_judge_keys(chips: Mapping[str, Mapping[str, FeedbackChip]]) -> dict[str, str | None]:
-    """Return the keys that judges have scored on the shown traces, each with None, which stands for the newest
-    version.
+    """Return the keys that judges have scored on the shown traces, each with None, which means
+    the newest version.
     """
     return {key: None for chips_of_trace in chips.values() for key, chip in chips_of_trace.items() if chip.judged}
 

@@ -18,7 +18,7 @@ from spanwise.collector.records import Bucket, OpenRun, TraceSummary
 from spanwise.collector.stores import JudgeAgreement, Store, list_open_traces
 
 TRACES_PER_PAGE = 50
-MAX_COUNTED_TRACES = 30_000  # traces that charts aggregate one by one without rollups, in about a tenth of a second
+MAX_COUNTED_TRACES = 30_000  # maximum number of traces that charts read if rollups do not apply; takes about 0.1 s
 _SHORT_PERIOD_NS = 6 * 3_600 * 10**9
 _MAX_PERIOD_NS = 366 * 86_400 * 10**9
 _PERIODS_NS = tuple(s * 10**9 for s in (15, 60, 300, 900, 3_600, 21_600, 86_400, 604_800, 2_592_000, 7_776_000))

@@ -130,7 +130,7 @@ def _parse_upper_bound(cursor: str | None) -> int:
 DECIDABLE = (*COUNTED_OUTCOMES, *OPEN_OUTCOMES, "skipped", "failed")
 ROWS_PER_DELETE = 5_000  # decisions deleted per transaction
 MAX_TARGET = "\U0010ffff"  # sorts above all addresses
-MAX_OVER_BUDGET = 10_000  # most rows over budget that a rule's workers are offered again
+MAX_OVER_BUDGET = 10_000  # maximum number of rows over budget that a rule's workers are offered again
 OVER_BUDGET_NS = 86_400 * 1_000_000_000  # maximum age of rows over budget that are offered again
 GIVEN_UP_REASON = "over budget, and too long ago, or behind too many, to be offered again"
 

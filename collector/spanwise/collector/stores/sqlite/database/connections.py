@@ -333,7 +333,7 @@ class DetachedReader(Reader):
 
 
 CLOSED_MESSAGE = "the store is closed"
-INTERRUPT_STEPS = 200_000  # SQLite steps between two checks of the request; some milliseconds
+INTERRUPT_STEPS = 200_000  # SQLite steps between two checks of the request; takes a few milliseconds
 MAX_READERS = 8  # more readers would share the same cores, and each has a page cache
 IDLE_READERS = 3  # readers kept open for later requests; others are closed, because each holds a page cache
 # Longest wait for a free reader; interval of the checks for a cancelled request.

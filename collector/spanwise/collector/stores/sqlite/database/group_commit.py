@@ -169,14 +169,14 @@ class WalSync(Generic[T]):
         self._done(items, failed)
 
 
-# most weight that may wait, in spans (most other jobs count as 64); beyond it, callers must retry
+# maximum weight of waiting jobs, in spans (most other jobs count as 64); beyond it, callers must retry
 QUEUED_WEIGHT = 20_000
-COMMIT_WEIGHT = 4_000  # most weight in one commit
+COMMIT_WEIGHT = 4_000  # maximum weight of one commit
 HEAVY_WEIGHT = 250  # a batch of this weight is committed alone, so that smaller jobs need not wait for it
 # A group below the first weight waits a moment for the callers of the last group. A group of batches only does so
 # below the second weight: with 200 spans per commit, a span costs the writer 20 % less than with 100.
 SMALL_WEIGHT, ENOUGH_WEIGHT = 64, 200
-PATIENT_TURN_SECONDS = 0.05  # most seconds per turn for patient jobs while others wait
+PATIENT_TURN_SECONDS = 0.05  # maximum seconds per turn for patient jobs while others wait
 GATHER_SECONDS = 0.002  # wait for further callers: about the cost of the extra commit that a late caller would need
 DISK_FULL = "the disk is full: delete something (`spanwise db delete`, `spanwise db prune`)"
 
@@ -196,7 +196,7 @@ class WriteJob:
 
     @property
     def lets_pass(self) -> bool:
-        """Return whether the job is patient or heavy. Such jobs take turns with all others."""
+        """Return whether the job is patient or heavy. The writer alternates between such jobs and all others."""
         return self.patient or (self.batch is not None and self.weight >= HEAVY_WEIGHT)
 
 

@@ -25,7 +25,7 @@ log = logging.getLogger("spanwise.collector.migration")
 ReportProgress = Callable[[int, int], None]  # arguments: units of a step that are done, and units in total
 QUIET_SECONDS = 1.0  # seconds before the first log record
 REPORT_SECONDS = 0.2  # seconds between two log records
-PROGRESS_STEPS = 100_000  # SQLite steps between two calls of the progress handler; some milliseconds
+PROGRESS_STEPS = 100_000  # SQLite steps between two calls of the progress handler; takes a few milliseconds
 
 
 class MigrationProgress:

@@ -25,7 +25,7 @@ from spanwise.collector.stores.sqlite.database.group_commit import Writer
 log = logging.getLogger("spanwise.collector")
 
 DUE_BYTES = 16 * 2**20  # size of the log from which a checkpoint is due
-RESTART_BYTES = 2 * 2**20  # most bytes that the writer copies itself; takes some milliseconds
+RESTART_BYTES = 2 * 2**20  # maximum number of bytes that the writer copies itself; takes a few milliseconds
 # the same for a large log, to which the writer adds pages faster than they are copied
 LARGE_WAL_RESTART_BYTES = 8 * 2**20
 COPY_ROUNDS = 4  # rounds of copying; each round finds fewer new pages

@@ -84,8 +84,8 @@ class BackgroundWorker:
     def _round(self) -> bool:
         """Run one round of all jobs, and return whether there may be more to do."""
         self._file.announce_again()
-        # Check if the disk has room again. Clients send nothing to a server that reports not ready, so no write would
-        # find out.
+        # Check if the disk has free space again. Clients send nothing to a server that reports not ready, so there
+        # would be no write that detects it.
         if self._writer.reserve.keep() and not self._writer.writable:
             self._writer.call(_rewrite_version)
         busy = self.index_round()

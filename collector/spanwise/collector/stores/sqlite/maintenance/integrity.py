@@ -177,7 +177,7 @@ def _find_damage(db: sqlite3.Connection) -> Iterator[str]:
 def _find_table_damage(db: sqlite3.Connection, table: str) -> list[str]:
     """Return the problems of a table and its indexes.
 
-    Only the first row of SQLite's result is read. It has all problems of pages, and reading further rows may fail.
+    Only the first row of SQLite's result is read. It lists the problems of all pages. Reading further rows may fail.
     """
     try:
         row = db.execute("SELECT integrity_check FROM pragma_integrity_check(?) LIMIT 1", (table,)).fetchone()

@@ -220,8 +220,8 @@ class RollupRecounter:
         self._file.writer.call(lambda _: self._file.appender.sums.clear_hour(hour))
 
     def count(self, hour: int) -> RollupDelta | None:
-        """Return the totals of an hour, computed from its rows in a snapshot. Record later changes of the hour from then
-        on.
+        """Return the totals of an hour, computed from its rows in a snapshot. From then on, record changes to the
+        hour.
         """
         with self._file.read() as reader:
 

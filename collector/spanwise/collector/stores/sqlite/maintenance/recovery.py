@@ -37,7 +37,7 @@ TableRow = tuple[Any, ...]
 
 MAX_ROWID = 2**63 - 1  # highest rowid; SQLite assigns rowids from 1
 LOOKAHEAD_ROWS = 2**20  # rowids searched past the last known row if no index gives the maximum
-MAX_TRIES = 50_000  # most reads within gaps, of some microseconds each; rows not found by then count as lost
+MAX_TRIES = 50_000  # maximum number of reads within gaps (microseconds each); rows not found by then count as lost
 
 
 class DamagedTable:

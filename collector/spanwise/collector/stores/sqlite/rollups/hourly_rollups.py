@@ -35,7 +35,7 @@ from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
 )
 
 _INT_MAX = 2**63 - 1
-_MAX_CACHED_ROWS = 200  # most rows in each of the two caches
+_MAX_CACHED_ROWS = 200  # maximum number of rows in each of the two caches
 _FIND_CELL = (
     "SELECT id, n, errors, exact, latencies FROM sums"
     " WHERE hour = ? AND project = ? AND environment = ? AND name = ? AND shown = ? AND model = ?"
@@ -223,8 +223,9 @@ def count_wrong_hours(db: sqlite3.Connection) -> int:
 
 VALID, STALE, TOO_LARGE = 0, 1, 2
 CHANGED, SEALED, SEALED_EMPTY = 0, 1, 2  # `rest` of an hour or a day: not sealed, sealed, sealed without totals
-MAX_CACHED_HOURS = 1_000  # most hours in a cache
-MAX_MOVED_FEEDBACK = 1_000  # most feedback of a trace that moves to another cell; with more, the hour is recounted
+MAX_CACHED_HOURS = 1_000  # maximum number of hours in a cache
+# maximum feedback of a trace that moves to another cell; if there is more, the hour is recounted
+MAX_MOVED_FEEDBACK = 1_000
 
 
 class HourlyRollups:

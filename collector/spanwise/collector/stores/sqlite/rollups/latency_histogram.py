@@ -25,7 +25,7 @@ from ddsketch.mapping import LogarithmicMapping
 from spanwise.collector.statistics import nearest_rank
 
 RELATIVE_ERROR = 0.01  # relative error of a percentile
-ZERO_BIN = -1  # bin of latency 0; other bins begin at 0, the logarithm of a nanosecond
+ZERO_BIN = -1  # bin of latency 0; a latency of 1 ns is in bin 0
 _MAPPING = LogarithmicMapping(RELATIVE_ERROR)
 _ARRAY_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}  # type codes of `array`, by width
 _COUNT_WIDTHS = (1, 2, 4)  # widths of counts

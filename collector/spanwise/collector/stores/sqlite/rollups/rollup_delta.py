@@ -24,7 +24,7 @@ HOUR_NS = 3_600 * 10**9
 DAY_NS = 24 * HOUR_NS
 AMOUNT_BITS = 80  # fractional binary digits of an amount
 TRACES_PER_READ = 500  # traces read between two pauses
-MAX_HOUR_ROWS = 4_000  # most rollup rows of an hour, even if a sender gives each trace another name
+MAX_HOUR_ROWS = 4_000  # maximum number of rollup rows of an hour, even if a sender gives each trace another name
 # Limits of the models of one trace: their number, and the characters of their JSON. Beyond them, the hour of the
 # trace is read from rows.
 MAX_MODELS, MAX_MODELS_CHARACTERS = 100, 50_000

@@ -304,7 +304,7 @@ def put_rows(db: sqlite3.Connection, period: Period, number: int, rows: Sequence
     insert_many(db, period.totals, (period.column, "side", "project", "data"), [(number, *row) for row in rows])
 
 
-MAX_HOUR_NAMES = 1_000  # most run names that an hour stores
+MAX_HOUR_NAMES = 1_000  # maximum number of run names that an hour stores
 _SELECT_NAMES = (
     "SELECT DISTINCT names FROM traces INDEXED BY traces_by_start"
     " WHERE start_ns BETWEEN ? AND ? AND span_count > 0 AND names IS NOT NULL"

@@ -51,7 +51,7 @@ TRACES_PER_INSERT, INSERT_MULTIPLE = 2_048, 128
 # transaction, a trace costs a third of what it costs with 40.
 MIN_TRANSACTION_CHARACTERS, MAX_TRANSACTION_CHARACTERS = 25_000, 8_000_000
 # Number of segments that are merged into one: the maximum that FTS5 allows, because each level of merges writes every
-# word again. A query looks into some tens of segments; each takes microseconds. When a level has `CRISIS_SEGMENTS`
+# word again. A query searches a few dozen segments; each takes microseconds. When a level has `CRISIS_SEGMENTS`
 # segments, FTS5 merges it at once and blocks all writes. Segments arrive during a merge, so that limit is higher.
 MERGE_SEGMENTS, CRISIS_SEGMENTS = 16, 64
 # Pages of 4 KB that each transaction merges: a base, one more per this many characters, and a maximum. FTS5's

@@ -16,7 +16,7 @@ from spanwise.collector.stores.sqlite.database.schema import INDEX_FEEDBACK_ORDE
 from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.write import feedback_table
 
-MAX_READ_CHARACTERS = 1024 * 1024  # most characters of one read
+MAX_READ_CHARACTERS = 1024 * 1024  # maximum number of characters of one read
 _SELECT_AFTER = (
     feedback_table.SELECT_FEEDBACK.replace(" FROM", ", t.project, t.environment FROM")
     + " LEFT JOIN traces t ON t.id = f.trace WHERE f.said > ? ORDER BY f.said LIMIT ?"

@@ -27,10 +27,10 @@ from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.write.run_codec import Fact
 
-# most response ids, about 20 bytes each; those of the latest spans suffice, as amendments arrive within minutes
+# maximum number of response ids, 20 bytes each; those of the latest spans suffice: amendments arrive within minutes
 MAX_RESPONSES = 200_000
 BLOCK_SIZE = 1_000
-MAX_CANDIDATES = 8  # most spans with the same response id: several instrumentations may record one call
+MAX_CANDIDATES = 8  # maximum number of spans with the same response id: several instrumentations may record one call
 _BLOCKS = (  # newest block first; two index lookups per block
     "WITH RECURSIVE parts (part) AS (SELECT max(part) FROM responses UNION ALL"
     " SELECT (SELECT max(r.part) FROM responses r WHERE r.part < parts.part) FROM parts WHERE part IS NOT NULL)"
@@ -101,8 +101,8 @@ def prune_response_ids(db: sqlite3.Connection, most: int = MAX_RESPONSES) -> Non
     db.execute(f"DELETE FROM responses WHERE part < (SELECT min(part) FROM ({keep}))")
 
 
-MAX_AMENDMENTS = 10_000  # most runs with waiting amendments
-MAX_AMENDMENT_BYTES = 64 * 1024 * 1024  # most bytes of all waiting amendments
+MAX_AMENDMENTS = 10_000  # maximum number of runs with waiting amendments
+MAX_AMENDMENT_BYTES = 64 * 1024 * 1024  # maximum number of bytes of all waiting amendments
 MAX_AMENDMENT_AGE_NS = 7 * 86_400 * 10**9  # a sender's spool keeps undelivered spans for the same time
 NO_TRACE = ""  # trace id of amendments by response id
 ANY_PROJECT = ""  # project of amendments for a run of any project

@@ -154,7 +154,7 @@ class Fact(NamedTuple):
     route: str | None = None  # destination of a call; "" for a span that continues a call of another process
 
 
-MIN_COLUMNAR_FACTS = 10  # fewest facts that are pickled in columns
+MIN_COLUMNAR_FACTS = 10  # minimum number of facts that are pickled in columns
 SPAN_COLUMN_COUNT = 15  # number of fields of a Fact that are columns of `spans`
 # Makes a Fact from all fields in a tuple; a call with that many arguments takes twice as long.
 _make_fact: Callable[[Iterable[Any]], Fact] = partial(tuple.__new__, Fact)

@@ -158,7 +158,7 @@ def _open_run_from_row(row: Sequence[Any]) -> OpenRun:
 
 
 MAX_PROCESSES = 10_000
-MAX_DROP_REASONS = 50  # most drop reasons in one report
+MAX_DROP_REASONS = 50  # maximum number of drop reasons in one report
 MAX_INSTANCE_CHARACTERS = 200
 _COUNT_FIELDS = ("started", "open", "delivered", "spilled", "pending")
 _PROCESS_FIELDS = ("service", "project", "environment", "pid")
@@ -330,7 +330,7 @@ T = TypeVar("T")
 # Field in the table `known`; a value is a project and a destination, separated by a line break
 DESTINATION_FIELD = "destination"
 MAX_PROJECTS = 1_000
-MAX_PENDING_CALLS = 20_000  # most calls, and most continuations, whose counterpart has not arrived
+MAX_PENDING_CALLS = 20_000  # maximum number of calls, and of continuations, whose counterpart has not arrived
 
 
 class DestinationTable:

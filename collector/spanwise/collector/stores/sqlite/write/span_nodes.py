@@ -112,7 +112,7 @@ class LocalRoot(NamedTuple):
     open: int
     dropped: int
     calls_sent: int
-    answered: int  # answered calls: local roots of other processes below its members
+    answered: int  # calls that were continued: local roots of other processes below its members
 
     @property
     def has_arrived(self) -> bool:

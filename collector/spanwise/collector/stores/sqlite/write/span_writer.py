@@ -139,7 +139,7 @@ class Appender:
     def __init__(self, reader: Reader, clock: StoreClock) -> None:
         self.reader, self.db, self._clock = reader, reader.db, clock
         self.tombstones = Tombstones(reader.db, clock)
-        self.disturbed: set[int] = set()  # keys of traces that changed since the background indexer last looked
+        self.disturbed: set[int] = set()  # keys of traces that changed since the background indexer last read this set
         self.text_buffer = TextBuffer(find_database_folder(reader.db))
         newest = read_newest_dictionary(reader.db)
         self._compressor, self.encoder = PayloadCompressor(newest), RunEncoder(newest)
@@ -182,7 +182,7 @@ class Appender:
         self._next_span = max(self._next_span, self._find_last_id("spans") + 1)
 
     def adopt(self, number: int, dictionary: bytes) -> None:
-        """Compress with this dictionary, which is stored already, from now on. Safe to call from any thread."""
+        """Compress with this dictionary from now on. It must already be stored. Safe to call from any thread."""
         self._dictionaries.add(number)
         self._compressor, self.encoder = PayloadCompressor(dictionary), RunEncoder(dictionary)
 
@@ -489,7 +489,10 @@ class Appender:
         return bool(changes)
 
     def _find_newer_version(self, row: int, came: _IncomingSpan) -> _SpanChange | None:
-        """Return the change for a run that was sent again; None if the stored version is as complete, or is damaged."""
+        """Return the change for a run that was sent again.
+
+        Return None if the stored version is at least as complete, or damaged.
+        """
         try:
             old = self.reader.stored("", row).fact
         except StoreError:

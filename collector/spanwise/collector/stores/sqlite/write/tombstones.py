@@ -10,7 +10,7 @@ from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 
 LIFETIME_NS = 8 * 24 * 3600 * 1_000_000_000  # a sender's spool keeps undelivered spans for seven days
 MAX_TOMBSTONES = 1_000_000  # about 100 bytes each; the oldest are removed
-PRUNE_ROWS = 5_000  # most rows checked at once
+PRUNE_ROWS = 5_000  # maximum number of rows checked at once
 
 
 class Tombstones:

@@ -58,7 +58,7 @@ class SummaryRow(NamedTuple):
     judgement: bool  # evaluator's own trace, or any span is marked as a monitor's
     dropped: int  # spans that the sender reports as dropped
     calls_sent: int  # outgoing calls that carried the trace context
-    running: int = 0  # open runs; they have no facts, see `sender_records.OpenRunTable`
+    running: int = 0  # number of open runs, which are stored in `sender_records.OpenRunTable`, not as facts
 
 
 class AncestorIds(NamedTuple):
