@@ -61,7 +61,7 @@ class MeanBound:
 
 @dataclass(slots=True)
 class FailureSummary:
-    """Failures of an experiment: the runs that failed, and the number of failures by key. The key None stands for the
+    """Failures of an experiment: the runs that failed, and the number of failures by key. The key None means the
     task.
     """
 

@@ -38,7 +38,7 @@ from spanwise.tracer.otel.live_span import (
 from spanwise.tracer.otel.trace_context import RemoteParent, read_baggage_attributes
 from spanwise.tracer.process_runtime import get_runtime
 
-_MAX_BAGGAGE_LENGTH = 4_000  # most characters of a header entry; receivers ignore longer entries
+_MAX_BAGGAGE_LENGTH = 4_000  # maximum number of characters of a header entry; receivers ignore longer entries
 _MONITOR_MARK = {names.MONITOR: True}
 
 

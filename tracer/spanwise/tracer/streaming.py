@@ -46,8 +46,8 @@ from spanwise.tracer.otel.live_span import mark_ok
 from spanwise.tracer.otel.trace_context import attach, detach, get_current, reset
 from spanwise.tracer.run_handle import JSON_MIME
 
-MAX_RECORDED_ITEMS = 10_000  # most items that are recorded; later items are only counted
-_MAX_PLAIN_TYPES = 1_000  # most entries of `_PLAIN_TYPES`
+MAX_RECORDED_ITEMS = 10_000  # maximum number of items that are recorded; later items are only counted
+_MAX_PLAIN_TYPES = 1_000  # maximum number of entries of `_PLAIN_TYPES`
 # types whose instances are not streams
 _PLAIN_TYPES: set[type] = {str, int, float, bool, type(None), dict, list, tuple, bytes}
 _OBSERVER = "__spanwise_stream__"
@@ -56,7 +56,7 @@ _RANDOM_ACCESS_METHODS = ("read", "readline", "fetchone", "fetchall", "__getitem
 _COROUTINE_METHODS = ("__await__", "send")  # methods of coroutines and generators, which also accept values
 _BODY_ATTRIBUTE = "body_iterator"  # attribute of Starlette's streaming responses
 
-# by `id()`; with a `WeakSet`, a generator would cost a twentieth more time
+# by `id()`; with a `WeakSet`, a generator would take 5 % more time
 _open_streams: dict[int, weakref.ref[StreamRecorder]] = {}
 
 
@@ -151,7 +151,7 @@ class StreamRecorder:
     def record(self, item: object) -> None:
         """Record a yielded item.
 
-        Without `reduce`, the item is serialized immediately, so that later changes of the item have no effect.
+        Without `reduce`, the item is serialized immediately, so that later changes to the item have no effect.
         """
         if self.remaining_bytes <= 0 or len(self.items) >= MAX_RECORDED_ITEMS:
             self._omitted += 1

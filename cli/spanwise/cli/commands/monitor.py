@@ -251,7 +251,7 @@ _RUN_COMMAND = "run"
 
 
 class _MonitorGroup(TyperGroup):
-    """Command group in which `spanwise monitor rules.py` stands for `spanwise monitor run rules.py`."""
+    """Command group in which `spanwise monitor rules.py` is short for `spanwise monitor run rules.py`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert `run` before a file or an option. Commands, misspelt commands and help options stay unchanged."""

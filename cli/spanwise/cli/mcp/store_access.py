@@ -60,7 +60,7 @@ class StoreAccess:
             time.sleep(RETRY_PAUSE_S)
 
     def _is_held(self) -> bool:
-        """Return whether a process holds the file. Another agent's call holds it for some milliseconds."""
+        """Return whether a process holds the file. Another agent's call holds it for a few milliseconds."""
         from spanwise.collector.stores.sqlite import holder
 
         location = default_location() if self.at is None else self.at

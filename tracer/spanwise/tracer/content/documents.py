@@ -11,7 +11,8 @@ from spanwise.tracer import attribute_names as names
 
 DocumentFields: TypeAlias = dict[str, Any]  # content, id, score, metadata
 
-_MAX_DOCUMENTS = 1000  # most documents that are converted on the caller's thread, which must not be blocked for long
+# maximum number of documents that are converted: the conversion blocks the caller's thread
+_MAX_DOCUMENTS = 1000
 _CONTENT_FIELDS = ("content", "page_content", "text")
 _ID_FIELDS = ("id", "doc_uri", "id_", "node_id")
 _METADATA_FIELDS = ("metadata", "meta")

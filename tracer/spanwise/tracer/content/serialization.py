@@ -25,7 +25,7 @@ import orjson
 
 from spanwise.tracer import internal_errors
 
-MAX_NODES = 20_000  # most values in containers, over all levels
+MAX_NODES = 20_000  # maximum number of values in containers, over all levels
 # CPU seconds for a value that has other than plain types. MAX_SECONDS and MAX_NODES limit the caller's cost
 MAX_SECONDS = 0.02
 MAX_WALL_SECONDS = 0.25  # wall-clock seconds for all reprs of a value, because a repr may wait instead of computing

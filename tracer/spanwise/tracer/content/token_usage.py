@@ -89,7 +89,7 @@ _VOCABULARY_URL = (
     "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 )
 _FALLBACK_ENCODING = "cl100k_base"
-_MAX_CHARACTERS = 400_000  # most characters of a call; tokens of longer calls are not estimated
+_MAX_CHARACTERS = 400_000  # maximum number of characters of a call; tokens of longer calls are not estimated
 _CHUNK_CHARACTERS = 10_000  # characters encoded at once
 _TOKENS_PER_MESSAGE, _REPLY_TOKENS = (
     4,

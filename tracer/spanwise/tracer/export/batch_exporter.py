@@ -38,7 +38,7 @@ from spanwise.tracer.export.span_queue import BATCH_ITEMS, ExportItem, SpanQueue
 from spanwise.tracer.export.span_sanitizer import SpanSanitizer
 
 BATCH_BYTES = 4 << 20  # bytes of values in a batch
-MAX_FINAL_SEND = 5.0  # most seconds for sending at the end of the process, as long as the collector responds
+MAX_FINAL_SEND = 5.0  # maximum seconds for sending at the end of the process, as long as the collector responds
 SLOW_ANSWER = 1.0  # seconds without a response after which waiting items are spooled
 _SLOW_ANSWER_AT_END = 0.2  # `SLOW_ANSWER` at the end of the process; also the minimum time left for another request
 _ANSWER_POLL_INTERVAL = 0.1  # seconds between two checks of the time while a request waits for its response

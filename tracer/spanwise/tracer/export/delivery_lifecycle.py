@@ -46,7 +46,7 @@ from spanwise.tracer.otel import live_span, thread_context
 
 EXIT_TIMEOUT = 0.8  # seconds that the process waits for a response of the collector before it ends
 _MAX_STALL = 5.0  # seconds without progress after which the delivery thread is abandoned
-_MAX_CLOSE_TIME = 15.0  # most seconds that closing takes, even if the delivery thread makes progress
+_MAX_CLOSE_TIME = 15.0  # maximum seconds that closing takes, even if the delivery thread makes progress
 _POLL_INTERVAL = 0.1  # seconds between two checks that the delivery thread still exists
 # seconds between two exports after SIGTERM, and the most seconds for which this interval applies
 _HURRIED_INTERVAL, _HURRIED_DURATION = 0.02, 30.0
@@ -250,7 +250,7 @@ class Delivery:
     def _wait_for_end(self) -> None:
         """Wait for the delivery thread to end, and settle the remaining items.
 
-        If the thread makes no progress for some seconds after the deadline for sending, it is abandoned. It then
+        If the thread makes no progress for a few seconds after the deadline for sending, it is abandoned. It then
         hangs in a redactor or in the file system, and so would any thread that took over its work.
         """
         longest = time.monotonic() + _MAX_CLOSE_TIME

@@ -148,7 +148,7 @@ class Spool:
 
     @property
     def is_writable(self) -> bool:
-        """Return whether writing is expected to succeed. A failed write disables the spool for some seconds."""
+        """Return whether writing is expected to succeed. A failed write disables the spool for a few seconds."""
         return self._folder is not None and time.monotonic() >= self._broken_until
 
     def replay(self, send: Callable[[str, bytes, int], str]) -> Mapping[str, int]:

@@ -227,7 +227,7 @@ class RequestThread:
             request.send(self._post)
 
 
-_MAX_LENGTH = 200  # most characters of a message from a library or a server
+_MAX_LENGTH = 200  # maximum number of characters of a message from a library or a server
 
 
 def explain_connection_error(error: BaseException, timeout: float | None = None) -> str:

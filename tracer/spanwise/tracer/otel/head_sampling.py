@@ -14,7 +14,7 @@ import re
 TRACESTATE_KEY = "ot"
 ALWAYS_MEMBER = "th:0"  # probability 1
 _NEVER_THRESHOLD = 1 << 56
-# most characters of the member, because Spanwise's own tracestate entry (at most 256 characters) contains it, too
+# maximum length of the member, because Spanwise's own tracestate entry (at most 256 characters) contains it, too
 _MAX_MEMBER_LENGTH = 128
 _THRESHOLD_PATTERN, _RANDOMNESS_PATTERN = re.compile(r"th:([0-9a-f]{1,14})"), re.compile(r"rv:([0-9a-f]{14})")
 
