@@ -261,7 +261,7 @@ _PROMPT = "Answer the question in one or two sentences, only from these excerpts
 
 
 def extract_answer(question: str, documents: Documents) -> str:
-    """Return the three sentences that share most words with the question, in their original order.
+    """Return the three sentences that share the most words with the question, in their original order.
 
     The score of a sentence is the sum of:
 
