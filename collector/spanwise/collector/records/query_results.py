@@ -93,7 +93,7 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunScores:
-    """Result of one run of an experiment, without its content: example, status and newest scores."""
+    """Result of one run of an experiment, without its content: example, status, newest scores and measures."""
 
     trace_id: str
     example_id: str | None
@@ -101,6 +101,11 @@ class RunScores:
     status: Status  # status of the root run
     # score or label per key; None: failed or skipped
     scores: Mapping[str, float | str | None] = field(default_factory=dict)
+    duration_ns: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float | None = None  # US dollars; None: unknown
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

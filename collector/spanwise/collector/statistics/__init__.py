@@ -4,8 +4,12 @@ Modules, in the order in which data flows:
 
 - `feedback_tally`: Feedback tally: latest feedback, exact sums, weighted means and pass shares per key.
 - `quantiles`: Quantiles: nearest-rank percentiles and Student's t distribution.
-- `score_comparison`: Comparison of the scores of two experiments per key: paired permutation test, intervals,
-  conclusions.
+- `intervals`: Confidence intervals: paired proportions, means of scores, proportions, and the examples a narrower one
+  needs.
+- `paired_tests`: Tests of paired data: exact McNemar, sign flips, Tango's score test of a difference, Bhapkar's test of
+  labels.
+- `score_comparison`: Comparison of experiments: paired scores per key, and the conclusion with its interval, test and
+  sentence.
 - `survey_sampling`: Survey sampling: sampling position of a target, samples for labelling, Hajek means with
   intervals.
 - `human_agreement`: Agreement of a judge with human labels: pairing, Cohen's kappa, fitted thresholds.
@@ -35,19 +39,23 @@ from spanwise.collector.statistics.human_agreement import (
     get_majority_label,
     measure_agreement,
 )
+from spanwise.collector.statistics.intervals import Moments, mean_interval, wilson_interval
+from spanwise.collector.statistics.paired_tests import bhapkar_test, mcnemar_test, sign_flip_test, tango_statistic
 from spanwise.collector.statistics.ppi import CorrectedMean, estimate_ppi_mean
 from spanwise.collector.statistics.quantiles import nearest_rank, percentile, t_quantile
 from spanwise.collector.statistics.score_comparison import (
+    ALPHA,
+    MEASURES,
     TASK_OK,
-    Conclusion,
     Contrast,
-    PairedTest,
-    Scores,
+    ExperimentScores,
+    KeyRule,
+    KeyScores,
+    Word,
+    collect_scores,
     compare_scores,
     get_direction,
-    iterate_scores,
-    mean_by_example,
-    paired_test,
+    get_question,
 )
 from spanwise.collector.statistics.survey_sampling import (
     LabelSample,
@@ -74,20 +82,31 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "DRAWN_METADATA",
     "SampledCase",
     "BooleanRates",
-    "Conclusion",
-    "PairedTest",
     "PassCondition",
     "LabelSample",
     "SampledMean",
-    "Scores",
     "TASK_OK",
+    "ALPHA",
+    "MEASURES",
+    "ExperimentScores",
+    "KeyRule",
+    "KeyScores",
+    "Moments",
+    "Word",
+    "bhapkar_test",
+    "collect_scores",
+    "get_question",
+    "mcnemar_test",
+    "mean_interval",
+    "sign_flip_test",
+    "tango_statistic",
+    "wilson_interval",
     "Tally",
     "UNPARSED",
     "Value",
     "LabelledCase",
     "measure_agreement",
     "compute_boolean_rates",
-    "mean_by_example",
     "check_judge",
     "compare_scores",
     "estimate_ppi_mean",
@@ -101,12 +120,10 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "is_anonymous",
     "nearest_rank",
     "select_latest",
-    "paired_test",
     "percentile",
     "get_feedback_slot",
     "t_quantile",
     "estimate_means",
-    "iterate_scores",
     "summarize_by_key",
     "get_sampling_position",
     "get_feedback_value",

@@ -11,6 +11,7 @@ Modules, in the order in which data flows:
 - `amendment_merge`: Merging of amendments into runs, before and after the run arrives.
 - `run_tree`: Run tree of a trace: depth-first order, and root inputs and outputs derived from the runs below.
 - `decision_explanation`: Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run.
+- `stored_comparison`: Comparison of stored experiments: their scores, the declared rules of their keys, and contrasts.
 - `score_statistics`: Statistics over stored scores: agreement of judges with people, and weighted means of rules.
 """
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         list_judge_scores,
         summarize_rule,
     )
+    from spanwise.collector.stores.stored_comparison import ComparisonOptions, StoredComparison
     from spanwise.collector.stores.trace_store import TraceStore, list_open_traces
 else:
     __getattr__, __dir__ = lazy(
@@ -43,11 +45,13 @@ else:
         score_statistics="JudgeAgreement list_human_feedback list_judge_scores summarize_rule",
         control_store="ControlStore Store",
         capabilities="DestinationStore FeedbackSource LazyTrace LocalStore OutgoingFeedback RowStore StreamingStore",
+        stored_comparison="ComparisonOptions StoredComparison",
         trace_store="TraceStore list_open_traces",
         run_tree="RunNode derived_fields make_branch walk_tree",
     )
 
 __all__ = [
+    "ComparisonOptions",
     "ControlStore",
     "DestinationStore",
     "FeedbackSource",
@@ -58,6 +62,7 @@ __all__ = [
     "RowStore",
     "RunNode",
     "Store",
+    "StoredComparison",
     "StreamingStore",
     "TraceStore",
     "derived_fields",

@@ -28,7 +28,7 @@ Modules, in the order in which data flows:
   its cause.
 """
 
-from spanwise.evaluators.experiments.experiment_comparison import Change, Comparison, compare
+from spanwise.evaluators.experiments.experiment_comparison import Change, Comparison, Regression, Slice, compare
 from spanwise.evaluators.experiments.experiment_preparation import CannotResume
 from spanwise.evaluators.experiments.experiment_recorder import OpenRun, Recorder, finish_stored_experiment
 from spanwise.evaluators.experiments.experiment_results import Experiment
@@ -49,7 +49,9 @@ __all__ = [
     "KeySummary",
     "OpenRun",
     "Recorder",
+    "Regression",
     "Row",
+    "Slice",
     "Summary",
     "TaskError",
     "aevaluate",

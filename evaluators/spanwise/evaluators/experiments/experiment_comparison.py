@@ -1,24 +1,27 @@
-"""Comparison of experiments: means per key, significance of differences, changed examples."""
+"""Comparison of experiments for terminal, notebook, pandas and Markdown: conclusions, regressions and slices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from spanwise.collector import statistics
-from spanwise.collector.records import iterate_pages
-from spanwise.collector.statistics import TASK_OK, Contrast, PairedTest
-from spanwise.collector.stores import Store
+from spanwise.collector.errors import NotFound
+from spanwise.collector.formatting import first_line
+from spanwise.collector.records import Trace
+from spanwise.collector.records import Experiment as Record
+from spanwise.collector.statistics import MEASURES, TASK_OK, Contrast, Word, get_direction
+from spanwise.collector.stores import ComparisonOptions, Store, StoredComparison
 from spanwise.evaluators.experiments.experiment_results import Experiment
 from spanwise.evaluators.experiments.experiment_summary import (
-    KeySummary,
-    format_counts,
     format_labels,
     format_number,
     make_html_table,
@@ -30,95 +33,328 @@ from spanwise.evaluators.interface import StoreLocation, resolve_store
 if TYPE_CHECKING:
     import pandas
 
+COLOURS: Mapping[str, str] = {"better": "bold green", "worse": "bold red", "higher": "bold", "lower": "bold"}
+WORDS: Sequence[Word] = ("worse", "better", "lower", "higher", "non-inferior", "equivalent", "inconclusive")
+SHOWN_REGRESSIONS = 5
+SHOWN_LABEL_CHANGES = 5
+MIN_SLICE = 5  # fewest pairs of a slice that is listed
+_MAX_TEXT = 300  # characters of an answer or comment in Markdown and HTML
 
-SCORE_PAGE = 5_000  # runs per page of scores
-COLOURS = {"better": "bold green", "worse": "bold red", "higher": "bold", "lower": "bold"}
+
+class CompareOptions(TypedDict, total=False):
+    """Options of `compare()`; see `ComparisonOptions`."""
+
+    primary: Sequence[str] | None
+    margin: Mapping[str, float] | None
+    good_labels: Mapping[str, Collection[str]] | None
+    cluster: str | None
+    all_pairs: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Changed mean score of one example under one key, in the first and in another experiment."""
+    """Changed mean score of one example under one key.
+
+    `better` tells whether the score changed in the direction that is better for the key; None if that is unknown.
+    """
 
     example_id: str
     key: str
     before: float
     after: float
-    better: bool  # whether the score changed in the direction that is better for this key
+    better: bool | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Output of one run, the error of its task if it failed, and the evaluators' comments by key."""
+
+    trace_id: str
+    outputs: Any
+    error: str | None
+    comments: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regression:
+    """Example that got worse under one or more keys, with both answers. The answer is None if its run is missing."""
+
+    example_id: str
+    inputs: Any
+    changes: tuple[Change, ...]
+    before: Answer | None
+    after: Answer | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """Part of the examples, and how much one key changed in it. A slice is exploratory: it has no conclusion.
+
+    `name` is such as "split=hard". `distance` is the difference between the change in the slice and elsewhere, in
+    standard errors.
+    """
+
+    name: str
+    key: str
+    n: int
+    change: float
+    elsewhere: float
+    distance: float
+
+
 class Comparison:
-    """Comparison of several experiments with the first of them, the baseline."""
+    """Comparison of several experiments: with the first of them, the baseline, or each with each.
 
-    experiments: tuple[Experiment, ...]
-    _read: dict[int, statistics.Scores] = field(default_factory=dict, repr=False, compare=False)
-    _contrasts: dict[int, Mapping[str, Contrast]] = field(default_factory=dict, repr=False, compare=False)
+    Everything is read from the stores when it is used, and only scores: answers are read for the regressions shown.
+    """
+
+    def __init__(self, sides: Sequence[tuple[Store, Record]], options: ComparisonOptions | None = None) -> None:
+        self._stored = StoredComparison(sides, options)
+        names = Counter(record.name for _, record in sides)
+        self.names: list[str] = [
+            f"{record.name} ({record.id[:8]})" if names[record.name] > 1 else record.name for _, record in sides
+        ]
+
+    @property
+    def records(self) -> list[Record]:
+        """Return the records of the compared experiments."""
+        return [record for _, record in self._stored.sides]
+
+    @cached_property
+    def experiments(self) -> tuple[Experiment, ...]:
+        """Return the compared experiments, loaded from their stores."""
+        return tuple(Experiment.load(store, record.id) for store, record in self._stored.sides)
+
+    @property
+    def comparisons(self) -> list[tuple[int, int]]:
+        """Return the positions of the experiments that are compared: (before, after)."""
+        return self._stored.comparisons
 
     @property
     def keys(self) -> list[str]:
-        """Return all feedback keys in order of first occurrence; `task_ok` comes first if a task has failed."""
-        keys = dict.fromkeys(key for experiment in self.experiments for key in experiment.summary())
-        return [TASK_OK] * (TASK_OK in keys) + [key for key in keys if key != TASK_OK]
+        """Return all keys with scores: `task_ok` first, if a task has failed; latency, cost and tokens last."""
+        return self._stored.keys
 
-    def changes(self, other: int = 1) -> Iterator[Change]:
-        """Yield the examples whose score changed from the first experiment to another, by example and key."""
-        before, rising = self._scores(0), self.experiments[other].higher_is_better
-        for example_id, scores in self._scores(other).items():
-            for key, after in scores.items():
-                earlier = before.get(example_id, {}).get(key)
-                if earlier is not None and (moved := statistics.get_direction(after - earlier)):
-                    better = (moved > 0) == rising(key)
-                    yield Change(example_id=example_id, key=key, before=earlier, after=after, better=better)
+    def _index(self, other: int, baseline: int) -> int:
+        if (baseline, other) not in self.comparisons:
+            raise ValueError(f"experiments {baseline} and {other} are not compared; pairs: {self.comparisons}")
+        return self.comparisons.index((baseline, other))
 
-    def contrasts(self, other: int = 1) -> Mapping[str, Contrast]:
-        """Return per key how another experiment differs from the first, paired by example, in the order of `keys`."""
-        if other not in self._contrasts:
-            keys, others = self.keys, len(self.experiments) - 1
-            rising = {key: self.experiments[other].higher_is_better(key) for key in keys}
-            contrasts = statistics.compare_scores(self._scores(0), self._scores(other), rising, others=others)
-            self._contrasts[other] = {key: contrasts[key] for key in keys if key in contrasts}
-        return self._contrasts[other]
+    def contrasts(self, other: int = 1, baseline: int = 0) -> Mapping[str, Contrast]:
+        """Return per key how an experiment differs from an earlier one, in the order of `keys`.
 
-    def significance(self, other: int = 1) -> Mapping[str, PairedTest]:
-        """Return per key the mean difference to the first experiment with its 95 % interval and p-value.
-
-        It is computed over the examples that both experiments have scores for; keys without such examples are absent.
-        See `spanwise.collector.statistics.paired_test`.
+        Raises `ValueError` for experiments that are not compared, and for options that name unknown keys.
         """
-        return {key: contrast.test for key, contrast in self.contrasts(other).items() if contrast.test is not None}
+        return self._stored.contrasts[self._index(other, baseline)]
+
+    def __getitem__(self, key: str) -> Contrast:
+        """Return the contrast of one key of the first comparison. Raises `KeyError`."""
+        return self._stored.contrasts[0][key]
+
+    def changes(self, other: int = 1, baseline: int = 0) -> Iterator[Change]:
+        """Yield the examples whose score changed, by key and example. Labels count if some are declared good."""
+        before, after = (self._stored.scores[side] for side in (baseline, other))
+        for key, contrast in self.contrasts(other, baseline).items():
+            if key in MEASURES and contrast.kind in ("ratio", "score") and key not in self._scored_keys:
+                continue
+            if key not in before or key not in after:
+                continue
+            if contrast.table:
+                good = contrast.rule.good_labels
+                first, second = (
+                    {id: float(label in good) for id, label in side[key].labels.items()} for side in (before, after)
+                )
+            else:
+                first, second = dict(before[key].values), dict(after[key].values)
+            for example_id, value in second.items():
+                earlier = first.get(example_id)
+                if earlier is not None and (moved := get_direction(value - earlier)):
+                    better = None if contrast.rising is None else (moved > 0) == contrast.rising
+                    yield Change(example_id=example_id, key=key, before=earlier, after=value, better=better)
+
+    @cached_property
+    def _scored_keys(self) -> frozenset[str]:
+        """Return the keys that runs have scores under; the others are measures."""
+        return frozenset(key for runs in self._stored.runs for run in runs for key in run.scores)
+
+    def regressions(self, other: int = 1, baseline: int = 0, *, limit: int = 20) -> list[Regression]:
+        """Return the examples that got worse, with both answers and comments: most primary keys first, then the largest
+        fall.
+        """
+        contrasts = self.contrasts(other, baseline)
+        worse: defaultdict[str, list[Change]] = defaultdict(list)
+        for change in self.changes(other, baseline):
+            if change.better is False:
+                worse[change.example_id].append(change)
+        scale = {key: _get_scale(contrast) for key, contrast in contrasts.items()}
+
+        def severity(id: str) -> tuple[int, float, str]:
+            primary = sum(contrasts[change.key].is_primary for change in worse[id])
+            return -primary, -sum(abs(change.after - change.before) / scale[change.key] for change in worse[id]), id
+
+        chosen = sorted(worse, key=severity)[:limit]
+        answers = [self._read_answers(side, chosen) for side in (baseline, other)]
+        examples = self._stored.examples
+        return [
+            Regression(
+                example_id=id,
+                inputs=examples[id].inputs if id in examples else None,
+                changes=tuple(worse[id]),
+                before=answers[0].get(id),
+                after=answers[1].get(id),
+            )
+            for id in chosen
+        ]
+
+    def _read_answers(self, side: int, example_ids: Sequence[str]) -> dict[str, Answer]:
+        """Return the answer of each example's first run."""
+        store, _ = self._stored.sides[side]
+        wanted, first = set(example_ids), dict[str, str]()
+        for run in self._stored.runs[side]:
+            id = run.example_id or run.trace_id
+            if id in wanted:
+                first.setdefault(id, run.trace_id)
+        try:
+            traces = {trace.trace_id: trace for trace in store.many(list(first.values()))}
+        except NotFound:
+            traces = {}
+        return {id: _get_answer(traces[trace_id]) for id, trace_id in first.items() if trace_id in traces}
+
+    def slices(self, other: int = 1, baseline: int = 0, *, limit: int = 10) -> list[Slice]:
+        """Return the slices of the examples in which a primary key moved most compared with the other examples.
+
+        Slices are the values of: tags of runs, split, categories, metadata of examples, and evaluators' labels in the
+        later experiment. They have at least five pairs, and are exploratory.
+        """
+        members = self._list_slices(other)
+        found: list[Slice] = []
+        for key, contrast in self.contrasts(other, baseline).items():
+            if not contrast.is_primary or contrast.pairs < 2 * MIN_SLICE:
+                continue
+            values = self._list_example_differences(key, other, baseline)
+            for name, ids in members.items():
+                inside = [values[id] for id in ids if id in values]
+                if min(len(inside), len(values) - len(inside)) < MIN_SLICE or name.startswith(f"{key}="):
+                    continue
+                outside = [value for id, value in values.items() if id not in ids]
+                change, elsewhere = fmean(inside), fmean(outside)
+                error = (_variance(inside) / len(inside) + _variance(outside) / len(outside)) ** 0.5
+                if get_direction(change - elsewhere):
+                    distance = (change - elsewhere) / max(error, 1e-9)
+                    found.append(
+                        Slice(name=name, key=key, n=len(inside), change=change, elsewhere=elsewhere, distance=distance)
+                    )
+        return sorted(found, key=lambda each: (-abs(each.change - each.elsewhere) * each.n, each.name, each.key))[
+            :limit
+        ]
+
+    def slice(self, name: str, other: int = 1, baseline: int = 0) -> Mapping[str, Contrast]:
+        """Return the contrasts over the examples of one slice, such as "split=hard", with conclusions.
+
+        Raises `ValueError` for an unknown slice.
+        """
+        members = self._list_slices(other)
+        if name not in members:
+            known = ", ".join(sorted(members)[:20]) or "none"
+            raise ValueError(f"there is no slice {name!r}; slices: {known}")
+        return self._stored.contrast_examples(members[name])[self._index(other, baseline)]
+
+    def _list_slices(self, other: int) -> dict[str, set[str]]:
+        """Return the example ids of each slice by its name."""
+        members: defaultdict[str, set[str]] = defaultdict(set)
+        for run in self._stored.runs[other]:
+            id = run.example_id or run.trace_id
+            for tag in run.tags:
+                members[f"tag={tag}"].add(id)
+            for key, value in run.scores.items():
+                if isinstance(value, str):
+                    members[f"{key}={value}"].add(id)
+        for id, example in self._stored.examples.items():
+            if example.split:
+                members[f"split={example.split}"].add(id)
+            for category in example.categories:
+                members[f"category={category}"].add(id)
+            for name, value in example.metadata.items():
+                if isinstance(value, str | int | float | bool):
+                    members[f"metadata.{name}={value}"].add(id)
+        return dict(members)
+
+    def _list_example_differences(self, key: str, other: int, baseline: int) -> dict[str, float]:
+        before, after = (self._stored.scores[side].get(key) for side in (baseline, other))
+        if before is None or after is None:
+            return {}
+        return {id: value - before.values[id] for id, value in after.values.items() if id in before.values}
+
+    # --- as data, table and text ------------------------------------------------------------------------------------
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return one row per key and experiment.
-
-        From the second experiment on, rows include the difference to the first.
-        """
+        """Return one row per comparison and key: means over the pairs, change, interval, p, conclusion and counts."""
         import pandas
 
-        rows = []
-        for index, experiment in enumerate(self.experiments):
-            contrasts = self.contrasts(index) if index else {}
-            summary = experiment.summary()
-            for key in self.keys:
-                row: dict[str, Any] = {"key": key, "experiment": experiment.name, "experiment_id": experiment.id}
-                row |= {"n": 0, "mean": None, "passed": None, "failed": 0, "skipped": 0}
-                if key in summary:
-                    row |= {name: getattr(summary[key], name) for name in ("n", "mean", "passed", "failed", "skipped")}
-                rows.append({**row, **_list_contrast_values(contrasts.get(key))})
+        rows = [
+            {"before": self.names[first], "after": self.names[second], **describe_contrast(contrast)}
+            for (first, second), contrasts in zip(self.comparisons, self._stored.contrasts, strict=True)
+            for contrast in contrasts.values()
+        ]
         return pandas.DataFrame(rows)
 
-    def _scores(self, index: int) -> statistics.Scores:
-        """Return scores by example and key, read from the store once."""
-        if index not in self._read:
-            experiment = self.experiments[index]
-            # if a task has failed in any experiment, the other scores cover only some of the runs
-            tasks = any(each.summary().failed for each in self.experiments)
-            self._read[index] = read_scores_by_example(experiment.store, experiment.id, tasks=tasks)
-        return self._read[index]
+    def describe(self, other: int = 1, baseline: int = 0) -> str:
+        """Return the conclusions of the primary keys in one line: "b against a: correctness worse, exact better"."""
+        words = defaultdict(list)
+        for key, contrast in self.contrasts(other, baseline).items():
+            if contrast.is_primary:
+                words[contrast.word].append(key)
+        parts = [f"{word}: {', '.join(words[word])}" for word in WORDS if words[word]]
+        return f"{self.names[other]} against {self.names[baseline]}: {'; '.join(parts) or 'no scores to compare'}"
+
+    def to_markdown(self, url: str | None = None) -> str:
+        """Return the comparison as Markdown, conclusions first, then regressions, for a pull request.
+
+        `url` is the address of a collector to which the traces link.
+        """
+        parts = []
+        for baseline, other in self.comparisons:
+            contrasts = self.contrasts(other, baseline)
+            parts.append(f"### {_markdown(self.describe(other, baseline))}")
+            head, rows = self._cells(baseline, other)
+            lines = ["| " + " | ".join(map(_markdown, row)) + " |" for row in [head, *rows]]
+            parts.append("\n".join([lines[0], "|" + " --- |" * len(head), *lines[1:]]))
+            parts.append(
+                "\n".join(
+                    f"- **{_markdown(key)}: {contrast.word}.** {_markdown(contrast.sentence)}"
+                    for key, contrast in contrasts.items()
+                    if contrast.is_primary
+                )
+            )
+            if regressions := self.regressions(other, baseline, limit=SHOWN_REGRESSIONS):
+                parts.append("#### Regressions")
+                parts += [_markdown_regression(each, url) for each in regressions]
+        return "\n\n".join(part for part in parts if part) + "\n"
 
     def to_html(self) -> str:
-        """Return the table as HTML."""
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self._notes())
-        return make_html_table(self._title, *self._cells()) + notes
+        """Return the comparison as HTML: per comparison a table, the sentences, and the regressions."""
+        parts = []
+        for baseline, other in self.comparisons:
+            parts.append(make_html_table(self.describe(other, baseline), *self._cells(baseline, other)))
+            sentences = [
+                f"<li><b>{escape(key)}: {contrast.word}.</b> {escape(contrast.sentence)}</li>"
+                for key, contrast in self.contrasts(other, baseline).items()
+                if contrast.is_primary
+            ]
+            parts.append(f"<ul>{''.join(sentences)}</ul>")
+            if regressions := self.regressions(other, baseline, limit=SHOWN_REGRESSIONS):
+                head = ["example", "inputs", "changes", self.names[baseline], self.names[other]]
+                rows = [
+                    [
+                        each.example_id[:12],
+                        _shorten(each.inputs),
+                        _describe_changes(each),
+                        *map(_describe_answer, (each.before, each.after)),
+                    ]
+                    for each in regressions
+                ]
+                parts.append(make_html_table("Regressions", head, rows))
+        return "".join(parts)
 
     _repr_html_ = to_html  # for notebooks
 
@@ -126,124 +362,159 @@ class Comparison:
         return render_text(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        head, rows = self._cells()
-        colored = [
-            [
-                _color_conclusion(cell) if name == CHANGE_COLUMNS[-1] else cell
-                for name, cell in zip(head, row, strict=True)
-            ]
-            for row in rows
-        ]
-        yield make_text_table(self._title, head, colored)
-        yield from map(Text, self._notes())
+        for baseline, other in self.comparisons:
+            head, rows = self._cells(baseline, other)
+            colored = [[row[0], Text(row[1], COLOURS.get(row[1].split()[0], "")), *row[2:]] for row in rows]
+            yield make_text_table(self.describe(other, baseline), head, colored)
+            for key, contrast in self.contrasts(other, baseline).items():
+                if contrast.is_primary:
+                    yield Text(f"{key}: {contrast.word}. {contrast.sentence}")
+            regressions = self.regressions(other, baseline, limit=SHOWN_REGRESSIONS)
+            if regressions:
+                yield Text("\nRegressions")
+            for each in regressions:
+                yield Text(f"  {each.example_id[:12]}  {_describe_changes(each)}")
+                for name, answer in ((self.names[baseline], each.before), (self.names[other], each.after)):
+                    yield Text(f"    {name}: {_describe_answer(answer)}")
 
-    @property
-    def _title(self) -> str:
-        return " | ".join(f"{experiment.name} ({experiment.id[:8]})" for experiment in self.experiments)
-
-    def _cells(self) -> tuple[list[str], list[list[str]]]:
-        names = [experiment.name for experiment in self.experiments]
-        # columns have unique names: repeated experiment names get their position appended
-        names = [f"{name} ({index})" if names.count(name) > 1 else name for index, name in enumerate(names, 1)]
-        head = ["key", names[0], *(text for name in names[1:] for text in (name, *CHANGE_COLUMNS))]
-        summaries = [experiment.summary() for experiment in self.experiments]
-        agreement = [summary.trust() for summary in summaries]
+    def _cells(self, baseline: int, other: int) -> tuple[list[str], list[list[str]]]:
+        """Return head and rows of the table of one comparison."""
+        head = ["key", "conclusion", self.names[baseline], self.names[other]]
         rows = []
-        for key in self.keys:
-            row = [key]
-            for index, summary in enumerate(summaries):
-                row.append(_format_cell(summary.get(key), agreement[index].get(key, "")))
-                if index:
-                    row += _format_contrast(self.contrasts(index).get(key))
-            rows.append(row)
-        return head, rows
+        for key, contrast in self.contrasts(other, baseline).items():
+            sides = [self._format_side(key, contrast, side) for side in ("before", "after")]
+            moved = (contrast.wins, contrast.losses) if contrast.rising is not None else (contrast.up, contrast.down)
+            interval = contrast.interval
+            form = "{:.3g} to {:.3g}" if contrast.kind == "ratio" else "{:+.3g} to {:+.3g}"
+            change = contrast.change
+            rows.append(
+                [
+                    key,
+                    contrast.word if contrast.is_primary else f"{contrast.word} (exploratory)",
+                    *sides,
+                    "" if change is None else f"×{change:.3g}" if contrast.kind == "ratio" else f"{change:+.3g}",
+                    "" if interval is None else form.format(*interval),
+                    "" if not contrast.pairs else "<0.001" if contrast.p < 0.001 else f"{contrast.p:.3f}",
+                    f"{moved[0]}/{moved[1]}/{contrast.ties}",
+                ]
+            )
+        return [*head, "change", "interval", "p", "better/worse/same"], rows
 
-    def _notes(self) -> list[str]:
-        """Return the explanation of the intervals, then the counts of better and worse scores per other experiment."""
-        family, counts = 1, []
-        for other in range(1, len(self.experiments)):
-            contrasts = self.contrasts(other).values()
-            family = max([family, *(contrast.family for contrast in contrasts)])
-            better = sum(contrast.better or 0 for contrast in contrasts)
-            worse = sum(contrast.worse or 0 for contrast in contrasts)
-            name = self.experiments[other].name
-            counts.append(f"{name}: {better} scores better, {worse} worse than in {self.experiments[0].name}")
-        together = f" for all {family} differences together (Bonferroni)" if family > 1 else ""
-        explanation = (
-            f"change: mean difference over the examples scored in both, with its 95 % interval{together}; "
-            "p: of one key alone; unclear: the interval or p does not rule out chance"
-        )
-        return [explanation, *counts]
+    def _format_side(self, key: str, contrast: Contrast, side: str) -> str:
+        mean = getattr(contrast, side)
+        if contrast.table:
+            counts: Counter[str] = Counter()
+            for labels, count in contrast.table.items():
+                counts[labels[side == "after"]] += count
+            return format_labels(counts)
+        return format_number(mean) if mean is not None else "–"
 
 
-def compare(*experiments: Experiment | str, store: StoreLocation | None = None) -> Comparison:
+def compare(
+    *experiments: Experiment | str, store: StoreLocation | None = None, **options: Unpack[CompareOptions]
+) -> Comparison:
     """Compare experiments; with a `store` (an open store, a path or a URL) they may also be given by id or name.
 
-    Raises `ValueError` for fewer than two experiments, or for names without a store.
+    - `primary=["correctness"]` names the keys that decide. The others are exploratory: each conclusion is made at
+      95 % for itself. Without it, the keys of evaluators declared primary decide, or else all keys.
+    - `margin={"correctness": 0.02}` gives the largest difference that does not matter, in units of the score.
+    - `good_labels={"tone": ["friendly"]}` gives the labels that count as good.
+    - `cluster="customer"` names a metadata field of the examples: those with an equal value count as one pair.
+    - `all_pairs=True` compares each experiment with each, instead of the first with the others.
+
+    Raises `ValueError` for fewer than two experiments, for names without a store, and for invalid options.
     """
     if len(experiments) < 2:
         raise ValueError(f"compare() requires two or more experiments, got {len(experiments)}")
     opened = resolve_store(store) if store is not None else None
 
-    def load(experiment: Experiment | str) -> Experiment:
+    def find(experiment: Experiment | str) -> tuple[Store, Record]:
         if isinstance(experiment, Experiment):
-            return experiment
+            return experiment.store, experiment.record
         if opened is None:
             raise ValueError(f"experiment {experiment!r} is a name: pass its store, compare(…, store=…)")
-        return Experiment.load(opened, experiment)
+        return opened, opened.experiment(experiment)
 
-    return Comparison(tuple(map(load, experiments)))
-
-
-def read_scores_by_example(store: Store, experiment_id: str, *, tasks: bool = False) -> statistics.Scores:
-    """Return the mean score per example and key; with `tasks` also the share of runs without an error.
-
-    Only scores are read, not the contents of the runs.
-    """
-    runs = iterate_pages(partial(store.scores, experiment_id, limit=SCORE_PAGE))
-    return statistics.mean_by_example(statistics.iterate_scores(runs, tasks=tasks))
+    return Comparison([find(experiment) for experiment in experiments], ComparisonOptions(**options))
 
 
-def _format_cell(summary: KeySummary | None, agreement: str) -> str:
-    """Return the mean with its number of scores, and on the next line a judge's agreement with human feedback."""
-    if summary is None:
-        return "–"
-    value = format_number(summary.mean) if summary.mean is not None else format_labels(summary.labels)
-    cell = f"{value}  n={format_counts(summary)}"
-    cell += f", {summary.failed} failed" if summary.failed else ""
-    cell += f", {summary.skipped} skipped" if summary.skipped else ""
-    return f"{cell}\n{agreement.replace(' (', chr(10) + '(')}" if agreement else cell
-
-
-CHANGE_COLUMNS = ("change [95 %]", "verdict")
-
-
-def _format_contrast(contrast: Contrast | None) -> tuple[str, str]:
-    """Return the cells of `CHANGE_COLUMNS`, each as two lines of text, so that three experiments fit a terminal."""
-    if contrast is None or contrast.test is None:
-        return "", ""
-    interval = "" if contrast.interval is None else "\n[{:+.2g}, {:+.2g}]".format(*contrast.interval)
-    p = "<0.001" if contrast.test.p < 0.001 else f"{contrast.test.p:.3f}"
-    pairs = f"{contrast.pairs} pair{'s' * (contrast.pairs != 1)}"
-    return f"{contrast.test.mean:+.3g} over {pairs}{interval}", f"{contrast.verdict}\np {p}"
-
-
-def _color_conclusion(cell: str) -> Text:
-    """Return a cell with its first line, the conclusion, in colour."""
-    conclusion, *lines = cell.splitlines() or [""]
-    return Text("\n").join([Text(conclusion, COLOURS.get(conclusion, "")), *map(Text, lines)])
-
-
-def _list_contrast_values(contrast: Contrast | None) -> Mapping[str, Any]:
-    if contrast is None or contrast.test is None:
-        return {}
-    test = contrast.test
+def describe_contrast(contrast: Contrast) -> dict[str, Any]:
+    """Return a contrast as plain values: the columns of `Comparison.to_pandas()`."""
     low, high = contrast.interval or (None, None)
-    moved = {
+    return {
+        "key": contrast.key,
+        "kind": contrast.kind,
+        "primary": contrast.is_primary,
         "pairs": contrast.pairs,
-        "verdict": contrast.verdict,
-        "better": contrast.better,
-        "worse": contrast.worse,
-        "same": contrast.same,
+        "mean_before": contrast.before,
+        "mean_after": contrast.after,
+        "change": contrast.change,
+        "low": low,
+        "high": high,
+        "level": contrast.level,
+        "p": contrast.p,
+        "conclusion": contrast.word,
+        "sentence": contrast.sentence,
+        "wins": contrast.wins,
+        "losses": contrast.losses,
+        "up": contrast.up,
+        "down": contrast.down,
+        "ties": contrast.ties,
+        "only_before": contrast.only_before,
+        "only_after": contrast.only_after,
     }
-    return {"change": test.mean, "low": low, "high": high, "p": test.p, **moved}
+
+
+def _get_scale(contrast: Contrast) -> float:
+    """Return the largest absolute difference of a key, by which the falls of several keys are made comparable."""
+    return max(map(abs, contrast.differences.values()), default=0.0) or 1.0
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = fmean(values)
+    return sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
+
+
+def _get_answer(trace: Trace) -> Answer:
+    comments = {each.key: each.comment for each in trace.feedback if each.comment}
+    return Answer(trace_id=trace.trace_id, outputs=trace.root.outputs, error=trace.root.error, comments=comments)
+
+
+def _shorten(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+
+
+def _describe_changes(regression: Regression) -> str:
+    return ", ".join(f"{each.key} {each.before:.4g} → {each.after:.4g}" for each in regression.changes)
+
+
+def _describe_answer(answer: Answer | None) -> str:
+    if answer is None:
+        return "no run"
+    text = f"failed: {first_line(answer.error)}" if answer.error is not None else _shorten(answer.outputs)
+    return "; ".join([text, *(f"{key}: {first_line(comment)}" for key, comment in answer.comments.items())])
+
+
+def _markdown(text: str) -> str:
+    """Return a text as one line of Markdown in which nothing is markup, HTML, a link or a mention."""
+    line = " ".join(text.split())
+    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
+    line = line.replace("://", ":&#47;&#47;").replace("www.", "www&#46;")
+    return re.sub(r"([\\`*_{}\[\]()#|!~])", r"\\\1", line)
+
+
+def _markdown_regression(regression: Regression, url: str | None) -> str:
+    def describe(answer: Answer | None) -> str:
+        text = _markdown(_describe_answer(answer))
+        if answer is None or url is None:
+            return text
+        return f"{text} ([trace]({url.rstrip('/')}/traces/{answer.trace_id}))"
+
+    lines = [
+        f"- `{re.sub(r'[^0-9A-Za-z_.:-]', '_', regression.example_id)[:40]}` {_markdown(_describe_changes(regression))}",
+        f"  - inputs: {_markdown(_shorten(regression.inputs))}",
+        f"  - before: {describe(regression.before)}",
+        f"  - after: {describe(regression.after)}",
+    ]
+    return "\n".join(lines)

@@ -401,6 +401,7 @@ def describe_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, J
             "code": {} if evaluator.spec else digest_code(evaluator.function),
             "standards": list(evaluator.standards),
             **({"min_cases": evaluator.min_cases} if evaluator.min_cases else {}),
+            **({"primary": True} if evaluator.primary else {}),
         }
         for evaluator in evaluators
     )

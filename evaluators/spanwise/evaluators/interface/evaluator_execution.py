@@ -89,6 +89,7 @@ class Evaluator:
     summary: bool = False  # True: scores all cases of an experiment together
     max_cases: int | None = None  # maximum number of cases that a set-level evaluator receives (`max_dataset_rows`)
     min_cases: int = 0  # minimum number of cases for a meaningful set-level score or mean (`min_test_cases`)
+    primary: bool = False  # whether its keys decide comparisons of experiments
     timeout: float | None = None  # seconds per attempt
     retries: int = 0
     retry_on: Callable[[BaseException], bool] = is_transient  # whether an error is retried

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, TypeGuard, Unpack, overload
 
@@ -39,6 +39,8 @@ class EvaluatorOptions(TypedDict, total=False):
     details: bool  # False: metadata of scores is dropped
     max_cases: int | None
     min_cases: int
+    primary: bool  # whether its keys decide comparisons of experiments
+    good_labels: Collection[str]  # labels that comparisons count as good
 
 
 def _is_integer(value: object) -> TypeGuard[int]:
@@ -51,6 +53,13 @@ OPTION_RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "timeout": ("a number of seconds > 0", lambda value: isinstance(value, int | float) and value > 0),
     "retries": ("an integer >= 0", lambda value: _is_integer(value) and value >= 0),
     "min_cases": ("an integer >= 0", lambda value: _is_integer(value) and value >= 0),
+    "primary": ("True or False", lambda value: isinstance(value, bool)),
+    "good_labels": (
+        "a collection of labels",
+        lambda value: (
+            isinstance(value, Collection) and not isinstance(value, str) and all(isinstance(one, str) for one in value)
+        ),
+    ),
     "max_cases": ("an integer >= 1", lambda value: _is_integer(value) and value >= 1),
 }
 
@@ -118,6 +127,7 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
         retry_on=compile_retry_on(options.get("retry_on")),
         max_cases=options.get("max_cases"),
         min_cases=options.get("min_cases") or 0,
+        primary=options.get("primary", False),
         origin=origin,
         spec=options.get("spec"),
     )
@@ -138,6 +148,8 @@ def evaluator(function: Callable[..., Any] | None = None, /, **options: Unpack[E
     - `timeout` (seconds) and `retries` apply to each call; `retry_on` selects the errors that are retried.
     - `map={"question": "inputs.question"}` gives the path of an argument.
     - `prepare_data` is a function of the same arguments that returns them as a dict.
+    - `primary=True` makes its keys decide comparisons of experiments; other keys are then exploratory.
+    - `good_labels={"good"}` names the labels that comparisons count as good.
 
     Raises `TypeError` for an unknown option.
     """
@@ -166,14 +178,20 @@ def _declare_metrics(key: str, renamed: Mapping[str, str], options: RegistryOpti
     """Return the metrics under their final keys. An evaluator's `threshold` is set on its primary metric, or on all if
     none is primary.
     """
-    threshold = options.get("threshold")
+    threshold, good_labels = options.get("threshold"), tuple(sorted(options.get("good_labels") or ()))
     declared = tuple(replace(metric, key=renamed.get(metric.key, metric.key)) for metric in options.get("metrics", ()))
     if not declared:
-        metric = Metric(key, options.get("range"), options.get("higher_is_better", True), primary=True)
+        rising = options.get("higher_is_better", True)
+        metric = Metric(key, options.get("range"), rising, primary=True, good_labels=good_labels)
         return (metric if threshold is None else _set_threshold(threshold, metric),)
+    has_primary = any(metric.primary for metric in declared)
+    if good_labels:
+        declared = tuple(
+            replace(metric, good_labels=good_labels) if metric.primary or not has_primary else metric
+            for metric in declared
+        )
     if threshold is None:
         return declared
-    has_primary = any(metric.primary for metric in declared)
     return tuple(
         _set_threshold(threshold, metric) if metric.primary or not has_primary else metric for metric in declared
     )

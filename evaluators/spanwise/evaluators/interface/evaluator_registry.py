@@ -128,6 +128,8 @@ COMMON_PARAMETERS = {
     "save_llm_result": "details",
     "max_dataset_rows": "max_cases",
     "min_test_cases": "min_cases",
+    "primary": "primary",
+    "good_labels": "good_labels",
 }
 
 # Haystack's names and defaults. They are not listed, because they are aliases.
@@ -208,8 +210,8 @@ def get_evaluator(id: str, **parameters: Any) -> Evaluator:
     r"""Return a registered evaluator with its parameters: `get_evaluator("regex", pattern=r"\d+", key="has_number")`.
 
     Every evaluator accepts `key`, `threshold` (or `metric_threshold`), `timeout`, `retries`, `retry_on`, `map`,
-    `prepare_data`, `max_dataset_rows`, `min_test_cases` and `save_llm_result`. Raises `ValueError` for an unknown id or
-    parameter.
+    `prepare_data`, `max_dataset_rows`, `min_test_cases`, `save_llm_result`, `primary` and `good_labels`. Raises
+    `ValueError` for an unknown id or parameter.
     """
     id, defaults = HAYSTACK_ALIASES.get(id, (id, {}))
     parameters = {**defaults, **parameters}

@@ -18,7 +18,8 @@ class Metric:
     """Description of one feedback key: range of its scores, better direction, and the threshold for passing.
 
     `range` is (lowest, highest), each of which may be infinite; None means unknown. Without a threshold, only boolean
-    scores pass or fail: True passes if higher is better, else False.
+    scores pass or fail: True passes if higher is better, else False. `primary` marks an evaluator's main metric.
+    `good_labels` are the labels that comparisons count as good.
     """
 
     key: str
@@ -26,6 +27,7 @@ class Metric:
     higher_is_better: bool = True
     threshold: float | None = None
     primary: bool = False
+    good_labels: tuple[str, ...] = ()
 
     @property
     def arrow(self) -> str:
@@ -51,6 +53,8 @@ class Metric:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values: infinite ends of the range become None, an infinite threshold "Infinity"."""
         plain = {**asdict(self), "threshold": encode_infinities(self.threshold)}
+        if not self.good_labels:
+            del plain["good_labels"]
         if self.range is not None:
             plain["range"] = [None if abs(end) == float("inf") else end for end in self.range]
         return plain

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Literal, Protocol, TypeAlias
 
 from spanwise.collector.records import Feedback, Target
-from spanwise.collector.statistics import PairedTest, paired_test
+from spanwise.collector.statistics import mcnemar_test
 from spanwise.evaluators.interface import (
     JudgementBuffer,
     Skip,
@@ -64,10 +64,7 @@ class Preference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """Results of comparing all pairs of two experiments: wins, ties and errors.
-
-    `test` tests the difference between the shares of pairs won, from −1 to +1. It is None without pairs.
-    """
+    """Results of comparing all pairs of two experiments: wins, ties and errors."""
 
     key: str
     names: tuple[str, str]
@@ -95,13 +92,11 @@ class Preferences:
         return places.count("first"), places.count("second")
 
     @property
-    def test(self) -> PairedTest | None:
-        """Return the paired test of the hypothesis that neither experiment is better."""
-        return (
-            paired_test([2 * _WINNER_SCORES[preference.winner] - 1 for preference in self.pairs.values()])
-            if self.pairs
-            else None
-        )
+    def p(self) -> float | None:
+        """Return the p-value of the hypothesis that neither experiment is better (exact sign test over the pairs that
+        one of them won); None without pairs.
+        """
+        return mcnemar_test(*self.wins) if self.pairs else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -115,8 +110,8 @@ class Preferences:
     def __str__(self) -> str:
         (first, second), (to_first, to_second) = self.wins, self.turned
         lines = [f"{self.key}: {self.names[0]} wins {first}, {self.names[1]} wins {second}, {self.ties} ties"]
-        if self.test is not None:
-            lines.append(f"p {self.test.p:.3g} that neither is better")
+        if self.p is not None:
+            lines.append(f"p {self.p:.3g} that neither is better")
         if to_first or to_second:
             lines.append(f"{to_first + to_second} verdicts turned with the order: {to_first} to the answer shown first")
         if self.errors:

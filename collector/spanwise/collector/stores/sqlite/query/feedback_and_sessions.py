@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import orjson
+
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
 from spanwise.collector.stores.backends import RuleScore, ScoreQuery
@@ -108,7 +110,8 @@ def _add_target_conditions(target: Target, where: list[str], values: list[Any]) 
 
 
 _SELECT_RUNS = """
-SELECT t.id, t.trace_id, t.example_id, t.repetition, t.status, t.start_ns FROM traces t
+SELECT t.id, t.trace_id, t.example_id, t.repetition, t.status, t.start_ns, t.end_ns, t.input_tokens, t.output_tokens,
+  t.cost, t.tags FROM traces t
 WHERE t.experiment_id = ? AND t.span_count > 0 AND (t.start_ns, t.id) > (?, ?) ORDER BY t.start_ns, t.id LIMIT ?
 """
 _SELECT_NEWEST = "SELECT trace, key, score, label FROM feedback WHERE standing = 2 AND trace IN (%s) ORDER BY key"
@@ -128,8 +131,19 @@ def list_experiment_scores(
     rows, next = cut_page(fetched, limit, time=5, key=0)
     newest = read_newest_scores(db, [row[0] for row in rows], _SELECT_COUNTED)
     items = (
-        RunScores(trace_id=trace, example_id=example, repetition=repetition, status=status, scores=newest.get(id, {}))
-        for id, trace, example, repetition, status, _ in rows
+        RunScores(
+            trace_id=trace,
+            example_id=example,
+            repetition=repetition,
+            status=status,
+            scores=newest.get(id, {}),
+            duration_ns=max(0, end - start),
+            input_tokens=input_tokens or 0,
+            output_tokens=output_tokens or 0,
+            cost=cost,
+            tags=tuple(orjson.loads(tags)) if tags and tags != "[]" else (),
+        )
+        for id, trace, example, repetition, status, start, end, input_tokens, output_tokens, cost, tags in rows
     )
     return Page(items=tuple(items), next=next)
 
