@@ -358,7 +358,7 @@ class Contrast:
         return reasons
 
     def _list_remarks(self) -> list[str]:
-        if self._step is None and self.kind != "labels" and MIN_DISTINCT <= self.up + self.down:
+        if self._step is None and self.kind != "labels" and self.up + self.down >= MIN_DISTINCT:
             skewness = abs(self._moments.skewness) * self.pairs**0.5
             if self.pairs < SMALL_SAMPLE and skewness > _CLEAR_SKEWNESS:
                 return [f"the differences are skewed and fewer than {SMALL_SAMPLE}: the interval may be too narrow"]

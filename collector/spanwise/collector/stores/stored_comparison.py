@@ -50,7 +50,7 @@ class ComparisonOptions:
             if (
                 isinstance(margin, bool)
                 or not isinstance(margin, int | float)
-                or not 0 < margin
+                or not margin > 0
                 or not isfinite(margin)
             ):
                 raise ValueError(f"the margin of {key!r} must be a positive number, got {margin!r:.100}")

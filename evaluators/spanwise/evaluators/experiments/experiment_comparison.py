@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from statistics import fmean
@@ -16,9 +16,9 @@ from rich.text import Text
 
 from spanwise.collector.errors import NotFound
 from spanwise.collector.formatting import first_line
-from spanwise.collector.records import Trace
 from spanwise.collector.records import Experiment as Record
-from spanwise.collector.statistics import MEASURES, TASK_OK, Contrast, Word, get_direction
+from spanwise.collector.records import Trace
+from spanwise.collector.statistics import MEASURES, Contrast, Word, get_direction
 from spanwise.collector.stores import ComparisonOptions, Store, StoredComparison
 from spanwise.evaluators.experiments.experiment_results import Experiment
 from spanwise.evaluators.experiments.experiment_summary import (

@@ -52,6 +52,7 @@ class KeySummary(FeedbackStats):
     task_failed: int = 0
     variance: float | None = None
     flaky: int | None = None
+    interval: tuple[float, float] | None = None  # 95 % interval of the mean; None if there are too few scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
