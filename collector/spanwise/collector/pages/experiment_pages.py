@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ from spanwise.collector.records import (
     TraceSummary,
     iterate_pages,
 )
-from spanwise.collector.stores import JudgeAgreement, Store
+from spanwise.collector.stores import Change, ComparisonOptions, JudgeAgreement, Store, StoredComparison
 
 _EXAMPLES_PER_PAGE = 50
 
@@ -208,20 +208,17 @@ def _sort_value(trace: TraceSummary, name: str) -> float | str | None:
     return value if value is None or isinstance(value, str) else float(value)
 
 
-_MAX_SIDES, _MAX_SHOWN = 5, 50
+_MAX_SIDES, _MAX_SHOWN = 10, 50
+_MAX_SLICES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSide:
-    """One of the compared experiments.
-
-    It holds the results of the experiment, the trace id of each example's first run, and scores by example and key.
-    """
+    """One of the compared experiments, with its results and the trace id of each example's first run."""
 
     experiment: Experiment
     result: Bucket | None
     runs: Mapping[str, str]
-    scores: statistics.Scores
 
     def stats(self, key: str) -> FeedbackStats | None:
         """Return this side's statistics of one key; for `task_ok`, the share of runs whose task ended without error."""
@@ -233,143 +230,143 @@ class ComparisonSide:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """One example whose scores differ between the first and the last side, with the `size` of the difference.
-
-    Each key contributes its difference as a share of the key's range; `size` is the sum over all keys.
-    """
-
-    example_id: str
-    size: float
-    changed: Mapping[str, float]  # by key: last side minus first side
-
-
-@dataclass(frozen=True, slots=True)
-class ShownDifference:
-    """A difference with its example, and per side the trace of its first repetition.
+class ShownChange:
+    """Example whose scores changed, with its changes, and per side the trace of its first repetition.
 
     The example is None if its dataset no longer exists.
     """
 
+    example_id: str
     example: Example | None
     traces: Sequence[TraceSummary | None]
-    changed: Mapping[str, float]
+    changes: Sequence[Change]
+
+    @property
+    def keys(self) -> list[str]:
+        """Return the keys whose scores changed."""
+        return [change.key for change in self.changes]
+
+    @property
+    def is_worse(self) -> bool:
+        """Return whether the example got worse under a key."""
+        return any(change.better is False for change in self.changes)
 
 
 def compare(store: Store, request: Request) -> Response:
-    """Render a comparison: `GET /compare?ids=a,b&key=`. The first experiment is the baseline."""
-    sides = load_sides(store, request.query_params.getlist("ids"))
-    keys, others = list_keys(sides), len(sides) - 1
-    known = feedback_display.get_metric_info(side.experiment for side in sides)
-    directions = {key: metric.rising for key, metric in known.items()}
+    """Render a comparison: `GET /compare?ids=a,b&key=&primary=&margin=key=0.02`. The first experiment is the baseline."""
+    experiments = load_experiments(store, request.query_params.getlist("ids"))
+    options, problem = read_comparison_options(request)
+    stored = StoredComparison([(store, experiment) for experiment in experiments], options)
+    contrasts: list[dict[str, statistics.Contrast]] = []
+    try:
+        contrasts = stored.contrasts if len(experiments) > 1 else []
+    except ValueError as error:
+        problem = str(error)
+        stored = StoredComparison([(store, experiment) for experiment in experiments])
+        contrasts = stored.contrasts
+    sides = load_sides(store, stored)
     wanted = request.query_params.get("key") or None
-    contrasts = [
-        statistics.compare_scores(sides[0].scores, side.scores, directions, others=others) for side in sides[1:]
-    ]
-    differing = find_differences(sides, contrasts[-1], [wanted] if wanted in keys else keys) if contrasts else []
-    rows = load_shown_differences(store, sides, differing[:_MAX_SHOWN])
+    wanted = wanted if wanted in stored.keys else None
+    changes = stored.rank_changes(len(contrasts) - 1) if contrasts else {}
+    if wanted is not None:
+        changes = {
+            id: own for id, every in changes.items() if (own := [change for change in every if change.key == wanted])
+        }
+    rows = load_shown_changes(store, sides, stored, dict(islice(changes.items(), _MAX_SHOWN)))
     checks = JudgeAgreement(store)
     return rendering.render_page(
         request,
         "compare.html",
+        status=422 if problem else 200,
+        problem=problem,
+        options=options,
         sides=sides,
-        labels=label_experiments([side.experiment for side in sides]),
-        keys=keys,
-        known=known,
+        labels=label_experiments(experiments),
+        keys=stored.keys if contrasts else [],
+        known={
+            **feedback_display.get_metric_info(experiments),
+            **{
+                key: feedback_display.MetricInfo(rising=False, bounded=False, unit=statistics.MEASURES[key])
+                for key in (stored.measures if contrasts else ())
+            },
+        },
         plain=feedback_display.MetricInfo(),
-        wanted=wanted if wanted in keys else None,
+        wanted=wanted,
         rows=rows,
-        differing=len(differing),
+        differing=len(changes),
+        worse=sum(any(change.better is False for change in every) for every in changes.values()),
         family=max((contrast.family for by_key in contrasts for contrast in by_key.values()), default=1),
         examples=len({id for side in sides for id in side.runs}),
-        settings=find_differing_settings(sides),
+        settings=find_differing_settings(experiments),
         contrasts=contrasts,
+        slices=[stored.slices(index, _MAX_SLICES) for index in range(len(contrasts))],
         trusts=[checks.said(get_judge_keys(side.experiment)) for side in sides],
         chips=feedback_display.load_chips(store, [trace for row in rows for trace in row.traces if trace]),
         choices=[] if len(sides) > 1 else store.experiments(limit=100),
     )
 
 
-def load_sides(store: Store, names: Sequence[str]) -> list[ComparisonSide]:
-    """Load the named experiments (by id, prefix of an id, or name) with results and traces. Raises `Refused`."""
+def load_experiments(store: Store, names: Sequence[str]) -> list[Experiment]:
+    """Return the named experiments (by id, prefix of an id, or name). Raises `Refused` for more than `_MAX_SIDES`."""
     names = [name.strip() for value in names for name in value.split(",") if name.strip()]
     if len(names) > _MAX_SIDES:
         raise Refused(f"at most {_MAX_SIDES} experiments can be compared at once, got {len(names)}")
-    experiments = [store.experiment(name) for name in dict.fromkeys(names)]
+    found = [store.experiment(name) for name in dict.fromkeys(names)]
+    return list({experiment.id: experiment for experiment in found}.values())
+
+
+def read_comparison_options(request: Request) -> tuple[ComparisonOptions, str | None]:
+    """Return the options in the query `primary=KEY&margin=KEY=NUMBER`, and the problem of invalid ones."""
+    query = request.query_params
+    primary = [key for key in query.getlist("primary") if key]
+    margin: dict[str, float] = {}
+    try:
+        for text in filter(None, query.getlist("margin")):
+            key, _, number = text.rpartition("=")
+            if number:
+                margin[key] = float(number)
+        return ComparisonOptions(primary=primary or None, margin=margin), None
+    except ValueError as error:
+        return ComparisonOptions(primary=primary or None), f"margin must be KEY=NUMBER: {error}"
+
+
+def load_sides(store: Store, stored: StoredComparison) -> list[ComparisonSide]:
+    """Load the results and first runs of the compared experiments."""
+    experiments = [experiment for _, experiment in stored.sides]
     results = aggregate_experiments(store, experiments)
-    tasks = any(result.errors for result in results.values())
     sides = []
-    for experiment in experiments:
-        runs = list(iterate_pages(partial(store.scores, experiment.id, limit=1000)))
+    for experiment, runs in zip(experiments, stored.runs, strict=True):
         first: dict[str, str] = {}
         for run in runs:
             first.setdefault(run.example_id or run.trace_id, run.trace_id)
-        means = statistics.mean_by_example(statistics.iterate_scores(runs, tasks=tasks))
-        sides.append(ComparisonSide(experiment, results.get(experiment.id), first, means))
+        sides.append(ComparisonSide(experiment, results.get(experiment.id), first))
     return sides
 
 
-def list_keys(sides: Sequence[ComparisonSide]) -> list[str]:
-    """Return all keys, sorted by name. If a task failed, `task_ok` comes first.
-
-    In that case the other scores are incomplete, because failed tasks have no scores.
-    """
-    known = {stats.key for side in sides if side.result for stats in side.result.feedback}
-    failing = any(side.result and side.result.errors for side in sides)
-    return [statistics.TASK_OK] * failing + sorted(known - {statistics.TASK_OK} if failing else known)
-
-
-def find_differing_settings(sides: Sequence[ComparisonSide]) -> dict[str, list[JSON]]:
-    """Return the settings in the experiments' metadata that differ, one value per side. Only scalar settings are
+def find_differing_settings(experiments: Sequence[Experiment]) -> dict[str, list[JSON]]:
+    """Return the settings in the experiments' metadata that differ, one value per experiment. Only scalar settings are
     compared.
     """
-    names = dict.fromkeys(name for side in sides for name in side.experiment.metadata)
-    values = {name: [side.experiment.metadata.get(name) for side in sides] for name in names}
+    names = dict.fromkeys(name for experiment in experiments for name in experiment.metadata)
+    values = {name: [experiment.metadata.get(name) for experiment in experiments] for name in names}
     plain = {name: row for name, row in values.items() if not any(isinstance(value, dict | list) for value in row)}
     return {name: row for name, row in plain.items() if any(value != row[0] for value in row)}
 
 
-def find_differences(
-    sides: Sequence[ComparisonSide], contrasts: Mapping[str, statistics.Contrast], keys: Sequence[str]
-) -> list[Difference]:
-    """Return the examples whose scores differ between the first and the last side, sorted by size."""
-    changed: dict[str, dict[str, float]] = defaultdict(dict)
-    for key in keys:
-        if key in contrasts:
-            for example_id, difference in contrasts[key].differences.items():
-                if statistics.get_direction(difference):
-                    changed[example_id][key] = difference
-    ranges = {}
-    for key in keys:
-        known = [stats for side in sides if (stats := side.stats(key)) and stats.n]
-        ends = [end for stats in known for end in (stats.minimum, stats.maximum) if end is not None]
-        ranges[key] = (max(ends) - min(ends) if ends else 0.0) or 1.0
-    rows = [
-        Difference(example_id, sum(abs(value) / ranges[key] for key, value in values.items()), values)
-        for example_id, values in changed.items()
-    ]
-    return sorted(rows, key=lambda row: (-row.size, row.example_id))
-
-
-def load_shown_differences(
-    store: Store, sides: Sequence[ComparisonSide], rows: Sequence[Difference]
-) -> list[ShownDifference]:
-    """Load the examples of differences, and their runs on each side."""
-    if not rows:
+def load_shown_changes(
+    store: Store, sides: Sequence[ComparisonSide], stored: StoredComparison, changes: Mapping[str, Sequence[Change]]
+) -> list[ShownChange]:
+    """Load the examples of changes, and their runs on each side."""
+    if not changes:
         return []
-    ids = [side.runs.get(row.example_id, "") for row in rows for side in sides]
+    ids = [side.runs.get(example_id, "") for example_id in changes for side in sides]
     traces = {trace.trace_id: trace for trace in store.traces(trace_ids=tuple(filter(None, ids)), limit=len(ids))}
-    known: dict[str, tuple[Example, int]] = {}
-    for experiment in {
-        (side.experiment.dataset, side.experiment.dataset_version): side.experiment for side in sides
-    }.values():
-        known = {**index_examples(store, experiment), **known}
-    examples = {id: example for id, (example, _) in known.items()}
     return [
-        ShownDifference(
-            examples.get(row.example_id),
-            [traces.get(side.runs.get(row.example_id, "")) for side in sides],
-            row.changed,
+        ShownChange(
+            example_id,
+            stored.examples.get(example_id),
+            [traces.get(side.runs.get(example_id, "")) for side in sides],
+            every,
         )
-        for row in rows
+        for example_id, every in changes.items()
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp, fsum, isfinite, log
 from typing import Literal, TypeAlias
@@ -49,6 +49,7 @@ class KeyScores:
     values: Mapping[str, float] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     averaged: bool = False  # whether an example has several scores
+    is_measure: bool = False  # whether the values are a quantity of `MEASURES` and not scores
 
     @property
     def is_boolean(self) -> bool:
@@ -165,6 +166,11 @@ class Contrast:
         if not self.differences:
             return None
         return exp(self._moments.mean) if self.kind == "ratio" else self._moments.mean
+
+    @property
+    def up_on_average(self) -> bool:
+        """Return whether the mean difference is above 0."""
+        return bool(self.differences) and self._moments.mean > 0
 
     @property
     def alpha(self) -> float:
@@ -421,14 +427,18 @@ def collect_scores(runs: Iterable[RunScores], *, tasks: bool = False, measures: 
             for key, value in zip(MEASURES, values, strict=True):
                 if value is not None and value >= 0:
                     measured[key].setdefault(example_id, []).append(float(value))
-    for key, by_example in measured.items():
-        if key not in numbers and key not in labels and any(any(values) for values in by_example.values()):
-            numbers[key] = by_example
+    measures_used = {
+        key
+        for key, by_example in measured.items()
+        if key not in numbers and key not in labels and any(any(values) for values in by_example.values())
+    }
+    numbers |= {key: measured[key] for key in MEASURES if key in measures_used}
     return {
         key: KeyScores(
             {example_id: fsum(values) / len(values) for example_id, values in numbers.get(key, {}).items()},
             {example_id: Counter(values).most_common(1)[0][0] for example_id, values in labels.get(key, {}).items()},
             any(len(values) > 1 for values in numbers.get(key, {}).values()),
+            key in measures_used,
         )
         for key in dict.fromkeys([*numbers, *labels])
     }
@@ -462,40 +472,29 @@ def compare_scores(
     for first, second in comparisons:
         before, after = experiments[first], experiments[second]
         of_pair = rules(first, second) if callable(rules) else rules
-        keys = dict.fromkeys([*before, *after])
-        drafts.append(
-            {
-                key: _build_contrast(
-                    key,
-                    before.get(key, KeyScores()),
-                    after.get(key, KeyScores()),
-                    of_pair.get(key, KeyRule(rising=True if key == TASK_OK else False if key in MEASURES else None)),
-                    clusters or {},
-                    is_measure=key in MEASURES,
-                )
-                for key in keys
-            }
-        )
-    known = {key for contrasts in drafts for key in contrasts}
-    deciding = known - MEASURES.keys() if primary is None else set(primary)
+        drafts.append({})
+        for key in dict.fromkeys([*before, *after]):
+            sides = [side.get(key, KeyScores()) for side in (before, after)]
+            is_measure = all(side.is_measure for side in sides if side.values or side.labels)
+            if not is_measure:  # a measure of one side is no counterpart of the other side's scores
+                sides = [KeyScores() if side.is_measure else side for side in sides]
+            default = KeyRule(rising=True if key == TASK_OK else False if is_measure else None)
+            drafts[-1][key] = _build_contrast(
+                key, *sides, of_pair.get(key, default), clusters or {}, is_measure=is_measure
+            )
+    scored = {key for scores in experiments for key, of_key in scores.items() if not of_key.is_measure}
+    deciding = scored if primary is None else set(primary)
     family = sum(
         len({get_question(key, deciding) for key, contrast in contrasts.items() if key in deciding and contrast.pairs})
         for contrasts in drafts
     )
     return [
         {
-            key: replace_family(contrast, max(1, family) if key in deciding else 1, key in deciding)
+            key: replace(contrast, family=max(1, family) if key in deciding else 1, is_primary=key in deciding)
             for key, contrast in contrasts.items()
         }
         for contrasts in drafts
     ]
-
-
-def replace_family(contrast: Contrast, family: int, is_primary: bool) -> Contrast:
-    """Return the contrast as one of a family of questions."""
-    from dataclasses import replace
-
-    return replace(contrast, family=family, is_primary=is_primary)
 
 
 def _build_contrast(

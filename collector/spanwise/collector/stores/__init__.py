@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         list_judge_scores,
         summarize_rule,
     )
-    from spanwise.collector.stores.stored_comparison import ComparisonOptions, StoredComparison
+    from spanwise.collector.stores.stored_comparison import Change, ComparisonOptions, Slice, StoredComparison
     from spanwise.collector.stores.trace_store import TraceStore, list_open_traces
 else:
     __getattr__, __dir__ = lazy(
@@ -45,12 +45,13 @@ else:
         score_statistics="JudgeAgreement list_human_feedback list_judge_scores summarize_rule",
         control_store="ControlStore Store",
         capabilities="DestinationStore FeedbackSource LazyTrace LocalStore OutgoingFeedback RowStore StreamingStore",
-        stored_comparison="ComparisonOptions StoredComparison",
+        stored_comparison="Change ComparisonOptions Slice StoredComparison",
         trace_store="TraceStore list_open_traces",
         run_tree="RunNode derived_fields make_branch walk_tree",
     )
 
 __all__ = [
+    "Change",
     "ComparisonOptions",
     "ControlStore",
     "DestinationStore",
@@ -61,6 +62,7 @@ __all__ = [
     "OutgoingFeedback",
     "RowStore",
     "RunNode",
+    "Slice",
     "Store",
     "StoredComparison",
     "StreamingStore",

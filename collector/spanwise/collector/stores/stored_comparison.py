@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import combinations
-from math import isfinite
+from math import fsum, isfinite
 from typing import Any, TypeAlias
 
 from spanwise.collector.errors import Forbidden, NotFound
@@ -19,11 +20,13 @@ from spanwise.collector.statistics import (
     KeyRule,
     collect_scores,
     compare_scores,
+    get_direction,
 )
 from spanwise.collector.stores.control_store import Store
 
 SCORE_PAGE = 5_000  # runs per page of scores
 EXAMPLE_PAGE = 1_000
+MIN_SLICE = 5  # fewest pairs inside and outside of a slice that is listed
 
 Side: TypeAlias = tuple[Store, Experiment]
 
@@ -59,6 +62,36 @@ class ComparisonOptions:
         for key, labels in (self.good_labels or {}).items():
             if isinstance(labels, str):
                 raise ValueError(f"the good labels of {key!r} must be a list of labels, got the string {labels!r:.100}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Changed mean score of one example under one key; of labels, whether the label is good (1 or 0).
+
+    `better` tells whether the score changed in the direction that is better for the key; None if that is unknown.
+    """
+
+    example_id: str
+    key: str
+    before: float
+    after: float
+    better: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """Part of the examples, and how much one key changed in it. A slice is exploratory: it has no conclusion.
+
+    `name` is such as "split=hard". `change` is the mean difference over its `n` examples, `elsewhere` that over all
+    other examples, and `distance` the difference of the two in standard errors.
+    """
+
+    name: str
+    key: str
+    n: int
+    change: float
+    elsewhere: float
+    distance: float
 
 
 class StoredComparison:
@@ -103,7 +136,13 @@ class StoredComparison:
     def keys(self) -> list[str]:
         """Return all keys with scores: `task_ok` first, then in order of first occurrence, measures last."""
         keys = dict.fromkeys(key for scores in self.scores for key in scores)
-        return sorted(keys, key=lambda key: (key != TASK_OK, key in MEASURES))
+        return sorted(keys, key=lambda key: (key != TASK_OK, key in self.measures))
+
+    @cached_property
+    def measures(self) -> frozenset[str]:
+        """Return the keys that are measures of the runs: latency, cost and tokens, unless an evaluator reports them."""
+        scored = {key for scores in self.scores for key, of_key in scores.items() if not of_key.is_measure}
+        return frozenset(MEASURES.keys() - scored)
 
     @cached_property
     def primary(self) -> list[str] | None:
@@ -156,6 +195,117 @@ class StoredComparison:
         )
         return [{key: each[key] for key in self.keys if key in each} for each in contrasts]
 
+    def changes(self, comparison: int) -> Iterator[Change]:
+        """Yield the examples whose score changed in one of `comparisons`, by key and example; measures are left out."""
+        baseline, other = self.comparisons[comparison]
+        for key, contrast in self.contrasts[comparison].items():
+            if key not in self.measures:
+                before, after = (self._get_values(side, key, contrast) for side in (baseline, other))
+                for example_id, value in after.items():
+                    earlier = before.get(example_id)
+                    if earlier is not None and (moved := get_direction(value - earlier)):
+                        better = None if contrast.rising is None else (moved > 0) == contrast.rising
+                        yield Change(example_id=example_id, key=key, before=earlier, after=value, better=better)
+
+    def _get_values(self, side: int, key: str, contrast: Contrast) -> Mapping[str, float]:
+        """Return the scores of one key by example id; of labels 1 if the label is good, else 0."""
+        scores = self.scores[side].get(key)
+        if scores is None:
+            return {}
+        if contrast.kind == "labels" or contrast.table:
+            good = contrast.rule.good_labels
+            return {id: float(label in good) for id, label in scores.labels.items()} if good else {}
+        return scores.values
+
+    def rank_changes(self, comparison: int) -> dict[str, list[Change]]:
+        """Return the changes by example id: regressions first, by the number of primary keys, then by size.
+
+        A change counts as a share of the range of its key's scores.
+        """
+        contrasts = self.contrasts[comparison]
+        scale: dict[str, float] = {}
+        for key, contrast in contrasts.items():
+            values = [
+                value
+                for side in self.comparisons[comparison]
+                for value in self._get_values(side, key, contrast).values()
+            ]
+            scale[key] = max(values, default=0.0) - min(values, default=0.0) or 1.0
+        changes: defaultdict[str, list[Change]] = defaultdict(list)
+        for change in self.changes(comparison):
+            changes[change.example_id].append(change)
+
+        def rank(example_id: str) -> tuple[int, int, float, str]:
+            worse = [change for change in changes[example_id] if change.better is False]
+            primary = sum(contrasts[change.key].is_primary for change in worse)
+            shown = worse or changes[example_id]
+            size = sum(abs(change.after - change.before) / scale[change.key] for change in shown)
+            return -bool(worse), -primary, -size, example_id
+
+        return {example_id: changes[example_id] for example_id in sorted(changes, key=rank)}
+
+    def slices(self, comparison: int, limit: int = 10) -> list[Slice]:
+        """Return the slices in which a primary key changed most compared with the other examples.
+
+        Slices are the examples with an equal value of: a tag of their runs, split, category, metadata, or an
+        evaluator's label in the later experiment. They leave at least `MIN_SLICE` examples on each side.
+        """
+        baseline, other = self.comparisons[comparison]
+        members = self._list_members(other)
+        found: list[Slice] = []
+        for key, contrast in self.contrasts[comparison].items():
+            if not contrast.is_primary:
+                continue
+            before, after = (self._get_values(side, key, contrast) for side in (baseline, other))
+            differences = {id: value - before[id] for id, value in after.items() if id in before}
+            whole = _Sums.of(differences.values())
+            for name, ids in members.items():
+                inside = _Sums.of(differences[id] for id in ids if id in differences)
+                outside = whole.without(inside)
+                if min(inside.n, outside.n) < MIN_SLICE or name.startswith(f"{key}="):
+                    continue
+                if get_direction(inside.mean - outside.mean):
+                    error = max((inside.variance / inside.n + outside.variance / outside.n) ** 0.5, 1e-9)
+                    found.append(
+                        Slice(
+                            name=name,
+                            key=key,
+                            n=inside.n,
+                            change=inside.mean,
+                            elsewhere=outside.mean,
+                            distance=(inside.mean - outside.mean) / error,
+                        )
+                    )
+        return sorted(found, key=lambda each: (-abs(each.distance), each.name, each.key))[:limit]
+
+    def contrast_slice(self, name: str, comparison: int) -> dict[str, Contrast]:
+        """Return the contrasts over one slice, such as "split=hard". Raises `ValueError` for an unknown slice."""
+        members = self._list_members(self.comparisons[comparison][1])
+        if name not in members:
+            known = ", ".join(sorted(members)[:20]) or "none"
+            raise ValueError(f"there is no slice {name!r}; slices: {known}")
+        return self.contrast_examples(members[name])[comparison]
+
+    def _list_members(self, other: int) -> dict[str, set[str]]:
+        """Return the example ids of each slice by its name."""
+        members: defaultdict[str, set[str]] = defaultdict(set)
+        for run in self.runs[other]:
+            id = run.example_id or run.trace_id
+            for tag in run.tags:
+                members[f"tag={tag}"].add(id)
+            for key, value in run.scores.items():
+                if isinstance(value, str):
+                    members[f"{key}={value}"].add(id)
+        for id, example in self.examples.items():
+            if example.split:
+                members[f"split={example.split}"].add(id)
+            for category in example.categories:
+                members[f"category={category}"].add(id)
+            for name, value in example.metadata.items():
+                if isinstance(value, str | int | float | bool):
+                    members[f"metadata.{name}={value}"].add(id)
+        return dict(members)
+
     def _get_rules(self, before: int, after: int) -> dict[str, KeyRule]:
         """Return the rules of all keys for a comparison. A direction or version that differs is stated in a note."""
         earlier, later = (_list_metrics(self.sides[side][1]) for side in (before, after))
@@ -165,7 +315,7 @@ class StoredComparison:
             directions = {is_rising(metric) for metric, _ in declared}
             versions = {str(version) for _, version in declared}
             rising: bool | None = next(iter(directions)) if len(directions) == 1 else None
-            if key == TASK_OK or (key in MEASURES and not declared):
+            if key == TASK_OK or key in self.measures:
                 rising = key == TASK_OK
             notes = ["the experiments declare opposite directions"] * (len(directions) > 1)
             notes += ["the evaluators have different versions"] * (len(versions) > 1)
@@ -179,6 +329,33 @@ class StoredComparison:
                 notes=tuple(notes),
             )
         return rules
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Number, sum and sum of squares of values."""
+
+    n: int
+    total: float
+    squares: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> _Sums:
+        listed = list(values)
+        return cls(len(listed), fsum(listed), fsum(value * value for value in listed))
+
+    def without(self, others: _Sums) -> _Sums:
+        """Return the sums without the others."""
+        return _Sums(self.n - others.n, self.total - others.total, self.squares - others.squares)
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.n
+
+    @property
+    def variance(self) -> float:
+        """Return the sample variance, not below 0 despite rounding."""
+        return max(0.0, self.squares - self.n * self.mean**2) / (self.n - 1)
 
 
 def iterate_examples(store: Store, record: Experiment) -> Iterable[Example]:

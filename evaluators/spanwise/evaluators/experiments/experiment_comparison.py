@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -18,8 +17,8 @@ from spanwise.collector.errors import NotFound
 from spanwise.collector.formatting import first_line
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.records import Trace
-from spanwise.collector.statistics import MEASURES, Contrast, Word, get_direction
-from spanwise.collector.stores import ComparisonOptions, Store, StoredComparison
+from spanwise.collector.statistics import Contrast, Word
+from spanwise.collector.stores import Change, ComparisonOptions, Slice, Store, StoredComparison
 from spanwise.evaluators.experiments.experiment_results import Experiment
 from spanwise.evaluators.experiments.experiment_summary import (
     format_labels,
@@ -52,20 +51,6 @@ class CompareOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """Changed mean score of one example under one key.
-
-    `better` tells whether the score changed in the direction that is better for the key; None if that is unknown.
-    """
-
-    example_id: str
-    key: str
-    before: float
-    after: float
-    better: bool | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Output of one run, the error of its task if it failed, and the evaluators' comments by key."""
 
@@ -84,22 +69,6 @@ class Regression:
     changes: tuple[Change, ...]
     before: Answer | None
     after: Answer | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
-    """Part of the examples, and how much one key changed in it. A slice is exploratory: it has no conclusion.
-
-    `name` is such as "split=hard". `distance` is the difference between the change in the slice and elsewhere, in
-    standard errors.
-    """
-
-    name: str
-    key: str
-    n: int
-    change: float
-    elsewhere: float
-    distance: float
 
 
 class Comparison:
@@ -153,53 +122,27 @@ class Comparison:
 
     def changes(self, other: int = 1, baseline: int = 0) -> Iterator[Change]:
         """Yield the examples whose score changed, by key and example. Labels count if some are declared good."""
-        before, after = (self._stored.scores[side] for side in (baseline, other))
-        for key, contrast in self.contrasts(other, baseline).items():
-            if key in MEASURES and contrast.kind in ("ratio", "score") and key not in self._scored_keys:
-                continue
-            if key not in before or key not in after:
-                continue
-            if contrast.table:
-                good = contrast.rule.good_labels
-                first, second = (
-                    {id: float(label in good) for id, label in side[key].labels.items()} for side in (before, after)
-                )
-            else:
-                first, second = dict(before[key].values), dict(after[key].values)
-            for example_id, value in second.items():
-                earlier = first.get(example_id)
-                if earlier is not None and (moved := get_direction(value - earlier)):
-                    better = None if contrast.rising is None else (moved > 0) == contrast.rising
-                    yield Change(example_id=example_id, key=key, before=earlier, after=value, better=better)
-
-    @cached_property
-    def _scored_keys(self) -> frozenset[str]:
-        """Return the keys that runs have scores under; the others are measures."""
-        return frozenset(key for runs in self._stored.runs for run in runs for key in run.scores)
+        return self._stored.changes(self._index(other, baseline))
 
     def regressions(self, other: int = 1, baseline: int = 0, *, limit: int = 20) -> list[Regression]:
-        """Return the examples that got worse, with both answers and comments: most primary keys first, then the largest
-        fall.
+        """Return the examples that got worse, with both answers and comments.
+
+        Examples that got worse under the most primary keys come first, then those that changed most.
         """
-        contrasts = self.contrasts(other, baseline)
-        worse: defaultdict[str, list[Change]] = defaultdict(list)
-        for change in self.changes(other, baseline):
-            if change.better is False:
-                worse[change.example_id].append(change)
-        scale = {key: _get_scale(contrast) for key, contrast in contrasts.items()}
-
-        def severity(id: str) -> tuple[int, float, str]:
-            primary = sum(contrasts[change.key].is_primary for change in worse[id])
-            return -primary, -sum(abs(change.after - change.before) / scale[change.key] for change in worse[id]), id
-
-        chosen = sorted(worse, key=severity)[:limit]
+        ranked = self._stored.rank_changes(self._index(other, baseline))
+        worse = {
+            id: tuple(change for change in changes if change.better is False)
+            for id, changes in ranked.items()
+            if any(change.better is False for change in changes)
+        }
+        chosen = list(worse)[:limit]
         answers = [self._read_answers(side, chosen) for side in (baseline, other)]
         examples = self._stored.examples
         return [
             Regression(
                 example_id=id,
                 inputs=examples[id].inputs if id in examples else None,
-                changes=tuple(worse[id]),
+                changes=worse[id],
                 before=answers[0].get(id),
                 after=answers[1].get(id),
             )
@@ -221,69 +164,19 @@ class Comparison:
         return {id: _get_answer(traces[trace_id]) for id, trace_id in first.items() if trace_id in traces}
 
     def slices(self, other: int = 1, baseline: int = 0, *, limit: int = 10) -> list[Slice]:
-        """Return the slices of the examples in which a primary key moved most compared with the other examples.
+        """Return the slices of the examples in which a primary key changed most compared with the other examples.
 
-        Slices are the values of: tags of runs, split, categories, metadata of examples, and evaluators' labels in the
-        later experiment. They have at least five pairs, and are exploratory.
+        Slices are the values of: tags of runs, split, categories and metadata of examples, and evaluators' labels in
+        the later experiment. They have at least five examples, and are exploratory.
         """
-        members = self._list_slices(other)
-        found: list[Slice] = []
-        for key, contrast in self.contrasts(other, baseline).items():
-            if not contrast.is_primary or contrast.pairs < 2 * MIN_SLICE:
-                continue
-            values = self._list_example_differences(key, other, baseline)
-            for name, ids in members.items():
-                inside = [values[id] for id in ids if id in values]
-                if min(len(inside), len(values) - len(inside)) < MIN_SLICE or name.startswith(f"{key}="):
-                    continue
-                outside = [value for id, value in values.items() if id not in ids]
-                change, elsewhere = fmean(inside), fmean(outside)
-                error = (_variance(inside) / len(inside) + _variance(outside) / len(outside)) ** 0.5
-                if get_direction(change - elsewhere):
-                    distance = (change - elsewhere) / max(error, 1e-9)
-                    found.append(
-                        Slice(name=name, key=key, n=len(inside), change=change, elsewhere=elsewhere, distance=distance)
-                    )
-        return sorted(found, key=lambda each: (-abs(each.change - each.elsewhere) * each.n, each.name, each.key))[
-            :limit
-        ]
+        return self._stored.slices(self._index(other, baseline), limit)
 
     def slice(self, name: str, other: int = 1, baseline: int = 0) -> Mapping[str, Contrast]:
         """Return the contrasts over the examples of one slice, such as "split=hard", with conclusions.
 
         Raises `ValueError` for an unknown slice.
         """
-        members = self._list_slices(other)
-        if name not in members:
-            known = ", ".join(sorted(members)[:20]) or "none"
-            raise ValueError(f"there is no slice {name!r}; slices: {known}")
-        return self._stored.contrast_examples(members[name])[self._index(other, baseline)]
-
-    def _list_slices(self, other: int) -> dict[str, set[str]]:
-        """Return the example ids of each slice by its name."""
-        members: defaultdict[str, set[str]] = defaultdict(set)
-        for run in self._stored.runs[other]:
-            id = run.example_id or run.trace_id
-            for tag in run.tags:
-                members[f"tag={tag}"].add(id)
-            for key, value in run.scores.items():
-                if isinstance(value, str):
-                    members[f"{key}={value}"].add(id)
-        for id, example in self._stored.examples.items():
-            if example.split:
-                members[f"split={example.split}"].add(id)
-            for category in example.categories:
-                members[f"category={category}"].add(id)
-            for name, value in example.metadata.items():
-                if isinstance(value, str | int | float | bool):
-                    members[f"metadata.{name}={value}"].add(id)
-        return dict(members)
-
-    def _list_example_differences(self, key: str, other: int, baseline: int) -> dict[str, float]:
-        before, after = (self._stored.scores[side].get(key) for side in (baseline, other))
-        if before is None or after is None:
-            return {}
-        return {id: value - before.values[id] for id, value in after.values.items() if id in before.values}
+        return self._stored.contrast_slice(name, self._index(other, baseline))
 
     # --- as data, table and text ------------------------------------------------------------------------------------
 
@@ -463,16 +356,6 @@ def describe_contrast(contrast: Contrast) -> dict[str, Any]:
         "only_before": contrast.only_before,
         "only_after": contrast.only_after,
     }
-
-
-def _get_scale(contrast: Contrast) -> float:
-    """Return the largest absolute difference of a key, by which the falls of several keys are made comparable."""
-    return max(map(abs, contrast.differences.values()), default=0.0) or 1.0
-
-
-def _variance(values: Sequence[float]) -> float:
-    mean = fmean(values)
-    return sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
 
 
 def _get_answer(trace: Trace) -> Answer:
