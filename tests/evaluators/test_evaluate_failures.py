@@ -56,7 +56,7 @@ def test_where_nothing_failed_nothing_is_added_but_task_ok_can_be_asked_for(stor
 
 
 def test_before_any_run_there_is_no_share_of_failures():
-    summary = make_summary("t", ExperimentTally(), repeats=False)
+    summary = make_summary("t", ExperimentTally())
     assert (summary["task_ok"].n, summary["task_ok"].mean, list(summary)) == (0, None, [])
     with pytest.raises(KeyError):
         summary["task_okay"]
