@@ -183,7 +183,7 @@ def test_an_interval_and_a_p_stand_beside_what_moved(store, client):
     experiment(store, "first", (1.0, 0.0))
     experiment(store, "second", (1.0, 1.0))
     text = client.get("/compare?ids=id-first,id-second").text
-    assert "<span>95 %: −0.315 to +0.815</span><span>p 1.000</span>" in text
+    assert "<span>95 %: −0.563 to +1</span><span>p 1.000</span>" in text
     assert "unpaired" not in text
 
 

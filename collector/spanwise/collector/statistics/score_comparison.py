@@ -474,13 +474,16 @@ def compare_scores(
         of_pair = rules(first, second) if callable(rules) else rules
         drafts.append({})
         for key in dict.fromkeys([*before, *after]):
-            sides = [side.get(key, KeyScores()) for side in (before, after)]
-            is_measure = all(side.is_measure for side in sides if side.values or side.labels)
+            first_scores, second_scores = before.get(key, KeyScores()), after.get(key, KeyScores())
+            present = [side for side in (first_scores, second_scores) if side.values or side.labels]
+            is_measure = all(side.is_measure for side in present)
             if not is_measure:  # a measure of one side is no counterpart of the other side's scores
-                sides = [KeyScores() if side.is_measure else side for side in sides]
-            default = KeyRule(rising=True if key == TASK_OK else False if is_measure else None)
+                first_scores, second_scores = (
+                    KeyScores() if side.is_measure else side for side in (first_scores, second_scores)
+                )
+            rule = of_pair.get(key, KeyRule(rising=True if key == TASK_OK else False if is_measure else None))
             drafts[-1][key] = _build_contrast(
-                key, *sides, of_pair.get(key, default), clusters or {}, is_measure=is_measure
+                key, first_scores, second_scores, rule, clusters or {}, is_measure=is_measure
             )
     scored = {key for scores in experiments for key, of_key in scores.items() if not of_key.is_measure}
     deciding = scored if primary is None else set(primary)

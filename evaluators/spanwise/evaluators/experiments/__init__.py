@@ -28,7 +28,8 @@ Modules, in the order in which data flows:
   its cause.
 """
 
-from spanwise.evaluators.experiments.experiment_comparison import Change, Comparison, Regression, Slice, compare
+from spanwise.collector.stores import Change, Slice
+from spanwise.evaluators.experiments.experiment_comparison import Answer, Comparison, Regression, compare
 from spanwise.evaluators.experiments.experiment_preparation import CannotResume
 from spanwise.evaluators.experiments.experiment_recorder import OpenRun, Recorder, finish_stored_experiment
 from spanwise.evaluators.experiments.experiment_results import Experiment
@@ -40,6 +41,7 @@ from spanwise.evaluators.experiments.result_writer import deliver_spool
 from spanwise.evaluators.experiments.task_call import TaskError
 
 __all__ = [
+    "Answer",
     "CannotResume",
     "Change",
     "Comparison",

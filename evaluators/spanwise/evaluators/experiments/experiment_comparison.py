@@ -257,7 +257,9 @@ class Comparison:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for baseline, other in self.comparisons:
             head, rows = self._cells(baseline, other)
-            colored = [[row[0], Text(row[1], COLOURS.get(row[1].split()[0], "")), *row[2:]] for row in rows]
+            colored: list[list[str | Text]] = [
+                [row[0], Text(row[1], COLOURS.get(row[1].split()[0], "")), *row[2:]] for row in rows
+            ]
             yield make_text_table(self.describe(other, baseline), head, colored)
             for key, contrast in self.contrasts(other, baseline).items():
                 if contrast.is_primary:
