@@ -135,7 +135,6 @@ def test_labels_have_no_spread():
     assert tallies.repeats("k").examples["e"].scores == ()
 
 
-
 def test_the_table_has_labels_in_the_place_of_a_mean_that_there_is_not():
     tallies = counted(*(said(label=label) for label in "abbccccdd"), said("l", label="x"), said("m", score=0.123456))
     table = str(make_summary("t", tallies))

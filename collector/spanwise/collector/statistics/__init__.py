@@ -41,7 +41,7 @@ from spanwise.collector.statistics.human_agreement import (
     get_majority_label,
     measure_agreement,
 )
-from spanwise.collector.statistics.intervals import Moments, mean_interval, wilson_interval
+from spanwise.collector.statistics.intervals import Interval, Moments, mean_interval, wilson_interval
 from spanwise.collector.statistics.paired_tests import bhapkar_test, mcnemar_test, sign_flip_test, tango_statistic
 from spanwise.collector.statistics.ppi import CorrectedMean, estimate_ppi_mean
 from spanwise.collector.statistics.quantiles import nearest_rank, percentile, t_quantile
@@ -100,6 +100,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "ExperimentScores",
     "KeyRule",
     "KeyScores",
+    "Interval",
     "Moments",
     "PassEstimate",
     "RepeatedExample",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import comb, fsum
@@ -160,33 +161,27 @@ def collect_repeated_runs(
     `runs` maps the id of each run to the id of its example and whether its task ended without an error. `scores` are
     pairs of a run's id and a score; scores of other runs are left out.
     """
-    of_run: dict[str, list[float]] = {}
-    for run, score in scores:
-        if run in runs:
-            of_run.setdefault(run, []).append(score)
-    can_pass = threshold is not None or (
-        bool(of_run) and all(score in (0.0, 1.0) for group in of_run.values() for score in group)
-    )
+    known = [(run, score) for run, score in scores if run in runs]
+    can_pass = threshold is not None or (bool(known) and all(score in (0.0, 1.0) for _, score in known))
     limit = 0.5 if threshold is None else threshold
-
-    def is_passed(group: Sequence[float]) -> bool:
-        return all(score >= limit if higher_is_better else score <= limit for score in group)
-
-    collected: dict[str, tuple[list[float], list[bool]]] = {}
+    passes: dict[str, bool] = {}  # by run, whether all of its scores pass
+    values: dict[str, list[float]] = {example: [] for example, _ in runs.values()}
+    for run, score in known:
+        values[runs[run][0]].append(score)
+        passes[run] = (score >= limit if higher_is_better else score <= limit) and passes.get(run, True)
+    finished, passed = Counter[str](), Counter[str]()
     for run, (example, is_ok) in runs.items():
-        values, passes = collected.setdefault(example, ([], []))
-        group = of_run.get(run, ())
-        values.extend(group)
-        if group or not is_ok:
-            passes.append(is_ok and is_passed(group))
+        if run in passes or not is_ok:
+            finished[example] += 1
+            passed[example] += is_ok and passes[run]
     return RepeatedRuns(
         key=key,
         repetitions=repetitions,
         can_pass=can_pass,
         examples={
-            example: RepeatedExample(tuple(values), len(passes), sum(passes))
+            example: RepeatedExample(tuple(of_example), finished[example], passed[example])
             if can_pass
-            else RepeatedExample(tuple(values))
-            for example, (values, passes) in collected.items()
+            else RepeatedExample(tuple(of_example))
+            for example, of_example in values.items()
         },
     )

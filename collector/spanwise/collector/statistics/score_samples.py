@@ -40,10 +40,13 @@ class ScoreSample:
     def interval(self, level: float = 0.95) -> Interval | None:
         """Return the interval of the mean, or None if there are too few scores.
 
-        If all scores are 0 or 1 and each example has one, this is Wilson's interval. Otherwise it is `mean_interval`.
-        If an example has several scores, the mean of all scores is a ratio: Σsᵢ/Σnᵢ for examples with nᵢ scores of sum
-        sᵢ. Its interval follows from the residuals (sᵢ − mean · nᵢ) / n̄ of the examples (Cochran 1977, section 6.4).
-        Fewer than `MIN_DISTINCT` examples whose mean is not the most frequent one are too few.
+        - If all scores are 0 or 1 and each example has one, this is Wilson's interval.
+        - Otherwise it is `mean_interval`. If an example has several scores, the mean of all scores is a ratio: Σsᵢ/Σnᵢ
+          for examples with nᵢ scores of sum sᵢ. Its interval follows from the residuals (sᵢ − mean · nᵢ) / n̄ of the
+          examples (Cochran 1977, section 6.4).
+        - Fewer than `MIN_DISTINCT` examples whose mean is not the most frequent one are too few. Repeated scores of 0
+          and 1 then have Wilson's interval for the effective number of examples (Σnᵢ)²/Σnᵢ², which is that of
+          repetitions that always agree. Other scores have none.
         """
         scores, n = self.scores, len(self.scores)
         if not n or not all(map(isfinite, scores)):
@@ -63,9 +66,10 @@ class ScoreSample:
             for example, score in zip(self.examples, scaled, strict=True):
                 groups.setdefault(example, []).append(score)
             sums = [(fsum(group), len(group)) for group in groups.values()]
-            if _count_distinct([total / count for total, count in sums]) < MIN_DISTINCT:
-                return None
             mean, per_example = fsum(scaled) / n, n / len(sums)
+            if _count_distinct([total / count for total, count in sums]) < MIN_DISTINCT:
+                size = n * n / sum(count * count for _, count in sums)
+                return wilson_interval(mean * size, size, level) if is_boolean else None
             moments = Moments.of([(total - mean * count) / per_example for total, count in sums])
             low, high = mean_interval(Moments(moments.n, mean, moments.error, moments.skewness), level)
         if is_boolean:

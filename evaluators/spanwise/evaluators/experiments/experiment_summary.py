@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spanwise.collector import statistics
-from spanwise.collector.formatting import first_line
+from spanwise.collector.formatting import first_line, number
 from spanwise.collector.records import Feedback, FeedbackStats
 from spanwise.collector.statistics import TASK_OK, ScoreSample
 from spanwise.collector.terminal_escaping import TerminalConsole
@@ -297,8 +297,8 @@ def format_number(value: float | None) -> str:
 
 
 def format_interval(interval: tuple[float, float] | None) -> str:
-    """Format an interval with three significant digits, as in "[0.71, 0.912]"; "" for None."""
-    return "" if interval is None else f"[{interval[0]:.3g}, {interval[1]:.3g}]"
+    """Format an interval, as in "[0.71, 0.912]"; "" for None."""
+    return "" if interval is None else "[{}, {}]".format(*map(number, interval))
 
 
 def format_share(value: float | None) -> str:

@@ -236,8 +236,10 @@ class ExperimentTally:
         of_key.tally.add(feedback)
         outcome = feedback.outcome
         if outcome == "score":
-            if feedback.score is not None:
-                of_key.sample.add(feedback.score, example)
+            if (score := feedback.score) is not None:
+                sample = of_key.sample  # `ScoreSample.add` is inlined, because this runs for every example
+                sample.scores.append(score)
+                sample.examples.append(example)
                 if self.repetitions > 1:
                     of_key.traces.append(feedback.target.trace_id if feedback.target.document is None else None)
         elif outcome == "error":
