@@ -20,7 +20,13 @@ from spanwise.collector.statistics.intervals import (
     paired_proportions_interval,
     z_quantile,
 )
-from spanwise.collector.statistics.paired_tests import bhapkar_test, mcnemar_test, sign_flip_test, tango_statistic
+from spanwise.collector.statistics.paired_tests import (
+    bhapkar_test,
+    binomial_test,
+    mcnemar_test,
+    sign_flip_test,
+    tango_statistic,
+)
 
 # key of the score that tells whether the task ended without an error; computed for every run, not stored
 TASK_OK = "task_ok"
@@ -252,7 +258,8 @@ class Contrast:
     def _is_within_margin(self, ends: Collection[bool]) -> bool:
         """Return whether the ends of the equivalence interval (True: the upper one) are within the margin.
 
-        For booleans, Tango's one-sided score tests must agree.
+        For booleans, Tango's one-sided score tests must agree. So must the exact binomial test for the case that pairs
+        change in one direction only, because Tango's test is too liberal there if n is small.
         """
         interval = self.equivalence_interval
         if self.margin is None or interval is None:
@@ -264,6 +271,9 @@ class Contrast:
                 limit = self.margin / self._step * (1 if is_upper else -1)
                 statistic = tango_statistic(self.down, self.up, self.pairs, limit)
                 inside = statistic <= -bound if is_upper else statistic >= bound
+                if inside and abs(limit) < 1:
+                    net = max(0, self.up - self.down if is_upper else self.down - self.up)
+                    inside = binomial_test(net, self.pairs, abs(limit)) <= self.alpha
             if not inside:
                 return False
         return True
