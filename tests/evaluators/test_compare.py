@@ -424,6 +424,7 @@ def test_cost_and_tokens_are_compared_and_unknown_costs_left_out(store):
     ]
     both = compare(*sides, primary=["cost"])
     assert (both["cost"].kind, both["cost"].pairs) == ("ratio", 11)
+    assert "2 runs of unknown cost left out" in both["cost"].sentence
     assert both["cost"].change == pytest.approx(2.0)
     assert both["tokens"].kind == "ratio"
     assert not both["tokens"].is_primary
