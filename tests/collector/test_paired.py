@@ -24,7 +24,7 @@ from spanwise.collector.statistics.intervals import (
     hall_interval,
     paired_proportions_interval,
 )
-from spanwise.collector.statistics.paired_tests import chi_square_tail
+from spanwise.collector.statistics.paired_tests import binomial_test, chi_square_tail
 from spanwise.collector.statistics.quantiles import t_quantile
 
 numpy = pytest.importorskip("numpy")
@@ -136,6 +136,11 @@ def test_tango_is_mcnemars_statistic_for_no_difference():
 @pytest.mark.parametrize(("difference", "expected"), [(1.0, -numpy.inf), (2.5, -numpy.inf), (-1.0, numpy.inf)])
 def test_no_difference_is_beyond_one(difference, expected):
     assert tango_statistic(1, 2, 10, difference) == expected
+
+
+@loop_over(("successes", "n", "share"), [(0, 20, 0.2), (1, 20, 0.2), (5, 100, 0.1), (400, 10_000, 0.05), (10, 10, 0.5)])
+def test_the_binomial_probability_is_that_of_scipy(successes, n, share):
+    assert binomial_test(successes, n, share) == pytest.approx(stats.binom.cdf(successes, n, share), rel=1e-9)
 
 
 # --- Bhapkar and chi-square -------------------------------------------------------------------------------------------

@@ -77,6 +77,18 @@ def test_two_experiments_are_compared_and_both_runs_told(tmp_path: Path) -> None
     assert "short wins 0, long wins 3, 1 ties" in str(found)
 
 
+def test_repetitions_of_an_example_count_as_one_pair(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        short, long = (
+            evaluate(
+                [{"inputs": {"q": "1"}}], lambda q, n=length: "z" * n, store=store, name=f"z{length}", repetitions=8
+            )
+            for length in (1, 2)
+        )
+        found = pairwise("better", "Which is longer?", judge=scripted(by_length)).compare(short, long)
+    assert (found.wins, found.p) == ((0, 8), 1.0)
+
+
 def test_a_judge_that_likes_what_is_shown_first_has_only_ties_and_that_is_reported(tmp_path: Path) -> None:
     rows = [{"inputs": {"q": str(n)}} for n in range(3)]
     first = pairwise("better", "Which?", judge=scripted(lambda ask: {"rationale": "r", "rating": "A"}))
@@ -102,7 +114,7 @@ def test_pairs_that_fail_are_counted_and_runs_without_a_counterpart_too(tmp_path
         failing = pairwise("better", "Which?", judge=scripted(lambda ask: Unjudged("away")))
         found = failing.compare(one, two)
         (error, *_) = store.feedbacks(key="better")
-    assert (len(found.errors), found.alone, found.test) == (2, 1, None)
+    assert (len(found.errors), found.alone, found.p) == (2, 1, None)
     assert error.outcome == "error"
 
 

@@ -47,6 +47,24 @@ Limit = Annotated[int, typer.Option(help="Maximum number, newest first.")]
 Rows = Annotated[int, typer.Option(help="Also show this number of runs.")]
 PerKey = Annotated[bool, typer.Option("--summary", help="With --json, print one line per key instead of per run.")]
 Changes = Annotated[int, typer.Option(help="Also show this number of examples whose score changed.")]
+Primary = Annotated[
+    list[str] | None, typer.Option(help="Key that decides; the others are exploratory. May be repeated.")
+]
+Margin = Annotated[
+    list[str] | None,
+    typer.Option(help="Largest difference of a key that does not matter, such as correctness=0.02; may be repeated."),
+]
+GoodLabel = Annotated[
+    list[str] | None, typer.Option(help="Label of a key that counts as good, such as tone=friendly; may be repeated.")
+]
+Cluster = Annotated[
+    str | None, typer.Option(help="Metadata field of the examples: those with an equal value count as one pair.")
+]
+AllPairs = Annotated[
+    bool, typer.Option("--all-pairs", help="Compare each experiment with each, not only the first with the others.")
+]
+Slices = Annotated[int, typer.Option(help="Also show this number of slices of the examples that changed most.")]
+Markdown = Annotated[Path | None, typer.Option(help="Also write the comparison to this file, as Markdown.")]
 Evaluators = Annotated[
     list[str],
     typer.Option(
@@ -120,32 +138,69 @@ def errors(experiment: Id, at: StoreOption = None, as_json: JsonOption = False) 
 
 
 @app.command()
-def compare(experiments: Ids, changes: Changes = 0, at: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Compare experiments side by side. The first one is the baseline.
+def compare(
+    experiments: Ids,
+    changes: Changes = 0,
+    primary: Primary = None,
+    margin: Margin = None,
+    good_label: GoodLabel = None,
+    cluster: Cluster = None,
+    all_pairs: AllPairs = False,
+    slices: Slices = 0,
+    markdown: Markdown = None,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare experiments: a conclusion per key, then the regressions. The first one is the baseline.
 
-    Example: `spanwise experiments compare bm25-k3 embeddings --changes 10`
+    With --json, print one object per comparison and key.
+
+    Example: `spanwise experiments compare bm25-k3 embeddings --primary correctness --margin correctness=0.02`
     """
     from spanwise.evaluators import compare as compare_experiments
 
-    others = range(1, len(experiments))
+    labels: dict[str, list[str]] = {}
+    for key, label in (split_assignment("--good-label", text) for text in good_label or []):
+        labels.setdefault(key, []).append(label)
     with open_store(at) as store:
-        comparison = compare_experiments(*experiments, store=store)
+        try:
+            comparison = compare_experiments(
+                *experiments,
+                store=store,
+                primary=primary or None,
+                margin=dict(parse_margin(text) for text in margin or []),
+                good_labels=labels,
+                cluster=cluster,
+                all_pairs=all_pairs,
+            )
+            comparison.contrasts(comparison.comparisons[0][1])
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        if markdown is not None:
+            markdown.write_text(comparison.to_markdown(getattr(store, "url", None)), "utf-8")
         if as_json:
-            emit(asdict(change) for other in others for change in comparison.changes(other))
+            emit(comparison.to_rows())
             return
         console.print(comparison)
-        for other in others if changes else ():
-            rows = (
-                (
-                    change.example_id[:12],
-                    change.key,
-                    f"{change.before:.4g}",
-                    f"{change.after:.4g}",
-                    "better" if change.better else "worse",
-                )
-                for change in islice(comparison.changes(other), changes)
-            )
-            print_table(("example", "key", experiments[0], experiments[other], ""), rows)
+        for baseline, other in comparison.comparisons:
+            if slices and (found := comparison.slices(other, baseline, limit=slices)):
+                rows = [
+                    (each.name, each.key, str(each.n), f"{each.change:+.3g}", f"{each.elsewhere:+.3g}")
+                    for each in found
+                ]
+                print_table(("slice", "key", "examples", "change", "elsewhere"), rows)
+            if changes:
+                shown = [
+                    (
+                        change.example_id[:12],
+                        change.key,
+                        f"{change.before:.4g}",
+                        f"{change.after:.4g}",
+                        "" if change.better is None else "better" if change.better else "worse",
+                    )
+                    for change in islice(comparison.changes(other, baseline), changes)
+                ]
+                print_table(("example", "key", comparison.names[baseline], comparison.names[other], ""), shown)
 
 
 @app.command()
@@ -243,3 +298,20 @@ def _write_runs(experiment: Experiment, file: Path) -> int:
     if extension not in (".csv", ".jsonl"):
         raise Refused(f"unknown extension of {file.name!r}; expected one of: .jsonl, .csv, .html")
     return write_rows([row.to_dict() for row in experiment.rows()], file)
+
+
+def split_assignment(option: str, text: str) -> tuple[str, str]:
+    """Return key and value of an option such as `tone=friendly`. Raises `Refused`."""
+    key, equals, value = text.rpartition("=")
+    if not (key and equals and value):
+        raise Refused(f"{option} must be KEY=VALUE, got {text!r:.100}")
+    return key, value
+
+
+def parse_margin(text: str) -> tuple[str, float]:
+    """Return key and number of `--margin`. Raises `Refused`."""
+    key, value = split_assignment("--margin", text)
+    try:
+        return key, float(value)
+    except ValueError:
+        raise Refused(f"--margin must be KEY=NUMBER, such as correctness=0.02, got {text!r:.100}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from math import erfc, exp, fsum, inf, pi, sqrt
+from math import erfc, exp, fsum, inf, lgamma, log, log1p, pi, sqrt
 from statistics import NormalDist
 
 MAX_EXACT_PAIRS = 12  # most differences for which all 2^n sign patterns are enumerated
@@ -69,6 +69,15 @@ def tango_statistic(losses: int, wins: int, n: int, difference: float) -> float:
     if variance <= 0:
         return 0.0 if not distance else inf if distance > 0 else -inf
     return distance / sqrt(variance)
+
+
+def binomial_test(successes: int, n: int, share: float) -> float:
+    """Return the probability of at most this many successes in n trials, with 0 < share < 1."""
+    logs = (
+        lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) + k * log(share) + (n - k) * log1p(-share)
+        for k in range(successes + 1)
+    )
+    return min(1.0, fsum(map(exp, logs)))
 
 
 def bhapkar_test(table: Mapping[tuple[str, str], int]) -> float:

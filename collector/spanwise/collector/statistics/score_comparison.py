@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp, fsum, isfinite, log
-from typing import Literal, TypeAlias
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 from spanwise.collector.records import RunScores
 from spanwise.collector.statistics.intervals import (
@@ -20,7 +20,13 @@ from spanwise.collector.statistics.intervals import (
     paired_proportions_interval,
     z_quantile,
 )
-from spanwise.collector.statistics.paired_tests import bhapkar_test, mcnemar_test, sign_flip_test, tango_statistic
+from spanwise.collector.statistics.paired_tests import (
+    bhapkar_test,
+    binomial_test,
+    mcnemar_test,
+    sign_flip_test,
+    tango_statistic,
+)
 
 # key of the score that tells whether the task ended without an error; computed for every run, not stored
 TASK_OK = "task_ok"
@@ -39,6 +45,8 @@ Word: TypeAlias = Literal["better", "worse", "higher", "lower", "equivalent", "n
 Kind: TypeAlias = Literal["boolean", "score", "ratio", "labels"]
 # `boolean`: 0 and 1 only. `ratio`: a measure whose values are all above 0, compared on the log scale.
 
+Value = TypeVar("Value", float, str)
+
 INCONCLUSIVE: Word = "inconclusive"
 
 
@@ -50,6 +58,7 @@ class KeyScores:
     labels: Mapping[str, str] = field(default_factory=dict)
     averaged: bool = False  # whether an example has several scores
     is_measure: bool = False  # whether the values are a quantity of `MEASURES` and not scores
+    unknown: int = 0  # of a measure: runs without an error whose value is unknown
 
     @property
     def is_boolean(self) -> bool:
@@ -96,6 +105,7 @@ class Contrast:
     family: int = 1
     is_primary: bool = True
     table: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    unknown: int = 0  # of a measure: runs of both experiments that are left out because their value is unknown
 
     @property
     def pairs(self) -> int:
@@ -252,7 +262,8 @@ class Contrast:
     def _is_within_margin(self, ends: Collection[bool]) -> bool:
         """Return whether the ends of the equivalence interval (True: the upper one) are within the margin.
 
-        For booleans, Tango's one-sided score tests must agree.
+        For booleans, Tango's one-sided score tests must agree. So must the exact binomial test for the case that pairs
+        change in one direction only, because Tango's test is too liberal there if n is small.
         """
         interval = self.equivalence_interval
         if self.margin is None or interval is None:
@@ -264,6 +275,9 @@ class Contrast:
                 limit = self.margin / self._step * (1 if is_upper else -1)
                 statistic = tango_statistic(self.down, self.up, self.pairs, limit)
                 inside = statistic <= -bound if is_upper else statistic >= bound
+                if inside and abs(limit) < 1:
+                    net = max(0, self.up - self.down if is_upper else self.down - self.up)
+                    inside = binomial_test(net, self.pairs, abs(limit)) <= self.alpha
             if not inside:
                 return False
         return True
@@ -364,6 +378,8 @@ class Contrast:
         return reasons
 
     def _list_remarks(self) -> list[str]:
+        if self.unknown:
+            return [f"{self.unknown:,} run{'s' * (self.unknown != 1)} of unknown {self.key} left out"]
         if self._step is None and self.kind != "labels" and self.up + self.down >= MIN_DISTINCT:
             skewness = abs(self._moments.skewness) * self.pairs**0.5
             if self.pairs < SMALL_SAMPLE and skewness > _CLEAR_SKEWNESS:
@@ -408,40 +424,60 @@ def collect_scores(runs: Iterable[RunScores], *, tasks: bool = False, measures: 
     dollars) and tokens of the runs without an error, unless an evaluator reports such a key; unknown costs are left
     out.
     """
-    numbers: defaultdict[str, dict[str, list[float]]] = defaultdict(dict)
-    labels: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
-    measured: defaultdict[str, dict[str, list[float]]] = defaultdict(dict)
+    numbers: defaultdict[str, _Values[float]] = defaultdict(_Values)
+    labels: defaultdict[str, _Values[str]] = defaultdict(_Values)
+    measured: defaultdict[str, _Values[float]] = defaultdict(_Values)
+    unknown: Counter[str] = Counter()
     for run in runs:
         example_id = run.example_id or run.trace_id
         if tasks:
-            numbers[TASK_OK].setdefault(example_id, []).append(float(run.status != "error"))
+            numbers[TASK_OK].add(example_id, float(run.status != "error"))
         for key, score in run.scores.items():
             if tasks and key == TASK_OK:
                 continue
             if isinstance(score, str):
-                labels[key].setdefault(example_id, []).append(score)
+                labels[key].add(example_id, score)
             elif score is not None and isfinite(score):
-                numbers[key].setdefault(example_id, []).append(float(score))
+                numbers[key].add(example_id, float(score))
         if measures and run.status != "error":
-            values = (run.duration_ns / 1e9, run.cost, run.input_tokens + run.output_tokens)
+            values = (run.duration_ns / 1e9, run.cost, float(run.input_tokens + run.output_tokens))
             for key, value in zip(MEASURES, values, strict=True):
                 if value is not None and value >= 0:
-                    measured[key].setdefault(example_id, []).append(float(value))
-    measures_used = {
-        key
-        for key, by_example in measured.items()
-        if key not in numbers and key not in labels and any(any(values) for values in by_example.values())
-    }
-    numbers |= {key: measured[key] for key in MEASURES if key in measures_used}
+                    measured[key].add(example_id, value)
+                else:
+                    unknown[key] += 1
+    used = [key for key in MEASURES if key not in numbers and key not in labels and any(measured[key].first.values())]
+    numbers.update({key: measured[key] for key in used})
     return {
         key: KeyScores(
-            {example_id: fsum(values) / len(values) for example_id, values in numbers.get(key, {}).items()},
-            {example_id: Counter(values).most_common(1)[0][0] for example_id, values in labels.get(key, {}).items()},
-            any(len(values) > 1 for values in numbers.get(key, {}).values()),
-            key in measures_used,
+            numbers[key].reduce(lambda values: fsum(values) / len(values)) if key in numbers else {},
+            labels[key].reduce(lambda values: Counter(values).most_common(1)[0][0]) if key in labels else {},
+            key in numbers and bool(numbers[key].repeated),
+            key in used,
+            unknown[key] if key in used else 0,
         )
         for key in dict.fromkeys([*numbers, *labels])
     }
+
+
+class _Values(Generic[Value]):
+    """Values by example: the first one of each, and all values of those that have several."""
+
+    __slots__ = ("first", "repeated")
+
+    def __init__(self) -> None:
+        self.first: dict[str, Value] = {}
+        self.repeated: dict[str, list[Value]] = {}
+
+    def add(self, example_id: str, value: Value) -> None:
+        if example_id not in self.first:
+            self.first[example_id] = value
+        else:
+            self.repeated.setdefault(example_id, [self.first[example_id]]).append(value)
+
+    def reduce(self, summarize: Callable[[Sequence[Value]], Value]) -> dict[str, Value]:
+        """Return one value per example."""
+        return {**self.first, **{example_id: summarize(values) for example_id, values in self.repeated.items()}}
 
 
 # --- all keys of several experiments ----------------------------------------------------------------------------------
@@ -511,6 +547,8 @@ def _build_contrast(
 ) -> Contrast:
     kind: Kind = "boolean"
     table: Mapping[tuple[str, str], int] = {}
+    first: Mapping[str, float]
+    second: Mapping[str, float]
     if (before.labels or after.labels) and not (before.values and after.values):
         kind = "labels"
         common = [id for id in before.labels if id in after.labels]
@@ -519,7 +557,7 @@ def _build_contrast(
             {id: float(label in rule.good_labels) for id, label in side.labels.items()} for side in (before, after)
         )
     else:
-        first, second = dict(before.values), dict(after.values)
+        first, second = before.values, after.values
         common = [id for id in first if id in second]
         if not (before.is_boolean and after.is_boolean):
             kind = "score"
@@ -533,7 +571,10 @@ def _build_contrast(
     if kind in ("boolean", "labels") and len(groups) < len(common) and (kind == "boolean" or rule.good_labels):
         kind = "score"  # means of booleans
     means_before, means_after = (
-        {group: fsum(scale(side[id]) for id in ids) / len(ids) for group, ids in groups.items()}
+        {
+            group: scale(side[ids[0]]) if len(ids) == 1 else fsum(scale(side[id]) for id in ids) / len(ids)
+            for group, ids in groups.items()
+        }
         for side in (first, second)
     )
 
@@ -553,4 +594,5 @@ def _build_contrast(
         only_after=len(second) - len(common),
         rule=rule,
         table=table,
+        unknown=before.unknown + after.unknown,
     )

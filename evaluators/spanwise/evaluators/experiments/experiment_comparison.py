@@ -180,16 +180,19 @@ class Comparison:
 
     # --- as data, table and text ------------------------------------------------------------------------------------
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return one row per comparison and key: means over the pairs, change, interval, p, conclusion and counts."""
-        import pandas
-
-        rows = [
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one dict per comparison and key: means over the pairs, change, interval, p, conclusion and counts."""
+        return [
             {"before": self.names[first], "after": self.names[second], **describe_contrast(contrast)}
             for (first, second), contrasts in zip(self.comparisons, self._stored.contrasts, strict=True)
             for contrast in contrasts.values()
         ]
-        return pandas.DataFrame(rows)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the result of `to_rows` as a DataFrame."""
+        import pandas
+
+        return pandas.DataFrame(self.to_rows())
 
     def describe(self, other: int = 1, baseline: int = 0) -> str:
         """Return the conclusions of the primary keys in one line: "b against a: correctness worse, exact better"."""

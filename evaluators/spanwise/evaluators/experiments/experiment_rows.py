@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -66,16 +67,16 @@ class Row:
         For each key, a judge's score takes precedence over a person's label on that score.
         """
         feedback = [outcome for outcome in self.trace.feedback if outcome.target.document is None]
-        judged = {outcome.key for outcome in feedback if outcome.source == "model"}
-        by_age = sorted(feedback, key=lambda outcome: outcome.created_ns)
+        by_age = sorted(feedback, key=attrgetter("created_ns"))
+        judged = {outcome.key for outcome in by_age if outcome.source == "model"}
+        if not judged:
+            return {each.key: each for each in by_age}
         return {each.key: each for each in by_age if each.source != "human" or each.key not in judged}
 
     @property
     def scores(self) -> Mapping[str, float | bool | str | None]:
         """Return the score (or label) per key; None for an error or a skip."""
-        return {
-            key: outcome.label if outcome.score is None else outcome.score for key, outcome in self.feedback.items()
-        }
+        return _list_scores(self.feedback)
 
     def __repr__(self) -> str:
         result = f"error={first_line(self.error)!r}" if self.error else f"outputs={first_line(repr(self.outputs))}"
@@ -96,9 +97,11 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Return one flat dict: the fields of the run, one entry per key, and the evaluators' parameters if any."""
-        root = self.trace.root
+        root, feedback = self.trace.root, self.feedback
         parameters = {
-            key: parameters_of_key for key, each in self.feedback.items() if (parameters_of_key := get_parameters(each))
+            key: parameters_of_key
+            for key, each in feedback.items()
+            if each.metadata and (parameters_of_key := get_parameters(each))
         }
         return {
             "example_id": self.example_id,
@@ -109,9 +112,13 @@ class Row:
             "error": self.error,
             "duration_ms": root.duration_ns / 1e6,
             "trace_id": root.trace_id,
-            **self.scores,
+            **_list_scores(feedback),
             **({PARAMETERS_KEY: parameters} if parameters else {}),
         }
+
+
+def _list_scores(feedback: Mapping[str, Feedback]) -> dict[str, float | bool | str | None]:
+    return {key: outcome.label if outcome.score is None else outcome.score for key, outcome in feedback.items()}
 
 
 @dataclass(frozen=True, slots=True)

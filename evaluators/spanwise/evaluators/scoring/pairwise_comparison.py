@@ -10,10 +10,11 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from statistics import fmean
 from typing import Any, Literal, Protocol, TypeAlias
 
 from spanwise.collector.records import Feedback, Target
-from spanwise.collector.statistics import mcnemar_test
+from spanwise.collector.statistics import sign_flip_test
 from spanwise.evaluators.interface import (
     JudgementBuffer,
     Skip,
@@ -34,6 +35,7 @@ Winner: TypeAlias = Literal["first", "second", "tie"]
 
 _NAMES = ("inputs", "first", "second")
 _SCHEMA = make_rating_schema(("A", "B", "tie"))
+_REPETITION = " ×"  # separates the example id of a run from the number of its repetition
 _PAIRS_PER_BATCH = 50  # pairs that are judged together
 _WINNER_SCORES: Mapping[Winner, float] = {"first": 1.0, "tie": 0.5, "second": 0.0}
 _SWAPPED_WINNER: Mapping[Winner, Winner] = {"first": "second", "second": "first", "tie": "tie"}
@@ -93,10 +95,14 @@ class Preferences:
 
     @property
     def p(self) -> float | None:
-        """Return the p-value of the hypothesis that neither experiment is better (exact sign test over the pairs that
-        one of them won); None without pairs.
+        """Return the p-value of the hypothesis that neither experiment is better; None without pairs.
+
+        Repetitions of an example are averaged first. The test flips the signs of the examples' results.
         """
-        return mcnemar_test(*self.wins) if self.pairs else None
+        results: dict[str, list[float]] = {}
+        for run, preference in self.pairs.items():
+            results.setdefault(run.rpartition(_REPETITION)[0] or run, []).append(_WINNER_SCORES[preference.winner])
+        return sign_flip_test([2 * fmean(scores) - 1 for scores in results.values()]) if results else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -265,7 +271,7 @@ class Pairwise:
 
 
 def _run_key(row: Any) -> str:
-    return f"{row.example_id} ×{row.repetition + 1}" if row.repetition else str(row.example_id)
+    return f"{row.example_id}{_REPETITION}{row.repetition + 1}" if row.repetition else str(row.example_id)
 
 
 def pairwise(key: str, criterion: str, *, judge: Any = None) -> Pairwise:
