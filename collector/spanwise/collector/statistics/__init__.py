@@ -46,6 +46,7 @@ from spanwise.collector.statistics.quantiles import nearest_rank, percentile, t_
 from spanwise.collector.statistics.score_comparison import (
     ALPHA,
     MEASURES,
+    RATE_ENDINGS,
     TASK_OK,
     Contrast,
     ExperimentScores,
@@ -88,6 +89,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "TASK_OK",
     "ALPHA",
     "MEASURES",
+    "RATE_ENDINGS",
     "ExperimentScores",
     "KeyRule",
     "KeyScores",
