@@ -54,6 +54,7 @@ from spanwise.collector.statistics.repeated_runs import (
 from spanwise.collector.statistics.score_comparison import (
     ALPHA,
     MEASURES,
+    RATE_ENDINGS,
     TASK_OK,
     Contrast,
     ExperimentScores,
@@ -97,6 +98,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "TASK_OK",
     "ALPHA",
     "MEASURES",
+    "RATE_ENDINGS",
     "ExperimentScores",
     "KeyRule",
     "KeyScores",

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from spanwise.collector.statistics import UNPARSED
+from spanwise.collector.statistics import RATE_ENDINGS, UNPARSED
 from spanwise.evaluators.interface import Metric
 
-FAMILY_SUFFIXES = ("", "_fail", "_retrieval_fail", "_generation_fail", "_parse_fail")
+FAMILY_SUFFIXES = ("", *RATE_ENDINGS)
 
 
 def family_metrics(id: str, *, parse: bool = True) -> tuple[Metric, ...]:
