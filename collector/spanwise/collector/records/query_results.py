@@ -106,6 +106,7 @@ class RunScores:
     output_tokens: int = 0
     cost: float | None = None  # US dollars; None: unknown
     tags: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()  # models of the LLM calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

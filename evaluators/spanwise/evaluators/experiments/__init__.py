@@ -35,7 +35,15 @@ from spanwise.evaluators.experiments.experiment_recorder import OpenRun, Recorde
 from spanwise.evaluators.experiments.experiment_results import Experiment
 from spanwise.evaluators.experiments.experiment_rows import Failure, Row
 from spanwise.evaluators.experiments.experiment_runner import aevaluate, dry_run, evaluate
-from spanwise.evaluators.experiments.experiment_summary import KeySummary, Summary, rerun_command, resume_command
+from spanwise.evaluators.experiments.experiment_summary import (
+    KeySummary,
+    Summary,
+    format_number,
+    make_text_table,
+    render_text,
+    rerun_command,
+    resume_command,
+)
 from spanwise.evaluators.experiments.experiment_totals import JudgeCost
 from spanwise.evaluators.experiments.result_writer import deliver_spool
 from spanwise.evaluators.experiments.task_call import TaskError
@@ -62,6 +70,9 @@ __all__ = [
     "dry_run",
     "evaluate",
     "finish_stored_experiment",
+    "format_number",
+    "make_text_table",
+    "render_text",
     "rerun_command",
     "resume_command",
 ]

@@ -44,13 +44,14 @@ from spanwise.evaluators.interface.evaluator_registry import (
     from_dict,
     get_evaluator,
     get_factory,
+    get_registration,
     get_spec,
     list_evaluators,
     list_specs,
     read_definition,
     register_builtin,
 )
-from spanwise.evaluators.interface.evaluator_spec import DATABRICKS_COLUMNS, EvaluatorSpec, Metric
+from spanwise.evaluators.interface.evaluator_spec import DATABRICKS_COLUMNS, STANDARDS, EvaluatorSpec, Metric
 from spanwise.evaluators.interface.fingerprint import (
     SourceUnavailable,
     compute_fingerprint,
@@ -115,6 +116,7 @@ from spanwise.evaluators.interface.value_conversion import (
 __all__ = [
     "DATABRICKS_COLUMNS",
     "PARAMETERS_KEY",
+    "STANDARDS",
     "SYNONYMS",
     "AwaitFunction",
     "Batch",
@@ -154,6 +156,7 @@ __all__ = [
     "get_case_field",
     "get_evaluator",
     "get_factory",
+    "get_registration",
     "get_http_status",
     "get_judge_context",
     "get_parameters",

@@ -136,3 +136,68 @@ VALID = "Valid and Reliable (NIST AI RMF)"
 SOUNDNESS = "Conceptual Soundness (SR 11-7)"
 MONITORING = "Ongoing Monitoring (SR 11-7)"  # applies to every evaluator that a monitor rule runs
 OUTCOMES = "Outcomes Analysis (SR 11-7)"
+
+# Summaries of the standards as H2O Eval Studio's documentation quotes them
+STANDARDS: Mapping[str, str] = {
+    SAFE: (
+        "AI systems should not under defined conditions, lead to a state in which human life, health, "
+        "property, or the environment is endangered. Safe operation of AI systems is improved through: "
+        "responsible design, development, and deployment practices, clear information to deployers on "
+        "responsible use of the system, responsible decision-making by deployers and end users; and "
+        "explanations and documentation of risks based on empirical evidence of incidents."
+    ),
+    SECURE: (
+        "AI systems, as well as the ecosystems in which they are deployed, may be said to be resilient if "
+        "they can withstand unexpected adverse events or unexpected changes in their environment or use - or "
+        "if they can maintain their functions and structure in the face of internal and external change and "
+        "degrade safely and gracefully when this is necessary."
+    ),
+    PRIVACY: (
+        "Privacy refers generally to the norms and practices that help to safeguard human autonomy, identity, "
+        "and dignity. These norms and practices typically address freedom from intrusion, limiting "
+        "observation, or individuals' agency to consent to disclosure or control of facets of their "
+        "identities (e.g., body, data, reputation). Privacy values such as anonymity, confidentiality, and "
+        "control generally should guide choices for AI system design, development, and deployment."
+    ),
+    FAIR: (
+        "Fairness in AI includes concerns for equality and equity by addressing issues such as harmful bias "
+        "and discrimination. Standards of fairness can be complex and difficult to define because perceptions "
+        "of fairness differ among cultures and may shift depending on application. Organizations' risk "
+        "management efforts will be enhanced by recognizing and considering these differences. Systems in "
+        "which harmful biases are mitigated are not necessarily fair. For example, systems in which "
+        "predictions are somewhat balanced across demographic groups may still be inaccessible to individuals "
+        "with disabilities or affected by the digital divide or may exacerbate existing disparities or "
+        "systemic biases."
+    ),
+    TRANSPARENT: (
+        "Trustworthy AI depends upon accountability. Accountability presupposes transparency. Transparency "
+        "reflects the extent to which information about an AI system and its outputs is available to "
+        "individuals interacting with such a system - regardless of whether they are even aware that they are "
+        "doing so. Meaningful transparency provides access to appropriate levels of information based on the "
+        "stage of the AI lifecycle and tailored to the role or knowledge of AI actors or individuals "
+        "interacting with or using the AI system. By promoting higher levels of understanding, transparency "
+        "increases confidence in the AI system."
+    ),
+    VALID: (
+        "Validity and reliability for deployed AI systems are often assessed by ongoing testing or monitoring "
+        "that confirms a system is performing as intended. Measurement of validity, accuracy, robustness, and "
+        "reliability contribute to trustworthiness and should take into consideration that certain types of "
+        "failures can cause greater harm."
+    ),
+    SOUNDNESS: (
+        "Involves assessing the quality of the model design and construction. It entails review of "
+        "documentation and empirical evidence supporting the methods used and variables selected for the "
+        "model."
+    ),
+    MONITORING: (
+        "Emphasizes the continuous evaluation of a model's performance after deployment. This involves "
+        "tracking the model's outputs against real-world data, identifying any deviations or unexpected "
+        "results, and assessing if the model's underlying assumptions or market conditions have changed. This "
+        "ongoing process ensures the model remains reliable and trustworthy for decision-making."
+    ),
+    OUTCOMES: (
+        "Comparison of model outputs to corresponding actual outcomes. Outcomes analysis typically relies on "
+        "statistical tests or other quantitative measures. It can also include expert judgment to check the "
+        "intuition behind the outcomes and confirm that the results make sense."
+    ),
+}

@@ -111,7 +111,7 @@ def _add_target_conditions(target: Target, where: list[str], values: list[Any]) 
 
 _SELECT_RUNS = """
 SELECT t.id, t.trace_id, t.example_id, t.repetition, t.status, t.start_ns, t.end_ns, t.input_tokens, t.output_tokens,
-  t.cost, t.tags FROM traces t
+  t.cost, t.tags, t.models FROM traces t
 WHERE t.experiment_id = ? AND t.span_count > 0 AND (t.start_ns, t.id) > (?, ?) ORDER BY t.start_ns, t.id LIMIT ?
 """
 _SELECT_NEWEST = "SELECT trace, key, score, label FROM feedback WHERE standing = 2 AND trace IN (%s) ORDER BY key"
@@ -142,8 +142,9 @@ def list_experiment_scores(
             output_tokens=output_tokens or 0,
             cost=cost,
             tags=tuple(orjson.loads(tags)) if tags and tags != "[]" else (),
+            models=tuple(model for model in orjson.loads(models) if model != "null") if models else (),
         )
-        for id, trace, example, repetition, status, start, end, input_tokens, output_tokens, cost, tags in rows
+        for id, trace, example, repetition, status, start, end, input_tokens, output_tokens, cost, tags, models in rows
     )
     return Page(items=tuple(items), next=next)
 

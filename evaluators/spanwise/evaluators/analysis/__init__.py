@@ -1,0 +1,36 @@
+"""Analysis of results by model: leaderboards, problems, insights and compliance, as H2O Eval Studio reports them.
+
+Modules, in the order in which data flows:
+
+- `model_results`: Results by model: the runs of one or more experiments, grouped by the model that answered.
+- `leaderboards`: Leaderboards of models: heatmaps of means by metric and by prompt, and the rates of boolean
+  evaluators.
+- `problems`: Problems of models: means on the wrong side of a threshold, flips of perturbed cases, and cases that
+  failed a check.
+- `insights`: Insights: best and worst, fastest and cheapest model, and the test cases that most models failed.
+- `compliance`: Compliance: the nine standards of NIST AI RMF and SR 11-7, and the evaluators that address each.
+- `result_analysis`: Analysis of experiments: leaderboards, problems, insights, compliance and trade-offs, as data.
+"""
+
+from spanwise.evaluators.analysis.compliance import StandardCoverage, list_evaluators_by_standard
+from spanwise.evaluators.analysis.insights import Insight
+from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, HeatmapLeaderboard, PromptHeatmap
+from spanwise.evaluators.analysis.model_results import Cell, ModelResults
+from spanwise.evaluators.analysis.problems import Problem, UnusableThreshold
+from spanwise.evaluators.analysis.result_analysis import Analysis, TradeOff, analyze
+
+__all__ = [
+    "Analysis",
+    "BooleanLeaderboard",
+    "Cell",
+    "HeatmapLeaderboard",
+    "Insight",
+    "ModelResults",
+    "Problem",
+    "PromptHeatmap",
+    "StandardCoverage",
+    "TradeOff",
+    "UnusableThreshold",
+    "analyze",
+    "list_evaluators_by_standard",
+]

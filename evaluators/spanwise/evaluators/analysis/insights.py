@@ -1,0 +1,183 @@
+"""Insights: best and worst, fastest and cheapest model, and the test cases that most models failed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spanwise.collector.records import Feedback, iterate_pages
+from spanwise.collector.statistics import RATE_ENDINGS
+from spanwise.evaluators.analysis.leaderboards import make_scale
+from spanwise.evaluators.analysis.model_results import CaseResult, EvaluatorRecord, ModelResults
+
+GROUNDING = ("groundedness", "groundedness_embedding", "hallucination")
+# Evaluators of which H2O's document names the extremes of accuracy, speed and cost
+EXTREMES = ("fact_check",)
+NO_DIFFERENCE = "no difference can be shown"
+_FEEDBACK_PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Insight:
+    """One insight about models under a key. `shown` is False if chance explains the difference.
+
+    `models` are the models that it names; several are tied. `cases` maps example ids to traces.
+    """
+
+    kind: str
+    key: str
+    text: str
+    models: tuple[str, ...] = ()
+    shown: bool = True
+    cases: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find_insights(results: ModelResults) -> list[Insight]:
+    """Return the insights of all evaluators, in their order."""
+    insights: list[Insight] = []
+    for evaluator in results.evaluators:
+        primary = evaluator.primary
+        if primary is None or primary.key not in results.keys:
+            continue
+        if evaluator.is_boolean_family or evaluator.id in EXTREMES:
+            insights += _list_extremes(results, evaluator)
+        else:
+            insights += _name_extreme(results, primary.key, "best model", best=True)
+        insights += _find_hardest(results, evaluator)
+        if evaluator.id in GROUNDING:
+            insights += _find_least_grounded(results, evaluator)
+    return insights
+
+
+def _list_extremes(results: ModelResults, evaluator: EvaluatorRecord) -> Iterator[Insight]:
+    """Yield the extremes of accuracy, speed, cost and retrieval of a boolean evaluator."""
+    key = evaluator.primary.key if evaluator.primary else evaluator.key
+    yield from _name_extreme(results, key, "most accurate model", best=True)
+    yield from _name_extreme(results, key, "least accurate model", best=False)
+    for measure, best, worst in (("latency", "fastest", "slowest"), ("cost", "cheapest", "most expensive")):
+        if any(results.measure(model, measure) is not None for model in results.models):
+            yield from _name_extreme(results, measure, f"{best} model", best=True, about=key)
+            yield from _name_extreme(results, measure, f"{worst} model", best=False, about=key)
+    retrieval = key + RATE_ENDINGS[1]
+    if retrieval in results.keys:
+        yield from _name_extreme(results, retrieval, "best retrieval", best=True, about=key)
+        yield from _name_extreme(results, retrieval, "worst retrieval", best=False, about=key)
+
+
+def _name_extreme(
+    results: ModelResults, key: str, kind: str, *, best: bool, about: str | None = None
+) -> Iterator[Insight]:
+    """Yield the model with the best (or worst) mean, if its difference to the next one is more than chance."""
+    is_measure = key not in results.keys
+    means = {
+        model: value
+        for model in results.models
+        if (value := results.measure(model, key) if is_measure else results.cells[model, key].mean) is not None
+    }
+    if len(means) < 2:
+        return
+    rising = False if is_measure else results.get_metric(key).higher_is_better
+    sign = 1 if rising == best else -1
+    ordered = sorted(means, key=lambda model: -sign * means[model])
+    first, others = ordered[0], ordered[1:]
+    tied = tuple(model for model in ordered if means[model] == means[first])
+    named = {"kind": kind, "key": about or key}
+    if len(tied) > 1:
+        text = f"{kind} by {key}: {_join(tied)} are tied at {means[first]:.4g}"
+        yield Insight(text=f"{text}; {NO_DIFFERENCE}", models=tied, shown=False, **named)
+        return
+    contrast = results.contrast(key, others[0], first, family=len(others))
+    wanted = "better" if best else "worse"
+    if contrast.word == wanted:
+        text = (
+            f"{kind} by {key}: {first} with {means[first]:.4g}; the next one is {others[0]} with {means[others[0]]:.4g}"
+        )
+        yield Insight(text=text, models=(first,), metadata={"sentence": contrast.sentence}, **named)
+    else:
+        text = f"{kind} by {key}: {NO_DIFFERENCE} between {first} ({means[first]:.4g}) and {others[0]} ({means[others[0]]:.4g})"
+        yield Insight(
+            text=text, models=(first, others[0]), shown=False, metadata={"sentence": contrast.sentence}, **named
+        )
+
+
+def _find_hardest(results: ModelResults, evaluator: EvaluatorRecord) -> Iterator[Insight]:
+    """Yield the test case that most models failed: with a threshold by failures, else by the mean score."""
+    assert evaluator.primary is not None
+    key = evaluator.primary.key
+    by_example: defaultdict[str, list[CaseResult]] = defaultdict(list)
+    for case in results.list_cases(key):
+        by_example[case.example_id].append(case)
+    scale = make_scale(results.get_metric(key), [case.score for cases in by_example.values() for case in cases])
+    if len(by_example) < 2:
+        return
+
+    def hardness(id: str) -> tuple[float, float]:
+        cases = by_example[id]
+        return sum(case.passes is False for case in cases), 1 - sum(scale(case.score) for case in cases) / len(cases)
+
+    hardest = max(map(hardness, by_example))
+    tied = [id for id in by_example if hardness(id) == hardest]
+    failed, difficulty = hardest
+    if not failed and not difficulty:
+        return
+    cases = {id: by_example[id][0].trace_id for id in tied[:10]}
+    models = len(results.models)
+    if models == 1:
+        text = f"worst case of {key}: {_name_cases(tied)} (one model, so it is only the worst case of that model)"
+        kind = "worst case"
+    else:
+        verb = "hallucinated" if evaluator.id in GROUNDING else "failed"
+        reason = f"{failed:.0f} of {models} models {verb}" if failed else f"mean {_mean(by_example[tied[0]]):.4g}"
+        text = f"hardest test case of {key}: {_name_cases(tied)} ({reason})"
+        kind = "hardest test case"
+    yield Insight(kind=kind, key=key, text=text, cases=cases)
+
+
+def _find_least_grounded(results: ModelResults, evaluator: EvaluatorRecord) -> Iterator[Insight]:
+    """Yield the least grounded sentence of each model whose worst score is below the threshold."""
+    metric = evaluator.primary
+    if metric is None or metric.threshold is None or not metric.higher_is_better:
+        return
+    worst: dict[str, CaseResult] = {}
+    for case in results.list_cases(metric.key):
+        if case.passes is False and (case.model not in worst or case.score < worst[case.model].score):
+            worst[case.model] = case
+    for model, case in worst.items():
+        feedback = _read_feedback(results, case, metric.key)
+        if feedback is not None:
+            yield Insight(
+                kind="least grounded sentence",
+                key=metric.key,
+                text=f"least grounded sentence of {model}, score {case.score:.4g}: {feedback.comment or ''}",
+                models=(model,),
+                cases={case.example_id: case.trace_id},
+                metadata={"sentences": feedback.metadata.get("sentences", {})},
+            )
+
+
+def _read_feedback(results: ModelResults, case: CaseResult, key: str) -> Feedback | None:
+    for store, _ in results.sides:
+        read: Callable[..., Any] = store.feedbacks
+        for feedback in iterate_pages(
+            lambda cursor, read=read: read(trace_ids=(case.trace_id,), key=key, limit=_FEEDBACK_PAGE, cursor=cursor)
+        ):
+            if feedback.score is not None:
+                return feedback
+    return None
+
+
+def _mean(cases: Sequence[CaseResult]) -> float:
+    return sum(case.score for case in cases) / len(cases)
+
+
+def _join(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _name_cases(ids: Sequence[str]) -> str:
+    if len(ids) == 1:
+        return ids[0][:12]
+    return f"{len(ids)} cases are tied, such as {ids[0][:12]}"

@@ -1,0 +1,188 @@
+"""Leaderboards of models: heatmaps of means by metric and by prompt, and the rates of boolean evaluators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from spanwise.collector.statistics import RATE_ENDINGS
+from spanwise.evaluators.analysis.model_results import Cell, ModelResults
+from spanwise.evaluators.interface import Metric
+
+MAX_PROMPTS = 200  # prompts of one heatmap, the worst first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeatmapLeaderboard:
+    """H2O's `llm-heatmap-leaderboard`: the cell of each model and metric, models with the best ranks first.
+
+    `ranks` gives per key the rank of each model. Models whose intervals overlap share a rank, and so do those that
+    overlaps connect. `warmth` gives per model and key the position of the mean between the worst (0) and the best (1)
+    value; None without a mean.
+    """
+
+    models: Sequence[str]
+    keys: Sequence[str]
+    cells: Mapping[tuple[str, str], Cell]
+    ranks: Mapping[str, Mapping[str, int]]
+    warmth: Mapping[tuple[str, str], float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptHeatmap:
+    """Models × prompts for one metric: the mean score of each model on each example, the worst examples first."""
+
+    key: str
+    models: Sequence[str]
+    example_ids: Sequence[str]
+    scores: Mapping[tuple[str, str], float]  # by model and example id
+    warmth: Mapping[tuple[str, str], float]
+    left_out: int  # examples beyond `MAX_PROMPTS`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BooleanRow:
+    """Row of a boolean leaderboard: numbers of test cases and their shares; a rate is None without scores."""
+
+    model: str
+    rank: int
+    cases: int
+    succeeded: int
+    passes: float | None
+    failures: float | None
+    retrieval_failures: float | None
+    generation_failures: float | None
+    parse_failures: float | None
+    interval: tuple[float, float] | None  # of `passes`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BooleanLeaderboard:
+    """H2O's `llm-bool-leaderboard` of one boolean evaluator, ordered by the number of test cases that succeeded."""
+
+    key: str
+    rows: Sequence[BooleanRow]
+
+
+def make_heatmap(results: ModelResults) -> HeatmapLeaderboard:
+    """Return the leaderboard of all models and primary keys."""
+    keys = results.primary_keys
+    ranks = {
+        key: rank_models([results.cells[model, key] for model in results.models], results.get_metric(key))
+        for key in keys
+    }
+
+    def sum_of_ranks(model: str) -> tuple[float, int]:
+        known = [by_model[model] for by_model in ranks.values() if model in by_model]
+        return (sum(known) / len(known) if known else float("inf")), results.models.index(model)
+
+    return HeatmapLeaderboard(
+        models=sorted(results.models, key=sum_of_ranks),
+        keys=keys,
+        cells={(model, key): results.cells[model, key] for model in results.models for key in keys},
+        ranks=ranks,
+        warmth={
+            (model, key): scale(results.cells[model, key].mean) if results.cells[model, key].mean is not None else None
+            for key in keys
+            for scale in [
+                make_scale(results.get_metric(key), [results.cells[each, key].mean for each in results.models])
+            ]
+            for model in results.models
+        },
+    )
+
+
+def rank_models(cells: Sequence[Cell], metric: Metric) -> dict[str, int]:
+    """Return the rank of each model with a mean, 1 for the best.
+
+    Models whose intervals overlap share a rank, directly or by a chain of overlaps. A model without an interval has
+    the mean in its place.
+    """
+    sign = 1 if metric.higher_is_better else -1
+    spans = []
+    for cell in cells:
+        if cell.mean is not None:
+            ends = sorted(sign * end for end in cell.interval or (cell.mean, cell.mean))
+            spans.append((sign * cell.mean, ends[0], ends[1], cell.model))
+    ranks: dict[str, int] = {}
+    lowest = rank = 0.0
+    for place, (_, low, high, model) in enumerate(sorted(spans, key=lambda span: (-span[2], -span[0]))):
+        if not place or high < lowest:  # the whole interval is below those of all models before
+            rank, lowest = place + 1, low
+        ranks[model] = int(rank)
+        lowest = min(lowest, low)
+    return ranks
+
+
+def make_scale(metric: Metric, values: Sequence[float | None]) -> Callable[[float], float]:
+    """Return a function that maps a value to 0 (worst) … 1 (best): over the metric's range, or over the values."""
+    known = [value for value in values if value is not None]
+    low, high = metric.range or (0.0, 0.0)
+    if not (isfinite(low) and isfinite(high) and low < high):
+        low, high = min(known, default=0.0), max(known, default=1.0)
+
+    def scale(value: float) -> float:
+        share = min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 1.0
+        return share if metric.higher_is_better else 1 - share
+
+    return scale
+
+
+def make_prompt_heatmap(results: ModelResults, key: str) -> PromptHeatmap:
+    """Return models × prompts for one key. Raises `ValueError` for a key without scores."""
+    if key not in results.keys:
+        raise ValueError(f"no model has scores of {key!r}; known keys: {', '.join(results.keys)}")
+    cases = results.list_cases(key)
+    metric = results.get_metric(key)
+    scale = make_scale(metric, [case.score for case in cases])
+    by_example: dict[str, list[float]] = {}
+    for case in cases:
+        by_example.setdefault(case.example_id, []).append(scale(case.score))
+    order = sorted(by_example, key=lambda id: sum(by_example[id]) / len(by_example[id]))
+    shown = set(order[:MAX_PROMPTS])
+    return PromptHeatmap(
+        key=key,
+        models=results.models,
+        example_ids=order[:MAX_PROMPTS],
+        scores={(case.model, case.example_id): case.score for case in cases if case.example_id in shown},
+        warmth={(case.model, case.example_id): scale(case.score) for case in cases if case.example_id in shown},
+        left_out=max(0, len(order) - MAX_PROMPTS),
+    )
+
+
+def make_boolean_leaderboards(results: ModelResults) -> list[BooleanLeaderboard]:
+    """Return one leaderboard for each boolean evaluator that has scores."""
+    boards = []
+    for evaluator in results.evaluators:
+        primary = evaluator.primary
+        if primary is None or not evaluator.is_boolean_family or primary.key not in results.keys:
+            continue
+        fail, retrieval, generation, parse = (
+            [results.cells.get((model, primary.key + ending)) for model in results.models] for ending in RATE_ENDINGS
+        )
+        ranks = rank_models([results.cells[model, primary.key] for model in results.models], primary)
+        rows = []
+        for place, model in enumerate(results.models):
+            cell = results.cells[model, primary.key]
+            rates = [
+                each[place].mean if each[place] is not None else None for each in (fail, retrieval, generation, parse)
+            ]
+            rows.append(
+                BooleanRow(
+                    model=model,
+                    rank=ranks.get(model, len(results.models)),
+                    cases=cell.n,
+                    succeeded=round((cell.mean or 0.0) * cell.n),
+                    passes=cell.mean,
+                    failures=rates[0],
+                    retrieval_failures=rates[1],
+                    generation_failures=rates[2],
+                    parse_failures=rates[3],
+                    interval=cell.interval,
+                )
+            )
+        boards.append(
+            BooleanLeaderboard(key=primary.key, rows=sorted(rows, key=lambda row: (-row.succeeded, row.model)))
+        )
+    return boards

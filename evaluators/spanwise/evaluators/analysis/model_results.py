@@ -1,0 +1,264 @@
+"""Results by model: the runs of one or more experiments, grouped by the model that answered."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from spanwise.collector.records import Example, RunScores
+from spanwise.collector.records import Experiment as Record
+from spanwise.collector.statistics import (
+    MEASURES,
+    RATE_ENDINGS,
+    TASK_OK,
+    Contrast,
+    KeyRule,
+    KeyScores,
+    ScoreSample,
+    collect_scores,
+    compare_scores,
+    get_question,
+)
+from spanwise.collector.stores import Store, StoredComparison
+from spanwise.evaluators.interface import Metric
+
+SEVERAL_MODELS = "several models"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Result of one model under one key: number of scores, mean, its 95 % interval, and the share that passes.
+
+    `passed` is None if the key has neither a threshold nor boolean scores. All values but `n` are None without scores.
+    """
+
+    model: str
+    key: str
+    n: int = 0
+    mean: float | None = None
+    interval: tuple[float, float] | None = None
+    passed: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseResult:
+    """Score of one model on one example under one key: its mean over repetitions, and a trace of the example."""
+
+    model: str
+    example_id: str
+    key: str
+    score: float
+    passes: bool | None
+    trace_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatorRecord:
+    """Evaluator as an experiment records it: its id (or key), its metrics, and the standards that it addresses."""
+
+    id: str
+    key: str
+    metrics: tuple[Metric, ...]
+    standards: tuple[str, ...]
+    parameters: Mapping[str, Any]
+
+    @property
+    def primary(self) -> Metric | None:
+        """Return the main metric, or the first one; None without metrics."""
+        return next((metric for metric in self.metrics if metric.primary), next(iter(self.metrics), None))
+
+    @property
+    def is_boolean_family(self) -> bool:
+        """Return whether it reports the rates of a boolean evaluator: passes, failures, retrieval failures, …"""
+        keys = {metric.key for metric in self.metrics}
+        return any(f"{key}{RATE_ENDINGS[0]}" in keys for key in keys)
+
+
+class ModelResults:
+    """Runs of experiments by model, with the metrics of their evaluators. Everything is read when it is used.
+
+    The model of a run is `metadata["model"]` of its experiment, else the only model of the run's LLM calls, else the
+    experiment's name. Runs with several models are grouped under "several models".
+    """
+
+    def __init__(self, sides: Sequence[tuple[Store, Record]]) -> None:
+        self.sides = sides
+        self._stored = StoredComparison(sides)
+
+    @cached_property
+    def runs(self) -> dict[str, list[RunScores]]:
+        """Return the runs of each model, in the order of the experiments."""
+        names = Counter(record.name for _, record in self.sides)
+        by_model: defaultdict[str, list[RunScores]] = defaultdict(list)
+        for (_, record), runs in zip(self.sides, self._stored.runs, strict=True):
+            declared = record.metadata.get("model")
+            name = f"{record.name} ({record.id[:8]})" if names[record.name] > 1 else record.name
+            for run in runs:
+                if isinstance(declared, str) and declared:
+                    model = declared
+                else:
+                    model = name if not run.models else run.models[0] if len(run.models) == 1 else SEVERAL_MODELS
+                by_model[model].append(run)
+        return dict(by_model)
+
+    @property
+    def models(self) -> list[str]:
+        """Return the models in order of first occurrence."""
+        return list(self.runs)
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, KeyScores]]:
+        """Return the scores by model and key, averaged over the repetitions of an example."""
+        failed = any(run.status == "error" for runs in self.runs.values() for run in runs)
+        return {model: collect_scores(runs, tasks=failed, measures=True) for model, runs in self.runs.items()}
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """Return the keys with numeric scores: `task_ok` first, then as the evaluators declare them; no measures."""
+        found = dict.fromkeys(
+            key
+            for scores in self.scores.values()
+            for key, of_key in scores.items()
+            if of_key.values and not of_key.is_measure
+        )
+        declared = {key: place for place, key in enumerate(self.metrics)}
+        return sorted(found, key=lambda key: (key != TASK_OK, declared.get(key, len(declared)), key))
+
+    @cached_property
+    def evaluators(self) -> list[EvaluatorRecord]:
+        """Return the evaluators of all experiments; of equal keys the last one counts."""
+        found: dict[str, EvaluatorRecord] = {}
+        for _, record in self.sides:
+            for evaluator in record.evaluators:
+                metrics = [metric for metric in evaluator.get("metrics") or () if isinstance(metric, Mapping)]
+                origin = evaluator.get("origin") if isinstance(evaluator.get("origin"), Mapping) else {}
+                found[str(evaluator.get("key"))] = EvaluatorRecord(
+                    id=str(origin.get("type") or evaluator.get("key")),
+                    key=str(evaluator.get("key")),
+                    metrics=tuple(_read_metric(metric) for metric in metrics if "key" in metric),
+                    standards=tuple(map(str, evaluator.get("standards") or ())),
+                    parameters=dict(origin.get("init_parameters") or {}),
+                )
+        return list(found.values())
+
+    @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """Return the declared metrics by key."""
+        return {metric.key: metric for evaluator in self.evaluators for metric in evaluator.metrics}
+
+    @cached_property
+    def primary_keys(self) -> list[str]:
+        """Return the keys that answer a question of their own: one per boolean evaluator, all others as they are."""
+        return [key for key in self.keys if get_question(key, self.keys) == key]
+
+    def get_metric(self, key: str) -> Metric:
+        """Return the metric of a key; `task_ok` and undeclared keys have a default one without a range."""
+        return self.metrics.get(key) or (Metric(key, threshold=None) if key == TASK_OK else Metric(key, range=None))
+
+    @cached_property
+    def cells(self) -> dict[tuple[str, str], Cell]:
+        """Return the results by model and key, over all scores, with intervals clustered by example."""
+        cells: dict[tuple[str, str], Cell] = {}
+        failed = any(run.status == "error" for runs in self.runs.values() for run in runs)
+        for model, runs in self.runs.items():
+            samples: defaultdict[str, ScoreSample] = defaultdict(ScoreSample)
+            for run in runs:
+                example_id = run.example_id or run.trace_id
+                if failed:
+                    samples[TASK_OK].add(float(run.status != "error"), example_id)
+                for key, score in run.scores.items():
+                    if isinstance(score, int | float) and key in self._known_keys and (key != TASK_OK or not failed):
+                        samples[key].add(float(score), example_id)
+            for key in self.keys:
+                sample, metric = samples[key], self.get_metric(key)
+                n = len(sample.scores)
+                passing = [self.passes(metric, score) for score in sample.scores]
+                cells[model, key] = Cell(
+                    model=model,
+                    key=key,
+                    n=n,
+                    mean=fmean(sample.scores) if n else None,
+                    interval=sample.interval() if n else None,
+                    passed=sum(map(bool, passing)) / n if n and None not in passing else None,
+                )
+        return cells
+
+    @cached_property
+    def _known_keys(self) -> frozenset[str]:
+        return frozenset(self.keys)
+
+    def passes(self, metric: Metric, score: float) -> bool | None:
+        """Return whether a score passes; without a threshold, 1 and 0 pass or fail like booleans, other numbers None."""
+        if metric.threshold is None and score in (0.0, 1.0) and metric.key in self._boolean_keys:
+            return metric.passes(bool(score))
+        return metric.passes(score)
+
+    @cached_property
+    def _boolean_keys(self) -> frozenset[str]:
+        """Return the keys under which all scores are 0 or 1."""
+        return frozenset(
+            key
+            for key in self.keys
+            if all(scores[key].is_boolean for scores in self.scores.values() if key in scores and scores[key].values)
+        )
+
+    @cached_property
+    def unscored_keys(self) -> frozenset[str]:
+        """Return the keys under which an evaluator failed or skipped on a run."""
+        return frozenset(
+            key for runs in self.runs.values() for run in runs for key, score in run.scores.items() if score is None
+        )
+
+    def list_cases(self, key: str) -> list[CaseResult]:
+        """Return the results of all models under a key, by example in order of first occurrence."""
+        first: dict[tuple[str, str], str] = {}
+        for model, runs in self.runs.items():
+            for run in runs:
+                first.setdefault((model, run.example_id or run.trace_id), run.trace_id)
+        metric = self.get_metric(key)
+        order: dict[str, None] = {}
+        for scores in self.scores.values():
+            order.update(dict.fromkeys(scores[key].values if key in scores else ()))
+        return [
+            CaseResult(
+                model=model,
+                example_id=example_id,
+                key=key,
+                score=scores[key].values[example_id],
+                passes=self.passes(metric, scores[key].values[example_id]),
+                trace_id=first[model, example_id],
+            )
+            for example_id in order
+            for model, scores in self.scores.items()
+            if key in scores and example_id in scores[key].values
+        ]
+
+    def measure(self, model: str, key: str) -> float | None:
+        """Return the mean of a measure (`MEASURES`) over a model's examples; None if no run has one."""
+        values = self.scores[model].get(key)
+        if key not in MEASURES or values is None or not values.is_measure or not values.values:
+            return None
+        return fmean(values.values.values())
+
+    @cached_property
+    def examples(self) -> Mapping[str, Example]:
+        """Return the examples by id."""
+        return self._stored.examples
+
+    def contrast(self, key: str, first: str, second: str, family: int = 1) -> Contrast:
+        """Return how the second model differs from the first under a key or measure, paired by example."""
+        rising = False if key in MEASURES and key not in self._known_keys else self.get_metric(key).higher_is_better
+        sides = [{key: self.scores[model].get(key, KeyScores())} for model in (first, second)]
+        contrast = compare_scores(sides, [(0, 1)], {key: KeyRule(rising=rising)}, primary=[key])[0][key]
+        return replace(contrast, family=family)
+
+
+def _read_metric(plain: Mapping[str, Any]) -> Metric:
+    metric = Metric.from_dict(plain)
+    return Metric(
+        metric.key, metric.range, metric.higher_is_better, metric.threshold, primary=plain.get("primary") is True
+    )
