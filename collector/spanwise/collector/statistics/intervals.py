@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import copysign, fsum, inf, sqrt
+from math import copysign, frexp, fsum, inf, ldexp, sqrt
 from statistics import NormalDist
 from typing import TypeAlias
 
@@ -40,12 +40,19 @@ class Moments:
         """Return the moments of independent values. Raises `ValueError` without values."""
         if not values:
             raise ValueError("the moments of no values are undefined")
-        n, mean = len(values), fsum(values) / len(values)
-        deviations = [value - mean for value in values]
+        n, scale = len(values), get_scale(values)  # without the scale, cubes of very large values would overflow
+        mean = fsum(value / scale for value in values) / n
+        deviations = [value / scale - mean for value in values]
         variance = fsum(deviation * deviation for deviation in deviations) / (n - 1) if n > 1 else 0.0
         third = fsum(deviation**3 for deviation in deviations) / n
         error = sqrt(variance / n)
-        return cls(n, mean, error, third / n**2 / error**3 if error**3 else 0.0)
+        return cls(n, mean * scale, error * scale, third / n**2 / error**3 if error**3 else 0.0)
+
+
+def get_scale(values: Iterable[float]) -> float:
+    """Return the power of 2 by which values are divided so that the largest is from 1 to 2; 1 if all are 0."""
+    largest = max(map(abs, values), default=0.0)
+    return ldexp(1.0, frexp(largest)[1] - 1) if largest else 1.0
 
 
 def mean_interval(moments: Moments, level: float = 0.95) -> Interval:

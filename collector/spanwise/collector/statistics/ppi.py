@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import copysign, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from spanwise.collector.statistics.quantiles import t_quantile
+from spanwise.collector.statistics.intervals import Moments, hall_interval
 
 if TYPE_CHECKING:
     import numpy
@@ -173,17 +173,8 @@ def _estimate_ppi(scores: Sequence[float], votes: Sequence[WeightedLabel]) -> Co
 
 
 def _skewed_interval(mean: float, error: float, third: float, n: int) -> tuple[float, float]:
-    """Return the interval of an estimate from its standard error and third central moment (Hall 1992, JRSS B 54)."""
-    t = t_quantile(0.975, n - 1)
-    skew = third / error**3 if error else 0.0
-
-    def end(t: float) -> float:
-        if abs(skew) < _TOLERANCE:
-            return t
-        cube = 1 + skew * (t - skew / 6)
-        return 3 / skew * (copysign(abs(cube) ** (1 / 3), cube) - 1)
-
-    return mean - end(t) * error, mean - end(-t) * error
+    """Return the interval of an estimate from its standard error and third central moment."""
+    return hall_interval(Moments(n, mean, error, third / error**3 if error else 0.0))
 
 
 Array: TypeAlias = "numpy.ndarray[Any, numpy.dtype[numpy.float64]]"
