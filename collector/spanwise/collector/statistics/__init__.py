@@ -10,6 +10,8 @@ Modules, in the order in which data flows:
   labels.
 - `score_comparison`: Comparison of experiments: paired scores per key, and the conclusion with its interval, test and
   sentence.
+- `score_samples`: Mean of the scores of one key of an experiment, with its interval, clustered by example.
+- `repeated_runs`: Statistics of repeated runs: pass@k, pass^k, variance within and between examples, flaky examples.
 - `survey_sampling`: Survey sampling: sampling position of a target, samples for labelling, Hajek means with
   intervals.
 - `human_agreement`: Agreement of a judge with human labels: pairing, Cohen's kappa, fitted thresholds.
@@ -39,10 +41,16 @@ from spanwise.collector.statistics.human_agreement import (
     get_majority_label,
     measure_agreement,
 )
-from spanwise.collector.statistics.intervals import Moments, mean_interval, wilson_interval
+from spanwise.collector.statistics.intervals import Interval, Moments, mean_interval, wilson_interval
 from spanwise.collector.statistics.paired_tests import bhapkar_test, mcnemar_test, sign_flip_test, tango_statistic
 from spanwise.collector.statistics.ppi import CorrectedMean, estimate_ppi_mean
 from spanwise.collector.statistics.quantiles import nearest_rank, percentile, t_quantile
+from spanwise.collector.statistics.repeated_runs import (
+    PassEstimate,
+    RepeatedExample,
+    RepeatedRuns,
+    collect_repeated_runs,
+)
 from spanwise.collector.statistics.score_comparison import (
     ALPHA,
     MEASURES,
@@ -58,6 +66,7 @@ from spanwise.collector.statistics.score_comparison import (
     get_direction,
     get_question,
 )
+from spanwise.collector.statistics.score_samples import ScoreSample
 from spanwise.collector.statistics.survey_sampling import (
     LabelSample,
     SampledCase,
@@ -93,7 +102,13 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "ExperimentScores",
     "KeyRule",
     "KeyScores",
+    "Interval",
     "Moments",
+    "PassEstimate",
+    "RepeatedExample",
+    "RepeatedRuns",
+    "ScoreSample",
+    "collect_repeated_runs",
     "Word",
     "bhapkar_test",
     "collect_scores",
