@@ -12,6 +12,7 @@ Modules, in the order in which data flows:
 - `run_tree`: Run tree of a trace: depth-first order, and root inputs and outputs derived from the runs below.
 - `decision_explanation`: Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run.
 - `stored_comparison`: Comparison of stored experiments: their scores, the declared rules of their keys, and contrasts.
+- `experiment_statistics`: Statistics of a stored experiment per key: interval of the mean, repeated runs.
 - `score_statistics`: Statistics over stored scores: agreement of judges with people, and weighted means of rules.
 """
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         StreamingStore,
     )
     from spanwise.collector.stores.control_store import ControlStore, Store
+    from spanwise.collector.stores.experiment_statistics import KeyStatistics, estimate_keys
     from spanwise.collector.stores.run_tree import RunNode, derived_fields, make_branch, walk_tree
     from spanwise.collector.stores.score_statistics import (
         JudgeAgreement,
@@ -44,6 +46,7 @@ else:
         __name__,
         score_statistics="JudgeAgreement list_human_feedback list_judge_scores summarize_rule",
         control_store="ControlStore Store",
+        experiment_statistics="KeyStatistics estimate_keys",
         capabilities="DestinationStore FeedbackSource LazyTrace LocalStore OutgoingFeedback RowStore StreamingStore",
         stored_comparison="Change ComparisonOptions Slice StoredComparison",
         trace_store="TraceStore list_open_traces",
@@ -57,6 +60,7 @@ __all__ = [
     "DestinationStore",
     "FeedbackSource",
     "JudgeAgreement",
+    "KeyStatistics",
     "LazyTrace",
     "LocalStore",
     "OutgoingFeedback",
@@ -68,6 +72,7 @@ __all__ = [
     "StreamingStore",
     "TraceStore",
     "derived_fields",
+    "estimate_keys",
     "list_human_feedback",
     "list_judge_scores",
     "list_open_traces",
