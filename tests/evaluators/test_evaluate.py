@@ -58,7 +58,7 @@ def test_the_summary_says_n_mean_passed_failed_and_skipped(store):
         1,
         1,
     )
-    assert "│ odd │ 3 │ 0.6667 │  66.7% │      1 │       1 │" in str(summary)
+    assert "│ odd │ 3 │ 0.6667 │ [0.208, 0.939] │  66.7% │      1 │       1 │" in str(summary)
 
 
 def test_an_async_task_runs_concurrently_on_one_loop(store):

@@ -43,8 +43,17 @@ def test_failed_tasks_stand_beside_the_mean_of_who_is_left(experiment):
     row = experiment.summary()["exact"]
     assert (row.n, row.mean, row.task_failed, row.failed, row.skipped) == (1, 1.0, 19, 0, 19)
     (line,) = (line for line in str(experiment).splitlines() if line.startswith("│ exact"))
-    assert [cell.strip() for cell in line.strip("│").split("│")] == ["exact ↑", "1", "1", "19 of 20", "", "0", "19"]
-    assert "<th>mean</th><th>task failed</th>" in experiment._repr_html_()
+    assert [cell.strip() for cell in line.strip("│").split("│")] == [
+        "exact ↑",
+        "1",
+        "1",
+        "[0.207, 1]",
+        "19 of 20",
+        "",
+        "0",
+        "19",
+    ]
+    assert "<th>mean</th><th>95 %</th><th>task failed</th>" in experiment._repr_html_()
     assert "20 runs, 19 failed" in repr(experiment)
     assert "task_failed=19" in repr(row)
 
@@ -56,7 +65,7 @@ def test_where_nothing_failed_nothing_is_added_but_task_ok_can_be_asked_for(stor
 
 
 def test_before_any_run_there_is_no_share_of_failures():
-    summary = make_summary("t", ExperimentTally(), repeats=False)
+    summary = make_summary("t", ExperimentTally())
     assert (summary["task_ok"].n, summary["task_ok"].mean, list(summary)) == (0, None, [])
     with pytest.raises(KeyError):
         summary["task_okay"]

@@ -17,7 +17,13 @@ from spanwise.collector.errors import StoreError
 from spanwise.collector.formatting import standing
 from spanwise.collector.records import Example, Feedback, Target
 from spanwise.collector.records import Experiment as Record
-from spanwise.collector.statistics import BooleanRates, compute_boolean_rates, databricks_table
+from spanwise.collector.statistics import (
+    TASK_OK,
+    BooleanRates,
+    RepeatedRuns,
+    compute_boolean_rates,
+    databricks_table,
+)
 from spanwise.collector.stores import JudgeAgreement, Store
 from spanwise.evaluators.experiments.dataset_source import ExampleLookup, iterate_example_pages, read_attached_example
 from spanwise.evaluators.experiments.experiment_resume import read_metrics, read_stored_runs
@@ -127,7 +133,6 @@ class Experiment:
         return make_summary(
             title,
             self._tally,
-            repeats=_get_repetitions(record) > 1,
             has_task=bool((record.metadata.get("setup") or {}).get("task")),
             read_agreement=read_agreement,
             evaluators=record.evaluators,
@@ -164,15 +169,17 @@ class Experiment:
             if outcome.error is not None:
                 yield Failure("", "", outcome.key, outcome.error, _get_feedback_traceback(outcome))
 
-    def spread(self, key: str) -> Mapping[str, tuple[int, float, float | None, bool]]:
-        """Return for each example id (number of scores, mean, variance, whether it is flaky) under one key; {} without
-        repetitions.
+    def repeats(self, key: str) -> RepeatedRuns:
+        """Return the statistics of repeated runs under one key: pass@k, pass^k, variances, and flaky examples.
+
+        Raises `ValueError` for an unknown key, or if the experiment has no repetitions.
         """
-        tally = self._tally.keys.get(key)
-        spreads = tally.spreads if tally else {}
-        return {
-            example: (spread.n, spread.mean, spread.variance, spread.is_flaky) for example, spread in spreads.items()
-        }
+        if self._tally.repetitions < 2:
+            raise ValueError(f"experiment {self.name!r} has no repetitions; run it with evaluate(…, repetitions=5)")
+        if key != TASK_OK and key not in self._tally.keys:
+            known = ", ".join([*self._tally.keys, TASK_OK])
+            raise ValueError(f"experiment {self.name!r} has no key {key!r:.100}; expected one of: {known}")
+        return self._tally.repeats(key)
 
     def higher_is_better(self, key: str) -> bool:
         """Return whether a higher score is the better one under this key."""

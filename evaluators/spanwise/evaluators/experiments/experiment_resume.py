@@ -173,7 +173,7 @@ def _add_run(summary: TraceSummary, tally: ExperimentTally, stored: StoredRuns) 
     stored.traces[example_id, summary.repetition] = summary.trace_id
     stored.examples[summary.trace_id] = example_id
     error = (summary.error or "error") if summary.status == "error" else None
-    tally.count_run(summary.duration_ns, error, example_id)
+    tally.count_run(summary.duration_ns, error, example_id, summary.trace_id)
     tally.input_tokens += summary.input_tokens
     tally.output_tokens += summary.output_tokens
     tally.add_cost(summary.cost)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from io import StringIO
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from spanwise.collector import statistics
-from spanwise.collector.formatting import first_line
+from spanwise.collector.formatting import first_line, number
 from spanwise.collector.records import Feedback, FeedbackStats
-from spanwise.collector.statistics import TASK_OK
+from spanwise.collector.statistics import TASK_OK, ScoreSample
 from spanwise.collector.terminal_escaping import TerminalConsole
-from spanwise.evaluators.experiments.experiment_totals import ExperimentTally, JudgeCost, RepetitionStats
+from spanwise.evaluators.experiments.experiment_totals import ExperimentTally, JudgeCost
 
 if TYPE_CHECKING:
     import pandas
@@ -41,9 +41,14 @@ def format_resume_command(experiment_id: str) -> str:
 class KeySummary(FeedbackStats):
     """Summary of one feedback key over an experiment: aggregates of its scores and their variation over repetitions.
 
-    `passed` is the share of scores that pass the threshold, or None without a threshold. With repetitions, `variance`
-    is computed for each example over its repetitions, and averaged over the examples. `flaky` is the number of
-    examples whose repetitions have different scores or, with a threshold, of which only some pass.
+    `passed` is the share of scores that pass the threshold, or None without a threshold. `interval` is the 95 %
+    interval of the mean, clustered by example; None if there are too few scores. For a judge's score it is the interval
+    of the judge's mean, while `corrected_mean` estimates people's mean.
+
+    With repetitions, `variance` is the variance within examples. `flaky` is the number of examples of which only some
+    runs pass or, for scores that neither pass nor fail, whose scores differ. `pass_at` is the probability that at least
+    one of all repetitions passes (pass@k), `pass_hat` that all of them pass (pass^k); None for scores that neither pass
+    nor fail. See `Experiment.repeats`.
 
     `task_failed` is the number of failed runs of the experiment. Means leave these runs out, unless the
     evaluator scores failed runs. `failed` counts the evaluator's own errors.
@@ -52,7 +57,15 @@ class KeySummary(FeedbackStats):
     task_failed: int = 0
     variance: float | None = None
     flaky: int | None = None
-    interval: tuple[float, float] | None = None  # 95 % interval of the mean; None if there are too few scores
+    pass_at: float | None = None
+    pass_hat: float | None = None
+    interval: tuple[float, float] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return one flat dict, with the ends of the interval as `low` and `high`."""
+        values = asdict(self)
+        low, high = values.pop("interval") or (None, None)
+        return {**values, "low": low, "high": high}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +90,7 @@ class Summary(Mapping[str, KeySummary]):
     tokens: int
     cost: float | None
     models: tuple[str, ...] = ()
-    repeats: bool = False
+    repetitions: int = 1
     why: Mapping[str, str] = field(default_factory=dict)  # an error of the task and of each key, if any
     # keys under which every run was skipped, each with one of the reasons
     lacking: Mapping[str, str] = field(default_factory=dict)
@@ -91,6 +104,7 @@ class Summary(Mapping[str, KeySummary]):
     judge_unpriced: int = 0  # judge calls of unknown cost
     judge_texts_cut: int = 0  # texts that were truncated for a judge
     arrows: Mapping[str, str] = field(default_factory=dict)  # ↑ or ↓ per key whose better direction is known
+    judged: tuple[str, ...] = ()  # keys that judges score
     # agreement of each judge with human feedback, read when the table is shown
     trust: Callable[[], Mapping[str, str]] = field(default=dict, repr=False, compare=False)
 
@@ -114,45 +128,52 @@ class Summary(Mapping[str, KeySummary]):
         return make_html_table(self.title, *self._cells()) + "".join(f"<p>{escape(note)}</p>" for note in self._notes())
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return one row per key."""
+        """Return one row per key. The columns `low` and `high` are the ends of the 95 % interval of the mean."""
         import pandas
 
-        return pandas.DataFrame([asdict(row) for row in self.values()])
+        return pandas.DataFrame([row.to_dict() for row in self.values()])
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
-        head = ["key", "n", "mean", *["task failed"] * bool(self.failed), "passed", "failed", "skipped"]
-        head += ["variance", "flaky"] * self.repeats
+        has_intervals = any(row.interval is not None for row in self.values())
+        head = ["key", "n", "mean", *["95 %"] * has_intervals, *["task failed"] * bool(self.failed)]
+        head += ["passed", "failed", "skipped"]
+        if self.repetitions > 1:
+            head += ["variance", "flaky", f"pass@{self.repetitions}", f"pass^{self.repetitions}"]
+        agreement = self.trust()
+        head += [AGREEMENT_COLUMN] * bool(agreement)
         rows = []
         for key, row in self.items():
             mean = format_number(row.mean) if row.mean is not None else format_labels(row.labels)
-            flaky = "" if row.flaky is None else str(row.flaky)
-            rows.append(self._row(key, key, row, mean, format_share(row.passed), format_number(row.variance), flaky))
-        agreement = self.trust()
-        if agreement:
-            head.append(AGREEMENT_COLUMN)
-            rows = [[*row, agreement.get(key, "")] for key, row in zip(self, rows, strict=True)]
+            cells = {
+                "95 %": format_interval(row.interval),
+                "passed": format_share(row.passed),
+                "variance": format_number(row.variance),
+                "flaky": "" if row.flaky is None else str(row.flaky),
+                f"pass@{self.repetitions}": format_share(row.pass_at),
+                f"pass^{self.repetitions}": format_share(row.pass_hat),
+                AGREEMENT_COLUMN: agreement.get(key, ""),
+            }
+            rows.append(self._row(head, key, key, row, mean, cells))
         for feedback in self.overall.values():
             stats = statistics.summarize_by_key([feedback])[feedback.key]
             value = feedback.label or "" if feedback.score is None else format_number(float(feedback.score))
-            row_of_set = self._row(feedback.key, f"{feedback.key} (all)", stats, value)
-            rows.append([*row_of_set, *[""] * bool(agreement)])
+            rows.append(self._row(head, feedback.key, f"{feedback.key} (all)", stats, value, {}))
         return head, rows
 
     def _row(
-        self,
-        key: str,
-        name: str,
-        stats: FeedbackStats,
-        value: str,
-        passed: str = "",
-        variance: str = "",
-        flaky: str = "",
+        self, head: Sequence[str], key: str, name: str, stats: FeedbackStats, mean: str, cells: Mapping[str, str]
     ) -> list[str]:
         """Return the cells of a row, its name with the arrow of the key's better direction if that is known."""
-        name = f"{name} {self.arrows.get(key, '')}".rstrip()
-        task_failed = [f"{self.failed} of {self.runs}"] * bool(self.failed)
-        cells = [name, format_counts(stats), value, *task_failed, passed, str(stats.failed), str(stats.skipped)]
-        return cells + [variance, flaky] * self.repeats
+        known = {
+            "key": f"{name} {self.arrows.get(key, '')}".rstrip(),
+            "n": format_counts(stats),
+            "mean": mean,
+            "task failed": f"{self.failed} of {self.runs}",
+            "failed": str(stats.failed),
+            "skipped": str(stats.skipped),
+            **cells,
+        }
+        return [known.get(column, "") for column in head]
 
     def _notes(self) -> list[str]:
         """Return the lines below the table."""
@@ -174,6 +195,8 @@ class Summary(Mapping[str, KeySummary]):
             texts_cut=self.judge_texts_cut,
         )
         notes = [" · ".join(parts), *([str(judged)] if judged else []), *self.remarks]
+        if any(key in self.keys_ and self.keys_[key].interval is not None for key in self.judged):
+            notes.append("the 95 % interval of a judge's score is that of the judge's mean (see corrected_mean)")
         if self.open_spans:
             notes.append(f"{self.open_spans} runs had spans that were still open when their task ended (see span_wait)")
         notes += [f"{key} has too few scores: it requires {n} (min_test_cases)" for key, n in self.few.items()]
@@ -189,7 +212,6 @@ def make_summary(
     title: str,
     tally: ExperimentTally,
     *,
-    repeats: bool,
     has_task: bool = False,
     read_agreement: Callable[[], Mapping[str, str]] = dict,
     evaluators: Sequence[Mapping[str, Any]] = (),
@@ -202,9 +224,9 @@ def make_summary(
     """
     p50, p95 = tally.percentiles_ms(50, 95)
     in_order = tally.in_order()
-    task_ok = _summarize_key(tally.task_ok, tally.ends.values(), tally, repeats)
+    task_ok = _summarize_key(tally.task_ok, tally.tasks, tally)
     keys = {
-        key: _summarize_key(of_key.tally.stats(key), of_key.spreads.values(), tally, repeats)
+        key: _summarize_key(of_key.tally.stats(key), of_key.sample, tally)
         for key, of_key in in_order
         if key != TASK_OK  # reserved name, which feedback from users must not replace
     }
@@ -229,7 +251,7 @@ def make_summary(
         tokens=tally.input_tokens + tally.output_tokens,
         cost=tally.cost,
         models=tuple(sorted(tally.models)),
-        repeats=repeats,
+        repetitions=tally.repetitions,
         why={source: error for source, error in errors.items() if error},
         lacking={
             key: of_key.lacking for key, of_key in in_order if of_key.lacking and of_key.tally.skipped == tally.runs
@@ -244,19 +266,22 @@ def make_summary(
         judge_unpriced=tally.spent.unpriced,
         judge_texts_cut=tally.spent.texts_cut,
         arrows=tally.arrows,
+        judged=tuple(tally.judge_versions),
         trust=read_agreement,
     )
 
 
-def _summarize_key(
-    stats: FeedbackStats, spreads: Collection[RepetitionStats], tally: ExperimentTally, repeats: bool
-) -> KeySummary:
-    variances = [spread.variance for spread in spreads if spread.variance is not None]
-    return KeySummary(
-        **asdict(stats),
-        task_failed=tally.failed,
-        variance=sum(variances) / len(variances) if variances else None,
-        flaky=sum(spread.is_flaky for spread in spreads) if repeats else None,
+def _summarize_key(stats: FeedbackStats, sample: ScoreSample, tally: ExperimentTally) -> KeySummary:
+    summary = KeySummary(**asdict(stats), task_failed=tally.failed, interval=sample.interval())
+    if tally.repetitions < 2:
+        return summary
+    repeats, k = tally.repeats(stats.key), tally.repetitions
+    return replace(
+        summary,
+        variance=repeats.within,
+        flaky=len(repeats.flaky),
+        pass_at=repeats.pass_at(k).value if repeats.can_pass else None,
+        pass_hat=repeats.pass_hat(k).value if repeats.can_pass else None,
     )
 
 
@@ -269,6 +294,11 @@ def format_counts(stats: FeedbackStats) -> str:
 def format_number(value: float | None) -> str:
     """Format a number with at most four significant digits; "" for None."""
     return "" if value is None else f"{value:.4g}"
+
+
+def format_interval(interval: tuple[float, float] | None) -> str:
+    """Format an interval, as in "[0.71, 0.912]"; "" for None."""
+    return "" if interval is None else "[{}, {}]".format(*map(number, interval))
 
 
 def format_share(value: float | None) -> str:

@@ -10,43 +10,15 @@ from math import isfinite
 from typing import Any
 
 from spanwise.collector.records import Feedback, FeedbackStats, Run
-from spanwise.collector.statistics import TASK_OK, Tally, percentile
+from spanwise.collector.statistics import (
+    TASK_OK,
+    RepeatedRuns,
+    ScoreSample,
+    Tally,
+    collect_repeated_runs,
+    percentile,
+)
 from spanwise.evaluators.interface import Metric
-
-
-@dataclass(slots=True)
-class RepetitionStats:
-    """Running mean and variance of one example's scores over its repetitions.
-
-    Welford's algorithm: `squares` is the sum of squared differences.
-    """
-
-    n: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-    passed: int = 0
-    judged: int = 0
-
-    def add(self, score: float, passes: bool | None) -> None:
-        """Add one score."""
-        self.n += 1
-        step = score - self.mean
-        self.mean += step / self.n
-        self.squares += step * (score - self.mean)
-        self.judged += passes is not None
-        self.passed += bool(passes)
-
-    @property
-    def variance(self) -> float | None:
-        """Return the sample variance; None with fewer than two scores."""
-        return self.squares / (self.n - 1) if self.n > 1 else None
-
-    @property
-    def is_flaky(self) -> bool:
-        """Return whether only some repetitions passed; without a threshold, whether the scores differ."""
-        if self.judged:
-            return 0 < self.passed < self.judged
-        return self.squares > 1e-18
 
 
 @dataclass(slots=True)
@@ -137,18 +109,15 @@ def compute_wall_ns(runs: Sequence[Run]) -> int:
 
 @dataclass(slots=True)
 class KeyTally:
-    """Tally of one key of an experiment, with one of its errors and the variation over repetitions."""
+    """Tally of one key of an experiment, with its scores and one of its errors."""
 
     tally: Tally
     why: str | None = None  # one of the errors
     lacking: str | None = None  # reason of one of the skips
     judge: str | None = None  # version of the judge that gave the scores; None for code and human feedback
-    # per example; filled only if there are repetitions
-    spreads: dict[str, RepetitionStats] = field(default_factory=dict)
-
-    def repeat(self, example: str, score: float, passes: bool | None) -> None:
-        """Add a score as one more repetition of its example."""
-        self.spreads.setdefault(example, RepetitionStats()).add(score, passes)
+    sample: ScoreSample = field(default_factory=ScoreSample)
+    # with repetitions, the trace of each score of `sample`; None for a score of a document
+    traces: list[str | None] = field(default_factory=list)
 
 
 class ExperimentTally:
@@ -156,7 +125,7 @@ class ExperimentTally:
 
     def __init__(self, metrics: Iterable[Metric] = (), repetitions: int = 1) -> None:
         self._metrics = {metric.key: metric for metric in metrics}
-        self._repeats = repetitions > 1
+        self.repetitions = repetitions
         self.traces: dict[int, str] = {}  # trace id of each result slot
         self.runs = 0
         self.failed = 0  # runs whose task failed
@@ -172,8 +141,9 @@ class ExperimentTally:
         self.remarks: Mapping[str, None] = {}  # remarks shown below the summary table
         self.keys: dict[str, KeyTally] = {}
         self.overall: dict[str, Feedback] = {}  # feedback of set-level evaluators on the experiment
-        # by example, only with repetitions: whether its tasks ended without an error
-        self.ends: dict[str, RepetitionStats] = {}
+        self.tasks = ScoreSample()  # 1 for each run whose task ended without an error, else 0
+        # by trace, only with repetitions: the example, and whether the task ended without an error
+        self.ends: dict[str, tuple[str, bool]] = {}
 
     def add_run(
         self, slot: int, trace_id: str, duration_ns: int, error: str | None, open_spans: int = 0, example: str = ""
@@ -181,14 +151,15 @@ class ExperimentTally:
         """Add a finished run of an example, and record its trace under its slot."""
         self.traces[slot] = trace_id
         self.open += open_spans > 0
-        self.count_run(duration_ns, error, example)
+        self.count_run(duration_ns, error, example, trace_id)
 
-    def count_run(self, duration_ns: int, error: str | None, example: str = "") -> None:
+    def count_run(self, duration_ns: int, error: str | None, example: str = "", trace_id: str = "") -> None:
         """Count a finished run of an example. `error` is the task's error, or None."""
         self.runs += 1
         self.durations_ns.append(duration_ns)
-        if self._repeats:
-            self.ends.setdefault(example, RepetitionStats()).add(float(error is None), error is None)
+        self.tasks.add(float(error is None), example)
+        if self.repetitions > 1:
+            self.ends[trace_id] = example, error is None
         if error is not None:
             self.failed += 1
             # choose by example id, so that the result does not depend on the order in which runs end or are read
@@ -262,11 +233,15 @@ class ExperimentTally:
         if of_key is None:
             of_key = self.keys[feedback.key] = KeyTally(Tally(self.metric(feedback.key).passes))
             of_key.judge = (feedback.version or "") if feedback.source == "model" else None
-        passes = of_key.tally.add(feedback)
+        of_key.tally.add(feedback)
         outcome = feedback.outcome
         if outcome == "score":
-            if self._repeats and feedback.score is not None and feedback.target.document is None:
-                of_key.repeat(example, float(feedback.score), passes)
+            if (score := feedback.score) is not None:
+                sample = of_key.sample  # `ScoreSample.add` is inlined, because this runs for every example
+                sample.scores.append(score)
+                sample.examples.append(example)
+                if self.repetitions > 1:
+                    of_key.traces.append(feedback.target.trace_id if feedback.target.document is None else None)
         elif outcome == "error":
             of_key.why = of_key.why or feedback.error
         else:
@@ -280,6 +255,22 @@ class ExperimentTally:
         share = (self.runs - self.failed) / self.runs
         lowest, highest = float(not self.failed), float(self.failed < self.runs)
         return FeedbackStats(key=TASK_OK, n=self.runs, mean=share, minimum=lowest, maximum=highest, passed=share)
+
+    def repeats(self, key: str) -> RepeatedRuns:
+        """Return the statistics of the repeated runs under a key, or under `task_ok`."""
+        if key == TASK_OK:
+            scores = [(trace, float(is_ok)) for trace, (_, is_ok) in self.ends.items()]
+            return collect_repeated_runs(key, self.repetitions, self.ends, scores)
+        of_key, metric = self.keys[key], self.metric(key)
+        pairs = zip(of_key.traces, of_key.sample.scores, strict=True)
+        return collect_repeated_runs(
+            key,
+            self.repetitions,
+            self.ends,
+            ((trace, score) for trace, score in pairs if trace is not None),
+            threshold=metric.threshold,
+            higher_is_better=metric.higher_is_better,
+        )
 
     @property
     def judge_versions(self) -> dict[str, str]:
