@@ -28,7 +28,7 @@ from spanwise.collector.records import (
     TraceSummary,
     iterate_pages,
 )
-from spanwise.collector.stores import Change, ComparisonOptions, JudgeAgreement, Store, StoredComparison
+from spanwise.collector.stores import Change, ComparisonOptions, JudgeAgreement, Store, StoredComparison, estimate_keys
 
 _EXAMPLES_PER_PAGE = 50
 
@@ -114,6 +114,7 @@ def experiment(store: Store, request: Request) -> Response:
     shown = rows[offset : offset + ROWS_PER_PAGE]
     result = aggregate_experiments(store, [experiment]).get(experiment.id)
     chips = feedback_display.load_chips(store, [row.trace for row in shown])
+    judged = {**get_shown_judge_keys(chips), **get_judge_keys(experiment)}
     return rendering.render_page(
         request,
         "experiment.html",
@@ -129,8 +130,10 @@ def experiment(store: Store, request: Request) -> Response:
         result=result,
         judges=get_judge_totals(experiment),
         stats=feedback_display.get_stats_with_task_ok(result) if result else [],
+        estimates=estimate_keys(store, experiment, result) if result else {},
+        judged=judged,
         known=feedback_display.get_metric_info([experiment]),
-        trust=JudgeAgreement(store).said({**get_shown_judge_keys(chips), **get_judge_keys(experiment)}),
+        trust=JudgeAgreement(store).said(judged),
         chips=chips,
         of_whole=feedback_display.get_latest_chips(store.feedbacks(target=Target(experiment_id=experiment.id))),
         others=[
