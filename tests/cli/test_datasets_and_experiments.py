@@ -168,6 +168,13 @@ def test_an_evaluation_in_a_file(spanwise, tmp_path):
     assert "check" in spanwise("experiments", "list")
     assert "│ exact ↑  │ 4 │ 0.75 │" in spanwise("experiments", "show", "check", "--rows", 2)
     assert [row["exact"] for row in lines(spanwise("experiments", "show", "check", "--json"))] == [1.0, 1.0, 1.0, 0.0]
+    of_key = lines(spanwise("experiments", "show", "check", "--summary", "--json"))[0]
+    assert (of_key["key"], of_key["mean"], of_key["low"], of_key["high"]) == (
+        "exact",
+        0.75,
+        pytest.approx(0.3006, abs=1e-4),
+        pytest.approx(0.9544, abs=1e-4),
+    )
 
 
 def test_an_evaluation_fails_under_its_bound(spanwise, tmp_path):

@@ -45,6 +45,7 @@ Ids = Annotated[list[str], typer.Argument(help="Two or more experiments: ids, fi
 Dataset = Annotated[str | None, typer.Option(help="Only experiments over this dataset.")]
 Limit = Annotated[int, typer.Option(help="Maximum number, newest first.")]
 Rows = Annotated[int, typer.Option(help="Also show this number of runs.")]
+PerKey = Annotated[bool, typer.Option("--summary", help="With --json, print one line per key instead of per run.")]
 Changes = Annotated[int, typer.Option(help="Also show this number of examples whose score changed.")]
 Primary = Annotated[
     list[str] | None, typer.Option(help="Key that decides; the others are exploratory. May be repeated.")
@@ -95,8 +96,10 @@ def list_(dataset: Dataset = None, limit: Limit = 50, at: StoreOption = None, as
 
 
 @app.command()
-def show(experiment: Id, rows: Rows = 0, at: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show the results of an experiment per key; with --json every run.
+def show(
+    experiment: Id, rows: Rows = 0, summary: PerKey = False, at: StoreOption = None, as_json: JsonOption = False
+) -> None:
+    """Show the results of an experiment per key; with --json every run, with --json --summary every key.
 
     Example: `spanwise experiments show bm25-k3 --rows 5`
     """
@@ -105,7 +108,7 @@ def show(experiment: Id, rows: Rows = 0, at: StoreOption = None, as_json: JsonOp
     with open_store(at) as store:
         loaded = Experiment.load(store, experiment)
         if as_json:
-            emit(row.to_dict() for row in loaded.rows())
+            emit(each.to_dict() for each in (loaded.summary().values() if summary else loaded.rows()))
             return
         console.print(loaded)
         cells = [

@@ -40,7 +40,7 @@ from spanwise.cli.mcp.trace_tools import Limit
 from spanwise.collector import formatting
 from spanwise.collector.errors import Refused, Unavailable
 from spanwise.collector.records import Example, Experiment, RunScores, iterate_pages
-from spanwise.collector.stores import Store
+from spanwise.collector.stores import KeyStatistics, Store, estimate_keys
 from spanwise.collector.terminal_escaping import escape_text
 
 OfDataset = Annotated[str | None, Field(description="Only experiments over this dataset.")]
@@ -59,8 +59,8 @@ def list_experiments(store: Store, dataset: OfDataset = None, limit: Limit = 20)
 
 
 def read_experiment(store: Store, experiment_id: Id, key: OneKey = None, limit: Limit = 20) -> dict[str, Any]:
-    """Show the results of an experiment per key, and its worst runs: failed ones first, then the lowest scores under a
-    key.
+    """Show the results of an experiment per key (`interval` is the 95 % interval of the mean), and its worst runs:
+    failed ones first, then the lowest scores under a key.
     """
     record = store.experiment(experiment_id)
     buckets = store.aggregate(experiment=record.id, newest="all")
@@ -68,12 +68,14 @@ def read_experiment(store: Store, experiment_id: Id, key: OneKey = None, limit: 
     runs = list(islice(pages, MAX_RUNS))
     worst = sorted((run for run in runs if key is None or key in run.scores), key=lambda run: _worst_first(run, key))
     stats = buckets[0].feedback if buckets else ()
+    estimates = estimate_keys(store, record, buckets[0]) if buckets else {}
     return make_result(
         experiment=experiment_row(record),
         runs=len(runs),
         failed=sum(run.status == "error" for run in runs),
         scores=[
-            {"n": row.n, "mean": row.mean, "failed": row.failed, "skipped": row.skipped}
+            {"n": row.n, "mean": row.mean, "interval": estimates.get(row.key, KeyStatistics()).interval}
+            | {"failed": row.failed, "skipped": row.skipped}
             | {"untrusted": {"key": shorten_name(row.key)}}
             for row in stats[:100]
         ],
