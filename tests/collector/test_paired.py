@@ -22,6 +22,7 @@ from spanwise.collector.statistics.intervals import (
     examples_for_mean,
     examples_for_proportions,
     hall_interval,
+    limit_spread,
     paired_proportions_interval,
 )
 from spanwise.collector.statistics.paired_tests import binomial_test, chi_square_tail
@@ -263,12 +264,18 @@ def test_the_mean_is_within_its_interval(values):
 
 
 def test_the_number_of_examples_for_a_mean_is_the_smallest_that_is_enough():
-    moments = Moments.of([((i * 7919) % 13 - 6) / 10 for i in range(40)])
-    n = examples_for_mean(moments, 0.05, 0.9)
-    spread = moments.error * sqrt(40) * sqrt(39 / stats.chi2.ppf(0.2, 39))
+    values = [((i * 7919) % 13 - 6) / 10 for i in range(40)]
+    n, spread = examples_for_mean(values, 0.05, 0.9), limit_spread(values)
     for number, is_enough in ((n, True), (n - 1, False)):
         half = stats.t.ppf(0.95, number - 1) * spread / sqrt(number)
         assert (half <= 0.05 * 1.01) if is_enough else (half > 0.05 * 0.98)
+
+
+def test_the_limit_of_the_spread_is_at_least_that_of_normal_data():
+    values = [((i * 7919) % 13 - 6) / 10 for i in range(40)]
+    chi_square = numpy.std(values, ddof=1) * sqrt(39 / stats.chi2.ppf(0.2, 39))
+    assert limit_spread(values) == pytest.approx(chi_square, rel=1e-3)
+    assert limit_spread([*values, 30.0]) > 1.3 * numpy.std([*values, 30.0], ddof=1)
 
 
 def test_without_discordant_pairs_further_examples_are_still_finite():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import copysign, frexp, fsum, inf, ldexp, sqrt
+from math import copysign, exp, frexp, fsum, inf, ldexp, sqrt
 from statistics import NormalDist
 from typing import TypeAlias
 
+from spanwise.collector.statistics.paired_tests import binomial_test
 from spanwise.collector.statistics.quantiles import t_quantile
 
 Interval: TypeAlias = tuple[float, float]
@@ -18,6 +19,7 @@ MIN_DISTINCT = 5
 SPREAD_CONFIDENCE = 0.8  # confidence of the upper limit of a spread from which numbers of examples are computed
 _SKEWNESS_TOLERANCE = 1e-9
 _MAX_EXAMPLES = 10**9  # largest number of examples that is computed
+_HALVINGS = 30
 _Z_SPREAD = NormalDist().inv_cdf(SPREAD_CONFIDENCE)
 
 
@@ -105,16 +107,14 @@ def wilson_interval(successes: float, n: float, level: float = 0.95) -> Interval
     return max(0.0, (centre - half) / (1 + z2 / n)), min(1.0, (centre + half) / (1 + z2 / n))
 
 
-def examples_for_mean(moments: Moments, half_width: float, level: float) -> int:
-    """Return the number of examples at which the interval of the mean has this half width or less.
+def examples_for_mean(values: Sequence[float], half_width: float, level: float) -> int:
+    """Return the number of examples at which the interval of the mean of such values has this half width or less.
 
-    The spread is its upper confidence limit at `SPREAD_CONFIDENCE`, because the observed spread is too small in half
-    of all samples. The limit is that of normal data (chi-square, in the approximation of Wilson and Hilferty 1931).
+    The spread is its upper confidence limit (`limit_spread`), because the observed spread is too small in half of all
+    samples.
     """
-    freedom = moments.n - 1
-    quantile = freedom * (1 - 2 / (9 * freedom) - _Z_SPREAD * sqrt(2 / (9 * freedom))) ** 3
-    spread = moments.error * sqrt(moments.n) * sqrt(freedom / quantile)
-    skewness = moments.skewness * sqrt(moments.n)  # of one value
+    moments = Moments.of(values)
+    spread, skewness = limit_spread(values), moments.skewness * sqrt(moments.n)  # of one value
 
     def is_enough(n: int) -> bool:
         low, high = mean_interval(Moments(n, 0.0, spread / sqrt(n), skewness / sqrt(n)), level)
@@ -123,13 +123,36 @@ def examples_for_mean(moments: Moments, half_width: float, level: float) -> int:
     return _smallest(is_enough, 2)
 
 
+def limit_spread(values: Sequence[float]) -> float:
+    """Return the upper confidence limit of the standard deviation, at `SPREAD_CONFIDENCE`.
+
+    It is the larger of two limits: that of normal data (chi-square, approximated as by Wilson and Hilferty 1931), and
+    Bonett's for other data (2006, Computational Statistics and Data Analysis 50), which uses the kurtosis.
+    """
+    moments = Moments.of(values)
+    n, freedom = moments.n, moments.n - 1
+    deviation = moments.error * sqrt(n)
+    quantile = freedom * (1 - 2 / (9 * freedom) - _Z_SPREAD * sqrt(2 / (9 * freedom))) ** 3
+    normal = deviation * sqrt(freedom / quantile)
+    if n <= 4 or not deviation:
+        return normal
+    trimmed = int(n / (2 * sqrt(n - 4)))
+    ordered = sorted(values)[trimmed : n - trimmed]
+    centre = fsum(ordered) / len(ordered)
+    fourth = fsum(((value - centre) / deviation) ** 4 for value in values)
+    kurtosis = n * fourth / freedom**2
+    factor = n / (n - _Z_SPREAD)
+    error = factor * sqrt(max(0.0, kurtosis - (n - 3) / n) / freedom)
+    return max(normal, deviation * sqrt(factor) * exp(_Z_SPREAD * error / 2))
+
+
 def examples_for_proportions(losses: int, wins: int, n: int, half_width: float, level: float) -> int:
     """Return the number of pairs at which the interval of a difference of proportions has this half width or less.
 
-    The share of discordant pairs is its upper confidence limit at `SPREAD_CONFIDENCE` (Wilson). The variance is that
-    of Bonett and Price, which is never 0.
+    The share of discordant pairs is its upper confidence limit at `SPREAD_CONFIDENCE` (Clopper and Pearson 1934). The
+    variance is that of Bonett and Price, which is never 0.
     """
-    share = wilson_interval(wins + losses, n, 2 * SPREAD_CONFIDENCE - 1)[1]
+    share = _limit_share(wins + losses, n)
     z = z_quantile((1 + level) / 2)
     difference = min(abs(wins - losses) / n, share)
 
@@ -138,6 +161,17 @@ def examples_for_proportions(losses: int, wins: int, n: int, half_width: float, 
         return z * _adjusted_difference(fewer, more, pairs)[1] <= half_width
 
     return _smallest(is_enough, 1)
+
+
+def _limit_share(successes: int, n: int) -> float:
+    """Return the upper confidence limit of a share at `SPREAD_CONFIDENCE`, by bisection."""
+    if successes == n:
+        return 1.0
+    low, high = successes / n, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if binomial_test(successes, n, middle) > 1 - SPREAD_CONFIDENCE else (low, middle)
+    return high
 
 
 def _smallest(is_enough: object, start: int) -> int:

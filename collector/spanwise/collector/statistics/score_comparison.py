@@ -298,7 +298,7 @@ class Contrast:
         if self._step is not None:
             needed = examples_for_proportions(self.down, self.up, self.pairs, self.margin / self._step, level)
         else:
-            needed = examples_for_mean(self._moments, self.margin, level)
+            needed = examples_for_mean(self._values, self.margin, level)
         return max(1, needed - self.pairs)
 
     # --- the sentence -----------------------------------------------------------------------------------------------
