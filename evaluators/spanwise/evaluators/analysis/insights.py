@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from spanwise.collector.records import Feedback, iterate_pages
+from spanwise.collector.records import Feedback
 from spanwise.collector.statistics import RATE_ENDINGS
 from spanwise.evaluators.analysis.leaderboards import make_scale
 from spanwise.evaluators.analysis.model_results import CaseResult, EvaluatorRecord, ModelResults
@@ -16,7 +17,7 @@ GROUNDING = ("groundedness", "groundedness_embedding", "hallucination")
 # Evaluators of which H2O's document names the extremes of accuracy, speed and cost
 EXTREMES = ("fact_check",)
 NO_DIFFERENCE = "no difference can be shown"
-_FEEDBACK_PAGE = 1_000
+_MAX_FEEDBACK = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +85,10 @@ def _name_extreme(
     ordered = sorted(means, key=lambda model: -sign * means[model])
     first, others = ordered[0], ordered[1:]
     tied = tuple(model for model in ordered if means[model] == means[first])
-    named = {"kind": kind, "key": about or key}
+    name = partial(Insight, kind=kind, key=about or key)
     if len(tied) > 1:
         text = f"{kind} by {key}: {_join(tied)} are tied at {means[first]:.4g}"
-        yield Insight(text=f"{text}; {NO_DIFFERENCE}", models=tied, shown=False, **named)
+        yield name(text=f"{text}; {NO_DIFFERENCE}", models=tied, shown=False)
         return
     contrast = results.contrast(key, others[0], first, family=len(others))
     wanted = "better" if best else "worse"
@@ -95,12 +96,10 @@ def _name_extreme(
         text = (
             f"{kind} by {key}: {first} with {means[first]:.4g}; the next one is {others[0]} with {means[others[0]]:.4g}"
         )
-        yield Insight(text=text, models=(first,), metadata={"sentence": contrast.sentence}, **named)
+        yield name(text=text, models=(first,), metadata={"sentence": contrast.sentence})
     else:
         text = f"{kind} by {key}: {NO_DIFFERENCE} between {first} ({means[first]:.4g}) and {others[0]} ({means[others[0]]:.4g})"
-        yield Insight(
-            text=text, models=(first, others[0]), shown=False, metadata={"sentence": contrast.sentence}, **named
-        )
+        yield name(text=text, models=(first, others[0]), shown=False, metadata={"sentence": contrast.sentence})
 
 
 def _find_hardest(results: ModelResults, evaluator: EvaluatorRecord) -> Iterator[Insight]:
@@ -159,11 +158,9 @@ def _find_least_grounded(results: ModelResults, evaluator: EvaluatorRecord) -> I
 
 
 def _read_feedback(results: ModelResults, case: CaseResult, key: str) -> Feedback | None:
+    """Return the newest score of a case; None if it was deleted."""
     for store, _ in results.sides:
-        read: Callable[..., Any] = store.feedbacks
-        for feedback in iterate_pages(
-            lambda cursor, read=read: read(trace_ids=(case.trace_id,), key=key, limit=_FEEDBACK_PAGE, cursor=cursor)
-        ):
+        for feedback in store.feedbacks(trace_ids=(case.trace_id,), key=key, limit=_MAX_FEEDBACK):
             if feedback.score is not None:
                 return feedback
     return None

@@ -77,19 +77,17 @@ def make_heatmap(results: ModelResults) -> HeatmapLeaderboard:
         known = [by_model[model] for by_model in ranks.values() if model in by_model]
         return (sum(known) / len(known) if known else float("inf")), results.models.index(model)
 
+    warmth: dict[tuple[str, str], float | None] = {}
+    for key in keys:
+        means = {model: results.cells[model, key].mean for model in results.models}
+        scale = make_scale(results.get_metric(key), list(means.values()))
+        warmth.update({(model, key): None if mean is None else scale(mean) for model, mean in means.items()})
     return HeatmapLeaderboard(
         models=sorted(results.models, key=sum_of_ranks),
         keys=keys,
         cells={(model, key): results.cells[model, key] for model in results.models for key in keys},
         ranks=ranks,
-        warmth={
-            (model, key): scale(results.cells[model, key].mean) if results.cells[model, key].mean is not None else None
-            for key in keys
-            for scale in [
-                make_scale(results.get_metric(key), [results.cells[each, key].mean for each in results.models])
-            ]
-            for model in results.models
-        },
+        warmth=warmth,
     )
 
 
@@ -158,15 +156,13 @@ def make_boolean_leaderboards(results: ModelResults) -> list[BooleanLeaderboard]
         primary = evaluator.primary
         if primary is None or not evaluator.is_boolean_family or primary.key not in results.keys:
             continue
-        fail, retrieval, generation, parse = (
-            [results.cells.get((model, primary.key + ending)) for model in results.models] for ending in RATE_ENDINGS
-        )
         ranks = rank_models([results.cells[model, primary.key] for model in results.models], primary)
         rows = []
-        for place, model in enumerate(results.models):
+        for model in results.models:
             cell = results.cells[model, primary.key]
             rates = [
-                each[place].mean if each[place] is not None else None for each in (fail, retrieval, generation, parse)
+                rate.mean if (rate := results.cells.get((model, primary.key + ending))) is not None else None
+                for ending in RATE_ENDINGS
             ]
             rows.append(
                 BooleanRow(

@@ -135,7 +135,8 @@ class ModelResults:
         for _, record in self.sides:
             for evaluator in record.evaluators:
                 metrics = [metric for metric in evaluator.get("metrics") or () if isinstance(metric, Mapping)]
-                origin = evaluator.get("origin") if isinstance(evaluator.get("origin"), Mapping) else {}
+                recorded = evaluator.get("origin")
+                origin: Mapping[str, Any] = recorded if isinstance(recorded, Mapping) else {}
                 found[str(evaluator.get("key"))] = EvaluatorRecord(
                     id=str(origin.get("type") or evaluator.get("key")),
                     key=str(evaluator.get("key")),

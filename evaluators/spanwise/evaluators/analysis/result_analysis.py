@@ -27,6 +27,7 @@ from spanwise.evaluators.experiments import Experiment, format_number, make_text
 from spanwise.evaluators.interface import StoreLocation, resolve_store
 
 SHOWN = 10  # problems and insights in the terminal
+SHOWN_MODELS = 5  # models in the terminal, the best first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +140,15 @@ class Analysis:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(self.headline)
         board = self.leaderboard
-        head = ["model", *board.keys]
+        shown = board.models[:SHOWN_MODELS]
+        head = ["key", *shown]
         rows = [
-            [model, *(_format_cell(board.cells[model, key], board.ranks[key].get(model)) for key in board.keys)]
-            for model in board.models
+            [key, *(_format_cell(board.cells[model, key], board.ranks[key].get(model)) for model in shown)]
+            for key in board.keys
         ]
-        yield make_text_table("Leaderboard (mean with its 95 % interval, rank)", head, rows)
+        more = len(board.models) - len(shown)
+        title = "Leaderboard: mean with its 95 % interval, number of scores, rank"
+        yield make_text_table(f"{title}; {more} more models" if more else title, head, rows)
         for boolean in self.boolean_leaderboards:
             yield make_text_table(f"{boolean.key}: test cases that succeeded", *_boolean_cells(boolean))
         for trade_off in self.trade_offs:
