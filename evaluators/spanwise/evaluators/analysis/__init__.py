@@ -10,12 +10,14 @@ Modules, in the order in which data flows:
 - `insights`: Insights: best and worst, fastest and cheapest model, and the test cases that most models failed.
 - `compliance`: Compliance: the nine standards of NIST AI RMF and SR 11-7, and the evaluators that address each.
 - `result_analysis`: Analysis of experiments: leaderboards, problems, insights, compliance and trade-offs, as data.
+- `parameter_sweep`: Sweep: one experiment per combination of parameters, or per variant of the task, analyzed together.
 """
 
 from spanwise.evaluators.analysis.compliance import StandardCoverage, list_evaluators_by_standard
 from spanwise.evaluators.analysis.insights import Insight
 from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, HeatmapLeaderboard, PromptHeatmap
 from spanwise.evaluators.analysis.model_results import Cell, ModelResults
+from spanwise.evaluators.analysis.parameter_sweep import Sweep, SweepCell, sweep
 from spanwise.evaluators.analysis.problems import Problem, UnusableThreshold
 from spanwise.evaluators.analysis.result_analysis import Analysis, TradeOff, analyze
 
@@ -29,8 +31,11 @@ __all__ = [
     "Problem",
     "PromptHeatmap",
     "StandardCoverage",
+    "Sweep",
+    "SweepCell",
     "TradeOff",
     "UnusableThreshold",
     "analyze",
     "list_evaluators_by_standard",
+    "sweep",
 ]

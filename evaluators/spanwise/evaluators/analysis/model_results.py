@@ -85,8 +85,10 @@ class ModelResults:
     experiment's name. Runs with several models are grouped under "several models".
     """
 
-    def __init__(self, sides: Sequence[tuple[Store, Record]]) -> None:
+    def __init__(self, sides: Sequence[tuple[Store, Record]], models: Sequence[str] | None = None) -> None:
+        """Take the experiments; `models` names the model of each, instead of deriving it."""
         self.sides = sides
+        self._models = models
         self._stored = StoredComparison(sides)
 
     @cached_property
@@ -94,8 +96,8 @@ class ModelResults:
         """Return the runs of each model, in the order of the experiments."""
         names = Counter(record.name for _, record in self.sides)
         by_model: defaultdict[str, list[RunScores]] = defaultdict(list)
-        for (_, record), runs in zip(self.sides, self._stored.runs, strict=True):
-            declared = record.metadata.get("model")
+        for place, ((_, record), runs) in enumerate(zip(self.sides, self._stored.runs, strict=True)):
+            declared = self._models[place] if self._models else record.metadata.get("model")
             name = f"{record.name} ({record.id[:8]})" if names[record.name] > 1 else record.name
             for run in runs:
                 if isinstance(declared, str) and declared:

@@ -47,8 +47,8 @@ class TradeOff:
 class Analysis:
     """Analysis of one or more experiments by model. Everything is computed when it is used, from scores alone."""
 
-    def __init__(self, sides: Sequence[tuple[Store, Record]]) -> None:
-        self.results = ModelResults(sides)
+    def __init__(self, sides: Sequence[tuple[Store, Record]], models: Sequence[str] | None = None) -> None:
+        self.results = ModelResults(sides, models)
 
     @property
     def records(self) -> list[Record]:
