@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
-from typing import Any, Unpack
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from spanwise.collector import connect
 from spanwise.collector.errors import NotFound
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.stores import ComparisonOptions, Store
 from spanwise.evaluators.analysis.result_analysis import Analysis
-from spanwise.evaluators.experiments import Comparison, EvaluateOptions, Experiment, evaluate, render_text
+from spanwise.evaluators.experiments import Comparison, Experiment, evaluate, render_text
 from spanwise.evaluators.interface import StoreLocation, resolve_store
 
 MAX_CELLS = 1_000
@@ -90,7 +91,7 @@ def sweep(
     all_pairs: bool = False,
     store: StoreLocation | None = None,
     max_usd: float | None = None,
-    **options: Unpack[EvaluateOptions],
+    **options: Any,
 ) -> Sweep:
     """Run one experiment per combination of parameters, or per variant of the task.
 
@@ -111,7 +112,7 @@ def sweep(
     first = _find_baseline(baseline, cells)
     evaluator_list = [evaluators] if isinstance(evaluators, str) else list(evaluators)
     rows = dataset if isinstance(dataset, str | Sequence) or hasattr(dataset, "columns") else list(dataset)
-    with_store = resolve_store(store)
+    with_store = connect() if store is None else resolve_store(store)
     metadata = dict(options.pop("metadata", None) or {})
     done: dict[str, Experiment] = {}
     for cell, variant, values in cells:

@@ -35,7 +35,6 @@ from spanwise.evaluators.experiments.experiment_recorder import OpenRun, Recorde
 from spanwise.evaluators.experiments.experiment_results import Experiment
 from spanwise.evaluators.experiments.experiment_rows import Failure, Row
 from spanwise.evaluators.experiments.experiment_runner import aevaluate, dry_run, evaluate
-from spanwise.evaluators.experiments.experiment_settings import EvaluateOptions
 from spanwise.evaluators.experiments.experiment_summary import (
     KeySummary,
     Summary,
@@ -54,7 +53,6 @@ __all__ = [
     "CannotResume",
     "Change",
     "Comparison",
-    "EvaluateOptions",
     "Experiment",
     "Failure",
     "JudgeCost",
