@@ -359,7 +359,7 @@ def promises(rounds: int) -> None:
             interval = make_contrast(both, kind, margin=margin).equivalence_interval
             assert interval is not None
             kept += interval[1] - interval[0] <= 2 * margin + 1e-12
-        limit = 0.8 if name != "exponential" or n >= 40 else 0.0
+        limit = 0.8 if name != "exponential" or n >= 80 else 0.0
         text = check(kept / promised, limit, least=True, allowance=SIMULATION_ERROR)
         print(f"| {name} | {n} | {margin} | {further / promised:.0f} | {text} |", flush=True)
 

@@ -45,7 +45,7 @@ def check(tmp_path):
         (tmp_path / "check.py").write_text(text)
         command = ["eval", str(tmp_path / "check.py"), "--store", str(tmp_path / "a.db"), *arguments]
         result = CliRunner().invoke(app, command, input=input)
-        return result.exit_code, str(result.exception) if isinstance(result.exception, Refused) else result.output
+        return result.exit_code, result.output
 
     return run
 
@@ -126,7 +126,7 @@ def test_a_set_level_evaluator_that_fails_fails_on_all_runs(check):
 
 def test_a_mistyped_key_is_told_before_anything_runs(check, tmp_path):
     status, said = check(JUDGED, "--fail-under", "jugde=0.9")
-    assert (status, "(did you mean 'judge'?); known keys: exact, judge, task_ok" in said) == (1, True)
+    assert (status, "(did you mean 'judge'?); known keys: exact, judge, task_ok" in said) == (3, True)
     assert not (tmp_path / "a.db").exists()
 
 
@@ -213,7 +213,7 @@ def test_the_debugger_opens_for_what_is_no_plain_exception_too(check, raised):
 
 def test_an_example_that_there_is_not_needs_no_debugger(check):
     status, said = check(CRASHING, "--only", "nowhere", "--pdb")
-    assert (status, "(Pdb)" in said) == (1, False)
+    assert (status, "(Pdb)" in said) == (3, False)
 
 
 LOOPING = (
@@ -224,16 +224,17 @@ LOOPING = (
 
 def test_a_lower_bound_of_a_key_of_which_lower_is_better_is_refused_with_the_remedy(check):
     status, said = check(LOOPING, "--fail-under", "looping_longest_repeat=0.2")
-    assert status == 1
-    assert said == (
-        "--fail-under looping_longest_repeat=0.2: lower is better for this key, so this would fail good runs; use "
-        "--fail-over looping_longest_repeat=0.2"
+    assert status == 3
+    assert last(said) == (
+        "spanwise: --fail-under looping_longest_repeat=0.2: lower is better for this key, so this would fail good "
+        "runs; use --fail-if 'looping_longest_repeat.mean > 0.2'"
     )
 
 
 def test_an_upper_bound_of_a_key_of_which_higher_is_better_is_refused_too(check):
     status, said = check(LOOPING, "--fail-over", "looping_unique_sentences=0.2")
-    assert (status, "higher is better for this key" in said) == (1, True)
+    assert (status, "higher is better for this key" in said) == (3, True)
+    assert last(said).endswith("use --fail-if 'looping_unique_sentences.mean < 0.2'")
     assert "task_ok" in check(LOOPING, "--fail-over", "task_ok=0.2")[1]
 
 

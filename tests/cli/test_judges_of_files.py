@@ -122,8 +122,7 @@ def test_eval_and_experiments_score_take_them_too(spanwise, at):
 
 def test_a_judge_that_nobody_named_is_refused_before_anything_runs(spanwise, at):
     (at / "mine.py").write_text(FILE + "evaluators = [polite, unnamed]\n")
-    result = spanwise("eval", "mine.py", status=1)
-    assert "no judge is configured" in str(result.exception)
+    assert "no judge is configured" in spanwise("eval", "mine.py", status=3).stderr
     [feedback] = lines(spanwise("evaluators", "score", "mine.py:unnamed", TRACE))
     assert (feedback["outcome"], feedback["error"].startswith("no judge is configured")) == ("error", True)
 
@@ -149,4 +148,4 @@ def test_a_judges_own_trace_is_shown_when_it_is_named(spanwise):
 
 def test_the_debugger_hides_no_judge_that_nobody_named(spanwise, at):
     (at / "mine.py").write_text(FILE + "evaluators = [unnamed]\n")
-    assert "no judge is configured" in str(spanwise("eval", "mine.py", "--pdb", status=1).exception)
+    assert "no judge is configured" in spanwise("eval", "mine.py", "--pdb", status=3).stderr

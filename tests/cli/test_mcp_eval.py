@@ -53,7 +53,7 @@ def test_it_runs_and_says_how_it_came_out_while_stdout_is_the_protocol_s(file: P
 def test_a_file_that_fails_is_told_with_its_error(file: Path) -> None:
     file.write_text("raise RuntimeError('not today')")
     made = here(store_access.StoreAccess(str(file.with_name("a.db"))), calling("run_evaluation"), file=file)
-    assert (made["passed"], made["exit_status"]) == (False, 1)
+    assert (made["passed"], made["exit_status"]) == (False, 3)
     assert "RuntimeError: not today" in made["untrusted"]["notes"]
 
 

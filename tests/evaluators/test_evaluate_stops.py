@@ -245,3 +245,54 @@ def test_a_share_of_runs_that_nobody_has_counted_begins_nothing(store):
     with pytest.raises(ValueError, match="a share of the runs, but their number is not known in advance"):
         evaluate(iter(DATA), fails, max_failures=0.5, store=store, progress=False)
     assert store.experiments() == []
+
+
+def test_a_resumed_experiment_counts_what_earlier_parts_have_spent(store):
+    first = ran(store, costs, max_usd=2.0, concurrency=1)
+    assert first.summary().cost == 2.0
+    second = ran(store, costs, max_usd=3.0, concurrency=1, resume=True)
+    assert (second.id, second.summary().cost, second.record.status) == (first.id, 3.0, "interrupted")
+    assert second.summary().remarks == (
+        "stopped: 4 runs and earlier parts of the experiment have cost $3.0000 (max_usd=3.0)",
+    )
+
+
+def test_a_resume_whose_budget_is_spent_starts_no_run_and_says_so(store, capfd):
+    first = ran(store, costs, max_usd=2.0, concurrency=1)
+    capfd.readouterr()
+    second = ran(store, costs, max_usd=2.0, resume=True)
+    assert (second.summary().runs, second.record.status) == (first.summary().runs, "interrupted")
+    assert (
+        "earlier parts of the experiment have cost $2.0000, so none of the 192 missing runs was started "
+        "(max_usd=2.0; raise it to continue)" in capfd.readouterr().err
+    )
+
+
+def test_a_spent_budget_does_not_interrupt_an_experiment_that_has_all_its_runs(store):
+    first = ran(store, costs, limit=8, max_usd=2.0, concurrency=1)
+    assert (first.summary().runs, first.record.status) == (8, "interrupted")
+    not_empty = get_evaluator("not_empty")
+    second = evaluate(
+        DATA, costs, ["exact", not_empty], limit=8, max_usd=2.0, name="x", resume=True, store=store, progress=False
+    )
+    assert (second.record.status, second.summary()["not_empty"].n, second.summary().cost) == ("finished", 8, 2.0)
+
+
+def test_failed_runs_that_were_replaced_stay_in_the_budget(store):
+    called = []
+
+    def task(q):
+        called.append(q)
+        with_model(1.0)
+        if len(called) <= 2:
+            raise LookupError
+        return q
+
+    settings = {"limit": 6, "concurrency": 1, "name": "x", "store": store, "progress": False}
+    evaluate(DATA, task, max_failures=2, **settings)
+    second = evaluate(DATA, task, max_usd=4.0, resume=True, **settings)
+    assert (second.summary().runs, second.summary().cost) == (2, 2.0)  # two more were paid for, and replaced
+    third = evaluate(DATA, task, max_usd=5.0, resume=True, **settings)
+    assert (third.summary().runs, third.record.metadata["totals"]["spent_usd"]) == (3, 5.0)
+    scored = third.evaluate([get_evaluator("not_empty")], progress=False)
+    assert scored.record.metadata["totals"]["spent_usd"] == 5.0

@@ -34,7 +34,7 @@ COMMANDS = {
     ),
     "eval": (
         "eval_file:eval_",
-        "Run the evaluation defined in a file, print the results, and exit with 1 if the quality gate fails.",
+        "Run the evaluation defined in a file, or all evaluations of a folder, and check a quality gate.",
     ),
     "mcp": (
         "mcp:mcp",
@@ -118,7 +118,8 @@ class LazyCommands(Mapping[str, Any]):
         module, _, attribute = self._table[name][0].partition(":")
         try:
             with require_extra("server", "the command line"):
-                found = getattr(import_module(f"spanwise.cli.commands.{module}"), attribute)
+                imported = import_module(f"spanwise.cli.commands.{module}")
+                found = getattr(imported, attribute)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.startswith("spanwise"):
                 raise
@@ -128,7 +129,7 @@ class LazyCommands(Mapping[str, Any]):
         if isinstance(found, typer.Typer):
             parent.add_typer(found, name=name)
         else:
-            parent.command(name)(found)
+            parent.command(name, cls=getattr(imported, "Command", None))(found)
         return typer.main.get_group(parent).commands[name]
 
     def get(self, name: str, default: Any = None) -> Any:

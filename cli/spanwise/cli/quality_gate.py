@@ -1,25 +1,45 @@
-"""Quality gate of `spanwise eval`: allowed failures and bounds on means, for the exit status in CI."""
+"""Quality gate of `spanwise eval`: allowed failures, bounds on means and expressions, for the exit status in CI."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import isfinite
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from spanwise.cli.evaluation_files import EvaluationFile
+from spanwise.cli.gate_expressions import (
+    Expression,
+    GateResult,
+    MeasuredExperiment,
+    Outcome,
+    check_unit,
+    describe_missing_score,
+    evaluate_expression,
+    format_key,
+    is_measure,
+    parse_expression,
+    settle,
+)
 from spanwise.collector.errors import Refused
 from spanwise.collector.formatting import first_line
-from spanwise.collector.statistics import TASK_OK
+from spanwise.collector.statistics import MEASURES, TASK_OK
+from spanwise.collector.stores import ComparisonOptions
 from spanwise.tracer.suggestions import did_you_mean
 
 if TYPE_CHECKING:
+    from spanwise.cli.baselines import Baseline
     from spanwise.evaluators import Evaluator, Experiment
+    from spanwise.evaluators.experiments import Comparison
 
 
 MAX_SHOWN_RUNS = 5  # failed runs that are printed
+EXIT_CODES = {"passed": 0, "failed": 1, "undecided": 2, "broken": 3}
+_INCONCLUSIVE: Mapping[str, Outcome] = {"pass": "passed", "fail": "failed"}
 _SHARE_OR_COUNT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)%|([0-9]{1,9})")
 
 
@@ -50,13 +70,96 @@ class MeanBound:
         return "--fail-over" if self.is_most else "--fail-under"
 
     @property
+    def name(self) -> str:
+        """Return the bound with its option, for reports."""
+        return f"{self.option} {self.key}={self.limit:g}"
+
+    @property
     def beyond(self) -> str:
         """Return the range in which the mean fails, such as "below 0.8"."""
         return f"{'above' if self.is_most else 'below'} {self.limit:.4g}"
 
     def fails(self, mean: float) -> bool:
-        """Return whether a mean violates the bound."""
-        return mean > self.limit if self.is_most else mean < self.limit
+        """Return whether a mean violates the bound; NaN does."""
+        return not (mean <= self.limit if self.is_most else mean >= self.limit)
+
+
+Requirement: TypeAlias = "MeanBound | Expression"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """Requirements for the experiments of a command.
+
+    `margin` and `primary` are options of the comparison with the baseline; they precede those of the files.
+    `inconclusive` is the outcome that replaces "undecided".
+    """
+
+    allowance: FailureAllowance
+    bounds: Sequence[MeanBound] = ()
+    expressions: Sequence[Expression] = ()
+    margin: Mapping[str, float] = field(default_factory=dict)
+    primary: Sequence[str] = ()
+    inconclusive: Outcome | None = None
+
+    @property
+    def requirements(self) -> list[Requirement]:
+        """Return the requirements on keys."""
+        return [*self.bounds, *self.expressions]
+
+    def get_margin(self, file: EvaluationFile) -> dict[str, float]:
+        """Return the margins for a file, by key."""
+        return {**file.margin, **self.margin}
+
+    def get_primary(self, file: EvaluationFile) -> Sequence[str] | None:
+        """Return the primary keys for a file; None if neither options nor file name some."""
+        return [*self.primary] or file.primary
+
+
+FinalOutcome: TypeAlias = Literal["passed", "failed", "undecided", "broken"]
+
+
+@dataclass(slots=True, kw_only=True)
+class EvaluationResult:
+    """Result of one evaluation. `error` tells why its set-up is broken; the gate then has no results."""
+
+    name: str
+    experiment: Experiment | None = None
+    baseline: Baseline | None = None
+    dataset_note: str = ""
+    comparison: str = ""  # comparison with the baseline as Markdown, if a report needs it
+    gate: list[GateResult] = field(default_factory=list)
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def outcome(self) -> FinalOutcome:
+        """Return the outcome of the evaluation: the worst of its gate's results, or "broken"."""
+        if self.error:
+            return "broken"
+        outcomes = {result.outcome for result in self.gate}
+        return "failed" if "failed" in outcomes else "undecided" if "undecided" in outcomes else "passed"
+
+    def __str__(self) -> str:
+        reasons = [self.error] if self.error else [each.reason for each in self.gate if each.outcome == self.outcome]
+        said = f": {first_line(reasons[0])}" if reasons and self.outcome != "passed" else ""
+        return f"{self.name}: {OUTCOME_NAMES[self.outcome]}{said}"
+
+
+OUTCOME_NAMES: Mapping[str, str] = {
+    "passed": "passed",
+    "failed": "failed",
+    "undecided": "could not decide",
+    "broken": "broken set-up",
+    "skipped": "skipped",
+}
+
+
+def find_worst(results: Iterable[EvaluationResult]) -> FinalOutcome:
+    """Return the worst outcome: broken, failed, undecided, passed, in this order."""
+    order: tuple[FinalOutcome, ...] = ("broken", "failed", "undecided")
+    outcomes = {result.outcome for result in results}
+    return next((outcome for outcome in order if outcome in outcomes), "passed")
 
 
 @dataclass(slots=True)
@@ -81,6 +184,50 @@ def parse_allowance(text: str) -> FailureAllowance:
     raise Refused(f"--allow-failed must be a number of runs or a share, such as 2 or 5%, got {text!r}")
 
 
+def parse_gate(
+    *,
+    allow_failed: str,
+    fail_under: Iterable[str],
+    fail_over: Iterable[str],
+    fail_if: Iterable[str],
+    margin: Iterable[str],
+    primary: Sequence[str],
+    inconclusive: str | None,
+    has_baseline: bool,
+) -> Gate:
+    """Parse the options of the gate. Raises `Refused`."""
+    if inconclusive is not None and inconclusive not in _INCONCLUSIVE:
+        raise Refused(f"--inconclusive must be pass or fail, got {inconclusive!r}")
+    gate = Gate(
+        allowance=parse_allowance(allow_failed),
+        bounds=parse_bounds(fail_under, fail_over),
+        expressions=[parse_expression(text) for text in fail_if],
+        margin=dict(map(_parse_margin, margin)),
+        primary=primary,
+        inconclusive=_INCONCLUSIVE[inconclusive] if inconclusive else None,
+    )
+    if not has_baseline:
+        for expression in gate.expressions:
+            if expression.word:
+                raise Refused(f"{expression.name}: a conclusion needs an experiment to compare with; add --baseline")
+        if gate.margin or gate.primary:
+            option = "--margin" if gate.margin else "--primary"
+            raise Refused(f"{option} is an option of the comparison with a baseline; add --baseline, or omit it")
+    return gate
+
+
+def _parse_margin(text: str) -> tuple[str, float]:
+    key, _, number = text.rpartition("=")
+    try:
+        margin = {key.strip(): float(number)}
+        ComparisonOptions(margin=margin)
+    except ValueError:
+        margin = {}
+    if not key.strip() or not margin:
+        raise Refused(f"--margin must be KEY=NUMBER with a positive number, such as exact=0.02, got {text!r}")
+    return key.strip(), margin[key.strip()]
+
+
 def parse_bounds(least: Iterable[str], most: Iterable[str] = ()) -> list[MeanBound]:
     """Parse all values of `--fail-under` and `--fail-over`. Raises `Refused`."""
     return [*(_parse_bound(text, False) for text in least), *(_parse_bound(text, True) for text in most)]
@@ -97,26 +244,55 @@ def _parse_bound(text: str, is_most: bool) -> MeanBound:
     return bound
 
 
-def check_bound_keys(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluator], text: str, file: str) -> list[str]:
-    """Raise `Refused` for bounds on keys that no evaluator gives, before the run. Return remarks on undeclared keys.
+def check_keys(gate: Gate, files: Sequence[EvaluationFile], where: Path, *, complete: bool = True) -> list[str]:
+    """Raise `Refused` for requirements on keys that no file reports, before the runs. Return remarks on other keys.
 
-    Registered evaluators declare all their keys, whereas a user's function or the task may return any. An undeclared
-    key is therefore rejected if it resembles a declared one, or if all evaluators declare theirs. It is accepted if
-    the text of the evaluation file contains it.
+    `where` is the file or folder of the command. `complete` is False if some of its files could not be loaded: they
+    may report any key.
     """
-    _check_directions(wanted, evaluators)
-    known = {TASK_OK, *(metric.key for evaluator in evaluators for metric in evaluator.metrics)}
-    closed = all(evaluator.spec is not None or len(evaluator.metrics) > 1 for evaluator in evaluators)
     remarks = []
-    for key, option in {bound.key: bound.option for bound in wanted if bound.key not in known}.items():
-        hint = did_you_mean(key, known, form=" ({})")
-        if (hint or closed) and not re.search(rf"(?<!\w){re.escape(key)}(?!\w)", text):
-            raise Refused(
-                f"{option} {key!r}: no evaluator reports this key{hint}; known keys: {', '.join(sorted(known))}. "
-                f"A key that is only known at run time must occur in {file}, for example in a comment"
-            )
-        remarks.append(f"{option} {key!r}: no evaluator declares this key; it is checked after the runs")
+    for file in files:
+        _check_directions(gate.bounds, file.all_evaluators)
+        for expression in gate.expressions:
+            check_unit(expression, file.reported_keys)
+            if expression.word and expression.key in file.set_keys:
+                raise Refused(
+                    f"{expression.name}: {expression.key!r} has one score for the whole set, and no pairs to compare; "
+                    f"use --fail-if '{format_key(expression.key)}.mean < NUMBER'"
+                )
+        options = [("margin", key) for key in file.margin] + [("primary", key) for key in file.primary or ()]
+        for option, key in options:
+            if key in MEASURES:
+                continue
+            if key in file.set_keys:
+                raise Refused(
+                    f"{file.path}: {option}: {key!r} has one score for the whole set, and no pairs to compare"
+                )
+            _check_key(key, f"{file.path}: {option}", [file], file.path)
+    wanted = [
+        (each.option, each.key)
+        for each in gate.requirements
+        if isinstance(each, MeanBound) or not all(is_measure(each, file.reported_keys) for file in files)
+    ]
+    options = [("--margin", key) for key in gate.margin] + [("--primary", key) for key in gate.primary]
+    wanted += [(option, key) for option, key in options if key not in MEASURES]
+    for option, key in dict.fromkeys(wanted):
+        if complete and _check_key(key, option, files, where) == "possible":
+            remarks.append(f"{option} {key!r}: no evaluator declares this key; it is checked after the runs")
     return remarks
+
+
+def _check_key(key: str, option: str, files: Sequence[EvaluationFile], where: Path) -> str:
+    """Return whether any file declares a key or may report it. Raises `Refused` if none does."""
+    known = {TASK_OK, *(known for file in files for known in file.reported_keys)}
+    statuses = {file.find_key(key) for file in files}
+    if statuses - {"absent"}:
+        return "declared" if "declared" in statuses else "possible"
+    raise Refused(
+        f"{option} {key!r}: no evaluator reports this key{did_you_mean(key, known, form=' ({})')}; known keys: "
+        f"{', '.join(sorted(known))}. A key that is only known at run time must occur in "
+        f"{'a file of ' if where.is_dir() else ''}{where}, for example in a comment"
+    )
 
 
 def _check_directions(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluator]) -> None:
@@ -130,10 +306,11 @@ def _check_directions(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluato
     rising = {TASK_OK: True, **{metric.key: metric.higher_is_better for metric in declared}}
     for bound in wanted:
         if rising.get(bound.key, not bound.is_most) == bound.is_most:
-            better, other = ("higher", "--fail-under") if bound.is_most else ("lower", "--fail-over")
+            better, sign = ("higher", "<") if bound.is_most else ("lower", ">")
+            expression = f"{format_key(bound.key)}.mean {sign} {bound.limit:g}"
+            quoted = f'"{expression}"' if "'" in expression else f"'{expression}'"
             raise Refused(
-                f"{bound.option} {bound.key}={bound.limit:g}: {better} is better for this key, so this would fail good "
-                f"runs; use {other} {bound.key}={bound.limit:g}"
+                f"{bound.name}: {better} is better for this key, so this would fail good runs; use --fail-if {quoted}"
             )
 
 
@@ -153,47 +330,78 @@ def collect_failures(experiment: Experiment) -> FailureSummary:
     return failures
 
 
-def list_complaints(
-    experiment: Experiment, failed: FailureSummary, allow: FailureAllowance, wanted: Sequence[MeanBound]
-) -> list[str]:
-    """Return all failures of the quality gate, one line each. The last line can be understood on its own."""
+def apply_gate(
+    gate: Gate,
+    experiment: Experiment,
+    failed: FailureSummary,
+    comparison: Comparison | None = None,
+    file: EvaluationFile | None = None,
+    *,
+    lenient: bool = False,
+) -> list[GateResult]:
+    """Return the results of all requirements. The last one, on failed runs, can be understood on its own.
+
+    With `lenient`, requirements on keys that the experiment does not report are skipped.
+    """
     status = experiment.record.status
-    complaints = [] if status == "finished" else [f"the evaluation is {status}, so some runs are missing"]
-    complaints += [text for bound in wanted if (text := _bound_complaint(experiment, bound))]
-    return complaints + _failure_complaint(experiment, failed, allow)
+    results = []
+    if status != "finished":
+        results.append(GateResult("all runs", "failed", f"the evaluation is {status}, so some runs are missing"))
+    measured = MeasuredExperiment(experiment, comparison, gate.get_margin(file) if file else gate.margin)
+    for requirement in gate.requirements:
+        key, reported = requirement.key, measured.is_reported(requirement.key)
+        measure = isinstance(requirement, Expression) and is_measure(requirement, {key} if reported else set())
+        declared = file is not None and file.find_key(key) == "declared"
+        if lenient and not (measure or reported or declared):
+            results.append(GateResult(requirement.name, "skipped", f"this evaluation does not report {key!r}"))
+        elif isinstance(requirement, Expression):
+            results.append(settle(evaluate_expression(requirement, measured), gate.inconclusive))
+        else:
+            results.append(_check_bound(measured, requirement))
+    return [*results, _check_failures(experiment, failed, gate.allowance)]
 
 
-def _failure_complaint(experiment: Experiment, failed: FailureSummary, allow: FailureAllowance) -> list[str]:
-    runs = experiment.summary().runs
+def _check_failures(experiment: Experiment, failed: FailureSummary, allow: FailureAllowance) -> GateResult:
+    name, runs = f"failed runs (--allow-failed {allow.text})", experiment.summary().runs
     count = max(len(failed.runs), experiment.summary().failed, runs if failed.of_the_set else 0)
     if allow.allows(count, runs):
-        return []
+        return GateResult(name, "passed", f"{count} of {runs} runs failed")
     share = f"all {runs}" if count == runs else f"{count} of {runs}"
     errors = "; ".join(
         f"{key or 'the task'}{'' if key in failed.of_the_set else f' {times} times'}, as with {failed.why[key]}"
         for key, times in failed.times.items()
     )
-    return [f"{share} runs failed ({errors}); --allow-failed allows {allow.text}"]
+    return GateResult(name, "failed", f"{share} runs failed ({errors}); --allow-failed allows {allow.text}")
 
 
-def _bound_complaint(experiment: Experiment, bound: MeanBound) -> str:
-    """Return the reason why the mean of a key violates its bound, or "". A key without any score violates every
-    bound.
-    """
-    summary = experiment.summary()
-    overall = summary.overall.get(bound.key)
-    stats = summary.get(bound.key)
-    mean = overall.score if overall is not None else stats.mean if stats is not None else None
-    if mean is not None:
-        return f"{bound.key} is {mean:.4g}, {bound.beyond}" if bound.fails(mean) else ""
-    if stats is None:
-        reason = did_you_mean(bound.key, [*summary, *summary.overall])
-    else:
-        counts = {"failed": stats.failed, "skipped": stats.skipped, "labels without a score": stats.labelled}
-        lacking = summary.lacking.get(bound.key)
-        reason = ": " + ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        reason += f", as it {lacking}" if lacking else ""
-    return f"{bound.key} has no mean, {bound.beyond}{reason}"
+def _check_bound(measured: MeasuredExperiment, bound: MeanBound) -> GateResult:
+    """Return the result of a bound on a mean. A key without any score violates every bound."""
+    stats = measured.find_stats(bound.key)
+    if stats is None or stats.mean is None:
+        missing = describe_missing_score(measured, bound.key) or ""
+        return GateResult(bound.name, "failed", f"{bound.key} has no mean, {bound.beyond}{missing}")
+    if bound.fails(stats.mean):
+        return GateResult(bound.name, "failed", f"{bound.key} is {stats.mean:.4g}, {bound.beyond}")
+    return GateResult(bound.name, "passed", f"{bound.key} is {stats.mean:.4g}")
+
+
+def fail_keys_without_report(results: Sequence[EvaluationResult]) -> list[str]:
+    """Change requirements that every evaluation of a folder has skipped to failed ones. Return the reasons."""
+    finished = [result for result in results if not result.error]
+    names = dict.fromkeys(each.name for result in finished for each in result.gate if each.outcome == "skipped")
+    unmet = [
+        name
+        for name in names
+        if all(each.outcome == "skipped" for result in finished for each in result.gate if each.name == name)
+    ]
+    for result in finished:
+        result.gate = [
+            replace(each, outcome="failed", reason="no evaluation has reported this key")
+            if each.name in unmet
+            else each
+            for each in result.gate
+        ]
+    return [f"{name}: no evaluation has reported this key" for name in unmet]
 
 
 def list_partial_means(experiment: Experiment, wanted: Sequence[MeanBound]) -> list[str]:

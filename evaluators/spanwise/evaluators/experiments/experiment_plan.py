@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from spanwise.collector.records import Case, Example, Feedback, Run, Target, Trace
@@ -105,10 +105,17 @@ class StopConditions:
     Once a condition is met, `reason` names it and no new run starts. Running ones finish.
     """
 
-    def __init__(self, settings: ExperimentSettings, total: int | None, remark: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: ExperimentSettings,
+        total: int | None,
+        remark: Callable[[str], None],
+        spent_usd: float = 0.0,
+    ) -> None:
         """Set the conditions for an experiment of `total` runs (None: unknown).
 
-        Raises `ValueError` if a condition is a share of the runs and `total` is None.
+        `spent_usd` is the cost of the tasks in earlier parts of a resumed experiment. Raises `ValueError` if a
+        condition is a share of the runs and `total` is None.
         """
         self.reason = ""
         self.raised: BaseException | None = None  # error of a task, for `evaluate()` to raise
@@ -117,13 +124,35 @@ class StopConditions:
         self._max_failed, self._failure_option = _compute_failure_limit(settings, total)
         self._lock = threading.Lock()
         self._failed = self._finished = 0
-        self._usd = 0.0
-        self._is_active = bool(self._max_failed or settings.max_usd)
+        self._spent_before = self._usd = spent_usd
+
+    @property
+    def spent_usd(self) -> float:
+        """Return the cost of all attempts of the task, those of earlier parts of the experiment included."""
+        return self._usd
+
+    def skip_unaffordable(self, items: Iterator[PlannedRun]) -> Iterator[PlannedRun]:
+        """Yield the planned runs; if earlier parts have spent `max_usd`, only those that exist and need scores."""
+        max_usd = self._settings.max_usd
+        if max_usd is None or self._spent_before < max_usd:
+            yield from items
+            return
+        skipped = 0
+        for item in items:
+            if item.trace is not None:
+                yield item
+            else:
+                skipped += 1
+        if skipped:
+            self._stop(
+                f"earlier parts of the experiment have cost ${self._spent_before:,.4f}, so none of the {skipped} "
+                f"missing runs was started (max_usd={max_usd!r}; raise it to continue)"
+            )
 
     def check(self, finished: FinishedRun) -> None:
         """Check the conditions after a finished run; may be called from any thread."""
         # an existing run was scored: the conditions concern only runs of the task
-        if not self._is_active or finished.item.trace is not None:
+        if finished.item.trace is not None:
             return
         with self._lock:
             self._finished += 1
@@ -131,20 +160,20 @@ class StopConditions:
             self.raised = self.raised or finished.raised
             if self._max_failed is not None and self._failed >= self._max_failed:
                 self._stop(f"{self._failed} of {self._finished} runs failed ({self._failure_option})")
-            if self._settings.max_usd is not None:
-                self._add_cost(finished, self._settings.max_usd)
+            self._add_cost(finished, self._settings.max_usd)
 
-    def _add_cost(self, finished: FinishedRun, max_usd: float) -> None:
+    def _add_cost(self, finished: FinishedRun, max_usd: float | None) -> None:
         for run in finished.runs:
             known = run.cost is not None and math.isfinite(run.cost)
             self._usd += max(0.0, run.cost or 0.0) if known else 0.0
-            if not known and (run.model or run.usage):
+            if max_usd is not None and not known and (run.model or run.usage):
                 unknown = (
                     f"max_usd does not count calls of {run.model or 'a model without a name'}, whose price is unknown"
                 )
                 self._remark(f"{unknown} (report it with set_usage(cost=…))")
-        if self._usd >= max_usd:
-            self._stop(f"{self._finished} runs have cost ${self._usd:,.4f} (max_usd={max_usd!r})")
+        if max_usd is not None and self._usd >= max_usd:
+            earlier = " and earlier parts of the experiment" if self._spent_before else ""
+            self._stop(f"{self._finished} runs{earlier} have cost ${self._usd:,.4f} (max_usd={max_usd!r})")
 
     def _stop(self, reason: str) -> None:
         self.reason = self.reason or reason

@@ -69,6 +69,7 @@ class ExperimentJob:
     examples: Sequence[Example] | None = None  # all examples, if they are in memory
     is_saved: bool = True  # False: `record` is never saved
     rescores: bool = False  # True: scores existing runs only, and the record keeps its status
+    spent_usd: float = 0.0  # cost of the tasks in earlier parts of a resumed experiment
     conditions: StopConditions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +77,8 @@ class ExperimentJob:
 
         Raises `ValueError` if a condition is a share of the runs and their number is unknown.
         """
-        self.conditions = StopConditions(self.plan.settings, self.total, self.plan.remark)
+        self.conditions = StopConditions(self.plan.settings, self.total, self.plan.remark, self.spent_usd)
+        self.items = self.conditions.skip_unaffordable(self.items)
 
 
 def prepare_experiment(
@@ -120,7 +122,16 @@ def prepare_experiment(
         items = _iterate_remaining_runs(items, stored, evaluators, tally, store)
         total = None if total is None else max(0, total - len(stored.traces))
     job = ExperimentJob(
-        plan, record, store, tally, items, total, set_evaluators, collect_environment(), source.in_memory
+        plan,
+        record,
+        store,
+        tally,
+        items,
+        total,
+        set_evaluators,
+        collect_environment(),
+        source.in_memory,
+        spent_usd=stored.spent_usd if stored is not None and task is not None else 0.0,
     )
     store.save_experiment(record)
     return job

@@ -94,6 +94,7 @@ class StoredRuns:
     # trace ids of failed runs that will be run again, by (example id, repetition)
     retried: dict[tuple[str, int], list[str]] = field(default_factory=dict)
     replaced: list[str] = field(default_factory=list)  # trace ids of failed runs that were run again later
+    spent_usd: float = 0.0  # cost of all runs in US dollars, with runs that were replaced or will be run again
 
 
 def read_stored_runs(
@@ -112,6 +113,13 @@ def read_stored_runs(
     """
     stored = StoredRuns(EvaluatedTraces(evaluators, frozenset(metric.key for metric in read_metrics(experiment))))
     summaries = list(iterate_pages(partial(store.traces, experiment=experiment.id, limit=RUN_PAGE)))
+    totals = experiment.metadata.get("totals", {})
+    # replaced runs are deleted, so the recorded amount can be larger than the cost of the stored runs
+    recorded_usd = totals.get("spent_usd")
+    stored.spent_usd = max(
+        sum(summary.cost or 0.0 for summary in summaries),
+        recorded_usd if isinstance(recorded_usd, int | float) else 0.0,
+    )
     for summary in _iterate_counted(summaries, experiment, stored):
         if retrying and summary.status == "error":
             stored.retried.setdefault(_make_run_key(summary), []).append(summary.trace_id)
@@ -131,7 +139,6 @@ def read_stored_runs(
         for feedback in _iterate_feedback(store, experiment.id, stored, current):
             stored.evaluated.note(feedback)
     _add_feedback(_iterate_feedback(store, experiment.id, stored, current), tally, stored, current)
-    totals = experiment.metadata.get("totals", {})
     tally.models.update(totals.get("models", ()))
     tally.remarks = dict.fromkeys(totals.get("remarks", ()))
     return stored

@@ -72,7 +72,8 @@ def evaluate(
     - `timeout`: seconds per attempt. `retries`: further attempts after a transient failure, or after those that
       `retry_on` (exception types, or a function of the exception) accepts.
     - `fail_fast`, `max_failures` (a number, or a share of the runs such as 0.2) and `max_usd` (cost of the tasks'
-      spans): stop the experiment. Running tasks finish, and the experiment can be resumed.
+      spans, those of earlier parts of a resumed experiment included): stop the experiment. Running tasks finish, and
+      the experiment can be resumed.
     - `raise_errors`: raise the error of a task.
     - `resume`: continue an interrupted experiment (True: the one named `name`; or an experiment's id).
     - `span_wait`: seconds to wait for spans that are still open when the task ends.
@@ -229,6 +230,9 @@ def _close_record(job: ExperimentJob, status: Any) -> Record:
     before = job.record  # rescoring keeps the recorded end time and status
     ended_ns = before.ended_ns or now
     totals = {**job.tally.totals(), "seconds": round((ended_ns - job.record.started_ns) / 1e9, 3)}
+    spent_usd = job.conditions.spent_usd or (before.metadata.get("totals") or {}).get("spent_usd")
+    if spent_usd:
+        totals["spent_usd"] = spent_usd
     record = replace(
         job.record,
         status=before.status if job.rescores else status,
