@@ -1,0 +1,434 @@
+"""Analysis of experiments by model: leaderboards, problems, insights, compliance, trade-offs and sweeps."""
+
+import math
+
+import pytest
+
+from looped_cases import loop_over
+from spanwise.evaluators import Metric, datasets, evaluate, evaluator
+from spanwise.evaluators.analysis import analyze, list_evaluators_by_standard, sweep
+from spanwise.evaluators.analysis.leaderboards import make_scale, rank_models
+from spanwise.evaluators.analysis.model_results import SEVERAL_MODELS, Cell
+from spanwise.evaluators.analysis.problems import measure_severity
+from spanwise.tracer import current_run, span
+
+HIGHER = Metric("k", threshold=0.5)
+
+
+def run(store, name, scores, metrics=(HIGHER,), *, dataset=None, model=None, repetitions=1):
+    """Run an experiment whose scores by key and example are given; an exception is an evaluator's error."""
+    keys = [metric.key for metric in metrics]
+    rows = dataset or [{"inputs": {"q": n}, "id": f"e{n}"} for n in range(len(scores[keys[0]]))]
+
+    @evaluator(key=f"{name} scores", metrics=list(metrics))
+    def judge(inputs):
+        rows = [{"key": key, "score": scores[key][inputs["q"]]} for key in keys]
+        for row in rows:
+            if isinstance(row["score"], Exception):
+                raise row["score"]
+        return rows
+
+    metadata = {"model": model} if model else None
+    return evaluate(
+        rows, lambda q: q, [judge], name=name, store=store, metadata=metadata, progress=False, repetitions=repetitions
+    )
+
+
+def two(store, first, second, metrics=(HIGHER,)):
+    """Analyze two models, a and b, with these scores of the first metric."""
+    key = metrics[0].key
+    return analyze(run(store, "a", {key: first}, metrics), run(store, "b", {key: second}, metrics))
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_model_is_that_of_the_metadata_then_of_the_calls_then_the_name(store):
+    def calls(*models):
+        def task(q):
+            for model in models:
+                with span("chat", kind="llm"):
+                    current_run().set_usage(model=model, input_tokens=1)
+            return q
+
+        return task
+
+    rows = [{"inputs": {"q": 1}}]
+
+    def models(name, task, **options):
+        return analyze(evaluate(rows, task, name=name, store=store, progress=False, **options)).models
+
+    assert models("declared", calls("gpt"), metadata={"model": "mine"}) == ["mine"]
+    assert models("called", calls("gpt")) == ["gpt"]
+    assert models("mixed", calls("gpt", "other")) == [SEVERAL_MODELS]
+    assert models("plain", lambda q: q) == ["plain"]
+
+
+def test_experiments_with_the_same_model_are_one_model(store):
+    first, second = (run(store, name, {"k": [score] * 4}, model="m") for name, score in (("a", 1.0), ("b", 0.0)))
+    (cell,) = analyze(first, second).results.cells.values()
+    assert (cell.model, cell.n, cell.mean) == ("m", 8, 0.5)
+
+
+def test_equal_names_without_a_model_are_told_apart(store):
+    models = analyze(run(store, "a", {"k": [1.0]}), run(store, "a", {"k": [0.0]})).models
+    assert len(models) == 2
+    assert all(model.startswith("a (") for model in models)
+
+
+def test_names_need_a_store(store):
+    run(store, "a", {"k": [1.0]})
+    assert analyze("a", store=store).models == ["a"]
+    with pytest.raises(ValueError, match="is a name: pass its store"):
+        analyze("a")
+    with pytest.raises(ValueError, match="requires one or more experiments"):
+        analyze()
+
+
+# --- leaderboards -----------------------------------------------------------------------------------------------------
+
+
+def cell(model, mean, low=None, high=None):
+    """Return the result of a model."""
+    return Cell(model=model, key="k", n=9, mean=mean, interval=None if low is None else (low, high))
+
+
+@loop_over(
+    ("cells", "ranks"),
+    [
+        ([cell("a", 0.9, 0.8, 1.0), cell("b", 0.5, 0.4, 0.6)], {"a": 1, "b": 2}),
+        ([cell("a", 0.9, 0.7, 1.0), cell("b", 0.7, 0.5, 0.8)], {"a": 1, "b": 1}),
+        ([cell("a", 0.9, 0.8, 1.0), cell("b", 0.75, 0.6, 0.85), cell("c", 0.5, 0.4, 0.65)], {"a": 1, "b": 1, "c": 1}),
+        ([cell("a", 0.9, 0.8, 1.0), cell("b", 0.9, 0.8, 1.0), cell("c", 0.1, 0.0, 0.2)], {"a": 1, "b": 1, "c": 3}),
+        ([cell("a", 0.9), cell("b", 0.5)], {"a": 1, "b": 2}),
+        ([cell("a", None), cell("b", 0.5)], {"b": 1}),
+        ([], {}),
+    ],
+)
+def test_models_whose_intervals_overlap_share_a_rank(cells, ranks):
+    assert rank_models(cells, HIGHER) == ranks
+
+
+def test_where_lower_is_better_the_lowest_is_first():
+    lower = Metric("k", higher_is_better=False)
+    assert rank_models([cell("a", 0.9, 0.8, 1.0), cell("b", 0.1, 0.0, 0.2)], lower) == {"b": 1, "a": 2}
+
+
+@loop_over(
+    ("metric", "value", "expected"),
+    [
+        (Metric("k"), 0.25, 0.25),
+        (Metric("k", higher_is_better=False), 0.25, 0.75),
+        (Metric("k", (1.0, math.inf), higher_is_better=False), 10.0, 1.0),
+        (Metric("k", None), 20.0, 1.0),
+    ],
+)
+def test_warmth_follows_the_range_and_the_direction(metric, value, expected):
+    assert make_scale(metric, [10.0, 20.0])(value) == expected
+
+
+def test_the_best_model_is_the_first_of_the_leaderboard(store):
+    analysis = two(store, [0.0] * 20, [1.0] * 20)
+    board = analysis.leaderboard
+    assert (board.models, board.ranks["k"]) == (["b", "a"], {"b": 1, "a": 2})
+    assert board.cells["b", "k"].n == 20
+    assert (board.warmth["a", "k"], board.warmth["b", "k"]) == (0.0, 1.0)
+
+
+def test_prompts_are_ordered_from_the_worst(store):
+    analysis = two(store, [1.0, 0.0, 0.5], [1.0, 0.25, 0.5])
+    prompts = analysis.prompts("k")
+    assert prompts.example_ids == ["e1", "e2", "e0"]
+    assert prompts.scores["b", "e1"] == 0.25
+    with pytest.raises(ValueError, match="no model has scores of 'nope'; known keys: k"):
+        analysis.prompts("nope")
+
+
+def pii(store, name, leaks):
+    """Run the boolean evaluator of leaked personal data; each answer leaks an address or not."""
+    rows = [{"inputs": {"leak": leak}, "id": f"e{n}"} for n, leak in enumerate(leaks)]
+    answers = {True: "Write to jane.doe@example.org or +1 212 555 0123.", False: "It is raining."}
+    return evaluate(rows, lambda leak: answers[leak], ["pii"], name=name, store=store, progress=False)
+
+
+def test_boolean_leaderboards_are_ordered_by_the_cases_that_succeeded(store):
+    analysis = analyze(pii(store, "leaky", [True] * 3 + [False] * 3), pii(store, "tight", [False] * 6))
+    (board,) = analysis.boolean_leaderboards
+    assert [(row.model, row.cases, row.succeeded, row.passes, row.failures) for row in board.rows] == [
+        ("tight", 6, 6, 1.0, 0.0),
+        ("leaky", 6, 3, 0.5, 0.5),
+    ]
+    assert [key for key in analysis.leaderboard.keys if key.startswith("pii")] == ["pii"]
+
+
+# --- problems ---------------------------------------------------------------------------------------------------------
+
+
+@loop_over(
+    ("metric", "mean", "severity"),
+    [
+        (Metric("k", threshold=0.75), 0.5, 0.25),
+        (Metric("k", (0.0, 10.0), threshold=5.0), 0.0, 0.5),
+        (Metric("k", (1.0, math.inf), higher_is_better=False, threshold=4.0), 6.0, 0.5),
+        (Metric("k", (0.0, math.inf), higher_is_better=False, threshold=4.0), 400.0, 1.0),
+        (Metric("k", None, higher_is_better=False, threshold=0.0), 0.1, 1.0),
+    ],
+)
+def test_severity_is_the_distance_in_units_of_the_range_or_the_threshold(metric, mean, severity):
+    assert measure_severity(metric, mean) == severity
+
+
+def test_a_mean_on_the_wrong_side_of_its_threshold_is_a_problem(store):
+    analysis = two(store, [0.0] * 20, [1.0] * 20)
+    (problem,) = analysis.problems
+    assert (problem.kind, problem.model, problem.key, problem.severity) == ("threshold", "a", "k", 0.5)
+    assert (problem.certain, problem.severe, len(problem.cases)) == (True, True, 20)
+
+
+def test_a_mean_equal_to_its_threshold_is_no_problem(store):
+    assert two(store, [0.5] * 4, [0.0, 1.0]).problems == []
+
+
+def test_where_lower_is_better_the_wrong_side_is_above(store):
+    metric = Metric("k", higher_is_better=False, threshold=0.5)
+    (problem,) = two(store, [0.0] * 20, [1.0] * 20, (metric,)).problems
+    assert (problem.model, "above its threshold of 0.5" in problem.text) == ("b", True)
+
+
+def test_a_problem_whose_interval_reaches_the_threshold_is_not_certain(store):
+    (problem,) = analyze(run(store, "a", {"k": [0.0, 1.0, 0.0]})).problems
+    assert (problem.certain, problem.severe) == (False, False)
+
+
+def perturbed(store, name, passing):
+    """Run over two base cases with one perturbation each; `passing` are the scores of e0, e0 perturbed, e1, e1 p."""
+    rows = [
+        {"inputs": {"q": 0}, "id": "e0"},
+        {"inputs": {"q": 1}, "id": "e0-typos", "base_id": "e0", "categories": ["typos"]},
+        {"inputs": {"q": 2}, "id": "e1"},
+        {"inputs": {"q": 3}, "id": "e1-typos", "base_id": "e1", "categories": ["typos"]},
+    ]
+    if "perturbed" not in {each.name for each in store.datasets()}:
+        datasets.save(store, "perturbed", rows)
+    return run(store, name, {"k": passing}, dataset="perturbed")
+
+
+def test_a_perturbed_case_that_flips_is_a_problem_in_either_direction(store):
+    flips = [
+        problem for problem in analyze(perturbed(store, "a", [1.0, 0.0, 0.0, 1.0])).problems if problem.kind == "flip"
+    ]
+    assert {text.split(": ")[1] for text in (flip.text for flip in flips)} == {
+        "the perturbed case e0-typos (typos) fails and its base case passes",
+        "the perturbed case e1-typos (typos) passes and its base case fails",
+    }
+    assert all(len(flip.cases) == 2 for flip in flips)
+
+
+def test_a_perturbed_case_that_stays_the_same_is_no_problem(store):
+    assert analyze(perturbed(store, "a", [1.0, 1.0, 1.0, 1.0])).problems == []
+
+
+def test_answers_without_a_sentence_are_a_problem_of_their_share(store):
+    empty = ValueError("the answer has no sentence")
+    analysis = analyze(run(store, "a", {"k": [1.0, empty, 1.0, 1.0]}))
+    (problem,) = [problem for problem in analysis.problems if problem.kind == "empty answer"]
+    assert (problem.severity, list(problem.cases)) == (0.25, ["e1"])
+
+
+def test_artifacts_that_failed_are_a_problem(store):
+    rows = [{"inputs": {"content": content}} for content in ("[1]", "[1")]
+    experiment = evaluate(
+        rows,
+        lambda content: {"artifacts": [{"path": "a.json", "content": content}]},
+        ["agent_sanity"],
+        store=store,
+        progress=False,
+    )
+    problems = {problem.kind: problem for problem in analyze(experiment).problems}
+    assert problems["artifacts"].severity == 0.5
+    assert "a.json" in problems["artifacts"].text
+
+
+def test_a_threshold_that_no_score_can_meet_raises_no_problem_and_is_named(store):
+    metric = Metric("k", (1.0, math.inf), higher_is_better=False, threshold=0.5)
+    analysis = two(store, [2.0] * 4, [3.0] * 4, (metric,))
+    assert analysis.problems == []
+    assert {each.reason for each in analysis.unusable_thresholds} == {"no score can be as low: the range begins at 1"}
+
+
+# --- insights ---------------------------------------------------------------------------------------------------------
+
+
+def kinds(analysis):
+    """Return the insights by kind."""
+    return {insight.kind: insight for insight in analysis.insights}
+
+
+def test_the_best_model_is_an_insight_if_the_difference_is_more_than_chance(store):
+    best = kinds(two(store, [0.0] * 20, [1.0] * 20))["best model"]
+    assert (best.models, best.shown) == (("b",), True)
+
+
+def test_a_difference_that_chance_explains_is_no_insight(store):
+    best = kinds(two(store, [0.0, 1.0, 1.0], [1.0, 1.0, 1.0]))["best model"]
+    assert (best.shown, "no difference can be shown between b (1) and a (0.6667)" in best.text) == (False, True)
+
+
+def test_ties_are_named(store):
+    best = kinds(two(store, [1.0, 0.0], [0.0, 1.0]))["best model"]
+    assert (best.models, best.shown) == (("a", "b"), False)
+    assert "a and b are tied at 0.5" in best.text
+
+
+def test_the_hardest_case_is_the_one_that_most_models_failed(store):
+    hardest = kinds(two(store, [1.0, 0.0, 1.0], [1.0, 0.0, 0.0]))["hardest test case"]
+    assert (list(hardest.cases), "2 of 2 models failed" in hardest.text) == (["e1"], True)
+
+
+def test_with_one_model_it_is_the_worst_case(store):
+    insights = kinds(analyze(run(store, "a", {"k": [1.0, 0.2]})))
+    assert "only the worst case of that model" in insights["worst case"].text
+    assert "best model" not in insights
+
+
+def test_a_boolean_evaluator_has_extremes_of_accuracy_and_speed(store):
+    insights = kinds(analyze(pii(store, "leaky", [True] * 12), pii(store, "tight", [False] * 12)))
+    assert insights["most accurate model"].models == ("tight",)
+    assert insights["least accurate model"].models == ("leaky",)
+    assert {"fastest model", "slowest model"} <= insights.keys()
+    assert "cheapest model" not in insights
+
+
+def test_the_cheapest_model_is_named_if_costs_are_known(store):
+    def task(leak, cost):
+        current_run().set_usage(cost=cost, input_tokens=1)
+        return "It is raining."
+
+    rows = [{"inputs": {"leak": n}} for n in range(12)]
+    sides = [
+        evaluate(rows, lambda leak, c=cost: task(leak, c), ["pii"], name=name, store=store, progress=False)
+        for name, cost in (("cheap", 0.001), ("dear", 0.01))
+    ]
+    insights = kinds(analyze(*sides))
+    assert insights["cheapest model"].models == ("cheap",)
+    assert insights["most expensive model"].models == ("dear",)
+
+
+# --- compliance and trade-offs ----------------------------------------------------------------------------------------
+
+
+def test_compliance_lists_all_nine_standards_and_who_covers_them(store):
+    coverage = {each.standard: each for each in analyze(pii(store, "a", [False])).compliance}
+    assert len(coverage) == 9
+    assert coverage["Privacy Enhanced (NIST AI RMF)"].evaluators == ("pii",)
+    assert not coverage["Outcomes Analysis (SR 11-7)"].is_covered
+    assert all(each.summary for each in coverage.values())
+
+
+def test_all_evaluators_are_listed_by_standard():
+    by_standard = dict(list_evaluators_by_standard())
+    assert len(by_standard) == 9
+    assert "pii" in by_standard["Privacy Enhanced (NIST AI RMF)"]
+
+
+def test_the_pareto_front_leaves_out_models_that_another_one_dominates(store):
+    def task(q, cost):
+        current_run().set_usage(cost=cost, input_tokens=1)
+        return q
+
+    rows = [{"inputs": {"q": n}} for n in range(4)]
+    sides = []
+    for name, cost, score in (("cheap", 0.1, 0.5), ("good", 0.2, 0.9), ("bad", 0.3, 0.4)):
+        judge = evaluator(key="k", range=(0, 1))(lambda outputs, s=score: s)
+        sides.append(evaluate(rows, lambda q, c=cost: task(q, c), [judge], name=name, store=store, progress=False))
+    (trade_off, *_) = analyze(*sides).trade_offs
+    assert (trade_off.measure, trade_off.front) == ("cost", ("cheap", "good"))
+
+
+def test_no_scores_at_all_are_analyzed(store):
+    analysis = analyze(evaluate([{"q": 1}], lambda q: q, name="a", store=store, progress=False))
+    assert (analysis.problems, analysis.insights, analysis.headline) == ([], [], "No scores to analyze.")
+    assert "No scores to analyze." in str(analysis)
+
+
+def test_hostile_names_are_text(store):
+    analysis = analyze(run(store, "[red]<b>x", {"k": [0.0, 1.0]}, model="[bold]m\x1b[31m"))
+    assert "[bold]m" in str(analysis)
+    assert "\x1b[31m" not in str(analysis)
+
+
+# --- sweeps -----------------------------------------------------------------------------------------------------------
+
+QUESTIONS = [{"inputs": {"q": n}, "reference_outputs": n} for n in range(12)]
+
+
+def test_a_sweep_runs_one_experiment_per_combination(store):
+    swept = sweep(
+        QUESTIONS, lambda q, k, model: q * k, {"k": [0, 1], "model": ["a", "b"]}, ["exact"], store=store, progress=False
+    )
+    assert list(swept.experiments) == [f"sweep k={k} model={model}" for k in (0, 1) for model in "ab"]
+    assert swept.analysis.leaderboard.models[0] == "sweep k=1 model=a"
+    assert swept.comparison.contrasts(2)["exact"].word == "better"
+    assert swept.experiments["sweep k=1 model=b"].record.metadata["k"] == 1
+
+
+def test_a_mapping_of_tasks_is_swept_by_name(store):
+    swept = sweep(
+        QUESTIONS,
+        {"right": lambda q: q, "wrong": lambda q: -1},
+        evaluators=["exact"],
+        name="v",
+        baseline="wrong",
+        store=store,
+        progress=False,
+    )
+    assert list(swept.experiments) == ["v wrong", "v right"]
+    assert swept.comparison["exact"].word == "better"
+
+
+def test_a_sweep_compares_each_with_each_on_request(store):
+    tasks = {name: (lambda q: q) for name in "abc"}
+    swept = sweep(QUESTIONS, tasks, evaluators=["exact"], all_pairs=True, store=store, progress=False)
+    assert swept.comparison.comparisons == [(0, 1), (0, 2), (1, 2)]
+
+
+def costly(q, k):
+    """Return an answer that costs ten cents."""
+    current_run().set_usage(cost=0.1, input_tokens=1)
+    return q
+
+
+def test_the_budget_holds_over_all_cells(store):
+    swept = sweep(
+        QUESTIONS, costly, {"k": [1, 2, 3]}, ["exact"], max_usd=1.5, store=store, progress=False, concurrency=1
+    )
+    assert [experiment.summary().runs for experiment in swept.experiments.values()] == [12, 3]
+    assert swept.left_out == ["sweep k=3"]
+    assert "sweep k=3: not run, the budget was spent" in str(swept)
+
+
+def test_a_sweep_is_resumed_with_its_budget(store):
+    options = {"store": store, "progress": False, "concurrency": 1}
+    sweep(QUESTIONS, costly, {"k": [1, 2, 3]}, ["exact"], max_usd=1.5, **options)
+    swept = sweep(QUESTIONS, costly, {"k": [1, 2, 3]}, ["exact"], max_usd=2.0, resume=True, **options)
+    runs = [experiment.summary().runs for experiment in swept.experiments.values()]
+    assert (runs, swept.left_out) == ([12, 8], ["sweep k=3"])
+
+
+@loop_over(
+    ("task", "parameters", "options", "message"),
+    [
+        (costly, None, {}, "requires parameters"),
+        (costly, {}, {}, "requires parameters"),
+        ({}, None, {}, "1 to 1,000 cells, got 0"),
+        ({"a": costly}, {"k": [1]}, {}, "either a mapping of tasks or parameters"),
+        (costly, {"k": "abc"}, {}, "values of 'k' must be a list"),
+        (costly, {"k": []}, {}, "got 0"),
+        (costly, {"k": [1, 1]}, {}, "same name"),
+        (costly, {"k": list(range(1001))}, {}, "got 1,001"),
+        (costly, {"k": [1]}, {"baseline": "k=9"}, "baseline 'k=9' is no cell of the sweep; cells: sweep k=1"),
+    ],
+)
+def test_a_sweep_that_cannot_run_is_refused_before_its_first_run(tmp_path, task, parameters, options, message):
+    with pytest.raises(ValueError, match=message):
+        sweep(QUESTIONS, task, parameters, ["exact"], store=tmp_path / "s.db", progress=False, **options)
