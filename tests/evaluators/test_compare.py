@@ -451,7 +451,7 @@ def test_hostile_names_labels_and_answers_are_text_in_markdown_and_html(store):
     markdown, html = both.to_markdown("http://collector.test"), both.to_html()
     assert "<script" not in markdown
     assert "](http://evil.test" not in markdown
-    assert "@everyone" not in markdown
+    assert "@&#8203;everyone" in markdown
     assert "\n# head" not in markdown
     assert "http://evil" not in markdown
     assert "](http://collector.test/traces/" in markdown

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 from spanwise.cli.gate_expressions import GateResult
 from spanwise.cli.quality_gate import OUTCOME_NAMES, EvaluationResult, find_worst
 from spanwise.collector.errors import Refused
+from spanwise.collector.formatting import escape_markdown
 from spanwise.collector.stores import Store
 
 if TYPE_CHECKING:
@@ -170,10 +171,3 @@ def _get_url(where: str) -> str | None:
 def _make_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def escape_markdown(text: str) -> str:
-    """Return a text as one line of Markdown in which nothing is markup, HTML, a link or a mention."""
-    line = re.sub(r"([\\`*_{}\[\]()#|!~])", r"\\\1", " ".join(_clean(text).split()))
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
-    return line.replace("://", ":&#47;&#47;").replace("www.", "www&#46;")

@@ -14,6 +14,8 @@ from spanwise.collector.records import Experiment
 
 HEARTBEAT_TIMEOUT_NS = 60_000_000_000  # an experiment without a heartbeat for this long is taken to have died
 _SECOND = 1_000_000_000
+_MARKDOWN_PUNCTUATION = re.compile(r"([\\`*_{}\[\]()#|!~])")
+_CONTROL_CHARACTERS = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def duration(ns: int | float | None) -> str:
@@ -190,3 +192,13 @@ def error_group(error: str | None) -> str | None:
     line = error.lstrip().partition("\n")[0][: 4 * _MAX_GROUP_LENGTH]
     line = _ADDRESS.sub("0x…", _UUID.sub("…", _NUMBERED.sub(r"\1-…", line)))
     return line[:_MAX_GROUP_LENGTH].rstrip()
+
+
+def escape_markdown(text: str) -> str:
+    """Return a text as one line of Markdown in which nothing is markup, HTML, a link or a mention.
+
+    A zero-width space after "@" prevents mentions, which GitHub also finds behind an entity.
+    """
+    line = _MARKDOWN_PUNCTUATION.sub(r"\\\1", " ".join(_CONTROL_CHARACTERS.sub("", text).split()))
+    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "@&#8203;")
+    return line.replace("://", ":&#47;&#47;").replace("www.", "www&#46;")

@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from spanwise.collector.errors import NotFound
-from spanwise.collector.formatting import first_line
+from spanwise.collector.formatting import escape_markdown, first_line
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.records import Trace
 from spanwise.collector.statistics import Contrast, Word
@@ -211,13 +211,13 @@ class Comparison:
         parts = []
         for baseline, other in self.comparisons:
             contrasts = self.contrasts(other, baseline)
-            parts.append(f"### {_markdown(self.describe(other, baseline))}")
+            parts.append(f"### {escape_markdown(self.describe(other, baseline))}")
             head, rows = self._cells(baseline, other)
-            lines = ["| " + " | ".join(map(_markdown, row)) + " |" for row in [head, *rows]]
+            lines = ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in [head, *rows]]
             parts.append("\n".join([lines[0], "|" + " --- |" * len(head), *lines[1:]]))
             parts.append(
                 "\n".join(
-                    f"- **{_markdown(key)}: {contrast.word}.** {_markdown(contrast.sentence)}"
+                    f"- **{escape_markdown(key)}: {contrast.word}.** {escape_markdown(contrast.sentence)}"
                     for key, contrast in contrasts.items()
                     if contrast.is_primary
                 )
@@ -384,24 +384,16 @@ def _describe_answer(answer: Answer | None) -> str:
     return "; ".join([text, *(f"{key}: {first_line(comment)}" for key, comment in answer.comments.items())])
 
 
-def _markdown(text: str) -> str:
-    """Return a text as one line of Markdown in which nothing is markup, HTML, a link or a mention."""
-    line = " ".join(text.split())
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
-    line = line.replace("://", ":&#47;&#47;").replace("www.", "www&#46;")
-    return re.sub(r"([\\`*_{}\[\]()#|!~])", r"\\\1", line)
-
-
 def _markdown_regression(regression: Regression, url: str | None) -> str:
     def describe(answer: Answer | None) -> str:
-        text = _markdown(_describe_answer(answer))
+        text = escape_markdown(_describe_answer(answer))
         if answer is None or url is None:
             return text
         return f"{text} ([trace]({url.rstrip('/')}/traces/{answer.trace_id}))"
 
     lines = [
-        f"- `{re.sub(r'[^0-9A-Za-z_.:-]', '_', regression.example_id)[:40]}` {_markdown(_describe_changes(regression))}",
-        f"  - inputs: {_markdown(_shorten(regression.inputs))}",
+        f"- `{re.sub(r'[^0-9A-Za-z_.:-]', '_', regression.example_id)[:40]}` {escape_markdown(_describe_changes(regression))}",
+        f"  - inputs: {escape_markdown(_shorten(regression.inputs))}",
         f"  - before: {describe(regression.before)}",
         f"  - after: {describe(regression.after)}",
     ]

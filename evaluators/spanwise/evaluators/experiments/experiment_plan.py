@@ -14,6 +14,7 @@ from spanwise.evaluators.experiments.task_call import AbandonedTasks, TaskFuncti
 from spanwise.evaluators.interface import Evaluator
 
 MAX_REMARKS = 20
+_USD_TOLERANCE = 1e-9  # rounding error of sums of costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +172,7 @@ class StopConditions:
                     f"max_usd does not count calls of {run.model or 'a model without a name'}, whose price is unknown"
                 )
                 self._remark(f"{unknown} (report it with set_usage(cost=…))")
-        if max_usd is not None and self._usd >= max_usd:
+        if max_usd is not None and self._usd >= max_usd - _USD_TOLERANCE:
             earlier = " and earlier parts of the experiment" if self._spent_before else ""
             self._stop(f"{self._finished} runs{earlier} have cost ${self._usd:,.4f} (max_usd={max_usd!r})")
 
