@@ -20,7 +20,7 @@ def run(store, name, scores, metrics=(HIGHER,), *, dataset=None, model=None, rep
     keys = [metric.key for metric in metrics]
     rows = dataset or [{"inputs": {"q": n}, "id": f"e{n}"} for n in range(len(scores[keys[0]]))]
 
-    @evaluator(key=f"{name} scores", metrics=list(metrics))
+    @evaluator(metrics=list(metrics))
     def judge(inputs):
         rows = [{"key": key, "score": scores[key][inputs["q"]]} for key in keys]
         for row in rows:
@@ -48,7 +48,7 @@ def test_the_model_is_that_of_the_metadata_then_of_the_calls_then_the_name(store
         def task(q):
             for model in models:
                 with span("chat", kind="llm"):
-                    current_run().set_usage(model=model, input_tokens=1)
+                    current_run().set_model(model)
             return q
 
         return task
