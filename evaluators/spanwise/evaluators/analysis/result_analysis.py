@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
@@ -133,6 +135,15 @@ class Analysis:
             cell = board.cells[board.models[0], board.keys[0]]
             return f"{cell.model}: {cell.key} {_format_cell(cell)}. {counts}"
         return f"{best.text[0].upper()}{best.text[1:]}. {counts}"
+
+    def report(self, path: str | PathLike[str]) -> Path:
+        """Write the report to a path that ends in ".html" (one self-contained file) or ".zip" (all results).
+
+        Return the path. Raises `ValueError` for another ending.
+        """
+        from spanwise.evaluators.analysis.analysis_report import write_report
+
+        return write_report(self, Path(path))
 
     def __str__(self) -> str:
         return render_text(self)
