@@ -96,12 +96,14 @@ def cell(model, mean, low=None, high=None):
 @loop_over(
     ("cells", "ranks"),
     [
-        ([cell("a", 0.9, 0.8, 1.0), cell("b", 0.5, 0.4, 0.6)], {"a": 1, "b": 2}),
-        ([cell("a", 0.9, 0.7, 1.0), cell("b", 0.7, 0.5, 0.8)], {"a": 1, "b": 1}),
-        ([cell("a", 0.9, 0.8, 1.0), cell("b", 0.75, 0.6, 0.85), cell("c", 0.5, 0.4, 0.65)], {"a": 1, "b": 1, "c": 1}),
-        ([cell("a", 0.9, 0.8, 1.0), cell("b", 0.9, 0.8, 1.0), cell("c", 0.1, 0.0, 0.2)], {"a": 1, "b": 1, "c": 3}),
-        ([cell("a", 0.9), cell("b", 0.5)], {"a": 1, "b": 2}),
-        ([cell("a", None), cell("b", 0.5)], {"b": 1}),
+        ([cell("a", 0.9, 0.8, 1.0), cell("b", 0.5, 0.4, 0.6)], {"a": (1, 1), "b": (2, 2)}),
+        ([cell("a", 0.9, 0.7, 1.0), cell("b", 0.7, 0.5, 0.8)], {"a": (1, 2), "b": (1, 2)}),
+        (
+            [cell("a", 0.9, 0.8, 1.0), cell("b", 0.75, 0.6, 0.85), cell("c", 0.5, 0.4, 0.65)],
+            {"a": (1, 2), "b": (1, 3), "c": (2, 3)},
+        ),
+        ([cell("a", 0.9), cell("b", 0.5)], {"a": (1, 1), "b": (2, 2)}),
+        ([cell("a", None), cell("b", 0.5)], {"b": (1, 1)}),
         ([], {}),
     ],
 )
@@ -111,7 +113,7 @@ def test_models_whose_intervals_overlap_share_a_rank(cells, ranks):
 
 def test_where_lower_is_better_the_lowest_is_first():
     lower = Metric("k", higher_is_better=False)
-    assert rank_models([cell("a", 0.9, 0.8, 1.0), cell("b", 0.1, 0.0, 0.2)], lower) == {"b": 1, "a": 2}
+    assert rank_models([cell("a", 0.9, 0.8, 1.0), cell("b", 0.1, 0.0, 0.2)], lower) == {"b": (1, 1), "a": (2, 2)}
 
 
 @loop_over(
@@ -130,7 +132,7 @@ def test_warmth_follows_the_range_and_the_direction(metric, value, expected):
 def test_the_best_model_is_the_first_of_the_leaderboard(store):
     analysis = two(store, [0.0] * 20, [1.0] * 20)
     board = analysis.leaderboard
-    assert (board.models, board.ranks["k"]) == (["b", "a"], {"b": 1, "a": 2})
+    assert (board.models, board.ranks["k"]) == (["b", "a"], {"b": (1, 1), "a": (2, 2)})
     assert board.cells["b", "k"].n == 20
     assert (board.warmth["a", "k"], board.warmth["b", "k"]) == (0.0, 1.0)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from spanwise.evaluators.analysis.compliance import MAPPING_NOTE
-from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, PromptHeatmap
+from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, PromptHeatmap, format_ranks
 from spanwise.evaluators.analysis.result_analysis import Analysis, TradeOff
 from spanwise.evaluators.experiments import Experiment, format_number
 
@@ -37,12 +37,12 @@ p,li{max-width:75ch;overflow-wrap:anywhere}.dim{color:var(--dim)}.bad{color:var(
 th,td{border-bottom:1px solid var(--line);padding:5px 10px;text-align:left;vertical-align:top;overflow-wrap:anywhere}
 td.num,th.num{text-align:right}thead th{background:var(--soft);cursor:pointer;white-space:nowrap}
 td small{display:block;color:var(--dim);white-space:nowrap}
-input[type=search]{font:inherit;padding:4px 8px;margin:4px 0;width:min(100%,320px)}
+td b{white-space:nowrap}input[type=search]{display:block;font:inherit;padding:4px 8px;margin:4px 0;width:min(100%,320px)}
 .h0{background:light-dark(#fbd5d1,#5a1f1b)}.h1{background:light-dark(#fbdcd0,#57261b)}.h2{background:light-dark(#fae4cf,#4f2f1b)}
 .h3{background:light-dark(#f9ebcf,#48371c)}.h4{background:light-dark(#f6f0d0,#403c1e)}.h5{background:light-dark(#f2f2d3,#3a3e21)}
 .h6{background:light-dark(#e8f1d5,#2f3e24)}.h7{background:light-dark(#ddf0d7,#263f28)}.h8{background:light-dark(#d1eed9,#1d402d)}
 .h9{background:light-dark(#c5ecdb,#154133)}.h10{background:light-dark(#b9eadd,#0d4239)}
-svg text{fill:currentColor;font-size:11px}pre{white-space:pre-wrap;font:12px/1.4 ui-monospace,monospace;margin:0}
+svg{max-width:100%;height:auto}svg text{fill:currentColor;font-size:11px}pre{white-space:pre-wrap;font:12px/1.4 ui-monospace,monospace;margin:0}
 @media print{input,.nojs{display:none}body{max-width:none}.wide{overflow:visible}h2{break-after:avoid}tr{break-inside:avoid}}
 """
 
@@ -149,14 +149,14 @@ def _render_leaderboard(analysis: Analysis) -> str:
                 cells.append('<td class="num">–</td>')
                 continue
             interval = "" if cell.interval is None else " [{:.3g}, {:.3g}]".format(*cell.interval)
-            rank = board.ranks[key].get(model)
+            ranks = format_ranks(board.ranks[key].get(model))
             cells.append(
                 f'<td class="num {_heat(board.warmth[model, key])}" data-v="{cell.mean!r}">{format_number(cell.mean)}'
-                f"<small>{interval} n {cell.n:,} · rank {rank}</small></td>"
+                f"<small>{interval} n {cell.n:,} · rank {ranks}</small></td>"
             )
         rows.append(cells)
     note = (
-        "Mean with its 95 % interval, number of scores and rank. Models whose intervals overlap share a rank. "
+        "Mean with its 95 % interval, number of scores and ranks. Models whose intervals overlap share a rank. "
         "The colour follows the metric's direction."
     )
     keys = [f"{key} {analysis.results.get_metric(key).arrow}".strip() for key in board.keys]
@@ -168,7 +168,7 @@ def _render_leaderboard(analysis: Analysis) -> str:
 def _render_boolean(board: BooleanLeaderboard) -> str:
     names = ("passes", "failures", "retrieval_failures", "generation_failures", "parse_failures")
     rows = [
-        [escape(row.model), str(row.rank), f"{row.succeeded:,}", f"{row.cases:,}"]
+        [escape(row.model), format_ranks(row.ranks), f"{row.succeeded:,}", f"{row.cases:,}"]
         + ["–" if (value := getattr(row, name)) is None else f"{value:.1%}" for name in names]
         for row in board.rows
     ]
@@ -254,7 +254,7 @@ def _render_prompts(analysis: Analysis) -> str:
         board: PromptHeatmap = analysis.prompts(key)
         rows = []
         for example_id in board.example_ids[:MAX_PROMPT_ROWS]:
-            cells = [escape(_describe_example(analysis, example_id))]
+            cells = [escape(analysis.results.describe_example(example_id, 120))]
             for model in board.models:
                 score = board.scores.get((model, example_id))
                 heat = _heat(board.warmth.get((model, example_id)))
@@ -269,24 +269,13 @@ def _render_prompts(analysis: Analysis) -> str:
     return f"<h2>Models × prompts</h2>{''.join(parts)}" if parts else ""
 
 
-def _describe_example(analysis: Analysis, example_id: str, characters: int = 120) -> str:
-    example = analysis.results.examples.get(example_id)
-    if example is None:
-        return example_id[:12]
-    inputs = example.inputs
-    if isinstance(inputs, Mapping) and len(inputs) == 1:
-        inputs = next(iter(inputs.values()))
-    text = inputs if isinstance(inputs, str) else json.dumps(inputs, ensure_ascii=False, default=str)
-    return text if len(text) <= characters else f"{text[:characters]}…"
-
-
 def _render_worst(analysis: Analysis) -> str:
     """Return the cases of problems, the severe problems first, with links to nothing but their ids."""
     rows: list[list[str]] = []
     for problem in analysis.problems:
         for example_id, trace_id in problem.cases.items():
             if len(rows) < MAX_WORST:
-                text = escape(_describe_example(analysis, example_id, MAX_TEXT))
+                text = escape(analysis.results.describe_example(example_id, MAX_TEXT))
                 rows.append([escape(problem.model), escape(problem.key), text, f"<pre>{escape(trace_id)}</pre>"])
     return f"<h2>Worst cases</h2>{_make_table(['model', 'metric', 'prompt', 'trace'], rows)}" if rows else ""
 

@@ -125,12 +125,14 @@ def _find_hardest(results: ModelResults, evaluator: EvaluatorRecord) -> Iterator
     cases = {id: by_example[id][0].trace_id for id in tied[:10]}
     models = len(results.models)
     if models == 1:
-        text = f"worst case of {key}: {_name_cases(tied)} (one model, so it is only the worst case of that model)"
+        text = (
+            f"worst case of {key}: {_name_cases(results, tied)} (one model, so it is only the worst case of that model)"
+        )
         kind = "worst case"
     else:
         verb = "hallucinated" if evaluator.id in GROUNDING else "failed"
         reason = f"{failed:.0f} of {models} models {verb}" if failed else f"mean {_mean(by_example[tied[0]]):.4g}"
-        text = f"hardest test case of {key}: {_name_cases(tied)} ({reason})"
+        text = f"hardest test case of {key}: {_name_cases(results, tied)} ({reason})"
         kind = "hardest test case"
     yield Insight(kind=kind, key=key, text=text, cases=cases)
 
@@ -174,7 +176,6 @@ def _join(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _name_cases(ids: Sequence[str]) -> str:
-    if len(ids) == 1:
-        return ids[0][:12]
-    return f"{len(ids)} cases are tied, such as {ids[0][:12]}"
+def _name_cases(results: ModelResults, ids: Sequence[str]) -> str:
+    name = results.describe_example(ids[0])
+    return name if len(ids) == 1 else f"{len(ids)} cases are tied, such as {name}"

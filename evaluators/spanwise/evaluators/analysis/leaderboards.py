@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import TypeAlias
 
 from spanwise.collector.statistics import RATE_ENDINGS
 from spanwise.evaluators.analysis.model_results import Cell, ModelResults
 from spanwise.evaluators.interface import Metric
+
+Ranks: TypeAlias = tuple[int, int]  # first and last rank that a model may have
 
 MAX_PROMPTS = 200  # prompts of one heatmap, the worst first
 
@@ -17,15 +20,15 @@ MAX_PROMPTS = 200  # prompts of one heatmap, the worst first
 class HeatmapLeaderboard:
     """H2O's `llm-heatmap-leaderboard`: the cell of each model and metric, models with the best ranks first.
 
-    `ranks` gives per key the rank of each model. Models whose intervals overlap share a rank, and so do those that
-    overlaps connect. `warmth` gives per model and key the position of the mean between the worst (0) and the best (1)
+    `ranks` gives per key the first and last rank that a model may have. Models whose intervals overlap share a rank.
+    `warmth` gives per model and key the position of the mean between the worst (0) and the best (1)
     value; None without a mean.
     """
 
     models: Sequence[str]
     keys: Sequence[str]
     cells: Mapping[tuple[str, str], Cell]
-    ranks: Mapping[str, Mapping[str, int]]
+    ranks: Mapping[str, Mapping[str, Ranks]]
     warmth: Mapping[tuple[str, str], float | None]
 
 
@@ -46,7 +49,7 @@ class BooleanRow:
     """Row of a boolean leaderboard: numbers of test cases and their shares; a rate is None without scores."""
 
     model: str
-    rank: int
+    ranks: Ranks
     cases: int
     succeeded: int
     passes: float | None
@@ -74,7 +77,7 @@ def make_heatmap(results: ModelResults) -> HeatmapLeaderboard:
     }
 
     def sum_of_ranks(model: str) -> tuple[float, int]:
-        known = [by_model[model] for by_model in ranks.values() if model in by_model]
+        known = [sum(by_model[model]) for by_model in ranks.values() if model in by_model]
         return (sum(known) / len(known) if known else float("inf")), results.models.index(model)
 
     warmth: dict[tuple[str, str], float | None] = {}
@@ -91,26 +94,32 @@ def make_heatmap(results: ModelResults) -> HeatmapLeaderboard:
     )
 
 
-def rank_models(cells: Sequence[Cell], metric: Metric) -> dict[str, int]:
-    """Return the rank of each model with a mean, 1 for the best.
+def rank_models(cells: Sequence[Cell], metric: Metric) -> dict[str, Ranks]:
+    """Return the ranks that each model with a mean may have: 1 for the best.
 
-    Models whose intervals overlap share a rank, directly or by a chain of overlaps. A model without an interval has
-    the mean in its place.
+    A model is ranked behind those whose whole interval is better, and before those whose whole interval is worse. So
+    models whose intervals overlap share a rank. A model without an interval has its mean in its place.
     """
     sign = 1 if metric.higher_is_better else -1
-    spans = []
-    for cell in cells:
-        if cell.mean is not None:
-            ends = sorted(sign * end for end in cell.interval or (cell.mean, cell.mean))
-            spans.append((sign * cell.mean, ends[0], ends[1], cell.model))
-    ranks: dict[str, int] = {}
-    lowest = rank = 0.0
-    for place, (_, low, high, model) in enumerate(sorted(spans, key=lambda span: (-span[2], -span[0]))):
-        if not place or high < lowest:  # the whole interval is below those of all models before
-            rank, lowest = place + 1, low
-        ranks[model] = int(rank)
-        lowest = min(lowest, low)
-    return ranks
+    spans = {
+        cell.model: sorted(sign * end for end in cell.interval or (cell.mean, cell.mean))
+        for cell in cells
+        if cell.mean is not None
+    }
+    return {
+        model: (
+            1 + sum(other[0] > span[1] for other in spans.values()),
+            len(spans) - sum(other[1] < span[0] for other in spans.values()),
+        )
+        for model, span in spans.items()
+    }
+
+
+def format_ranks(ranks: Ranks | None) -> str:
+    """Return "2", or "1–3" for a model that may have one of several ranks."""
+    if ranks is None:
+        return ""
+    return str(ranks[0]) if ranks[0] == ranks[1] else f"{ranks[0]}–{ranks[1]}"
 
 
 def make_scale(metric: Metric, values: Sequence[float | None]) -> Callable[[float], float]:
@@ -167,7 +176,7 @@ def make_boolean_leaderboards(results: ModelResults) -> list[BooleanLeaderboard]
             rows.append(
                 BooleanRow(
                     model=model,
-                    rank=ranks.get(model, len(results.models)),
+                    ranks=ranks.get(model, (1, len(results.models))),
                     cases=cell.n,
                     succeeded=round((cell.mean or 0.0) * cell.n),
                     passes=cell.mean,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,7 +59,7 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatorRecord:
-    """Evaluator as an experiment records it: its id (or key), its metrics, and the standards that it addresses."""
+    """Evaluator as an experiment records it: its id ("" if it is not registered), its metrics and standards."""
 
     id: str
     key: str
@@ -140,7 +141,7 @@ class ModelResults:
                 recorded = evaluator.get("origin")
                 origin: Mapping[str, Any] = recorded if isinstance(recorded, Mapping) else {}
                 found[str(evaluator.get("key"))] = EvaluatorRecord(
-                    id=str(origin.get("type") or evaluator.get("key")),
+                    id=str(origin.get("type") or ""),
                     key=str(evaluator.get("key")),
                     metrics=tuple(_read_metric(metric) for metric in metrics if "key" in metric),
                     standards=tuple(map(str, evaluator.get("standards") or ())),
@@ -251,6 +252,18 @@ class ModelResults:
     def examples(self) -> Mapping[str, Example]:
         """Return the examples by id."""
         return self._stored.examples
+
+    def describe_example(self, example_id: str, characters: int = 80) -> str:
+        """Return the beginning of an example's inputs; its id if the example is not stored."""
+        example = self.examples.get(example_id)
+        if example is None:
+            return example_id[:12]
+        inputs = example.inputs
+        if isinstance(inputs, Mapping) and len(inputs) == 1:
+            inputs = next(iter(inputs.values()))
+        text = inputs if isinstance(inputs, str) else json.dumps(inputs, ensure_ascii=False, default=str)
+        text = " ".join(text.split())
+        return text if len(text) <= characters else f"{text[:characters]}…"
 
     def contrast(self, key: str, first: str, second: str, family: int = 1) -> Contrast:
         """Return how the second model differs from the first under a key or measure, paired by example."""

@@ -19,6 +19,8 @@ from spanwise.evaluators.analysis.leaderboards import (
     BooleanLeaderboard,
     HeatmapLeaderboard,
     PromptHeatmap,
+    Ranks,
+    format_ranks,
     make_boolean_leaderboards,
     make_heatmap,
     make_prompt_heatmap,
@@ -158,7 +160,7 @@ class Analysis:
             for key in board.keys
         ]
         more = len(board.models) - len(shown)
-        title = "Leaderboard: mean with its 95 % interval, number of scores, rank"
+        title = "Leaderboard: mean with its 95 % interval, number of scores, ranks"
         yield make_text_table(f"{title}; {more} more models" if more else title, head, rows)
         for boolean in self.boolean_leaderboards:
             yield make_text_table(f"{boolean.key}: test cases that succeeded", *_boolean_cells(boolean))
@@ -199,18 +201,18 @@ def _is_on_front(model: str, points: Mapping[str, tuple[float, float]], sign: in
     )
 
 
-def _format_cell(cell: Cell, rank: int | None = None) -> str:
+def _format_cell(cell: Cell, ranks: Ranks | None = None) -> str:
     if cell.mean is None:
         return "–"
     interval = "" if cell.interval is None else " [{:.3g}, {:.3g}]".format(*cell.interval)
-    return f"{format_number(cell.mean)}{interval} n={cell.n}" + ("" if rank is None else f" #{rank}")
+    return f"{format_number(cell.mean)}{interval} n={cell.n}" + ("" if ranks is None else f" #{format_ranks(ranks)}")
 
 
 def _boolean_cells(board: BooleanLeaderboard) -> tuple[list[str], list[list[str]]]:
     names = ("passes", "failures", "retrieval_failures", "generation_failures", "parse_failures")
     head = ["model", "rank", "succeeded", "cases", *(name.replace("_", " ") for name in names)]
     rows = [
-        [row.model, str(row.rank), str(row.succeeded), str(row.cases)]
+        [row.model, format_ranks(row.ranks), str(row.succeeded), str(row.cases)]
         + ["" if (value := getattr(row, name)) is None else f"{value:.1%}" for name in names]
         for row in board.rows
     ]
