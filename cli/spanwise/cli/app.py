@@ -62,7 +62,7 @@ COMMANDS = {
     ),
     "experiments": (
         "experiments:app",
-        "Experiments: list, show, compare, export, score again, delete.",
+        "Experiments: list, show, compare, analyze, export, score again, delete.",
     ),
     "feedback": (
         "feedback:app",

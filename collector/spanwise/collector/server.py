@@ -40,6 +40,7 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.forward import FeedbackForwarder, Forwarder
 from spanwise.collector.grpc import GrpcListener
 from spanwise.collector.ingest import Limits, Receiver
+from spanwise.collector.pages import AnalysisRenderer
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.query_scheduler import QUERY_TIMEOUT_S
 from spanwise.collector.stores import FeedbackSource, LocalStore, Store
@@ -183,6 +184,7 @@ class Server:
     Every request needs a key if the server binds beyond loopback, with `require_key`, or with `api_key` (a key with
     full access, like SPANWISE_API_KEY). Otherwise a key is only checked when it is sent. The time limit of one query
     is `query_seconds`. Under load, up to `decoders` processes help to decode, and one more decodes large bodies.
+    With `render_analysis` (`spanwise.evaluators.analysis.render_page`), it has the page `/analysis`.
     Raises `Refused` if a port is in use, or if no key exists although one is required.
     """
 
@@ -202,6 +204,7 @@ class Server:
         feedback_to: FeedbackForwarder | None = None,
         query_seconds: float | None = QUERY_TIMEOUT_S,
         decoders: int = 0,
+        render_analysis: AnalysisRenderer | None = None,
     ) -> None:
         self.store, self.host = store, strip_brackets(host)
         self.authenticator = _make_authenticator(store, self.host, api_key, required=require_key)
@@ -220,6 +223,7 @@ class Server:
             sinks=sinks,
             query_seconds=query_seconds,
             decoders=decoders,
+            render_analysis=render_analysis,
         )
         guard = SecurityMiddleware(
             bypass_framework(app), app.state.scopes, self.authenticator, app.state.browser_sessions

@@ -9,7 +9,7 @@ Modules, in the order in which data flows:
 - `datasets`: `spanwise datasets`: list, show, import, export, compare, make from traces, generate.
 - `evaluators`: `spanwise evaluators`: list, show, and score one trace or session.
 - `eval_file`: `spanwise eval PATH`: evaluations defined in Python files, with a quality gate for CI.
-- `experiments`: `spanwise experiments`: list, show, errors, compare, score, export, delete.
+- `experiments`: `spanwise experiments`: list, show, errors, compare, analyze, score, export, delete.
 - `judges`: `spanwise judges`: label cases in the terminal, calibrate judges against the labels.
 - `monitor`: `spanwise monitor`: run the rules of a file; list, pause, resume and remove rules.
 - `monitor_reports`: `spanwise monitor status`, `why`, `check` and `diff`: reports on rules and their decisions.

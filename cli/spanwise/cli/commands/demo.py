@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spanwise.cli.command_io import FileStoreOption, HostOption, error_console, print_note
+from spanwise.cli.commands.serve import render_analysis
 from spanwise.collector.errors import Refused
 from spanwise.collector.stores import Store
 
@@ -71,10 +72,10 @@ def _start_server(store: Store, host: str, port: int | None) -> Server:
     from spanwise.collector.server import DEFAULT_PORT, Server
 
     try:
-        return Server(store, host=host, port=DEFAULT_PORT if port is None else port)
+        return Server(store, host=host, port=DEFAULT_PORT if port is None else port, render_analysis=render_analysis)
     except Refused as error:
         if port is not None:
             raise
-        free = Server(store, host=host, port=0)
+        free = Server(store, host=host, port=0, render_analysis=render_analysis)
         print_note(f"{str(error).partition(';')[0]}; using {free.port} instead")
         return free

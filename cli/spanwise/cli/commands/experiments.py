@@ -1,4 +1,4 @@
-"""`spanwise experiments`: list, show, errors, compare, score, export, delete."""
+"""`spanwise experiments`: list, show, errors, compare, analyze, score, export, delete."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    help="Experiments: list, show, compare, export, score again, delete.",
+    help="Experiments: list, show, compare, analyze, export, score again, delete.",
     no_args_is_help=True,
     epilog="Example: `spanwise experiments compare bm25-k3 embeddings`",
 )
@@ -42,6 +42,10 @@ Id = Annotated[
     str, typer.Argument(help="Id of an experiment, its first characters, or a name (its newest experiment).")
 ]
 Ids = Annotated[list[str], typer.Argument(help="Two or more experiments: ids, first characters of ids, or names.")]
+Analyzed = Annotated[list[str], typer.Argument(help="Experiments: ids, first characters of ids, or names.")]
+Report = Annotated[
+    Path | None, typer.Option(help="Also write the report: an .html file, or a .zip archive with all results.")
+]
 Dataset = Annotated[str | None, typer.Option(help="Only experiments over this dataset.")]
 Limit = Annotated[int, typer.Option(help="Maximum number, newest first.")]
 Rows = Annotated[int, typer.Option(help="Also show this number of runs.")]
@@ -201,6 +205,27 @@ def compare(
                     for change in islice(comparison.changes(other, baseline), changes)
                 ]
                 print_table(("example", "key", comparison.names[baseline], comparison.names[other], ""), shown)
+
+
+@app.command()
+def analyze(experiments: Analyzed, report: Report = None, at: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Show leaderboards, problems and insights of one or more experiments, by model. With --json, print the problems.
+
+    Example: `spanwise experiments analyze gpt-small gpt-large --report report.html`
+    """
+    from spanwise.evaluators.analysis import analyze as analyze_experiments
+
+    with open_store(at) as store:
+        analysis = analyze_experiments(*experiments, store=store)
+        if report is not None:
+            try:
+                analysis.report(report)
+            except ValueError as error:
+                raise Refused(str(error)) from error
+        if as_json:
+            emit({**asdict(problem), "severe": problem.severe} for problem in analysis.problems)
+        else:
+            console.print(analysis)
 
 
 @app.command()

@@ -11,7 +11,7 @@ import secrets
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +23,9 @@ from spanwise.collector.errors import Refused
 
 if TYPE_CHECKING:
     from spanwise.collector.forward import Forwarder
+    from spanwise.collector.records import Experiment
     from spanwise.collector.server import Server
+    from spanwise.collector.stores import Store
 
 
 Port = Annotated[
@@ -156,6 +158,7 @@ def serve(
             feedback_to=feedback_forwarder,
             query_seconds=query_seconds,
             decoders=decoder_count,
+            render_analysis=render_analysis,
         )
         pick_up = SpoolPickup()
 
@@ -187,6 +190,15 @@ def _parse_decoders(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > MAX_DECODERS:
         raise Refused(f"--decoders must be auto or a number from 0 to {MAX_DECODERS}, got {text!r}")
     return int(text)
+
+
+def render_analysis(sides: Sequence[tuple[Store, Experiment]]) -> tuple[str, str]:
+    """Return the page `/analysis`. The evaluators are imported when it is first asked for, so that an idle server stays
+    small.
+    """
+    from spanwise.evaluators.analysis import render_page
+
+    return render_page(sides)
 
 
 def _print_addresses(server: Server, path: str, forwarder: Forwarder, why_keys: str) -> None:

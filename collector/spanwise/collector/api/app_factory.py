@@ -48,12 +48,14 @@ def create_app(
     authenticator: Authenticator | None = None,
     query_seconds: float | None = QUERY_TIMEOUT_S,
     decoders: int = 0,
+    render_analysis: pages.AnalysisRenderer | None = None,
 ) -> FastAPI:
     """Return the collector as an ASGI application over a store, which the caller closes.
 
     The `sinks` get received items once the store has committed them. The `authenticator` is also used
     by the middleware in front of the application. The time limit of one query is `query_seconds`; None means no
-    limit. At most `decoders` worker processes help to decode.
+    limit. At most `decoders` worker processes help to decode. `render_analysis` renders the page `/analysis`, for
+    which the collector has no evaluators of its own.
     """
     metrics = metrics or Metrics()
     app = FastAPI(
@@ -67,6 +69,7 @@ def create_app(
     app.state.store, app.state.scopes = store, ROUTE_PERMISSIONS
     # the API's bodies count against the same limits; the server that runs the application closes the receiver
     app.state.receiver = receiver
+    app.state.render_analysis = render_analysis
     app.state.query_scheduler = QueryScheduler(query_seconds)
     app.state.otlp = receiver.routes
     app.state.authenticator, app.state.browser_sessions = authenticator or Authenticator(), BrowserSessions()

@@ -8,6 +8,7 @@ Modules, in the order in which data flows:
 - `rule_pages`: Rule list with funnels and costs, and the decisions of one rule.
 """
 
+from spanwise.collector.pages.experiment_pages import AnalysisRenderer
 from spanwise.collector.pages.page_router import (
     PAGE_ROUTES,
     create_router,
@@ -17,4 +18,12 @@ from spanwise.collector.pages.page_router import (
     render_sign_in,
 )
 
-__all__ = ["PAGE_ROUTES", "create_router", "read_form", "render_not_found", "render_refusal", "render_sign_in"]
+__all__ = [
+    "PAGE_ROUTES",
+    "AnalysisRenderer",
+    "create_router",
+    "read_form",
+    "render_not_found",
+    "render_refusal",
+    "render_sign_in",
+]

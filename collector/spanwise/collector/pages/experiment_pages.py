@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import itemgetter
+from typing import TypeAlias
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from spanwise.collector import statistics
 from spanwise.collector.errors import Forbidden, NotFound, Refused
@@ -211,7 +212,9 @@ def _sort_value(trace: TraceSummary, name: str) -> float | str | None:
     return value if value is None or isinstance(value, str) else float(value)
 
 
-_MAX_SIDES, _MAX_SHOWN = 10, 50
+# Renders the analysis of experiments, for `/analysis`: the document, and its content security policy
+AnalysisRenderer: TypeAlias = Callable[[Sequence[tuple[Store, Experiment]]], tuple[str, str]]
+_MAX_SIDES, _MAX_SHOWN, _MAX_ANALYZED = 10, 50, 50
 _MAX_SLICES = 8
 
 
@@ -282,6 +285,7 @@ def compare(store: Store, request: Request) -> Response:
         "compare.html",
         status=422 if problem else 200,
         problem=problem,
+        has_analysis=request.app.state.render_analysis is not None,
         options=options,
         sides=sides,
         labels=label_experiments(experiments),
@@ -309,11 +313,24 @@ def compare(store: Store, request: Request) -> Response:
     )
 
 
-def load_experiments(store: Store, names: Sequence[str]) -> list[Experiment]:
-    """Return the named experiments (by id, prefix of an id, or name). Raises `Refused` for more than `_MAX_SIDES`."""
+def analysis(store: Store, request: Request) -> Response:
+    """Render leaderboards, problems and insights: `GET /analysis?ids=a,b`."""
+    experiments = load_experiments(store, request.query_params.getlist("ids"), most=_MAX_ANALYZED)
+    render: AnalysisRenderer | None = request.app.state.render_analysis
+    if render is None:
+        raise NotFound("this server has no evaluators for the analysis page; start it with `spanwise serve`")
+    if not experiments:
+        raise Refused("the analysis requires experiments: /analysis?ids=ID,ID")
+    document, policy = render([(store, experiment) for experiment in experiments])
+    headers = {**rendering.SECURITY_HEADERS, "Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
+    return HTMLResponse(document.encode("utf-8", "replace"), headers=headers)
+
+
+def load_experiments(store: Store, names: Sequence[str], most: int = _MAX_SIDES) -> list[Experiment]:
+    """Return the named experiments (by id, prefix of an id, or name). Raises `Refused` for more than `most`."""
     names = [name.strip() for value in names for name in value.split(",") if name.strip()]
-    if len(names) > _MAX_SIDES:
-        raise Refused(f"at most {_MAX_SIDES} experiments can be compared at once, got {len(names)}")
+    if len(names) > most:
+        raise Refused(f"at most {most} experiments can be shown together, got {len(names)}")
     found = [store.experiment(name) for name in dict.fromkeys(names)]
     return list({experiment.id: experiment for experiment in found}.values())
 

@@ -123,12 +123,17 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/experiments", experiment_pages.experiments, "read"),
     ("/experiments/{experiment_id:path}", experiment_pages.experiment, "read"),
     ("/compare", experiment_pages.compare, "read"),
+    ("/analysis", experiment_pages.analysis, "read"),
     ("/rules", rule_pages.rules, "read"),
     ("/rules/{name:path}", rule_pages.rule, "read"),
     ("/static/{name}", rendering.serve_static, "open"),
 )
 
-SCAN_VIEWS = (traces.charts, experiment_pages.compare)  # these scan many traces even without a filter
+SCAN_VIEWS = (
+    traces.charts,
+    experiment_pages.compare,
+    experiment_pages.analysis,
+)  # these scan many traces even without a filter
 
 # all routes of the pages: path, permission that the API key needs, methods
 PAGE_ROUTES: tuple[tuple[str, str, tuple[str, ...]], ...] = (

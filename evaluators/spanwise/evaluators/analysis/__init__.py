@@ -14,6 +14,7 @@ Modules, in the order in which data flows:
 - `parameter_sweep`: Sweep: one experiment per combination of parameters, or per variant of the task, analyzed together.
 """
 
+from spanwise.evaluators.analysis.analysis_report import render_page
 from spanwise.evaluators.analysis.compliance import StandardCoverage, list_evaluators_by_standard
 from spanwise.evaluators.analysis.insights import Insight
 from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, HeatmapLeaderboard, PromptHeatmap
@@ -38,5 +39,6 @@ __all__ = [
     "UnusableThreshold",
     "analyze",
     "list_evaluators_by_standard",
+    "render_page",
     "sweep",
 ]

@@ -15,6 +15,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from spanwise.collector.records import Experiment as Record
+from spanwise.collector.stores import Store
 from spanwise.evaluators.analysis.compliance import MAPPING_NOTE
 from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, PromptHeatmap, format_ranks
 from spanwise.evaluators.analysis.result_analysis import Analysis, TradeOff
@@ -61,6 +63,16 @@ for(const r of b.rows)r.hidden=!r.textContent.toLowerCase().includes(w)});(t.clo
 """
 
 
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+POLICY = (
+    f"default-src 'none'; style-src 'sha256-{_digest(STYLE)}'; script-src 'sha256-{_digest(SCRIPT)}'; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+
 def write_report(analysis: Analysis, path: Path) -> Path:
     """Write the report: HTML, or an archive (H2O's `work-dir-archive`) if the path ends in ".zip".
 
@@ -75,16 +87,21 @@ def write_report(analysis: Analysis, path: Path) -> Path:
     return path
 
 
-def render_report(analysis: Analysis) -> str:
-    """Return the HTML document. It loads nothing, and its content security policy allows only its own script and style."""
+def render_page(sides: Sequence[tuple[Store, Record]]) -> tuple[str, str]:
+    """Return the analysis of experiments as a page of the collector, and its content security policy."""
+    return render_report(Analysis(sides), is_page=True), POLICY
+
+
+def render_report(analysis: Analysis, *, is_page: bool = False) -> str:
+    """Return the HTML document. It loads nothing, and its content security policy allows only its own script and style.
+
+    As a page of the collector it links to experiments and traces.
+    """
     names = ", ".join(record.name for record in analysis.records[:12])
     more = len(analysis.records) - 12
     title = f"Analysis of {names}{f' and {more} more' if more > 0 else ''}"
-    policy = (
-        f"default-src 'none'; style-src 'sha256-{_digest(STYLE)}'; script-src 'sha256-{_digest(SCRIPT)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
     body = [
+        '<p><a href="/experiments">Experiments</a></p>' if is_page else "",
         f"<h1>{escape(title)}</h1>",
         f'<p class="headline">{escape(analysis.headline)}</p>',
         _render_leaderboard(analysis),
@@ -93,21 +110,17 @@ def render_report(analysis: Analysis) -> str:
         _render_problems(analysis),
         _render_insights(analysis),
         _render_prompts(analysis),
-        _render_worst(analysis),
+        _render_worst(analysis, is_page=is_page),
         _render_compliance(analysis),
-        _render_settings(analysis),
+        _render_settings(analysis, is_page=is_page),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
         f"{''.join(body)}<script>{SCRIPT}</script></body></html>\n"
     )
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 # --- parts of the HTML document ---------------------------------------------------------------------------------------
@@ -269,14 +282,15 @@ def _render_prompts(analysis: Analysis) -> str:
     return f"<h2>Models × prompts</h2>{''.join(parts)}" if parts else ""
 
 
-def _render_worst(analysis: Analysis) -> str:
-    """Return the cases of problems, the severe problems first, with links to nothing but their ids."""
+def _render_worst(analysis: Analysis, *, is_page: bool) -> str:
+    """Return the cases of problems, the severe problems first, with their traces."""
     rows: list[list[str]] = []
     for problem in analysis.problems:
         for example_id, trace_id in problem.cases.items():
             if len(rows) < MAX_WORST:
                 text = escape(analysis.results.describe_example(example_id, MAX_TEXT))
-                rows.append([escape(problem.model), escape(problem.key), text, f"<pre>{escape(trace_id)}</pre>"])
+                trace = _link(f"/traces/{trace_id}", trace_id, is_page=is_page)
+                rows.append([escape(problem.model), escape(problem.key), text, trace])
     return f"<h2>Worst cases</h2>{_make_table(['model', 'metric', 'prompt', 'trace'], rows)}" if rows else ""
 
 
@@ -293,11 +307,16 @@ def _render_compliance(analysis: Analysis) -> str:
     return f'<h2>Compliance</h2><p class="dim">{escape(MAPPING_NOTE)}</p>{_make_table(head, rows)}'
 
 
-def _render_settings(analysis: Analysis) -> str:
+def _link(address: str, text: str, *, is_page: bool) -> str:
+    shown = f"<code>{escape(text)}</code>"
+    return f'<a href="{escape(address)}">{shown}</a>' if is_page else shown
+
+
+def _render_settings(analysis: Analysis, *, is_page: bool) -> str:
     rows = [
         [
             escape(record.name),
-            f"<pre>{escape(record.id)}</pre>",
+            _link(f"/experiments/{record.id}", record.id, is_page=is_page),
             escape(f"{record.dataset} {record.dataset_version or ''}".strip()),
             escape(record.status),
             datetime.fromtimestamp(record.started_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
