@@ -1,0 +1,111 @@
+"""Report of an analysis: the HTML document, the archive, the page of the collector, and hostile strings in all of them."""
+
+import base64
+import hashlib
+import json
+import re
+import zipfile
+
+import pytest
+from starlette.testclient import TestClient
+
+from spanwise.collector.api import create_app
+from spanwise.evaluators import Metric, evaluate, evaluator
+from spanwise.evaluators.analysis import analyze, render_page
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+
+
+def run(store, name, score, question="What is it?", model=None):
+    """Run an experiment over a stored dataset whose scores are all `score`."""
+
+    @evaluator(metrics=[Metric("k", threshold=0.5), Metric(HOSTILE[:40], None)])
+    def judge(outputs):
+        return [{"key": "k", "score": score, "comment": HOSTILE}, {"key": HOSTILE[:40], "score": 1.0}]
+
+    rows = [{"inputs": {"question": f"{question} {n}"}, "reference_outputs": str(n)} for n in range(6)]
+    metadata = {"model": model} if model else None
+    return evaluate(rows, lambda question: HOSTILE, [judge], name=name, store=store, metadata=metadata, progress=False)
+
+
+@pytest.fixture
+def analysis(store):
+    return analyze(run(store, "first", 0.1), run(store, "second", 0.9))
+
+
+def test_the_report_is_one_file_that_loads_nothing(analysis, tmp_path):
+    text = analysis.report(tmp_path / "report.html").read_text()
+    assert "Leaderboard" in text
+    assert re.findall(r'(?:src|href)="', text) == []
+    assert "http" not in re.sub(r"http-equiv", "", text)
+
+
+def test_its_policy_allows_only_its_own_script_and_style(analysis, tmp_path):
+    text = analysis.report(tmp_path / "report.html").read_text()
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)[1]
+    for kind in ("script", "style"):
+        (inline,) = re.findall(rf"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'")
+    assert re.findall(r' (?:on\w+|style)="', text) == []
+
+
+def test_hostile_strings_are_text(store, tmp_path):
+    sides = [run(store, HOSTILE, score, HOSTILE, model=f"{HOSTILE}{score}") for score in (0.1, 0.9)]
+    text = analyze(*sides).report(tmp_path / "report.html").read_text()
+    assert "<script>alert" not in text
+    assert "<img" not in text
+    assert "&lt;script&gt;alert(1)" in text
+
+
+def test_the_archive_holds_all_results_and_a_manifest_with_hashes(analysis, tmp_path):
+    with zipfile.ZipFile(analysis.report(tmp_path / "work-dir.zip")) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    manifest = json.loads(files.pop("manifest.json"))
+    assert {name: hashlib.sha256(data).hexdigest() for name, data in files.items()} == {
+        name: entry["sha256"] for name, entry in manifest.items()
+    }
+    rows = json.loads(files["llm-eval-results.json"])
+    assert (len(rows), {row["model"] for row in rows}) == (12, {"first", "second"})
+    assert rows[0]["outputs"] == HOSTILE
+    assert [problem["model"] for problem in json.loads(files["problems.json"])] == ["first"]
+    assert {"report.html", "llm-heatmap-leaderboard.json", "llm-bool-leaderboard.json", "insights.json"} <= files.keys()
+
+
+def test_the_table_of_the_archive_has_one_row_per_run(analysis, tmp_path):
+    import io
+
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    with zipfile.ZipFile(analysis.report(tmp_path / "work-dir.zip")) as archive:
+        frame = pandas.read_parquet(io.BytesIO(archive.read("llm-eval-results.parquet")))
+    assert (len(frame), sorted(frame["k"].unique())) == (12, [0.1, 0.9])
+
+
+def test_another_ending_is_refused(analysis, tmp_path):
+    with pytest.raises(ValueError, match=r"must end in \.html or \.zip, got '.*report.pdf'"):
+        analysis.report(tmp_path / "report.pdf")
+
+
+def test_the_page_shows_the_analysis_with_links(store):
+    first, second = run(store, "first", 0.1), run(store, "second", 0.9)
+    with TestClient(create_app(store, render_analysis=render_page)) as client:
+        answer = client.get(f"/analysis?ids={first.id},{second.id}")
+        compared = client.get(f"/compare?ids={first.id},{second.id}").text
+    assert answer.status_code == 200
+    assert "'sha256-" in answer.headers["content-security-policy"]
+    assert f'href="/experiments/{first.id}"' in answer.text
+    assert 'href="/traces/' in answer.text
+    assert f'href="/analysis?ids={first.id},{second.id}"' in compared
+
+
+def test_the_page_needs_experiments_and_evaluators(store):
+    first = run(store, "first", 0.1)
+    with TestClient(create_app(store, render_analysis=render_page)) as client:
+        assert client.get("/analysis").status_code == 400
+        assert client.get("/analysis?ids=nope").status_code == 404
+        assert client.get("/analysis?ids=" + ",".join(map(str, range(51)))).status_code == 400
+    with TestClient(create_app(store)) as client:
+        answer = client.get(f"/analysis?ids={first.id}")
+    assert (answer.status_code, "spanwise serve" in answer.text) == (404, True)
