@@ -3,9 +3,11 @@
 import math
 
 import pytest
+from starlette.testclient import TestClient
 
 from looped_cases import loop_over
-from spanwise.evaluators import Metric, datasets, evaluate, evaluator
+from spanwise.collector.api import create_app
+from spanwise.evaluators import Metric, datasets, evaluate, evaluator, history
 from spanwise.evaluators.analysis import analyze, list_evaluators_by_standard, sweep
 from spanwise.evaluators.analysis.leaderboards import make_scale, rank_models
 from spanwise.evaluators.analysis.model_results import SEVERAL_MODELS, Cell
@@ -434,3 +436,43 @@ def test_a_sweep_is_resumed_with_its_budget(store):
 def test_a_sweep_that_cannot_run_is_refused_before_its_first_run(tmp_path, task, parameters, options, message):
     with pytest.raises(ValueError, match=message):
         sweep(QUESTIONS, task, parameters, ["exact"], store=tmp_path / "s.db", progress=False, **options)
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+
+def three_experiments(store):
+    """Run three experiments over one dataset, with more and more right answers."""
+    datasets.save(store, "daily", [{"inputs": {"q": n}, "reference_outputs": n} for n in range(20)])
+    for right in (5, 10, 20):
+        evaluate(
+            "daily", lambda q, r=right: q if q < r else -1, ["exact"], name=f"run {right}", store=store, progress=False
+        )
+
+
+def test_the_history_of_a_dataset_is_in_order_of_time_with_intervals(store):
+    three_experiments(store)
+    points = history("daily", store=store)["exact"]
+    assert [(point.name, point.mean, point.n) for point in points] == [
+        ("run 5", 0.25, 20),
+        ("run 10", 0.5, 20),
+        ("run 20", 1.0, 20),
+    ]
+    assert all(point.interval[0] <= point.mean <= point.interval[1] for point in points)
+    assert list(history("daily", store=store).to_pandas()["low"].notna()) == [True] * 3
+
+
+def test_a_dataset_without_experiments_has_no_history(store):
+    assert list(history("nope", store=store)) == []
+    with pytest.raises(KeyError, match="no experiment over 'nope' has scores of 'k'; known keys: none"):
+        history("nope", store=store)["k"]
+
+
+def test_the_page_of_a_datasets_experiments_draws_a_line_per_key(store):
+    three_experiments(store)
+    with TestClient(create_app(store)) as client:
+        text = client.get("/experiments?dataset=daily").text
+        every = client.get("/experiments").text
+    assert 'aria-label="exact, earliest first: run 5 0.25; run 10 0.5; run 20 1"' in text
+    assert 'class="band" d="M' in text
+    assert 'class="band"' not in every

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from spanwise.collector.errors import require_extra
 
 if TYPE_CHECKING:
+    from spanwise.evaluators.analysis import analyze, sweep
+    from spanwise.evaluators.experiments import history
     from spanwise.evaluators.judges import Judge, judge, panel, scripted
     from spanwise.evaluators.monitors import monitor
     from spanwise.evaluators.scoring.pairwise_comparison import pairwise
@@ -38,6 +40,7 @@ __all__ = [
     "Metric",
     "Skip",
     "aevaluate",
+    "analyze",
     "as_evaluator",
     "ascore",
     "calibrate",
@@ -49,6 +52,7 @@ __all__ = [
     "fit_threshold",
     "from_dict",
     "get_evaluator",
+    "history",
     "judge",
     "list_evaluators",
     "make_case",
@@ -57,17 +61,21 @@ __all__ = [
     "panel",
     "score",
     "scripted",
+    "sweep",
 ]
 
 # Names that are imported on first access, because only users of judges and monitors need these modules.
 _LATER = {
     "Judge": "spanwise.evaluators.judges",
+    "analyze": "spanwise.evaluators.analysis",
     "fit_threshold": "spanwise.evaluators.scoring.threshold_fitting",
+    "history": "spanwise.evaluators.experiments",
     "judge": "spanwise.evaluators.judges",
     "monitor": "spanwise.evaluators.monitors",
     "pairwise": "spanwise.evaluators.scoring.pairwise_comparison",
     "panel": "spanwise.evaluators.judges",
     "scripted": "spanwise.evaluators.judges",
+    "sweep": "spanwise.evaluators.analysis",
 }
 
 

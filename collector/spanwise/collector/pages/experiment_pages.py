@@ -19,6 +19,7 @@ from spanwise.collector.filters import Filter
 from spanwise.collector.pages.components import feedback_display, filter_form, rendering
 from spanwise.collector.pages.components.feedback_display import get_judge_keys, get_shown_judge_keys
 from spanwise.collector.pages.components.filter_form import read_integer
+from spanwise.collector.pages.components.line_chart import LineChart, make_line_chart
 from spanwise.collector.records import (
     JSON,
     Bucket,
@@ -29,7 +30,16 @@ from spanwise.collector.records import (
     TraceSummary,
     iterate_pages,
 )
-from spanwise.collector.stores import Change, ComparisonOptions, JudgeAgreement, Store, StoredComparison, estimate_keys
+from spanwise.collector.stores import (
+    Change,
+    ComparisonOptions,
+    HistoryPoint,
+    JudgeAgreement,
+    Store,
+    StoredComparison,
+    estimate_keys,
+    list_history,
+)
 
 _EXAMPLES_PER_PAGE = 50
 
@@ -61,6 +71,7 @@ def dataset(store: Store, request: Request) -> Response:
 ROWS_PER_PAGE = 50
 MAX_SORTED_TRACES = 5_000  # traces of one experiment that the page loads and sorts
 _MAX_LISTED = 100
+_MAX_HISTORY = 30  # experiments of a history chart
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +102,29 @@ def experiments(store: Store, request: Request) -> Response:
         dataset=dataset,
         known=feedback_display.get_metric_info(reversed(listed)),
         trusts={experiment.id: checks.said(get_judge_keys(experiment)) for experiment in listed},
+        history=load_history(store, dataset) if dataset else {},
         datasets=datasets,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHistory:
+    """Points of one key over a dataset's experiments, and their line chart."""
+
+    points: Sequence[HistoryPoint]
+    chart: LineChart
+
+
+def load_history(store: Store, dataset: str) -> dict[str, KeyHistory]:
+    """Return the history of each key that two or more of the newest experiments have."""
+    by_key: dict[str, list[HistoryPoint]] = {}
+    for point in list_history(store, dataset, limit=_MAX_HISTORY):
+        by_key.setdefault(point.key, []).append(point)
+    return {
+        key: KeyHistory(points, make_line_chart([(point.mean, *(point.interval or (None, None))) for point in points]))
+        for key, points in sorted(by_key.items())
+        if len(points) > 1
+    }
 
 
 def aggregate_experiments(store: Store, experiments: Sequence[Experiment]) -> dict[str, Bucket]:

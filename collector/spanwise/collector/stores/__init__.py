@@ -11,6 +11,7 @@ Modules, in the order in which data flows:
 - `amendment_merge`: Merging of amendments into runs, before and after the run arrives.
 - `run_tree`: Run tree of a trace: depth-first order, and root inputs and outputs derived from the runs below.
 - `decision_explanation`: Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run.
+- `experiment_history`: History of a dataset's experiments: the mean of each key with its interval, in order of time.
 - `stored_comparison`: Comparison of stored experiments: their scores, the declared rules of their keys, and contrasts.
 - `experiment_statistics`: Statistics of a stored experiment per key: interval of the mean, repeated runs.
 - `score_statistics`: Statistics over stored scores: agreement of judges with people, and weighted means of rules.
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         StreamingStore,
     )
     from spanwise.collector.stores.control_store import ControlStore, Store
+    from spanwise.collector.stores.experiment_history import HistoryPoint, list_history
     from spanwise.collector.stores.experiment_statistics import KeyStatistics, estimate_keys
     from spanwise.collector.stores.run_tree import RunNode, derived_fields, make_branch, walk_tree
     from spanwise.collector.stores.score_statistics import (
@@ -48,6 +50,7 @@ else:
         control_store="ControlStore Store",
         experiment_statistics="KeyStatistics estimate_keys",
         capabilities="DestinationStore FeedbackSource LazyTrace LocalStore OutgoingFeedback RowStore StreamingStore",
+        experiment_history="HistoryPoint list_history",
         stored_comparison="Change ComparisonOptions Slice StoredComparison",
         trace_store="TraceStore list_open_traces",
         run_tree="RunNode derived_fields make_branch walk_tree",
@@ -59,6 +62,7 @@ __all__ = [
     "ControlStore",
     "DestinationStore",
     "FeedbackSource",
+    "HistoryPoint",
     "JudgeAgreement",
     "KeyStatistics",
     "LazyTrace",
@@ -73,6 +77,7 @@ __all__ = [
     "TraceStore",
     "derived_fields",
     "estimate_keys",
+    "list_history",
     "list_human_feedback",
     "list_judge_scores",
     "list_open_traces",

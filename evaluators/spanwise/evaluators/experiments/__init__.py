@@ -22,6 +22,7 @@ Modules, in the order in which data flows:
   resume or rerun it.
 - `experiment_rows`: Rows of an experiment: runs with their feedback, errors, and the HTML page that shows them.
 - `experiment_comparison`: Comparison of experiments: means per key, significance of differences, changed examples.
+- `experiment_history`: History of a dataset: the mean of each key with its interval per experiment, in order of time.
 - `experiment_recorder`: Recorder: an experiment whose runs a caller such as the pytest plugin opens around its own
   code.
 - `experiment_liveness`: Liveness of an experiment: heartbeat in its record, and a watchdog that reports a stall and
@@ -30,6 +31,7 @@ Modules, in the order in which data flows:
 
 from spanwise.collector.stores import Change, Slice
 from spanwise.evaluators.experiments.experiment_comparison import Answer, Comparison, Regression, compare
+from spanwise.evaluators.experiments.experiment_history import History, history
 from spanwise.evaluators.experiments.experiment_preparation import CannotResume
 from spanwise.evaluators.experiments.experiment_recorder import OpenRun, Recorder, finish_stored_experiment
 from spanwise.evaluators.experiments.experiment_results import Experiment
@@ -55,6 +57,7 @@ __all__ = [
     "Comparison",
     "Experiment",
     "Failure",
+    "History",
     "JudgeCost",
     "KeySummary",
     "OpenRun",
@@ -71,6 +74,7 @@ __all__ = [
     "evaluate",
     "finish_stored_experiment",
     "format_number",
+    "history",
     "make_text_table",
     "render_text",
     "rerun_command",

@@ -5,6 +5,7 @@ Modules, in the order in which data flows:
 - `filter_form`: Filter form: page URL to filter and back, removable conditions, integer parameters.
 - `feedback_display`: Feedback display: chips, metric units and directions, keys scored by judges.
 - `sparkline`: SVG sparklines: time buckets and bar geometry.
+- `line_chart`: SVG line charts: one value per experiment with the band of its interval.
 - `rendering`: Template rendering: security headers, escaping of untrusted text, layout of JSON values.
 """
 
@@ -12,6 +13,7 @@ Modules, in the order in which data flows:
 SHARED_MODULES = [
     "feedback_display",
     "filter_form",
+    "line_chart",
     "rendering",
     "sparkline",
 ]
