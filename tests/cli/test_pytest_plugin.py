@@ -298,6 +298,7 @@ def test_shared(inputs, exact):
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("crash", "status", "runs"),
     [("", "finished", 12), pytest.param("yes", "interrupted", 11, marks=pytest.mark.slow)],

@@ -156,6 +156,7 @@ class Spools(RuleBasedStateMachine):
         return sent
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("examples", [6, pytest.param(100, marks=pytest.mark.slow)])
 def test_any_processes_in_any_order(examples: int) -> None:
