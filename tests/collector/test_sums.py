@@ -268,7 +268,7 @@ def test_sums_answer_as_rows_do(steps):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, max_size=30))
 def test_sums_answer_as_rows_do_after_many_changes(steps):
     with held() as here:

@@ -91,7 +91,7 @@ def killed_again_and_again(folder: Path, kills: int) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("kills", [1, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(12, marks=pytest.mark.slow)])
 def test_kills_under_load_lose_nothing(tmp_path: Path, kills: int) -> None:
     killed_again_and_again(tmp_path, kills)
 
