@@ -65,6 +65,7 @@ def test_an_agent_sees_why_a_trace_was_not_scored(demo: Path) -> None:
     assert rules["on topic"]["untrusted"]["sample"].endswith("is not below 0.5, the rule's rate")
 
 
+@pytest.mark.process
 def test_an_agent_finds_the_worst_runs_of_an_experiment(demo: Path) -> None:
     async def talk(client: Any) -> dict[str, Any]:
         made = await given(client, "list_experiments")

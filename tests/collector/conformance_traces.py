@@ -763,6 +763,7 @@ def test_words_of_any_run_find_the_trace(store: Store) -> None:
     assert names(store.traces(text='par" OR')) == []
 
 
+@pytest.mark.process
 def test_words_of_a_run_that_was_replaced_are_forgotten(store: Store) -> None:
     root = run(outputs="provisional words")
     store.append([root])
