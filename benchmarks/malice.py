@@ -623,8 +623,12 @@ def run(
     only: str = "",
     aside: bool = False,
     decoders: str = "auto",
+    often: float = float("inf"),
 ) -> Outcome:
-    """Senders, and attackers if there is to be malice, against a fresh server on a file; `aside` these have another."""
+    """Senders, and attackers if there is to be malice, against a fresh server on a file; `aside` these have another.
+
+    `often` limits the seconds between two steps of an attack.
+    """
     with (
         serving(file, decoders) as server,
         serving(file.with_suffix(".aside"), decoders) if aside else nullcontext(server) as target,
@@ -636,7 +640,7 @@ def run(
             harm = None
             if malice:
                 attackers.apply(prepare)
-                harm = attackers.apply_async(_attack, (target.port, seconds, seed, only))
+                harm = attackers.apply_async(_attack, (target.port, seconds, seed, only, often))
             sent = asyncio.run(_send(server, seconds, seed, samples))
             hurt = harm.get(seconds + 300) if harm else Harm()
         alive = server.process.poll() is None

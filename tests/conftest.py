@@ -38,6 +38,7 @@ def pytest_configure() -> None:
     try:
         new_files_by_copy()
         servers_end_at_once()
+        routes_once()
     except ImportError:  # tests of the tracer alone need no server
         pass
 
@@ -98,6 +99,13 @@ def new_files_by_copy() -> None:
         db.execute("UPDATE feed SET identity = lower(hex(randomblob(8)))")
         return None
 
+    configure = connections._configure
+
+    def configure_without_sync(db: sqlite3.Connection) -> None:
+        db.execute("PRAGMA synchronous = OFF")  # the change to WAL mode waits for the disk too
+        configure(db)
+
+    vars(connections)["_configure"] = configure_without_sync
     vars(connections)["migrate"] = migrate
     vars(group_commit)["_fsync"] = lambda descriptor: None
 
@@ -118,6 +126,26 @@ def servers_end_at_once() -> None:
     from uvicorn import server
 
     vars(server)["asyncio"] = Hurried()
+
+
+def routes_once() -> None:
+    """Share the API's routes between servers: FastAPI inspects all handlers in 60 ms, and hundreds of tests start one."""
+    from fastapi.applications import FastAPI
+    from starlette.routing import BaseRoute
+
+    from spanwise.collector.api import app_factory
+
+    install, installed = app_factory.install_routes, list[BaseRoute]()
+
+    def install_routes(app: FastAPI, routes: object) -> None:
+        if not installed:
+            already = len(app.router.routes)
+            install(app, app_factory.ROUTES)
+            installed.extend(app.router.routes[already:])
+        else:
+            app.router.routes += installed
+
+    vars(app_factory)["install_routes"] = install_routes
 
 
 @pytest.fixture

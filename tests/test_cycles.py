@@ -63,6 +63,7 @@ def test_the_house_has_no_circle(house: Graph) -> None:
     assert " → ".join(circle(house)) == ""
 
 
+@pytest.mark.process
 def test_the_whole_house_is_looked_at(house: Graph) -> None:
     assert {
         "spanwise.tracer",

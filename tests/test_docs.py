@@ -52,13 +52,17 @@ MADE = {page for page in PAGES if page.parent.name == "evaluators" and page.name
 MADE |= {page for page in PAGES if page.parent.name == "senders"}
 
 
-SLOW = {ROOT / "docs" / "monitoring.md"}  # processes begin, and read a file again
+MARKS = {
+    ROOT / "docs" / "monitoring.md": pytest.mark.slow,  # processes begin, and read a file again
+    ROOT / "docs" / "evaluate.md": pytest.mark.process,
+    ROOT / "docs" / "mcp.md": pytest.mark.process,
+}
 
 
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow] if page in SLOW else ())
+        pytest.param(page, id=str(page.relative_to(ROOT)), marks=MARKS.get(page, ()))
         for page in PAGES
         if blocks(page) and page not in MADE
     ],

@@ -117,6 +117,7 @@ def test_an_address_is_no_store():
         app(["demo", "--store", "http://127.0.0.1:4318"])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_serves_the_pages_until_it_is_told_to_stop(number):
     command = [sys.executable, "-c", "from spanwise.cli import main; main()", "demo", "--no-models", "--port", "0"]

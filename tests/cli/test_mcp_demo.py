@@ -53,6 +53,7 @@ def test_an_agent_finds_the_worst_trace_of_the_demo_and_its_reason(demo: Path) -
     assert found["worst"]["untrusted"]["rule"] == "on topic"
 
 
+@pytest.mark.process
 def test_an_agent_sees_why_a_trace_was_not_scored(demo: Path) -> None:
     async def talk(client: Any) -> list[dict[str, Any]]:
         missing = await given(client, "find_traces", where=["untried=on_topic", "experiment="], limit=1)
@@ -64,6 +65,7 @@ def test_an_agent_sees_why_a_trace_was_not_scored(demo: Path) -> None:
     assert rules["on topic"]["untrusted"]["sample"].endswith("is not below 0.5, the rule's rate")
 
 
+@pytest.mark.process
 def test_an_agent_finds_the_worst_runs_of_an_experiment(demo: Path) -> None:
     async def talk(client: Any) -> dict[str, Any]:
         made = await given(client, "list_experiments")

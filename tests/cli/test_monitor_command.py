@@ -70,6 +70,7 @@ def keys(store, number):
     return {one.key for one in store.feedbacks() if one.target.trace_id == trace_id(number)}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kills", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_serve_with_a_monitor_scores_what_comes_in_and_survives_its_worker(tmp_path, kills):
     with served(tmp_path) as (process, store):

@@ -124,16 +124,19 @@ def test_a_test_runs_once_per_example_and_its_scores_become_an_experiment(outcom
     assert (summary.runs, summary.failed) == (3, 0)
 
 
+@pytest.mark.process
 def test_an_error_of_the_test_is_the_error_of_its_run(outcome):
     (row,) = Experiment.load(outcome[1], "test_file").rows()
     assert (row.error, row.scores) == ("KeyError: 'first'", {"passed": False})
     assert row.inputs == {"question": "Where?"}
 
 
+@pytest.mark.process
 def test_the_table_is_shown_at_the_end(outcome):
     assert "│ exact ↑ │ 3 │ 0.6667 │" in outcome[0]
 
 
+@pytest.mark.process
 def test_evaluators_of_the_mark_that_are_no_arguments_look_at_the_finished_run(outcome):
     experiment = Experiment.load(outcome[1], "test_marked")
     rows = {row.inputs: row for row in experiment.rows()}
@@ -144,6 +147,7 @@ def test_evaluators_of_the_mark_that_are_no_arguments_look_at_the_finished_run(o
     assert experiment.summary().overall["right"].score == 1 / 3
 
 
+@pytest.mark.process
 def test_a_traced_test_is_the_root_of_its_run(outcome):
     (row,) = Experiment.load(outcome[1], "traced").rows()
     assert [(run.name, run.kind) for run in row.trace.runs] == [("agent", "agent"), ("send", "tool")]
@@ -175,6 +179,7 @@ def test_a_dataset_that_is_not_there_is_said_without_our_insides(pytester, datas
     assert "store.py" not in report
 
 
+@pytest.mark.process
 def test_examples_of_a_test_are_kept_as_a_version_of_a_dataset(outcome):
     record = Experiment.load(outcome[1], "answers").record
     assert (record.dataset, record.dataset_version) == ("test_answer", 1)
@@ -298,6 +303,7 @@ def test_shared(inputs, exact):
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("crash", "status", "runs"),
     [("", "finished", 12), pytest.param("yes", "interrupted", 11, marks=pytest.mark.slow)],

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import Document, Example, Experiment, Key, QueueItem, Rule, Target
 from spanwise.collector.stores import Store
@@ -147,7 +148,7 @@ def test_what_waits_in_a_queue_is_not_put_in_twice(store: Store) -> None:
     assert not store.resolve("unknown", "done")
 
 
-@pytest.mark.parametrize("verb", ["queue", "decisions"])
+@loop_over("verb", ["queue", "decisions"])
 def test_a_word_that_cannot_be_is_refused_not_found_nowhere(store: Store, verb: str) -> None:
     with pytest.raises(Refused, match="'wating'"):
         store.queue("review", status="wating") if verb == "queue" else store.decisions(verdict="wating")

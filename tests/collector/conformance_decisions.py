@@ -9,6 +9,7 @@ import pytest
 from collector.conformance_claims import claim, finish
 from collector.deciding import on, outcomes, ruled, slice, traced, verdicts
 from collector.making import child
+from looped_cases import loop_over
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Decision, Target
 from spanwise.collector.stores import Store
@@ -97,7 +98,7 @@ def test_a_trace_that_was_scored_and_is_left_out_now_counts_once(store: Store) -
     assert {name: count for name, count in store.status()[0].counts.items() if count} == {"scored": 1}
 
 
-@pytest.mark.parametrize("bad", [(1, "scored"), (0, "filtered"), (-5, "taken")])
+@loop_over("bad", [(1, "scored"), (0, "filtered"), (-5, "taken")])
 def test_an_outcome_that_cannot_be_is_refused(store: Store, bad: tuple[int, str]) -> None:
     ruled(store)
     with pytest.raises(Refused, match="unknown outcome"):

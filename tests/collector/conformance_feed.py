@@ -11,6 +11,7 @@ import pytest
 
 from collector.conformance_traces import eventually
 from collector.making import SECOND, child, run
+from looped_cases import loop_over
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Experiment, Feedback, OpenRun, Target, TraceHead
@@ -127,7 +128,7 @@ def test_an_amendment_is_a_change_of_the_runs_unless_it_says_nothing_new(store: 
     assert only(store) == after
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "-1", "1.5", "٣", "9" * 18, "9" * 40, "1 OR 1"])
+@loop_over("cursor", ["", "x", "-1", "1.5", "٣", "9" * 18, "9" * 40, "1 OR 1"])
 def test_what_is_no_position_in_the_feed_is_refused(store: Store, cursor: str) -> None:
     store.append([run()])
     with pytest.raises(Refused, match="no position in this store's feed"):
@@ -154,7 +155,7 @@ def test_without_its_root_a_trace_is_not_rooted(store: Store) -> None:
 LOCAL = {names.LOCAL_ROOT: "b" * 16}
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("attributes", "probability"),
     [
         ({}, None),
@@ -177,7 +178,7 @@ def test_the_probability_of_head_sampling_is_what_the_root_says(
     store: Store, attributes: dict[str, Any], probability: float | None
 ) -> None:
     store.append([root := run(attributes=attributes), child(root, attributes={**LOCAL, "spanwise.sample_rate": 0.125})])
-    assert only(store).probability == probability
+    assert follow(store)[-1].probability == probability
 
 
 def test_what_the_head_kept_for_an_error_alone_is_partial(store: Store) -> None:
@@ -186,7 +187,7 @@ def test_what_the_head_kept_for_an_error_alone_is_partial(store: Store) -> None:
     assert (head.partial, head.probability) == (True, 1.0)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "marked",
     [
         {"kind": "evaluator"},
@@ -199,7 +200,7 @@ def test_what_the_head_kept_for_an_error_alone_is_partial(store: Store) -> None:
 )
 def test_an_evaluators_own_trace_is_told_by_kind_or_by_a_mark(store: Store, marked: dict[str, Any]) -> None:
     store.append([run(**marked)])
-    assert only(store).judgement
+    assert follow(store)[-1].judgement
 
 
 def test_a_mark_on_any_span_is_enough_and_an_experiments_evaluator_is_none(store: Store) -> None:

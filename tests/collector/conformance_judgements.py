@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from collector.making import SECOND, START, child, run
+from looped_cases import loop_over
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Experiment, Feedback, Retention, Run, Target, Usage
 from spanwise.collector.stores import Store
@@ -24,7 +25,7 @@ def names(traces: Any) -> list[str]:
     return [trace.name for trace in traces]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "conditions",
     [
         {},

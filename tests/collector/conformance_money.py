@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from looped_cases import loop_over
 from spanwise.collector.errors import Refused, SpanwiseError
 from spanwise.collector.records import Booking, BudgetUsage
 from spanwise.collector.stores import Store
@@ -63,7 +64,7 @@ def test_ten_tenths_are_one(store: Store) -> None:
     assert today(store) == (pytest.approx(0.3), 0.0)
 
 
-@pytest.mark.parametrize("amount", [-1.0, nan, inf, -inf])
+@loop_over("amount", [-1.0, nan, inf, -inf])
 def test_amounts_that_cannot_be_are_refused(store: Store, amount: float) -> None:
     store.book(booking("there", 1))
     for wrong in (booking("a", amount), booking("a", limit=amount)):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from collector.making import run
+from looped_cases import loop_over
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import Rule, RuleSettings, Stratum
 from spanwise.collector.stores import Store
@@ -68,7 +69,7 @@ def test_a_file_owns_its_rules_and_what_it_leaves_out_goes(store: Store) -> None
     assert in_force(store) == [("by_hand", "1")]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("filter", "says"),
     [
         ({"since_ns": 1}, "relative to now"),

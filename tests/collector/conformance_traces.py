@@ -15,6 +15,7 @@ import pytest
 
 from collector.deciding import on, ruled, slice
 from collector.making import SECOND, START, child, run
+from looped_cases import loop_over
 from spanwise.collector.errors import NotFound, Refused, SpanwiseError
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import (
@@ -159,7 +160,7 @@ def test_values_are_derived_from_what_has_arrived_so_far(store: Store) -> None:
     assert (found.inputs, found.outputs, derived_fields(found)) == ("When?", "its own", ("inputs",))
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "root",
     [
         run(inputs="own", attributes={"output.value": "null"}),  # a function that returned None
@@ -174,7 +175,7 @@ def test_a_root_that_has_no_outputs_for_a_reason_gets_none(store: Store, root: R
     assert store.traces(limit=1).items[0].outputs == ""
 
 
-@pytest.mark.parametrize("attributes", [{"spanwise.awaits": 1, "spanwise.derived": 1}, {"spanwise.awaits": "x"}])
+@loop_over("attributes", [{"spanwise.awaits": 1, "spanwise.derived": 1}, {"spanwise.awaits": "x"}])
 def test_nonsense_about_derived_values_is_passed_over(store: Store, attributes: dict[str, Any]) -> None:
     root = run(attributes=attributes)
     store.append([root, child(root, inputs="i", outputs="o")])
@@ -238,7 +239,7 @@ def names(found: Iterable[TraceSummary]) -> list[str]:
 # what is kept
 
 
-@pytest.mark.parametrize("order", [1, -1])
+@loop_over("order", [1, -1])
 def test_the_later_and_fuller_run_wins(store: Store, order: int) -> None:
     started = run(end_ns=0, status="unset")
     finished = replace(started, end_ns=started.start_ns + 5, status="ok", outputs="done")
@@ -468,7 +469,7 @@ def test_words_follow_what_was_amended(store: Store) -> None:
     assert (len(store.traces(text="provisional")), store.traces().items[0].outputs) == (0, "final words")
 
 
-@pytest.mark.parametrize("fields", [{"outputs": "here"}, {"model": "m"}, {"cost": 0.5}, {"outputs": ""}], ids=str)
+@loop_over("fields", [{"outputs": "here"}, {"model": "m"}, {"cost": 0.5}, {"outputs": ""}], ids=str)
 def test_the_same_run_sent_again_does_not_undo_what_was_amended(store: Store, fields: dict[str, Any]) -> None:
     store.append([root := run(inputs="where?", outputs="a long provisional answer")])
     store.amend(root.trace_id, root.span_id, fields)
@@ -535,7 +536,7 @@ SAID = (
 )
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(4))), ids=str)
+@loop_over("order", list(itertools.permutations(range(4))), ids=str)
 def test_every_order_of_a_run_and_what_is_said_of_it_gives_the_same_run(store: Store, order: tuple[int, ...]) -> None:
     root = run("chat")
     said = [Amendment(root.trace_id, root.span_id, fields) for fields in SAID]
@@ -611,7 +612,7 @@ def test_of_many_amendments_one_that_makes_no_sense_keeps_all_away(store: Store)
     assert store.trace(root.trace_id).root == root
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("fields", "told"),
     [({"inptus": 1}, "did you mean 'inputs'"), ({"start_ns": 1}, "'start_ns'"), ({"cost": "much"}, "'cost'.*'much'")],
     ids=["typo", "fixed", "value"],
@@ -707,8 +708,9 @@ FILTERS: list[tuple[dict[str, Any], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("conditions", "passes"), FILTERS, ids=str)
-def test_filters(store: Store, conditions: dict[str, Any], passes: bool) -> None:
+@pytest.fixture
+def filtered(store: Store) -> Store:
+    """A store with one trace, of which all of `FILTERS` are true or false."""
     root = run("root", kind="agent", start_ns=START, experiment_id="e", example_id="ex", **A)
     failing = child(root, kind="retriever", status="error", error="ValueError: timeout_of it")
     store.append([root, failing, child(root, "chat", kind="llm", model="m-1", usage=Usage(10, 2), cost=0.1)])
@@ -722,12 +724,17 @@ def test_filters(store: Store, conditions: dict[str, Any], passes: bool) -> None
             Feedback(target=on, key="recall", outcome="skip", comment="no documents"),
         ]
     )
-    assert len(store.traces(**conditions)) == passes
+    return store
 
 
-@pytest.mark.parametrize("verb", ["traces", "feedbacks", "sessions", "aggregate", "delete"])
+@loop_over(("conditions", "passes"), FILTERS, ids=str)
+def test_filters(filtered: Store, conditions: dict[str, Any], passes: bool) -> None:
+    assert len(filtered.traces(**conditions)) == passes
+
+
+@loop_over("verb", ["traces", "feedbacks", "sessions", "aggregate", "delete"])
 def test_an_impossible_status_is_refused_wherever_it_is_asked_for(store: Store, verb: str) -> None:
-    store.append([run()])
+    store.append([run(trace_id="1" * 32, span_id="1" * 16)])
     with pytest.raises(ValueError, match=r"unknown status 'eror'; expected one of: unset, ok, error, cancelled"):
         getattr(store, verb)(status="eror")
     assert store.count()["traces"] == 1
@@ -756,6 +763,7 @@ def test_words_of_any_run_find_the_trace(store: Store) -> None:
     assert names(store.traces(text='par" OR')) == []
 
 
+@pytest.mark.process
 def test_words_of_a_run_that_was_replaced_are_forgotten(store: Store) -> None:
     root = run(outputs="provisional words")
     store.append([root])
@@ -995,7 +1003,7 @@ def test_known_values_of_one_project(store: Store) -> None:
     assert store.values("name", project="judges") == store.values("feedback", project="nobody") == []
 
 
-@pytest.mark.parametrize("given", ["1" * 7, "0" * 32, "g" * 32, ""])
+@loop_over("given", ["1" * 7, "0" * 32, "g" * 32, ""])
 def test_feedback_on_an_id_that_no_trace_can_have_is_refused(store: Store, given: str) -> None:
     with pytest.raises(Refused, match=r"trace_id must be 32 hex digits|empty id"):
         store.feedback(given, "k", 1)
@@ -1016,7 +1024,7 @@ def test_feedback_on_a_uuid_is_on_the_trace_of_its_digits(store: Store) -> None:
     assert (row.id, row.target, row.score) == (kept.id, Target(trace_id=judged.trace_id), 0.0)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("given", "score"),
     [(numpy.bool_(True), True), (numpy.float32(0.5), 0.5), (numpy.float64(0.5), 0.5), (numpy.int64(1), 1.0)],
 )
@@ -1227,7 +1235,7 @@ def test_each_is_not_misled_by_what_comes_and_goes_meanwhile(store: Store) -> No
     assert seen + ids(walk) == [*there[:500], *there[500:600], *there[900:]]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "conditions",
     [{"since": "2026-01-02", "until": "2026-01-01"}, {"tokens": "<0"}, {"text": "!?"}, {"session": ""}],
 )
@@ -1268,14 +1276,14 @@ def long_trace(store: Store, n: int = 7) -> Run:
     return root
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+@loop_over("limit", [1, 2, 3, 100])
 def test_runs_of_a_trace_page_by_page_are_those_of_the_whole(store: Store, limit: int) -> None:
     trace_id = long_trace(store).trace_id
     pages = iterate_pages(lambda cursor: store.runs(trace_id, limit=limit, cursor=cursor))
     assert tuple(pages) == store.trace(trace_id).runs
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+@loop_over("limit", [1, 2, 3, 100])
 def test_the_tree_of_a_trace_comes_page_by_page(store: Store, limit: int) -> None:
     trace_id = long_trace(store).trace_id
     rows = list(iterate_pages(lambda cursor: store.tree(trace_id, limit=limit, cursor=cursor)))

@@ -113,7 +113,7 @@ def test_what_is_new_adds_up_to_what_all_adds_up_to(limits: tuple[int, int, int]
 
 @pytest.mark.slow
 @given(limits=limits, done=doings)
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_what_is_new_adds_up_in_many_ways(limits: tuple[int, int, int], done: list[tuple[str, Any]]) -> None:
     check(limits, done)
 

@@ -60,6 +60,7 @@ def as_annotations() -> bytes:
     return request(*spans)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("address", "body"),
     [

@@ -12,21 +12,20 @@ from looped_cases import loop_over
 from spanwise.collector.statistics import (
     Moments,
     bhapkar_test,
-    mcnemar_test,
-    mean_interval,
-    sign_flip_test,
-    tango_statistic,
-    wilson_interval,
-)
-from spanwise.collector.statistics.intervals import (
+    binomial_test,
+    chi_square_tail,
     examples_for_mean,
     examples_for_proportions,
     hall_interval,
     limit_spread,
+    mcnemar_test,
+    mean_interval,
     paired_proportions_interval,
+    sign_flip_test,
+    t_quantile,
+    tango_statistic,
+    wilson_interval,
 )
-from spanwise.collector.statistics.paired_tests import binomial_test, chi_square_tail
-from spanwise.collector.statistics.quantiles import t_quantile
 
 numpy = pytest.importorskip("numpy")
 stats = lazy_importorskip("scipy.stats")

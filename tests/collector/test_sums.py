@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from looped_cases import loop_over
 from polling import until
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filters import Filter
@@ -268,7 +269,7 @@ def test_sums_answer_as_rows_do(steps):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, max_size=30))
 def test_sums_answer_as_rows_do_after_many_changes(steps):
     with held() as here:
@@ -320,19 +321,24 @@ def test_percentiles_of_10000_are_one_of_their_latencies(here, at_rest):
             assert summed == exact
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("at_rest", [False, True])
-@pytest.mark.parametrize("group_by", GROUPS)
-def test_percentiles_of_more_are_within_their_error_in_each_bucket(here, group_by, at_rest):
+@pytest.fixture(params=[False, True], ids=["with rows", "at rest"])
+def many(here: Held, request: pytest.FixtureRequest) -> Held:
+    """A file with more latencies than an answer is computed from exactly."""
     some = [
         later(i, start_ns=NOW + i * HOUR_NS // 300, name="ab"[i % 2], model="mn"[i % 3 == 0]) for i in range(10_001)
     ]
     here.traces.append(some)
-    if at_rest:
+    if request.param:
         here.make_ready()
     here.traces.append([later(20_000, start_ns=NOW + 30 * HOUR_NS, model="m")])  # an hour that is not at rest
+    return here
+
+
+@pytest.mark.process
+@loop_over("group_by", GROUPS)
+def test_percentiles_of_more_are_within_their_error_in_each_bucket(many, group_by):
     for filter in (Filter(), Filter(since_ns=NOW + HOUR_NS // 2), Filter(until_ns=NOW + 31 * HOUR_NS + 7)):
-        with here.file.read() as reader:
+        with many.file.read() as reader:
             for bucket_ns in (None, HOUR_NS, 2 * HOUR_NS, 24 * HOUR_NS):
                 summed, exact = both(reader.db, filter, bucket_ns, group_by)
                 for one, other in zip(summed, exact, strict=True):

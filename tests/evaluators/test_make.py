@@ -62,9 +62,11 @@ def test_every_option_that_is_declared_is_taken():
     values = {"key": "k", "version": "2", "higher_is_better": False, "range": (0, 5), "metrics": (), "retries": 2}
     values |= {"source": "llm", "details": False, "min_cases": 3, "max_cases": 4, "summary": True, "timeout": 1}
     values |= {"threshold": 0.5, "map": None, "prepare_data": None, "retry_on": OSError}
+    values |= {"primary": True, "good_labels": {"b", "a"}}
     made = evaluator(**values)(of_this_module)
     assert set(values) == set(EvaluatorOptions.__annotations__)
-    assert made.metrics == (Metric("k", (0, 5), higher_is_better=False, threshold=0.5, primary=True),)
+    metric = Metric("k", (0, 5), higher_is_better=False, threshold=0.5, primary=True, good_labels=("a", "b"))
+    assert (made.metrics, made.primary) == ((metric,), True)
     assert (made.version, made.retries, made.min_cases, made.max_cases, made.summary) == ("2", 2, 3, 4, True)
     assert (made.make.source, made.make.details, made.make.version, made.timeout) == ("llm", False, "2", 1)
 

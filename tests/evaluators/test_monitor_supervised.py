@@ -102,6 +102,7 @@ def supervised(folder, url, end="pass", more="", **plan):
         assert not made.workers()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("end", "told"),
     [

@@ -90,7 +90,8 @@ def killed_again_and_again(folder: Path, kills: int) -> None:
         server.stop()
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.process
+@pytest.mark.parametrize("kills", [1, pytest.param(12, marks=pytest.mark.slow)])
 def test_kills_under_load_lose_nothing(tmp_path: Path, kills: int) -> None:
     killed_again_and_again(tmp_path, kills)
 
@@ -147,6 +148,7 @@ def stored(path: Path) -> set[tuple[str, str]]:
         return set(db.execute("SELECT t.trace_id, s.span_id FROM spans s JOIN traces t ON t.id = s.trace"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_traces_that_grow_when_the_server_is_killed_add_up(tmp_path: Path, kills: int) -> None:
     path, random_ = tmp_path / "spanwise.db", random.Random(7)

@@ -209,6 +209,7 @@ def test_a_full_queue_drops_leaves_before_parents_and_says_how_many() -> None:
     root = runtime.delivery.finisher.span(items[0])  # type: ignore[arg-type]
     assert root is not None
     assert dict(root.attributes or {})["spanwise.spans.dropped"] == 4
+    runtime.delivery.queue.settle(len(items))
     runtime.delivery._thread = None
 
 
@@ -428,6 +429,7 @@ def test_a_full_batch_wakes_the_delivery() -> None:
     work()
     assert not delivery._wake.empty()
     assert len(delivery.queue.take()) == 512
+    delivery.queue.settle(512)
     delivery._thread = None
 
 

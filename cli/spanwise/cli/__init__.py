@@ -28,6 +28,7 @@ __all__ = ["main"]
 
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
+    "app",
     "gate_expressions",
 ]
 

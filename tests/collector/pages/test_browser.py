@@ -128,6 +128,7 @@ NAMES = (
 )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", [*NAMES, pytest.param("a part", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("size", "scheme"), [("wide", "light"), pytest.param("narrow", "dark", marks=pytest.mark.slow)]

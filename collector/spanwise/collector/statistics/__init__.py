@@ -41,8 +41,25 @@ from spanwise.collector.statistics.human_agreement import (
     get_majority_label,
     measure_agreement,
 )
-from spanwise.collector.statistics.intervals import Interval, Moments, mean_interval, wilson_interval
-from spanwise.collector.statistics.paired_tests import bhapkar_test, mcnemar_test, sign_flip_test, tango_statistic
+from spanwise.collector.statistics.intervals import (
+    Interval,
+    Moments,
+    examples_for_mean,
+    examples_for_proportions,
+    hall_interval,
+    limit_spread,
+    mean_interval,
+    paired_proportions_interval,
+    wilson_interval,
+)
+from spanwise.collector.statistics.paired_tests import (
+    bhapkar_test,
+    binomial_test,
+    chi_square_tail,
+    mcnemar_test,
+    sign_flip_test,
+    tango_statistic,
+)
 from spanwise.collector.statistics.ppi import CorrectedMean, estimate_ppi_mean
 from spanwise.collector.statistics.quantiles import nearest_rank, percentile, t_quantile
 from spanwise.collector.statistics.repeated_runs import (
@@ -111,6 +128,13 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "collect_repeated_runs",
     "Word",
     "bhapkar_test",
+    "examples_for_mean",
+    "examples_for_proportions",
+    "hall_interval",
+    "limit_spread",
+    "paired_proportions_interval",
+    "binomial_test",
+    "chi_square_tail",
     "collect_scores",
     "get_question",
     "mcnemar_test",
