@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -124,7 +123,6 @@ def is_blank(outputs: Any) -> bool:
 
 
 TRUE_FALSE_SCALE = make_scale(("true", "false"))
-_TRUE_FALSE_WORD = re.compile(r"\W*(?:rating)?\W*(true|false)\W*", re.IGNORECASE)
 AGENT_DEADLINE = 600.0  # seconds; long, because an agent makes many calls
 FACT_CHECK_SCHEMA = make_object_schema(
     {
@@ -244,6 +242,7 @@ class SummarizationJudge(BooleanJudge):
 @register_judge(
     "byop",
     metrics=family_metrics("byop"),
+    version="2",
     source="H2O Eval Studio: bring your own prompt (BYOP)",
     example='get_evaluator("byop", prompt="Is this a haiku? Say true or false.\\n{outputs}", judge=scripted({"rationale": '
     '"5-7-5.", "rating": "true"})), outputs="An old silent pond / a frog jumps into the pond / splash, silence again"',
@@ -251,9 +250,10 @@ class SummarizationJudge(BooleanJudge):
 class Byop(BooleanJudge):
     """Bring your own prompt: the judge says "true" (the case passes) or "false" (it fails).
 
-    `prompt` names the fields that the judge gets: `{inputs}` (the question), `{outputs}` (the actual answer),
-    `{reference_outputs}` (the expected one), `{documents}` (the context), and the other fields of a case. A
-    case that lacks one of them is skipped. Any reply other than true or false is a parse failure.
+    `prompt` names the fields that the judge gets, under H2O's names or those of a case: `{question}` or `{inputs}`,
+    `{actual_answer}` or `{outputs}`, `{expected_answer}` or `{reference_outputs}`, `{retrieved_context}` or
+    `{documents}`, and the other fields of a case. A case that lacks one of them is skipped. The judge may reply with
+    JSON or with true or false alone. Any other reply is a parse failure.
 
     With `evaluate_retrieved_context=True`, a second question has the context in the place of the answer.
     `spanwise.evaluators.judge` makes judges with other scales.
@@ -286,14 +286,8 @@ class Byop(BooleanJudge):
         return await self._evaluate(case)
 
     async def _judge_part(self, judgement: Judgement, prompt: Prompt, values: Mapping[str, str]) -> BooleanVerdict:
-        try:
-            answer = await judgement.ask(prompt, values, self.SCHEMA)
-            return BooleanVerdict(TRUE_FALSE_SCALE.read(answer)[1] == "true", get_rationale(answer))
-        except ParseFailure as failure:
-            # a reply of one word, as H2O's prompts request; it may be in quotes or a code fence
-            if (word := _TRUE_FALSE_WORD.fullmatch(failure.text)) is None:
-                raise
-            return BooleanVerdict(word[1].lower() == "true", None)
+        answer = await judgement.ask(prompt, values, self.SCHEMA, bare_ratings=("true", "false"))
+        return BooleanVerdict(TRUE_FALSE_SCALE.read(answer)[1] == "true", get_rationale(answer))
 
     def _plain_prompt(self, given: Any) -> Any:
         return given.read_text("utf-8") if isinstance(given, Path) else given
