@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from evaluators.judge_server import serving
+from evaluators.judge_server import Reply, completion, serving
 from looped_cases import loop_over
 from spanwise.collector.records import Case
 from spanwise.collector.statistics import compute_boolean_rates
-from spanwise.evaluators import compare, evaluate, from_dict, get_evaluator, score
+from spanwise.evaluators import Judge, compare, evaluate, from_dict, get_evaluator, score
 from spanwise.evaluators.builtin.boolean_families import FAMILY_SUFFIXES
 from spanwise.evaluators.interface import Unjudged, get_spec
 from spanwise.evaluators.judges import scripted
@@ -160,6 +160,28 @@ def test_h2os_parameters_are_taken():
     assert (one.metrics[0].threshold, one.metrics[1].threshold, one.max_cases, one.min_cases) == (0.9, 0.5, 3, 2)
 
 
+@loop_over(
+    ("id", "parameter", "advice"),
+    [
+        ("fact_check", "agent_host_connection_config_key", "use agent="),
+        ("fact_check", "agent_llm_model_name", "use agent="),
+        ("fact_check", "agent_eval_h2ogpte_collection_id", "use agent="),
+        ("fact_check", "h2ogpte_llm_model_name", "use judge="),
+        ("step_alignment", "h2ogpte_connection_config_key", "use judge="),
+        ("step_alignment", "h2ogpte_llm_model_name", "use judge="),
+        ("sexism", "agent_llm_model_name", "use judge="),
+    ],
+)
+def test_h2os_connection_parameters_are_refused_with_what_replaces_them(id, parameter, advice):
+    with pytest.raises(ValueError, match=f"evaluator '{id}' has no parameter '{parameter}'; {advice}"):
+        get_evaluator(id, **{parameter: "x"})
+
+
+def test_an_evaluator_without_judge_and_agent_gives_no_advice_about_connections():
+    with pytest.raises(ValueError, match="'exact' has no parameter 'h2ogpte_llm_model_name'; it has key"):
+        get_evaluator("exact", h2ogpte_llm_model_name="x")
+
+
 HAIKU = {"prompt": "Is this a haiku? Say true or false.\n{outputs}"}
 
 
@@ -202,8 +224,75 @@ def test_byop_puts_the_context_in_the_place_of_the_answer():
 
 
 def test_byop_refuses_a_placeholder_that_there_is_not():
-    with pytest.raises(ValueError, match="actual_answer"):
-        get_evaluator("byop", judge=scripted(), prompt="Is {actual_answer} good?")
+    with pytest.raises(ValueError, match="actual_anwser"):
+        get_evaluator("byop", judge=scripted(), prompt="Is {actual_anwser} good?")
+
+
+CASE = {"inputs": "a question", "outputs": "an answer", "reference_outputs": "a reference", "documents": ["a chunk"]}
+
+
+@loop_over(
+    ("placeholder", "field"),
+    [
+        ("question", "inputs"),
+        ("expected_answer", "reference_outputs"),
+        ("retrieved_context", "documents"),
+        ("actual_answer", "outputs"),
+    ],
+)
+def test_byop_takes_h2os_names_of_placeholders(placeholder, field):
+    one = get_evaluator("byop", judge=scripted("true"), prompt=f"Is this good?\n{{{placeholder}}}")
+    same = get_evaluator("byop", judge=scripted("true"), prompt=f"Is this good?\n{{{field}}}")
+    assert (one.needs, one.version) == ((field,), same.version)
+    _, asked = family("byop", "true", fields=CASE, prompt=f"Is this good?\n{{{placeholder}}}")
+    shown = CASE[field] if field != "documents" else "a chunk"
+    assert shown in asked[0].messages[-1]["content"]
+    assert score(one, **{**CASE, field: None})[0].outcome == "skip"
+
+
+def test_byop_puts_the_context_in_the_place_of_h2os_actual_answer():
+    prompt = "Is this a haiku? Say true or false.\n{actual_answer}"
+
+    def say(ask):
+        return "false" if "a chunk" in ask.messages[-1]["content"] else "true"
+
+    found, asked = family("byop", say, fields=CASE, evaluate_retrieved_context=True, prompt=prompt)
+    assert scores(found) == [False, True, True, False, False]
+    assert len(asked) == 2
+
+
+@loop_over("said", ["true", "False.", '```\n"true"\n```', "Rating: false", "<think>Is it?</think>\ntrue"])
+def test_a_bare_true_or_false_costs_one_call(said):
+    found, asked = family("byop", said, fields={"outputs": "frog"}, **HAIKU)
+    assert found[0].score is ("true" in said)
+    assert (len(asked), found[0].metadata["judge"]["calls"]) == (1, 1)
+    assert found[0].metadata["judge"]["notes"] == ["the reply was a bare rating"]
+
+
+def test_a_bare_reply_of_an_endpoint_costs_one_call():
+    with serving(["true"]) as server:
+        judge = Judge(model="m", base_url=server.url, api_key="key", cache=False)
+        found = score(get_evaluator("byop", judge=judge, **HAIKU), outputs="frog")
+    assert (found[0].score, len(server.requests)) == (True, 1)
+
+
+def test_a_bare_reply_is_cached(tmp_path):
+    with serving(["false"]) as server:
+        judge = Judge(model="m", base_url=server.url, api_key="key", cache=tmp_path / "judge.db")
+        found = [score(get_evaluator("byop", judge=judge, **HAIKU), outputs="frog")[0] for _ in range(2)]
+    assert ([one.score for one in found], len(server.requests)) == ([False, False], 1)
+
+
+def test_a_bare_reply_that_was_cut_off_is_no_verdict():
+    with serving([Reply(body=completion("true", finish="length"))] * 3) as server:
+        judge = Judge(model="m", base_url=server.url, api_key="key", cache=False)
+        found = score(get_evaluator("byop", judge=judge, **HAIKU), outputs="frog")
+    assert found[0].score is not True
+
+
+def test_other_judges_ask_again_after_a_bare_rating():
+    found, asked = family("sexism", "no", reply("sexism", True))
+    assert (found[0].score, len(asked)) == (True, 2)
 
 
 def test_byop_is_made_again_from_its_dict(tmp_path):
