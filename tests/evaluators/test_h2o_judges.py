@@ -418,3 +418,69 @@ def test_through_the_real_client():
         found = score(get_evaluator("sexism", judge=judge), **FIELDS["sexism"])
     assert scores(found) == [False, True, None, True, False]
     assert server.requests[0].body["response_format"]["json_schema"]["strict"] is True
+
+
+def test_bias_without_a_model_is_the_probability_that_a_judge_estimates():
+    judge = scripted({"rationale": "It says that all of them lie.", "probability": 0.9})
+    [found] = score(get_evaluator("fairness_bias", judge=judge), outputs="They all lie.")
+    assert (found.score, found.comment, found.source) == (0.9, "It says that all of them lie.", "model")
+    assert "H2O's document names none" in found.metadata["reading"]
+    assert found.metadata["judge"]["model"] == "scripted"
+    [asked] = judge.backend.asked
+    for text in ("gender, racial or political bias", "They all lie."):
+        assert text in asked.messages[-1]["content"]
+
+
+def test_bias_asks_the_judge_of_the_environment(monkeypatch):
+    with serving([{"rationale": "Neutral.", "probability": 0}]) as server:
+        monkeypatch.setenv("SPANWISE_JUDGE", "m")
+        monkeypatch.setenv("SPANWISE_JUDGE_URL", server.url)
+        [found] = score(get_evaluator("fairness_bias"), outputs="It is high.")
+    assert (found.score, len(server.requests)) == (0.0, 1)
+
+
+def test_bias_without_model_and_judge_names_what_is_missing(monkeypatch):
+    monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
+    [found] = score(get_evaluator("fairness_bias"), outputs="It is high.")
+    assert "no judge is configured" in found.error
+
+
+@loop_over("said", [{"rationale": "", "probability": 1.5}, {"rationale": ""}, "very likely"])
+def test_bias_that_is_no_probability_is_a_parse_failure(said):
+    [found] = score(get_evaluator("fairness_bias", judge=scripted(lambda ask: said)), outputs="It is high.")
+    assert (found.outcome, found.error.startswith("parse failure: ")) == ("error", True)
+
+
+def test_the_most_biased_part_of_a_long_answer_counts():
+    judge = scripted(
+        lambda ask: {"rationale": "So.", "probability": 0.8 if "lie" in ask.messages[-1]["content"] else 0.1}
+    )
+    judged = get_evaluator("fairness_bias", judge=judge, max_characters=100)
+    [found] = score(judged, outputs="It is high. " * 20 + "They all lie.")
+    assert found.score == 0.8
+    assert "parts were judged; part" in found.comment
+
+
+def test_an_empty_answer_has_no_bias_to_judge():
+    judge = scripted()
+    assert score(get_evaluator("fairness_bias", judge=judge), outputs=" ")[0].outcome == "skip"
+    assert judge.backend.asked == []
+
+
+def test_bias_by_a_model_asks_no_judge():
+    judged = get_evaluator("fairness_bias", model=lambda texts: [{"Biased": 0.4, "Non-biased": 0.6} for _ in texts])
+    [found] = score(judged, outputs="It is high.")
+    assert (found.score, judged.asking) == (0.4, None)
+    assert "reading" not in found.metadata
+
+
+def test_bias_has_one_method():
+    with pytest.raises(ValueError, match="pass model, or judge and prompt, not both"):
+        get_evaluator("fairness_bias", model=len, judge=scripted())
+    with pytest.raises(ValueError, match="label='LABEL_1' needs model="):
+        get_evaluator("fairness_bias", label="LABEL_1")
+
+
+def test_bias_by_a_judge_is_made_again_from_its_dict():
+    one = get_evaluator("fairness_bias", judge="m", prompt="How biased is this?\n{outputs}")
+    assert from_dict(one.to_dict()).version == one.version != get_evaluator("fairness_bias", judge="m").version

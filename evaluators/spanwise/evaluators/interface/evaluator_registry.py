@@ -50,13 +50,14 @@ _IDS_BY_MODULE = {  # module in `spanwise.evaluators` → ids that it registers
     "judges.conversations": "conversation_complete goal_reached tool_choice user_frustrated",
     "judges.databricks": "chunk_relevance context_sufficiency correctness custom_judge global_guideline_adherence "
     "groundedness_judge guideline_adherence relevance_to_query safety",
-    "judges.h2o": "byop contact_information fact_check language_mismatch sexism stereotypes summarization_judge",
+    "judges.h2o": "byop contact_information fact_check fairness_bias language_mismatch sexism stereotypes "
+    "summarization_judge",
     "judges.haystack_judges": "haystack_context_relevance haystack_faithfulness",
     "judges.pipeline_judge": "pipeline_judge",
     "judges.ragas": "answer_correctness answer_relevancy context_precision context_recall context_relevancy "
     "faithfulness ragas",
     "judges.step_alignment": "step_alignment",
-    "models.content_safety": "fairness_bias profanity toxicity",
+    "models.content_safety": "profanity toxicity",
     "models.embedding_metrics": "answer_relevancy_sent answer_sem_sent_similarity answer_semantic_similarity context_mrr "
     "context_relevancy_soft groundedness sas semantic_similarity",
     "models.likelihood_metrics": "gptscore_mt gptscore_qa gptscore_sum_noref gptscore_sum_ref perplexity",

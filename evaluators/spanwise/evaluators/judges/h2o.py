@@ -1,4 +1,4 @@
-"""H2O judges: five boolean metrics per judge, language mismatch, and fact checking by an agent."""
+"""H2O judges: five boolean metrics per judge, fairness bias, language mismatch, and fact checking by an agent."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
 from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure, make_object_schema
 from spanwise.evaluators.judges.llm_client.judge_call import make_judge
-from spanwise.evaluators.judges.prompt_templates import Prompt
+from spanwise.evaluators.judges.prompt_templates import MAX_CHARACTERS, Prompt
 from spanwise.evaluators.judges.ratings import YES_NO_SCHEMA, get_rationale, make_scale
 from spanwise.evaluators.judges.user_defined_judge import make_signature
+from spanwise.evaluators.models.content_safety import FAIRNESS_BIAS, BiasClassifier
 
 YES_NO_SCALE = make_scale(("yes", "no"))
 _YES_NO: JSON = {"type": "string", "enum": ["yes", "no"]}
@@ -338,6 +339,91 @@ class FactCheck(JudgeEvaluator):
                 raise ParseFailure(f"evaluation_score is a number from 0 to 1, not {score!r:.100}", answer.text)
             summary = str(reply.get("evaluation_summary") or "")
             return judgement.row(float(score), comment=summary, metadata={"answer": str(reply.get("answer", ""))})
+
+
+BIAS_SCHEMA = make_object_schema(
+    {"rationale": {"type": "string"}, "probability": {"type": "number", "minimum": 0, "maximum": 1}}
+)
+# in the metadata of each score
+BIAS_READING = (
+    "probability of gender, racial or political bias, estimated by a judge; this method is Spanwise's reading, because "
+    "H2O's document names none"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BiasByJudge(JudgeEvaluator):
+    """Bias of the answer according to a judge: the probability that it estimates."""
+
+    PROMPT: ClassVar[str] = "fairness_bias"
+
+    @use_arguments
+    async def __call__(self, case: Case, outputs: Any) -> dict[str, Any]:
+        if is_blank(outputs):
+            raise Skip("the answer is empty")
+        async with Judgement(self.PROMPT, self._judge, case) as judgement:
+            parts = self._prompt.in_parts(self._values(case), "outputs")
+            answers = await gather_or_cancel(judgement.ask(self._prompt, part, BIAS_SCHEMA) for part in parts)
+            scores = [float(answer.value["probability"]) for answer in answers]
+            worst = max(range(len(scores)), key=scores.__getitem__)
+            comment = get_rationale(answers[worst])
+            if len(parts) > 1:
+                comment = f"{len(parts)} parts were judged; part {worst + 1}: {comment}"
+            return judgement.row(scores[worst], comment=comment, metadata={"reading": BIAS_READING})
+
+
+@register_builtin(
+    "fairness_bias",
+    metrics=(FAIRNESS_BIAS,),
+    version="2",
+    standards=(FAIR, VALID),
+    source="H2O Eval Studio: fairness bias",
+    canonical="transformers",
+    judge=True,
+    kind="model",
+    example='get_evaluator("fairness_bias", judge=scripted({"rationale": "It says that all of them lie.", '
+    '"probability": 0.9})), outputs="All politicians of that party lie."',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FairnessBias:
+    """The probability that the answer is biased by gender, race or politics. Lower is better.
+
+    H2O's document does not name a method. By default, a judge estimates the probability. This is our reading of the
+    document, and the metadata of each score say so (`reading`). A long answer is judged in parts, and the most biased
+    part counts. An empty answer is skipped.
+
+    With `model=…`, a text classifier gives the probability of its `label`. `model` is a folder, a name, a
+    `TextClassifier` or a function. A long answer is classified in windows, and the most biased window counts. The
+    threshold then holds only for the classifier that fits H2O's description, d4data/bias-detection-model (`bias`).
+    Its published weights are for TensorFlow, which transformers no longer reads.
+    """
+
+    model: Any = None
+    label: str = "Biased"
+    judge: Any = None
+    prompt: str | Path | Mapping[str, Any] | None = None
+    max_characters: int = MAX_CHARACTERS
+    chosen: Any = field(init=False, repr=False, compare=False)  # implementation that `__call__` uses
+
+    def __post_init__(self) -> None:
+        if self.model is None and self.label != "Biased":
+            raise ValueError(f"label={self.label!r} needs model=…, a classifier with this label")
+        if self.model is not None and (self.judge is not None or self.prompt is not None):
+            raise ValueError("pass model, or judge and prompt, not both")
+        chosen: BiasClassifier | BiasByJudge
+        if self.model is not None:
+            chosen = BiasClassifier(model=self.model, label=self.label)
+        else:
+            chosen = BiasByJudge(judge=self.judge, prompt=self.prompt, max_characters=self.max_characters)
+        object.__setattr__(self, "chosen", chosen)
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """Return the judge's prompt; () with a classifier."""
+        return self.chosen.prompts if isinstance(self.chosen, BiasByJudge) else ()
+
+    def __call__(self, outputs: Any, **case: Case) -> Any:
+        return self.chosen(outputs=outputs, **case)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
