@@ -28,11 +28,11 @@ class ClassOrInstanceMethod(Generic[P, R]):
     """
 
     def __init__(self, method: Callable[Concatenate[Any, P], R]) -> None:
-        self._method = method
+        self.__wrapped__ = method
         self.__doc__ = method.__doc__
 
     def __get__(self, instance: object | None, owner: type) -> Callable[P, R]:
-        return MethodType(self._method, owner() if instance is None else instance)
+        return MethodType(self.__wrapped__, owner() if instance is None else instance)
 
 
 class RecallMode(Enum):
