@@ -410,6 +410,8 @@ def member_lines(path: str, value: Any) -> Lines | None:
         returns = annotation_text(node.returns) if node else None
         writable = " (writable)" if isinstance(value, property) and value.fset else ""
         return iter([f"property {path}{f': {returns}' if returns else ''}{writable}"])
+    if not inspect.isfunction(value) and hasattr(type(value), "__get__"):
+        value = getattr(value, "__wrapped__", value)  # a decorator's own descriptor
     if inspect.isfunction(value):
         # Generated methods, such as the `__len__` of a named tuple, are not of the product.
         return function_lines(path, value, bound=True) if function_node(value) else None

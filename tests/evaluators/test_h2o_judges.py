@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from evaluators.judge_server import serving
+from evaluators.judge_server import Reply, completion, serving
 from looped_cases import loop_over
 from spanwise.collector.records import Case
 from spanwise.collector.statistics import compute_boolean_rates
-from spanwise.evaluators import compare, evaluate, from_dict, get_evaluator, score
+from spanwise.evaluators import Judge, compare, evaluate, from_dict, get_evaluator, score
 from spanwise.evaluators.builtin.boolean_families import FAMILY_SUFFIXES
 from spanwise.evaluators.interface import Unjudged, get_spec
 from spanwise.evaluators.judges import scripted
@@ -160,6 +160,28 @@ def test_h2os_parameters_are_taken():
     assert (one.metrics[0].threshold, one.metrics[1].threshold, one.max_cases, one.min_cases) == (0.9, 0.5, 3, 2)
 
 
+@loop_over(
+    ("id", "parameter", "advice"),
+    [
+        ("fact_check", "agent_host_connection_config_key", "use agent="),
+        ("fact_check", "agent_llm_model_name", "use agent="),
+        ("fact_check", "agent_eval_h2ogpte_collection_id", "use agent="),
+        ("fact_check", "h2ogpte_llm_model_name", "use judge="),
+        ("step_alignment", "h2ogpte_connection_config_key", "use judge="),
+        ("step_alignment", "h2ogpte_llm_model_name", "use judge="),
+        ("sexism", "agent_llm_model_name", "use judge="),
+    ],
+)
+def test_h2os_connection_parameters_are_refused_with_what_replaces_them(id, parameter, advice):
+    with pytest.raises(ValueError, match=f"evaluator '{id}' has no parameter '{parameter}'; {advice}"):
+        get_evaluator(id, **{parameter: "x"})
+
+
+def test_an_evaluator_without_judge_and_agent_gives_no_advice_about_connections():
+    with pytest.raises(ValueError, match="'exact' has no parameter 'h2ogpte_llm_model_name'; it has key"):
+        get_evaluator("exact", h2ogpte_llm_model_name="x")
+
+
 HAIKU = {"prompt": "Is this a haiku? Say true or false.\n{outputs}"}
 
 
@@ -202,8 +224,75 @@ def test_byop_puts_the_context_in_the_place_of_the_answer():
 
 
 def test_byop_refuses_a_placeholder_that_there_is_not():
-    with pytest.raises(ValueError, match="actual_answer"):
-        get_evaluator("byop", judge=scripted(), prompt="Is {actual_answer} good?")
+    with pytest.raises(ValueError, match="actual_anwser"):
+        get_evaluator("byop", judge=scripted(), prompt="Is {actual_anwser} good?")
+
+
+CASE = {"inputs": "a question", "outputs": "an answer", "reference_outputs": "a reference", "documents": ["a chunk"]}
+
+
+@loop_over(
+    ("placeholder", "field"),
+    [
+        ("question", "inputs"),
+        ("expected_answer", "reference_outputs"),
+        ("retrieved_context", "documents"),
+        ("actual_answer", "outputs"),
+    ],
+)
+def test_byop_takes_h2os_names_of_placeholders(placeholder, field):
+    one = get_evaluator("byop", judge=scripted("true"), prompt=f"Is this good?\n{{{placeholder}}}")
+    same = get_evaluator("byop", judge=scripted("true"), prompt=f"Is this good?\n{{{field}}}")
+    assert (one.needs, one.version) == ((field,), same.version)
+    _, asked = family("byop", "true", fields=CASE, prompt=f"Is this good?\n{{{placeholder}}}")
+    shown = CASE[field] if field != "documents" else "a chunk"
+    assert shown in asked[0].messages[-1]["content"]
+    assert score(one, **{**CASE, field: None})[0].outcome == "skip"
+
+
+def test_byop_puts_the_context_in_the_place_of_h2os_actual_answer():
+    prompt = "Is this a haiku? Say true or false.\n{actual_answer}"
+
+    def say(ask):
+        return "false" if "a chunk" in ask.messages[-1]["content"] else "true"
+
+    found, asked = family("byop", say, fields=CASE, evaluate_retrieved_context=True, prompt=prompt)
+    assert scores(found) == [False, True, True, False, False]
+    assert len(asked) == 2
+
+
+@loop_over("said", ["true", "False.", '```\n"true"\n```', "Rating: false", "<think>Is it?</think>\ntrue"])
+def test_a_bare_true_or_false_costs_one_call(said):
+    found, asked = family("byop", said, fields={"outputs": "frog"}, **HAIKU)
+    assert found[0].score is ("true" in said)
+    assert (len(asked), found[0].metadata["judge"]["calls"]) == (1, 1)
+    assert found[0].metadata["judge"]["notes"] == ["the reply was a bare rating"]
+
+
+def test_a_bare_reply_of_an_endpoint_costs_one_call():
+    with serving(["true"]) as server:
+        judge = Judge(model="m", base_url=server.url, api_key="key", cache=False)
+        found = score(get_evaluator("byop", judge=judge, **HAIKU), outputs="frog")
+    assert (found[0].score, len(server.requests)) == (True, 1)
+
+
+def test_a_bare_reply_is_cached(tmp_path):
+    with serving(["false"]) as server:
+        judge = Judge(model="m", base_url=server.url, api_key="key", cache=tmp_path / "judge.db")
+        found = [score(get_evaluator("byop", judge=judge, **HAIKU), outputs="frog")[0] for _ in range(2)]
+    assert ([one.score for one in found], len(server.requests)) == ([False, False], 1)
+
+
+def test_a_bare_reply_that_was_cut_off_is_no_verdict():
+    with serving([Reply(body=completion("true", finish="length"))] * 3) as server:
+        judge = Judge(model="m", base_url=server.url, api_key="key", cache=False)
+        found = score(get_evaluator("byop", judge=judge, **HAIKU), outputs="frog")
+    assert found[0].score is not True
+
+
+def test_other_judges_ask_again_after_a_bare_rating():
+    found, asked = family("sexism", "no", reply("sexism", True))
+    assert (found[0].score, len(asked)) == (True, 2)
 
 
 def test_byop_is_made_again_from_its_dict(tmp_path):
@@ -329,3 +418,69 @@ def test_through_the_real_client():
         found = score(get_evaluator("sexism", judge=judge), **FIELDS["sexism"])
     assert scores(found) == [False, True, None, True, False]
     assert server.requests[0].body["response_format"]["json_schema"]["strict"] is True
+
+
+def test_bias_without_a_model_is_the_probability_that_a_judge_estimates():
+    judge = scripted({"rationale": "It says that all of them lie.", "probability": 0.9})
+    [found] = score(get_evaluator("fairness_bias", judge=judge), outputs="They all lie.")
+    assert (found.score, found.comment, found.source) == (0.9, "It says that all of them lie.", "model")
+    assert "H2O's document names none" in found.metadata["reading"]
+    assert found.metadata["judge"]["model"] == "scripted"
+    [asked] = judge.backend.asked
+    for text in ("gender, racial or political bias", "They all lie."):
+        assert text in asked.messages[-1]["content"]
+
+
+def test_bias_asks_the_judge_of_the_environment(monkeypatch):
+    with serving([{"rationale": "Neutral.", "probability": 0}]) as server:
+        monkeypatch.setenv("SPANWISE_JUDGE", "m")
+        monkeypatch.setenv("SPANWISE_JUDGE_URL", server.url)
+        [found] = score(get_evaluator("fairness_bias"), outputs="It is high.")
+    assert (found.score, len(server.requests)) == (0.0, 1)
+
+
+def test_bias_without_model_and_judge_names_what_is_missing(monkeypatch):
+    monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
+    [found] = score(get_evaluator("fairness_bias"), outputs="It is high.")
+    assert "no judge is configured" in found.error
+
+
+@loop_over("said", [{"rationale": "", "probability": 1.5}, {"rationale": ""}, "very likely"])
+def test_bias_that_is_no_probability_is_a_parse_failure(said):
+    [found] = score(get_evaluator("fairness_bias", judge=scripted(lambda ask: said)), outputs="It is high.")
+    assert (found.outcome, found.error.startswith("parse failure: ")) == ("error", True)
+
+
+def test_the_most_biased_part_of_a_long_answer_counts():
+    judge = scripted(
+        lambda ask: {"rationale": "So.", "probability": 0.8 if "lie" in ask.messages[-1]["content"] else 0.1}
+    )
+    judged = get_evaluator("fairness_bias", judge=judge, max_characters=100)
+    [found] = score(judged, outputs="It is high. " * 20 + "They all lie.")
+    assert found.score == 0.8
+    assert "parts were judged; part" in found.comment
+
+
+def test_an_empty_answer_has_no_bias_to_judge():
+    judge = scripted()
+    assert score(get_evaluator("fairness_bias", judge=judge), outputs=" ")[0].outcome == "skip"
+    assert judge.backend.asked == []
+
+
+def test_bias_by_a_model_asks_no_judge():
+    judged = get_evaluator("fairness_bias", model=lambda texts: [{"Biased": 0.4, "Non-biased": 0.6} for _ in texts])
+    [found] = score(judged, outputs="It is high.")
+    assert (found.score, judged.asking) == (0.4, None)
+    assert "reading" not in found.metadata
+
+
+def test_bias_has_one_method():
+    with pytest.raises(ValueError, match="pass model, or judge and prompt, not both"):
+        get_evaluator("fairness_bias", model=len, judge=scripted())
+    with pytest.raises(ValueError, match="label='LABEL_1' needs model="):
+        get_evaluator("fairness_bias", label="LABEL_1")
+
+
+def test_bias_by_a_judge_is_made_again_from_its_dict():
+    one = get_evaluator("fairness_bias", judge="m", prompt="How biased is this?\n{outputs}")
+    assert from_dict(one.to_dict()).version == one.version != get_evaluator("fairness_bias", judge="m").version

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evaluators.judge_server import serving
 from lazy_modules import LazyModule
 from looped_cases import loop_over
 from spanwise.evaluators import Judge, get_evaluator, score
@@ -160,6 +161,46 @@ def test_nobody_is_asked_where_no_judge_is_named(monkeypatch):
     evaluator = ours.ContextRelevanceEvaluator(raise_on_failure=False, progress_bar=False)
     with pytest.raises(NoJudge, match="no judge is configured"):
         evaluator.run(questions=["?"], contexts=[["a"]])
+
+
+@pytest.fixture
+def no_judge(monkeypatch):
+    for name in ("SPANWISE_JUDGE", "SPANWISE_JUDGE_URL", "SPANWISE_JUDGE_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_without_a_judge_haystacks_generator_for_openai_answers_in_json_mode(no_judge):
+    with serving([{"relevant_statements": ["a"]}, {"relevant_statements": []}]) as server:
+        no_judge.setenv("OPENAI_API_KEY", "sk-1")
+        no_judge.setenv("OPENAI_BASE_URL", server.url)
+        evaluator = ours.ContextRelevanceEvaluator(progress_bar=False)
+        said = evaluator.run(questions=["a?", "b?"], contexts=[["a"], ["b"]])
+    assert said["individual_scores"] == [1, 0]
+    assert [body["response_format"] for body in server.bodies] == [{"type": "json_object"}] * 2
+    assert server.requests[0].headers["authorization"] == "Bearer sk-1"
+    assert server.bodies[0]["model"] == haystack.components.generators.chat.OpenAIChatGenerator().model
+    assert evaluator.to_dict()["init_parameters"]["chat_generator"] is None
+
+
+def test_a_judge_of_the_environment_comes_before_haystacks_generator(no_judge):
+    with serving([{"relevant_statements": ["a"]}]) as server:
+        no_judge.setenv("OPENAI_API_KEY", "sk-1")
+        no_judge.setenv("OPENAI_BASE_URL", server.url)
+        no_judge.setenv("SPANWISE_JUDGE", "mine")
+        ours.ContextRelevanceEvaluator(progress_bar=False).run(questions=["a?"], contexts=[["a"]])
+    assert [body["model"] for body in server.bodies] == ["mine"]
+
+
+@pytest.mark.parametrize("missing", ["key", "haystack"])
+def test_without_a_judge_the_error_names_both_ways(no_judge, missing):
+    if missing == "haystack":
+        no_judge.setenv("OPENAI_API_KEY", "sk-1")
+        no_judge.setattr("spanwise.evaluators.haystack.llm_evaluators.component", None)
+    evaluator = ours.LLMEvaluator("Rude?", INPUTS, ["score"], [EXAMPLE], False, raise_on_failure=False)
+    both = r"pass chat_generator=, or set SPANWISE_JUDGE.*, or install haystack-ai and set OPENAI_API_KEY"
+    with pytest.raises(NoJudge, match=both):
+        evaluator.run(predicted_answers=["a"])
 
 
 def test_values_are_data_whatever_they_say():

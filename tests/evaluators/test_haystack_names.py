@@ -1,5 +1,6 @@
 """Haystack's evaluators under their own names: its examples run as they stand, its numbers come out."""
 
+import inspect
 import subprocess
 import sys
 
@@ -100,6 +101,18 @@ def test_gains_by_themselves():
     assert evaluator.calculate_idcg(truths) == pytest.approx(1 + 0.5 / 1.584962500721156)
     with pytest.raises(ValueError, match="either all or none"):
         evaluator.validate_inputs([[Document("a", score=1.0), Document("b")]], [[]])
+
+
+def test_gains_are_methods_of_the_class_too():
+    truths, found = [Document("a", score=1.0), Document("b", score=0.5)], [Document("b"), Document("a")]
+    kind, evaluator = ours.DocumentNDCGEvaluator, ours.DocumentNDCGEvaluator()
+    assert kind.calculate_dcg(truths, found) == kind.calculate_dcg(gt_docs=truths, ret_docs=found)
+    assert kind.calculate_dcg(truths, found) == evaluator.calculate_dcg(truths, found)
+    assert kind.calculate_idcg(truths) == evaluator.calculate_idcg(gt_docs=truths)
+    by_id = ours.DocumentNDCGEvaluator("id")
+    given = [{"id": "1", "content": "a"}], [{"id": "1", "content": "other"}]
+    assert (by_id.calculate_dcg(*given), kind.calculate_dcg(*given)) == (1.0, 0.0)
+    assert list(inspect.signature(kind.calculate_dcg).parameters) == ["gt_docs", "ret_docs"]
 
 
 @pytest.mark.parametrize(

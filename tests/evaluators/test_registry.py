@@ -300,7 +300,7 @@ def test_a_table_of_needs_is_derived():
     assert table("ir_map") == {"expected": "yes", "context": "yes"}
     assert table("language_mismatch") == {"question": "yes", "context": "optional", "actual": "yes"}
     assert table("text_matching") == {"context": "optional", "actual": "yes", "conditions": "optional"}
-    assert table("agent_sanity") == {"actual": "yes"}
+    assert table("agent_sanity") == {"actual": "optional", "trace": "optional"}
     assert table("tool_calls") == {"expected": "optional", "trace": "yes"}
 
 

@@ -157,10 +157,10 @@ def test_bias_is_the_probability_of_its_label_whatever_its_capitals(tiny_nli):
     assert "gives 'CONTRADICTION', 'Entailment', 'neutral', without 'Biased': name one of these" in wrong.error
 
 
-def test_bias_has_no_model_that_can_be_loaded_and_says_so():
-    [found] = score(get_evaluator("fairness_bias"), outputs="Paris")
-    assert "d4data/bias-detection-model has weights for TensorFlow only; name a classifier" in found.error
-    assert get_evaluator("fairness_bias").metrics[0].threshold == 0.75
+def test_the_threshold_of_bias_holds_for_a_judge_and_for_its_own_model_only(tiny_nli):
+    models = (None, TextClassifier(tiny_nli, name="bias"), tiny_nli, lambda texts: [{"Biased": 0.9}])
+    thresholds = [get_evaluator("fairness_bias", model=model).metrics[0].threshold for model in models]
+    assert thresholds == [0.75, 0.75, None, None]
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):

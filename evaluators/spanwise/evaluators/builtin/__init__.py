@@ -14,6 +14,8 @@ Modules, in the order in which data flows:
 - `language_detection`: Language detection of texts, and comparison of the languages of question and answer.
 - `retrieval`: Retrieval evaluators: recall, MAP, MRR, nDCG, precision and hits at k; matching of documents.
 - `agents`: Agent evaluators: tool calls, trajectory, spans, step limit and sanity of artifacts.
+- `agent_session`: Review of an agent's session: failed model and tool runs, tool calls without a result, a missing
+  final answer.
 - `artifacts`: Artifacts of an agent: expectations, and file access confined to a directory.
 - `privacy`: Privacy evaluators: personal data, secrets, and decoding of texts hidden by an encoding.
 - `leak_detection`: Detectors of personal data and secrets: patterns, checksums, telephone numbers, normalization.

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from spanwise.collector.former_names import present_names
 from spanwise.collector.records import JSON, Run, Status, Trace
+from spanwise.evaluators.builtin.agent_session import has_returned_null, review_session
 from spanwise.evaluators.builtin.artifacts import (
     Artifact,
     ArtifactDirectory,
@@ -27,6 +28,7 @@ MadeCall: TypeAlias = tuple[str, list[Any]]  # tool name and possible arguments
 ExpectedCall: TypeAlias = tuple[str, Any]  # tool name and arguments; None matches any
 CallComparison: TypeAlias = Callable[[Any, Any], bool]
 NO_CALLS = "the trace has neither spans of tools nor messages of models, so that its tool calls are unknown"
+MAX_SESSION_PROBLEMS = 100  # in the metadata of a feedback
 MATCH_MODES = ("strict", "unordered", "subset", "superset", "ordered")
 
 
@@ -227,6 +229,7 @@ class StepLimit:
 @register_builtin(
     "agent_sanity",
     metrics=(Metric("agent_sanity", threshold=0.75, primary=True),),
+    version="2",
     standards=(SECURE, VALID),
     source="H2O Eval Studio: agent sanity check",
     canonical="by hand",
@@ -235,7 +238,7 @@ class StepLimit:
 )
 @dataclass(frozen=True, slots=True)
 class AgentSanity:
-    """Share of an agent's artifacts that pass all checks; 0 if it left none.
+    """Share of an agent's artifacts that pass all checks; 0 if it left none. Also reviews the agent's session.
 
     Artifacts are the outputs' field "artifacts" (or the outputs, if they are a list): dicts with "path" and
     "content", a dict of contents by path, or paths alone. With `directory`, all files below it are artifacts too.
@@ -252,6 +255,11 @@ class AgentSanity:
     Only regular files and folders below `directory` are opened, wherever names and links lead. If an answer names
     files and there is no `directory`, the case is skipped. More than `max_artifacts` entries, or more than
     `max_bytes` in all artifacts of a case together, are an error.
+
+    If the case has a trace, the session is reviewed, too. The metadata `session_problems` lists failed model and tool
+    runs ("failed_run"), tool calls without a result ("no_result") and a missing final answer ("no_answer"). Each has
+    the `trace_id` and `span_id` of its run. They do not change the score. Without outputs and `directory`, the case
+    is skipped, and the skip has these problems.
     """
 
     expectations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -267,7 +275,29 @@ class AgentSanity:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is 1 or more, not {getattr(self, name)!r}")
 
-    def __call__(self, outputs: Any) -> dict[str, Any]:
+    def __call__(self, outputs: Any = None, trace: Trace | None = None) -> dict[str, Any]:
+        if trace is None:
+            return self._check_artifacts(outputs, trace)
+        try:
+            row = self._check_artifacts(outputs, trace)
+        except Skip as skip:
+            row = {"comment": str(skip)}  # still a skip, but with the problems of the session
+        problems = review_session(trace, outputs)
+        comments = [row["comment"], *(problem.message for problem in problems)]
+        listed = [problem.to_dict() for problem in problems[:MAX_SESSION_PROBLEMS]]
+        return {
+            **row,
+            "comment": "; ".join(filter(None, comments))[:1000] or None,
+            "metadata": {**row.get("metadata", {}), "session_problems": listed},
+        }
+
+    def _check_artifacts(self, outputs: Any, trace: Trace | None) -> dict[str, Any]:
+        """Return the share of sound artifacts with the problems of the others. Raises `Skip` if nothing is known about
+        the artifacts.
+        """
+        if outputs is None and self.directory is None and not (trace and has_returned_null(trace)):
+            has_failed = trace is not None and trace.root.status == "error"
+            raise Skip(f"needs outputs; {'the run failed' if has_failed else 'the case has none'}")
         below = ArtifactDirectory(self.directory, self.max_artifacts, self.max_bytes)
         artifacts = self._artifacts(outputs, below)
         expected = {below.normal(path): wanted for path, wanted in self.expectations.items()}

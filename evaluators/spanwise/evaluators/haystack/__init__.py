@@ -7,7 +7,8 @@ among both expected and retrieved documents, as in Haystack's recall. Haystack's
 an expected "" like any other document.
 
 Evaluators with a judge accept a Haystack generator or a Spanwise judge as `chat_generator`. Without one, the
-environment names the judge (SPANWISE_JUDGE). A model is never guessed.
+environment names the judge (SPANWISE_JUDGE). If it names none, they use Haystack's `OpenAIChatGenerator` in JSON mode
+with Haystack's default model, provided that Haystack is installed and OPENAI_API_KEY is set.
 
 If Haystack is installed, they are its components: `Pipeline.add_component("mrr", DocumentMRREvaluator())`. Versions
 of Haystack that load only trusted modules need the package's name: `Pipeline.loads(text,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, partial
-from typing import Any
+from types import MethodType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from spanwise.evaluators.builtin import retrieval
 from spanwise.evaluators.haystack.pipeline_component import component, component_dict, register_component
@@ -16,6 +17,22 @@ from spanwise.evaluators.models.embedding_model import Embedder
 from spanwise.evaluators.models.similarity import TextComparer, cosine, sigmoid
 
 Documents = list[list[Any]]  # type that allows pipelines to check connections
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ClassOrInstanceMethod(Generic[P, R]):
+    """Decorator of a method that can also be called on the class, which then gets an instance with default parameters.
+
+    Some methods of Haystack's evaluators are static in version 2 and belong to instances in version 3.
+    """
+
+    def __init__(self, method: Callable[Concatenate[Any, P], R]) -> None:
+        self.__wrapped__ = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, instance: object | None, owner: type) -> Callable[P, R]:
+        return MethodType(self.__wrapped__, owner() if instance is None else instance)
 
 
 class RecallMode(Enum):
@@ -108,6 +125,8 @@ class DocumentMRREvaluator:
 class DocumentNDCGEvaluator:
     """Mean over questions of the normalised discounted cumulative gain. Gains are the scores of the expected documents,
     else 1.
+
+    `calculate_dcg` and `calculate_idcg` can also be called on the class. They then compare the contents of documents.
     """
 
     document_comparison_field: str = "content"
@@ -125,10 +144,12 @@ class DocumentNDCGEvaluator:
             if len({document.score is None for document in documents}) > 1:
                 raise ValueError("either all or none of the documents of ground_truth_documents have a score")
 
+    @ClassOrInstanceMethod
     def calculate_dcg(self, gt_docs: Sequence[Any], ret_docs: Sequence[Any]) -> float:
         """Return the discounted cumulative gain of the retrieved documents."""
         return retrieval.discounted_gain(ret_docs, gt_docs, by=self.document_comparison_field)
 
+    @ClassOrInstanceMethod
     def calculate_idcg(self, gt_docs: Sequence[Any]) -> float:
         """Return the discounted cumulative gain of the best ranking."""
         return retrieval.ideal_discounted_gain(gt_docs, by=self.document_comparison_field)

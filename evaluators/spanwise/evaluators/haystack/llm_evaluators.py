@@ -33,6 +33,7 @@ from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask, 
 from spanwise.evaluators.judges.llm_client.judge_call import make_judge
 from spanwise.evaluators.judges.prompt_templates import Prompt
 from spanwise.evaluators.judges.prompt_values import render_value
+from spanwise.evaluators.models.model_resolution import first_variable
 
 Examples = list[dict[str, Any]]
 RowResult = tuple[dict[str, Any] | None, list[dict[str, Any]]]  # the result of one row, and the usage of its replies
@@ -40,6 +41,11 @@ MAX_CONCURRENT_ROWS = 64  # maximum number of rows whose prompts are in memory
 _OUTPUT_TYPES = {"results": list[dict[str, Any]], "meta": list[dict[str, Any]] | None}
 _SCORED_OUTPUT_TYPES = {"score": float, "individual_scores": list[float], **_OUTPUT_TYPES}
 _log = logging.getLogger(__name__)
+_NO_GENERATOR_MESSAGE = (
+    "no judge is configured: pass chat_generator=, or set SPANWISE_JUDGE to the name of a model (and SPANWISE_JUDGE_URL "
+    "and SPANWISE_JUDGE_KEY for its endpoint), or install haystack-ai and set OPENAI_API_KEY for Haystack's "
+    "OpenAIChatGenerator"
+)
 
 
 @register_component(**_OUTPUT_TYPES)
@@ -48,7 +54,8 @@ class LLMEvaluator:
 
     `inputs` are pairs of a name and a list type, `outputs` the keys of a reply, usually 0 or 1.
     `chat_generator` is a Haystack generator, a `Judge`, a model's name, a function, or None for the judge in
-    the environment. With `raise_on_failure=False`, the result of a failed row is None, and a warning gives the
+    the environment (SPANWISE_JUDGE). If the environment names none, Haystack's `OpenAIChatGenerator` in JSON mode
+    is used, provided that Haystack is installed and OPENAI_API_KEY is set. With `raise_on_failure=False`, the result of a failed row is None, and a warning gives the
     reason.
 
     `{{ name }}` of an input is also a placeholder in the instructions. Any other single word in braces is
@@ -79,7 +86,8 @@ class LLMEvaluator:
         self._task = FewShotTask(instructions, outputs, examples)
         self._prompt = Prompt(type(self).__name__, self.prepare_template(), names=tuple(name for name, _ in inputs))
         self._chat_generator = chat_generator
-        self._judge = make_judge(chat_generator)
+        self._generator = make_default_generator() if chat_generator is None else chat_generator
+        self._judge = make_judge(self._generator)
 
     @staticmethod
     def validate_init_parameters(inputs: Any, outputs: Any, examples: Any) -> None:
@@ -163,7 +171,7 @@ class LLMEvaluator:
         self.validate_input_parameters(dict(self.inputs), inputs)
         names = [name for name, _ in self.inputs]
         rows = [dict(zip(names, row, strict=True)) for row in zip(*map(inputs.__getitem__, names), strict=True)]
-        theirs = hasattr(self._chat_generator, "run")  # a Haystack generator may not be thread-safe
+        theirs = hasattr(self._generator, "run")  # a Haystack generator may not be thread-safe
         judged = await judge_rows(
             self._judged, rows, at_once=1 if theirs else MAX_CONCURRENT_ROWS, bar=self.progress_bar
         )
@@ -177,8 +185,10 @@ class LLMEvaluator:
         replies: list[dict[str, Any]] = []
         try:
             return await self._result(row, replies), replies
-        except NoJudge:
-            raise  # a missing judge affects all rows
+        except NoJudge:  # a missing judge affects all rows
+            if self._generator is None and not first_variable("SPANWISE_JUDGE"):
+                raise NoJudge(_NO_GENERATOR_MESSAGE) from None
+            raise
         except Exception as error:
             if self.raise_on_failure:
                 raise ValueError(f"no result for {dict(row)!r:.200}: {error}") from error
@@ -310,6 +320,18 @@ class FaithfulnessEvaluator(_ScoredEvaluator):
 
     def _read(self, answer: Answer) -> dict[str, Any]:
         return read_faithfulness(answer)
+
+
+def make_default_generator() -> Any:
+    """Return Haystack's generator for OpenAI in JSON mode.
+
+    Return None if the environment names a judge, without Haystack, and without a key for OpenAI.
+    """
+    if component is None or first_variable("SPANWISE_JUDGE") or not first_variable("OPENAI_API_KEY"):
+        return None
+    from haystack.components.generators.chat import OpenAIChatGenerator
+
+    return OpenAIChatGenerator(generation_kwargs={"response_format": {"type": "json_object"}})
 
 
 def _is_input(pair: Any) -> bool:

@@ -60,12 +60,17 @@ _RECORD_FIELDS = frozenset({"run", "root_run", "trace", "example", "case"})
 # Other products' names of the fields of a case
 SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("input", "question", "query", "request"), "inputs"),
-    **dict.fromkeys(("output", "answer", "response", "prediction", "actual_output", "completion"), "outputs"),
     **dict.fromkeys(
-        ("reference", "reference_output", "expected", "expected_output", "expected_outputs", "ground_truth", "target"),
+        ("output", "answer", "response", "prediction", "actual_output", "actual_answer", "completion"), "outputs"
+    ),
+    **dict.fromkeys(
+        ("reference", "reference_output", "expected", "expected_output", "expected_outputs", "expected_answer"),
         "reference_outputs",
     ),
-    **dict.fromkeys(("context", "contexts", "retrieval_context", "retrieved_contexts"), "documents"),
+    **dict.fromkeys(("ground_truth", "target"), "reference_outputs"),
+    **dict.fromkeys(
+        ("context", "contexts", "retrieval_context", "retrieved_context", "retrieved_contexts"), "documents"
+    ),
 }
 _SIMILARITY_CUTOFF = 0.85  # minimum difflib ratio of two names that counts as a misspelling
 PLURALS: Mapping[str, str] = {"cases": "case", "runs": "run", "examples": "example"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,13 +50,14 @@ _IDS_BY_MODULE = {  # module in `spanwise.evaluators` → ids that it registers
     "judges.conversations": "conversation_complete goal_reached tool_choice user_frustrated",
     "judges.databricks": "chunk_relevance context_sufficiency correctness custom_judge global_guideline_adherence "
     "groundedness_judge guideline_adherence relevance_to_query safety",
-    "judges.h2o": "byop contact_information fact_check language_mismatch sexism stereotypes summarization_judge",
+    "judges.h2o": "byop contact_information fact_check fairness_bias language_mismatch sexism stereotypes "
+    "summarization_judge",
     "judges.haystack_judges": "haystack_context_relevance haystack_faithfulness",
     "judges.pipeline_judge": "pipeline_judge",
     "judges.ragas": "answer_correctness answer_relevancy context_precision context_recall context_relevancy "
     "faithfulness ragas",
     "judges.step_alignment": "step_alignment",
-    "models.content_safety": "fairness_bias profanity toxicity",
+    "models.content_safety": "profanity toxicity",
     "models.embedding_metrics": "answer_relevancy_sent answer_sem_sent_similarity answer_semantic_similarity context_mrr "
     "context_relevancy_soft groundedness sas semantic_similarity",
     "models.likelihood_metrics": "gptscore_mt gptscore_qa gptscore_sum_noref gptscore_sum_ref perplexity",
@@ -130,6 +131,13 @@ COMMON_PARAMETERS = {
     "min_test_cases": "min_cases",
     "primary": "primary",
     "good_labels": "good_labels",
+}
+
+# Prefixes of H2O's parameters that name a connection to h2oGPTe, a model or a collection on it → the parameters that
+# replace them, of which the first that an evaluator has applies.
+H2O_CONNECTION_PREFIXES: Mapping[str, tuple[str, ...]] = {
+    "agent_": ("agent", "judge"),
+    "h2ogpte_": ("judge", "agent"),
 }
 
 # Haystack's names and defaults. They are not listed, because they are aliases.
@@ -353,7 +361,8 @@ def _check_parameters(id: str, factory: type, parameters: Mapping[str, Any]) -> 
     for name in parameters:
         if name not in known:
             raise ValueError(
-                f"evaluator {id!r} has no parameter {name!r}; it has {', '.join(dict.fromkeys([*known, *COMMON_PARAMETERS]))}"
+                f"evaluator {id!r} has no parameter {name!r}; {_suggest_parameter(name, known)}it has "
+                f"{', '.join(dict.fromkeys([*known, *COMMON_PARAMETERS]))}"
             )
     required = {
         field.name
@@ -365,6 +374,14 @@ def _check_parameters(id: str, factory: type, parameters: Mapping[str, Any]) -> 
             f"evaluator {id!r} needs {', '.join(sorted(missing))}: get_evaluator({id!r}, {min(missing)}=…)"
         )
     argument_binding.check_parameter_types(id, factory, parameters)
+
+
+def _suggest_parameter(name: str, known: Sequence[str]) -> str:
+    """Return the parameter that replaces one of H2O's connection parameters, as "use judge=…; ", or ""."""
+    for prefix, parameters in H2O_CONNECTION_PREFIXES.items():
+        if name.startswith(prefix) and (ours := next((each for each in parameters if each in known), None)):
+            return f"use {ours}=, which names the {ours} and its connection; "
+    return ""
 
 
 def _list_field_names(factory: type) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,11 @@ CALL_TYPES = frozenset(  # values of `type` that mark a call
 WRAPPER_KEYS = ("function_call", "functionCall", "toolUse", "tool_call")
 # end of the types of calls to hosted tools in OpenAI's Responses API, such as "web_search_call"
 HOSTED_CALL_SUFFIX = "_call"
+# types of calls with that end whose tool the application runs
+CLIENT_CALL_TYPES = frozenset(("tool_call", "function_call", "custom_tool_call"))
+TOOL_ROLES = frozenset(("tool", "function", "ipython"))  # roles of messages that hold a tool's result
+RESULT_TYPE_SUFFIXES = ("_result", "_output", "_response", "-result")
+RESULT_ID_KEYS = ("tool_call_id", "tool_use_id", "toolCallId", "toolUseId", "call_id", "id")
 MAX_DEPTH = 16  # maximum nesting of a reply
 
 
@@ -61,7 +67,7 @@ def extract_tool_calls(trace: Trace) -> list[ToolCall] | None:
     id. Without an id they are matched by name, and if several calls have the same name, by arguments. A call without
     a tool span gets the end time of its model run. Runs below evaluators are left out.
     """
-    runs = _select_agent_runs(trace)
+    runs = select_agent_runs(trace)
     spans = [run for run in runs if run.kind == "tool"]
     # the messages of a model run are known if its reply was recorded, or if it failed without a reply
     models = [
@@ -75,6 +81,35 @@ def extract_tool_calls(trace: Trace) -> list[ToolCall] | None:
     executed = [call for run in _filter_outermost(spans, runs) if (call := requests.executed(run))]
     requested = [call for call in requests.all if not call.executed]
     return sorted([*requested, *executed], key=lambda call: call.time_ns)
+
+
+def find_unanswered_calls(trace: Trace) -> list[ToolCall]:
+    """Return the tool calls that models requested and that neither a tool span nor a message answers.
+
+    Results are found by the call's id. Calls without an id are answered in order by the results with their name.
+    Calls of hosted tools are answered by the model's server.
+    """
+    requested = [call for call in extract_tool_calls(trace) or () if call.run.kind == "llm"]
+    if not requested:
+        return []
+    ids: set[str] = set()
+    # later messages repeat the earlier ones, so the run with most results of a name has all of them
+    counts: Counter[str] = Counter()
+    for run in select_agent_runs(trace):
+        names: Counter[str] = Counter()
+        for id, name in _iterate_results([run.inputs, run.outputs]):
+            if id:
+                ids.add(id)
+            elif name:
+                names[name] += 1
+        counts |= names
+    unanswered = []
+    for call in requested:
+        if call.id is None and counts[call.name] > 0:
+            counts[call.name] -= 1
+        elif call.id is None or call.id not in ids:
+            unanswered.append(call)
+    return unanswered
 
 
 def get_tool_name(run: Run) -> str:
@@ -108,10 +143,10 @@ class _RequestedCalls:
     _ids: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        parents = _map_parents(self.runs)
+        parents = map_parents(self.runs)
         calls = {run.span_id: list(_iterate_calls(run.outputs)) for run in self.models}
         for run in sorted(self.models, key=lambda run: max(run.start_ns, run.end_ns)):
-            if any(calls.get(above.span_id) for above in _iterate_ancestors(run, parents)):
+            if any(calls.get(above.span_id) for above in iterate_ancestors(run, parents)):
                 # a run above has calls: LangChain's model run repeats the reply of OpenAI's client run inside it
                 continue
             ids: set[str] = set()
@@ -165,26 +200,26 @@ class _RequestedCalls:
         return calls[0] if calls and calls[0].run.start_ns <= run.start_ns else None
 
 
-def _select_agent_runs(trace: Trace) -> list[Run]:
+def select_agent_runs(trace: Trace) -> list[Run]:
     """Return the runs by start time, without evaluator runs and the runs below them."""
     runs, root = sorted(trace.runs, key=lambda run: run.start_ns), trace.root.span_id
     if not any(run.kind == "evaluator" for run in runs):
         return runs
-    parents = _map_parents(runs)
+    parents = map_parents(runs)
     return [
         run
         for run in runs
-        if all(each.kind != "evaluator" or each.span_id == root for each in (run, *_iterate_ancestors(run, parents)))
+        if all(each.kind != "evaluator" or each.span_id == root for each in (run, *iterate_ancestors(run, parents)))
     ]
 
 
-def _map_parents(runs: list[Run]) -> Mapping[str, Run]:
+def map_parents(runs: list[Run]) -> Mapping[str, Run]:
     """Return the parent run by span id, for all runs whose parent is among them."""
     known = {run.span_id: run for run in runs}
     return {run.span_id: known[run.parent_id] for run in runs if run.parent_id in known}
 
 
-def _iterate_ancestors(run: Run, parents: Mapping[str, Run]) -> Iterator[Run]:
+def iterate_ancestors(run: Run, parents: Mapping[str, Run]) -> Iterator[Run]:
     visited = {run.span_id}
     parent = parents.get(run.span_id)
     while parent is not None and parent.span_id not in visited:
@@ -198,11 +233,11 @@ def _filter_outermost(spans: list[Run], runs: list[Run]) -> Iterator[Run]:
 
     For example, an MCP client opens a span inside the agent's span for the same call.
     """
-    parents = _map_parents(runs)
+    parents = map_parents(runs)
     for run in spans:
         name, id = get_tool_name(run), _read_call_id(run)
         same_tool = [
-            each for each in _iterate_ancestors(run, parents) if each.kind == "tool" and get_tool_name(each) == name
+            each for each in iterate_ancestors(run, parents) if each.kind == "tool" and get_tool_name(each) == name
         ]
         if not any(id is None or _read_call_id(each) in (None, id) for each in same_tool):
             yield run
@@ -245,7 +280,8 @@ def _iterate_calls(reply: Any, depth: int = 0) -> Iterator[tuple[str, Any, str |
             return
         role, kind = reply.get("role"), reply.get("type")
         is_tool_result = isinstance(kind, str) and kind.endswith(("_result", "_output", "_response"))
-        if role not in OTHER_ROLES and not is_tool_result:
+        is_other_role = isinstance(role, str) and role in OTHER_ROLES
+        if not is_other_role and not is_tool_result:
             yield from _iterate_nested_calls(reply, depth)
 
 
@@ -266,6 +302,41 @@ def _iterate_nested_calls(reply: Mapping[str, Any], depth: int) -> Iterator[tupl
             yield call
 
 
+def _iterate_results(messages: Any) -> Iterator[tuple[str | None, str | None]]:
+    """Yield (call id, tool name) of the tool results in messages, in the formats of all vendors."""
+    waiting: list[Any] = [messages]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list | tuple):
+            waiting += value
+        elif isinstance(value, Mapping):
+            kind = value.get("type")
+            if _read_call(value) is not None:
+                if isinstance(kind, str) and kind.endswith(HOSTED_CALL_SUFFIX) and kind not in CLIENT_CALL_TYPES:
+                    yield _read_text(value, RESULT_ID_KEYS), None
+                continue
+            if _is_tool_result(value):
+                origin = value.get("origin")  # Haystack
+                named = origin if isinstance(origin, Mapping) else value
+                yield _read_text(named, RESULT_ID_KEYS), _read_text(named, ("name", "tool_name", "toolName"))
+            waiting += value.values()
+
+
+def _is_tool_result(value: Mapping[str, Any]) -> bool:
+    role, kind = value.get("role"), value.get("type")
+    if isinstance(role, str) and role in TOOL_ROLES:
+        return True
+    if isinstance(kind, str) and kind.endswith(RESULT_TYPE_SUFFIXES):
+        return True
+    # Gemini's results have a name and a response; those of other vendors refer to the call, or to its origin
+    is_response = "response" in value and "name" in value
+    return is_response or "origin" in value or any(key in value for key in RESULT_ID_KEYS if key != "id")
+
+
+def _read_text(value: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+    return next((text for key in keys if isinstance(text := value.get(key), str) and text), None)
+
+
 def _read_call(value: Mapping[str, Any]) -> tuple[str, Any, str | None] | None:
     """Return the call that an object represents, or None."""
     kind, function = value.get("type"), value.get("function")
@@ -274,7 +345,8 @@ def _read_call(value: Mapping[str, Any]) -> tuple[str, Any, str | None] | None:
     for key in WRAPPER_KEYS:  # Gemini, Bedrock, Haystack
         if isinstance(inner := value.get(key), Mapping) and not value.get("tool_calls"):
             return _read_call_fields(inner, value)
-    if kind in CALL_TYPES or "tool_kwargs" in value:  # GenAI, Anthropic, OpenAI's Responses, LangChain, LlamaIndex
+    is_call = isinstance(kind, str) and kind in CALL_TYPES
+    if is_call or "tool_kwargs" in value:  # GenAI, Anthropic, OpenAI's Responses, LangChain, LlamaIndex
         return _read_call_fields(value, value)
     if isinstance(kind, str) and kind.endswith(HOSTED_CALL_SUFFIX) and not kind.startswith("invalid"):
         return _read_call_fields(

@@ -1,9 +1,8 @@
-"""H2O judges: five boolean metrics per judge, language mismatch, and fact checking by an agent."""
+"""H2O judges: five boolean metrics per judge, fairness bias, language mismatch, and fact checking by an agent."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,9 +18,10 @@ from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
 from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure, make_object_schema
 from spanwise.evaluators.judges.llm_client.judge_call import make_judge
-from spanwise.evaluators.judges.prompt_templates import Prompt
+from spanwise.evaluators.judges.prompt_templates import MAX_CHARACTERS, Prompt
 from spanwise.evaluators.judges.ratings import YES_NO_SCHEMA, get_rationale, make_scale
 from spanwise.evaluators.judges.user_defined_judge import make_signature
+from spanwise.evaluators.models.content_safety import FAIRNESS_BIAS, BiasClassifier
 
 YES_NO_SCALE = make_scale(("yes", "no"))
 _YES_NO: JSON = {"type": "string", "enum": ["yes", "no"]}
@@ -124,7 +124,6 @@ def is_blank(outputs: Any) -> bool:
 
 
 TRUE_FALSE_SCALE = make_scale(("true", "false"))
-_TRUE_FALSE_WORD = re.compile(r"\W*(?:rating)?\W*(true|false)\W*", re.IGNORECASE)
 AGENT_DEADLINE = 600.0  # seconds; long, because an agent makes many calls
 FACT_CHECK_SCHEMA = make_object_schema(
     {
@@ -244,6 +243,7 @@ class SummarizationJudge(BooleanJudge):
 @register_judge(
     "byop",
     metrics=family_metrics("byop"),
+    version="2",
     source="H2O Eval Studio: bring your own prompt (BYOP)",
     example='get_evaluator("byop", prompt="Is this a haiku? Say true or false.\\n{outputs}", judge=scripted({"rationale": '
     '"5-7-5.", "rating": "true"})), outputs="An old silent pond / a frog jumps into the pond / splash, silence again"',
@@ -251,9 +251,10 @@ class SummarizationJudge(BooleanJudge):
 class Byop(BooleanJudge):
     """Bring your own prompt: the judge says "true" (the case passes) or "false" (it fails).
 
-    `prompt` names the fields that the judge gets: `{inputs}` (the question), `{outputs}` (the actual answer),
-    `{reference_outputs}` (the expected one), `{documents}` (the context), and the other fields of a case. A
-    case that lacks one of them is skipped. Any reply other than true or false is a parse failure.
+    `prompt` names the fields that the judge gets, under H2O's names or those of a case: `{question}` or `{inputs}`,
+    `{actual_answer}` or `{outputs}`, `{expected_answer}` or `{reference_outputs}`, `{retrieved_context}` or
+    `{documents}`, and the other fields of a case. A case that lacks one of them is skipped. The judge may reply with
+    JSON or with true or false alone. Any other reply is a parse failure.
 
     With `evaluate_retrieved_context=True`, a second question has the context in the place of the answer.
     `spanwise.evaluators.judge` makes judges with other scales.
@@ -286,14 +287,8 @@ class Byop(BooleanJudge):
         return await self._evaluate(case)
 
     async def _judge_part(self, judgement: Judgement, prompt: Prompt, values: Mapping[str, str]) -> BooleanVerdict:
-        try:
-            answer = await judgement.ask(prompt, values, self.SCHEMA)
-            return BooleanVerdict(TRUE_FALSE_SCALE.read(answer)[1] == "true", get_rationale(answer))
-        except ParseFailure as failure:
-            # a reply of one word, as H2O's prompts request; it may be in quotes or a code fence
-            if (word := _TRUE_FALSE_WORD.fullmatch(failure.text)) is None:
-                raise
-            return BooleanVerdict(word[1].lower() == "true", None)
+        answer = await judgement.ask(prompt, values, self.SCHEMA, bare_ratings=("true", "false"))
+        return BooleanVerdict(TRUE_FALSE_SCALE.read(answer)[1] == "true", get_rationale(answer))
 
     def _plain_prompt(self, given: Any) -> Any:
         return given.read_text("utf-8") if isinstance(given, Path) else given
@@ -344,6 +339,91 @@ class FactCheck(JudgeEvaluator):
                 raise ParseFailure(f"evaluation_score is a number from 0 to 1, not {score!r:.100}", answer.text)
             summary = str(reply.get("evaluation_summary") or "")
             return judgement.row(float(score), comment=summary, metadata={"answer": str(reply.get("answer", ""))})
+
+
+BIAS_SCHEMA = make_object_schema(
+    {"rationale": {"type": "string"}, "probability": {"type": "number", "minimum": 0, "maximum": 1}}
+)
+# in the metadata of each score
+BIAS_READING = (
+    "probability of gender, racial or political bias, estimated by a judge; this method is Spanwise's reading, because "
+    "H2O's document names none"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BiasByJudge(JudgeEvaluator):
+    """Bias of the answer according to a judge: the probability that it estimates."""
+
+    PROMPT: ClassVar[str] = "fairness_bias"
+
+    @use_arguments
+    async def __call__(self, case: Case, outputs: Any) -> dict[str, Any]:
+        if is_blank(outputs):
+            raise Skip("the answer is empty")
+        async with Judgement(self.PROMPT, self._judge, case) as judgement:
+            parts = self._prompt.in_parts(self._values(case), "outputs")
+            answers = await gather_or_cancel(judgement.ask(self._prompt, part, BIAS_SCHEMA) for part in parts)
+            scores = [float(answer.value["probability"]) for answer in answers]
+            worst = max(range(len(scores)), key=scores.__getitem__)
+            comment = get_rationale(answers[worst])
+            if len(parts) > 1:
+                comment = f"{len(parts)} parts were judged; part {worst + 1}: {comment}"
+            return judgement.row(scores[worst], comment=comment, metadata={"reading": BIAS_READING})
+
+
+@register_builtin(
+    "fairness_bias",
+    metrics=(FAIRNESS_BIAS,),
+    version="2",
+    standards=(FAIR, VALID),
+    source="H2O Eval Studio: fairness bias",
+    canonical="transformers",
+    judge=True,
+    kind="model",
+    example='get_evaluator("fairness_bias", judge=scripted({"rationale": "It says that all of them lie.", '
+    '"probability": 0.9})), outputs="All politicians of that party lie."',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FairnessBias:
+    """The probability that the answer is biased by gender, race or politics. Lower is better.
+
+    H2O's document does not name a method. By default, a judge estimates the probability. This is our reading of the
+    document, and the metadata of each score say so (`reading`). A long answer is judged in parts, and the most biased
+    part counts. An empty answer is skipped.
+
+    With `model=…`, a text classifier gives the probability of its `label`. `model` is a folder, a name, a
+    `TextClassifier` or a function. A long answer is classified in windows, and the most biased window counts. The
+    threshold then holds only for the classifier that fits H2O's description, d4data/bias-detection-model (`bias`).
+    Its published weights are for TensorFlow, which transformers no longer reads.
+    """
+
+    model: Any = None
+    label: str = "Biased"
+    judge: Any = None
+    prompt: str | Path | Mapping[str, Any] | None = None
+    max_characters: int = MAX_CHARACTERS
+    chosen: Any = field(init=False, repr=False, compare=False)  # implementation that `__call__` uses
+
+    def __post_init__(self) -> None:
+        if self.model is None and self.label != "Biased":
+            raise ValueError(f"label={self.label!r} needs model=…, a classifier with this label")
+        if self.model is not None and (self.judge is not None or self.prompt is not None):
+            raise ValueError("pass model, or judge and prompt, not both")
+        chosen: BiasClassifier | BiasByJudge
+        if self.model is not None:
+            chosen = BiasClassifier(model=self.model, label=self.label)
+        else:
+            chosen = BiasByJudge(judge=self.judge, prompt=self.prompt, max_characters=self.max_characters)
+        object.__setattr__(self, "chosen", chosen)
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """Return the judge's prompt; () with a classifier."""
+        return self.chosen.prompts if isinstance(self.chosen, BiasByJudge) else ()
+
+    def __call__(self, outputs: Any, **case: Case) -> Any:
+        return self.chosen(outputs=outputs, **case)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

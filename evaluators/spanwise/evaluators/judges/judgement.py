@@ -93,8 +93,9 @@ class Judgement:
         *,
         sample: int = 0,
         logprobs: int = 0,
+        bare_ratings: tuple[str, ...] = (),
     ) -> Answer:
-        """Ask one question. Raises `ParseFailure` and other `Unjudged`, and `Skip` if a budget is exhausted."""
+        """Ask one question; see `Ask` for the parameters. Raises `ParseFailure` and other `Unjudged`, and `Skip` if a budget is exhausted."""
         for name, characters in prompt.left_out(values).items():
             self.leave_out(name, characters)
         # cached answers are never shared between the repetitions of an experiment
@@ -107,6 +108,7 @@ class Judgement:
             sample=repetition * MAX_SAMPLES + sample,
             logprobs=logprobs,
             values=tuple(values[name] for name in prompt.asked),
+            bare_ratings=bare_ratings,
         )
         return await self._ask_judge(prompt, ask)
 

@@ -22,7 +22,7 @@ class Ask:
     `sample` distinguishes repetitions of a question that need independent answers (samples, repetitions).
     `logprobs` is the number of alternatives with log-probabilities per token of the reply, 0 for none. `values`
     are the judged texts in the messages. A verdict that the reply may have quoted from these texts does not
-    count.
+    count. `bare_ratings` are the ratings that may form the whole reply, in place of an object with a `rating`.
     """
 
     messages: tuple[Message, ...]
@@ -31,6 +31,7 @@ class Ask:
     sample: int = 0
     logprobs: int = 0
     values: tuple[str, ...] = ()
+    bare_ratings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

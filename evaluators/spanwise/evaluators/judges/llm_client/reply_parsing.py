@@ -13,6 +13,9 @@ Tolerated deviations are:
 - extra properties, unless their names are numbers.
 
 Synonyms of a label are not accepted.
+
+If the question permits it, the whole reply may be one of its ratings, in quotes or a code fence, or after the word
+"rating".
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from spanwise.evaluators.builtin.pipeline import find_ratings, is_quoted, parse_
 from spanwise.evaluators.judges.llm_client.chat_completions import Ask, Completion, CutOff, Declined, ParseFailure
 
 MAX_LENIENT_LENGTH = 50_000  # maximum characters of a reply for lenient parsing
+MAX_BARE_LENGTH = 200  # maximum characters of a reply that is a bare rating
 _REASONING_BLOCK = re.compile(r"\s*<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
 _REASONING_START = re.compile(r"\s*<think(?:ing)?>")
 _FENCED_BLOCK = re.compile(r"```[\w-]*[ \t]*\r?\n(.*?)```", re.DOTALL)
@@ -53,6 +57,8 @@ def parse_reply(ask: Ask, completion: Completion) -> ParsedReply:
     """
     _check_answered(completion)
     text = _strip_reasoning(completion)
+    if completion.finish != "length" and (rating := _find_bare_rating(text, ask.bare_ratings)) is not None:
+        return ParsedReply({"rating": rating}, ("the reply was a bare rating",))
     try:
         strictly = None if ask.schema is None else _parse_strictly(text, ask.schema)
         if strictly is None and completion.finish == "length":
@@ -60,6 +66,14 @@ def parse_reply(ask: Ask, completion: Completion) -> ParsedReply:
         return strictly or (ParsedReply(text) if ask.schema is None else _parse_leniently(text, ask.schema, ask.values))
     except InvalidJSON as error:
         raise ParseFailure(str(error), completion.text) from None
+
+
+def _find_bare_rating(text: str, ratings: Sequence[str]) -> str | None:
+    """Return the rating that forms the whole text, or None."""
+    if not ratings or len(text) > MAX_BARE_LENGTH:
+        return None
+    word = re.fullmatch(rf"\W*(?:rating)?\W*({'|'.join(map(re.escape, ratings))})\W*", text, re.IGNORECASE)
+    return None if word is None else next(each for each in ratings if each.casefold() == word[1].casefold())
 
 
 def _check_answered(completion: Completion) -> None:
