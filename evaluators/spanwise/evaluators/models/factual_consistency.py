@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -348,7 +348,7 @@ class Summarization(BatchedEvaluator[TextPair, PairScores]):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         completeness, *faithfulness = super(Summarization, self).metrics
-        return Metric(completeness.key, primary=True), *faithfulness
+        return replace(completeness, threshold=None), *faithfulness
 
     @property
     def _model(self) -> Mapping[str, Any]:
