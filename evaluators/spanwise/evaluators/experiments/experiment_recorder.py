@@ -224,4 +224,5 @@ def _finish_experiment(
     experiment = Experiment(ended, store, tally)
     run_coroutine(run_set_evaluators(experiment, set_evaluators, store, tally))
     store.save_experiment(ended)
+    experiment.save_requested_results()
     return experiment

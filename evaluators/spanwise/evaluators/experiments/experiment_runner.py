@@ -186,6 +186,8 @@ async def _run_job(job: ExperimentJob) -> Experiment:
     # return the results even if the record could not be updated: the runs are stored
     except (StoreError, OSError) as problem:
         print_message(f"spanwise: the end of the experiment could not be stored: {problem}")
+    evaluators = (*plan.evaluators, *job.set_evaluators)
+    await asyncio.to_thread(experiment.save_requested_results, [evaluator.key for evaluator in evaluators])
     if progress is not False and stderr_console.is_terminal and not stderr_console.is_jupyter:
         stderr_console.print(experiment)
     return experiment
