@@ -220,9 +220,7 @@ class Experiment:
         """Return a self-contained HTML document: the summary, then the runs, failures first, 500 at most."""
         record = self.record
         subtitle = f"{record.dataset} · {record.status} · {self.id}"
-        return render_experiment_html(
-            record.name, subtitle, self._repr_html_(), self.rows(), self._tally.display_names
-        )
+        return render_experiment_html(record.name, subtitle, self._repr_html_(), self.rows(), self._tally.display_names)
 
     def save_results(self, path: str | os.PathLike[str], *, evaluator: str | None = None) -> int:
         """Write the dataset with all metrics of an evaluator to a JSON Lines file, and return the number of runs.

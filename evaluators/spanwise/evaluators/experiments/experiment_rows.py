@@ -185,7 +185,11 @@ def render_experiment_html(
         f"<p>The first {len(rows_shown):,} of {count:,} runs, failures first.</p>" if count > len(rows_shown) else ""
     )
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    runs = f'<h2>Runs</h2>{truncated}<div class="wide">{_render_table(rows_shown, display_names)}</div>' if rows_shown else ""
+    runs = (
+        f'<h2>Runs</h2>{truncated}<div class="wide">{_render_table(rows_shown, display_names)}</div>'
+        if rows_shown
+        else ""
+    )
     body = f'<h1>{title}</h1><p>{escape(subtitle)}</p><div class="wide">{summary}</div>{runs}'
     return f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>\n'
 

@@ -70,7 +70,8 @@ def write_results(
     descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".jsonl", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            for runs, row in enumerate(rows, 1):
+            for row in rows:
+                runs += 1
                 feedback = {**row.feedback, **overall}
                 chosen = {key: each for key, each in feedback.items() if belongs(each)}
                 file.write(_encode({**_describe_run(row), "results": dict(_describe_results(chosen, metrics))}))
@@ -94,9 +95,7 @@ def _make_filter(record: Record, evaluator: str | None) -> Callable[[Feedback], 
         raise ValueError(f"experiment {record.name!r} has no evaluator {evaluator!r:.100}; it has: {known}")
     owners = {metric["key"]: key for key, each in recorded.items() for metric in each.get("metrics", ())}
     version = recorded[evaluator].get("version")
-    return lambda feedback: (
-        owners[feedback.key] == evaluator if feedback.key in owners else feedback.version == version
-    )
+    return lambda feedback: owners[feedback.key] == evaluator if feedback.key in owners else feedback.version == version
 
 
 def _describe_run(row: Row) -> dict[str, JSON]:
