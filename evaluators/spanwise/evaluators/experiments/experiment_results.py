@@ -229,25 +229,6 @@ class Experiment:
         """
         return write_results(Path(path), self.rows(), self._tally.overall, self.record, evaluator)
 
-    def save_requested_results(self, evaluators: Iterable[str] | None = None) -> None:
-        """Write the files of the evaluators with `save_llm_result=True`, of `evaluators` only if it is not None.
-
-        Print where they are. A file that cannot be written is reported, not raised.
-        """
-        chosen = None if evaluators is None else set(evaluators)
-        for key in list_saving_evaluators(self.record):
-            if chosen is not None and key not in chosen:
-                continue
-            path = get_results_path(self._store, self.id, key)
-            try:
-                runs = self.save_results(path, evaluator=key)
-            except (StoreError, OSError) as problem:
-                hint = f"save them elsewhere with experiment.save_results(path, evaluator={key!r})"
-                print_message(f"spanwise: the results of {key!r} could not be saved in {path}: {problem}; {hint}")
-            else:
-                self.saved_results[key] = path
-                print_message(f"spanwise: saved {runs} runs with the results of {key!r} in {path}")
-
     def evaluate(self, evaluators: Iterable[Any], **options: Unpack[EvaluateOptions]) -> Experiment:
         """Score the existing runs with more evaluators; the task is not run again. For options see `evaluate()`."""
         return _rescore(self, evaluators, **options)
@@ -272,6 +253,26 @@ def _get_feedback_traceback(feedback: Feedback) -> str:
 
 def _get_repetitions(record: Record) -> int:
     return int((record.metadata.get("setup") or {}).get("repetitions") or 1)
+
+
+def save_requested_results(experiment: Experiment, evaluators: Iterable[str] | None = None) -> None:
+    """Write the files of the evaluators with `save_llm_result=True`, of `evaluators` only if it is not None.
+
+    Print where they are. A file that cannot be written is reported, not raised.
+    """
+    chosen = None if evaluators is None else set(evaluators)
+    for key in list_saving_evaluators(experiment.record):
+        if chosen is not None and key not in chosen:
+            continue
+        path = get_results_path(experiment.store, experiment.id, key)
+        try:
+            runs = experiment.save_results(path, evaluator=key)
+        except (StoreError, OSError) as problem:
+            hint = f"save them elsewhere with experiment.save_results(path, evaluator={key!r})"
+            print_message(f"spanwise: the results of {key!r} could not be saved in {path}: {problem}; {hint}")
+        else:
+            experiment.saved_results[key] = path
+            print_message(f"spanwise: saved {runs} runs with the results of {key!r} in {path}")
 
 
 async def run_set_evaluators(
