@@ -172,8 +172,8 @@ def test_the_html_of_an_experiment_shows_display_names_below_keys(tmp_path):
         done = evaluate(rows, None, ["pii", "classification", "exact", evil], store=store, progress=False)
         pages = [done.to_html(), Experiment.load(store, done.id).to_html()]
     for page in pages:
-        assert "<td>pii ↑<small>No PII leakages (pass)</small></td>" in page
-        assert "<th>pii<small>No PII leakages (pass)</small></th>" in page
-        assert "classification_accuracy (all) ↑<small>Accuracy</small>" in page
+        assert "<td>pii ↑<br><small>No PII leakages (pass)</small></td>" in page
+        assert "<th>pii<br><small>No PII leakages (pass)</small></th>" in page
+        assert "classification_accuracy (all) ↑<br><small>Accuracy</small>" in page
         assert "<td>exact ↑</td>" in page
         assert "<script" not in page

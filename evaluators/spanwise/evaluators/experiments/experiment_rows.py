@@ -202,7 +202,7 @@ def _render_table(rows: list[Row], display_names: Mapping[str, str]) -> str:
         parameter_lines = "".join(
             f"<small>{_escape_text(f'{name} = {value}')}</small>" for name, value in parameters.items()
         )
-        named = f"<small>{_escape_text(display_names[key])}</small>" if key in display_names else ""
+        named = f"<br><small>{_escape_text(display_names[key])}</small>" if key in display_names else ""
         head += f"<th>{escape(key)}{named}{parameter_lines}</th>"
     body = ""
     for row in rows:

@@ -340,7 +340,7 @@ def make_html_table(title: str, head: list[str], rows: list[list[str]], names: S
     body = ""
     for row, name in zip_longest(rows, names, fillvalue=""):
         first, *others = map(escape, row)
-        first += f"<small>{escape(name)}</small>" if name else ""
+        first += f"<br><small>{escape(name)}</small>" if name else ""
         body += "<tr>" + "".join(f"<td>{cell}</td>" for cell in (first, *others)) + "</tr>"
     return f"<table><caption>{escape(title)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
