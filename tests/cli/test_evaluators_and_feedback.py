@@ -13,7 +13,7 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.records import Run
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.evaluators import get_evaluator
-from spanwise.evaluators.interface import list_specs
+from spanwise.evaluators.interface import STANDARDS, list_specs
 
 DOCS = Path(__file__).parents[2] / "docs" / "evaluators"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -110,6 +110,37 @@ def test_keys_are_listed_with_their_direction(spanwise):
     assert "↑ higher" in spanwise("evaluators", "show", "exact", store=False)
     assert "↓ lower" in spanwise("evaluators", "show", "latency", store=False)
     assert "↑" not in spanwise("evaluators", "show", "human_feedback", store=False)
+
+
+def test_evaluators_are_listed_by_standard_and_the_assignment_is_ours(database):
+    run = CliRunner().invoke(app, ["evaluators", "list", "--by", "standard"])
+    assert "Spanwise's own reading" in run.stderr
+    named = [line.partition(":")[0] for line in run.stdout.splitlines() if ": " in line]
+    assert named == list(STANDARDS)
+    privacy = "Privacy Enhanced (NIST AI RMF): contact_information, encoding_guardrail, pii, sensitive_data"
+    assert privacy in " ".join(run.stdout.split())
+    as_json = CliRunner().invoke(app, ["evaluators", "list", "--by", "standard", "--json"])
+    groups = {row["standard"]: row["evaluators"] for row in lines(as_json.stdout)}
+    assert list(groups) == list(STANDARDS)
+    assert {id for ids in groups.values() for id in ids} == {spec.id for spec in list_specs()}
+
+
+def test_evaluators_of_a_group_are_listed_by_standard(spanwise):
+    rows = lines(spanwise("evaluators", "list", "--by", "standard", "--group", "text", "--json", store=False))
+    assert rows[0] == {"standard": STANDARDS[0], "evaluators": []}
+    assert "rouge" in rows[-1]["evaluators"]
+
+
+def test_the_page_of_an_evaluator_shows_display_names_and_what_the_document_says(spanwise):
+    assert "Agent Sanity" in spanwise("evaluators", "show", "agent_sanity", store=False)
+    page = spanwise("evaluators", "show", "perplexity", store=False)
+    assert "The document gives other values" in page
+    assert "0 to ∞" in page
+    [shown] = lines(spanwise("evaluators", "show", "groundedness", "--json", store=False))
+    [metric] = shown["metrics"]
+    assert (metric["display_name"], metric["threshold"]) == ("Groundedness", None)
+    assert (metric["document"]["range"], metric["document"]["threshold"]) == ([0.0, 1.0], 0.75)
+    assert "bge-small-en" in metric["document"]["threshold_reason"]
 
 
 def test_the_page_of_an_evaluator(spanwise):
@@ -302,8 +333,9 @@ def test_what_a_file_has_not_is_told(tmp_path, named, parameters, told):
 )
 def test_pages_print_the_thresholds_that_the_evaluator_has(id):
     page = (Path(__file__).parents[2] / "docs" / "evaluators" / f"{id}.md").read_text()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
-    printed = {row[0].strip("`"): row[3] for row in rows if len(row) == 5}
+    table = page.partition("## Metrics\n\n")[2].partition("\n\n")[0]
+    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
+    printed = {row[0].strip("`"): row[head.index("threshold")] for row in rows}
     has = {
         metric.key: "" if metric.threshold is None else f"{metric.threshold:g}" for metric in get_evaluator(id).metrics
     }

@@ -11,13 +11,13 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from spanwise.collector.records import Feedback, Run, Target, Trace, Usage
 from spanwise.evaluators import Evaluator, Metric, get_evaluator, interface, judge, score
-from spanwise.evaluators.interface import DiscardedJudgements, EvaluatorSpec, use_judge_context
+from spanwise.evaluators.interface import STANDARDS, DiscardedJudgements, EvaluatorSpec, use_judge_context
+from spanwise.evaluators.interface.evaluator_spec import MONITORING
 from spanwise.evaluators.judges import Prompt
 from spanwise.evaluators.testing import scripted
 
@@ -47,8 +47,7 @@ def render_page(id: str, *, example: bool = True) -> str:
         f"# {id}",
         inspect.getdoc(interface.get_factory(id)) or "",
         _facts_table(spec),
-        "## Metrics",
-        _metrics_table(_default_metrics(spec)),
+        *_render_metrics(interface.get_default_metrics(spec)),
         *_render_parameters(id),
     ]
     parts += _render_prompts(default_prompts(id))
@@ -68,8 +67,7 @@ def render_evaluator(evaluator: Evaluator) -> str:
         f"# {evaluator.key}",
         *([description] if description else []),
         _markdown_table(facts),
-        "## Metrics",
-        _metrics_table(evaluator.metrics),
+        *_render_metrics(evaluator.metrics),
     ]
     return "\n\n".join([*parts, *_render_prompts(prompts)]) + "\n"
 
@@ -83,15 +81,30 @@ def default_prompts(id: str) -> tuple[Prompt, ...]:
     return prompts
 
 
+def group_by_standard(specs: Iterable[EvaluatorSpec]) -> dict[str, list[str]]:
+    """Return the ids of evaluators by compliance standard. Evaluators without one come last, if there are any."""
+    groups: dict[str, list[str]] = {standard: [] for standard in STANDARDS}
+    for spec in specs:
+        for standard in spec.standards or (NO_STANDARD,):
+            groups.setdefault(standard, []).append(spec.id)
+    return groups
+
+
+def describe_standard(standard: str, ids: Sequence[str]) -> str:
+    """Return the evaluators of a standard as text."""
+    others = ["every evaluator that a monitor rule runs"] if standard == MONITORING else []
+    return ", ".join([*ids, *others]) or "none"
+
+
 def render_index() -> str:
-    """Return a table of all evaluators by group."""
+    """Return a table of all evaluators by group, and one by compliance standard."""
     rows = ["| id | group | needs | metrics | for |", "|---|---|---|---|---|"]
     for spec in sorted(interface.list_specs(), key=lambda spec: (spec.group, spec.id)):
         keys = describe_metrics(spec)
         rows.append(
             f"| [{spec.id}]({spec.id}.md) | {spec.group} | {describe_needs(spec)} | {keys} | {describe_compatibility(spec)} |"
         )
-    return "\n".join([_INTRODUCTION, *rows, ""])
+    return "\n".join([_INTRODUCTION, *rows, "", *_standards_section(), ""])
 
 
 def render_pages() -> dict[str, str]:
@@ -140,6 +153,25 @@ better, ↓ that lower ones are.
 """
 
 
+NO_STANDARD = "none of the nine"
+STANDARDS_NOTE = (
+    "The assignment of evaluators to standards is Spanwise's own reading. H2O Eval Studio's documentation names the "
+    "nine standards, but does not assign its evaluators to them."
+)
+
+
+def _standards_section() -> Iterator[str]:
+    """Yield the lines of the section that lists evaluators by compliance standard."""
+    yield "## By standard"
+    yield ""
+    yield f"{STANDARDS_NOTE} `spanwise evaluators list --by standard` shows the same table."
+    yield ""
+    yield "| standard | evaluators |"
+    yield "|---|---|"
+    for standard, ids in group_by_standard(interface.list_specs()).items():
+        yield _table_row([standard, describe_standard(standard, [f"[{id}]({id}.md)" for id in ids])])
+
+
 def _facts_table(spec: EvaluatorSpec) -> str:
     checked = [("Numbers checked against", spec.canonical)] if spec.canonical else []
     version = "changes with its model and its parameters" if spec.model else spec.version
@@ -186,27 +218,52 @@ def _render_prompts(prompts: Sequence[Prompt]) -> Iterator[str]:
             yield f"Example {number}:\n\n```txt\n{values}\n→ {shot.reply}\n```"
 
 
-def _default_metrics(spec: EvaluatorSpec) -> tuple[Metric, ...]:
-    """Return the metrics with the default model. The document's thresholds are dropped if they belong to another
-    model.
-    """
-    from spanwise.evaluators.models import DEFAULT
-
-    document = getattr(interface.get_factory(spec.id), "DOCUMENT", None)
-    if document in (None, DEFAULT["embedding"]):
-        return spec.metrics
-    return tuple(replace(metric, threshold=None) for metric in spec.metrics)
+def _render_metrics(metrics: Sequence[Metric]) -> Iterator[str]:
+    """Yield the table of metrics, and the differences from the source document if there are any."""
+    yield "## Metrics"
+    yield _metrics_table(metrics)
+    rows = [row for metric in metrics for row in _difference_rows(metric)]
+    if rows:
+        yield "The document gives other values:"
+        yield "\n".join(["| key | | document | here | reason |", "|---|---|---|---|---|", *rows])
 
 
-def _metrics_table(metrics: tuple[Metric, ...]) -> str:
-    rows = ["| key | range | better | threshold | |", "|---|---|---|---|---|"]
+def _metrics_table(metrics: Sequence[Metric]) -> str:
+    has_names = any(metric.display_name for metric in metrics)
+    head = "| key | name | range" if has_names else "| key | range"
+    rows = [f"{head} | better | threshold | |", "|---" * (5 + has_names) + "|"]
     for metric in metrics:
         better = f"{metric.arrow} higher" if metric.higher_is_better else f"{metric.arrow} lower"
-        threshold = "" if metric.threshold is None else _format_number(metric.threshold)
+        names = [metric.display_name] if has_names else []
         primary = "primary" if metric.primary else ""
-        limits = "any" if metric.range is None else " to ".join(map(_format_number, metric.range))
-        rows.append(f"| `{metric.key}` | {limits} | {better.strip()} | {threshold} | {primary} |")
+        threshold = _format_threshold(metric.threshold)
+        limits = _format_range(metric.range)
+        rows.append(_table_row([f"`{metric.key}`", *names, limits, better.strip(), threshold, primary]))
     return "\n".join(rows)
+
+
+def _difference_rows(metric: Metric) -> Iterator[str]:
+    """Yield a row for the range and one for the threshold, if the document's differ."""
+    differing, document = metric.document_differences, metric.document
+    if document is not None and "range" in differing:
+        values = [_format_range(document.range), _format_range(metric.range), differing["range_reason"]]
+        yield _table_row([f"`{metric.key}`", "range", *values])
+    if document is not None and "threshold" in differing:
+        here = _format_threshold(metric.threshold) or "none"
+        values = [_format_threshold(document.threshold), here, differing["threshold_reason"]]
+        yield _table_row([f"`{metric.key}`", "threshold", *values])
+
+
+def _table_row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _format_range(ends: tuple[float, float] | None) -> str:
+    return "any" if ends is None else " to ".join(map(_format_number, ends))
+
+
+def _format_threshold(threshold: float | None) -> str:
+    return "" if threshold is None else _format_number(threshold)
 
 
 def _format_number(number: float) -> str:

@@ -268,6 +268,23 @@ def test_tasks_that_failed_stand_before_the_scores(store, client):
     assert '<span class="mean">0.75</span>' in text
 
 
+def test_display_names_are_shown_next_to_keys(store, client):
+    made = experiment(store, "first", (1.0, 1.0))
+    metric = {"key": "exact", "display_name": "Same answer <script>"}
+    store.save_experiment(replace(made, evaluators=({"key": "exact", "metrics": [metric]},)))
+    text = client.get("/experiments/id-first").text
+    assert '<h2 title="exact">exact</h2><p class="muted small">Same answer &lt;script&gt;</p>' in text
+    for address in ("/experiments", "/experiments/id-first", "/compare?ids=id-first,id-second"):
+        experiment(store, "second", (1.0, 0.0))
+        assert 'title="exact: Same answer &lt;script&gt;"' in client.get(address).text
+    for odd in (None, 3, ["a"], {"b": 1}, "n" * 5_000):
+        store.save_experiment(
+            replace(made, evaluators=({"key": "exact", "metrics": [{"key": "exact", "display_name": odd}]},))
+        )
+        text = client.get("/experiments/id-first").text
+        assert (f'title="exact: {"n" * 100}"' if isinstance(odd, str) else 'title="exact"') in text
+
+
 def test_what_judges_took_stands_beside_what_the_tasks_took(store, client):
     made = experiment(store, "first", (1.0, 1.0))
     totals = {"judge_calls": 1234, "judge_cached": 2, "judge_input_tokens": 5000, "judge_cost": 0.25, "judge_odd": "x"}

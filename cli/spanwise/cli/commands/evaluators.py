@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -37,19 +37,24 @@ app = typer.Typer(
     epilog="Example: `spanwise evaluators show document_recall`",
 )
 
+ListGrouping = Literal["standard"]  # grouping of the list of evaluators
+
 Named = Annotated[
     str,
     typer.Argument(help="Id of an evaluator, function of a file (evals/mine.py:concise), or definition (polite.yaml)."),
 ]
 Group = Annotated[str | None, typer.Option(help="Only evaluators of this group: text, retrieval, privacy, …")]
 Needs = Annotated[str | None, typer.Option(help="Only evaluators that need this: expected, context, judge, …")]
+By = Annotated[
+    ListGrouping | None, typer.Option(help="Group the evaluators by compliance standard (NIST AI RMF, SR 11-7).")
+]
 TraceId = Annotated[str | None, typer.Argument(help="Id of a stored trace, or the first characters of a recent one.")]
 Session = Annotated[str | None, typer.Option(help="Instead of a trace: a session with all its turns.")]
 Save = Annotated[bool, typer.Option("--save", help="Store the feedback on the trace.")]
 
 
 @app.command("list")
-def list_(group: Group = None, needs: Needs = None, as_json: JsonOption = False) -> None:
+def list_(group: Group = None, needs: Needs = None, by: By = None, as_json: JsonOption = False) -> None:
     """List all evaluators with their needs. Needs in parentheses are optional.
 
     Example: `spanwise evaluators list --group retrieval`
@@ -61,6 +66,9 @@ def list_(group: Group = None, needs: Needs = None, as_json: JsonOption = False)
         for spec in _list_specs()
         if group in (None, spec.group) and (needs is None or spec.needed.get(needs, "no") != "no")
     ]
+    if by == "standard":
+        _print_standards(chosen, as_json=as_json)
+        return
     if as_json:
         emit(map(_describe_spec, chosen))
         return
@@ -136,6 +144,19 @@ def score_(
         print_table(("key", "outcome", "score", "comment"), rows)
 
 
+def _print_standards(specs: Iterable[EvaluatorSpec], *, as_json: bool) -> None:
+    """Print the evaluators of each compliance standard, and whose assignment it is."""
+    from spanwise.cli.evaluator_docs import STANDARDS_NOTE, describe_standard, group_by_standard
+
+    groups = group_by_standard(specs)
+    if as_json:
+        emit({"standard": standard, "evaluators": ids} for standard, ids in groups.items())
+    else:
+        for standard, ids in groups.items():
+            console.print(f"{standard}: {describe_standard(standard, ids)}", markup=False, highlight=False)
+    print_note(STANDARDS_NOTE)
+
+
 def _list_specs() -> Iterator[EvaluatorSpec]:
     """Yield the built-in evaluators, then those of other packages. If one cannot be loaded, print the reason."""
     from spanwise.evaluators import list_evaluators
@@ -169,10 +190,11 @@ def _describe_prompts(prompts: Iterable[Prompt]) -> list[dict[str, Any]]:
 
 def _describe_spec(spec: EvaluatorSpec) -> dict[str, Any]:
     from spanwise.cli.evaluator_docs import default_parameters, default_prompts
+    from spanwise.evaluators.interface import get_default_metrics
 
     return {
         **asdict(spec),
-        "metrics": [metric.to_dict() for metric in spec.metrics],
+        "metrics": [metric.to_dict() for metric in get_default_metrics(spec)],
         "needed": spec.needed,
         "parameters": {
             name: None if isinstance(value, type) else value for name, value in default_parameters(spec.id).items()

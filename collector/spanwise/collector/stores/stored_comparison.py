@@ -154,7 +154,7 @@ class StoredComparison:
             key
             for _, record in self.sides
             for evaluator in record.evaluators
-            if evaluator.get("primary") is True
+            if evaluator.get("primary") is True and evaluator.get("summary") is not True
             for key in _list_main_keys(evaluator)
         ]
         return list(dict.fromkeys(declared)) or None

@@ -21,6 +21,7 @@ Modules, in the order in which data flows:
 - `experiment_summary`: Summary of an experiment: its table for terminal, notebook and pandas, and the commands to
   resume or rerun it.
 - `experiment_rows`: Rows of an experiment: runs with their feedback, errors, and the HTML page that shows them.
+- `result_files`: Result files: the dataset of an experiment with all metrics of one evaluator, as JSON Lines.
 - `experiment_comparison`: Comparison of experiments: means per key, significance of differences, changed examples.
 - `experiment_history`: History of a dataset: the mean of each key with its interval per experiment, in order of time.
 - `experiment_recorder`: Recorder: an experiment whose runs a caller such as the pytest plugin opens around its own

@@ -104,7 +104,7 @@ def prepare_experiment(
         return _prepare_rescoring(dataset, evaluators, set_evaluators, store, settings)
     name = settings.name or (task.name if task else "given")
     source = make_source(dataset, store, name, settings.splits, outputs_are_references=task is not None)
-    record, stored, tally = _begin_or_resume(name, task, source, evaluators, store, settings)
+    record, stored, tally = _begin_or_resume(name, task, source, evaluators, set_evaluators, store, settings)
     items, total = plan_runs(
         source, repetitions=settings.repetitions, limit=settings.limit, seed=settings.seed, only=settings.ids
     )
@@ -142,6 +142,7 @@ def _begin_or_resume(
     task: TaskFunction | None,
     source: ExampleSource,
     evaluators: tuple[Evaluator, ...],
+    set_evaluators: tuple[Evaluator, ...],
     store: Store,
     settings: ExperimentSettings,
 ) -> tuple[Record, StoredRuns | None, ExperimentTally]:
@@ -150,8 +151,9 @@ def _begin_or_resume(
     With `resume=True`, a new experiment begins if there is none of this name. Raises `NotFound` for an unknown id.
     """
     setup = make_setup(task, settings.parameters, dataset=source.name, dataset_version=source.version)
-    described = describe_evaluators(evaluators)
-    tally = ExperimentTally((metric for evaluator in evaluators for metric in evaluator.metrics), settings.repetitions)
+    every = (*evaluators, *set_evaluators)
+    described = describe_evaluators(every)
+    tally = ExperimentTally((metric for evaluator in every for metric in evaluator.metrics), settings.repetitions)
     earlier: Record | None = None
     if settings.resume:
         try:
@@ -185,7 +187,7 @@ def _begin_or_resume(
     if task and settings.progress is not False and (unknown := list_untracked_state(task.function)):
         print_message(f"spanwise: cannot check whether these values have changed: {', '.join(unknown[:MAX_UNTRACKED])}")
     deliver_pending_spools(earlier.id, store)
-    check_keys(evaluators, earlier.evaluators)
+    check_keys(every, earlier.evaluators)
     merged = merge_evaluators(earlier.evaluators, described)
     record = replace(
         earlier,
@@ -216,15 +218,16 @@ def _prepare_rescoring(
     """Prepare the scoring of an experiment's existing runs by more evaluators."""
     deliver_pending_spools(experiment.id, store)
     record = store.experiment(experiment.id)  # another process may have added scores
-    check_keys(evaluators, record.evaluators)
-    merged = merge_evaluators(record.evaluators, describe_evaluators(evaluators))
+    every = (*evaluators, *set_evaluators)
+    check_keys(every, record.evaluators)
+    merged = merge_evaluators(record.evaluators, describe_evaluators(every))
     record = replace(
         record,
         evaluators=merged,
         metadata={**record.metadata, **to_stored_value(settings.metadata or {})},
     )
     repetitions = int((record.metadata.get("setup") or {}).get("repetitions") or 1)
-    metrics = chain(read_metrics(record), (metric for evaluator in evaluators for metric in evaluator.metrics))
+    metrics = chain(read_metrics(record), (metric for evaluator in every for metric in evaluator.metrics))
     tally = ExperimentTally(metrics, repetitions)
     stored = read_stored_runs(store, record, tally, evaluators)
     kind = store.dataset(record.dataset).kind if record.dataset_version is not None else "kv"

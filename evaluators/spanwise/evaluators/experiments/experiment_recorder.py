@@ -17,7 +17,11 @@ from spanwise.collector.stores import Store
 from spanwise.evaluators.experiments.dataset_source import attach_example
 from spanwise.evaluators.experiments.experiment_liveness import Heartbeat
 from spanwise.evaluators.experiments.experiment_preparation import collect_environment, describe_evaluators, make_setup
-from spanwise.evaluators.experiments.experiment_results import Experiment, run_set_evaluators
+from spanwise.evaluators.experiments.experiment_results import (
+    Experiment,
+    run_set_evaluators,
+    save_requested_results,
+)
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally, compute_wall_ns
 from spanwise.evaluators.experiments.task_run import promote_task_span, read_task_feedback
 from spanwise.evaluators.interface import (
@@ -224,4 +228,5 @@ def _finish_experiment(
     experiment = Experiment(ended, store, tally)
     run_coroutine(run_set_evaluators(experiment, set_evaluators, store, tally))
     store.save_experiment(ended)
+    save_requested_results(experiment)
     return experiment

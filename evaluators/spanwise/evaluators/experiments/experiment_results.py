@@ -7,8 +7,10 @@ cases.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -31,8 +33,16 @@ from spanwise.evaluators.experiments.experiment_rows import Failure, Row, render
 from spanwise.evaluators.experiments.experiment_settings import EvaluateOptions
 from spanwise.evaluators.experiments.experiment_summary import Summary, make_summary
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
+from spanwise.evaluators.experiments.result_files import get_results_path, list_saving_evaluators, write_results
 from spanwise.evaluators.experiments.result_writer import UnstoredRuns
-from spanwise.evaluators.interface import Evaluator, JudgementBuffer, StoreLocation, resolve_store, use_judge_context
+from spanwise.evaluators.interface import (
+    Evaluator,
+    JudgementBuffer,
+    StoreLocation,
+    print_message,
+    resolve_store,
+    use_judge_context,
+)
 from spanwise.evaluators.scoring import make_case
 
 if TYPE_CHECKING:
@@ -79,6 +89,7 @@ class Experiment:
     ) -> None:
         self.record = record
         self.unstored = unstored
+        self.saved_results: dict[str, Path] = {}  # files of evaluators with `save_llm_result=True`, by their keys
         self._examples = examples  # None if they must be read from the store
         self._store = store
         self._tally = tally
@@ -209,7 +220,14 @@ class Experiment:
         """Return a self-contained HTML document: the summary, then the runs, failures first, 500 at most."""
         record = self.record
         subtitle = f"{record.dataset} · {record.status} · {self.id}"
-        return render_experiment_html(record.name, subtitle, self._repr_html_(), self.rows())
+        return render_experiment_html(record.name, subtitle, self._repr_html_(), self.rows(), self._tally.display_names)
+
+    def save_results(self, path: str | os.PathLike[str], *, evaluator: str | None = None) -> int:
+        """Write the dataset with all metrics of an evaluator to a JSON Lines file, and return the number of runs.
+
+        `evaluator` is the key of an evaluator; None writes the metrics of all. Raises `ValueError` for an unknown one.
+        """
+        return write_results(Path(path), self.rows(), self._tally.overall, self.record, evaluator)
 
     def evaluate(self, evaluators: Iterable[Any], **options: Unpack[EvaluateOptions]) -> Experiment:
         """Score the existing runs with more evaluators; the task is not run again. For options see `evaluate()`."""
@@ -235,6 +253,26 @@ def _get_feedback_traceback(feedback: Feedback) -> str:
 
 def _get_repetitions(record: Record) -> int:
     return int((record.metadata.get("setup") or {}).get("repetitions") or 1)
+
+
+def save_requested_results(experiment: Experiment, evaluators: Iterable[str] | None = None) -> None:
+    """Write the files of the evaluators with `save_llm_result=True`, of `evaluators` only if it is not None.
+
+    Print where they are. A file that cannot be written is reported, not raised.
+    """
+    chosen = None if evaluators is None else set(evaluators)
+    for key in list_saving_evaluators(experiment.record):
+        if chosen is not None and key not in chosen:
+            continue
+        path = get_results_path(experiment.store, experiment.id, key)
+        try:
+            runs = experiment.save_results(path, evaluator=key)
+        except (StoreError, OSError) as problem:
+            hint = f"save them elsewhere with experiment.save_results(path, evaluator={key!r})"
+            print_message(f"spanwise: the results of {key!r} could not be saved in {path}: {problem}; {hint}")
+        else:
+            experiment.saved_results[key] = path
+            print_message(f"spanwise: saved {runs} runs with the results of {key!r} in {path}")
 
 
 async def run_set_evaluators(

@@ -85,7 +85,7 @@ class Row:
     def _repr_html_(self) -> str:
         """Return the HTML for a notebook, with the CSS rules of table cells only, scoped to this row."""
         rules = [f".spanwise-row {line}" for line in STYLE.splitlines() if line.startswith("td ")]
-        return "<style>{}</style><div class='spanwise-row'>{}</div>".format("\n".join(rules), _render_table([self]))
+        return "<style>{}</style><div class='spanwise-row'>{}</div>".format("\n".join(rules), _render_table([self], {}))
 
     @property
     def why(self) -> str | None:
@@ -163,10 +163,12 @@ td small { display: block; color: var(--dim); overflow-wrap: anywhere; } td smal
 """
 
 
-def render_experiment_html(name: str, subtitle: str, summary: str, rows: Iterable[Row]) -> str:
+def render_experiment_html(
+    name: str, subtitle: str, summary: str, rows: Iterable[Row], display_names: Mapping[str, str]
+) -> str:
     """Return the HTML page of an experiment: the summary (HTML), then the runs, failures first.
 
-    At most `MAX_ROWS` runs are shown; a line states how many were left out.
+    At most `MAX_ROWS` runs are shown; a line states how many were left out. Display names are shown below their keys.
     """
     count = 0
 
@@ -183,12 +185,16 @@ def render_experiment_html(name: str, subtitle: str, summary: str, rows: Iterabl
         f"<p>The first {len(rows_shown):,} of {count:,} runs, failures first.</p>" if count > len(rows_shown) else ""
     )
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    runs = f'<h2>Runs</h2>{truncated}<div class="wide">{_render_table(rows_shown)}</div>' if rows_shown else ""
+    runs = (
+        f'<h2>Runs</h2>{truncated}<div class="wide">{_render_table(rows_shown, display_names)}</div>'
+        if rows_shown
+        else ""
+    )
     body = f'<h1>{title}</h1><p>{escape(subtitle)}</p><div class="wide">{summary}</div>{runs}'
     return f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>\n'
 
 
-def _render_table(rows: list[Row]) -> str:
+def _render_table(rows: list[Row], display_names: Mapping[str, str]) -> str:
     keys = list(dict.fromkeys(key for row in rows for key in row.feedback))
     head = "".join(f"<th>{name}</th>" for name in ("example", "inputs", "outputs", "reference"))
     for key in keys:
@@ -196,7 +202,8 @@ def _render_table(rows: list[Row]) -> str:
         parameter_lines = "".join(
             f"<small>{_escape_text(f'{name} = {value}')}</small>" for name, value in parameters.items()
         )
-        head += f"<th>{escape(key)}{parameter_lines}</th>"
+        named = f"<br><small>{_escape_text(display_names[key])}</small>" if key in display_names else ""
+        head += f"<th>{escape(key)}{named}{parameter_lines}</th>"
     body = ""
     for row in rows:
         repetition = f"<small>repetition {row.repetition + 1}</small>" if row.repetition else ""

@@ -23,7 +23,12 @@ from spanwise.evaluators.experiments.experiment_preparation import (
     prepare_attach,
     prepare_experiment,
 )
-from spanwise.evaluators.experiments.experiment_results import Experiment, register_rescore, run_set_evaluators
+from spanwise.evaluators.experiments.experiment_results import (
+    Experiment,
+    register_rescore,
+    run_set_evaluators,
+    save_requested_results,
+)
 from spanwise.evaluators.experiments.experiment_settings import (
     EvaluateOptions,
     ExperimentSettings,
@@ -186,6 +191,8 @@ async def _run_job(job: ExperimentJob) -> Experiment:
     # return the results even if the record could not be updated: the runs are stored
     except (StoreError, OSError) as problem:
         print_message(f"spanwise: the end of the experiment could not be stored: {problem}")
+    evaluators = (*plan.evaluators, *job.set_evaluators)
+    await asyncio.to_thread(save_requested_results, experiment, [evaluator.key for evaluator in evaluators])
     if progress is not False and stderr_console.is_terminal and not stderr_console.is_jupyter:
         stderr_console.print(experiment)
     return experiment

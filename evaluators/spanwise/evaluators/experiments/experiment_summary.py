@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from io import StringIO
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -104,6 +105,7 @@ class Summary(Mapping[str, KeySummary]):
     judge_unpriced: int = 0  # judge calls of unknown cost
     judge_texts_cut: int = 0  # texts that were truncated for a judge
     arrows: Mapping[str, str] = field(default_factory=dict)  # ↑ or ↓ per key whose better direction is known
+    display_names: Mapping[str, str] = field(default_factory=dict)  # names of keys for people
     judged: tuple[str, ...] = ()  # keys that judges score
     # agreement of each judge with human feedback, read when the table is shown
     trust: Callable[[], Mapping[str, str]] = field(default=dict, repr=False, compare=False)
@@ -125,7 +127,10 @@ class Summary(Mapping[str, KeySummary]):
         yield from map(Text, self._notes())
 
     def _repr_html_(self) -> str:
-        return make_html_table(self.title, *self._cells()) + "".join(f"<p>{escape(note)}</p>" for note in self._notes())
+        head, rows = self._cells()
+        names = [self.display_names.get(key, "") for key in (*self, *self.overall)]
+        table = make_html_table(self.title, head, rows, names)
+        return table + "".join(f"<p>{escape(note)}</p>" for note in self._notes())
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return one row per key. The columns `low` and `high` are the ends of the 95 % interval of the mean."""
@@ -266,6 +271,7 @@ def make_summary(
         judge_unpriced=tally.spent.unpriced,
         judge_texts_cut=tally.spent.texts_cut,
         arrows=tally.arrows,
+        display_names=tally.display_names,
         judged=tuple(tally.judge_versions),
         trust=read_agreement,
     )
@@ -325,10 +331,17 @@ def make_text_table(title: str, head: Sequence[str], rows: Iterable[Iterable[str
     return table
 
 
-def make_html_table(title: str, head: list[str], rows: list[list[str]]) -> str:
-    """Return the table as HTML for notebooks, with every text escaped."""
+def make_html_table(title: str, head: list[str], rows: list[list[str]], names: Sequence[str] = ()) -> str:
+    """Return the table as HTML for notebooks, with every text escaped.
+
+    `names` are the display names of the rows, shown below their first cells; "" shows none.
+    """
     top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = ""
+    for row, name in zip_longest(rows, names, fillvalue=""):
+        first, *others = map(escape, row)
+        first += f"<br><small>{escape(name)}</small>" if name else ""
+        body += "<tr>" + "".join(f"<td>{cell}</td>" for cell in (first, *others)) + "</tr>"
     return f"<table><caption>{escape(title)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 

@@ -219,6 +219,11 @@ class ExperimentTally:
         """Return the arrow of each key whose better direction is declared."""
         return {TASK_OK: "↑"} | {key: metric.arrow for key, metric in self._metrics.items() if metric.arrow}
 
+    @property
+    def display_names(self) -> dict[str, str]:
+        """Return the display names of the keys that have one."""
+        return {key: metric.display_name for key, metric in self._metrics.items() if metric.display_name}
+
     def in_order(self) -> list[tuple[str, KeyTally]]:
         """Return keys in the order of declaration, then all others by name."""
         declared = {key: index for index, key in enumerate(self._metrics)}

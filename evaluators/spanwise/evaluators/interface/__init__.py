@@ -8,6 +8,8 @@ Modules, in the order in which data flows:
   form.
 - `evaluator_spec`: Declared facts of an evaluator: metrics with thresholds, required and optional arguments, sources
   and compliance standards.
+- `document_metrics`: Metrics of H2O Eval Studio's documentation: display names, ranges and default thresholds, by metric
+  key.
 - `argument_binding`: Argument binding: which fields of a case a callable receives, and type checks of parameters.
 - `case_views`: Copy-on-access views of cases, traces and runs, so that evaluators cannot change shared data.
 - `value_conversion`: Conversion of values to the form that evaluators see: plain JSON, documents, chat messages,
@@ -42,6 +44,7 @@ from spanwise.evaluators.interface.evaluator_factory import (
 from spanwise.evaluators.interface.evaluator_registry import (
     as_evaluator,
     from_dict,
+    get_default_metrics,
     get_evaluator,
     get_factory,
     get_registration,
@@ -154,6 +157,7 @@ __all__ = [
     "explain_missing_fields",
     "from_dict",
     "get_case_field",
+    "get_default_metrics",
     "get_evaluator",
     "get_factory",
     "get_http_status",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
@@ -110,14 +110,16 @@ class Evaluator:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Return warnings about arguments whose names are probably misspelt.
+        """Return warnings about the evaluator's set-up:
 
-        No case has a field of such a name, so the argument always has its default.
+        - arguments whose names are probably misspelt: no case has a field of such a name
+        - thresholds that no score can meet, or that were chosen for another model
         """
-        return tuple(
+        misspelt = (
             f"{self.key!r} never got the argument {name!r}, which has a default; did you mean {field!r}?"
             for name, field in self.binding.misspelt
         )
+        return (*misspelt, *_describe_thresholds(self.metrics))
 
     @property
     def standards(self) -> tuple[str, ...]:
@@ -372,3 +374,16 @@ def _is_json(value: Any) -> bool:
 
 def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _describe_thresholds(metrics: Iterable[Metric]) -> Iterator[str]:
+    """Yield a sentence for thresholds that no score can meet, and one for those that belong to another model."""
+    metrics = tuple(metrics)
+    for metric in metrics:
+        if not metric.is_reachable and metric.range is not None:
+            bound = f"at most {metric.range[1]:g}" if metric.higher_is_better else f"at least {metric.range[0]:g}"
+            yield f"no score of {metric.key!r} can meet its threshold of {metric.threshold:g}: scores are {bound}"
+    foreign = [metric for metric in metrics if metric.threshold_model]
+    if foreign:
+        keys = ", ".join(repr(metric.key) for metric in foreign)
+        yield f"the threshold of {keys} was chosen for {foreign[0].threshold_model}, which is not the model in use"

@@ -75,6 +75,7 @@ class RegistryOptions(EvaluatorOptions, total=False):
     shares: bool  # True: the function does not change its arguments, so they need not be copied
     revision: str  # in a rule's version, replaces the hash of the source text: a number, or the evaluator's own version
     parameters: Mapping[str, Any]  # parameters set by the user that affect the scores
+    document_threshold: bool  # True: every metric has the threshold of its source document
 
 
 def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptions]) -> Evaluator:
@@ -93,7 +94,8 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
     version = options.get("version") or compute_version(
         options.get("name") or key, function=function, parameters=parameters
     )
-    threshold, summary, origin = options.get("threshold"), options.get("summary"), options.get("origin")
+    threshold: float | str | None = "document" if options.get("document_threshold") else options.get("threshold")
+    summary, origin = options.get("summary"), options.get("origin")
     if origin is None:
         module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
         is_importable = module and name and "<" not in name and module != "__main__"
@@ -190,6 +192,8 @@ def _declare_metrics(key: str, renamed: Mapping[str, str], options: RegistryOpti
             replace(metric, good_labels=good_labels) if metric.primary or not has_primary else metric
             for metric in declared
         )
+    if options.get("document_threshold"):
+        return tuple(map(_set_document_threshold, declared))
     if threshold is None:
         return declared
     return tuple(
@@ -206,6 +210,18 @@ def _set_threshold(threshold: float, metric: Metric) -> Metric:
     if isinstance(threshold, bool) or not low <= threshold <= high:
         raise ValueError(f"threshold of {metric.key!r} must be a number from {low:g} to {high:g}, got {threshold!r}")
     return replace(metric, threshold=threshold)
+
+
+def _set_document_threshold(metric: Metric) -> Metric:
+    """Return the metric with the threshold of its source document, even if no score can meet it.
+
+    If the metric has no threshold because the document's belongs to another model, name that model.
+    """
+    document = metric.document
+    if document is None:
+        return metric
+    threshold_model = document.model if metric.threshold is None else ""
+    return replace(metric, threshold=document.threshold, threshold_model=threshold_model)
 
 
 def _rename_keys(name: str, key: str, metrics: Sequence[Metric]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from spanwise.evaluators.interface.adapters import (
     adapt_ragas_metric,
 )
 from spanwise.evaluators.interface.argument_binding import read_call_fields
+from spanwise.evaluators.interface.document_metrics import DOCUMENT_METRICS
 from spanwise.evaluators.interface.evaluator_execution import Evaluator
 from spanwise.evaluators.interface.evaluator_factory import make_evaluator
 from spanwise.evaluators.interface.evaluator_spec import FIRST_VERSION, EvaluatorSpec, Metric
@@ -96,12 +97,21 @@ def register_builtin(id: str, *, metrics: tuple[Metric, ...], **facts: Any) -> C
             )
         group = cls.__module__.rpartition(".")[2]
         needs, uses = read_call_fields(cls)
+        named = tuple(map(_add_document, metrics))
         _registrations[id] = Registration(
-            EvaluatorSpec(id=id, group=group, metrics=metrics, needs=needs, uses=uses, **facts), cls
+            EvaluatorSpec(id=id, group=group, metrics=named, needs=needs, uses=uses, **facts), cls
         )
         return cls
 
     return register
+
+
+def _add_document(metric: Metric) -> Metric:
+    """Return a metric with its entry in the source document and the display name; unchanged if it has no entry."""
+    document = DOCUMENT_METRICS.get(metric.key)
+    if document is None:
+        return metric
+    return dataclasses.replace(metric, display_name=document.display_name, document=document)
 
 
 def get_registration(id: str) -> Registration | None:
@@ -132,6 +142,7 @@ COMMON_PARAMETERS = {
     "primary": "primary",
     "good_labels": "good_labels",
 }
+DOCUMENT_THRESHOLD = "document"  # value of `metric_threshold` that selects the thresholds of the source document
 
 # Prefixes of H2O's parameters that name a connection to h2oGPTe, a model or a collection on it → the parameters that
 # replace them, of which the first that an evaluator has applies.
@@ -218,8 +229,14 @@ def get_evaluator(id: str, **parameters: Any) -> Evaluator:
     r"""Return a registered evaluator with its parameters: `get_evaluator("regex", pattern=r"\d+", key="has_number")`.
 
     Every evaluator accepts `key`, `threshold` (or `metric_threshold`), `timeout`, `retries`, `retry_on`, `map`,
-    `prepare_data`, `max_dataset_rows`, `min_test_cases`, `save_llm_result`, `primary` and `good_labels`. Raises
-    `ValueError` for an unknown id or parameter.
+    `prepare_data`, `max_dataset_rows`, `min_test_cases`, `save_llm_result`, `primary` and `good_labels`.
+
+    - `metric_threshold="document"` gives every metric the threshold of the document that defines the evaluator.
+    - `save_llm_result=True` saves the dataset with the evaluator's metrics at the end of an experiment (see
+      `Experiment.save_results`). With False, the metadata of scores is not stored.
+
+    Raises `ValueError` for an unknown id or parameter, and for `metric_threshold="document"` if the document gives no
+    threshold.
     """
     id, defaults = HAYSTACK_ALIASES.get(id, (id, {}))
     parameters = {**defaults, **parameters}
@@ -228,7 +245,10 @@ def get_evaluator(id: str, **parameters: Any) -> Evaluator:
         parameters = argument_binding.decode_infinite_parameters(registered.factory, parameters)
     origin = {"type": id, "init_parameters": parameters}
     options = {COMMON_PARAMETERS[name]: value for name, value in parameters.items() if name in COMMON_PARAMETERS}
-    if "threshold" in options:
+    if options.get("threshold") == DOCUMENT_THRESHOLD:
+        _check_document_threshold(id, registered)
+        options |= {"threshold": None, "document_threshold": True}
+    elif "threshold" in options:
         options["threshold"] = decode_infinity(options["threshold"])
     fields = _list_field_names(registered.factory) if registered else ()
     own_parameters = {
@@ -326,7 +346,7 @@ def _make_registered(
         version=_compute_builtin_version(spec, own_version, parameters, options),
         revision=own_version or spec.version,
         parameters={name: value for name, value in parameters.items() if name not in ("judge", *COMMON_PARAMETERS)},
-        metrics=getattr(instance, "metrics", None) or spec.metrics,  # some metrics depend on the parameters
+        metrics=_get_instance_metrics(spec, instance),
         source=getattr(instance, "said_by", spec.kind),
         summary=spec.summary,
         origin=origin,
@@ -334,6 +354,35 @@ def _make_registered(
         shares=not has_function,
         **options,
     )
+
+
+def get_default_metrics(spec: EvaluatorSpec) -> tuple[Metric, ...]:
+    """Return the metrics of an evaluator with its default parameters; those of `spec` if a parameter is required.
+
+    They differ from those of `spec` if the default model is not the one for which the thresholds were chosen.
+    """
+    registered = get_registration(spec.id)
+    if registered is None or _list_required(registered.factory):
+        return spec.metrics
+    instance = registered.factory()
+    return _get_instance_metrics(spec, getattr(instance, "chosen", instance))
+
+
+def _get_instance_metrics(spec: EvaluatorSpec, instance: Any) -> tuple[Metric, ...]:
+    """Return the metrics of an instance of a registered class. Some of them depend on its parameters."""
+    own: tuple[Metric, ...] | None = getattr(instance, "metrics", None)
+    if not own:
+        return spec.metrics
+    documented = {metric.key for metric in spec.metrics if metric.document is not None}
+    return tuple(_add_document(metric) if metric.key in documented else metric for metric in own)
+
+
+def _check_document_threshold(id: str, registered: Registration | None) -> None:
+    """Raise `ValueError` if the document that defines an evaluator gives no threshold."""
+    if registered is None or not any(metric.document for metric in registered.spec.metrics):
+        raise ValueError(
+            f"evaluator {id!r} has no threshold in a source document: give a number, as in metric_threshold=0.5"
+        )
 
 
 def _compute_builtin_version(
@@ -356,7 +405,6 @@ def _compute_builtin_version(
 
 def _check_parameters(id: str, factory: type, parameters: Mapping[str, Any]) -> None:
     """Raise `ValueError` for an unknown, missing or wrongly typed parameter."""
-    fields = [field for field in dataclasses.fields(factory) if field.init]
     known = _list_field_names(factory)
     for name in parameters:
         if name not in known:
@@ -364,11 +412,7 @@ def _check_parameters(id: str, factory: type, parameters: Mapping[str, Any]) -> 
                 f"evaluator {id!r} has no parameter {name!r}; {_suggest_parameter(name, known)}it has "
                 f"{', '.join(dict.fromkeys([*known, *COMMON_PARAMETERS]))}"
             )
-    required = {
-        field.name
-        for field in fields
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    }
+    required = _list_required(factory)
     if missing := required - parameters.keys():
         raise ValueError(
             f"evaluator {id!r} needs {', '.join(sorted(missing))}: get_evaluator({id!r}, {min(missing)}=…)"
@@ -382,6 +426,15 @@ def _suggest_parameter(name: str, known: Sequence[str]) -> str:
         if name.startswith(prefix) and (ours := next((each for each in parameters if each in known), None)):
             return f"use {ours}=, which names the {ours} and its connection; "
     return ""
+
+
+def _list_required(factory: type) -> set[str]:
+    """Return the names of the parameters without a default."""
+    return {
+        field.name
+        for field in dataclasses.fields(factory)
+        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
 
 
 def _list_field_names(factory: type) -> tuple[str, ...]:

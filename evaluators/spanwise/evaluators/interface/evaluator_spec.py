@@ -5,11 +5,12 @@ standards.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from math import inf
+from dataclasses import dataclass, field
+from math import inf, isinf
 from typing import Any, Literal, Self
 
 from spanwise.collector.records import Source
+from spanwise.evaluators.interface.document_metrics import DocumentMetric
 from spanwise.evaluators.interface.value_conversion import decode_infinity, encode_infinities
 
 
@@ -20,6 +21,10 @@ class Metric:
     `range` is (lowest, highest), each of which may be infinite; None means unknown. Without a threshold, only boolean
     scores pass or fail: True passes if higher is better, else False. `primary` marks an evaluator's main metric.
     `good_labels` are the labels that comparisons count as good.
+
+    `display_name` is a name for people, such as "No PII leakages (pass)". `document` is the metric as its source
+    document defines it. `threshold_model` names the model for which the threshold was chosen, if another model is in
+    use.
     """
 
     key: str
@@ -28,6 +33,9 @@ class Metric:
     threshold: float | None = None
     primary: bool = False
     good_labels: tuple[str, ...] = ()
+    display_name: str = ""
+    document: DocumentMetric | None = field(default=None, repr=False, compare=False)
+    threshold_model: str = ""
 
     @property
     def arrow(self) -> str:
@@ -50,25 +58,68 @@ class Metric:
             return None
         return score >= threshold if self.higher_is_better else score <= threshold
 
+    @property
+    def is_reachable(self) -> bool:
+        """Return whether some score in the range meets the threshold; True without a threshold or a range."""
+        if self.threshold is None or self.range is None:
+            return True
+        return self.threshold <= self.range[1] if self.higher_is_better else self.threshold >= self.range[0]
+
+    @property
+    def document_differences(self) -> dict[str, Any]:
+        """Return the document's range and threshold, each only if it differs, with the reasons."""
+        document = self.document
+        if document is None:
+            return {}
+        differing: dict[str, Any] = {}
+        if self.range != document.range:
+            differing |= {"range": _encode_range(document.range), "range_reason": document.range_reason}
+        if self.threshold != document.threshold:
+            reason = "another threshold was set" if self.threshold is not None else document.threshold_reason
+            if not reason and document.model:
+                reason = f"the document chose it for {document.model}; another model has none until it is set or fitted"
+            differing |= {"threshold": encode_infinities(document.threshold), "threshold_reason": reason}
+        return differing
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values: infinite ends of the range become None, an infinite threshold "Infinity"."""
-        plain = {**asdict(self), "threshold": encode_infinities(self.threshold)}
-        if not self.good_labels:
-            del plain["good_labels"]
-        if self.range is not None:
-            plain["range"] = [None if abs(end) == float("inf") else end for end in self.range]
-        return plain
+        """Return plain JSON values: infinite ends of the range become None, an infinite threshold "Infinity".
+
+        Names, the document's differing range and threshold, and facts about the threshold are left out if there are
+        none.
+        """
+        plain: dict[str, Any] = {
+            "key": self.key,
+            "range": None if self.range is None else _encode_range(self.range),
+            "higher_is_better": self.higher_is_better,
+            "threshold": encode_infinities(self.threshold),
+            "primary": self.primary,
+        }
+        optional = {
+            "good_labels": self.good_labels,
+            "display_name": self.display_name,
+            "document": self.document_differences,
+            "threshold_model": self.threshold_model,
+            "unreachable": not self.is_reachable,
+        }
+        return plain | {name: value for name, value in optional.items() if value}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """Return the metric of a `to_dict` result, with key, range, direction and threshold."""
+        """Return the metric of a `to_dict` result, with key, range, direction, threshold and display name."""
         ends = plain.get("range")
         return cls(
             plain["key"],
             None if ends is None else (-inf if ends[0] is None else ends[0], inf if ends[1] is None else ends[1]),
             plain.get("higher_is_better", True),
             decode_infinity(plain.get("threshold")),
+            display_name=plain.get("display_name", ""),
+            threshold_model=plain.get("threshold_model", ""),
         )
+
+
+def _encode_range(ends: tuple[float, float]) -> list[float | None]:
+    """Return the ends of a range as JSON; infinite ones become None."""
+    return [None if isinf(end) else end for end in ends]
 
 
 FIRST_VERSION = "1"

@@ -281,7 +281,7 @@ _CONV_HINT = (
 @register_builtin(
     "summarization_cf",
     metrics=(
-        Metric(_COMPLETENESS_KEY, threshold=0.75, primary=True),
+        Metric(_COMPLETENESS_KEY, primary=True),
         Metric(_CONV_KEY, threshold=0.75),
         Metric(_ZERO_SHOT_KEY, (-1.0, 1.0), threshold=0.75),
     ),
@@ -344,11 +344,6 @@ class Summarization(BatchedEvaluator[TextPair, PairScores]):
 
     def __call__(self, outputs: Any, inputs: Any = None, documents: Sequence[Document] = ()) -> Any:
         return self._one(outputs=outputs, inputs=inputs, documents=tuple(documents or ()))
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        completeness, *faithfulness = super(Summarization, self).metrics
-        return Metric(completeness.key, primary=True), *faithfulness
 
     @property
     def _model(self) -> Mapping[str, Any]:

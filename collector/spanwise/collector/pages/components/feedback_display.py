@@ -112,16 +112,21 @@ def get_shown_judge_keys(chips: Mapping[str, Mapping[str, FeedbackChip]]) -> dic
     return {key: None for chips_of_trace in chips.values() for key, chip in chips_of_trace.items() if chip.judged}
 
 
+MAX_NAME_LENGTH = 100  # maximum characters of a display name
 _UNITS = {"latency": "s", "cost": "$"}  # evaluator id → unit; other scores are plain numbers
 
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """Declared properties of a feedback key. `bounded` means that its scores are in 0…1, so that a bar is meaningful."""
+    """Declared properties of a feedback key.
+
+    `bounded` means that its scores are in 0…1, so that a bar is meaningful. `name` is the display name, or "".
+    """
 
     rising: bool = True
     bounded: bool = True
     unit: str = ""
+    name: str = ""
 
     def number(self, value: float | bool) -> str:
         """Format a score in its unit."""
@@ -163,4 +168,6 @@ def _list_metrics(experiment: Experiment) -> Iterator[tuple[str, MetricInfo]]:
             if isinstance(metric, Mapping) and "key" in metric:
                 ends = metric.get("range")
                 bounded = not isinstance(ends, list) or (len(ends) == 2 and ends[0] == 0 and ends[1] == 1)
-                yield str(metric["key"]), MetricInfo(metric.get("higher_is_better") is not False, bounded, unit)
+                rising, name = metric.get("higher_is_better") is not False, metric.get("display_name")
+                name = name[:MAX_NAME_LENGTH] if isinstance(name, str) else ""
+                yield str(metric["key"]), MetricInfo(rising, bounded, unit, name)
