@@ -8,11 +8,11 @@ from starlette.testclient import TestClient
 from looped_cases import loop_over
 from spanwise.collector.api import create_app
 from spanwise.evaluators import Metric, datasets, evaluate, evaluator, history
-from spanwise.evaluators.analysis import analyze, list_evaluators_by_standard, sweep
+from spanwise.evaluators.analysis import analyze, sweep
 from spanwise.evaluators.analysis.leaderboards import make_scale, rank_models
 from spanwise.evaluators.analysis.model_results import SEVERAL_MODELS, Cell
 from spanwise.evaluators.analysis.problems import measure_severity
-from spanwise.tracer import current_run, span
+from spanwise.tracer import current_run, span, trace
 
 HIGHER = Metric("k", threshold=0.5)
 
@@ -253,6 +253,19 @@ def test_artifacts_that_failed_are_a_problem(store):
     assert "a.json" in problems["artifacts"].text
 
 
+def test_problems_of_an_agents_session_are_a_problem(store):
+    @trace(kind="agent")
+    def agent(content):
+        with span("look up", kind="tool") as run:
+            run.fail(ConnectionError("away"))
+        return {"artifacts": [{"path": "a.json", "content": content}]}
+
+    experiment = evaluate([{"inputs": {"content": "[1]"}}], agent, ["agent_sanity"], store=store, progress=False)
+    problems = {problem.kind: problem for problem in analyze(experiment).problems}
+    assert problems["session"].severity == 1.0
+    assert "artifacts" not in problems
+
+
 def test_a_threshold_that_no_score_can_meet_raises_no_problem_and_is_named(store):
     metric = Metric("k", (1.0, math.inf), higher_is_better=False, threshold=0.5)
     analysis = two(store, [2.0] * 4, [3.0] * 4, (metric,))
@@ -327,12 +340,6 @@ def test_compliance_lists_all_nine_standards_and_who_covers_them(store):
     assert coverage["Privacy Enhanced (NIST AI RMF)"].evaluators == ("pii",)
     assert not coverage["Outcomes Analysis (SR 11-7)"].is_covered
     assert all(each.summary for each in coverage.values())
-
-
-def test_all_evaluators_are_listed_by_standard():
-    by_standard = dict(list_evaluators_by_standard())
-    assert len(by_standard) == 9
-    assert "pii" in by_standard["Privacy Enhanced (NIST AI RMF)"]
 
 
 def test_the_pareto_front_leaves_out_models_that_another_one_dominates(store):

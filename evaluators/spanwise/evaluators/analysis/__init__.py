@@ -15,7 +15,7 @@ Modules, in the order in which data flows:
 """
 
 from spanwise.evaluators.analysis.analysis_report import render_page
-from spanwise.evaluators.analysis.compliance import StandardCoverage, list_evaluators_by_standard
+from spanwise.evaluators.analysis.compliance import StandardCoverage
 from spanwise.evaluators.analysis.insights import Insight
 from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, HeatmapLeaderboard, PromptHeatmap
 from spanwise.evaluators.analysis.model_results import Cell, ModelResults
@@ -38,7 +38,6 @@ __all__ = [
     "TradeOff",
     "UnusableThreshold",
     "analyze",
-    "list_evaluators_by_standard",
     "render_page",
     "sweep",
 ]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spanwise.evaluators.analysis.model_results import ModelResults
-from spanwise.evaluators.interface import STANDARDS, list_specs
+from spanwise.evaluators.interface import STANDARDS
 
 MAPPING_NOTE = "Which evaluator addresses which standard is Spanwise's reading; the standards name no evaluators."
 
@@ -35,9 +34,3 @@ def list_compliance(results: ModelResults) -> list[StandardCoverage]:
         )
         for standard, summary in STANDARDS.items()
     ]
-
-
-def list_evaluators_by_standard() -> list[tuple[str, Sequence[str]]]:
-    """Return for each standard the ids of all built-in evaluators that address it."""
-    specs = list_specs()
-    return [(standard, [spec.id for spec in specs if standard in spec.standards]) for standard in STANDARDS]

@@ -194,12 +194,12 @@ def _classify(feedback: Feedback) -> Iterator[tuple[ProblemKind, str]]:
     text = feedback.error or (feedback.comment if feedback.outcome == "skip" else None) or ""
     if any(mark in text for mark in EMPTY_ANSWER):
         yield "empty answer", text[:200]
-    if feedback.evaluator == "agent_sanity" and feedback.outcome == "score":
+    if feedback.evaluator == "agent_sanity":
         if problems := _as_mapping(feedback.metadata.get("problems")):
             yield "artifacts", "; ".join(f"{name}: {why}" for name, why in list(problems.items())[:3])[:200]
-        session = feedback.metadata.get("session")
+        session = feedback.metadata.get("session_problems")
         if isinstance(session, Sequence) and not isinstance(session, str) and session:
-            yield "session", str(session[0])[:200]
+            yield "session", str(_as_mapping(session[0]).get("message", session[0]))[:200]
 
 
 def _as_mapping(value: Any) -> Mapping[str, Any]:
