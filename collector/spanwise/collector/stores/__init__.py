@@ -12,6 +12,7 @@ Modules, in the order in which data flows:
 - `run_tree`: Run tree of a trace: depth-first order, and root inputs and outputs derived from the runs below.
 - `decision_explanation`: Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run.
 - `stored_comparison`: Comparison of stored experiments: their scores, the declared rules of their keys, and contrasts.
+- `stored_robustness`: Robustness of a stored experiment against perturbations: stable base cases and flips.
 - `score_statistics`: Statistics over stored scores: agreement of judges with people, and weighted means of rules.
 """
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         summarize_rule,
     )
     from spanwise.collector.stores.stored_comparison import Change, ComparisonOptions, Slice, StoredComparison
+    from spanwise.collector.stores.stored_robustness import Flip, KindRobustness, measure_robustness
     from spanwise.collector.stores.trace_store import TraceStore, list_open_traces
 else:
     __getattr__, __dir__ = lazy(
@@ -46,6 +48,7 @@ else:
         control_store="ControlStore Store",
         capabilities="DestinationStore FeedbackSource LazyTrace LocalStore OutgoingFeedback RowStore StreamingStore",
         stored_comparison="Change ComparisonOptions Slice StoredComparison",
+        stored_robustness="Flip KindRobustness measure_robustness",
         trace_store="TraceStore list_open_traces",
         run_tree="RunNode derived_fields make_branch walk_tree",
     )
@@ -56,7 +59,9 @@ __all__ = [
     "ControlStore",
     "DestinationStore",
     "FeedbackSource",
+    "Flip",
     "JudgeAgreement",
+    "KindRobustness",
     "LazyTrace",
     "LocalStore",
     "OutgoingFeedback",
@@ -72,6 +77,7 @@ __all__ = [
     "list_judge_scores",
     "list_open_traces",
     "make_branch",
+    "measure_robustness",
     "summarize_rule",
     "walk_tree",
 ]
