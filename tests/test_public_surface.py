@@ -47,7 +47,7 @@ WHOLE_MODULES = ("collector.errors",)
 # Packages that a section needs besides the core install; a section is skipped where one is missing.
 SERVER = ("fastapi", "grpc", "httpx", "jsonschema", "msgspec", "openai", "typer", "yaml")
 # Environment variables of other products that this one reads, and conventions of which the tracer writes attributes
-OTHER_VARIABLES = "CURL|DATA_GYM|GRPC|HF|OPENAI|OTEL|REQUESTS|SSL|TIKTOKEN|XDG"
+OTHER_VARIABLES = "CURL|DATA_GYM|GRPC|HF|NLTK|OPENAI|OTEL|REQUESTS|SSL|TIKTOKEN|XDG"
 CONVENTIONS = "deployment|error|exception|gen_ai|input|openinference|output|process|retrieval|service|session|tag|user"
 SPECIAL_METHODS = {
     f"__{name}__"

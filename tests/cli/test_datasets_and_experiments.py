@@ -300,3 +300,28 @@ def test_encoding_split_and_doubles_of_an_imported_file(spanwise, tmp_path, caps
         "Wo wär's?",
         "Wo?",
     ]
+
+
+def test_perturbed_examples_go_into_another_dataset_or_a_new_version(spanwise, questions):
+    spanwise("datasets", "import", "q", questions)
+    options = ("--kind", "casing", "--kind", "contractions", "--seed", "1")
+    table = spanwise("datasets", "perturb", "q", *options, "--to", "q2")
+    assert "casing       │ 2         │ 0            │ 0" in table
+    assert "contractions │ 0         │ 2            │ 0" in table
+    assert table.endswith("q2 version 1: 4 examples\n")
+    assert [row.get("categories") for row in lines(spanwise("datasets", "show", "q2", "--json"))][2:] == [
+        ["casing"]
+    ] * 2
+    (saved,) = lines(spanwise("datasets", "perturb", "q", *options, "--share", "0", "--json"))
+    assert (saved["version"], saved["perturbed"]) == (1, {"casing": 0, "contractions": 0})
+    spanwise("datasets", "perturb", "q", *options)
+    (saved,) = lines(spanwise("datasets", "perturb", "q", *options, "--json"))
+    assert (saved["version"], saved["example_count"], saved["existing"]["casing"]) == (2, 4, 2)
+
+
+def test_perturb_names_what_it_does_not_know(spanwise, questions):
+    spanwise("datasets", "import", "q", questions)
+    with pytest.raises(Refused, match="unknown kind of perturbation 'typo'; expected one of: typos, casing"):
+        spanwise("datasets", "perturb", "q", "--kind", "typo")
+    with pytest.raises(Refused, match="no example has a text in the field 'answer'"):
+        spanwise("datasets", "perturb", "q", "--kind", "typos", "--field", "answer")

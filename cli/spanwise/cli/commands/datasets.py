@@ -1,4 +1,4 @@
-"""`spanwise datasets`: list, show, import, export, compare, make from traces, generate."""
+"""`spanwise datasets`: list, show, import, export, compare, make from traces, generate, perturb."""
 
 from __future__ import annotations
 
@@ -74,6 +74,26 @@ PerSource = Annotated[int, typer.Option(help="Examples per document or seed.")]
 BaseUrl = Annotated[
     str | None, typer.Option(help="OpenAI-compatible endpoint. Default: SPANWISE_JUDGE_URL or OPENAI_BASE_URL.")
 ]
+
+PerturbationKinds = Annotated[
+    list[str],
+    typer.Option(
+        "--kind",
+        help="typos, casing, punctuation, contractions, word_order, noise, synonyms, base64 or base16; may be repeated.",
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Seed of the random changes. Equal seeds give equal texts.")]
+Share = Annotated[float, typer.Option(help="Share of the examples that each kind perturbs, from 0 to 1.")]
+NewName = Annotated[
+    str | None, typer.Option("--to", help="Save to this dataset. Default: a new version of the same dataset.")
+]
+Fields = Annotated[
+    list[str] | None, typer.Option("--field", help="Change only this field of the inputs; may be repeated.")
+]
+Unprotected = Annotated[
+    bool, typer.Option(help="Also change code, URLs, e-mail addresses, placeholders, numbers and JSON.")
+]
+Chain = Annotated[bool, typer.Option(help="Also perturb examples that are perturbations themselves.")]
 
 
 def import_(
@@ -200,6 +220,46 @@ def _generate_examples(source: list[Any], model: str, per_source: int, base_url:
         return datasets.generate(source, judge, per_source=per_source, on_error=print_skipped)
     except Unjudged as error:
         raise Refused(f"the model's endpoint: {error}") from None
+
+
+def perturb(
+    name: DatasetArgument,
+    kinds: PerturbationKinds,
+    seed: Seed = 0,
+    share: Share = 1.0,
+    to: NewName = None,
+    fields: Fields = None,
+    unprotected: Unprotected = False,
+    chain: Chain = False,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add perturbed examples to a dataset, each linked to its base case.
+
+    Example: `spanwise datasets perturb parcels --kind typos --kind casing --seed 1 --to parcels-perturbed`
+    """
+    from spanwise.evaluators import datasets
+
+    with open_store(at) as store:
+        source = store.dataset(name)
+        examples = list(datasets.stored_examples(store, name, source.version))
+        protect = {"protect": ()} if unprotected else {}
+        try:
+            result = datasets.perturb(examples, kinds, seed=seed, share=share, fields=fields, chain=chain, **protect)
+        except ValueError as error:
+            raise Refused(str(error)) from None
+        settings: dict[str, Any] = {} if to in (None, name) else {"kind": source.kind, "schema": source.schema}
+        saved = datasets.save(store, to or name, result, **settings)
+    if as_json:
+        counts = {field: getattr(result, field) for field in ("perturbed", "unchangeable", "existing")}
+        emit([{**asdict(saved), **counts}])
+        return
+    rows = [
+        (kind, str(count), str(result.unchangeable[kind]), str(result.existing[kind]))
+        for kind, count in result.perturbed.items()
+    ]
+    print_table(("kind", "perturbed", "unchangeable", "existing"), rows)
+    _print_saved(saved, as_json)
 
 
 def _parse_correction(text: str) -> tuple[str, Any]:
@@ -378,3 +438,4 @@ def _dataset_cells(dataset: Dataset) -> tuple[str, ...]:
 app.command("import")(import_)
 app.command("from-traces")(from_traces)
 app.command("generate")(generate)
+app.command("perturb")(perturb)

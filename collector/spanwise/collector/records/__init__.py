@@ -42,12 +42,15 @@ if TYPE_CHECKING:
         apply_changes,
     )
     from spanwise.collector.records.dataset_records import (
+        EXAMPLE_ATTRIBUTE,
         Case,
         Dataset,
         Example,
         ExampleNumbering,
         Experiment,
         derive_example_id,
+        find_root_id,
+        is_perturbed,
         number_duplicates,
     )
     from spanwise.collector.records.json_values import (
@@ -98,7 +101,7 @@ else:
         __name__,
         control_records="AuditEvent Booking BudgetUsage CHANGEABLE_FIELDS ChangePage Claim ClaimResult ConditionResult Decision DecisionBatch DecisionExplanation Key Lease Outlet QueueItem Retention Rule RuleSettings RuleStatus SettingsVersion Stratum TraceHead WeightedScore WorkerReport apply_changes",
         trace_records="Amendment Document Event Feedback Link OpenRun Process ProcessReport Run Target Trace Usage feedback_id make_fast_constructor make_score normalize_feedback normalize_target restore_feedback",
-        dataset_records="Case Dataset Example ExampleNumbering Experiment derive_example_id number_duplicates",
+        dataset_records="Case Dataset EXAMPLE_ATTRIBUTE Example ExampleNumbering Experiment derive_example_id find_root_id is_perturbed number_duplicates",
         json_values="DatasetKind JSON Outcome Period QueueStatus RuleTarget Scope Source Status Verdict canonical_json",
         query_results="Bucket FeedbackStats Page RunScores SessionSummary TraceSummary TreeNode iterate_pages",
     )
@@ -120,6 +123,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "DecisionBatch",
     "Decision",
     "Document",
+    "EXAMPLE_ATTRIBUTE",
     "Event",
     "Example",
     "Experiment",
@@ -168,6 +172,8 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "normalize_target",
     "number_duplicates",
     "derive_example_id",
+    "find_root_id",
+    "is_perturbed",
     "feedback_id",
     "iterate_pages",
     "make_fast_constructor",

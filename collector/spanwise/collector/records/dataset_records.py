@@ -38,9 +38,37 @@ class Example:
             object.__setattr__(self, "id", derive_example_id(self))
 
 
+# attribute of a root run that holds its example, if no stored dataset contains it
+EXAMPLE_ATTRIBUTE = "spanwise.example"
+
+
 def derive_example_id(example: Example) -> str:
     """Return the id of an example that has none: a hash of its inputs and history only."""
     return hash_inputs(example.inputs, example.history)
+
+
+def is_perturbed(example: Example) -> bool:
+    """Return whether an example is a perturbation: it has a base, and its last category is the kind of perturbation.
+
+    A variation of an example, which has a reference of its own, has a base but no such category.
+    """
+    return example.base_id is not None and bool(example.categories)
+
+
+def find_root_id(example: Example, examples: Mapping[str, Example]) -> str:
+    """Return the id at the end of an example's chain of bases, whose examples are given by id.
+
+    It is the last known id if a base was deleted, and the lowest id of a circle.
+    """
+    path = [example.id]
+    while example.base_id is not None:
+        if example.base_id in path:
+            return min(path[path.index(example.base_id) :])
+        path.append(example.base_id)
+        if example.base_id not in examples:
+            break
+        example = examples[example.base_id]
+    return path[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ Modules, in the order in which data flows:
 - `experiment_history`: History of a dataset's experiments: the mean of each key with its interval, in order of time.
 - `stored_comparison`: Comparison of stored experiments: their scores, the declared rules of their keys, and contrasts.
 - `experiment_statistics`: Statistics of a stored experiment per key: interval of the mean, repeated runs.
+- `stored_robustness`: Robustness of a stored experiment against perturbations: stable base cases and flips.
 - `score_statistics`: Statistics over stored scores: agreement of judges with people, and weighted means of rules.
 """
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         summarize_rule,
     )
     from spanwise.collector.stores.stored_comparison import Change, ComparisonOptions, Slice, StoredComparison
+    from spanwise.collector.stores.stored_robustness import Flip, KindRobustness, measure_robustness
     from spanwise.collector.stores.trace_store import TraceStore, list_open_traces
 else:
     __getattr__, __dir__ = lazy(
@@ -52,6 +54,7 @@ else:
         capabilities="DestinationStore FeedbackSource LazyTrace LocalStore OutgoingFeedback RowStore StreamingStore",
         experiment_history="HistoryPoint list_history",
         stored_comparison="Change ComparisonOptions Slice StoredComparison",
+        stored_robustness="Flip KindRobustness measure_robustness",
         trace_store="TraceStore list_open_traces",
         run_tree="RunNode derived_fields make_branch walk_tree",
     )
@@ -62,9 +65,11 @@ __all__ = [
     "ControlStore",
     "DestinationStore",
     "FeedbackSource",
+    "Flip",
     "HistoryPoint",
     "JudgeAgreement",
     "KeyStatistics",
+    "KindRobustness",
     "LazyTrace",
     "LocalStore",
     "OutgoingFeedback",
@@ -82,6 +87,7 @@ __all__ = [
     "list_judge_scores",
     "list_open_traces",
     "make_branch",
+    "measure_robustness",
     "summarize_rule",
     "walk_tree",
 ]

@@ -11,7 +11,7 @@ from math import fsum, isfinite
 from typing import Any, TypeAlias
 
 from spanwise.collector.errors import Forbidden, NotFound
-from spanwise.collector.records import Example, Experiment, RunScores, iterate_pages
+from spanwise.collector.records import Example, Experiment, RunScores, find_root_id, iterate_pages
 from spanwise.collector.statistics import (
     MEASURES,
     TASK_OK,
@@ -38,7 +38,7 @@ class ComparisonOptions:
     `primary` names the keys that decide; None: the keys of evaluators declared primary, or else all keys. `margin`
     gives per key the largest difference that does not matter, in units of the score. `good_labels` gives per key the
     labels that count as good. `cluster` names a field of the examples' metadata: examples with the same value count
-    as one pair; without it, examples with the same `base_id` do. With `all_pairs`, every experiment is compared with
+    as one pair; without it, examples with the same original base case do. With `all_pairs`, every experiment is compared with
     every later one, otherwise only the first with the others.
     """
 
@@ -108,7 +108,7 @@ class StoredComparison:
     @cached_property
     def runs(self) -> list[list[RunScores]]:
         """Return the runs of each experiment that count, earliest start first."""
-        return [_read_runs(*side) for side in self.sides]
+        return [read_counted_runs(*side) for side in self.sides]
 
     @cached_property
     def has_failed_tasks(self) -> bool:
@@ -170,7 +170,7 @@ class StoredComparison:
         if field is None:
             if not any(example.base_id for example in self.examples.values()):
                 return {}
-            return {id: example.base_id or id for id, example in self.examples.items()}
+            return {id: find_root_id(example, self.examples) for id, example in self.examples.items()}
         named = {id: example.metadata.get(field) for id, example in self.examples.items()}
         if all(value is None for value in named.values()):
             raise ValueError(f"cluster: no example has the field {field!r} in its metadata")
@@ -308,7 +308,7 @@ class StoredComparison:
 
     def _get_rules(self, before: int, after: int) -> dict[str, KeyRule]:
         """Return the rules of all keys for a comparison. A direction or version that differs is stated in a note."""
-        earlier, later = (_list_metrics(self.sides[side][1]) for side in (before, after))
+        earlier, later = (list_metrics(self.sides[side][1]) for side in (before, after))
         rules: dict[str, KeyRule] = {}
         for key in self.keys:
             declared = [side[key] for side in (earlier, later) if key in side]
@@ -376,7 +376,7 @@ def is_rising(metric: Mapping[str, Any]) -> bool:
     return metric.get("higher_is_better") is not False
 
 
-def _read_runs(store: Store, record: Experiment) -> list[RunScores]:
+def read_counted_runs(store: Store, record: Experiment) -> list[RunScores]:
     """Return the runs of an experiment that count.
 
     A failed run does not count if a later run of the same example and repetition has replaced it. Such a run is
@@ -402,7 +402,7 @@ def _list_main_keys(evaluator: Mapping[str, Any]) -> list[str]:
     return [str(metric["key"]) for metric in metrics if metric.get("primary")] or [str(each["key"]) for each in metrics]
 
 
-def _list_metrics(record: Experiment) -> dict[str, tuple[Mapping[str, Any], object]]:
+def list_metrics(record: Experiment) -> dict[str, tuple[Mapping[str, Any], object]]:
     """Return per key its recorded metric and the version of its evaluator."""
     found: dict[str, tuple[Mapping[str, Any], object]] = {}
     for evaluator in record.evaluators:

@@ -11,6 +11,11 @@ Modules, in the order in which data flows:
   differences.
 - `example_generation`: Generation of examples by a model: questions about documents, variations of
   examples.
+- `perturbation`: Perturbed datasets: examples with changed inputs, each linked to the base case that it was made from.
+- `text_perturbation`: Kinds of text perturbations: typos, casing, punctuation, contractions, word order, noise,
+  synonyms, encodings.
+- `protected_text`: Protected parts of a text: code, URLs, e-mail addresses, numbers, JSON and placeholders.
+- `wordnet`: WordNet: synonyms of English words, read from the database files of an installed WordNet.
 """
 
 from spanwise.evaluators.datasets.column_mapping import BadRow, has_splits, in_split, to_example
@@ -33,6 +38,7 @@ from spanwise.evaluators.datasets.file_formats import (
     write,
     write_rows,
 )
+from spanwise.evaluators.datasets.perturbation import PerturbedDataset, perturb
 from spanwise.evaluators.datasets.stored_datasets import (
     Diff,
     SchemaError,
@@ -54,6 +60,7 @@ __all__ = [
     "BadRow",
     "Diff",
     "ModelSaid",
+    "PerturbedDataset",
     "SchemaError",
     "check_kind",
     "check_schema",
@@ -70,6 +77,7 @@ __all__ = [
     "iterate",
     "make_trace_example",
     "parse_cell",
+    "perturb",
     "read",
     "read_traces",
     "save",

@@ -202,7 +202,8 @@ def align_examples(examples: Sequence[Example], stored: Iterable[Example]) -> li
 
     If several examples have the same inputs, they are paired in three steps: equal examples, then examples of the
     same split, then the others. In each step, examples with the same id are paired before those with other ids, which
-    are paired in order. Every remaining example gets an id that no stored example has.
+    are paired in order. Every remaining example gets an id that no stored example has. A `base_id` that names one of
+    the examples follows its id.
     """
     keys = [derive_example_id(example) for example in examples]
     unassigned: dict[str, list[int]] = defaultdict(list)  # positions of the examples without a given id, by key
@@ -220,13 +221,20 @@ def align_examples(examples: Sequence[Example], stored: Iterable[Example]) -> li
         old = {example.id: example for example in same_inputs if example.id not in explicit_ids}
         ids.update(_pair_examples({index: examples[index] for index in unassigned[key]}, old))
     numbering = ExampleNumbering(stored_ids | explicit_ids)
-    return [
+    aligned = [
         example
         if example.id in explicit_ids or ids.get(index) == example.id
         else replace(example, id=ids[index])
         if index in ids
         else numbering.of(replace(example, id=keys[index]))
         for index, example in enumerate(examples)
+    ]
+    renamed = {old.id: new.id for old, new in zip(examples, aligned, strict=True) if old.id != new.id}
+    if not renamed:
+        return aligned
+    return [
+        replace(example, base_id=renamed[example.base_id]) if example.base_id in renamed else example
+        for example in aligned
     ]
 
 

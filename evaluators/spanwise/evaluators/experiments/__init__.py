@@ -22,6 +22,7 @@ Modules, in the order in which data flows:
   resume or rerun it.
 - `experiment_rows`: Rows of an experiment: runs with their feedback, errors, and the HTML page that shows them.
 - `result_files`: Result files: the dataset of an experiment with all metrics of one evaluator, as JSON Lines.
+- `experiment_robustness`: Robustness of an experiment against perturbations, for terminal, notebook and pandas.
 - `experiment_comparison`: Comparison of experiments: means per key, significance of differences, changed examples.
 - `experiment_history`: History of a dataset: the mean of each key with its interval per experiment, in order of time.
 - `experiment_recorder`: Recorder: an experiment whose runs a caller such as the pytest plugin opens around its own
@@ -30,12 +31,13 @@ Modules, in the order in which data flows:
   its cause.
 """
 
-from spanwise.collector.stores import Change, Slice
+from spanwise.collector.stores import Change, Flip, KindRobustness, Slice
 from spanwise.evaluators.experiments.experiment_comparison import Answer, Comparison, Regression, compare
 from spanwise.evaluators.experiments.experiment_history import History, history
 from spanwise.evaluators.experiments.experiment_preparation import CannotResume
 from spanwise.evaluators.experiments.experiment_recorder import OpenRun, Recorder, finish_stored_experiment
 from spanwise.evaluators.experiments.experiment_results import Experiment
+from spanwise.evaluators.experiments.experiment_robustness import Robustness
 from spanwise.evaluators.experiments.experiment_rows import Failure, Row
 from spanwise.evaluators.experiments.experiment_runner import aevaluate, dry_run, evaluate
 from spanwise.evaluators.experiments.experiment_summary import (
@@ -58,12 +60,15 @@ __all__ = [
     "Comparison",
     "Experiment",
     "Failure",
+    "Flip",
     "History",
     "JudgeCost",
     "KeySummary",
+    "KindRobustness",
     "OpenRun",
     "Recorder",
     "Regression",
+    "Robustness",
     "Row",
     "Slice",
     "Summary",

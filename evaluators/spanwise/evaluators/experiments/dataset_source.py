@@ -11,7 +11,16 @@ from typing import Any, TypeAlias
 
 from spanwise.collector.errors import NotFound
 from spanwise.collector.filters import EVALUATOR_KIND, Filter
-from spanwise.collector.records import JSON, Dataset, Example, Experiment, Run, Trace, TraceSummary
+from spanwise.collector.records import (
+    EXAMPLE_ATTRIBUTE,
+    JSON,
+    Dataset,
+    Example,
+    Experiment,
+    Run,
+    Trace,
+    TraceSummary,
+)
 from spanwise.collector.stores import Store
 from spanwise.evaluators import datasets
 from spanwise.evaluators.datasets import to_example, to_row
@@ -250,8 +259,6 @@ def _is_trace_list(dataset: Any, *, if_empty: bool) -> bool:
 
 
 EXAMPLE_PAGE = 500
-# attribute of a root run that stores its example, if no stored dataset contains it
-EXAMPLE_ATTRIBUTE = "spanwise.example"
 
 ExamplePages: TypeAlias = Callable[[], Iterator[Sequence[Example]]]
 

@@ -26,9 +26,10 @@ from spanwise.collector.statistics import (
     compute_boolean_rates,
     databricks_table,
 )
-from spanwise.collector.stores import JudgeAgreement, Store
+from spanwise.collector.stores import JudgeAgreement, Store, measure_robustness
 from spanwise.evaluators.experiments.dataset_source import ExampleLookup, iterate_example_pages, read_attached_example
 from spanwise.evaluators.experiments.experiment_resume import read_metrics, read_stored_runs
+from spanwise.evaluators.experiments.experiment_robustness import Robustness
 from spanwise.evaluators.experiments.experiment_rows import Failure, Row, render_experiment_html
 from spanwise.evaluators.experiments.experiment_settings import EvaluateOptions
 from spanwise.evaluators.experiments.experiment_summary import Summary, make_summary
@@ -201,6 +202,13 @@ class Experiment:
         parse failures.
         """
         return compute_boolean_rates((outcome for row in self.rows() for outcome in row.feedback.values()), key)
+
+    def robustness(self) -> Robustness:
+        """Return the share of base cases that pass, or fail, also in all their perturbations, by kind and key.
+
+        See `datasets.perturb`. The result also lists the flips between pass and fail.
+        """
+        return Robustness(f"Robustness of {self.name}", measure_robustness(self._store, self.record))
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return one row per run: inputs, outputs, reference, error, duration, and one column per key."""
