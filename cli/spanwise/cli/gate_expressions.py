@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.formatting import first_line
-from spanwise.collector.records import FeedbackStats, RunScores
+from spanwise.collector.records import PERTURBATION_KINDS, FeedbackStats, RunScores
 from spanwise.collector.statistics import (
     MEASURES,
     TASK_OK,
@@ -33,6 +33,7 @@ from spanwise.tracer.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from spanwise.evaluators import Experiment
+    from spanwise.evaluators.analysis import Problem
     from spanwise.evaluators.experiments import Comparison, KeySummary
 
 Outcome: TypeAlias = Literal["passed", "failed", "undecided", "skipped"]
@@ -216,6 +217,22 @@ def _take_mean(total: float, runs: int) -> float:
     return total / runs
 
 
+def _count_problems(is_counted: Callable[[Problem], bool]) -> Callable[[MeasuredExperiment, str], Value]:
+    def read(measured: MeasuredExperiment, key: str) -> Value:
+        return float(sum(map(is_counted, measured.experiment.analyze().problems)))
+
+    return read
+
+
+def _read_robustness(kind: str) -> Callable[[MeasuredExperiment, str], Value]:
+    def read(measured: MeasuredExperiment, key: str) -> Value:
+        robustness = measured.experiment.robustness()
+        shares = [each.share for each in robustness.values() if each.kind == kind and each.share is not None]
+        return min(shares) if shares else Unknown(f"no base case has a scored perturbation of the kind {kind!r}")
+
+    return read
+
+
 # By (key, name): the quantities that expressions can name. The key None stands for every feedback key. Other keys are
 # measures of the runs; a feedback key of the same name takes precedence for the quantities that both have.
 QUANTITIES: dict[tuple[str | None, str], Quantity] = {
@@ -236,6 +253,10 @@ QUANTITIES: dict[tuple[str | None, str], Quantity] = {
     ("cost", "mean"): Quantity(_read_cost(_take_mean), _MONEY_UNITS),
     ("tokens", "sum"): Quantity(_read_tokens(_take_sum), _NO_UNITS),
     ("tokens", "mean"): Quantity(_read_tokens(_take_mean), _NO_UNITS),
+    ("problems", "sum"): Quantity(_count_problems(lambda problem: True), _NO_UNITS),
+    ("problems", "certain"): Quantity(_count_problems(lambda problem: problem.certain), _NO_UNITS),
+    ("problems", "severe"): Quantity(_count_problems(lambda problem: problem.severe), _NO_UNITS),
+    **{("robustness", kind): Quantity(_read_robustness(kind), _SCORE_UNITS) for kind in PERTURBATION_KINDS},
 }
 
 

@@ -10,6 +10,19 @@ from typing import Literal
 from spanwise.collector.records.json_values import JSON, DatasetKind, hash_inputs
 from spanwise.collector.records.trace_records import Document, Run, Trace
 
+# Kinds of perturbation, which are the categories of perturbed examples
+PERTURBATION_KINDS = (
+    "typos",
+    "casing",
+    "punctuation",
+    "contractions",
+    "word_order",
+    "noise",
+    "synonyms",
+    "base64",
+    "base16",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:

@@ -11,6 +11,7 @@ Modules, in the order in which data flows:
 - `compliance`: Compliance: the nine standards of NIST AI RMF and SR 11-7, and the evaluators that address each.
 - `result_analysis`: Analysis of experiments: leaderboards, problems, insights, compliance and trade-offs, as data.
 - `analysis_report`: Report of an analysis: one self-contained HTML file, and an archive with all results.
+- `model_analysis`: Analysis of experiments by model: its display in terminal and notebook, and its report.
 - `parameter_sweep`: Sweep: one experiment per combination of parameters, or per variant of the task, analyzed together.
 """
 
@@ -18,13 +19,15 @@ from spanwise.evaluators.analysis.analysis_report import render_page
 from spanwise.evaluators.analysis.compliance import StandardCoverage
 from spanwise.evaluators.analysis.insights import Insight
 from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, HeatmapLeaderboard, PromptHeatmap
+from spanwise.evaluators.analysis.model_analysis import Analysis, analyze
 from spanwise.evaluators.analysis.model_results import Cell, ModelResults
 from spanwise.evaluators.analysis.parameter_sweep import Sweep, SweepCell, sweep
 from spanwise.evaluators.analysis.problems import Problem, UnusableThreshold
-from spanwise.evaluators.analysis.result_analysis import Analysis, TradeOff, analyze
+from spanwise.evaluators.analysis.result_analysis import AnalysisData, TradeOff
 
 __all__ = [
     "Analysis",
+    "AnalysisData",
     "BooleanLeaderboard",
     "Cell",
     "HeatmapLeaderboard",

@@ -19,7 +19,7 @@ from spanwise.collector.records import Experiment as Record
 from spanwise.collector.stores import Store
 from spanwise.evaluators.analysis.compliance import MAPPING_NOTE
 from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, PromptHeatmap, format_ranks
-from spanwise.evaluators.analysis.result_analysis import Analysis, TradeOff
+from spanwise.evaluators.analysis.result_analysis import AnalysisData, TradeOff
 from spanwise.evaluators.experiments import Experiment, format_number
 
 MAX_PROMPT_ROWS = 30  # prompts of each heatmap in the HTML file; the archive has all
@@ -73,7 +73,7 @@ POLICY = (
 )
 
 
-def write_report(analysis: Analysis, path: Path) -> Path:
+def write_report(analysis: AnalysisData, path: Path) -> Path:
     """Write the report: HTML, or an archive (H2O's `work-dir-archive`) if the path ends in ".zip".
 
     Raises `ValueError` for another ending.
@@ -89,10 +89,10 @@ def write_report(analysis: Analysis, path: Path) -> Path:
 
 def render_page(sides: Sequence[tuple[Store, Record]]) -> tuple[str, str]:
     """Return the analysis of experiments as a page of the collector, and its content security policy."""
-    return render_report(Analysis(sides), is_page=True), POLICY
+    return render_report(AnalysisData(sides), is_page=True), POLICY
 
 
-def render_report(analysis: Analysis, *, is_page: bool = False) -> str:
+def render_report(analysis: AnalysisData, *, is_page: bool = False) -> str:
     """Return the HTML document. It loads nothing, and its content security policy allows only its own script and style.
 
     As a page of the collector it links to experiments and traces.
@@ -149,7 +149,7 @@ def _heat(warmth: float | None) -> str:
     return "" if warmth is None else f"h{round(10 * warmth)}"
 
 
-def _render_leaderboard(analysis: Analysis) -> str:
+def _render_leaderboard(analysis: AnalysisData) -> str:
     board = analysis.leaderboard
     if not board.keys:
         return "<p>No scores.</p>"
@@ -226,7 +226,7 @@ def _render_trade_off(trade_off: TradeOff) -> str:
     return f"{title}{note}{chart}{_make_table(head, rows, (2, 3))}"
 
 
-def _render_problems(analysis: Analysis) -> str:
+def _render_problems(analysis: AnalysisData) -> str:
     problems = analysis.problems
     rows = [
         [
@@ -250,7 +250,7 @@ def _render_problems(analysis: Analysis) -> str:
     return "".join(parts)
 
 
-def _render_insights(analysis: Analysis) -> str:
+def _render_insights(analysis: AnalysisData) -> str:
     shown = [each for each in analysis.insights if each.shown]
     hidden = [each for each in analysis.insights if not each.shown]
     items = "".join(f"<li>{escape(each.text[:MAX_TEXT])}</li>" for each in shown[:MAX_LISTED])
@@ -261,7 +261,7 @@ def _render_insights(analysis: Analysis) -> str:
     return "".join(parts)
 
 
-def _render_prompts(analysis: Analysis) -> str:
+def _render_prompts(analysis: AnalysisData) -> str:
     parts = []
     for key in analysis.leaderboard.keys:
         board: PromptHeatmap = analysis.prompts(key)
@@ -282,7 +282,7 @@ def _render_prompts(analysis: Analysis) -> str:
     return f"<h2>Models × prompts</h2>{''.join(parts)}" if parts else ""
 
 
-def _render_worst(analysis: Analysis, *, is_page: bool) -> str:
+def _render_worst(analysis: AnalysisData, *, is_page: bool) -> str:
     """Return the cases of problems, the severe problems first, with their traces."""
     rows: list[list[str]] = []
     for problem in analysis.problems:
@@ -294,7 +294,7 @@ def _render_worst(analysis: Analysis, *, is_page: bool) -> str:
     return f"<h2>Worst cases</h2>{_make_table(['model', 'metric', 'prompt', 'trace'], rows)}" if rows else ""
 
 
-def _render_compliance(analysis: Analysis) -> str:
+def _render_compliance(analysis: AnalysisData) -> str:
     rows = [
         [
             escape(each.standard),
@@ -312,7 +312,7 @@ def _link(address: str, text: str, *, is_page: bool) -> str:
     return f'<a href="{escape(address)}">{shown}</a>' if is_page else shown
 
 
-def _render_settings(analysis: Analysis, *, is_page: bool) -> str:
+def _render_settings(analysis: AnalysisData, *, is_page: bool) -> str:
     rows = [
         [
             escape(record.name),
@@ -329,7 +329,7 @@ def _render_settings(analysis: Analysis, *, is_page: bool) -> str:
 # --- archive ----------------------------------------------------------------------------------------------------------
 
 
-def _write_archive(analysis: Analysis, path: Path) -> None:
+def _write_archive(analysis: AnalysisData, path: Path) -> None:
     files: dict[str, bytes] = {"report.html": render_report(analysis).encode()}
     results = list_results(analysis)
     files["llm-eval-results.json"] = _dump(results)
@@ -361,7 +361,7 @@ def _write_archive(analysis: Analysis, path: Path) -> None:
             archive.writestr(name, data)
 
 
-def list_results(analysis: Analysis) -> list[dict[str, Any]]:
+def list_results(analysis: AnalysisData) -> list[dict[str, Any]]:
     """Return one dict per run: model, example, inputs, outputs, references, error, and one entry per key."""
     models = {run.trace_id: model for model, runs in analysis.results.runs.items() for run in runs}
     rows = []

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from os import PathLike
-from pathlib import Path
-
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.text import Text
 
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.stores import Store
@@ -27,11 +22,7 @@ from spanwise.evaluators.analysis.leaderboards import (
 )
 from spanwise.evaluators.analysis.model_results import Cell, ModelResults
 from spanwise.evaluators.analysis.problems import Problem, UnusableThreshold, find_problems, find_unusable_thresholds
-from spanwise.evaluators.experiments import Experiment, format_number, make_text_table, render_text
-from spanwise.evaluators.interface import StoreLocation, resolve_store
-
-SHOWN = 10  # problems and insights in the terminal
-SHOWN_MODELS = 5  # models in the terminal, the best first
+from spanwise.evaluators.experiments import format_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +39,8 @@ class TradeOff:
     front: tuple[str, ...]
 
 
-class Analysis:
-    """Analysis of one or more experiments by model. Everything is computed when it is used, from scores alone."""
+class AnalysisData:
+    """Results of an analysis by model. Everything is computed when it is used, from scores alone."""
 
     def __init__(self, sides: Sequence[tuple[Store, Record]], models: Sequence[str] | None = None) -> None:
         self.results = ModelResults(sides, models)
@@ -135,62 +126,8 @@ class Analysis:
         counts = f"{len(self.problems)} problems, {severe} of them severe."
         if best is None:
             cell = board.cells[board.models[0], board.keys[0]]
-            return f"{cell.model}: {cell.key} {_format_cell(cell)}. {counts}"
+            return f"{cell.model}: {cell.key} {format_cell(cell)}. {counts}"
         return f"{best.text[0].upper()}{best.text[1:]}. {counts}"
-
-    def report(self, path: str | PathLike[str]) -> Path:
-        """Write the report to a path that ends in ".html" (one self-contained file) or ".zip" (all results).
-
-        Return the path. Raises `ValueError` for another ending.
-        """
-        from spanwise.evaluators.analysis.analysis_report import write_report
-
-        return write_report(self, Path(path))
-
-    def __str__(self) -> str:
-        return render_text(self)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(self.headline)
-        board = self.leaderboard
-        shown = board.models[:SHOWN_MODELS]
-        head = ["key", *shown]
-        rows = [
-            [key, *(_format_cell(board.cells[model, key], board.ranks[key].get(model)) for model in shown)]
-            for key in board.keys
-        ]
-        more = len(board.models) - len(shown)
-        title = "Leaderboard: mean with its 95 % interval, number of scores, ranks"
-        yield make_text_table(f"{title}; {more} more models" if more else title, head, rows)
-        for boolean in self.boolean_leaderboards:
-            yield make_text_table(f"{boolean.key}: test cases that succeeded", *_boolean_cells(boolean))
-        for trade_off in self.trade_offs:
-            yield make_text_table(f"{trade_off.key} against {trade_off.measure}", *_trade_off_cells(trade_off))
-        yield from _list_lines("Problems", [f"{'severe: ' * each.severe}{each.text}" for each in self.problems])
-        yield from _list_lines(
-            "Thresholds that raise no problem",
-            [f"{each.key} {each.threshold:g}: {each.reason}" for each in self.unusable_thresholds],
-        )
-        yield from _list_lines("Insights", [each.text for each in self.insights])
-
-
-def analyze(*experiments: Experiment | str, store: StoreLocation | None = None) -> Analysis:
-    """Analyze one or more experiments by model; with a `store` they may also be given by id or name.
-
-    Raises `ValueError` without experiments, or for names without a store.
-    """
-    if not experiments:
-        raise ValueError("analyze() requires one or more experiments")
-    opened = resolve_store(store) if store is not None else None
-
-    def find(experiment: Experiment | str) -> tuple[Store, Record]:
-        if isinstance(experiment, Experiment):
-            return experiment.store, experiment.record
-        if opened is None:
-            raise ValueError(f"experiment {experiment!r} is a name: pass its store, analyze(…, store=…)")
-        return opened, opened.experiment(experiment)
-
-    return Analysis([find(experiment) for experiment in experiments])
 
 
 def _is_on_front(model: str, points: Mapping[str, tuple[float, float]], sign: int) -> bool:
@@ -201,35 +138,9 @@ def _is_on_front(model: str, points: Mapping[str, tuple[float, float]], sign: in
     )
 
 
-def _format_cell(cell: Cell, ranks: Ranks | None = None) -> str:
+def format_cell(cell: Cell, ranks: Ranks | None = None) -> str:
+    """Return mean, interval, number of scores and ranks of a cell as text."""
     if cell.mean is None:
         return "–"
     interval = "" if cell.interval is None else " [{:.3g}, {:.3g}]".format(*cell.interval)
     return f"{format_number(cell.mean)}{interval} n={cell.n}" + ("" if ranks is None else f" #{format_ranks(ranks)}")
-
-
-def _boolean_cells(board: BooleanLeaderboard) -> tuple[list[str], list[list[str]]]:
-    names = ("passes", "failures", "retrieval_failures", "generation_failures", "parse_failures")
-    head = ["model", "rank", "succeeded", "cases", *(name.replace("_", " ") for name in names)]
-    rows = [
-        [row.model, format_ranks(row.ranks), str(row.succeeded), str(row.cases)]
-        + ["" if (value := getattr(row, name)) is None else f"{value:.1%}" for name in names]
-        for row in board.rows
-    ]
-    return head, rows
-
-
-def _trade_off_cells(trade_off: TradeOff) -> tuple[list[str], list[list[str]]]:
-    rows = [
-        [model, format_number(effort), format_number(quality), "yes" if model in trade_off.front else ""]
-        for model, (effort, quality) in sorted(trade_off.points.items(), key=lambda point: point[1])
-    ]
-    return ["model", trade_off.measure, trade_off.key, "Pareto front"], rows
-
-
-def _list_lines(title: str, lines: Sequence[str]) -> Iterator[Text]:
-    if lines:
-        yield Text(f"\n{title}")
-        yield from (Text(f"  {line}") for line in lines[:SHOWN])
-        if len(lines) > SHOWN:
-            yield Text(f"  … and {len(lines) - SHOWN} more")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 from spanwise.collector.records import Example, Trace
 from spanwise.collector.statistics import databricks_table
 from spanwise.evaluators import datasets, experiments
-from spanwise.evaluators.experiments.experiment_settings import EvaluateOptions
+from spanwise.evaluators.experiments import EvaluateOptions
 from spanwise.evaluators.interface import Evaluator, as_evaluator, get_evaluator
 from spanwise.evaluators.scoring import make_case
 from spanwise.tracer.suggestions import did_you_mean

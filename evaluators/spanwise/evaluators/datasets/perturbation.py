@@ -8,10 +8,17 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, TypeAlias, overload
 
-from spanwise.collector.records import JSON, Example, derive_example_id, is_perturbed, number_duplicates
+from spanwise.collector.records import (
+    JSON,
+    PERTURBATION_KINDS,
+    Example,
+    derive_example_id,
+    is_perturbed,
+    number_duplicates,
+)
 from spanwise.evaluators.datasets.example_reader import read
 from spanwise.evaluators.datasets.protected_text import PROTECTED, find_protected
-from spanwise.evaluators.datasets.text_perturbation import KINDS, Perturbation, make_perturbation
+from spanwise.evaluators.datasets.text_perturbation import Perturbation, make_perturbation
 from spanwise.evaluators.interface import to_messages
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -77,7 +84,7 @@ def perturb(
     unknown names and `NotFound` without WordNet.
     """
     if not kinds:
-        raise ValueError(f"kinds must name at least one of: {', '.join(KINDS)}")
+        raise ValueError(f"kinds must name at least one of: {', '.join(PERTURBATION_KINDS)}")
     functions = {kind: make_perturbation(kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)}
     bases = read(dataset)
     _check_options(seed, share, fields, protect, bases)

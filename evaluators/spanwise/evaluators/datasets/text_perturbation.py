@@ -14,6 +14,7 @@ from functools import partial
 from random import Random
 from typing import TypeAlias
 
+from spanwise.collector.records import PERTURBATION_KINDS
 from spanwise.evaluators.datasets.protected_text import Span
 from spanwise.evaluators.datasets.wordnet import WordNet, open_wordnet
 
@@ -197,9 +198,6 @@ def _map_unprotected(text: str, protected: Sequence[Span], change: Callable[[str
     return "".join([*parts, change(text[position:])])
 
 
-KINDS = ("typos", "casing", "punctuation", "contractions", "word_order", "noise", "synonyms", "base64", "base16")
-
-
 def make_perturbation(kind: str) -> Perturbation:
     """Return the perturbation of a kind. Raises `NotFound` for synonyms if no WordNet is installed."""
     match kind:
@@ -227,4 +225,4 @@ def make_perturbation(kind: str) -> Perturbation:
             return partial(_encode, encode=base64.b64encode)
         case "base16":
             return partial(_encode, encode=base64.b16encode)
-    raise ValueError(f"unknown kind of perturbation {kind!r:.100}; expected one of: {', '.join(KINDS)}")
+    raise ValueError(f"unknown kind of perturbation {kind!r:.100}; expected one of: {', '.join(PERTURBATION_KINDS)}")

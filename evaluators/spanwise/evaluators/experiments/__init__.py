@@ -40,6 +40,7 @@ from spanwise.evaluators.experiments.experiment_results import Experiment
 from spanwise.evaluators.experiments.experiment_robustness import Robustness
 from spanwise.evaluators.experiments.experiment_rows import Failure, Row
 from spanwise.evaluators.experiments.experiment_runner import aevaluate, dry_run, evaluate
+from spanwise.evaluators.experiments.experiment_settings import EvaluateOptions
 from spanwise.evaluators.experiments.experiment_summary import (
     KeySummary,
     Summary,
@@ -58,6 +59,7 @@ __all__ = [
     "CannotResume",
     "Change",
     "Comparison",
+    "EvaluateOptions",
     "Experiment",
     "Failure",
     "Flip",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
@@ -209,6 +210,11 @@ class Experiment:
         See `datasets.perturb`. The result also lists the flips between pass and fail.
         """
         return Robustness(f"Robustness of {self.name}", measure_robustness(self._store, self.record))
+
+    def analyze(self) -> Any:
+        """Return the `Analysis` of this experiment alone: leaderboards, problems and insights."""
+        # by name, because the analysis imports experiments
+        return import_module("spanwise.evaluators.analysis").analyze(self)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return one row per run: inputs, outputs, reference, error, duration, and one column per key."""

@@ -46,6 +46,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
     "batched_evaluator",
+    "content_safety",
     "cross_encoder",
     "disk_cache",
     "embedding_model",
