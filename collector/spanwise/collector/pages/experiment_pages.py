@@ -16,7 +16,7 @@ from spanwise.collector import statistics
 from spanwise.collector.errors import Forbidden, NotFound, Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.pages.components import feedback_display, filter_form, rendering
-from spanwise.collector.pages.components.feedback_display import get_judge_keys, get_shown_judge_keys
+from spanwise.collector.pages.components.feedback_display import get_shown_judge_keys
 from spanwise.collector.pages.components.filter_form import read_integer
 from spanwise.collector.records import (
     JSON,
@@ -28,7 +28,15 @@ from spanwise.collector.records import (
     TraceSummary,
     iterate_pages,
 )
-from spanwise.collector.stores import Change, ComparisonOptions, JudgeAgreement, Store, StoredComparison, estimate_keys
+from spanwise.collector.stores import (
+    Change,
+    ComparisonOptions,
+    JudgeAgreement,
+    Store,
+    StoredComparison,
+    estimate_keys,
+    get_judge_keys,
+)
 
 _EXAMPLES_PER_PAGE = 50
 
