@@ -27,7 +27,7 @@ def where(request, tmp_path):
 def test_a_path_or_url_is_a_store_everywhere(where):
     for name in ("one", "two"):
         evaluate(ROWS, lambda q: q, ["exact"], name=name, store=where, progress=False)
-    assert compare("one", "two", store=where).keys == ["exact"]
+    assert compare("one", "two", store=where).keys == ["exact", "latency"]
     assert Experiment.load(where, "one").summary()["exact"].mean == 1.0
     assert datasets.save(where, "d", ROWS).example_count == 1
     assert [one.inputs for one in datasets.from_traces(where)] == [{"q": "a"}]

@@ -17,7 +17,7 @@ from spanwise.collector import statistics
 from spanwise.collector.errors import Forbidden, NotFound, Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.pages.components import feedback_display, filter_form, rendering
-from spanwise.collector.pages.components.feedback_display import get_judge_keys, get_shown_judge_keys
+from spanwise.collector.pages.components.feedback_display import get_shown_judge_keys
 from spanwise.collector.pages.components.filter_form import read_integer
 from spanwise.collector.pages.components.line_chart import LineChart, make_line_chart
 from spanwise.collector.records import (
@@ -38,6 +38,7 @@ from spanwise.collector.stores import (
     Store,
     StoredComparison,
     estimate_keys,
+    get_judge_keys,
     list_history,
 )
 

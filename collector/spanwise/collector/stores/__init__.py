@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from spanwise.collector.stores.run_tree import RunNode, derived_fields, make_branch, walk_tree
     from spanwise.collector.stores.score_statistics import (
         JudgeAgreement,
+        get_judge_keys,
         list_human_feedback,
         list_judge_scores,
         summarize_rule,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy(
         __name__,
-        score_statistics="JudgeAgreement list_human_feedback list_judge_scores summarize_rule",
+        score_statistics="JudgeAgreement get_judge_keys list_human_feedback list_judge_scores summarize_rule",
         control_store="ControlStore Store",
         experiment_statistics="KeyStatistics estimate_keys",
         capabilities="DestinationStore FeedbackSource LazyTrace LocalStore OutgoingFeedback RowStore StreamingStore",
@@ -82,6 +83,7 @@ __all__ = [
     "TraceStore",
     "derived_fields",
     "estimate_keys",
+    "get_judge_keys",
     "list_history",
     "list_human_feedback",
     "list_judge_scores",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
-from spanwise.collector.records import Feedback, Rule, Source, Target, iterate_pages
+from spanwise.collector.records import Experiment, Feedback, Rule, Source, Target, iterate_pages
 from spanwise.collector.statistics import JudgeCheck, SampledMean, check_judge, estimate_means
 from spanwise.collector.stores.control_store import ControlStore
 from spanwise.collector.stores.trace_store import TraceStore
@@ -35,6 +35,17 @@ class JudgeAgreement:
     def said(self, judges: Mapping[str, str | None]) -> dict[str, str]:
         """Return a sentence on the agreement for each judge, given by key and version."""
         return {key: str(self.of(key, version).agreement) for key, version in judges.items()}
+
+
+def get_judge_keys(experiment: Experiment) -> dict[str, str | None]:
+    """Return the keys that judges score, with the judges' versions, from the experiment's list of evaluators."""
+    return {
+        str(metric["key"]): version if isinstance(version := evaluator.get("version"), str) else None
+        for evaluator in experiment.evaluators
+        if evaluator.get("source") == "model" and isinstance(metrics := evaluator.get("metrics"), list)
+        for metric in metrics
+        if isinstance(metric, Mapping) and "key" in metric
+    }
 
 
 def list_human_feedback(store: TraceStore, key: str, most: int = MAX_LABELS) -> list[Feedback]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from spanwise.collector.records import Experiment as Record
-from spanwise.collector.stores import Store
+from spanwise.collector.stores import Store, measure_robustness
 from spanwise.evaluators.analysis.compliance import MAPPING_NOTE
 from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, PromptHeatmap, format_ranks
 from spanwise.evaluators.analysis.result_analysis import AnalysisData, TradeOff
@@ -108,6 +108,7 @@ def render_report(analysis: AnalysisData, *, is_page: bool = False) -> str:
         *map(_render_boolean, analysis.boolean_leaderboards),
         *map(_render_trade_off, analysis.trade_offs),
         _render_problems(analysis),
+        _render_robustness(analysis),
         _render_insights(analysis),
         _render_prompts(analysis),
         _render_worst(analysis, is_page=is_page),
@@ -250,6 +251,21 @@ def _render_problems(analysis: AnalysisData) -> str:
     return "".join(parts)
 
 
+def _render_robustness(analysis: AnalysisData) -> str:
+    """Return the share of base cases whose pass or fail is the same in all their perturbations of a kind."""
+    rows = []
+    for each in _list_robustness(analysis):
+        share, interval = each["share"], each["interval"]
+        if share is not None:
+            ends = "" if interval is None else " [{:.3g}, {:.3g}]".format(*interval)
+            texts = (each["experiment"], each["key"], each["kind"])
+            rows.append([*map(escape, texts), f"{share:.3g}{ends}", f"{each['cases']:,}", f"{len(each['flips']):,}"])
+    if not rows:
+        return ""
+    head = ["experiment", "metric", "perturbation", "stable base cases", "base cases", "flips"]
+    return f"<h2>Robustness</h2>{_make_table(head, rows, (3, 4, 5))}"
+
+
 def _render_insights(analysis: AnalysisData) -> str:
     shown = [each for each in analysis.insights if each.shown]
     hidden = [each for each in analysis.insights if not each.shown]
@@ -352,7 +368,7 @@ def _write_archive(analysis: AnalysisData, path: Path) -> None:
         {"note": MAPPING_NOTE, "standards": [asdict(each) for each in analysis.compliance]}
     )
     files["trade-offs.json"] = _dump([asdict(each) for each in analysis.trade_offs])
-    files["perturbations.json"] = _dump([asdict(each) for each in analysis.problems if each.kind == "flip"])
+    files["perturbations.json"] = _dump(_list_robustness(analysis))
     files["experiments.json"] = _dump([asdict(record) for record in analysis.records])
     manifest = {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
     files["manifest.json"] = _dump(manifest)
@@ -372,6 +388,15 @@ def list_results(analysis: AnalysisData) -> list[dict[str, Any]]:
             if (model := models.get(row.trace.trace_id)) is not None
         ]
     return rows
+
+
+def _list_robustness(analysis: AnalysisData) -> list[dict[str, Any]]:
+    """Return per experiment, kind of perturbation and key the share of stable base cases, and the flips."""
+    return [
+        {"experiment": record.name, **asdict(each), "share": each.share, "interval": each.interval}
+        for store, record in analysis.results.sides
+        for each in measure_robustness(store, record).values()
+    ]
 
 
 def _list_prompt_scores(board: PromptHeatmap) -> list[dict[str, Any]]:

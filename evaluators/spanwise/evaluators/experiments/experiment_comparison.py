@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from spanwise.collector.errors import NotFound
+from spanwise.collector.errors import NotFound, StoreError
 from spanwise.collector.formatting import escape_markdown, first_line
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.records import Trace
 from spanwise.collector.statistics import Contrast, Word
-from spanwise.collector.stores import Change, ComparisonOptions, Slice, Store, StoredComparison
+from spanwise.collector.stores import (
+    Change,
+    ComparisonOptions,
+    JudgeAgreement,
+    Slice,
+    Store,
+    StoredComparison,
+    get_judge_keys,
+)
 from spanwise.evaluators.experiments.experiment_results import Experiment
 from spanwise.evaluators.experiments.experiment_summary import (
     format_labels,
@@ -237,6 +245,7 @@ class Comparison:
                 for key, contrast in self.contrasts(other, baseline).items()
                 if contrast.is_primary
             ]
+            sentences += [f"<li>{escape(line)}</li>" for line in self._list_agreement(baseline, other)]
             parts.append(f"<ul>{''.join(sentences)}</ul>")
             if regressions := self.regressions(other, baseline, limit=SHOWN_REGRESSIONS):
                 head = ["example", "inputs", "changes", self.names[baseline], self.names[other]]
@@ -267,6 +276,7 @@ class Comparison:
             for key, contrast in self.contrasts(other, baseline).items():
                 if contrast.is_primary:
                     yield Text(f"{key}: {contrast.word}. {contrast.sentence}")
+            yield from map(Text, self._list_agreement(baseline, other))
             regressions = self.regressions(other, baseline, limit=SHOWN_REGRESSIONS)
             if regressions:
                 yield Text("\nRegressions")
@@ -280,7 +290,7 @@ class Comparison:
         head = ["key", "conclusion", self.names[baseline], self.names[other]]
         rows = []
         for key, contrast in self.contrasts(other, baseline).items():
-            sides = [self._format_side(key, contrast, side) for side in ("before", "after")]
+            sides = [self._format_value(contrast, side) for side in ("before", "after")]
             moved = (contrast.wins, contrast.losses) if contrast.rising is not None else (contrast.up, contrast.down)
             interval = contrast.interval
             form = "{:.3g} to {:.3g}" if contrast.kind == "ratio" else "{:+.3g} to {:+.3g}"
@@ -298,7 +308,27 @@ class Comparison:
             )
         return [*head, "change", "interval", "p", "better/worse/same"], rows
 
-    def _format_side(self, key: str, contrast: Contrast, side: str) -> str:
+    @cached_property
+    def _agreement(self) -> list[dict[str, str]]:
+        """Return per experiment the agreement of its judges with people by key; {} if the store cannot be read."""
+        found = []
+        for store, record in self._stored.sides:
+            try:
+                found.append(JudgeAgreement(store).said(get_judge_keys(record)))
+            except StoreError:
+                found.append({})
+        return found
+
+    def _list_agreement(self, *places: int) -> list[str]:
+        """Return a line per experiment and judge: "polite of prompt-a agrees with people 75 % (…)"."""
+        return [
+            f"{key} of {self.names[place]} {agreement}"
+            for place in places
+            for key, agreement in self._agreement[place].items()
+            if key in self.keys
+        ]
+
+    def _format_value(self, contrast: Contrast, side: str) -> str:
         mean = getattr(contrast, side)
         if contrast.table:
             counts: Counter[str] = Counter()

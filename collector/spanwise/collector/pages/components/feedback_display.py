@@ -94,17 +94,6 @@ def choose_columns(chips: Mapping[str, Mapping[str, FeedbackChip]], most: int = 
     return sorted(sorted(counts), key=lambda key: -counts[key])[:most]
 
 
-def get_judge_keys(experiment: Experiment) -> dict[str, str | None]:
-    """Return the keys that judges score, with the judges' versions, from the experiment's list of evaluators."""
-    return {
-        str(metric["key"]): version if isinstance(version := evaluator.get("version"), str) else None
-        for evaluator in experiment.evaluators
-        if evaluator.get("source") == "model" and isinstance(metrics := evaluator.get("metrics"), list)
-        for metric in metrics
-        if isinstance(metric, Mapping) and "key" in metric
-    }
-
-
 def get_shown_judge_keys(chips: Mapping[str, Mapping[str, FeedbackChip]]) -> dict[str, str | None]:
     """Return the keys that judges have scored on the shown traces, each with None, which means
     the newest version.
