@@ -287,6 +287,27 @@ def test_negative_durations_are_left_out(store: Any) -> None:
     assert outcome("latency.max < 1s", experiment)[0] == "undecided"
 
 
+def test_problems_are_counted(store: Any) -> None:
+    poor = measured(store, [0.0] * 20, threshold=0.9, range=(0.0, 1.0))
+    assert outcome("problems.severe > 0", poor) == ("failed", "problems.severe is 1, which is > 0")
+    good = measured(store, [1.0] * 20, threshold=0.9, range=(0.0, 1.0))
+    assert outcome("problems.sum > 0", good)[0] == "passed"
+
+
+def test_robustness_without_perturbations_is_undecided(store: Any) -> None:
+    state, reason = outcome("robustness.typos < 0.9", measured(store, [True, False]))
+    assert (state, "no base case has a scored perturbation of the kind 'typos'" in reason) == ("undecided", True)
+
+
+def test_robustness_is_the_lowest_share_of_stable_base_cases(store: Any) -> None:
+    rows = [{"inputs": {"n": n}, "id": f"e{n}"} for n in range(4)]
+    rows += [{"inputs": {"n": n}, "base_id": f"e{n - 4}", "categories": ["typos"]} for n in range(4, 8)]
+    judge = evaluator(key="k")(lambda inputs: inputs["n"] != 7)
+    experiment = evaluate(rows, lambda n: n, [judge], name="x", store=store, progress=False)
+    state, reason = outcome("robustness.typos < 80%", MeasuredExperiment(experiment))
+    assert (state, reason) == ("failed", "robustness.typos is 75%, which is < 80%")
+
+
 def test_feedback_called_like_a_measure_takes_precedence(command: Command) -> None:
     text = EVALUATION + "def latency(outputs): return 7.0\nevaluators = ['exact', latency]\n"
     status, said = command.check(*fail_if("latency.mean > 6", "latency.p95 > 2min"), text=text)
