@@ -53,6 +53,24 @@ def renamed(value: Any, field: str = "") -> Any:
     return {name: renamed(one, name) for name, one in value.items()}
 
 
+# fields of records, by kind, that later versions have added
+LATER_FIELDS = {
+    "datasets": {"evaluators"},
+    "scores": {"duration_ns", "input_tokens", "output_tokens", "cost", "tags"},
+}
+
+
+def without_later_fields(value: Any, kind: str) -> Any:
+    """Return records of a kind without the fields that the version of the files did not have."""
+    later = LATER_FIELDS.get(kind)
+    if later is None or not isinstance(value, dict):
+        return value
+    return {
+        key: [{name: one for name, one in record.items() if name not in later} for record in records]
+        for key, records in value.items()
+    }
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of all files, with import lines of the present product, as the working directory."""
@@ -78,7 +96,7 @@ def store(folder: Path) -> Iterator[SQLiteStore]:
 
 @pytest.mark.parametrize("kind", EXPECTED["database"])
 def test_a_database_has_the_same_records(store, kind):
-    assert everything_in(store)[kind] == renamed(EXPECTED["database"][kind])
+    assert without_later_fields(everything_in(store)[kind], kind) == renamed(EXPECTED["database"][kind])
 
 
 def test_a_database_is_sound(store):

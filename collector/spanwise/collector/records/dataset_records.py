@@ -16,7 +16,8 @@ class Example:
     """Row of a dataset. An empty `id` is derived from the inputs and history (see `derive_example_id`).
 
     `outputs` and `documents` are existing answers and retrieved documents of some application. `evaluate()` without a
-    task scores them unchanged.
+    task scores them unchanged. `evaluators` names the evaluators that score the example, by key or registered id; an
+    example that names none is scored by all evaluators of the call.
     """
 
     inputs: JSON
@@ -32,6 +33,7 @@ class Example:
     id: str = ""
     outputs: JSON = None
     documents: tuple[Document, ...] | None = None
+    evaluators: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.id:

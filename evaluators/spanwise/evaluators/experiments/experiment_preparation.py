@@ -21,6 +21,7 @@ from spanwise.collector.statistics import select_latest
 from spanwise.collector.store_connection import OnDemandStore
 from spanwise.collector.stores import Store
 from spanwise.evaluators.experiments.dataset_source import ExampleSource, make_source, plan_runs
+from spanwise.evaluators.experiments.example_evaluators import ExampleEvaluators
 from spanwise.evaluators.experiments.experiment_plan import ExperimentPlan, PlannedRun, StopConditions
 from spanwise.evaluators.experiments.experiment_results import Experiment
 from spanwise.evaluators.experiments.experiment_resume import (
@@ -70,6 +71,7 @@ class ExperimentJob:
     is_saved: bool = True  # False: `record` is never saved
     rescores: bool = False  # True: scores existing runs only, and the record keeps its status
     spent_usd: float = 0.0  # cost of the tasks in earlier parts of a resumed experiment
+    choice: ExampleEvaluators | None = None  # evaluators per example
     conditions: StopConditions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,10 +106,18 @@ def prepare_experiment(
         return _prepare_rescoring(dataset, evaluators, set_evaluators, store, settings)
     name = settings.name or (task.name if task else "given")
     source = make_source(dataset, store, name, settings.splits, outputs_are_references=task is not None)
+    choice = ExampleEvaluators(evaluators, set_evaluators)
+    can_read_twice = not source.is_unsaved and not source.has_traces
+    if can_read_twice:
+        selected, _ = plan_runs(source, limit=settings.limit, seed=settings.seed, only=settings.ids)
+        choice.add(item.example for item in selected)
+        evaluators = choice.all
     record, stored, tally = _begin_or_resume(name, task, source, evaluators, store, settings)
+    record = replace(record, evaluators=choice.describe(record.evaluators))
     items, total = plan_runs(
         source, repetitions=settings.repetitions, limit=settings.limit, seed=settings.seed, only=settings.ids
     )
+    items = choice.assign(items, counting=not can_read_twice)
     plan = ExperimentPlan(
         experiment_id=record.id,
         name=record.name,
@@ -132,6 +142,7 @@ def prepare_experiment(
         collect_environment(),
         source.in_memory,
         spent_usd=stored.spent_usd if stored is not None and task is not None else 0.0,
+        choice=choice,
     )
     store.save_experiment(record)
     return job
@@ -232,7 +243,8 @@ def _prepare_rescoring(
         experiment_id=record.id, name=record.name, task=None, evaluators=evaluators, settings=settings, kind=kind
     )
     plan.remarks.update(tally.remarks)
-    items = _iterate_stored_runs(experiment, stored, evaluators, tally)
+    choice = ExampleEvaluators(evaluators, set_evaluators)
+    items = _iterate_stored_runs(experiment, stored, choice, tally)
     return ExperimentJob(
         plan,
         record,
@@ -243,18 +255,20 @@ def _prepare_rescoring(
         set_evaluators,
         collect_environment(),
         rescores=True,
+        choice=choice,
     )
 
 
 def _iterate_stored_runs(
-    experiment: Experiment, stored: StoredRuns, evaluators: tuple[Evaluator, ...], tally: ExperimentTally
+    experiment: Experiment, stored: StoredRuns, choice: ExampleEvaluators, tally: ExperimentTally
 ) -> Iterator[PlannedRun]:
     for slot, row in enumerate(experiment.rows()):
         tally.traces[slot] = row.trace.trace_id
-        missing = stored.evaluated.missing(row.trace.trace_id, evaluators)
+        example = row.known_example
+        missing = stored.evaluated.missing(row.trace.trace_id, choice.select_known(example, count=row.repetition == 0))
         if missing:
             errors = stored.evaluated.errors(row.trace.trace_id)
-            yield PlannedRun(slot, row.known_example, row.repetition, row.trace, missing, stored=True, errors=errors)
+            yield PlannedRun(slot, example, row.repetition, row.trace, missing, stored=True, errors=errors)
 
 
 def _iterate_remaining_runs(
@@ -274,7 +288,7 @@ def _iterate_remaining_runs(
             yield replace(item, replaces=stored.retried.get(run, ()))
             continue
         tally.traces[item.slot] = trace_id
-        missing = stored.evaluated.missing(trace_id, evaluators)
+        missing = stored.evaluated.missing(trace_id, evaluators if item.evaluators is None else item.evaluators)
         if missing:
             errors = stored.evaluated.errors(trace_id)
             yield replace(item, trace=store.trace(trace_id), evaluators=missing, stored=True, errors=errors)

@@ -36,6 +36,7 @@ class EvaluatedTraces:
         `declared` holds the keys that the experiment's evaluators declare.
         """
         named = Counter(evaluator.make.name for evaluator in evaluators)
+        self._evaluators = {evaluator.key: 1 << bit for bit, evaluator in enumerate(evaluators)}
         self._bits: dict[tuple[str | None, str | None, str], int] = {
             (evaluator.make.name, evaluator.version, key): 1 << bit
             for bit, evaluator in enumerate(evaluators)
@@ -62,9 +63,9 @@ class EvaluatedTraces:
             self._errors.setdefault(trace_id, []).append(feedback.id)
 
     def missing(self, trace_id: str, evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
-        """Return the evaluators that have not scored a trace, or failed on it."""
+        """Return those of the indexed `evaluators` that have not scored a trace, or failed on it."""
         scored = self._done.get(trace_id, 0) & ~self._failed.get(trace_id, 0)
-        return tuple(evaluator for bit, evaluator in enumerate(evaluators) if not scored >> bit & 1)
+        return tuple(evaluator for evaluator in evaluators if not scored & self._evaluators[evaluator.key])
 
     def is_scored_again(self, feedback: Feedback) -> bool:
         """Return whether the evaluator of this feedback will score the trace again, because it failed under one of its

@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from spanwise.collector.errors import StoreError
+from spanwise.collector.records import Example
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.statistics import select_latest
 from spanwise.collector.store_connection import OnDemandStore
 from spanwise.evaluators.experiments.dataset_source import iterate_async_rows, make_source, plan_runs
 from spanwise.evaluators.experiments.evaluation_pipeline import run_pipeline
+from spanwise.evaluators.experiments.example_evaluators import ExampleEvaluators
 from spanwise.evaluators.experiments.experiment_liveness import Heartbeat, StallWatchdog
 from spanwise.evaluators.experiments.experiment_plan import FinishedRun
 from spanwise.evaluators.experiments.experiment_preparation import (
@@ -35,6 +37,7 @@ from spanwise.evaluators.experiments.experiment_totals import ExperimentTally, c
 from spanwise.evaluators.experiments.result_writer import ResultWriter, UnstoredRuns, make_spool, make_spooled_store
 from spanwise.evaluators.experiments.task_call import make_task, run_and_cancel_others
 from spanwise.evaluators.interface import (
+    Evaluator,
     JudgementBuffer,
     as_evaluator,
     check_keys,
@@ -108,11 +111,19 @@ def rescore(experiment: Experiment, evaluators: Iterable[Any], **options: Unpack
     return evaluate(experiment, None, evaluators, **options)
 
 
+def make_evaluators(evaluators: Any) -> list[Evaluator]:
+    """Return the evaluators of a call; one id or function stands for a list of it."""
+    return [
+        as_evaluator(each)
+        for each in ([evaluators] if isinstance(evaluators, str) or callable(evaluators) else evaluators)
+    ]
+
+
 async def run_experiment(
     dataset: Any, task: Any, evaluators: Iterable[Any], settings: ExperimentSettings
 ) -> Experiment:
     """Prepare an experiment, run it until it is finished, and return it."""
-    evaluator_list = [as_evaluator(each) for each in ([evaluators] if isinstance(evaluators, str) else evaluators)]
+    evaluator_list = make_evaluators(evaluators)
     set_evaluators = (
         *(each for each in evaluator_list if each.summary),
         *map(as_evaluator, settings.summary_evaluators),
@@ -235,6 +246,7 @@ def _close_record(job: ExperimentJob, status: Any) -> Record:
         totals["spent_usd"] = spent_usd
     record = replace(
         job.record,
+        evaluators=before.evaluators if job.choice is None else job.choice.describe(before.evaluators),
         status=before.status if job.rescores else status,
         ended_ns=before.ended_ns if job.rescores else ended_ns,
         seen_ns=before.seen_ns if job.rescores else now,
@@ -268,7 +280,10 @@ def dry_run(dataset: Any, evaluators: Iterable[Any], **options: Unpack[EvaluateO
     try:
         source = make_source(dataset, store, "dry run", settings.splits, save=False)
         items, _ = plan_runs(source, limit=settings.limit, seed=settings.seed, only=settings.ids)
-        return estimate(evaluators, (item.trace or item.example for item in items), repetitions=settings.repetitions)
+        cases = [item.trace or item.example for item in items]
+        choice = ExampleEvaluators(make_evaluators(evaluators))
+        choice.add(case for case in cases if isinstance(case, Example))
+        return estimate(choice.all, map(choice.name_all, cases), repetitions=settings.repetitions)
     finally:
         if isinstance(store, OnDemandStore):
             store.release()

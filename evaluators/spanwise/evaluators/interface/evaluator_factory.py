@@ -280,6 +280,17 @@ def check_keys(evaluators: Sequence[Evaluator], recorded: Iterable[Mapping[str, 
                 raise ValueError(_describe_collision(metric["key"], record["key"], owners[metric["key"]]))
 
 
+def find_by_name(evaluators: Sequence[Evaluator], name: str) -> list[Evaluator]:
+    """Return the evaluators that an example means by a name: those with this key, else those that report this key, else
+    those with this registered id.
+    """
+    return (
+        [each for each in evaluators if each.key == name]
+        or [each for each in evaluators if name in each.make.keys]
+        or [each for each in evaluators if each.make.name == name or (each.spec is not None and each.spec.id == name)]
+    )
+
+
 def claim_keys(
     owners: MutableMapping[str, str], evaluator: Evaluator, feedback: list[Feedback], target: Target
 ) -> list[Feedback]:

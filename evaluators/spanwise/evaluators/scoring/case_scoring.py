@@ -283,7 +283,10 @@ def skip_failed(evaluator: Evaluator, case: Case, target: Target) -> list[Feedba
 
 
 def _select_evaluators(evaluators: Sequence[Evaluator], only: Sequence[Evaluator] | None) -> Sequence[Evaluator]:
-    return evaluators if only is None else [judge for judge in evaluators if judge in only]
+    if only is None:
+        return evaluators
+    keys = {judge.key for judge in only}
+    return [judge for judge in evaluators if judge.key in keys]
 
 
 IDLE_S = 0.02  # seconds that a batch waits for more cases
