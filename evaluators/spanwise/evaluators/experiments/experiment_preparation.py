@@ -35,6 +35,7 @@ from spanwise.evaluators.experiments.experiment_resume import (
 from spanwise.evaluators.experiments.experiment_settings import ExperimentSettings
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
 from spanwise.evaluators.experiments.result_writer import SpoolBatch, deliver_pending_spools
+from spanwise.evaluators.experiments.run_fixture import RunFixture, make_fixture
 from spanwise.evaluators.experiments.task_call import TaskFunction
 from spanwise.evaluators.interface import (
     Evaluator,
@@ -126,6 +127,7 @@ def prepare_experiment(
         settings=settings,
         kind=source.kind,
         keep_examples=source.is_unsaved,
+        fixture=None if settings.fixture is None else make_fixture(settings.fixture),
     )
     items = _check_first_run(items, plan, settings.splits)
     if stored is not None:
@@ -160,7 +162,13 @@ def _begin_or_resume(
 
     With `resume=True`, a new experiment begins if there is none of this name. Raises `NotFound` for an unknown id.
     """
-    setup = make_setup(task, settings.parameters, dataset=source.name, dataset_version=source.version)
+    setup = make_setup(
+        task,
+        settings.parameters,
+        dataset=source.name,
+        dataset_version=source.version,
+        fixture=None if settings.fixture is None else make_fixture(settings.fixture),
+    )
     described = describe_evaluators(evaluators)
     tally = ExperimentTally((metric for evaluator in evaluators for metric in evaluator.metrics), settings.repetitions)
     earlier: Record | None = None
@@ -304,6 +312,8 @@ def _check_first_run(
         raise NotFound(f"the dataset has no examples{of_splits}")
     if plan.task is not None and first.trace is None:
         plan.task.arguments(first.example, plan.kind, plan.seed_of(first.example, 0))
+        if plan.fixture is not None:
+            plan.fixture.arguments(first.example, plan.kind, plan.seed_of(first.example, 0))
     return chain([first], items)
 
 
@@ -398,17 +408,24 @@ def _select_missing_evaluators(item: PlannedRun, evaluators: tuple[Evaluator, ..
 
 
 def make_setup(
-    task: TaskFunction | None, parameters: Mapping[str, JSON], *, dataset: str, dataset_version: int | None
+    task: TaskFunction | None,
+    parameters: Mapping[str, JSON],
+    *,
+    dataset: str,
+    dataset_version: int | None,
+    fixture: RunFixture | None = None,
 ) -> dict[str, JSON]:
     """Return plain values that describe the setup of an experiment.
 
     Facts that take long to find out are added by `collect_environment`.
     """
+    code = digest_code(task.function) if task else None
     return {
         "dataset": dataset,
         "dataset_version": dataset_version,
         "task": task.name if task else None,
-        "task_code": digest_code(task.function) if task else None,
+        "task_code": code if fixture is None else {**(code or {}), **digest_code(fixture.task.function)},
+        **({} if fixture is None else {"fixture": fixture.name}),
         **parameters,
     }
 

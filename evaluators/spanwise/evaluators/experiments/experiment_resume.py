@@ -288,7 +288,7 @@ def _format_dataset(name: str, version: int | None) -> str:
 # Fields that must be unchanged for stored runs to stay valid. The task's code and the caller's metadata must be
 # unchanged too. `list_reductions` checks the options that may only grow. Everything else may change before `resume`:
 # concurrency, timeout, retries, the commit, installed packages.
-_FIXED_FIELDS = ("task", "seed", "split")
+_FIXED_FIELDS = ("task", "fixture", "seed", "split")
 _MAX_NAMED = 5  # maximum number of changes listed by name
 
 

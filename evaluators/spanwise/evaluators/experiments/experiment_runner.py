@@ -35,6 +35,7 @@ from spanwise.evaluators.experiments.experiment_settings import (
 from spanwise.evaluators.experiments.experiment_summary import format_resume_command
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally, compute_wall_ns
 from spanwise.evaluators.experiments.result_writer import ResultWriter, UnstoredRuns, make_spool, make_spooled_store
+from spanwise.evaluators.experiments.run_fixture import FIXTURE, make_fixture
 from spanwise.evaluators.experiments.task_call import make_task, run_and_cancel_others
 from spanwise.evaluators.interface import (
     Evaluator,
@@ -78,6 +79,9 @@ def evaluate(
       spans, those of earlier parts of a resumed experiment included): stop the experiment. Running tasks finish, and
       the experiment can be resumed.
     - `raise_errors`: raise the error of a task.
+    - `fixture`: function that returns a context manager, also an async one, for set-up and tear-down around each
+      attempt. It gets the example, or its inputs by name. The task gets the context's value as its parameter
+      `fixture`.
     - `resume`: continue an interrupted experiment (True: the one named `name`; or an experiment's id).
     - `span_wait`: seconds to wait for spans that are still open when the task ends.
     - `store`: see `spanwise.collector.connect` for None.
@@ -134,6 +138,12 @@ async def run_experiment(
         if evaluator.asking is not None:
             evaluator.asking.ready()
     task = make_task(task) if task is not None else None
+    if settings.fixture is not None:
+        make_fixture(settings.fixture)  # raises an error if it is invalid
+        if task is None:
+            raise ValueError("fixture=… prepares each run of a task, but there is no task: remove it, or pass a task")
+        if FIXTURE in task.takes:
+            task = replace(task, wants=task.wants | {FIXTURE})
     if isinstance(dataset, AsyncIterable):
         dataset = iterate_async_rows(dataset, make_loop_waiter(asyncio.get_running_loop()))
     prepare = prepare_attach if settings.attach else prepare_experiment
@@ -183,6 +193,8 @@ async def _run_job(job: ExperimentJob) -> Experiment:
     if conditions.reason:
         plan.remarks[f"stopped: {conditions.reason}"] = None
         print_message(f"spanwise: stopped: {conditions.reason}; continue with {_format_resume_hint(job)}")
+    if failures := plan.teardown_failures:
+        plan.remark(f"{len(failures)} attempts had a failed tear-down, for example: {failures[0]} (see errors())")
     if running := plan.abandoned.alive:
         plan.remark(f"{running} tasks did not stop at their timeout and still run in this process")
     store = job.store if unstored is None else make_spooled_store(job.store, spool)
