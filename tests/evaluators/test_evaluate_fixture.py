@@ -152,7 +152,7 @@ def test_an_invalid_fixture_is_refused(store, value):
 def test_a_fixture_needs_a_task_and_fitting_inputs(store):
     with pytest.raises(ValueError, match="fixture="):
         evaluate(ROWS, None, [longer], store=store, fixture=Log().plain, progress=False)
-    with pytest.raises(TaskError, match="fixture .* needs 'other'"):
+    with pytest.raises(TaskError, match=r"fixture .* needs 'other'"):
         run(lambda q: q, store, lambda other: contextlib.nullcontext())
     with pytest.raises(TypeError, match="fixture="):
         evaluate(ROWS, answer, store=store, setup=Log().plain)

@@ -132,6 +132,8 @@ class Case:
     guidelines: JSON = None
     history: JSON = None
     metadata: Mapping[str, JSON] = field(default_factory=dict)
+    # object that the task returned, such as a pydantic model; None for stored runs. `outputs` has its JSON form
+    native_outputs: object = None
 
     @property
     def run(self) -> Run | None:

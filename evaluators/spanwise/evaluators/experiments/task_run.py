@@ -266,7 +266,7 @@ def _make_finished_run(
 ) -> FinishedRun:
     side_records: list[SideRecord] = []
     around, runs, root = _find_root(task, attempt, spans, side_records)
-    outputs = _select_outputs(attempt, around, root)
+    outputs, native = _select_outputs(attempt, around, root)
     if attempt.error is None and outputs is None and names.OUTPUT_VALUE not in root.attributes:
         # mark the null output explicitly, even if the settings exclude inputs and outputs from recording
         runs, root = add_root_attributes(runs, root, {names.OUTPUT_VALUE: "null"})
@@ -280,7 +280,7 @@ def _make_finished_run(
     if plan.fixture is not None:
         runs, root = _attach_teardown_errors(plan, runs, root, [*failed, attempt])
     trace = Trace(root, runs, complete=not still_open)
-    case = make_case(trace, item.example, plan.kind, outputs=view_outputs(outputs, plan.kind))
+    case = make_case(trace, item.example, plan.kind, outputs=view_outputs(outputs, plan.kind), native_outputs=native)
     feedback = read_task_feedback(attempt.captured, around, root) + read_span_feedback(side_records, around, root)
     raised = attempt.error if plan.settings.raise_errors else None
     return FinishedRun(item, case, Target(trace_id=trace.trace_id), (*earlier, *runs), feedback, still_open, raised)
@@ -313,15 +313,15 @@ def _find_root(
     return around, *promote_task_span(runs, around, as_returned=attempt.as_returned, wrapped=task.is_wrapped)
 
 
-def _select_outputs(attempt: TaskAttempt, around: Run, root: Run) -> JSON:
-    """Return the outputs that evaluators see.
+def _select_outputs(attempt: TaskAttempt, around: Run, root: Run) -> tuple[JSON, Any]:
+    """Return the outputs that evaluators see, and the object that the task returned.
 
-    They are plain values, with the types that reading the trace from the store would give, but they are never
+    Outputs are plain values, with the types that reading the trace from the store would give, but they are never
     truncated.
     """
     if root.outputs is not around.outputs and root.outputs != around.outputs:
-        return root.outputs  # the task recorded other outputs on its own span
-    return to_plain(attempt.outputs)
+        return root.outputs, None  # the task recorded other outputs on its own span
+    return to_plain(attempt.outputs), attempt.outputs
 
 
 _COUNT_ATTRIBUTES = (names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED, names.CALLS_SENT)

@@ -9,6 +9,7 @@ Modules, in the order in which data flows:
 - `evaluator_spec`: Declared facts of an evaluator: metrics with thresholds, required and optional arguments, sources
   and compliance standards.
 - `argument_binding`: Argument binding: which fields of a case a callable receives, and type checks of parameters.
+- `native_outputs`: Native outputs: the objects that a task returned, for evaluators that ask for them by annotation.
 - `case_views`: Copy-on-access views of cases, traces and runs, so that evaluators cannot change shared data.
 - `value_conversion`: Conversion of values to the form that evaluators see: plain JSON, documents, chat messages,
   infinite numbers.

@@ -94,6 +94,7 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
         options.get("name") or key, function=function, parameters=parameters
     )
     threshold, summary, origin = options.get("threshold"), options.get("summary"), options.get("origin")
+    is_summary = is_set_level(function) if summary is None else summary
     if origin is None:
         module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
         is_importable = module and name and "<" not in name and module != "__main__"
@@ -107,6 +108,7 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
             prepare_data=options.get("prepare_data"),
             name=function_name,
             shares=options.get("shares", False),
+            native=not is_summary,
         ),
         make=FeedbackFactory(
             key=key,
@@ -121,7 +123,7 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
         version=version,
         revision=options.get("revision") or options.get("version") or "1",
         metrics=metrics,
-        summary=is_set_level(function) if summary is None else summary,
+        summary=is_summary,
         timeout=options.get("timeout"),
         retries=options.get("retries", 0),
         retry_on=compile_retry_on(options.get("retry_on")),
