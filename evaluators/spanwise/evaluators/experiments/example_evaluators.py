@@ -9,6 +9,7 @@ from dataclasses import replace
 from spanwise.collector.records import JSON, Example, Trace
 from spanwise.evaluators.experiments.experiment_plan import PlannedRun
 from spanwise.evaluators.interface import Evaluator, check_keys, find_by_name, get_evaluator, list_evaluators
+from spanwise.evaluators.scoring import get_parts
 from spanwise.tracer.suggestions import did_you_mean
 
 
@@ -51,8 +52,18 @@ class ExampleEvaluators:
         selected = self._selections.get(names)
         if selected is None:
             found = [each for name in names for each in self._find(name, example)]
-            selected = self._selections[names] = tuple(each for each in self.all if each in found)
+            selected = self._selections[names] = self._in_order(found)
         return selected
+
+    def _in_order(self, found: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
+        """Return evaluators in the order of the call, with the parts of composites among them."""
+        keys, waiting = set[str](), list(found)
+        while waiting:
+            evaluator = waiting.pop()
+            if evaluator.key not in keys:
+                keys.add(evaluator.key)
+                waiting += [each for part in get_parts(evaluator) for each in find_by_name(self.all, part)]
+        return tuple(each for each in self.all if each.key in keys)
 
     def select_known(self, example: Example, *, count: bool) -> tuple[Evaluator, ...]:
         """Return the evaluators that score an example, without an error for names of other evaluators.
@@ -63,7 +74,7 @@ class ExampleEvaluators:
         selected = self._selections.get(example.evaluators)
         if selected is None:
             found = [each for name in example.evaluators for each in find_by_name(self.all, name)]
-            selected = tuple(each for each in self.all if each in found) if example.evaluators else self.all
+            selected = self._in_order(found) if example.evaluators else self.all
             self._selections[example.evaluators] = selected
         return selected
 

@@ -46,6 +46,7 @@ from spanwise.evaluators.interface import (
     print_message,
     to_stored_value,
 )
+from spanwise.evaluators.scoring import check_composites, describe_parts, get_parts
 from spanwise.tracer.otel.live_span import SCOPE
 from spanwise.tracer.process_runtime import get_runtime as tracing
 
@@ -113,6 +114,7 @@ def prepare_experiment(
         selected, _ = plan_runs(source, limit=settings.limit, seed=settings.seed, only=settings.ids)
         choice.add(item.example for item in selected)
         evaluators = choice.all
+    check_composites(evaluators)
     record, stored, tally = _begin_or_resume(name, task, source, evaluators, store, settings)
     record = replace(record, evaluators=choice.describe(record.evaluators))
     items, total = plan_runs(
@@ -205,7 +207,8 @@ def _begin_or_resume(
         print_message(f"spanwise: cannot check whether these values have changed: {', '.join(unknown[:MAX_UNTRACKED])}")
     deliver_pending_spools(earlier.id, store)
     check_keys(evaluators, earlier.evaluators)
-    merged = merge_evaluators(earlier.evaluators, described)
+    check_composites(evaluators, earlier.evaluators)
+    merged = merge_evaluators(earlier.evaluators, describe_evaluators(evaluators, earlier.evaluators))
     record = replace(
         earlier,
         dataset=source.name,
@@ -236,7 +239,8 @@ def _prepare_rescoring(
     deliver_pending_spools(experiment.id, store)
     record = store.experiment(experiment.id)  # another process may have added scores
     check_keys(evaluators, record.evaluators)
-    merged = merge_evaluators(record.evaluators, describe_evaluators(evaluators))
+    check_composites(evaluators, record.evaluators)
+    merged = merge_evaluators(record.evaluators, describe_evaluators(evaluators, record.evaluators))
     record = replace(
         record,
         evaluators=merged,
@@ -362,6 +366,7 @@ def prepare_attach(
         raise ValueError(
             "attach=True requires live traces: score the runs of an experiment with experiment.evaluate([…])"
         )
+    check_composites(evaluators)
     store, name = cast(Store, settings.store), settings.name or "attached"
     source = make_source(dataset, store, name, settings.splits, reload_traces=True)
     if not source.has_traces:
@@ -430,9 +435,14 @@ def make_setup(
     }
 
 
-def describe_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]:
-    """Return descriptions of evaluators in the form in which an experiment records them."""
-    return tuple(
+def describe_evaluators(
+    evaluators: Sequence[Evaluator], recorded: Sequence[Mapping[str, Any]] = ()
+) -> tuple[Mapping[str, JSON], ...]:
+    """Return descriptions of evaluators in the form in which an experiment records them.
+
+    `recorded` holds the evaluators that the experiment has recorded already, which composites may use.
+    """
+    described = tuple(
         {
             "key": evaluator.key,
             "version": evaluator.version,
@@ -446,6 +456,10 @@ def describe_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, J
             **({"primary": True} if evaluator.primary else {}),
         }
         for evaluator in evaluators
+    )
+    return tuple(
+        {**record, "code": describe_parts(evaluator, described, recorded)} if get_parts(evaluator) else record
+        for evaluator, record in zip(evaluators, described, strict=True)
     )
 
 
