@@ -42,7 +42,7 @@ def other(outputs):
     return 1.0
 
 evaluate(EXAMPLES, task, ["exact", length, other, composite("quality", {"exact": 1, "length": 1})], fixture=folder,
-         name="killed", resume=True, concurrency=2, store="spanwise.db", progress=False)
+         name="killed", resume=True, concurrency=1, store="spanwise.db", progress=False)
 """
 
 
