@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from spanwise.evaluators import Evaluator
 
 REQUIRED_NAMES = frozenset(("dataset", "evaluators"))
-OPTION_NAMES = ("metadata", "split", "timeout", "retries", "retry_on", "seed", "fail_fast", "max_failures", "max_usd")
+OPTION_NAMES = (
+    *("metadata", "split", "timeout", "retries", "retry_on", "fixture"),
+    *("seed", "fail_fast", "max_failures", "max_usd"),
+)
 _SKIPPED_FOLDERS = frozenset(("__pycache__", "node_modules"))
 _logger = logging.getLogger(__name__)
 

@@ -237,7 +237,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from spanwise.collector.records import Example
 
     available = (
-        {field.name for field in fields(Example)} - {"id"} | {"example"} | {judge.key for judge in group.evaluators}
+        {field.name for field in fields(Example)} - {"id", "evaluators"}
+        | {"example"}
+        | {judge.key for judge in group.evaluators}
     )
     arguments = [name for name in metafunc.fixturenames if name in available]
     repetitions = group.settings.repetitions

@@ -30,7 +30,16 @@ with require_extra("server", __name__):
         get_evaluator,
         list_evaluators,
     )
-    from spanwise.evaluators.scoring import Estimate, ascore, calibrate, corrected_mean, estimate, make_case, score
+    from spanwise.evaluators.scoring import (
+        Estimate,
+        ascore,
+        calibrate,
+        composite,
+        corrected_mean,
+        estimate,
+        make_case,
+        score,
+    )
 
 __all__ = [
     "Estimate",
@@ -45,6 +54,7 @@ __all__ = [
     "ascore",
     "calibrate",
     "compare",
+    "composite",
     "corrected_mean",
     "estimate",
     "evaluate",

@@ -44,6 +44,8 @@ EXPERIMENT: Final = "spanwise.experiment.id"  # on the root span of an experimen
 EXAMPLE: Final = "spanwise.example.id"
 REPETITION: Final = "spanwise.repetition"
 ATTEMPT: Final = "spanwise.attempt"  # int, from 1: on the root of a retried run, and on each failed attempt
+# list of {error, traceback}, on the root of a run: errors of the tear-down of its fixture
+TEARDOWN_ERRORS: Final = "spanwise.teardown.errors"
 FOREIGN_TRACE: Final = "spanwise.foreign.trace_id"  # trace id of the current span of another OpenTelemetry provider
 FOREIGN_SPAN: Final = "spanwise.foreign.span_id"
 # true: token counts are estimates, because the server reported none

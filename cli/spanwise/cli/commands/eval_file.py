@@ -175,8 +175,8 @@ def eval_(
     """Run the evaluation defined in a file, or all evaluations of a folder, and check a quality gate.
 
     A file defines `dataset`, `evaluators` and `task` (None or missing: score existing outputs). It may define
-    `summary_evaluators`, `metadata`, `split`, `timeout`, `retries`, `retry_on`, `seed`, `fail_fast`, `max_failures`,
-    `max_usd`, as `evaluate()` takes them, and `margin` and `primary`, as `compare()` takes them.
+    `summary_evaluators`, `metadata`, `split`, `timeout`, `retries`, `retry_on`, `fixture`, `seed`, `fail_fast`,
+    `max_failures`, `max_usd`, as `evaluate()` takes them, and `margin` and `primary`, as `compare()` takes them.
 
     The gate fails if a run fails, in its task or an evaluator, unless that is allowed. It also fails if a mean is too
     low (or too high, if lower is better), or if a `--fail-if` expression is true.

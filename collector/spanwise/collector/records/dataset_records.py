@@ -29,7 +29,8 @@ class Example:
     """Row of a dataset. An empty `id` is derived from the inputs and history (see `derive_example_id`).
 
     `outputs` and `documents` are existing answers and retrieved documents of some application. `evaluate()` without a
-    task scores them unchanged.
+    task scores them unchanged. `evaluators` names the evaluators that score the example, by key or registered id; an
+    example that names none is scored by all evaluators of the call.
     """
 
     inputs: JSON
@@ -45,6 +46,7 @@ class Example:
     id: str = ""
     outputs: JSON = None
     documents: tuple[Document, ...] | None = None
+    evaluators: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -171,6 +173,8 @@ class Case:
     guidelines: JSON = None
     history: JSON = None
     metadata: Mapping[str, JSON] = field(default_factory=dict)
+    # object that the task returned, such as a pydantic model; None for stored runs. `outputs` has its JSON form
+    native_outputs: object = None
 
     @property
     def run(self) -> Run | None:

@@ -218,6 +218,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "categories": ("categories", "category"),
     "history": ("history",),
     "base_id": ("base_id",),
+    "evaluators": ("evaluators",),
     "metadata": ("metadata", "additional_metadata"),
     "split": ("split", "splits"),
     "id": ("id", "example_id", "request_id", "dataset_record_id"),
@@ -273,6 +274,8 @@ def normalize_example(example: Example) -> Example:
         is_empty = value is None or (type(value) is dict and not value)
         if not is_empty and (plain := to_plain(value)) is not value:
             changed[name] = plain
+    if example.evaluators and type(example.evaluators) is not tuple:
+        changed["evaluators"] = _read_evaluator_names(example.evaluators, f"example {example.id[:12]}")
     return replace(example, **changed) if changed else example
 
 
@@ -329,6 +332,8 @@ def _build_example(draft: dict[str, Any], where: str) -> Example:
         value = known["categories"]
         names = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
         known["categories"] = tuple(str(name).strip() for name in names)
+    if "evaluators" in known:
+        known["evaluators"] = _read_evaluator_names(known["evaluators"], where)
     if "metadata" in known:
         known["metadata"] = _require_mapping(known["metadata"], "metadata", where)
     _assign_split(known)
@@ -340,6 +345,16 @@ def _build_example(draft: dict[str, Any], where: str) -> Example:
             # a store cannot hold lone surrogates
             known[name] = text if text.isascii() else text.encode("utf-8", "replace").decode()
     return Example(inputs=known.pop("inputs", None), **known)
+
+
+def _read_evaluator_names(value: Any, where: str) -> tuple[str, ...]:
+    """Return the names in a list or in a comma-separated text, without empty ones."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise BadRow(
+            f"{where}: evaluators must be a list of keys or ids, or a comma-separated text, got {value!r:.120}"
+        )
+    return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
 def _is_missing(value: Any) -> bool:

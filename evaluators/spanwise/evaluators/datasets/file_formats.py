@@ -380,9 +380,9 @@ READABLE_SUFFIXES = (*_TEXT_READERS, *_TABLE_READERS)
 ExampleFormat = Literal["spanwise", "openai", "databricks"]
 _FIELD_ORDER = (
     "id inputs reference_outputs outputs documents expected_documents conditions guidelines categories history base_id "
-    "split metadata"
+    "evaluators split metadata"
 ).split()
-_OPTIONAL_FIELDS = ("categories", "metadata")
+_OPTIONAL_FIELDS = ("categories", "evaluators", "metadata")
 
 
 def write(examples: Iterable[Example], path: str | Path, *, format: ExampleFormat = "spanwise") -> int:

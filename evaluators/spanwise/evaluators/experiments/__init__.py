@@ -8,12 +8,15 @@ Modules, in the order in which data flows:
   recorded setup.
 - `dataset_source`: Dataset source: stored datasets, files, lists and traces as examples, and lookup of stored
   examples.
+- `example_evaluators`: Evaluators per example: which evaluators score an example, and how many examples each of them
+  scores.
 - `experiment_resume`: Resuming an experiment: its stored runs and scores, and the changes to its setup that
   invalidate them.
 - `experiment_plan`: Plan of an experiment: its planned and finished runs, and the conditions that stop it early.
 - `evaluation_pipeline`: Evaluation pipeline: worker threads or event-loop workers take planned runs, run and score
   them.
 - `task_call`: Task under test: signature, arguments with copied inputs, and timeouts.
+- `run_fixture`: Fixture of a run: set-up and tear-down around each attempt of the task, by a context manager.
 - `task_run`: Task run: attempts under a root span, retries, the resulting trace, and runs that exist already.
 - `result_writer`: Result writer: stores finished runs in batches, and spools to a file the runs that the store refuses.
 - `experiment_totals`: Running totals of an experiment: runs, scores per key, repetitions, and judge cost.

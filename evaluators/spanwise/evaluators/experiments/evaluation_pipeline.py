@@ -149,6 +149,8 @@ class RunPipeline:
         return self._wait_on_loop(track())
 
     def _pass_on(self, run: FinishedRun) -> None:
+        if self._scorer.has_composites:
+            run.feedback += self._scorer.score_composites(run.case, run.target, run.feedback, run.item.evaluators)
         self._conditions.check(run)
         self._writer.put(run)
 

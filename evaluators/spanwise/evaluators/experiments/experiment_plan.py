@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from spanwise.collector.records import Case, Example, Feedback, Run, Target, Trace
 from spanwise.evaluators.experiments.experiment_settings import ExperimentSettings
+from spanwise.evaluators.experiments.run_fixture import RunFixture
 from spanwise.evaluators.experiments.task_call import AbandonedTasks, TaskFunction, ValueCopier
 from spanwise.evaluators.interface import Evaluator
 
@@ -30,7 +31,8 @@ class ExperimentPlan:
     keep_examples: bool = False  # store examples with the runs, because no stored dataset has them
     # remarks to be shown below the summary table, without repetitions
     remarks: dict[str, None] = field(default_factory=dict)
-
+    fixture: RunFixture | None = None  # set-up and tear-down around each attempt of the task
+    teardown_failures: list[str] = field(default_factory=list)  # one text for each failed tear-down
     abandoned: AbandonedTasks = field(default_factory=AbandonedTasks)  # tasks that continued to run after their timeout
 
     def remark(self, text: str) -> None:

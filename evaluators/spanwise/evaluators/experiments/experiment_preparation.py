@@ -21,6 +21,7 @@ from spanwise.collector.statistics import select_latest
 from spanwise.collector.store_connection import OnDemandStore
 from spanwise.collector.stores import Store
 from spanwise.evaluators.experiments.dataset_source import ExampleSource, make_source, plan_runs
+from spanwise.evaluators.experiments.example_evaluators import ExampleEvaluators
 from spanwise.evaluators.experiments.experiment_plan import ExperimentPlan, PlannedRun, StopConditions
 from spanwise.evaluators.experiments.experiment_results import Experiment
 from spanwise.evaluators.experiments.experiment_resume import (
@@ -34,6 +35,7 @@ from spanwise.evaluators.experiments.experiment_resume import (
 from spanwise.evaluators.experiments.experiment_settings import ExperimentSettings
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
 from spanwise.evaluators.experiments.result_writer import SpoolBatch, deliver_pending_spools
+from spanwise.evaluators.experiments.run_fixture import RunFixture, make_fixture
 from spanwise.evaluators.experiments.task_call import TaskFunction
 from spanwise.evaluators.interface import (
     Evaluator,
@@ -44,6 +46,7 @@ from spanwise.evaluators.interface import (
     print_message,
     to_stored_value,
 )
+from spanwise.evaluators.scoring import check_composites, describe_parts, get_parts
 from spanwise.tracer.otel.live_span import SCOPE
 from spanwise.tracer.process_runtime import get_runtime as tracing
 
@@ -70,6 +73,7 @@ class ExperimentJob:
     is_saved: bool = True  # False: `record` is never saved
     rescores: bool = False  # True: scores existing runs only, and the record keeps its status
     spent_usd: float = 0.0  # cost of the tasks in earlier parts of a resumed experiment
+    choice: ExampleEvaluators | None = None  # evaluators per example
     conditions: StopConditions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,10 +108,19 @@ def prepare_experiment(
         return _prepare_rescoring(dataset, evaluators, set_evaluators, store, settings)
     name = settings.name or (task.name if task else "given")
     source = make_source(dataset, store, name, settings.splits, outputs_are_references=task is not None)
+    choice = ExampleEvaluators(evaluators, set_evaluators)
+    can_read_twice = not source.is_unsaved and not source.has_traces
+    if can_read_twice:
+        selected, _ = plan_runs(source, limit=settings.limit, seed=settings.seed, only=settings.ids)
+        choice.add(item.example for item in selected)
+        evaluators = choice.all
+    check_composites(evaluators)
     record, stored, tally = _begin_or_resume(name, task, source, evaluators, set_evaluators, store, settings)
+    record = replace(record, evaluators=choice.describe(record.evaluators))
     items, total = plan_runs(
         source, repetitions=settings.repetitions, limit=settings.limit, seed=settings.seed, only=settings.ids
     )
+    items = choice.assign(items, counting=not can_read_twice)
     plan = ExperimentPlan(
         experiment_id=record.id,
         name=record.name,
@@ -116,6 +129,7 @@ def prepare_experiment(
         settings=settings,
         kind=source.kind,
         keep_examples=source.is_unsaved,
+        fixture=None if settings.fixture is None else make_fixture(settings.fixture),
     )
     items = _check_first_run(items, plan, settings.splits)
     if stored is not None:
@@ -132,6 +146,7 @@ def prepare_experiment(
         collect_environment(),
         source.in_memory,
         spent_usd=stored.spent_usd if stored is not None and task is not None else 0.0,
+        choice=choice,
     )
     store.save_experiment(record)
     return job
@@ -150,7 +165,13 @@ def _begin_or_resume(
 
     With `resume=True`, a new experiment begins if there is none of this name. Raises `NotFound` for an unknown id.
     """
-    setup = make_setup(task, settings.parameters, dataset=source.name, dataset_version=source.version)
+    setup = make_setup(
+        task,
+        settings.parameters,
+        dataset=source.name,
+        dataset_version=source.version,
+        fixture=None if settings.fixture is None else make_fixture(settings.fixture),
+    )
     every = (*evaluators, *set_evaluators)
     described = describe_evaluators(every)
     tally = ExperimentTally((metric for evaluator in every for metric in evaluator.metrics), settings.repetitions)
@@ -188,7 +209,8 @@ def _begin_or_resume(
         print_message(f"spanwise: cannot check whether these values have changed: {', '.join(unknown[:MAX_UNTRACKED])}")
     deliver_pending_spools(earlier.id, store)
     check_keys(every, earlier.evaluators)
-    merged = merge_evaluators(earlier.evaluators, described)
+    check_composites(evaluators, earlier.evaluators)
+    merged = merge_evaluators(earlier.evaluators, describe_evaluators(every, earlier.evaluators))
     record = replace(
         earlier,
         dataset=source.name,
@@ -220,7 +242,8 @@ def _prepare_rescoring(
     record = store.experiment(experiment.id)  # another process may have added scores
     every = (*evaluators, *set_evaluators)
     check_keys(every, record.evaluators)
-    merged = merge_evaluators(record.evaluators, describe_evaluators(every))
+    check_composites(evaluators, record.evaluators)
+    merged = merge_evaluators(record.evaluators, describe_evaluators(every, record.evaluators))
     record = replace(
         record,
         evaluators=merged,
@@ -235,7 +258,8 @@ def _prepare_rescoring(
         experiment_id=record.id, name=record.name, task=None, evaluators=evaluators, settings=settings, kind=kind
     )
     plan.remarks.update(tally.remarks)
-    items = _iterate_stored_runs(experiment, stored, evaluators, tally)
+    choice = ExampleEvaluators(evaluators, set_evaluators)
+    items = _iterate_stored_runs(experiment, stored, choice, tally)
     return ExperimentJob(
         plan,
         record,
@@ -246,18 +270,20 @@ def _prepare_rescoring(
         set_evaluators,
         collect_environment(),
         rescores=True,
+        choice=choice,
     )
 
 
 def _iterate_stored_runs(
-    experiment: Experiment, stored: StoredRuns, evaluators: tuple[Evaluator, ...], tally: ExperimentTally
+    experiment: Experiment, stored: StoredRuns, choice: ExampleEvaluators, tally: ExperimentTally
 ) -> Iterator[PlannedRun]:
     for slot, row in enumerate(experiment.rows()):
         tally.traces[slot] = row.trace.trace_id
-        missing = stored.evaluated.missing(row.trace.trace_id, evaluators)
+        example = row.known_example
+        missing = stored.evaluated.missing(row.trace.trace_id, choice.select_known(example, count=row.repetition == 0))
         if missing:
             errors = stored.evaluated.errors(row.trace.trace_id)
-            yield PlannedRun(slot, row.known_example, row.repetition, row.trace, missing, stored=True, errors=errors)
+            yield PlannedRun(slot, example, row.repetition, row.trace, missing, stored=True, errors=errors)
 
 
 def _iterate_remaining_runs(
@@ -277,7 +303,7 @@ def _iterate_remaining_runs(
             yield replace(item, replaces=stored.retried.get(run, ()))
             continue
         tally.traces[item.slot] = trace_id
-        missing = stored.evaluated.missing(trace_id, evaluators)
+        missing = stored.evaluated.missing(trace_id, evaluators if item.evaluators is None else item.evaluators)
         if missing:
             errors = stored.evaluated.errors(trace_id)
             yield replace(item, trace=store.trace(trace_id), evaluators=missing, stored=True, errors=errors)
@@ -293,6 +319,8 @@ def _check_first_run(
         raise NotFound(f"the dataset has no examples{of_splits}")
     if plan.task is not None and first.trace is None:
         plan.task.arguments(first.example, plan.kind, plan.seed_of(first.example, 0))
+        if plan.fixture is not None:
+            plan.fixture.arguments(first.example, plan.kind, plan.seed_of(first.example, 0))
     return chain([first], items)
 
 
@@ -341,6 +369,7 @@ def prepare_attach(
         raise ValueError(
             "attach=True requires live traces: score the runs of an experiment with experiment.evaluate([…])"
         )
+    check_composites(evaluators)
     store, name = cast(Store, settings.store), settings.name or "attached"
     source = make_source(dataset, store, name, settings.splits, reload_traces=True)
     if not source.has_traces:
@@ -387,24 +416,36 @@ def _select_missing_evaluators(item: PlannedRun, evaluators: tuple[Evaluator, ..
 
 
 def make_setup(
-    task: TaskFunction | None, parameters: Mapping[str, JSON], *, dataset: str, dataset_version: int | None
+    task: TaskFunction | None,
+    parameters: Mapping[str, JSON],
+    *,
+    dataset: str,
+    dataset_version: int | None,
+    fixture: RunFixture | None = None,
 ) -> dict[str, JSON]:
     """Return plain values that describe the setup of an experiment.
 
     Facts that take long to find out are added by `collect_environment`.
     """
+    code = digest_code(task.function) if task else None
     return {
         "dataset": dataset,
         "dataset_version": dataset_version,
         "task": task.name if task else None,
-        "task_code": digest_code(task.function) if task else None,
+        "task_code": code if fixture is None else {**(code or {}), **digest_code(fixture.task.function)},
+        **({} if fixture is None else {"fixture": fixture.name}),
         **parameters,
     }
 
 
-def describe_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]:
-    """Return descriptions of evaluators in the form in which an experiment records them."""
-    return tuple(
+def describe_evaluators(
+    evaluators: Sequence[Evaluator], recorded: Sequence[Mapping[str, Any]] = ()
+) -> tuple[Mapping[str, JSON], ...]:
+    """Return descriptions of evaluators in the form in which an experiment records them.
+
+    `recorded` holds the evaluators that the experiment has recorded already, which composites may use.
+    """
+    described = tuple(
         {
             "key": evaluator.key,
             "version": evaluator.version,
@@ -418,6 +459,10 @@ def describe_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, J
             **({"primary": True} if evaluator.primary else {}),
         }
         for evaluator in evaluators
+    )
+    return tuple(
+        {**record, "code": describe_parts(evaluator, described, recorded)} if get_parts(evaluator) else record
+        for evaluator, record in zip(evaluators, described, strict=True)
     )
 
 

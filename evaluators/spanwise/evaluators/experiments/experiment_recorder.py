@@ -33,7 +33,7 @@ from spanwise.evaluators.interface import (
     to_stored_value,
     use_judge_context,
 )
-from spanwise.evaluators.scoring import make_case, retrieved_documents, score, skip_failed
+from spanwise.evaluators.scoring import attach_feedback, get_parts, make_case, retrieved_documents, score, skip_failed
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer.trace_capture import Captured, capture, is_traced
 
@@ -82,8 +82,10 @@ class OpenRun:
         """Score the finished run with evaluators that read its spans and recorded outputs."""
         case, target = make_case(trace, self.example, outputs=self._outputs), Target(trace_id=trace.trace_id)
         with self.judging():
-            for evaluator in evaluators:
-                if case.outputs is None and (skipped := skip_failed(evaluator, case, target)):
+            for evaluator in sorted(evaluators, key=lambda each: bool(get_parts(each))):
+                if get_parts(evaluator):
+                    self.feedback += score(evaluator, attach_feedback(case, self.feedback))
+                elif case.outputs is None and (skipped := skip_failed(evaluator, case, target)):
                     self.feedback += skipped
                 elif case.outputs is None and "outputs" in evaluator.needs:
                     self.feedback += evaluator.make.skip(target, NO_OUTPUTS_MESSAGE)

@@ -46,6 +46,7 @@ from spanwise.evaluators.interface import (
     use_judge_context,
 )
 from spanwise.evaluators.scoring import make_case
+from spanwise.tracer import attribute_names as names
 
 if TYPE_CHECKING:
     import pandas
@@ -167,12 +168,16 @@ class Experiment:
             examples.forget(trace.root.example_id or "")
 
     def errors(self) -> Iterator[Failure]:
-        """Yield every error of the task and of evaluators, with tracebacks."""
+        """Yield every error of the task, of the fixture's tear-down and of evaluators, with tracebacks."""
         for row in self.rows():
             if row.error is not None:
                 events = [event for event in row.trace.root.events if event.name == "exception"]
                 stack = str(events[-1].attributes.get("exception.stacktrace", "")) if events else ""
                 yield Failure(row.example_id, row.trace.trace_id, None, row.error, stack)
+            for failed in row.trace.root.attributes.get(names.TEARDOWN_ERRORS) or ():
+                yield Failure(
+                    row.example_id, row.trace.trace_id, None, failed["error"], failed["traceback"], teardown=True
+                )
             for outcome in row.feedback.values():
                 if outcome.error is not None:
                     yield Failure(

@@ -18,6 +18,7 @@ from spanwise.evaluators.datasets import diff, stored_examples
 from spanwise.evaluators.experiments.dataset_source import ExampleSource
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
 from spanwise.evaluators.interface import Evaluator, Metric, to_stored_value
+from spanwise.evaluators.scoring import get_parts
 
 RUN_PAGE = 2_000  # runs per page
 # feedback per page; large, because the store sorts all of an experiment's feedback for each page
@@ -36,6 +37,7 @@ class EvaluatedTraces:
         `declared` holds the keys that the experiment's evaluators declare.
         """
         named = Counter(evaluator.make.name for evaluator in evaluators)
+        self._evaluators = {evaluator.key: 1 << bit for bit, evaluator in enumerate(evaluators)}
         self._bits: dict[tuple[str | None, str | None, str], int] = {
             (evaluator.make.name, evaluator.version, key): 1 << bit
             for bit, evaluator in enumerate(evaluators)
@@ -47,6 +49,12 @@ class EvaluatedTraces:
             if named[evaluator.make.name] == 1
         }
         self._declared = declared
+        # bit of each composite, and the bits of the evaluators of its parts
+        self._composites = [
+            (1 << bit, sum(1 << at for at, part in enumerate(evaluators) if get_parts(evaluator) & {*part.make.keys}))
+            for bit, evaluator in enumerate(evaluators)
+            if get_parts(evaluator)
+        ]
         self._done: dict[str, int] = {}
         self._failed: dict[str, int] = {}
         self._errors: dict[str, list[str]] = {}
@@ -58,13 +66,22 @@ class EvaluatedTraces:
             return
         self._done[trace_id] = self._done.get(trace_id, 0) | bit
         if feedback.outcome == "error":
-            self._failed[trace_id] = self._failed.get(trace_id, 0) | bit
+            self._failed[trace_id] = self._add_composites(self._failed.get(trace_id, 0) | bit)
             self._errors.setdefault(trace_id, []).append(feedback.id)
 
     def missing(self, trace_id: str, evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
-        """Return the evaluators that have not scored a trace, or failed on it."""
+        """Return those of the indexed `evaluators` that have not scored a trace, or failed on it."""
         scored = self._done.get(trace_id, 0) & ~self._failed.get(trace_id, 0)
-        return tuple(evaluator for bit, evaluator in enumerate(evaluators) if not scored >> bit & 1)
+        bits = {evaluator.key: self._evaluators[evaluator.key] for evaluator in evaluators}
+        missing = self._add_composites(sum(bit for bit in bits.values() if not scored & bit))
+        return tuple(evaluator for evaluator in evaluators if missing & bits[evaluator.key])
+
+    def _add_composites(self, bits: int) -> int:
+        """Return the bits of evaluators that score a trace again, with those of the composites that use them."""
+        for composite, parts in self._composites:
+            if parts & bits:
+                bits |= composite
+        return bits
 
     def is_scored_again(self, feedback: Feedback) -> bool:
         """Return whether the evaluator of this feedback will score the trace again, because it failed under one of its
@@ -287,7 +304,7 @@ def _format_dataset(name: str, version: int | None) -> str:
 # Fields that must be unchanged for stored runs to stay valid. The task's code and the caller's metadata must be
 # unchanged too. `list_reductions` checks the options that may only grow. Everything else may change before `resume`:
 # concurrency, timeout, retries, the commit, installed packages.
-_FIXED_FIELDS = ("task", "seed", "split")
+_FIXED_FIELDS = ("task", "fixture", "seed", "split")
 _MAX_NAMED = 5  # maximum number of changes listed by name
 
 

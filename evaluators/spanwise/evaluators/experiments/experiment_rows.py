@@ -125,7 +125,7 @@ def _list_scores(feedback: Mapping[str, Feedback]) -> dict[str, float | bool | s
 class Failure:
     """Error of a task or an evaluator (`key`), with its traceback if there is one.
 
-    `example_id` and `trace_id` are empty for a set-level evaluator, which scores all runs.
+    With `teardown` it is the error of the tear-down after a task, which does not make the run fail. `example_id` and `trace_id` are empty for a set-level evaluator, which scores all runs.
     """
 
     example_id: str
@@ -133,9 +133,10 @@ class Failure:
     key: str | None
     error: str
     traceback: str
+    teardown: bool = False
 
     def __str__(self) -> str:
-        who = f"evaluator {self.key!r}" if self.key else "the task"
+        who = f"evaluator {self.key!r}" if self.key else "the tear-down" if self.teardown else "the task"
         where = f"example {self.example_id}" if self.example_id else "the whole set"
         return f"{who} failed on {where}: {self.error}\n{self.traceback}".rstrip()
 

@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from spanwise.collector.errors import StoreError
+from spanwise.collector.records import Example
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.statistics import select_latest
 from spanwise.collector.store_connection import OnDemandStore
 from spanwise.evaluators.experiments.dataset_source import iterate_async_rows, make_source, plan_runs
 from spanwise.evaluators.experiments.evaluation_pipeline import run_pipeline
+from spanwise.evaluators.experiments.example_evaluators import ExampleEvaluators
 from spanwise.evaluators.experiments.experiment_liveness import Heartbeat, StallWatchdog
 from spanwise.evaluators.experiments.experiment_plan import FinishedRun
 from spanwise.evaluators.experiments.experiment_preparation import (
@@ -38,8 +40,10 @@ from spanwise.evaluators.experiments.experiment_settings import (
 from spanwise.evaluators.experiments.experiment_summary import format_resume_command
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally, compute_wall_ns
 from spanwise.evaluators.experiments.result_writer import ResultWriter, UnstoredRuns, make_spool, make_spooled_store
+from spanwise.evaluators.experiments.run_fixture import FIXTURE, make_fixture
 from spanwise.evaluators.experiments.task_call import make_task, run_and_cancel_others
 from spanwise.evaluators.interface import (
+    Evaluator,
     JudgementBuffer,
     as_evaluator,
     check_keys,
@@ -80,6 +84,9 @@ def evaluate(
       spans, those of earlier parts of a resumed experiment included): stop the experiment. Running tasks finish, and
       the experiment can be resumed.
     - `raise_errors`: raise the error of a task.
+    - `fixture`: function that returns a context manager, also an async one, for set-up and tear-down around each
+      attempt. It gets the example, or its inputs by name. The task gets the context's value as its parameter
+      `fixture`.
     - `resume`: continue an interrupted experiment (True: the one named `name`; or an experiment's id).
     - `span_wait`: seconds to wait for spans that are still open when the task ends.
     - `store`: see `spanwise.collector.connect` for None.
@@ -113,11 +120,19 @@ def rescore(experiment: Experiment, evaluators: Iterable[Any], **options: Unpack
     return evaluate(experiment, None, evaluators, **options)
 
 
+def make_evaluators(evaluators: Any) -> list[Evaluator]:
+    """Return the evaluators of a call; one id or function stands for a list of it."""
+    return [
+        as_evaluator(each)
+        for each in ([evaluators] if isinstance(evaluators, str) or callable(evaluators) else evaluators)
+    ]
+
+
 async def run_experiment(
     dataset: Any, task: Any, evaluators: Iterable[Any], settings: ExperimentSettings
 ) -> Experiment:
     """Prepare an experiment, run it until it is finished, and return it."""
-    evaluator_list = [as_evaluator(each) for each in ([evaluators] if isinstance(evaluators, str) else evaluators)]
+    evaluator_list = make_evaluators(evaluators)
     set_evaluators = (
         *(each for each in evaluator_list if each.summary),
         *map(as_evaluator, settings.summary_evaluators),
@@ -128,6 +143,12 @@ async def run_experiment(
         if evaluator.asking is not None:
             evaluator.asking.ready()
     task = make_task(task) if task is not None else None
+    if settings.fixture is not None:
+        make_fixture(settings.fixture)  # raises an error if it is invalid
+        if task is None:
+            raise ValueError("fixture=… prepares each run of a task, but there is no task: remove it, or pass a task")
+        if FIXTURE in task.takes:
+            task = replace(task, wants=task.wants | {FIXTURE})
     if isinstance(dataset, AsyncIterable):
         dataset = iterate_async_rows(dataset, make_loop_waiter(asyncio.get_running_loop()))
     prepare = prepare_attach if settings.attach else prepare_experiment
@@ -177,6 +198,8 @@ async def _run_job(job: ExperimentJob) -> Experiment:
     if conditions.reason:
         plan.remarks[f"stopped: {conditions.reason}"] = None
         print_message(f"spanwise: stopped: {conditions.reason}; continue with {_format_resume_hint(job)}")
+    if failures := plan.teardown_failures:
+        plan.remark(f"{len(failures)} attempts had a failed tear-down, for example: {failures[0]} (see errors())")
     if running := plan.abandoned.alive:
         plan.remark(f"{running} tasks did not stop at their timeout and still run in this process")
     store = job.store if unstored is None else make_spooled_store(job.store, spool)
@@ -242,6 +265,7 @@ def _close_record(job: ExperimentJob, status: Any) -> Record:
         totals["spent_usd"] = spent_usd
     record = replace(
         job.record,
+        evaluators=before.evaluators if job.choice is None else job.choice.describe(before.evaluators),
         status=before.status if job.rescores else status,
         ended_ns=before.ended_ns if job.rescores else ended_ns,
         seen_ns=before.seen_ns if job.rescores else now,
@@ -275,7 +299,10 @@ def dry_run(dataset: Any, evaluators: Iterable[Any], **options: Unpack[EvaluateO
     try:
         source = make_source(dataset, store, "dry run", settings.splits, save=False)
         items, _ = plan_runs(source, limit=settings.limit, seed=settings.seed, only=settings.ids)
-        return estimate(evaluators, (item.trace or item.example for item in items), repetitions=settings.repetitions)
+        cases = [item.trace or item.example for item in items]
+        choice = ExampleEvaluators(make_evaluators(evaluators))
+        choice.add(case for case in cases if isinstance(case, Example))
+        return estimate(choice.all, map(choice.name_all, cases), repetitions=settings.repetitions)
     finally:
         if isinstance(store, OnDemandStore):
             store.release()

@@ -49,6 +49,7 @@ class EvaluateOptions(TypedDict, total=False):
     summary_evaluators: Iterable[Any]
     store: StoreArgument
     progress: bool | None
+    fixture: Callable[..., Any] | None
     span_wait: float
     batch_size: int
 
@@ -80,6 +81,7 @@ class ExperimentSettings:
     summary_evaluators: Iterable[Any] = ()
     store: StoreArgument = None
     progress: bool | None = None
+    fixture: Callable[..., Any] | None = None
     span_wait: float = 1.0
     batch_size: int = 32
 
@@ -165,6 +167,7 @@ _FOREIGN_NAMES: Mapping[str, str] = {
     "error_handling": "raise_errors=True, or the errors of the experiment that is returned",
     "dry_run": "limit=3, or `spanwise eval FILE.py --dry-run`",
     "client": "store=…",
+    **dict.fromkeys(("setup", "teardown", "around", "lifecycle", "before_each", "after_each"), "fixture=…"),
 }
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from spanwise.collector import statistics
 from spanwise.collector.formatting import first_line, number
 from spanwise.collector.records import Feedback, FeedbackStats
-from spanwise.collector.statistics import TASK_OK, ScoreSample
+from spanwise.collector.statistics import TASK_OK, ScoreSample, Tally
 from spanwise.collector.terminal_escaping import TerminalConsole
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally, JudgeCost
 
@@ -96,6 +96,8 @@ class Summary(Mapping[str, KeySummary]):
     # keys under which every run was skipped, each with one of the reasons
     lacking: Mapping[str, str] = field(default_factory=dict)
     few: Mapping[str, int] = field(default_factory=dict)  # keys with too few scores, each with the required number
+    # keys that only some examples have, each with the numbers of these examples and of all
+    partial: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     failed_on: str = ""  # the id of an example on which the task failed
     judge_calls: int = 0  # judge calls for the counted feedback; `tokens` and `cost` of the tasks do not include them
@@ -140,7 +142,14 @@ class Summary(Mapping[str, KeySummary]):
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         has_intervals = any(row.interval is not None for row in self.values())
-        head = ["key", "n", "mean", *["95 %"] * has_intervals, *["task failed"] * bool(self.failed)]
+        head = [
+            "key",
+            *["examples"] * bool(self.partial),
+            "n",
+            "mean",
+            *["95 %"] * has_intervals,
+            *["task failed"] * bool(self.failed),
+        ]
         head += ["passed", "failed", "skipped"]
         if self.repetitions > 1:
             head += ["variance", "flaky", f"pass@{self.repetitions}", f"pass^{self.repetitions}"]
@@ -150,6 +159,7 @@ class Summary(Mapping[str, KeySummary]):
         for key, row in self.items():
             mean = format_number(row.mean) if row.mean is not None else format_labels(row.labels)
             cells = {
+                "examples": "{} of {}".format(*self.partial[key]) if key in self.partial else "all",
                 "95 %": format_interval(row.interval),
                 "passed": format_share(row.passed),
                 "variance": format_number(row.variance),
@@ -243,6 +253,12 @@ def make_summary(
         if evaluator.get("min_cases") and not evaluator.get("summary")
         for metric in evaluator["metrics"]
     }
+    partial = {
+        metric["key"]: (examples[0], examples[1])
+        for evaluator in evaluators
+        if (examples := evaluator.get("examples")) and examples[0] < examples[1]
+        for metric in evaluator["metrics"]
+    }
     return Summary(
         title=title,
         keys_={TASK_OK: task_ok, **keys} if tally.failed else keys,
@@ -259,9 +275,13 @@ def make_summary(
         repetitions=tally.repetitions,
         why={source: error for source, error in errors.items() if error},
         lacking={
-            key: of_key.lacking for key, of_key in in_order if of_key.lacking and of_key.tally.skipped == tally.runs
+            key: of_key.lacking
+            for key, of_key in in_order
+            if of_key.lacking
+            and (of_key.tally.skipped == tally.runs or (key in partial and _is_skipped_only(of_key.tally)))
         },
         few={key: count for key, count in minimums.items() if (keys[key].n if key in keys else 0) < count},
+        partial=partial,
         remarks=tuple(tally.remarks),
         failed_on=tally.failed_on if has_task else "",
         judge_calls=tally.spent.calls,
@@ -275,6 +295,10 @@ def make_summary(
         judged=tuple(tally.judge_versions),
         trust=read_agreement,
     )
+
+
+def _is_skipped_only(tally: Tally) -> bool:
+    return not (tally.n or tally.labelled or tally.failed)
 
 
 def _summarize_key(stats: FeedbackStats, sample: ScoreSample, tally: ExperimentTally) -> KeySummary:

@@ -46,13 +46,19 @@ class TaskFunction:
     is_async: bool
     is_traced: bool  # each call opens its own span
     is_wrapped: bool  # the traced function is below another decorator
+    role: str = "task"  # name of the function in errors
 
     def arguments(
-        self, example: Example, kind: str = "kv", seed: int | None = None, copies: ValueCopier | None = None
+        self,
+        example: Example,
+        kind: str = "kv",
+        seed: int | None = None,
+        copies: ValueCopier | None = None,
+        fixture: Any = None,
     ) -> tuple[tuple[Any, ...], JSON]:
         """Return (positional, named) arguments for an example. With `copies`, the values are copied.
 
-        Raises `TaskError` that names the missing inputs.
+        `fixture` is the value of the parameter `fixture`, if the task gets one. Raises `TaskError` that names the missing inputs.
         """
         inputs = example.inputs
         if copies is not None:
@@ -60,14 +66,14 @@ class TaskFunction:
             example = copies.of_example(example) if self.wants & _EXAMPLE_PARAMETERS else example
         positional, named = self._split(inputs, kind)
         if self.wants:
-            extra = {"example": example, "seed": seed, "history": example.history}
+            extra = {"example": example, "seed": seed, "history": example.history, "fixture": fixture}
             absent = self.wants - named.keys() - ({self.first} if positional else set())
             named = {**named, **{name: extra[name] for name in absent}}
         missing = self.needs - named.keys() - ({self.first} if positional else set())
         if missing:
             has = sorted(inputs) if isinstance(inputs, Mapping) else f"a {type(inputs).__name__}"
             raise TaskError(
-                f"task {self.name!r} needs {', '.join(map(repr, sorted(missing)))}, but the example's inputs are {has}: "
+                f"{self.role} {self.name!r} needs {', '.join(map(repr, sorted(missing)))}, but the example's inputs are {has}: "
                 "rename the parameter or the column, or take the whole dict with a parameter named 'inputs'"
             )
         return positional, named

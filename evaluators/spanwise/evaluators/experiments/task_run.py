@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import time
 from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -15,10 +15,18 @@ from typing import Any, NamedTuple
 from opentelemetry.sdk.trace import ReadableSpan
 
 from spanwise.collector.dialects import RawLog, SideRecord, read_feedback, read_sdk_span
+from spanwise.collector.formatting import first_line
 from spanwise.collector.records import JSON, Feedback, Link, Run, Target, Trace
 from spanwise.evaluators.datasets import view_outputs
 from spanwise.evaluators.experiments.dataset_source import add_root_attributes, attach_example, make_example_attributes
 from spanwise.evaluators.experiments.experiment_plan import ExperimentPlan, FinishedRun, PlannedRun, StopConditions
+from spanwise.evaluators.experiments.run_fixture import (
+    ContextOnThread,
+    RunFixture,
+    describe_teardown_error,
+    enter_on_loop,
+    leave_on_loop,
+)
 from spanwise.evaluators.experiments.task_call import (
     TaskFunction,
     await_with_timeout,
@@ -48,6 +56,7 @@ class TaskAttempt(NamedTuple):
     outputs: Any = None
     as_returned: bool = True  # False: `outputs` was assembled from the returned value, which was a stream for example
     error: BaseException | None = None
+    teardown_error: BaseException | None = None
 
 
 def run_task_on_thread(
@@ -109,9 +118,62 @@ def _get_span_wait(plan: ExperimentPlan, attempt: TaskAttempt) -> float:
 
 
 def _attempt_on_thread(plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, wait: AwaitFunction) -> TaskAttempt:
+    if plan.fixture is None:
+        return _call_on_thread(plan, task, item, wait)
+    try:
+        manager, is_async = _open_fixture(plan, plan.fixture, item, prefers_async=False)
+        context = ContextOnThread(manager, is_async, wait)
+        value = context.enter()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return _fail_setup(plan, task, item, error)
+    try:
+        attempt = _call_on_thread(plan, task, item, wait, value)
+    except BaseException as interruption:
+        context.leave(interruption)
+        raise
+    return attempt._replace(teardown_error=context.leave(attempt.error))
+
+
+async def _attempt_on_loop(plan: ExperimentPlan, task: TaskFunction, item: PlannedRun) -> TaskAttempt:
+    if plan.fixture is None:
+        return await _call_on_loop(plan, task, item)
+    try:
+        manager, is_async = _open_fixture(plan, plan.fixture, item, prefers_async=True)
+        value = await enter_on_loop(manager, is_async)
+    except BaseException as error:
+        if is_interruption(error):
+            raise
+        return _fail_setup(plan, task, item, error)
+    try:
+        attempt = await _call_on_loop(plan, task, item, value)
+    except BaseException as interruption:
+        await leave_on_loop(manager, is_async, interruption)
+        raise
+    return attempt._replace(teardown_error=await leave_on_loop(manager, is_async, attempt.error))
+
+
+def _open_fixture(
+    plan: ExperimentPlan, fixture: RunFixture, item: PlannedRun, *, prefers_async: bool
+) -> tuple[Any, bool]:
+    seed = plan.seed_of(item.example, item.repetition)
+    return fixture.open(item.example, plan.kind, seed, plan.copies, prefers_async=prefers_async)
+
+
+def _fail_setup(plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, error: BaseException) -> TaskAttempt:
+    """Return an attempt that failed with the error of its set-up, before the task was called."""
+    with suppress(BaseException), _capture_root(plan, task, item) as captured:
+        raise error
+    return TaskAttempt(captured, error=error)
+
+
+def _call_on_thread(
+    plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, wait: AwaitFunction, fixture: Any = None
+) -> TaskAttempt:
     try:
         with _capture_root(plan, task, item) as captured:
-            args, named = _make_arguments(plan, task, item)
+            args, named = _make_arguments(plan, task, item, fixture)
             outputs, as_returned = _call_task(plan, task, args, named, wait)
             captured.run.set_outputs(outputs)
     except KeyboardInterrupt:
@@ -121,10 +183,10 @@ def _attempt_on_thread(plan: ExperimentPlan, task: TaskFunction, item: PlannedRu
     return TaskAttempt(captured, outputs, as_returned)
 
 
-async def _attempt_on_loop(plan: ExperimentPlan, task: TaskFunction, item: PlannedRun) -> TaskAttempt:
+async def _call_on_loop(plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, fixture: Any = None) -> TaskAttempt:
     try:
         with _capture_root(plan, task, item) as captured:
-            args, named = _make_arguments(plan, task, item)
+            args, named = _make_arguments(plan, task, item, fixture)
             called = _await_outputs(task.function(*args, **named))
             outputs, as_returned = await await_with_timeout(called, plan.settings.timeout, plan.abandoned)
             captured.run.set_outputs(outputs)
@@ -137,9 +199,11 @@ async def _attempt_on_loop(plan: ExperimentPlan, task: TaskFunction, item: Plann
     return TaskAttempt(captured, outputs, as_returned)
 
 
-def _make_arguments(plan: ExperimentPlan, task: TaskFunction, item: PlannedRun) -> tuple[tuple[Any, ...], JSON]:
+def _make_arguments(
+    plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, fixture: Any
+) -> tuple[tuple[Any, ...], JSON]:
     seed = plan.seed_of(item.example, item.repetition)
-    return task.arguments(item.example, plan.kind, seed, plan.copies)
+    return task.arguments(item.example, plan.kind, seed, plan.copies, fixture)
 
 
 def _capture_root(plan: ExperimentPlan, task: TaskFunction, item: PlannedRun) -> AbstractContextManager[Captured]:
@@ -202,7 +266,7 @@ def _make_finished_run(
 ) -> FinishedRun:
     side_records: list[SideRecord] = []
     around, runs, root = _find_root(task, attempt, spans, side_records)
-    outputs = _select_outputs(attempt, around, root)
+    outputs, native = _select_outputs(attempt, around, root)
     if attempt.error is None and outputs is None and names.OUTPUT_VALUE not in root.attributes:
         # mark the null output explicitly, even if the settings exclude inputs and outputs from recording
         runs, root = add_root_attributes(runs, root, {names.OUTPUT_VALUE: "null"})
@@ -213,11 +277,22 @@ def _make_finished_run(
         runs, root = add_root_attributes(runs, root, {names.ATTEMPT: len(failed) + 1})
         trees = [_find_root(task, each, each.captured.spans(0)[0], [])[1:] for each in failed]
         earlier = [run for number, tree in enumerate(trees, 1) for run in move_below_root(*tree, number, root)]
+    if plan.fixture is not None:
+        runs, root = _attach_teardown_errors(plan, runs, root, [*failed, attempt])
     trace = Trace(root, runs, complete=not still_open)
-    case = make_case(trace, item.example, plan.kind, outputs=view_outputs(outputs, plan.kind))
+    case = make_case(trace, item.example, plan.kind, outputs=view_outputs(outputs, plan.kind), native_outputs=native)
     feedback = read_task_feedback(attempt.captured, around, root) + read_span_feedback(side_records, around, root)
     raised = attempt.error if plan.settings.raise_errors else None
     return FinishedRun(item, case, Target(trace_id=trace.trace_id), (*earlier, *runs), feedback, still_open, raised)
+
+
+def _attach_teardown_errors(
+    plan: ExperimentPlan, runs: tuple[Run, ...], root: Run, attempts: Sequence[TaskAttempt]
+) -> tuple[tuple[Run, ...], Run]:
+    """Return the runs of a trace and its root, with the errors of tear-downs on the root, and add them to the plan."""
+    errors = [describe_teardown_error(each.teardown_error) for each in attempts if each.teardown_error is not None]
+    plan.teardown_failures.extend(first_line(error["error"])[:200] for error in errors)
+    return add_root_attributes(runs, root, {names.TEARDOWN_ERRORS: errors}) if errors else (runs, root)
 
 
 def _find_root(
@@ -238,15 +313,15 @@ def _find_root(
     return around, *promote_task_span(runs, around, as_returned=attempt.as_returned, wrapped=task.is_wrapped)
 
 
-def _select_outputs(attempt: TaskAttempt, around: Run, root: Run) -> JSON:
-    """Return the outputs that evaluators see.
+def _select_outputs(attempt: TaskAttempt, around: Run, root: Run) -> tuple[JSON, Any]:
+    """Return the outputs that evaluators see, and the object that the task returned.
 
-    They are plain values, with the types that reading the trace from the store would give, but they are never
+    Outputs are plain values, with the types that reading the trace from the store would give, but they are never
     truncated.
     """
     if root.outputs is not around.outputs and root.outputs != around.outputs:
-        return root.outputs  # the task recorded other outputs on its own span
-    return to_plain(attempt.outputs)
+        return root.outputs, None  # the task recorded other outputs on its own span
+    return to_plain(attempt.outputs), attempt.outputs
 
 
 _COUNT_ATTRIBUTES = (names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED, names.CALLS_SENT)

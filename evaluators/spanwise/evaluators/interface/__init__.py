@@ -11,6 +11,7 @@ Modules, in the order in which data flows:
 - `document_metrics`: Metrics of H2O Eval Studio's documentation: display names, ranges and default thresholds, by metric
   key.
 - `argument_binding`: Argument binding: which fields of a case a callable receives, and type checks of parameters.
+- `native_outputs`: Native outputs: the objects that a task returned, for evaluators that ask for them by annotation.
 - `case_views`: Copy-on-access views of cases, traces and runs, so that evaluators cannot change shared data.
 - `value_conversion`: Conversion of values to the form that evaluators see: plain JSON, documents, chat messages,
   infinite numbers.
@@ -37,6 +38,7 @@ from spanwise.evaluators.interface.evaluator_factory import (
     check_keys,
     claim_keys,
     evaluator,
+    find_by_name,
     get_parameters,
     list_declared_keys,
     make_evaluator,
@@ -155,6 +157,7 @@ __all__ = [
     "encode_infinities",
     "evaluator",
     "explain_missing_fields",
+    "find_by_name",
     "from_dict",
     "get_case_field",
     "get_default_metrics",

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_typ
 from spanwise.collector.errors import SpanwiseError
 from spanwise.collector.records import Case
 from spanwise.evaluators.interface.case_views import IMMUTABLE_TYPES, copy_value, make_case_view, make_langsmith_example
+from spanwise.evaluators.interface.native_outputs import NativeOutputs, make_native_getter
 from spanwise.evaluators.interface.value_conversion import decode_infinity
 from spanwise.tracer import attribute_names as names
 
@@ -175,10 +176,12 @@ def bind(
     prepare_data: Callable[..., Mapping[str, Any]] | None = None,
     name: str = "",
     shares: bool = False,
+    native: bool = False,
 ) -> Binding:
     """Compile a binding. `where` maps an argument to a path ("outputs.answer") or to a function of the case.
 
     With `shares`, the arguments are not copied, because neither the callable nor a function in `where` changes them.
+    With `native`, outputs are passed as models or dataclasses where annotations ask for them (see `NativeOutputs`).
 
     Raises `BindingError` if a parameter without a default is not a field of a case and is not mapped.
     """
@@ -198,6 +201,8 @@ def bind(
         if parameter.kind is parameter.POSITIONAL_ONLY:
             positional.append(parameter.name)
         getter = paths.get(parameter.name) or FIELDS.get(PLURALS.get(parameter.name, parameter.name))
+        if native and parameter.annotation is not parameter.empty and _is_whole_outputs(getter):
+            getter = make_native_getter(function, parameter.name) or getter
         if parameter.default is not parameter.empty:
             if getter is not None:
                 optional.append((parameter.name, getter))
@@ -346,7 +351,15 @@ class _OutputsPath:
 
 def _is_null_answer(get: Getter, case: Case) -> bool:
     """Return whether the None from a getter is an answer, rather than a missing value."""
-    return get.is_none(case) if isinstance(get, _OutputsPath) else get is _outputs and has_null_output(case)
+    if isinstance(get, _OutputsPath):
+        return get.is_none(case)
+    if isinstance(get, NativeOutputs):
+        return get.accepts_none and has_null_output(case)
+    return get is _outputs and has_null_output(case)
+
+
+def _is_whole_outputs(get: Getter | None) -> bool:
+    return get is _outputs or (isinstance(get, _OutputsPath) and not get.steps)
 
 
 def _resolve_path(value: Any, steps: list[str]) -> Any:

@@ -96,6 +96,7 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
     )
     threshold: float | str | None = "document" if options.get("document_threshold") else options.get("threshold")
     summary, origin = options.get("summary"), options.get("origin")
+    is_summary = is_set_level(function) if summary is None else summary
     if origin is None:
         module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
         is_importable = module and name and "<" not in name and module != "__main__"
@@ -109,6 +110,7 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
             prepare_data=options.get("prepare_data"),
             name=function_name,
             shares=options.get("shares", False),
+            native=not is_summary,
         ),
         make=FeedbackFactory(
             key=key,
@@ -123,7 +125,7 @@ def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptio
         version=version,
         revision=options.get("revision") or options.get("version") or "1",
         metrics=metrics,
-        summary=is_set_level(function) if summary is None else summary,
+        summary=is_summary,
         timeout=options.get("timeout"),
         retries=options.get("retries", 0),
         retry_on=compile_retry_on(options.get("retry_on")),
@@ -294,6 +296,17 @@ def check_keys(evaluators: Sequence[Evaluator], recorded: Iterable[Mapping[str, 
         for metric in record.get("metrics", ()):
             if record["key"] not in replaced and metric["key"] in owners:
                 raise ValueError(_describe_collision(metric["key"], record["key"], owners[metric["key"]]))
+
+
+def find_by_name(evaluators: Sequence[Evaluator], name: str) -> list[Evaluator]:
+    """Return the evaluators that an example means by a name: those with this key, else those that report this key, else
+    those with this registered id.
+    """
+    return (
+        [each for each in evaluators if each.key == name]
+        or [each for each in evaluators if name in each.make.keys]
+        or [each for each in evaluators if each.make.name == name or (each.spec is not None and each.spec.id == name)]
+    )
 
 
 def claim_keys(

@@ -4,6 +4,7 @@ Modules, in the order in which data flows:
 
 - `case_builder`: Case builder: the view of a trace, session, example or plain values that evaluators get.
 - `case_scoring`: Evaluators applied to cases: `score`, batches for models, threads and the event loop.
+- `composite_evaluator`: Composite evaluator: the weighted mean of the scores that a run has under other keys.
 - `cost_estimate`: Cost estimate: calls, tokens and price of judges over cases, without calling them.
 - `judge_calibration`: Calibration of judges against human feedback: agreement, biases, prediction-powered
   mean.
@@ -13,6 +14,13 @@ Modules, in the order in which data flows:
 
 from spanwise.evaluators.scoring.case_builder import load_turns, make_case, retrieved_documents
 from spanwise.evaluators.scoring.case_scoring import CaseScorer, ScoreResult, ascore, score, skip_failed
+from spanwise.evaluators.scoring.composite_evaluator import (
+    attach_feedback,
+    check_composites,
+    composite,
+    describe_parts,
+    get_parts,
+)
 from spanwise.evaluators.scoring.cost_estimate import Estimate, estimate
 from spanwise.evaluators.scoring.judge_calibration import Bias, Calibration, calibrate, corrected_mean
 
@@ -23,9 +31,14 @@ __all__ = [
     "Estimate",
     "ScoreResult",
     "ascore",
+    "attach_feedback",
     "calibrate",
+    "check_composites",
+    "composite",
     "corrected_mean",
+    "describe_parts",
     "estimate",
+    "get_parts",
     "load_turns",
     "make_case",
     "retrieved_documents",

@@ -61,6 +61,8 @@ def normalize_case(case: Case) -> Case:
     """
     values = ((name, getattr(case, name)) for name in _NORMALIZED_FIELDS)
     changed = {name: plain for name, value in values if (plain := to_plain(value)) is not value}
+    if "outputs" in changed and case.native_outputs is None:
+        changed["native_outputs"] = case.outputs
     return replace(case, **changed) if changed else case
 
 

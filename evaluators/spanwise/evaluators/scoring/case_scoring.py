@@ -28,6 +28,7 @@ from spanwise.evaluators.interface import (
     run_in_thread,
 )
 from spanwise.evaluators.scoring.case_builder import load_turns, make_case, normalize_case
+from spanwise.evaluators.scoring.composite_evaluator import attach_feedback, get_parts
 
 StoreLocation: TypeAlias = "TraceStore | str | PathLike[str] | None"
 
@@ -195,14 +196,16 @@ class CaseScorer:
     """Scorer that applies evaluators of single cases, grouped by the thread or event loop that runs them.
 
     Plain evaluators (`Evaluator.plain`) run on the caller's thread or loop, one after the other. All others run
-    concurrently. The argument `only` of the methods restricts a call to these evaluators.
+    concurrently, except composites, which run last. The argument `only` of the methods restricts a call to these evaluators.
     """
 
     def __init__(self, evaluators: Sequence[Evaluator], batch_size: int = 32) -> None:
         self._batchers = {
             judge.key: CaseBatcher(judge, batch_size) for judge in evaluators if isinstance(judge.function, Batch)
         }
-        self._plain = tuple(judge for judge in evaluators if judge.plain)
+        self._composites = tuple(judge for judge in evaluators if get_parts(judge))
+        self.has_composites = bool(self._composites)
+        self._plain = tuple(judge for judge in evaluators if judge.plain and not get_parts(judge))
         self._others = tuple(judge for judge in evaluators if not judge.plain)
         self.has_concurrent = bool(self._others)
         self._owners = list_declared_keys(evaluators)
@@ -250,6 +253,16 @@ class CaseScorer:
             feedback += claim_keys(self._owners, evaluator, evaluator.settled(outcome, target), target)
         return feedback
 
+    def score_composites(
+        self, case: Case, target: Target, feedback: Sequence[Feedback], only: Sequence[Evaluator] | None = None
+    ) -> list[Feedback]:
+        """Score with the composites, in order, after all other evaluators gave `feedback`."""
+        results: list[Feedback] = []
+        for evaluator in _select_evaluators(self._composites, only):
+            known = attach_feedback(case, (*feedback, *results))
+            results += claim_keys(self._owners, evaluator, evaluator.evaluate_here(known, target), target)
+        return results
+
     async def _try_on_thread(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
         """Run an evaluator on a thread until it has returned once, then on the event loop. If it hung on the event loop,
         it would block the loop and Ctrl-C.
@@ -283,7 +296,10 @@ def skip_failed(evaluator: Evaluator, case: Case, target: Target) -> list[Feedba
 
 
 def _select_evaluators(evaluators: Sequence[Evaluator], only: Sequence[Evaluator] | None) -> Sequence[Evaluator]:
-    return evaluators if only is None else [judge for judge in evaluators if judge in only]
+    if only is None:
+        return evaluators
+    keys = {judge.key for judge in only}
+    return [judge for judge in evaluators if judge.key in keys]
 
 
 IDLE_S = 0.02  # seconds that a batch waits for more cases

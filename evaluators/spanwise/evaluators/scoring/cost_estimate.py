@@ -11,6 +11,7 @@ from spanwise.evaluators.interface import (
     DiscardedJudgements,
     Evaluator,
     as_evaluator,
+    find_by_name,
     make_untraced_target,
     run_coroutine,
     use_judge_context,
@@ -82,11 +83,12 @@ def find_judges(evaluator: Evaluator) -> list[Judge]:
 async def _estimate_evaluators(evaluators: Mapping[str, Evaluator], cases: list[Case], repetitions: int) -> Estimate:
     counted, skipped, errors = {}, {}, {}
     for key, evaluator in evaluators.items():
+        scored = [case for case in cases if _is_scored(case, evaluator)]
         of_cases = [
-            await _estimate_case(evaluator, case, repetition) for repetition in range(repetitions) for case in cases
+            await _estimate_case(evaluator, case, repetition) for repetition in range(repetitions) for case in scored
         ]
         counted[key] = _sum_counts(each for each, _ in of_cases)
-        first_time = [feedback for _, feedback in of_cases[: len(cases)]]
+        first_time = [feedback for _, feedback in of_cases[: len(scored)]]
         skipped[key] = sum(feedback is not None and feedback.outcome == "skip" for feedback in first_time)
         error = next(
             (feedback.error for feedback in first_time if feedback is not None and feedback.outcome == "error"), None
@@ -95,6 +97,12 @@ async def _estimate_evaluators(evaluators: Mapping[str, Evaluator], cases: list[
             errors[key] = error
     where = {judge.where: None for evaluator in evaluators.values() for judge in find_judges(evaluator)}
     return Estimate(by_evaluator=counted, skipped=skipped, errors=errors, where=tuple(where), cases=len(cases))
+
+
+def _is_scored(case: Case, evaluator: Evaluator) -> bool:
+    """Return whether the evaluator scores a case: its example names it, or no evaluator."""
+    names = case.example.evaluators if case.example is not None else ()
+    return not names or any(find_by_name([evaluator], name) for name in names)
 
 
 async def _estimate_case(evaluator: Evaluator, case: Case, repetition: int) -> tuple[DryRunCounts, Feedback | None]:

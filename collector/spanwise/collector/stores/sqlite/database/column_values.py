@@ -17,7 +17,7 @@ import orjson
 
 from spanwise.collector import record_encoding
 from spanwise.collector.errors import Refused
-from spanwise.collector.records import JSON
+from spanwise.collector.records import JSON, Example
 
 INT_MAX = 2**63 - 1
 DEPTH_MAX = 100
@@ -98,11 +98,22 @@ def encode_record(record: Any) -> str:
     return text
 
 
+_NO_EVALUATORS = ',"evaluators":[]}'
+
+
 def _record_json(record: Any) -> str:
     try:
-        return orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS).decode()
+        text = orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS).decode()
     except (TypeError, ValueError, RecursionError):
-        return dumps(asdict(record))
+        fields = asdict(record)
+        if isinstance(record, Example) and not record.evaluators:
+            del fields["evaluators"]
+        return dumps(fields)
+    # an example that names no evaluators keeps the text of versions without this field, so that saving it again is
+    # no change
+    if isinstance(record, Example) and text.endswith(_NO_EVALUATORS):
+        return text.removesuffix(_NO_EVALUATORS) + "}"
+    return text
 
 
 def decode_record(kind: type[T], text: str) -> T:
