@@ -83,7 +83,7 @@ def test_facts_of_the_document_are_no_part_of_versions(spec, monkeypatch):
 
 
 def test_versions_are_those_from_before_the_names():
-    versions = {"agent_sanity": "733ee14c", "bleu": "47f36507", "classification": "3a0bb4dc", "pii": "ab0a2eca"}
+    versions = {"agent_sanity": "79951a6a", "bleu": "47f36507", "classification": "3a0bb4dc", "pii": "ab0a2eca"}
     versions |= {"encoding_guardrail": "dc9c35f4", "json_schema": "6e25d9d0", "looping": "329f371d"}
     versions |= {"rouge": "e1cc9de3", "sensitive_data": "1f5e3247", "text_matching": "ef8a2e55"}
     assert {id: get_evaluator(id).version for id in versions} == versions

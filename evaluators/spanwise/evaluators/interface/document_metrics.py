@@ -197,7 +197,7 @@ DOCUMENT_METRICS: _Metrics = {
         "Sensitive data parsing failures",
     ),
     # fairness
-    "fairness_bias": _harm("Fairness bias", "bias"),
+    "fairness_bias": _harm("Fairness bias", ""),
     **_rates(
         "sexism",
         "No Sexism (pass)",
