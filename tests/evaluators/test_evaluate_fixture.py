@@ -362,3 +362,17 @@ def test_many_runs_at_a_time(store, task):
     experiment = run(task, store, log.later, rows, concurrency=8)
     assert experiment.summary()["longer"].n == 200
     assert len(log.events) == 400
+
+
+def test_a_gate_counts_only_failed_runs(store):
+    from spanwise.cli.quality_gate import collect_failures
+
+    log = Log()
+    log.fails = RuntimeError("disk full")
+
+    def task(q):
+        return {"q0": None}.get(q, "abc").upper()
+
+    failures = collect_failures(run(task, store, log.plain))
+    assert failures.times == {None: 1}
+    assert [example for example, _ in failures.runs.values()] == ["e0"]

@@ -235,3 +235,19 @@ def test_ten_thousand_examples(tmp_path, names):
         summary = experiment.summary()
         assert summary["polite"].n == (5_000 if names else 10_000)
         assert summary.partial == ({"polite": (5_000, 10_000)} if names else {})
+
+
+@pytest.mark.parametrize("remembered", [0, 5_000])
+@pytest.mark.parametrize("options", [{}, {"limit": 2}, {"limit": 2, "seed": 1}, {"repetitions": 2}, {"only": "two"}])
+def test_a_stored_dataset_is_read_in_advance(store, monkeypatch, remembered, options):
+    from spanwise.evaluators.experiments import dataset_source
+
+    monkeypatch.setattr(dataset_source, "MAX_REMEMBERED", remembered)
+    datasets.save(store, "d", ROWS)
+    experiment = run("d", [concise, "exact"], store, **options)
+    named = {"all": {"concise", "exact"}, "one": {"concise"}, "two": {"concise", "exact"}}
+    assert all(set(found) == named[id] for id, found in scores(experiment).items())
+    assert experiment.summary().runs == {"limit": 2, "repetitions": 6, "only": 1}.get(next(iter(options), ""), 3)
+    datasets.save(store, "d", [{"id": "bad", "inputs": {"q": "d"}, "evaluators": ["exakt"]}])
+    with pytest.raises(ValueError, match="example bad names"):
+        run("d", [concise], store)

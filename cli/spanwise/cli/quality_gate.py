@@ -321,6 +321,8 @@ def collect_failures(experiment: Experiment) -> FailureSummary:
     if not (summary.failed or set_failed or any(row.failed for row in summary.values())):
         return failures
     for failure in experiment.errors():
+        if failure.teardown:  # the run itself has not failed
+            continue
         failures.times[failure.key] += 1
         failures.why.setdefault(failure.key, first_line(failure.error))
         if failure.trace_id:

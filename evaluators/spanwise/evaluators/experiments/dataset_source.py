@@ -28,6 +28,7 @@ from spanwise.evaluators.experiments.experiment_plan import PlannedRun
 from spanwise.evaluators.interface import AwaitFunction
 
 SOURCE_PAGE = 500
+MAX_REMEMBERED = 5_000  # examples; a stored dataset of at most this size is read only once
 _END = object()
 MIN_ID_PREFIX = 6  # minimum length of an id prefix
 MAX_STORED_FILE = 64 * 2**20  # bytes; larger files are streamed and not stored as datasets
@@ -182,9 +183,30 @@ def _make_stored_source(store: Store, name: str, version: int | None, splits: Se
     if not count:
         where = f"split {' or '.join(map(repr, splits))} of dataset {name!r}" if splits else f"dataset {name!r}"
         raise NotFound(f"{where} (version {dataset.version}) has no examples")
-    return ExampleSource(
-        name, dataset.version, dataset.kind, count, lambda: _iterate_stored_examples(store, dataset, splits)
-    )
+
+    def read() -> Iterator[tuple[Example, Trace | None]]:
+        return _iterate_stored_examples(store, dataset, splits)
+
+    examples = _remember(read()) if count <= MAX_REMEMBERED else read
+    return ExampleSource(name, dataset.version, dataset.kind, count, examples)
+
+
+def _remember(pairs: Iterator[tuple[Example, Trace | None]]) -> Callable[[], Iterator[tuple[Example, Trace | None]]]:
+    """Return a function that iterates over all pairs each time. Each pair is read once, when it is first needed."""
+    read: list[tuple[Example, Trace | None]] = []
+
+    def iterate() -> Iterator[tuple[Example, Trace | None]]:
+        position = 0
+        while True:
+            if position == len(read):
+                pair = next(pairs, None)
+                if pair is None:
+                    return
+                read.append(pair)
+            yield read[position]
+            position += 1
+
+    return iterate
 
 
 def _make_list_source(dataset: Dataset, examples: Sequence[Example], splits: Sequence[str] | None) -> ExampleSource:

@@ -69,6 +69,8 @@ def evaluate(
     - `dataset`: the name of a stored dataset (`name@3` for a version), a path (JSONL, JSON, CSV, YAML), a
       DataFrame, a list or (async) generator of dicts or examples, stored traces or a `Filter` over them, or an
       experiment to score further.
+    - `evaluators`: callables, ids or evaluators. They score the examples that name them or that name none (see
+      `Example.evaluators`); the others are scored by the evaluators that they name.
     - `task`: called with the inputs by name, with the whole dict if it has a parameter `inputs`, or with the
       single value if the inputs are not a dict. Async tasks run on one event loop, others on threads. The span of
       a task under `@trace` becomes the root of its run, as in production. Without a task the existing outputs,
