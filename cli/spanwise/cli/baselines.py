@@ -16,7 +16,7 @@ from spanwise.tracer.process_runtime import get_runtime
 
 if TYPE_CHECKING:
     from spanwise.evaluators import Experiment
-    from spanwise.evaluators.experiments import Comparison
+    from spanwise.evaluators.analysis import Comparison
 
 LATEST, GIT = "latest", "git:"
 _GIT_TIMEOUT_S = 10

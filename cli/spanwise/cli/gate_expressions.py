@@ -33,8 +33,8 @@ from spanwise.tracer.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from spanwise.evaluators import Experiment
-    from spanwise.evaluators.analysis import Problem
-    from spanwise.evaluators.experiments import Comparison, KeySummary
+    from spanwise.evaluators.analysis import Comparison, Problem
+    from spanwise.evaluators.experiments import KeySummary
 
 Outcome: TypeAlias = Literal["passed", "failed", "undecided", "skipped"]
 

@@ -17,7 +17,7 @@ from spanwise.collector.stores import Store
 
 if TYPE_CHECKING:
     from spanwise.evaluators import Experiment
-    from spanwise.evaluators.experiments import Comparison
+    from spanwise.evaluators.analysis import Comparison
 
 # Characters that XML 1.0 does not allow, not even escaped
 _ILLEGAL_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -34,7 +34,7 @@ from spanwise.tracer.suggestions import did_you_mean
 if TYPE_CHECKING:
     from spanwise.cli.baselines import Baseline
     from spanwise.evaluators import Evaluator, Experiment
-    from spanwise.evaluators.experiments import Comparison
+    from spanwise.evaluators.analysis import Comparison
 
 
 MAX_SHOWN_RUNS = 5  # failed runs that are printed

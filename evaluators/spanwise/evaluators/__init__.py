@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 from spanwise.collector.errors import require_extra
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.analysis import analyze, sweep
-    from spanwise.evaluators.experiments import history
+    from spanwise.evaluators.analysis import analyze, compare, history, sweep
     from spanwise.evaluators.judges import Judge, judge, panel, scripted
     from spanwise.evaluators.monitors import monitor
     from spanwise.evaluators.scoring.pairwise_comparison import pairwise
     from spanwise.evaluators.scoring.threshold_fitting import fit_threshold
 
 with require_extra("server", __name__):
-    from spanwise.evaluators.experiments import Experiment, aevaluate, compare, evaluate
+    from spanwise.evaluators.experiments import Experiment, aevaluate, evaluate
     from spanwise.evaluators.interface import (
         Evaluator,
         Metric,
@@ -78,8 +77,9 @@ __all__ = [
 _LATER = {
     "Judge": "spanwise.evaluators.judges",
     "analyze": "spanwise.evaluators.analysis",
+    "compare": "spanwise.evaluators.analysis",
     "fit_threshold": "spanwise.evaluators.scoring.threshold_fitting",
-    "history": "spanwise.evaluators.experiments",
+    "history": "spanwise.evaluators.analysis",
     "judge": "spanwise.evaluators.judges",
     "monitor": "spanwise.evaluators.monitors",
     "pairwise": "spanwise.evaluators.scoring.pairwise_comparison",

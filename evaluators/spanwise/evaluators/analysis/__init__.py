@@ -2,6 +2,9 @@
 
 Modules, in the order in which data flows:
 
+- `experiment_comparison`: Comparison of experiments: conclusions, regressions and slices, for terminal, notebook, pandas
+  and Markdown.
+- `experiment_history`: History of a dataset: the mean of each key with its interval per experiment, in order of time.
 - `model_results`: Results by model: the runs of one or more experiments, grouped by the model that answered.
 - `leaderboards`: Leaderboards of models: heatmaps of means by metric and by prompt, and the rates of boolean
   evaluators.
@@ -15,8 +18,11 @@ Modules, in the order in which data flows:
 - `parameter_sweep`: Sweep: one experiment per combination of parameters, or per variant of the task, analyzed together.
 """
 
+from spanwise.collector.stores import Change, Slice
 from spanwise.evaluators.analysis.analysis_report import render_page
 from spanwise.evaluators.analysis.compliance import StandardCoverage
+from spanwise.evaluators.analysis.experiment_comparison import Answer, Comparison, Regression, compare
+from spanwise.evaluators.analysis.experiment_history import History, history
 from spanwise.evaluators.analysis.insights import Insight
 from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, HeatmapLeaderboard, PromptHeatmap
 from spanwise.evaluators.analysis.model_analysis import Analysis, analyze
@@ -28,19 +34,27 @@ from spanwise.evaluators.analysis.result_analysis import AnalysisData, TradeOff
 __all__ = [
     "Analysis",
     "AnalysisData",
+    "Answer",
     "BooleanLeaderboard",
     "Cell",
+    "Change",
+    "Comparison",
     "HeatmapLeaderboard",
+    "History",
     "Insight",
     "ModelResults",
     "Problem",
     "PromptHeatmap",
+    "Regression",
+    "Slice",
     "StandardCoverage",
     "Sweep",
     "SweepCell",
     "TradeOff",
     "UnusableThreshold",
     "analyze",
+    "compare",
+    "history",
     "render_page",
     "sweep",
 ]

@@ -16,8 +16,9 @@ from spanwise.collector import connect
 from spanwise.collector.errors import NotFound
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.stores import ComparisonOptions, Store
+from spanwise.evaluators.analysis.experiment_comparison import Comparison
 from spanwise.evaluators.analysis.model_analysis import Analysis
-from spanwise.evaluators.experiments import Comparison, Experiment, evaluate, render_text
+from spanwise.evaluators.experiments import Experiment, evaluate, render_text
 from spanwise.evaluators.interface import StoreLocation, resolve_store
 
 MAX_CELLS = 1_000

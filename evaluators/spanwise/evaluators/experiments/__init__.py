@@ -26,17 +26,13 @@ Modules, in the order in which data flows:
 - `experiment_rows`: Rows of an experiment: runs with their feedback, errors, and the HTML page that shows them.
 - `result_files`: Result files: the dataset of an experiment with all metrics of one evaluator, as JSON Lines.
 - `experiment_robustness`: Robustness of an experiment against perturbations, for terminal, notebook and pandas.
-- `experiment_comparison`: Comparison of experiments: means per key, significance of differences, changed examples.
-- `experiment_history`: History of a dataset: the mean of each key with its interval per experiment, in order of time.
 - `experiment_recorder`: Recorder: an experiment whose runs a caller such as the pytest plugin opens around its own
   code.
 - `experiment_liveness`: Liveness of an experiment: heartbeat in its record, and a watchdog that reports a stall and
   its cause.
 """
 
-from spanwise.collector.stores import Change, Flip, KindRobustness, Slice
-from spanwise.evaluators.experiments.experiment_comparison import Answer, Comparison, Regression, compare
-from spanwise.evaluators.experiments.experiment_history import History, history
+from spanwise.collector.stores import Flip, KindRobustness
 from spanwise.evaluators.experiments.experiment_preparation import CannotResume
 from spanwise.evaluators.experiments.experiment_recorder import OpenRun, Recorder, finish_stored_experiment
 from spanwise.evaluators.experiments.experiment_results import Experiment
@@ -47,7 +43,9 @@ from spanwise.evaluators.experiments.experiment_settings import EvaluateOptions
 from spanwise.evaluators.experiments.experiment_summary import (
     KeySummary,
     Summary,
+    format_labels,
     format_number,
+    make_html_table,
     make_text_table,
     render_text,
     rerun_command,
@@ -58,34 +56,28 @@ from spanwise.evaluators.experiments.result_writer import deliver_spool
 from spanwise.evaluators.experiments.task_call import TaskError
 
 __all__ = [
-    "Answer",
     "CannotResume",
-    "Change",
-    "Comparison",
     "EvaluateOptions",
     "Experiment",
     "Failure",
     "Flip",
-    "History",
     "JudgeCost",
     "KeySummary",
     "KindRobustness",
     "OpenRun",
     "Recorder",
-    "Regression",
     "Robustness",
     "Row",
-    "Slice",
     "Summary",
     "TaskError",
     "aevaluate",
-    "compare",
     "deliver_spool",
     "dry_run",
     "evaluate",
     "finish_stored_experiment",
+    "format_labels",
     "format_number",
-    "history",
+    "make_html_table",
     "make_text_table",
     "render_text",
     "rerun_command",

@@ -27,8 +27,8 @@ from spanwise.collector.stores import (
     StoredComparison,
     get_judge_keys,
 )
-from spanwise.evaluators.experiments.experiment_results import Experiment
-from spanwise.evaluators.experiments.experiment_summary import (
+from spanwise.evaluators.experiments import (
+    Experiment,
     format_labels,
     format_number,
     make_html_table,

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 
 from spanwise.collector import connect
 from spanwise.collector.stores import HistoryPoint, list_history
-from spanwise.evaluators.experiments.experiment_summary import format_number, make_text_table, render_text
+from spanwise.evaluators.experiments import format_number, make_text_table, render_text
 from spanwise.evaluators.interface import StoreLocation, resolve_store
 
 if TYPE_CHECKING:
