@@ -195,7 +195,7 @@ def test_no_word_contradicts_the_interval(pairs, margin, rising):
 def test_the_interval_alone_is_not_enough():
     moved = contrast([0.0] * 5, [0.9, 1.0, 1.1, 0.95, 1.05])  # five equal signs are likely by chance: p 1/16
     assert (moved.word, moved.interval[0] > 0, moved.p) == ("inconclusive", True, 0.0625)
-    assert "the interval excludes 0, but the sign-flip test does not exclude chance" in moved.sentence
+    assert "the interval excludes 0, but the sign-flip test of symmetry does not exclude chance" in moved.sentence
 
 
 def test_the_test_alone_is_not_enough():
@@ -348,6 +348,7 @@ def test_twenty_labels_that_all_change_from_good_to_bad_are_twenty_changes():
     moved = contrast(labels(["good"] * 20), labels(["bad"] * 20), good_labels=frozenset({"good"}))
     assert (moved.kind, moved.losses, moved.word, moved.table) == ("labels", 20, "worse", {("good", "bad"): 20})
     assert "0 of 20 pairs changed from bad to good and 20 from good to bad" in moved.sentence
+    assert "labels: 'good' → 'bad' 20 (Bhapkar p <0.001)" in moved.sentence
 
 
 def test_labels_of_which_none_is_declared_good_are_counted_and_not_judged():

@@ -33,7 +33,9 @@ TASK_OK = "task_ok"
 ALPHA = 0.05  # joint error probability of all conclusions of a comparison
 DIFFERENCE_TOLERANCE = 1e-9  # smaller differences are rounding errors
 SMALL_SAMPLE = 30  # pairs below which the interval of clearly skewed differences covers too little
+SHOWN_MOVES = 3  # changes of labels that a sentence names, the most frequent first
 _CLEAR_SKEWNESS = 1.0
+_MAX_LABEL = 40  # characters of a label in a sentence
 _TEST_TOLERANCE = 1e-9  # relative; a p-value that equals its bound counts as significant
 
 # Quantities of a run that are compared like scores, lower being better, and their units
@@ -251,7 +253,9 @@ class Contrast:
         interval = self._difference_interval(1 - alpha)
         if interval is None or interval[0] <= 0 <= interval[1] or not self._is_significant(alpha):
             return None
-        rose = interval[0] > 0
+        return self._name_move(interval[0] > 0)
+
+    def _name_move(self, rose: bool) -> Word:
         if self.rising is None:
             return "higher" if rose else "lower"
         return "better" if rose == self.rising else "worse"
@@ -315,8 +319,9 @@ class Contrast:
             parts.append(
                 f"its {_percent(1 - 2 * self.alpha)} interval {self._show(self.equivalence_interval)} is {side}"
             )
-            if (moved := self._get_moved_word(self.alpha)) is not None and word == "equivalent":
-                parts.append(f"the difference is real ({moved}) but smaller than the margin")
+            interval = self._difference_interval(self.level)
+            if word == "equivalent" and interval is not None and not interval[0] <= 0 <= interval[1]:
+                parts.append(f"the difference is real ({self._name_move(interval[0] > 0)}) but smaller than the margin")
         elif word == INCONCLUSIVE:
             parts += self._list_reasons()
         if not self.is_primary:
@@ -358,7 +363,7 @@ class Contrast:
                 else f"none of them differs, and an interval of scores needs {MIN_DISTINCT} that do"
             ]
         includes, significant = interval[0] <= 0 <= interval[1], self._is_significant(self.alpha)
-        test = "the exact McNemar test" if self._step is not None else "the sign-flip test"
+        test = "the exact McNemar test" if self._step is not None else "the sign-flip test of symmetry"
         if includes and significant:
             reasons = ["the interval includes 0, although the test alone excludes chance"]
         elif includes:
@@ -378,6 +383,12 @@ class Contrast:
         return reasons
 
     def _list_remarks(self) -> list[str]:
+        moves = {pair: count for pair, count in self.table.items() if pair[0] != pair[1]}
+        if moves:
+            common = sorted(moves.items(), key=lambda move: (-move[1], move[0]))[:SHOWN_MOVES]
+            shown = ", ".join(f"{_quote(before)} → {_quote(after)} {count:,}" for (before, after), count in common)
+            more = f" and {len(moves) - SHOWN_MOVES} more" if len(moves) > SHOWN_MOVES else ""
+            return [f"labels: {shown}{more} (Bhapkar p {_format_p(self.p_labels or 0.0)})"]
         if self.unknown:
             return [f"{self.unknown:,} run{'s' * (self.unknown != 1)} of unknown {self.key} left out"]
         if self._step is None and self.kind != "labels" and self.up + self.down >= MIN_DISTINCT:
@@ -406,6 +417,12 @@ def _signed(value: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.4g} %"
+
+
+def _quote(label: str) -> str:
+    """Return a label for a sentence, shortened."""
+    text = " ".join(label.split())
+    return repr(text if len(text) <= _MAX_LABEL else f"{text[:_MAX_LABEL]}…")
 
 
 def _format_p(p: float) -> str:
