@@ -188,7 +188,7 @@ SOUNDNESS = "Conceptual Soundness (SR 11-7)"
 MONITORING = "Ongoing Monitoring (SR 11-7)"  # applies to every evaluator that a monitor rule runs
 OUTCOMES = "Outcomes Analysis (SR 11-7)"
 
-# Summaries of the standards as H2O Eval Studio's documentation quotes them
+# Summaries of the standards, from NIST AI 100-1 and SR 11-7 (works of the US government), as H2O's documentation has them
 STANDARDS: Mapping[str, str] = {
     SAFE: (
         "AI systems should not under defined conditions, lead to a state in which human life, health, "
