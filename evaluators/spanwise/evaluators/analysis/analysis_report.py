@@ -25,6 +25,7 @@ from spanwise.evaluators.experiments import Experiment, format_number
 MAX_PROMPT_ROWS = 30  # prompts of each heatmap in the HTML file; the archive has all
 MAX_LISTED = 200  # problems and insights in the HTML file
 MAX_WORST = 50  # worst cases in the HTML file
+MAX_MARK = 24  # characters of a model in a chart
 MAX_TEXT = 600  # characters of one text in the HTML file
 
 STYLE = """
@@ -170,7 +171,8 @@ def _render_leaderboard(analysis: AnalysisData) -> str:
             )
         rows.append(cells)
     note = (
-        "Mean with its 95 % interval, number of scores and ranks. Models whose intervals overlap share a rank. "
+        "Mean with its 95 % interval, number of scores and ranks. Models whose intervals overlap share a rank; a comparison "
+        "example by example, as in the insights, can tell them apart. "
         "The colour follows the metric's direction."
     )
     keys = [f"{key} {analysis.results.get_metric(key).arrow}".strip() for key in board.keys]
@@ -196,35 +198,39 @@ def _render_trade_off(trade_off: TradeOff) -> str:
     qualities = [quality for _, quality in trade_off.points.values()]
     span_x, span_y = (max(values) - min(values) or 1.0 for values in (efforts, qualities))
     marks = []
-    for place, (model, (effort, quality)) in enumerate(trade_off.points.items(), 1):
+    for model, (effort, quality) in trade_off.points.items():
         x = 50 + 500 * (effort - min(efforts)) / span_x
         y = 20 + 180 * (1 - (quality - min(qualities)) / span_y)
         on_front = model in trade_off.front
         fill = 'fill="currentColor"' if on_front else 'fill="none" stroke="currentColor"'
         marks.append(f'<g><circle cx="{x:.1f}" cy="{y:.1f}" r="5" {fill}><title>{escape(model)}</title></circle>')
-        marks.append(f'<text x="{x + 8:.1f}" y="{y + 4:.1f}">{place}</text></g>')
+        anchor, shift = ("end", -8) if x > 400 else ("start", 8)
+        name = model if len(model) <= MAX_MARK else f"{model[:MAX_MARK]}…"
+        marks.append(f'<text x="{x + shift:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}">{escape(name)}</text></g>')
     unit = {"cost": "US dollars", "latency": "seconds"}[trade_off.measure]
     chart = (
         f'<svg viewBox="0 0 620 240" width="620" role="img" aria-label="{escape(trade_off.key)} against {trade_off.measure}">'
         '<path d="M40 10V210H610" fill="none" stroke="currentColor" opacity=".4"/>'
         f'<text x="40" y="228">{format_number(min(efforts))}</text>'
         f'<text x="610" y="228" text-anchor="end">{trade_off.measure} {format_number(max(efforts))} {unit} per example</text>'
+        f'<text x="36" y="24" text-anchor="end">{format_number(max(qualities))}</text>'
+        f'<text x="36" y="204" text-anchor="end">{format_number(min(qualities))}</text>'
+        f'<text x="44" y="10">{escape(trade_off.key)}</text>'
         f"{''.join(marks)}</svg>"
     )
     rows = [
         [
-            str(place),
             escape(model),
             format_number(effort),
             format_number(quality),
             "yes" if model in trade_off.front else "",
         ]
-        for place, (model, (effort, quality)) in enumerate(trade_off.points.items(), 1)
+        for model, (effort, quality) in trade_off.points.items()
     ]
-    head = ["", "model", f"{trade_off.measure} ({unit})", trade_off.key, "Pareto front"]
+    head = ["model", f"{trade_off.measure} ({unit})", trade_off.key, "Pareto front"]
     title = f"<h2>{escape(trade_off.key)} against {trade_off.measure}</h2>"
     note = '<p class="dim">Filled: no other model is at least as good for at most as much (Pareto front).</p>'
-    return f"{title}{note}{chart}{_make_table(head, rows, (2, 3))}"
+    return f"{title}{note}{chart}{_make_table(head, rows, (1, 2))}"
 
 
 def _render_problems(analysis: AnalysisData) -> str:

@@ -127,7 +127,9 @@ class AnalysisData:
         if best is None:
             cell = board.cells[board.models[0], board.keys[0]]
             return f"{cell.model}: {cell.key} {format_cell(cell)}. {counts}"
-        return f"{best.text[0].upper()}{best.text[1:]}. {counts}"
+        reason = str(best.metadata.get("sentence", "")).removesuffix(".")
+        compared = f" (the two of them, pair by pair: {reason})" if reason else ""
+        return f"{best.text[0].upper()}{best.text[1:]}{compared}. {counts}"
 
 
 def _is_on_front(model: str, points: Mapping[str, tuple[float, float]], sign: int) -> bool:
