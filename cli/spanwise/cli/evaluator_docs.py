@@ -145,6 +145,7 @@ _INTRODUCTION = """# Evaluators
 
 Made from the registry by `python -m spanwise.cli.evaluator_docs docs/evaluators`. `spanwise evaluators list` shows
 the same table, `spanwise evaluators show ID` the same pages. [protocol.md](protocol.md) tells how to write your own.
+[coverage.md](../coverage.md) lists the evaluators under the headings of the documents that define them.
 
 What is needed: the columns of a case (question = `inputs`, expected = `reference_outputs` or `expected_documents`,
 context = `documents`, actual = `outputs`, conditions, trace) and machinery (judge, agent, model, gpu); in parentheses
