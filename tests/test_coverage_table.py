@@ -31,7 +31,6 @@ CALL = re.compile(r"([\w.]+)\(([\w=, ]+)\)")
 OPEN = {
     ("Each evaluator", "hallucination", "Metrics calculated"),  # needs weights that cannot be downloaded everywhere
     ("Each evaluator", "toxicity", "Metrics calculated"),  # the same
-    ("Each evaluator", "agent_sanity", "Method: insights about what the checks found"),
     ("Each evaluator", "classification", "Problems reported"),
     ("Each evaluator", "classification", "Insights diagnosed"),
     ("Each evaluator", "fact_check", "Insights diagnosed: best and worst context retrieval"),

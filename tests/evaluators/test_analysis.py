@@ -1,6 +1,7 @@
 """Analysis of experiments by model: leaderboards, problems, insights, compliance, trade-offs and sweeps."""
 
 import math
+from contextlib import suppress
 
 import pytest
 from starlette.testclient import TestClient
@@ -256,13 +257,15 @@ def test_artifacts_that_failed_are_a_problem(store):
 def test_problems_of_an_agents_session_are_a_problem(store):
     @trace(kind="agent")
     def agent(content):
-        with span("look up", kind="tool") as run:
-            run.fail(ConnectionError("away"))
+        with suppress(ConnectionError), span("look up", kind="tool"):
+            raise ConnectionError("away")
         return {"artifacts": [{"path": "a.json", "content": content}]}
 
     experiment = evaluate([{"inputs": {"content": "[1]"}}], agent, ["agent_sanity"], store=store, progress=False)
     problems = {problem.kind: problem for problem in analyze(experiment).problems}
     assert problems["session"].severity == 1.0
+    assert "away" in problems["session"].text
+    assert kinds(analyze(experiment))["checks"].text == problems["session"].text
     assert "artifacts" not in problems
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from spanwise.collector.records import Experiment as Record
+from spanwise.collector.records import is_perturbed
 from spanwise.collector.stores import Store, measure_robustness
 from spanwise.evaluators.analysis.compliance import MAPPING_NOTE
 from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, PromptHeatmap, format_ranks
@@ -398,6 +399,8 @@ def list_results(analysis: AnalysisData) -> list[dict[str, Any]]:
 
 def _list_robustness(analysis: AnalysisData) -> list[dict[str, Any]]:
     """Return per experiment, kind of perturbation and key the share of stable base cases, and the flips."""
+    if not any(map(is_perturbed, analysis.results.examples.values())):
+        return []
     return [
         {"experiment": record.name, **asdict(each), "share": each.share, "interval": each.interval}
         for store, record in analysis.results.sides

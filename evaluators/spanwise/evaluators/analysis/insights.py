@@ -12,6 +12,7 @@ from spanwise.collector.records import Feedback
 from spanwise.collector.statistics import RATE_ENDINGS
 from spanwise.evaluators.analysis.leaderboards import make_scale
 from spanwise.evaluators.analysis.model_results import CaseResult, EvaluatorRecord, ModelResults
+from spanwise.evaluators.analysis.problems import find_case_problems
 
 GROUNDING = ("groundedness", "groundedness_embedding", "hallucination")
 # Evaluators of which H2O's document names the extremes of accuracy, speed and cost
@@ -50,6 +51,12 @@ def find_insights(results: ModelResults) -> list[Insight]:
         insights += _find_hardest(results, evaluator)
         if evaluator.id in GROUNDING:
             insights += _find_least_grounded(results, evaluator)
+    # the findings of `agent_sanity`
+    for problem in find_case_problems(results):
+        if problem.kind in ("artifacts", "session"):
+            insights.append(
+                Insight(kind="checks", key=problem.key, text=problem.text, models=(problem.model,), cases=problem.cases)
+            )
     return insights
 
 

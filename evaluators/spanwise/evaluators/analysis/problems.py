@@ -59,7 +59,7 @@ def find_problems(results: ModelResults) -> list[Problem]:
     problems = [
         *_find_threshold_problems(results),
         *_find_flips(results),
-        *_find_failed_cases(results),
+        *find_case_problems(results),
     ]
     return sorted(problems, key=lambda each: (not each.severe, -each.severity, each.model, each.key))
 
@@ -160,7 +160,7 @@ def _find_flips(results: ModelResults) -> Iterator[Problem]:
             )
 
 
-def _find_failed_cases(results: ModelResults) -> Iterator[Problem]:
+def find_case_problems(results: ModelResults) -> Iterator[Problem]:
     """Yield problems of answers without a sentence, of artifacts, and of agents' sessions, per model and key."""
     cases: dict[tuple[ProblemKind, str, str], dict[str, str]] = {}
     details: dict[tuple[ProblemKind, str, str], list[str]] = {}
