@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from pathlib import Path
 
@@ -225,3 +226,18 @@ def test_the_command_that_runs_one_example_names_its_file(command: Command, eval
     status, said = command.run(evals)
     assert (status, f"again: spanwise eval {evals / 'first.py'} --store" in said) == (1, True)
     assert last(said) == "second: passed"
+
+
+def test_a_file_that_was_edited_within_the_same_second_runs_in_its_new_form(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    text = (
+        "dataset = [{{'inputs': 1, 'reference_outputs': '{}'}}]\nevaluators = ['exact']\ntask = lambda inputs: 'ONE'\n"
+    )
+    statuses = []
+    for reference in ("ONE", "TWO"):
+        path = command.write(text.format(reference))
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+        statuses.append(command.run(path, "--fail-under", "exact=1")[0])
+    assert statuses == [0, 1]

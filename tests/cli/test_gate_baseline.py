@@ -303,7 +303,7 @@ def test_labels_without_good_ones_decide_nothing(command: Command) -> None:
     text = EVALUATION + "def tone(outputs): return 'kind' if RIGHT else 'rude'\nevaluators = [tone]\n"
     command.check(text=text)
     status, said = command.check("--baseline", "latest", *fail_if("tone worse"), text=text, RIGHT=0)
-    assert (status, "20 of 20 pairs changed their label" in last(said)) == (2, True)
+    assert (status, "20 of 20 examples changed their label" in last(said)) == (2, True)
 
 
 def test_a_dry_run_checks_the_baseline_too(command: Command) -> None:

@@ -326,7 +326,7 @@ def test_inconclusive_with_a_margin_says_how_many_further_examples_would_help():
     moved = contrast([0.0] * 40, noise(40), margin=0.05)
     assert moved.word == "inconclusive"
     assert moved.further_examples > 100
-    assert f"about {moved.further_examples:,} further examples would give an interval of ±0.05" in moved.sentence
+    assert f"about {moved.further_examples:,} further examples would give a 90 % interval of ±0.05" in moved.sentence
 
 
 def test_without_a_margin_the_width_is_stated_and_nothing_is_promised():
@@ -354,7 +354,7 @@ def test_twenty_labels_that_all_change_from_good_to_bad_are_twenty_changes():
 def test_labels_of_which_none_is_declared_good_are_counted_and_not_judged():
     moved = contrast(labels(["red"] * 20), labels(["blue"] * 20), None)
     assert (moved.word, moved.p_labels) == ("inconclusive", 0.0)
-    assert "20 of 20 pairs changed their label" in moved.sentence
+    assert "20 of 20 examples changed their label" in moved.sentence
     assert "no label is declared good" in moved.sentence
 
 
@@ -401,3 +401,41 @@ def test_a_note_of_the_rule_is_part_of_the_sentence():
     assert contrast([1] * 9, [1] * 9, notes=("the evaluators have different versions",)).sentence.endswith(
         "; the evaluators have different versions."
     )
+
+
+def test_a_narrow_interval_within_the_margin_names_the_tests_that_disagree():
+    sentence = contrast([1] * 55, [1] * 55, margin=0.05).sentence
+    assert "is within ±0.05, but the exact tests do not exclude a difference of that size" in sentence
+
+
+def test_several_comparisons_of_one_key_are_no_other_primary_keys():
+    sides = [fall("a")[0], fall("a")[1], fall("a")[1]]
+    contrasts = compare_scores(sides, [(0, 1), (0, 2)], RISING, primary=["a"])[0]
+    assert (contrasts["a"].word, "only primary key" in contrasts["a"].sentence) == ("inconclusive", False)
+
+
+def test_a_few_changed_labels_are_not_tested():
+    moved = contrast(labels(["red"]), labels(["blue"]), None)
+    assert (moved.p_labels, moved.p, "not tested" in moved.sentence) == (None, 1.0, True)
+
+
+def test_labels_in_clusters_are_counted_as_examples_and_not_tested():
+    sides = [{"k": labels(["red"] * 40)}, {"k": labels(["blue"] * 40)}]
+    clusters = {str(n): f"c{n // 2}" for n in range(40)}
+    moved = compare_scores(sides, [(0, 1)], {}, clusters=clusters)[0]["k"]
+    assert (moved.p_labels, moved.changed_labels) == (None, 40)
+    assert "40 of 40 examples changed their label" in moved.sentence
+
+
+def test_a_free_version_costs_less_and_unknown_costs_are_counted():
+    def costs(cost):
+        return collect_scores([run(str(n), {}, cost=cost) for n in range(20)], measures=True)
+
+    paid, free, unknown = costs(0.01), costs(0.0), costs(None)
+    assert compare_scores([paid, free], [(0, 1)], {})[0]["cost"].word == "better"
+    assert "20 runs of unknown cost left out" in compare_scores([paid, unknown], [(0, 1)], {})[0]["cost"].sentence
+    assert "cost" not in compare_scores([free, free], [(0, 1)], {})[0]
+
+
+def test_scores_too_large_to_add_are_left_out():
+    assert collect_scores([run("a", {"k": 1e308}), run("b", {"k": 1.0})])["k"].values == {"b": 1.0}

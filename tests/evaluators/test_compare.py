@@ -281,6 +281,20 @@ def test_good_labels_can_be_declared_by_the_evaluator(store):
     assert compare(*sides)["tone"].word == "worse"
 
 
+def test_different_good_labels_of_two_experiments_give_no_better_side(store):
+    sides = [
+        labelled(store, name, [label] * 20, good_labels={label}) for name, label in (("first", "a"), ("second", "b"))
+    ]
+    moved = compare(*sides, margin={"tone": 0.3})["tone"]
+    assert (moved.word, "different good labels" in moved.sentence) == ("inconclusive", True)
+
+
+def test_a_good_label_that_no_run_has_is_refused(store):
+    sides = [labelled(store, name, ["good"] * 4) for name in ("first", "second")]
+    with pytest.raises(ValueError, match="no run has one of 'goood'; labels: 'good'"):
+        compare(*sides, good_labels={"tone": ["goood"]}).contrasts()
+
+
 def test_opposite_directions_give_no_better_side(store):
     sides = [
         scored(store, name, [value] * 20, dataset=many(20), higher_is_better=rising)

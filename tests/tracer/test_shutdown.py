@@ -119,12 +119,14 @@ def test_what_is_put_while_draining_is_queued_and_starts_no_second_thread(sink: 
 
 
 def test_after_the_end_a_span_is_dropped_and_counted_and_no_thread_starts(sink: Sink) -> None:
+    of_others = named("spanwise-delivery")  # threads that other tests of the process have left
     configure(url=sink.url)
     work()
     shutdown()
     with span("late"):
         work()
-    assert (stats().dropped, stats().queued, named("spanwise-delivery")) == ({"closed": 2}, 0, 0)
+    assert (stats().dropped, stats().queued) == ({"closed": 2}, 0)
+    assert named("spanwise-delivery") <= of_others
     assert flush(60) == FlushResult()
 
 

@@ -56,11 +56,12 @@ def resolve_baseline(store: Store, text: str, name: str, *, resume: bool = False
     if not text.strip():
         raise Refused(f"--baseline must be an experiment, latest or git:REVISION, got {text!r}")
     records = store.experiments(limit=MAX_LIST_SIZE)
-    if resume and (resumed := next((record for record in records if record.name == name), None)):
-        records = [record for record in records if record.id != resumed.id]
-    if text != LATEST and not text.startswith(GIT):
-        return _find_named(records, text)
     project = get_runtime().settings.project
+    resumed = (record for record in records if record.name == name and record.project == project)
+    if resume and (newest := next(resumed, None)):
+        records = [record for record in records if record.id != newest.id]
+    if text != LATEST and not text.startswith(GIT):
+        return _find_named(records, text, project)
     same_name = [record for record in records if record.name == name and record.project == project]
     usable = [record for record in same_name if is_usable(record)]
     if not usable:
@@ -79,10 +80,12 @@ def is_usable(record: Record) -> bool:
     return record.status == "finished" and not (record.metadata.get("setup") or {}).get("only")
 
 
-def _find_named(records: Sequence[Record], text: str) -> Baseline:
+def _find_named(records: Sequence[Record], text: str, project: str) -> Baseline:
+    """Return the baseline with an id or a name; a name is looked up in the project first."""
     matches: Sequence[tuple[Callable[[Record], bool], str]] = (
         (lambda record: record.id == text, "named by its id"),
-        (lambda record: record.name == text, ""),
+        (lambda record: record.name == text and record.project == project, ""),
+        (lambda record: record.name == text, "the newest of this name in another project"),
         (lambda record: record.id.startswith(text), "named by its id"),
     )
     for is_match, origin in matches:

@@ -19,6 +19,7 @@ import typer
 
 from spanwise.cli.command_io import error_console, print_note
 from spanwise.collector.errors import Refused
+from spanwise.tracer.source_loader import UncachedSourceLoader
 from spanwise.tracer.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def _parse_parameter(pair: str) -> tuple[str, Any]:
 
 def load_module(file: Path) -> ModuleType:
     """Load a file as a module, with its folder importable as for `python FILE`."""
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    loader = UncachedSourceLoader(file.stem, str(file))
+    spec = importlib.util.spec_from_file_location(file.stem, file, loader=loader)
     if not file.exists():
         raise Refused(f"there is no file {str(file)!r}")
     if spec is None or spec.loader is None:

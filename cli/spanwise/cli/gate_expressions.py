@@ -23,6 +23,7 @@ from spanwise.collector.statistics import (
     TASK_OK,
     Contrast,
     KeyRule,
+    KeyScores,
     collect_scores,
     compare_scores,
     percentile,
@@ -132,7 +133,7 @@ class MeasuredExperiment:
             return contrasts.get(key)
         # comparisons leave `task_ok` out if no task has failed
         baseline = StoredComparison([(self.experiment.store, self.comparison.records[0])]).runs[0]
-        scores = [{key: collect_scores(runs, tasks=True)[key]} for runs in (baseline, self.runs)]
+        scores = [{key: collect_scores(runs, tasks=True).get(key, KeyScores())} for runs in (baseline, self.runs)]
         rules = {key: KeyRule(rising=True, margin=self._margin.get(key))}
         return compare_scores(scores, [(0, 1)], rules, primary=[key])[0][key]
 

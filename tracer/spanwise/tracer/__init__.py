@@ -22,6 +22,7 @@ Modules, in the order in which data flows:
 - `backoff`: Exponential backoff and the `Retry-After` header.
 - `http_connections`: Outgoing HTTP connections: URL checks, certificate authorities, suppressed instrumentation.
 - `lazy_imports`: Lazy imports of the names that a package exports.
+- `source_loader`: Loader of Python files that users edit and run: evaluations and rules. It always reads the source.
 """
 
 from typing import TYPE_CHECKING
@@ -79,6 +80,7 @@ SHARED_MODULES = [
     "process_runtime",
     "propagation",
     "propagation_targets",
+    "source_loader",
     "spool_management",
     "suggestions",
     "trace_capture",

@@ -18,7 +18,7 @@ Interval: TypeAlias = tuple[float, float]
 MIN_DISTINCT = 5
 SPREAD_CONFIDENCE = 0.8  # confidence of the upper limit of a spread from which numbers of examples are computed
 _SKEWNESS_TOLERANCE = 1e-9
-_MAX_EXAMPLES = 10**9  # largest number of examples that is computed
+MAX_EXAMPLES = 10**9  # largest number of examples that is computed
 _HALVINGS = 30
 _Z_SPREAD = NormalDist().inv_cdf(SPREAD_CONFIDENCE)
 
@@ -180,8 +180,8 @@ def _smallest(is_enough: object, start: int) -> int:
     low, high = start, start
     while not is_enough(high):
         low, high = high + 1, high * 2
-        if high > _MAX_EXAMPLES:
-            return _MAX_EXAMPLES
+        if high > MAX_EXAMPLES:
+            return MAX_EXAMPLES
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if is_enough(middle) else (middle + 1, high)

@@ -11,6 +11,7 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 
 from spanwise.collector.records import RunScores
 from spanwise.collector.statistics.intervals import (
+    MAX_EXAMPLES,
     MIN_DISTINCT,
     Interval,
     Moments,
@@ -33,6 +34,8 @@ TASK_OK = "task_ok"
 ALPHA = 0.05  # joint error probability of all conclusions of a comparison
 DIFFERENCE_TOLERANCE = 1e-9  # smaller differences are rounding errors
 SMALL_SAMPLE = 30  # pairs below which the interval of clearly skewed differences covers too little
+MAX_SCORE = 1e300  # larger scores, infinity and NaN are left out: sums of them would overflow
+MIN_CHANGED_LABELS = 10  # changed examples from which Bhapkar's test is used
 SHOWN_MOVES = 3  # changes of labels that a sentence names, the most frequent first
 _CLEAR_SKEWNESS = 1.0
 _MAX_LABEL = 40  # characters of a label in a sentence
@@ -105,6 +108,7 @@ class Contrast:
     only_after: int = 0
     rule: KeyRule = KeyRule()
     family: int = 1
+    comparisons: int = 1  # number of comparisons of experiments in the family
     is_primary: bool = True
     table: Mapping[tuple[str, str], int] = field(default_factory=dict)
     unknown: int = 0  # of a measure: runs of both experiments that are left out because their value is unknown
@@ -140,7 +144,9 @@ class Contrast:
 
     @property
     def ties(self) -> int:
-        """Return the number of pairs whose score did not change."""
+        """Return the number of pairs whose score, or label, did not change."""
+        if self.is_unordered:
+            return sum(self.table.values()) - self.changed_labels
         return self._directions[0]
 
     @property
@@ -175,7 +181,7 @@ class Contrast:
     @property
     def change(self) -> float | None:
         """Return the mean difference, of a ratio the quotient of the geometric means; None without pairs."""
-        if not self.differences:
+        if not self.differences or self.is_unordered:
             return None
         return exp(self._moments.mean) if self.kind == "ratio" else self._moments.mean
 
@@ -226,16 +232,33 @@ class Contrast:
 
         Without pairs it is 1.
         """
-        if self.kind == "labels" and not self.rule.good_labels:
-            return bhapkar_test(self.table)
+        if self.is_unordered:
+            return 1.0 if self.p_labels is None else self.p_labels
         if self._step is not None:
             return mcnemar_test(self.down, self.up)
         return sign_flip_test(self._values)
 
     @property
     def p_labels(self) -> float | None:
-        """Return the p-value of Bhapkar's test of the labels; None for other keys."""
-        return bhapkar_test(self.table) if self.kind == "labels" else None
+        """Return the p-value of Bhapkar's test of the labels.
+
+        It is None for other keys, for clusters of examples, and if fewer than `MIN_CHANGED_LABELS` examples changed:
+        the test is then far from its stated level.
+        """
+        is_clustered = sum(self.table.values()) != self.pairs
+        if self.kind != "labels" or is_clustered or 0 < self.changed_labels < MIN_CHANGED_LABELS:
+            return None
+        return bhapkar_test(self.table)
+
+    @property
+    def is_unordered(self) -> bool:
+        """Return whether the key has labels of which none is declared good, so that no side can be better."""
+        return self.kind == "labels" and not self.rule.good_labels
+
+    @property
+    def changed_labels(self) -> int:
+        """Return the number of examples whose label changed."""
+        return sum(count for (before, after), count in self.table.items() if before != after)
 
     @property
     def word(self) -> Word:
@@ -311,7 +334,8 @@ class Contrast:
     def sentence(self) -> str:
         """Return the conclusion as one sentence: the change, its interval, and the reason of an inconclusive result."""
         if not self.differences:
-            return f"No example has a score in both experiments ({self.only_before} and {self.only_after} in one)."
+            text = f"No example has a score in both experiments ({self.only_before} and {self.only_after} in one)"
+            return "; ".join([text, *self._list_remarks()]) + "."
         parts = [self._describe_change()]
         word = self.word
         if word in ("equivalent", "non-inferior"):
@@ -321,7 +345,13 @@ class Contrast:
             )
             interval = self._difference_interval(self.level)
             if word == "equivalent" and interval is not None and not interval[0] <= 0 <= interval[1]:
-                parts.append(f"the difference is real ({self._name_move(interval[0] > 0)}) but smaller than the margin")
+                moved = self._name_move(interval[0] > 0)
+                is_sure = self._is_significant(self.alpha)
+                parts.append(
+                    f"the difference is real ({moved}) but smaller than the margin"
+                    if is_sure
+                    else f"the interval excludes 0 ({moved}), but {self._test_name} does not exclude chance"
+                )
         elif word == INCONCLUSIVE:
             parts += self._list_reasons()
         if not self.is_primary:
@@ -331,8 +361,8 @@ class Contrast:
     def _describe_change(self) -> str:
         pairs = f"{self.pairs:,} pair{'s' * (self.pairs != 1)}"
         if self.kind == "labels" and not self.rule.good_labels:
-            changed = sum(count for (before, after), count in self.table.items() if before != after)
-            return f"{changed:,} of {pairs} changed their label"
+            examples = sum(self.table.values())
+            return f"{self.changed_labels:,} of {examples:,} example{'s' * (examples != 1)} changed their label"
         change = self.change or 0.0
         if self.kind == "ratio":
             text = f"{_plain(change)} times over {pairs}"
@@ -352,6 +382,10 @@ class Contrast:
     def _list_reasons(self) -> list[str]:
         """Return the reasons of an inconclusive result, and what would settle it."""
         if self.kind == "labels" and not self.rule.good_labels:
+            if self.p_labels is None:
+                return [
+                    f"the labels' frequencies are not tested (fewer than {MIN_CHANGED_LABELS} changed, or clusters), and no label is good"
+                ]
             verb = "differ" if self._is_significant(self.alpha) else "may not differ"
             return [f"the frequencies of the labels {verb} (p {_format_p(self.p)}), but no label is declared good"]
         interval = self._difference_interval(self.level)
@@ -363,24 +397,40 @@ class Contrast:
                 else f"none of them differs, and an interval of scores needs {MIN_DISTINCT} that do"
             ]
         includes, significant = interval[0] <= 0 <= interval[1], self._is_significant(self.alpha)
-        test = "the exact McNemar test" if self._step is not None else "the sign-flip test of symmetry"
         if includes and significant:
             reasons = ["the interval includes 0, although the test alone excludes chance"]
         elif includes:
             reasons = ["the interval includes no change"]
         else:
-            reasons = [f"the interval excludes 0, but {test} does not exclude chance (p above {_plain(self.alpha)})"]
-        if self.is_primary and self.family > 1 and (alone := self._get_moved_word(ALPHA)) is not None:
+            reasons = [
+                f"the interval excludes 0, but {self._test_name} does not exclude chance (p above {_plain(self.alpha)})"
+            ]
+        is_alone = self.family <= self.comparisons
+        if self.is_primary and not is_alone and (alone := self._get_moved_word(ALPHA / self.comparisons)) is not None:
             reasons.append(f"as the only primary key it would be {alone}")
         if (further := self.further_examples) is not None:
-            reasons.append(
-                f"about {further:,} further examples would give an interval of ±{_plain(self.margin or 0)}"
-                if further
-                else f"the interval is narrower than ±{_plain(self.margin or 0)}, but not within it"
-            )
+            reasons.append(self._describe_further(further))
         elif self.kind != "ratio":
             reasons.append(f"the interval is {_plain((interval[1] - interval[0]) / 2)} wide on each side")
         return reasons
+
+    @property
+    def _test_name(self) -> str:
+        return "the exact McNemar test" if self._step is not None else "the sign-flip test of symmetry"
+
+    def _describe_further(self, further: int) -> str:
+        """Return how many further examples the margin needs, or why the interval is narrow enough and still decides
+        nothing.
+        """
+        margin, interval = self.margin or 0.0, self.equivalence_interval
+        level = _percent(1 - 2 * self.alpha)
+        if further:
+            number = f"more than {MAX_EXAMPLES:,}" if further + self.pairs >= MAX_EXAMPLES else f"about {further:,}"
+            return f"{number} further examples would give a {level} interval of ±{_plain(margin)}"
+        shown = f"its {level} interval {self._show(interval)}"
+        if interval is not None and -margin < interval[0] and interval[1] < margin:
+            return f"{shown} is within ±{_plain(margin)}, but the exact tests do not exclude a difference of that size"
+        return f"{shown} is about as narrow as ±{_plain(margin)}, but not within it"
 
     def _list_remarks(self) -> list[str]:
         moves = {pair: count for pair, count in self.table.items() if pair[0] != pair[1]}
@@ -388,7 +438,8 @@ class Contrast:
             common = sorted(moves.items(), key=lambda move: (-move[1], move[0]))[:SHOWN_MOVES]
             shown = ", ".join(f"{_quote(before)} → {_quote(after)} {count:,}" for (before, after), count in common)
             more = f" and {len(moves) - SHOWN_MOVES} more" if len(moves) > SHOWN_MOVES else ""
-            return [f"labels: {shown}{more} (Bhapkar p {_format_p(self.p_labels or 0.0)})"]
+            p = self.p_labels
+            return [f"labels: {shown}{more}{'' if p is None else f' (Bhapkar p {_format_p(p)})'}"]
         if self.unknown:
             return [f"{self.unknown:,} run{'s' * (self.unknown != 1)} of unknown {self.key} left out"]
         if self._step is None and self.kind != "labels" and self.up + self.down >= MIN_DISTINCT:
@@ -454,7 +505,7 @@ def collect_scores(runs: Iterable[RunScores], *, tasks: bool = False, measures: 
                 continue
             if isinstance(score, str):
                 labels[key].add(example_id, score)
-            elif score is not None and isfinite(score):
+            elif score is not None and abs(score) <= MAX_SCORE:
                 numbers[key].add(example_id, float(score))
         if measures and run.status != "error":
             values = (run.duration_ns / 1e9, run.cost, float(run.input_tokens + run.output_tokens))
@@ -463,7 +514,9 @@ def collect_scores(runs: Iterable[RunScores], *, tasks: bool = False, measures: 
                     measured[key].add(example_id, value)
                 else:
                     unknown[key] += 1
-    used = [key for key in MEASURES if key not in numbers and key not in labels and any(measured[key].first.values())]
+    used = [
+        key for key in MEASURES if key not in numbers and key not in labels and (measured[key].first or unknown[key])
+    ]
     numbers.update({key: measured[key] for key in used})
     return {
         key: KeyScores(
@@ -528,12 +581,14 @@ def compare_scores(
         drafts.append({})
         for key in dict.fromkeys([*before, *after]):
             first_scores, second_scores = before.get(key, KeyScores()), after.get(key, KeyScores())
-            present = [side for side in (first_scores, second_scores) if side.values or side.labels]
+            present = [side for side in (first_scores, second_scores) if side.values or side.labels or side.is_measure]
             is_measure = all(side.is_measure for side in present)
             if not is_measure:  # a measure of one side is no counterpart of the other side's scores
                 first_scores, second_scores = (
                     KeyScores() if side.is_measure else side for side in (first_scores, second_scores)
                 )
+            if is_measure and not any(any(side.values.values()) for side in present):
+                continue  # a measure that was recorded on neither side
             rule = of_pair.get(key, KeyRule(rising=True if key == TASK_OK else False if is_measure else None))
             drafts[-1][key] = _build_contrast(
                 key, first_scores, second_scores, rule, clusters or {}, is_measure=is_measure
@@ -546,7 +601,12 @@ def compare_scores(
     )
     return [
         {
-            key: replace(contrast, family=max(1, family) if key in deciding else 1, is_primary=key in deciding)
+            key: replace(
+                contrast,
+                family=max(1, family) if key in deciding else 1,
+                comparisons=len(comparisons),
+                is_primary=key in deciding,
+            )
             for key, contrast in contrasts.items()
         }
         for contrasts in drafts
@@ -575,7 +635,7 @@ def _build_contrast(
         )
     else:
         first, second = before.values, after.values
-        common = [id for id in first if id in second]
+        common = [id for id in first if id in second and isfinite(second[id] - first[id])]
         if not (before.is_boolean and after.is_boolean):
             kind = "score"
         if is_measure:
@@ -601,12 +661,13 @@ def _build_contrast(
         result = fsum(values) / len(values)
         return exp(result) if kind == "ratio" else result
 
+    is_unordered = kind == "labels" and not rule.good_labels
     return Contrast(
         key=key,
         kind=kind,
         differences={group: means_after[group] - means_before[group] for group in groups},
-        before=mean(means_before.values()),
-        after=mean(means_after.values()),
+        before=None if is_unordered else mean(means_before.values()),
+        after=None if is_unordered else mean(means_after.values()),
         only_before=len(first) - len(common),
         only_after=len(second) - len(common),
         rule=rule,

@@ -26,6 +26,7 @@ from spanwise.collector.stores.control_store import Store
 
 SCORE_PAGE = 5_000  # runs per page of scores
 EXAMPLE_PAGE = 1_000
+MAX_MARGIN = 1e300  # margins are differences of scores
 MIN_SLICE = 5  # fewest pairs inside and outside of a slice that is listed
 
 Side: TypeAlias = tuple[Store, Experiment]
@@ -57,6 +58,8 @@ class ComparisonOptions:
                 or not isfinite(margin)
             ):
                 raise ValueError(f"the margin of {key!r} must be a positive number, got {margin!r:.100}")
+        if self.cluster is not None and not isinstance(self.cluster, str):
+            raise ValueError(f"cluster must be the name of a metadata field, got {self.cluster!r:.100}")
         if isinstance(self.primary, str):
             raise ValueError(f"primary must be a list of keys, got the string {self.primary!r:.100}")
         for key, labels in (self.good_labels or {}).items():
@@ -185,6 +188,7 @@ class StoredComparison:
         """Return the contrasts over these examples only; None stands for all."""
         self._check_keys("margin", self.options.margin or ())
         self._check_keys("good_labels", self.options.good_labels or ())
+        self._check_good_labels()
         scores = self.scores
         if ids is not None:
             wanted = set(ids)
@@ -306,6 +310,15 @@ class StoredComparison:
                     members[f"metadata.{name}={value}"].add(id)
         return dict(members)
 
+    def _check_good_labels(self) -> None:
+        for key, labels in (self.options.good_labels or {}).items():
+            known = {label for scores in self.scores if key in scores for label in scores[key].labels.values()}
+            if known and not known & set(labels):
+                raise ValueError(
+                    f"good_labels of {key!r}: no run has one of {', '.join(map(repr, labels))}; labels: "
+                    f"{', '.join(map(repr, sorted(known)[:20]))}"
+                )
+
     def _get_rules(self, before: int, after: int) -> dict[str, KeyRule]:
         """Return the rules of all keys for a comparison. A direction or version that differs is stated in a note."""
         earlier, later = (list_metrics(self.sides[side][1]) for side in (before, after))
@@ -321,7 +334,9 @@ class StoredComparison:
             notes += ["the evaluators have different versions"] * (len(versions) > 1)
             labels = (self.options.good_labels or {}).get(key)
             if labels is None:
-                labels = [str(label) for metric, _ in declared for label in metric.get("good_labels") or ()]
+                sets = {frozenset(map(str, metric.get("good_labels") or ())) for metric, _ in declared} - {frozenset()}
+                labels = next(iter(sets)) if len(sets) == 1 else ()
+                notes += ["the experiments declare different good labels"] * (len(sets) > 1)
             rules[key] = KeyRule(
                 rising=True if labels else rising,
                 good_labels=frozenset(labels),

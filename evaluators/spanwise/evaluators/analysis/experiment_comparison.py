@@ -303,7 +303,9 @@ class Comparison:
                     "" if change is None else f"×{change:.3g}" if contrast.kind == "ratio" else f"{change:+.3g}",
                     "" if interval is None else form.format(*interval),
                     "" if not contrast.pairs else "<0.001" if contrast.p < 0.001 else f"{contrast.p:.3f}",
-                    f"{moved[0]}/{moved[1]}/{contrast.ties}",
+                    f"{contrast.changed_labels} changed, {contrast.ties} same"
+                    if contrast.is_unordered
+                    else f"{moved[0]}/{moved[1]}/{contrast.ties}",
                 ]
             )
         return [*head, "change", "interval", "p", "better/worse/same"], rows
@@ -388,6 +390,7 @@ def describe_contrast(contrast: Contrast) -> dict[str, Any]:
         "up": contrast.up,
         "down": contrast.down,
         "ties": contrast.ties,
+        "changed_labels": contrast.changed_labels,
         "only_before": contrast.only_before,
         "only_after": contrast.only_after,
     }

@@ -20,6 +20,7 @@ from spanwise.evaluators.interface.evaluator_registry import get_registration
 from spanwise.evaluators.models.model_resolution import PRESETS, PRESETS_BY_HUB, URL_VARIABLES, is_configured_url
 from spanwise.evaluators.monitors.monitored_rule import MonitoredRule, check_evaluators, rules_being_loaded
 from spanwise.evaluators.monitors.rule_spending import find_unpriced_judge
+from spanwise.tracer.source_loader import UncachedSourceLoader
 from spanwise.tracer.suggestions import did_you_mean
 
 
@@ -59,7 +60,8 @@ def load(file: str | os.PathLike[str]) -> list[MonitoredRule]:
 
 
 def _execute_file(path: Path) -> None:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    loader = UncachedSourceLoader(path.stem, str(path))
+    spec = importlib.util.spec_from_file_location(path.stem, path, loader=loader)
     if not path.exists():
         raise BrokenRules(f"there is no file {str(path)!r}")
     if spec is None or spec.loader is None:
