@@ -137,8 +137,16 @@ class StoredComparison:
 
     @cached_property
     def keys(self) -> list[str]:
-        """Return all keys with scores: `task_ok` first, then in order of first occurrence, measures last."""
-        keys = dict.fromkeys(key for scores in self.scores for key in scores)
+        """Return all keys with scores: `task_ok` first, then in order of first occurrence, measures last.
+
+        Measures that no run has recorded are left out.
+        """
+        keys = dict.fromkeys(
+            key
+            for scores in self.scores
+            for key, of_key in scores.items()
+            if not of_key.is_measure or any(of_key.values.values())
+        )
         return sorted(keys, key=lambda key: (key != TASK_OK, key in self.measures))
 
     @cached_property
