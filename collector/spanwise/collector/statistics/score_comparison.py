@@ -217,7 +217,7 @@ class Contrast:
         return low, high
 
     def _difference_interval(self, level: float) -> Interval | None:
-        if not self.differences or (self.kind == "labels" and not self.rule.good_labels):
+        if not self.differences or self.is_unordered:
             return None
         if self._step is not None:
             low, high = paired_proportions_interval(self.down, self.up, self.pairs, level)
@@ -360,7 +360,7 @@ class Contrast:
 
     def _describe_change(self) -> str:
         pairs = f"{self.pairs:,} pair{'s' * (self.pairs != 1)}"
-        if self.kind == "labels" and not self.rule.good_labels:
+        if self.is_unordered:
             examples = sum(self.table.values())
             return f"{self.changed_labels:,} of {examples:,} example{'s' * (examples != 1)} changed their label"
         change = self.change or 0.0
@@ -381,7 +381,7 @@ class Contrast:
 
     def _list_reasons(self) -> list[str]:
         """Return the reasons of an inconclusive result, and what would settle it."""
-        if self.kind == "labels" and not self.rule.good_labels:
+        if self.is_unordered:
             if self.p_labels is None:
                 return [
                     f"the labels' frequencies are not tested (fewer than {MIN_CHANGED_LABELS} changed, or clusters), and no label is good"

@@ -12,7 +12,7 @@ from spanwise.collector.records import Feedback
 from spanwise.collector.statistics import RATE_ENDINGS
 from spanwise.evaluators.analysis.leaderboards import make_scale
 from spanwise.evaluators.analysis.model_results import CaseResult, EvaluatorRecord, ModelResults
-from spanwise.evaluators.analysis.problems import find_case_problems
+from spanwise.evaluators.analysis.problems import Problem
 
 GROUNDING = ("groundedness", "groundedness_embedding", "hallucination")
 # Evaluators of which H2O's document names the extremes of accuracy, speed and cost
@@ -37,8 +37,8 @@ class Insight:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-def find_insights(results: ModelResults) -> list[Insight]:
-    """Return the insights of all evaluators, in their order."""
+def find_insights(results: ModelResults, case_problems: Sequence[Problem]) -> list[Insight]:
+    """Return the insights of all evaluators, in their order, then those of the problems of cases."""
     insights: list[Insight] = []
     for evaluator in results.evaluators:
         primary = evaluator.primary
@@ -52,7 +52,7 @@ def find_insights(results: ModelResults) -> list[Insight]:
         if evaluator.id in GROUNDING:
             insights += _find_least_grounded(results, evaluator)
     # the findings of `agent_sanity`
-    for problem in find_case_problems(results):
+    for problem in case_problems:
         if problem.kind in ("artifacts", "session"):
             insights.append(
                 Insight(kind="checks", key=problem.key, text=problem.text, models=(problem.model,), cases=problem.cases)

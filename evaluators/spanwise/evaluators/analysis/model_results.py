@@ -91,6 +91,7 @@ class ModelResults:
         self.sides = sides
         self._models = models
         self._stored = StoredComparison(sides)
+        self._cases: dict[str, list[CaseResult]] = {}
 
     @cached_property
     def runs(self) -> dict[str, list[RunScores]]:
@@ -116,7 +117,7 @@ class ModelResults:
     @cached_property
     def scores(self) -> dict[str, dict[str, KeyScores]]:
         """Return the scores by model and key, averaged over the repetitions of an example."""
-        failed = any(run.status == "error" for runs in self.runs.values() for run in runs)
+        failed = self._stored.has_failed_tasks
         return {model: collect_scores(runs, tasks=failed, measures=True) for model, runs in self.runs.items()}
 
     @cached_property
@@ -167,7 +168,7 @@ class ModelResults:
     def cells(self) -> dict[tuple[str, str], Cell]:
         """Return the results by model and key, over all scores, with intervals clustered by example."""
         cells: dict[tuple[str, str], Cell] = {}
-        failed = any(run.status == "error" for runs in self.runs.values() for run in runs)
+        failed = self._stored.has_failed_tasks
         for model, runs in self.runs.items():
             samples: defaultdict[str, ScoreSample] = defaultdict(ScoreSample)
             for run in runs:
@@ -219,10 +220,20 @@ class ModelResults:
 
     def list_cases(self, key: str) -> list[CaseResult]:
         """Return the results of all models under a key, by example in order of first occurrence."""
+        if key not in self._cases:
+            self._cases[key] = self._collect_cases(key)
+        return self._cases[key]
+
+    @cached_property
+    def _first_traces(self) -> dict[tuple[str, str], str]:
+        """Return the trace of the first run of each model and example."""
         first: dict[tuple[str, str], str] = {}
         for model, runs in self.runs.items():
             for run in runs:
                 first.setdefault((model, run.example_id or run.trace_id), run.trace_id)
+        return first
+
+    def _collect_cases(self, key: str) -> list[CaseResult]:
         metric = self.get_metric(key)
         order: dict[str, None] = {}
         for scores in self.scores.values():
@@ -234,7 +245,7 @@ class ModelResults:
                 key=key,
                 score=scores[key].values[example_id],
                 passes=self.passes(metric, scores[key].values[example_id]),
-                trace_id=first[model, example_id],
+                trace_id=self._first_traces[model, example_id],
             )
             for example_id in order
             for model, scores in self.scores.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,12 +55,12 @@ class UnusableThreshold:
     reason: str
 
 
-def find_problems(results: ModelResults) -> list[Problem]:
-    """Return all problems, the severe ones first, then by severity."""
+def find_problems(results: ModelResults, case_problems: Sequence[Problem]) -> list[Problem]:
+    """Return all problems, the severe ones first, then by severity. `case_problems` are those of `find_case_problems`."""
     problems = [
         *_find_threshold_problems(results),
         *_find_flips(results),
-        *find_case_problems(results),
+        *case_problems,
     ]
     return sorted(problems, key=lambda each: (not each.severe, -each.severity, each.model, each.key))
 
@@ -143,6 +144,7 @@ def _find_flips(results: ModelResults) -> Iterator[Problem]:
         return
     for key in results.primary_keys:
         by_case = {(case.model, case.example_id): case for case in results.list_cases(key)}
+        counts = Counter(model for model, _ in by_case)
         for (model, id), case in by_case.items():
             base = by_case.get((model, bases.get(id) or ""))
             if base is None or None in (base.passes, case.passes) or base.passes == case.passes:
@@ -154,7 +156,7 @@ def _find_flips(results: ModelResults) -> Iterator[Problem]:
                 model=model,
                 key=key,
                 text=f"{key} of {model}: the perturbed case {id[:12]} ({kinds or 'perturbed'}) {change}",
-                severity=1 / max(1, sum(1 for each, _ in by_case if each == model)),
+                severity=1 / counts[model],
                 certain=True,
                 cases={id: case.trace_id, base.example_id: base.trace_id},
             )

@@ -21,7 +21,13 @@ from spanwise.evaluators.analysis.leaderboards import (
     make_prompt_heatmap,
 )
 from spanwise.evaluators.analysis.model_results import Cell, ModelResults
-from spanwise.evaluators.analysis.problems import Problem, UnusableThreshold, find_problems, find_unusable_thresholds
+from spanwise.evaluators.analysis.problems import (
+    Problem,
+    UnusableThreshold,
+    find_case_problems,
+    find_problems,
+    find_unusable_thresholds,
+)
 from spanwise.evaluators.experiments import format_number
 
 
@@ -70,9 +76,13 @@ class AnalysisData:
         return make_prompt_heatmap(self.results, key)
 
     @cached_property
+    def _case_problems(self) -> list[Problem]:
+        return list(find_case_problems(self.results))
+
+    @cached_property
     def problems(self) -> list[Problem]:
         """Return the problems, the severe ones first."""
-        return find_problems(self.results)
+        return find_problems(self.results, self._case_problems)
 
     @cached_property
     def unusable_thresholds(self) -> list[UnusableThreshold]:
@@ -82,7 +92,7 @@ class AnalysisData:
     @cached_property
     def insights(self) -> list[Insight]:
         """Return the insights."""
-        return find_insights(self.results)
+        return find_insights(self.results, self._case_problems)
 
     @cached_property
     def compliance(self) -> list[StandardCoverage]:
