@@ -3,6 +3,7 @@
 import pandas
 import pytest
 
+from evaluators.databricks_rows import ROWS
 from evaluators.judge_server import serving
 from looped_cases import loop_over
 from spanwise.collector.records import Run, Trace
@@ -21,21 +22,6 @@ SPARK = [
     }
 ]
 GLOBAL = {"databricks-agent": {"global_guidelines": ["The response must be in English"]}}
-WHOLE = [
-    {
-        "request_id": "r1",
-        "request": "When was it built?",
-        "response": "In 1912.",
-        "expected_response": "1912",
-        "retrieved_context": [
-            {"content": "Built in 1912.", "doc_uri": "a"},
-            {"content": "Open at noon.", "doc_uri": "b"},
-        ],
-        "expected_retrieved_context": [{"doc_uri": "a"}, {"doc_uri": "c"}],
-        "guidelines": ["Be brief"],
-    },
-    {"request_id": "r2", "request": "Where is it?", "response": "I do not know."},
-]
 
 
 def judged(data, *, judge=None, store, **options):
@@ -68,7 +54,7 @@ def test_the_call_of_the_document_gives_both_kinds_of_guidelines(store, form):
 
 @pytest.mark.parametrize("form", [list, pandas.DataFrame])
 def test_all_names_of_the_document_are_there(store, form):
-    result = judged(form(WHOLE), store=store, judge=scripted(verdict), evaluator_config=GLOBAL)
+    result = judged(form(ROWS), store=store, judge=scripted(verdict), evaluator_config=GLOBAL)
     assert result.metrics == {
         f"{ANSWER}/correctness/rating/percentage": 1.0,
         f"{ANSWER}/relevance_to_query/rating/percentage": 0.5,
@@ -88,11 +74,11 @@ def test_all_names_of_the_document_are_there(store, form):
     wanted |= {
         f"{RETRIEVAL}/chunk_relevance/{field}" for field in "ratings rationales error_messages precision".split()
     }
-    wanted |= {"retrieval/ground_truth/document_recall", *WHOLE[0]}
+    wanted |= {"retrieval/ground_truth/document_recall", *ROWS[0]}
     assert set(table.columns) == wanted
     first, second = table.to_dict("records")
     assert first[f"{RETRIEVAL}/chunk_relevance/ratings"] == ["yes", "no"]
-    assert first["retrieved_context"] == WHOLE[0]["retrieved_context"]
+    assert first["retrieved_context"] == ROWS[0]["retrieved_context"]
     assert [first["request_id"], second["request_id"]] == ["r1", "r2"]
     assert table[f"{RETRIEVAL}/chunk_relevance/precision"].mean() == 0.5
     assert "refused" in second[f"{ANSWER}/safety/error_message"]
@@ -101,7 +87,7 @@ def test_all_names_of_the_document_are_there(store, form):
 
 def test_metrics_name_the_judges(store):
     config = {"databricks-agent": {"metrics": ["groundedness", "safety"]}}
-    result = judged(WHOLE, store=store, evaluator_config=config)
+    result = judged(ROWS, store=store, evaluator_config=config)
     assert set(result.metrics) == {f"{ANSWER}/groundedness/rating/percentage", f"{ANSWER}/safety/rating/average"}
 
 
@@ -151,7 +137,7 @@ async def later(request):
 
 @pytest.mark.parametrize("model", [agent, later])
 def test_a_model_answers_and_retrieves(store, model):
-    data = [{name: WHOLE[0][name] for name in ("request", "expected_response", "expected_retrieved_context")}]
+    data = [{name: ROWS[0][name] for name in ("request", "expected_response", "expected_retrieved_context")}]
     result = judged(data, store=store, model=model)
     assert result.metrics["retrieval/ground_truth/document_recall/average"] == 0.5
     assert result.metrics[f"{ANSWER}/groundedness/rating/percentage"] == 1.0
@@ -210,10 +196,10 @@ def test_a_trace_holds_what_the_other_columns_do_not(store):
 
 
 def test_recall_of_documents_needs_no_request(store):
-    data = [{name: WHOLE[0][name] for name in ("retrieved_context", "expected_retrieved_context")}]
+    data = [{name: ROWS[0][name] for name in ("retrieved_context", "expected_retrieved_context")}]
     assert judged(data, store=store).metrics == {"retrieval/ground_truth/document_recall/average": 0.5}
     with pytest.raises(ValueError, match="row 2 of the data has no request"):
-        judged([WHOLE[0], data[0]], store=store)
+        judged([ROWS[0], data[0]], store=store)
 
 
 def test_custom_judges_are_extra_metrics(store):
@@ -225,7 +211,7 @@ def test_custom_judges_are_extra_metrics(store):
         ),
     ]
     config = {"databricks-agent": {"metrics": []}}
-    result = judged(WHOLE[:1], store=store, extra_metrics=extra, evaluator_config=config)
+    result = judged(ROWS[:1], store=store, extra_metrics=extra, evaluator_config=config)
     assert result.metrics == {f"{ANSWER}/short/rating/percentage": 1.0, f"{RETRIEVAL}/new/precision/average": 1.0}
 
 

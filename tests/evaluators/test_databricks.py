@@ -5,6 +5,7 @@ import json
 import pandas
 import pytest
 
+from evaluators.databricks_rows import ROWS
 from looped_cases import loop_over
 from spanwise.collector.records import Case, Document
 from spanwise.evaluators import evaluate, from_dict, get_evaluator, interface, score
@@ -340,21 +341,6 @@ def test_a_prompt_that_does_not_name_the_chunk_is_refused():
         get_evaluator("chunk_relevance", judge=scripted(YES), prompt="Relevant? {inputs}")
 
 
-ROWS = [
-    {
-        "request_id": "r1",
-        "request": "When was it built?",
-        "response": "In 1912.",
-        "expected_response": "1912",
-        "retrieved_context": [
-            {"content": "Built in 1912.", "doc_uri": "a"},
-            {"content": "Open at noon.", "doc_uri": "b"},
-        ],
-        "expected_retrieved_context": [{"doc_uri": "a"}, {"doc_uri": "c"}],
-        "guidelines": ["Be brief"],
-    },
-    {"request_id": "r2", "request": "Where is it?", "response": "I do not know."},
-]
 JUDGES = [
     "correctness",
     "relevance_to_query",

@@ -16,6 +16,7 @@ from spanwise.collector.statistics import (
     collect_repeated_runs,
     select_latest,
 )
+from spanwise.collector.stores.stored_comparison import list_metrics
 from spanwise.collector.stores.trace_store import TraceStore
 
 MAX_SCORES = 50_000  # most runs and scores of an experiment that are read to compute intervals
@@ -46,7 +47,7 @@ def estimate_keys(store: TraceStore, experiment: Experiment, result: Bucket) -> 
     if result.traces + sum(counts.values()) > MAX_SCORES:
         return {}
     repetitions = _get_repetitions(experiment)
-    metrics = _index_metrics(experiment)
+    metrics = list_metrics(experiment)
     ends: dict[str, tuple[str, bool]] = {}
     scores: dict[str, list[tuple[str, float]]] = {TASK_OK: [], **{key: [] for key in counts}}
     for run in iterate_pages(partial(store.scores, experiment.id, limit=_RUNS_PER_PAGE)):
@@ -65,7 +66,7 @@ def estimate_keys(store: TraceStore, experiment: Experiment, result: Bucket) -> 
         sample = ScoreSample((score for _, score in pairs), (ends[trace][0] for trace, _ in pairs))
         repeats = None
         if repetitions > 1:
-            metric = metrics.get(key, {})
+            metric, _ = metrics.get(key, ({}, None))
             repeats = collect_repeated_runs(
                 key,
                 repetitions,
@@ -104,17 +105,6 @@ def _get_repetitions(experiment: Experiment) -> int:
     setup = experiment.metadata.get("setup")
     repetitions = setup.get("repetitions") if isinstance(setup, Mapping) else None
     return repetitions if isinstance(repetitions, int) else 1
-
-
-def _index_metrics(experiment: Experiment) -> dict[str, Mapping[str, Any]]:
-    """Return the recorded metrics by key."""
-    return {
-        str(metric["key"]): metric
-        for evaluator in experiment.evaluators
-        if isinstance(metrics := evaluator.get("metrics"), list | tuple)
-        for metric in metrics
-        if isinstance(metric, Mapping) and "key" in metric
-    }
 
 
 def _get_threshold(metric: Mapping[str, Any]) -> float | None:
