@@ -9,7 +9,7 @@ import orjson
 
 from spanwise.collector.content.blocks import Message
 from spanwise.collector.content.messages import find_messages
-from spanwise.collector.content.structured_text import parse_structure
+from spanwise.collector.content.structured_text import is_representation, parse_structure
 from spanwise.collector.records import JSON, Document
 
 _QUESTION_NAMES = (
@@ -38,17 +38,19 @@ def summarize(value: JSON) -> str:
 def find_question(value: JSON) -> str:
     """Return what a user asked, from the inputs of a run: the last message of a user, or a field such as `question`.
 
-    Return "" if the inputs contain no such text.
+    Return "" if the inputs contain no such text, or only a Python object that the sender has cut.
     """
-    return _find_text(value, _QUESTION_NAMES, role="user")
+    text = _find_text(value, _QUESTION_NAMES, role="user")
+    return "" if is_representation(text) else text
 
 
 def find_answer(value: JSON) -> str:
     """Return what was answered, from the outputs of a run: the last message with text, or a field such as `answer`.
 
-    Return "" if the outputs contain no such text.
+    Return "" if the outputs contain no such text, or only a Python object that the sender has cut.
     """
-    return _find_text(value, _ANSWER_NAMES)
+    text = _find_text(value, _ANSWER_NAMES)
+    return "" if is_representation(text) else text
 
 
 def _find_text(value: JSON, names: Sequence[str], role: str | None = None, depth: int = _MAX_DEPTH) -> str:

@@ -11,7 +11,15 @@ from spanwise.collector.content.blocks import Block, Message
 from spanwise.collector.content.reading import read_content
 from spanwise.collector.records import JSON
 
-_PARAMETERS: tuple[str, ...] = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "tools", "tool_choice", "response_format")
+_PARAMETERS: tuple[str, ...] = (
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "max_completion_tokens",
+    "tools",
+    "tool_choice",
+    "response_format",
+)
 _PARAMETERS += ("stop", "seed", "frequency_penalty", "presence_penalty", "reasoning_effort", "parallel_tool_calls")
 
 

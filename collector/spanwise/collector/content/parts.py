@@ -31,7 +31,16 @@ _RESULT_TYPES |= {"toolcallresult", "custom_tool_call_output", "mcp_tool_result"
 _REASONING_TYPES = frozenset(("reasoning", "thinking", "redacted_thinking"))
 _CALL_WRAPPERS = ("tool_call", "functionCall", "function_call", "toolUse")  # fields that hold a call
 _RESULT_WRAPPERS = ("tool_call_result", "functionResponse", "function_response", "toolResult")
-_MEDIA_WRAPPERS: tuple[str, ...] = ("image_url", "source", "inlineData", "inline_data", "fileData", "file_data", "input_audio", "audio")
+_MEDIA_WRAPPERS: tuple[str, ...] = (
+    "image_url",
+    "source",
+    "inlineData",
+    "inline_data",
+    "fileData",
+    "file_data",
+    "input_audio",
+    "audio",
+)
 _MEDIA_WRAPPERS += ("image", "file", "file_url", "video_url", "binary_content", "document")
 _MEDIA_TYPE_NAMES = ("mime_type", "mimeType", "media_type", "mediaType", "format", "content_type")
 _DATA_NAMES = ("data", "base64", "base64_image", "file_data", "content", "blob", "bytes", "b64_json")
@@ -100,7 +109,9 @@ def read_result(part: Part, kind: str) -> Block | None:
     result: Any = wrapped if wrapped is not None else part
     origin = result.get("origin")  # Haystack repeats the call
     about = {**origin, **result} if isinstance(origin, Mapping) else result
-    identity = _first_text(about, ("tool_use_id", "tool_call_id", "call_id", "toolCallId", "toolUseId", "tool_id", "id"))
+    identity = _first_text(
+        about, ("tool_use_id", "tool_call_id", "call_id", "toolCallId", "toolUseId", "tool_id", "id")
+    )
     value = _first(result, ("response", "result", "output", "raw_output", "tool_output", "content"))
     failed = bool(result.get("is_error") or result.get("isError") or result.get("error"))
     return make_result(_first_text(about, ("name", "tool_name", "toolName")), identity or None, value, failed)

@@ -11,9 +11,14 @@ from spanwise.collector.records import JSON
 
 MAX_JSON = 2_000_000  # characters of a text that is parsed as JSON
 MAX_REPRESENTATION = 30_000  # characters of a text that is parsed as a representation
-_REPRESENTATION = re.compile(r"(?:[A-Z]\w{1,60}\(\w{1,40}=|\{'\w{1,40}':).*[)}]\Z", re.DOTALL)
+_REPRESENTATION_START = re.compile(r"[A-Z]\w{1,60}\(\w{1,40}=|\{'\w{1,40}':")
 _ENUM = re.compile(r"<\w{1,60}\.\w{1,60}: ('[^'\n]{0,60}'|\d{1,9})>")
 _OBJECT = re.compile(r"<[A-Za-z][\w.<> ]{1,200} at 0x[0-9a-f]{1,16}>")
+
+
+def is_representation(text: str) -> bool:
+    """Return whether a text begins like the representation of a Python object."""
+    return _REPRESENTATION_START.match(text) is not None
 
 
 def parse_structure(value: JSON) -> JSON:
@@ -29,7 +34,7 @@ def parse_structure(value: JSON) -> JSON:
             return orjson.loads(value)
         except ValueError:
             pass
-    if len(value) > MAX_REPRESENTATION or not _REPRESENTATION.match(value):
+    if len(value) > MAX_REPRESENTATION or not is_representation(value):
         return value
     try:
         return _convert(ast.parse(_OBJECT.sub("None", _ENUM.sub(r"\1", value)), mode="eval").body)

@@ -110,6 +110,22 @@ def reason(why: DecisionExplanation) -> str:
     return why.reason.removeprefix(why.verdict.replace("_", " ")).removeprefix(": ")
 
 
+def sentence(why: DecisionExplanation) -> str:
+    """Explain the decision in one sentence without technical terms, such as "Sampled out: 30 % of traces are sampled,
+    this one was not."
+    """
+    text = reason(why)
+    if why.verdict == "sampled_out" and why.rate is not None:
+        noun = "session" if why.rule.target == "session" else "trace"
+        alike = f"{noun}s" if why.stratum is None else f"{noun}s like this"
+        text = f"{formatting.percent(why.rate, 1)} of {alike} are sampled, this one was not"
+    word = _SENTENCE_WORDS.get(why.verdict) or WORDS[why.verdict].capitalize()
+    return f"{word}: {text.removesuffix('.')}." if text else f"{word}."
+
+
+_SENTENCE_WORDS = {"filtered": "Not for this rule", "throttled": "Delayed", "scored": "Evaluated"}
+
+
 def look_on(why: DecisionExplanation) -> str:
     """Return the command that shows why evaluators skipped a trace for lack of data; "" if none did."""
     skipped = sorted(

@@ -116,6 +116,7 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/charts", traces.charts, "read"),
     ("/traces/{trace_id}", traces.trace, "read"),
     ("/traces/{trace_id}/runs/{span_id}/{part}", traces.value_page, "read"),
+    ("/traces/{trace_id}/runs/{span_id}/media/{part}", traces.media_page, "read"),
     ("/sessions", session_pages.sessions, "read"),
     ("/sessions/{session_id:path}", session_pages.session, "read"),
     ("/datasets", experiment_pages.datasets, "read"),

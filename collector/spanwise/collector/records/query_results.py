@@ -84,6 +84,9 @@ class TreeNode:
     lost_parent: bool  # True if the parent is not stored; the run is then displayed as a root
     feedback: int = 0  # number of feedback records on the run and its documents
     failed: int = 0  # number of these records that are errors
+    input_tokens: int | None = None  # of the run alone; None if it has no usage
+    output_tokens: int | None = None
+    cost: float | None = None
 
     @property
     def duration_ns(self) -> int:

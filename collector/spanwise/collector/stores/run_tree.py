@@ -26,6 +26,9 @@ class RunNode(NamedTuple):
     status: Status
     start_ns: int
     end_ns: int
+    input_tokens: int | None
+    output_tokens: int | None
+    cost: float | None
 
 
 def make_branch(

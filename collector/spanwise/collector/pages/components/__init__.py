@@ -1,4 +1,4 @@
-"""Components of pages: rendering, value layout, filter form, feedback chips, sparklines.
+"""Components of pages: rendering, content of values, filter form, feedback chips, sparklines.
 
 Modules, in the order in which data flows:
 
@@ -6,11 +6,16 @@ Modules, in the order in which data flows:
 - `feedback_display`: Feedback display: chips, metric units and directions, keys scored by judges.
 - `sparkline`: SVG sparklines: time buckets and bar geometry.
 - `line_chart`: SVG line charts: one value per experiment with the band of its interval.
-- `rendering`: Template rendering: security headers, escaping of untrusted text, layout of JSON values.
+- `escaping`: Escaping of untrusted text for HTML: visible marks for invisible characters, JSON with highlighted tokens.
+- `markdown_rendering`: Markdown and code as HTML: without HTML of the author, remote images, scripts.
+- `content_view`: Rendering of values within a limit per page: chat messages, fields, and blocks as HTML.
+- `rendering`: Template rendering: environment, security headers, static files.
 """
 
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
+    "content_view",
+    "escaping",
     "feedback_display",
     "filter_form",
     "line_chart",

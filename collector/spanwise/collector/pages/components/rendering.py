@@ -1,211 +1,44 @@
-"""Template rendering: security headers, escaping of untrusted text, layout of JSON values."""
+"""Template rendering: environment, security headers, static files."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from inspect import getmembers, isfunction
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from spanwise.collector import formatting
+from spanwise.collector import content, formatting
 from spanwise.collector.diagnostics import trace_completeness
 from spanwise.collector.pages.components import filter_form, sparkline
-from spanwise.collector.records import JSON
+from spanwise.collector.pages.components.content_view import ContentView
+from spanwise.collector.pages.components.escaping import allow_line_breaks, mark_invisible
 from spanwise.collector.security.authorization import get_access
 from spanwise.collector.security.browser_sessions import make_form_token
 from spanwise.collector.stores import Store
 
-# Control characters, lone surrogates, and characters that reorder or hide text (bidirectional controls, zero-width).
-_INVISIBLE_PATTERN = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]"
-)
-
-
-def _visible_mark(match: re.Match[str]) -> str:
-    code = ord(match.group())
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "\ufffd" if 0xD800 <= code <= 0xDFFF else f"⟨U+{code:04X}⟩"
-
-
-def mark_invisible(value: object) -> object:
-    """Return a value for printing: "" for None, visible marks for invisible characters, trusted markup unchanged.
-
-    Jinja calls this on every expression of a template before it escapes the result.
-    """
-    if value is None:
-        return ""
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return _INVISIBLE_PATTERN.sub(_visible_mark, value)
-    return value
-
-
-def allow_line_breaks(text: str) -> Markup:
-    """Return a name with optional line breaks after underscores, dots and dashes."""
-    return Markup(re.sub(r"([_.-]+)", r"\1<wbr>", str(escape(mark_invisible(text)))))
-
-
-MAX_SHOWN_CHARACTERS = 100_000  # characters of one value on a page; the page links to the complete value
-_LARGE_CHARACTERS, _LARGE_LINES = 2_400, 30
-_MOST_FIELDS, _MOST_MESSAGES = 24, 200
-_TOKEN = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\\?\Z))(\s*:)?|(-?\d[\d.eE+-]*)|\b(true|false|null|NaN|-?Infinity)\b')
-
-
-@dataclass(frozen=True, slots=True)
-class ValueBlock:
-    """One value rendered for a page. `length` counts all characters; `html` shows at most `MAX_SHOWN_CHARACTERS`."""
-
-    html: Markup
-    language: Literal["text", "json"]
-    length: int
-    lines: int
-
-    @property
-    def large(self) -> bool:
-        """Return whether the page shows it collapsed."""
-        return self.length > _LARGE_CHARACTERS or self.lines > _LARGE_LINES
-
-    @property
-    def short(self) -> bool:
-        """Return whether the page shows it inline."""
-        return self.lines == 1 and self.length <= 90
-
-    @property
-    def cut(self) -> bool:
-        """Return whether `html` is truncated."""
-        return self.length > MAX_SHOWN_CHARACTERS
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One message of a chat with a model."""
-
-    role: str
-    content: ValueBlock | None
-    calls: ValueBlock | None
-
-
-@dataclass(frozen=True, slots=True)
-class ValueLayout:
-    """Layout of a value as a block, fields or chat messages; all are empty for an empty value."""
-
-    block: ValueBlock | None = None
-    fields: tuple[tuple[str, ValueBlock], ...] = ()
-    messages: tuple[ChatMessage, ...] = ()
-    rest: tuple[tuple[str, ValueBlock], ...] = ()  # the fields besides `messages`, of a value that has chat messages
-
-
-def format_json(value: JSON) -> str:
-    """Return indented JSON; unsupported values are shown as text."""
-    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
-
-
-def _highlight_token(match: re.Match[str]) -> str:
-    string, colon, figure, word = match.groups()
-    if string is not None:
-        return f'<span class="{"k" if colon else "s"}">{escape(mark_invisible(string))}</span>{colon or ""}'
-    return f'<span class="n">{escape(figure or word)}</span>'
-
-
-def highlight_json(text: str) -> Markup:
-    """Return JSON text with keys, strings and numbers in `<span>` elements. All text is escaped."""
-    parts, position = [], 0
-    for match in _TOKEN.finditer(text):
-        parts += [str(escape(mark_invisible(text[position : match.start()]))), _highlight_token(match)]
-        position = match.end()
-    return Markup("".join([*parts, str(escape(mark_invisible(text[position:])))]))
-
-
-def make_block(value: JSON) -> ValueBlock:
-    """Render one value: a string unchanged, anything else as JSON."""
-    plain = isinstance(value, str)
-    text = value if plain else format_json(value)
-    html = escape(mark_invisible(text[:MAX_SHOWN_CHARACTERS])) if plain else highlight_json(text[:MAX_SHOWN_CHARACTERS])
-    return ValueBlock(html, "text" if plain else "json", len(text), text.count("\n") + 1)
-
-
-def _message_content(message: Mapping[str, JSON]) -> JSON:
-    """Return the content of a chat message. If all its parts are texts, they are joined."""
-    content = message.get("content", message.get("parts"))
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        texts = [part.get("text", part.get("content")) for part in content]
-        if texts and all(isinstance(text, str) for text in texts):
-            return "\n".join(texts)
-    return content
-
-
-def find_chat_messages(value: JSON) -> list[Mapping[str, JSON]] | None:
-    """Return the chat messages of a value (a list of them, or in a field `messages`), None if it has none."""
-    messages = value.get("messages") if isinstance(value, dict) else value
-    if not isinstance(messages, list) or not 0 < len(messages) <= _MOST_MESSAGES:
-        return None
-    have_roles = all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages)
-    return messages if have_roles else None
-
-
-def choose_layout(value: JSON) -> ValueLayout:
-    """Choose the most readable layout of a value."""
-    if value is None or value == {} or value == []:
-        return ValueLayout()
-    if chat := find_chat_messages(value):
-        messages = []
-        for message in chat:
-            content, calls = _message_content(message), message.get("tool_calls")
-            block = None if content in (None, "", []) else make_block(content)
-            messages.append(ChatMessage(str(message["role"]), block, make_block(calls) if calls else None))
-        others = {key: item for key, item in value.items() if key != "messages"} if isinstance(value, dict) else {}
-        return ValueLayout(messages=tuple(messages), rest=_make_fields(others))
-    if isinstance(value, dict) and len(value) <= _MOST_FIELDS:
-        return ValueLayout(fields=_make_fields(value))
-    return ValueLayout(block=make_block(value))
-
-
-def _make_fields(value: Mapping[str, JSON]) -> tuple[tuple[str, ValueBlock], ...]:
-    return tuple((str(key), make_block(item)) for key, item in value.items())
-
-
-def summarize_value(value: JSON) -> str:
-    """Return the main text of a value.
-
-    It is the string itself, the last message's text, the value of a single field, or else compact JSON.
-    """
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if chat := find_chat_messages(value):
-        return summarize_value(_message_content(chat[-1]))
-    if isinstance(value, dict) and len(value) == 1:
-        return summarize_value(next(iter(value.values())))
-    return json.dumps(value, ensure_ascii=False, default=str)
-
 
 def summarize_json_prefix(text: str, limit: int = 240) -> str:
-    """Return the main text of a value from the beginning of its JSON, which may be truncated."""
-    try:
-        return _shorten(summarize_value(json.loads(text)), limit)
-    except ValueError:
-        return _shorten(text, limit)
-
-
-def _shorten(text: str, limit: int) -> str:
-    line = " ".join(text.split())
+    """Return the main text of a value on one line, from the beginning of its JSON, which may be truncated."""
+    value = text
+    if text[:1] in ("{", "["):
+        try:
+            value = from_json(text.removesuffix("…"), allow_partial="trailing-strings")
+        except ValueError:
+            pass
+    line = " ".join(content.summarize(value).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; media-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 SECURITY_HEADERS = {
@@ -248,12 +81,11 @@ def get_environment() -> Environment:
         "operators": filter_form.OPERATOR_LABELS,
         "ranges": filter_form.RANGE_LABELS,
         "traffic": filter_form.TRAFFIC_LABELS,
-        "layout": choose_layout,
-        "block": make_block,
+        "content_view": ContentView,
     }
     # every formatting function becomes a filter of the same name
     environment.filters |= dict(getmembers(formatting, isfunction))
-    environment.filters |= {"summarize_json": summarize_json_prefix, "summarize": summarize_value}
+    environment.filters |= {"summarize_json": summarize_json_prefix, "summarize": content.summarize}
     environment.filters |= {"dropped": trace_completeness.describe_dropped, "since": trace_completeness.describe_start}
     environment.filters |= {"path": quote_segment, "breakable": allow_line_breaks, "as_dict": dict}
     return environment
@@ -278,7 +110,7 @@ def render_page(request: Request, template: str, /, *, status: int = 200, **cont
 def serve_static(_store: Store, request: Request) -> Response:
     """Serve a style sheet, script or icon, cacheable for a year because its URL contains a hash."""
     name = request.path_params["name"]
-    if name not in ("spanwise.css", "spanwise.js", "spanwise.svg"):
+    if name not in ("spanwise.css", "spanwise.js", "trace.js", "spanwise.svg"):
         return Response("not found", 404, SECURITY_HEADERS, media_type="text/plain")
     headers: Mapping[str, str] = {**SECURITY_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
     return Response(read_asset(name), headers=headers, media_type=_TYPES[name.rpartition(".")[2]])

@@ -1,33 +1,32 @@
-"""Trace page: waterfall, selected run, feedback form, rule decisions."""
+"""Trace page: overview, tree of runs, selected run, feedback form, rule decisions."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from spanwise.collector import content
 from spanwise.collector.diagnostics import rule_report, trace_completeness
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.formatting import split_stack
 from spanwise.collector.pages.components import feedback_display, rendering
+from spanwise.collector.pages.components.content_view import ContentView
+from spanwise.collector.pages.components.escaping import format_json
 from spanwise.collector.pages.experiment_pages import index_examples
+from spanwise.collector.pages.traces.trace_overview import build_overview
+from spanwise.collector.pages.traces.tree_rows import MAX_WHOLE_ROWS, TreeQuery, build_tree, find_origin
 from spanwise.collector.records import Example, Experiment, Feedback, Run, Target, Trace, TraceSummary, TreeNode
 from spanwise.collector.stores import RunNode, Store, derived_fields, make_branch, walk_tree
 
-MAX_WHOLE_RUNS = 1_000  # larger traces are shown in pages
-ROWS_PER_PAGE = 500  # rows per page of a larger trace
-
-
-@dataclass(frozen=True, slots=True)
-class WaterfallRow:
-    """One run in the waterfall. `left` and `width` are percentages of the trace's duration."""
-
-    run: TreeNode
-    left: float
-    width: float
+MAX_TREE_RUNS = 20_000  # runs of the tree that are read at once; a larger trace is read in parts of this size
+VIEW_COOKIE = "spanwise_view"
+_CALL_ID_ATTRIBUTES = ("gen_ai.tool.call.id", "ai.toolCall.id", "tool_call.id", "tool.call.id", "tool_call_id")
 
 
 def get_time_range(runs: Sequence[Run]) -> tuple[int, int]:
@@ -36,52 +35,56 @@ def get_time_range(runs: Sequence[Run]) -> tuple[int, int]:
     return start, max((max(run.end_ns, run.start_ns) for run in runs), default=start)
 
 
-def build_rows(trace: Trace) -> list[WaterfallRow]:
-    """Return all runs as rows: children below their parents, sorted by start time.
-
-    A run whose parent is missing is shown as a root.
-    """
+def list_nodes(trace: Trace) -> list[TreeNode]:
+    """Return all runs in depth-first order, sorted by start time. A run whose parent is missing is a root."""
     marks: dict[str, tuple[int, int]] = {}
     for item in trace.feedback:
         if item.target.span_id:
             n, failed = marks.get(item.target.span_id, (0, 0))
             marks[item.target.span_id] = n + 1, failed + (item.outcome == "error")
     known = {run.span_id for run in trace.runs}
-    lines = [RunNode(*(getattr(run, name) for name in RunNode._fields)) for run in trace.runs]
-    branches = (
+    lines = [
+        RunNode(
+            run.span_id,
+            run.parent_id,
+            run.name,
+            run.kind,
+            run.status,
+            run.start_ns,
+            run.end_ns,
+            run.usage.input_tokens if run.usage else None,
+            run.usage.output_tokens if run.usage else None,
+            run.cost,
+        )
+        for run in trace.runs
+    ]
+    return [
         make_branch(position, depth, line, known, *marks.get(line.span_id, (0, 0)))
         for position, (depth, line) in enumerate(walk_tree(lines))
-    )
-    return place_rows(branches, *get_time_range(trace.runs))
-
-
-def place_rows(branches: Iterable[TreeNode], start_ns: int, end_ns: int) -> list[WaterfallRow]:
-    """Return rows with the position of each run within the time range of the trace."""
-    length = max(1, end_ns - start_ns)
-    return [
-        WaterfallRow(run, round(100 * (run.start_ns - start_ns) / length, 2), round(100 * run.duration_ns / length, 2))
-        for run in branches
     ]
 
 
 _EXCEPTION_FIELDS = ("type", "message", "stacktrace")
+MAX_TOOL_RUNS = 50  # runs of tools that are read to find those of the selected run's calls
+_MEDIA_FIELDS = ("inputs", "outputs")
 _VALUE_FIELDS = ("inputs", "outputs", "documents", "attributes", "metadata", "resource", "events")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceView:
-    """Data of a trace page: all runs as rows, or one page of a large trace."""
+    """Data of a trace page. `nodes` are all runs, or a part of those of a very large trace."""
 
     root: Run
     run: Run  # the selected run
-    rows: Sequence[WaterfallRow]
+    nodes: Sequence[TreeNode]
+    start_ns: int
     duration_ns: int
-    feedback: Sequence[Feedback]  # on the trace, on the selected run, and on its documents
+    feedback: Sequence[Feedback]  # on the trace, and on at least the selected run and its documents
     missing: Sequence[str]
     complete: bool
     running: int
     dropped: int
-    next: str | None = None  # first run of the next page
+    load_run: Callable[[str], Run]
 
     @property
     def of_trace(self) -> list[Feedback]:
@@ -97,43 +100,68 @@ class TraceView:
 def trace(store: Store, request: Request) -> Response:
     """Render a trace: `GET /traces/{trace_id}?run={span_id}`.
 
-    By default the root is selected. If no run has ended yet, the page lists the open runs.
+    By default the root is selected. If no run has ended yet, the page lists the open runs. With `view=raw`, values
+    are shown as they were sent; a cookie remembers the choice.
     """
-    trace_id, span_id = request.path_params["trace_id"], request.query_params.get("run")
+    trace_id, query = request.path_params["trace_id"], TreeQuery.read(request.query_params)
     summary = load_summary(store, trace_id)
     try:
-        if summary is not None and summary.span_count > MAX_WHOLE_RUNS:
-            view = view_trace_page(store, summary, span_id)
+        if summary is not None and summary.span_count > MAX_WHOLE_ROWS:
+            view = view_large_trace(store, summary, query.run)
         else:
-            view = view_whole_trace(store.trace(trace_id), span_id)
+            view = view_whole_trace(store.trace(trace_id), query.run)
     except NotFound:
         if summary is not None:
             raise
         return render_open_trace(store, request)
-    experiment = find_experiment(store, view.root)
+    run, root = view.run, view.root
+    chosen = request.query_params.get("view")
+    raw = (chosen or request.cookies.get(VIEW_COOKIE)) == "raw"
+    experiment = find_experiment(store, root)
     why = store.why(trace_id)
     rules = [] if why else store.rules()
-    return rendering.render_page(
+    origin = find_origin(view.nodes, run.span_id if run.status == "error" else root.span_id)
+    failed = next((node for node in view.nodes if node.status == "error"), None)
+    address = f"/traces/{rendering.quote_segment(trace_id)}/runs/{rendering.quote_segment(run.span_id)}/"
+    end_ns = view.start_ns + view.duration_ns
+    response = rendering.render_page(
         request,
         "trace.html",
         trace_id=trace_id,
         view=view,
-        root=view.root,
-        run=view.run,
-        derived=derived_fields(view.run),
-        stacks=list_stack_traces(view.run),
+        root=root,
+        run=run,
+        tree=build_tree(view.nodes, query, run.span_id, view.start_ns, end_ns),
+        overview=build_overview(root, view.nodes, view.load_run, view.feedback, raw=raw),
+        content=ContentView(address, raw=raw, tool_runs=index_tool_runs(view, query)),
+        raw=raw,
+        address=address,
+        derived=derived_fields(run),
+        origin=origin,
+        first_failed=failed,
+        stacks=list_stack_traces(run) or (list_stack_traces(view.load_run(origin.span_id)) if origin else []),
         summary=summary,
-        count=summary.span_count if summary else len(view.rows),
+        count=summary.span_count if summary else len(view.nodes),
         own=feedback_display.get_author_chips(view.of_trace),
         of_run=feedback_display.get_author_chips(view.of_run),
         experiment=experiment,
-        example=find_example(store, view.root, experiment),
+        example=find_example(store, root, experiment),
         why=why,
-        without_rules=rule_report.explain_no_rules(view.root.project, rules) if rules else None,
+        without_rules=rule_report.explain_no_rules(root.project, rules) if rules else None,
         verdicts=rule_report,
         now=time.time_ns(),
-        links=[link for link in view.run.links if link.trace_id != trace_id],
+        links=[link for link in run.links if link.trace_id != trace_id],
     )
+    if chosen in ("read", "raw"):
+        response.set_cookie(
+            VIEW_COOKIE,
+            chosen,
+            max_age=31_536_000,
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+    return response
 
 
 def view_whole_trace(trace: Trace, span_id: str | None) -> TraceView:
@@ -142,19 +170,21 @@ def view_whole_trace(trace: Trace, span_id: str | None) -> TraceView:
     return TraceView(
         root=trace.root,
         run=choose_run(trace, span_id),
-        rows=build_rows(trace),
+        nodes=list_nodes(trace),
+        start_ns=start,
         duration_ns=end - start,
         feedback=trace.feedback,
         missing=trace_completeness.find_gaps(trace),
         complete=trace.complete,
         running=len(trace.running),
         dropped=trace.dropped,
+        load_run={run.span_id: run for run in trace.runs}.__getitem__,
     )
 
 
-def view_trace_page(store: Store, trace: TraceSummary, span_id: str | None) -> TraceView:
-    """Return the page of a large trace that contains the selected run. Raises `NotFound` for an unknown run."""
-    page = store.tree(trace.trace_id, limit=ROWS_PER_PAGE, cursor=span_id)
+def view_large_trace(store: Store, trace: TraceSummary, span_id: str | None) -> TraceView:
+    """Return the view of a trace whose runs are read one by one. Raises `NotFound` for an unknown run."""
+    page = store.tree(trace.trace_id, limit=MAX_TREE_RUNS, cursor=span_id)
     root, run = store.run(trace.trace_id), store.run(trace.trace_id, span_id)
     targets = (Target(trace_id=run.trace_id), Target(trace_id=run.trace_id, span_id=run.span_id))
     feedback = [item for target in targets for item in store.feedbacks(target=target)]
@@ -163,7 +193,8 @@ def view_trace_page(store: Store, trace: TraceSummary, span_id: str | None) -> T
     return TraceView(
         root=root,
         run=run,
-        rows=place_rows(page.items, trace.start_ns, trace.start_ns + trace.duration_ns),
+        nodes=page.items,
+        start_ns=trace.start_ns,
         duration_ns=trace.duration_ns,
         feedback=sorted(feedback, key=lambda item: item.created_ns),
         missing=trace_completeness.describe_known_gaps(
@@ -172,8 +203,41 @@ def view_trace_page(store: Store, trace: TraceSummary, span_id: str | None) -> T
         complete=trace.complete,
         running=trace.running,
         dropped=trace.dropped,
-        next=page.next,
+        load_run=partial(store.run, trace.trace_id),
     )
+
+
+def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, str]:
+    """Return the address of the run of each tool call by the call's id, for the calls of the selected run.
+
+    A run has the id of its call in an attribute or in its result. Of senders that do not send it, a tool's run
+    belongs to a call of its name, in the order of time.
+    """
+    blocks = [
+        block
+        for value in (view.run.inputs, view.run.outputs)
+        for message in content.read_content(value).messages
+        for block in message.blocks
+        if block.kind == "tool_call" and block.call_id
+    ]
+    calls = {block.call_id: block.name for block in blocks if block.call_id}
+    runs: dict[str, str] = {}
+    unnamed: list[TreeNode] = []
+    tools = [node for node in view.nodes if node.kind == "tool"][:MAX_TOOL_RUNS] if calls else []
+    for node in tools:
+        run = view.load_run(node.span_id)
+        identity = next((str(run.attributes[name]) for name in _CALL_ID_ATTRIBUTES if run.attributes.get(name)), None)
+        results = [block for message in content.read_content(run.outputs).messages for block in message.blocks]
+        identity = identity or next((block.call_id for block in results if block.call_id), None)
+        if identity in calls:
+            runs.setdefault(identity, node.span_id)
+        elif identity is None:
+            unnamed.append(node)
+    for identity, name in calls.items():
+        if identity not in runs and (found := next((node for node in unnamed if name and name in node.name), None)):
+            runs[identity] = found.span_id
+            unnamed.remove(found)
+    return {identity: query.address(run=span_id) for identity, span_id in runs.items()}
 
 
 def render_open_trace(store: Store, request: Request) -> Response:
@@ -187,16 +251,47 @@ def render_open_trace(store: Store, request: Request) -> Response:
 
 
 def value_page(store: Store, request: Request) -> Response:
-    """Return one complete value as plain text: `GET /traces/{trace_id}/runs/{span_id}/{part}`."""
+    """Return one complete value as plain text: `GET /traces/{trace_id}/runs/{span_id}/{part}`.
+
+    The part `case` is a test case for a dataset, and `curl` is the model call as a command.
+    """
     name = request.path_params["part"]
-    if name not in _VALUE_FIELDS:
-        raise NotFound(f"unknown field {name!r} of a run; expected one of: {', '.join(_VALUE_FIELDS)}")
+    if name not in (*_VALUE_FIELDS, "case", "curl"):
+        raise NotFound(f"unknown field {name!r} of a run; expected one of: {', '.join(_VALUE_FIELDS)}, case, curl")
     run = store.run(request.path_params["trace_id"], request.path_params["span_id"])
+    if name == "curl":
+        return _plain_text(content.format_curl(run.inputs, run.model))
+    if name == "case":
+        origin = {"trace_id": run.trace_id, "span_id": run.span_id}
+        case = {"inputs": run.inputs, "reference_outputs": run.outputs, "metadata": origin}
+        return _plain_text(json.dumps(case, ensure_ascii=False, default=str))
     value = getattr(run, name)
     if isinstance(value, tuple):  # documents or events
         value = [{field: getattr(item, field) for field in item.__dataclass_fields__} for item in value]
-    text = value if isinstance(value, str) else rendering.format_json(value)
+    return _plain_text(value if isinstance(value, str) else format_json(value))
+
+
+def _plain_text(text: str) -> Response:
     return PlainTextResponse(text.encode("utf-8", "replace"), headers=rendering.SECURITY_HEADERS)
+
+
+def media_page(store: Store, request: Request) -> Response:
+    """Return an embedded image or recording: `GET /traces/{trace_id}/runs/{span_id}/media/{part}?n={position}`.
+
+    The type is that of the bytes. Raises `NotFound` for other types and for data over the size limit.
+    """
+    part, number = request.path_params["part"], request.query_params.get("n", "")
+    if part not in _MEDIA_FIELDS or not (number.isascii() and number.isdecimal() and len(number) < 7):
+        raise NotFound(f"there is no image or recording {part!r} {number!r} here")
+    run = store.run(request.path_params["trace_id"], request.path_params["span_id"])
+    blocks = content.list_media(getattr(run, part))
+    media = content.decode_media(blocks[int(number)]) if int(number) < len(blocks) else None
+    if media is None:
+        most = content.MAX_MEDIA_BYTES // 2**20
+        raise NotFound(f"{part} has no image or recording {number} of a known type and at most {most} MiB")
+    headers = {**rendering.SECURITY_HEADERS, "Content-Security-Policy": "default-src 'none'; sandbox"}
+    headers |= {"Content-Disposition": "inline", "Cache-Control": "private, max-age=3600"}
+    return Response(media.content, headers=headers, media_type=media.media_type)
 
 
 def find_experiment(store: Store, root: Run) -> Experiment | None:

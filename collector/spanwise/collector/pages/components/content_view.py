@@ -1,0 +1,272 @@
+"""Rendering of values within a limit per page: chat messages, fields, and blocks as HTML.
+
+A view renders the values of one page in the order in which they are shown. Each takes its share of the page's limit
+of characters, so that a page stays small whatever a trace contains. A cut value links to the whole one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import orjson
+from markupsafe import Markup, escape
+
+from spanwise.collector import content, formatting
+from spanwise.collector.content import Block, Message
+from spanwise.collector.pages.components.escaping import highlight_json, mark_invisible
+from spanwise.collector.pages.components.markdown_rendering import is_web_link, render_code, render_markdown
+from spanwise.collector.records import JSON
+
+MAX_PAGE_CHARACTERS = 30_000  # characters of values on one page
+MAX_BLOCK_CHARACTERS = 10_000  # of one block
+MIN_BLOCK_CHARACTERS = 200  # shown of a block even if the page's limit is used up
+MAX_EARLIER_MESSAGES = 30  # messages of a chat before those of this turn
+MAX_MESSAGES = 100
+MAX_NODES = 250  # keys and items of one JSON value
+MAX_DEPTH = 12  # levels of a JSON value; deeper ones are shown as one line
+_MAX_STRING = 1_000  # characters of a text inside a JSON value
+_MAX_NUMBERS = 8  # numbers of a list that are shown, such as of an embedding
+_OPEN_ITEMS = 12  # a value inside a JSON value is open if it has at most this many items
+
+
+@dataclass(frozen=True, slots=True)
+class BlockView:
+    """One block with the HTML of its text or value."""
+
+    block: Block
+    html: Markup
+    result: BlockView | None = None
+    source: str = ""  # address on this server of an image or a recording
+    link: str = ""  # address on another server
+    run: str = ""  # address of the tool's run
+    note: str = ""  # why a medium is not shown
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """One chat message."""
+
+    role: str
+    name: str
+    blocks: tuple[BlockView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueView:
+    """One value. `earlier` holds messages of earlier turns, of which `hidden` are not on the page."""
+
+    messages: tuple[MessageView, ...] = ()
+    earlier: tuple[MessageView, ...] = ()
+    hidden: int = 0
+    fields: tuple[tuple[str, BlockView], ...] = ()
+    empty_fields: tuple[str, ...] = ()
+    blocks: tuple[BlockView, ...] = ()
+    raw: Markup | None = None
+    note: str = ""  # how much of the value is shown, if it is cut
+    whole: str = ""  # address of the complete value
+
+    @property
+    def count_earlier(self) -> int:
+        """Return the number of earlier messages, shown or not."""
+        return len(self.earlier) + self.hidden
+
+
+class ContentView:
+    """Renderer of the values of a page.
+
+    `address` is the start of the addresses of the run's values, and `tool_runs` has the address of the run of each
+    tool call by its id. With `raw`, values are shown as they were sent.
+    """
+
+    def __init__(
+        self,
+        address: str = "",
+        *,
+        limit: int = MAX_PAGE_CHARACTERS,
+        raw: bool = False,
+        tool_runs: Mapping[str, str] | None = None,
+    ) -> None:
+        self.address, self.raw, self.tool_runs = address, raw, tool_runs or {}
+        self._left = limit
+        self._cut = False
+
+    def value(self, value: JSON, part: str = "", *, turn: bool = False) -> ValueView:
+        """Render a value. `part` is its name in addresses. With `turn`, chat messages of earlier turns are folded."""
+        self._cut = False
+        view = self._render_raw(value) if self.raw else self._render_content(value, part, turn)
+        if not self._cut:
+            return view
+        whole = f"{self.address}{part}" if self.address and part else ""
+        return replace(view, note=f"Showing a part of {_describe_size(value)}.", whole=whole)
+
+    def text(self, text: str) -> BlockView:
+        """Render a text as the block that it looks like."""
+        return self._block(content.read_text(text))
+
+    def _render_raw(self, value: JSON) -> ValueView:
+        if value is None:
+            return ValueView()
+        if isinstance(value, str):
+            return ValueView(raw=escape(mark_invisible(self._take(value))))
+        return ValueView(raw=highlight_json(self._take(_dump_start(value, MAX_BLOCK_CHARACTERS + 1))))
+
+    def _render_content(self, value: JSON, part: str, turn: bool) -> ValueView:
+        read = content.read_content(value)
+        field_blocks = [(name, content.read_field(item)) for name, item in read.fields]
+        every = [block for message in read.messages for block in message.blocks]
+        every += [block for _, block in field_blocks if block]
+        every += read.blocks
+        media = [block for block in every if block.kind in ("image", "audio", "file")]
+        sources = {id(block): f"{self.address}media/{part}?n={n}" for n, block in enumerate(media)} if part else {}
+        messages = content.join_tool_results(read.messages)
+        start = content.find_turn(messages) if turn else 0
+        shown = messages[start : start + MAX_MESSAGES]
+        self._cut |= len(messages) - start > len(shown)
+        current = self._messages(shown, sources)
+        fields = tuple((name, self._block(block, sources)) for name, block in field_blocks if block)
+        blocks = tuple(self._block(block, sources) for block in read.blocks[:MAX_MESSAGES])
+        earlier = messages[max(0, start - MAX_EARLIER_MESSAGES) : start]
+        return ValueView(
+            messages=current,
+            earlier=self._messages(earlier, sources),
+            hidden=start - len(earlier),
+            fields=fields,
+            empty_fields=tuple(name for name, block in field_blocks if block is None),
+            blocks=blocks,
+        )
+
+    def _messages(self, messages: Iterable[Message], sources: Mapping[int, str]) -> tuple[MessageView, ...]:
+        return tuple(
+            MessageView(message.role, message.name, tuple(self._block(block, sources) for block in message.blocks))
+            for message in messages
+        )
+
+    def _block(self, block: Block, sources: Mapping[int, str] | None = None) -> BlockView:
+        if block.kind == "markdown":
+            return BlockView(
+                block, Markup(f'<div class="markdown" dir="auto">{render_markdown(self._take(block.text))}</div>')
+            )
+        if block.kind == "code":
+            return BlockView(block, render_code(self._take(block.text), block.language))
+        if block.kind in ("text", "reasoning"):
+            return BlockView(block, render_text(self._take(block.text)))
+        if block.kind in ("image", "audio", "file"):
+            return self._medium(block, (sources or {}).get(id(block), ""))
+        html = self._any_value(block.value)
+        result = self._block(block.result) if block.result else None
+        return BlockView(block, html, result, run=self.tool_runs.get(block.call_id or "", ""))
+
+    def _any_value(self, value: JSON) -> Markup:
+        """Render the arguments or the result of a tool, or a JSON value."""
+        if isinstance(value, str):
+            return self._block(content.read_text(value)).html
+        return JsonTree(self).render(value)
+
+    def _medium(self, block: Block, source: str) -> BlockView:
+        text = render_text(self._take(block.text)) if block.text else Markup()
+        if content.find_media_type(block) and source:
+            return BlockView(block, text, source=source)
+        if block.url:
+            return BlockView(block, text, link=block.url if is_web_link(block.url) else "", note=block.url[:200])
+        size = len(block.data) * 3 // 4
+        reasons = [block.media_type or "unknown type", f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size:,} bytes"]
+        return BlockView(block, text, note=", ".join(reasons))
+
+    def take(self, text: str, most: int) -> str:
+        """Return the part of a text that the page may still show, at most `most` characters."""
+        room = min(most, max(self._left, MIN_BLOCK_CHARACTERS))
+        shown = text if len(text) <= room else text[:room] + "…"
+        self._left -= len(shown)
+        self._cut |= len(text) > room
+        return shown
+
+    def _take(self, text: str) -> str:
+        return self.take(text, MAX_BLOCK_CHARACTERS)
+
+    def mark_cut(self) -> None:
+        """Record that the page does not show the whole value."""
+        self._cut = True
+
+
+def render_text(text: str) -> Markup:
+    """Render a text by a person or a model, with its line breaks."""
+    return Markup(f'<div class="text" dir="auto">{escape(mark_invisible(text))}</div>')
+
+
+class JsonTree:
+    """Renderer of a JSON value: fields as a table, values inside it as trees that open level by level."""
+
+    def __init__(self, view: ContentView) -> None:
+        self._view = view
+        self._left = MAX_NODES
+
+    def render(self, value: JSON) -> Markup:
+        """Render a value with at most `MAX_NODES` keys and items."""
+        return Markup(f'<div class="tree-value" data-tree>{self._render(value, 0)}</div>')
+
+    def _render(self, value: JSON, depth: int) -> str:
+        if isinstance(value, Mapping | list) and value:
+            if (
+                isinstance(value, list)
+                and len(value) > _MAX_NUMBERS
+                and all(type(item) in (int, float) for item in value)
+            ):
+                numbers = ", ".join(map(str, value[:_MAX_NUMBERS]))
+                return f'<span class="n">{escape(numbers)}, …</span> <span class="muted small">{len(value):,} numbers</span>'
+            if depth >= MAX_DEPTH:
+                return f"<code>{escape(mark_invisible(self._view.take(_dump_start(value, _MAX_STRING), _MAX_STRING)))}</code>"
+            return self._render_items(value, depth)
+        if isinstance(value, str):
+            text = escape(mark_invisible(self._view.take(value, _MAX_STRING)))
+            return f'<span class="str" dir="auto">{text}</span>' if value else '<span class="muted">""</span>'
+        return f'<span class="n">{escape(self._view.take(json.dumps(value, default=str), _MAX_STRING))}</span>'
+
+    def _render_items(self, value: Mapping[str, JSON] | Sequence[JSON], depth: int) -> str:
+        pairs = list(value.items() if isinstance(value, Mapping) else enumerate(value))
+        rows = []
+        for shown, (key, item) in enumerate(pairs):
+            if self._left <= 0:
+                self._view.mark_cut()
+                rows.append(f'<div class="more"><dt></dt><dd class="muted">{len(pairs) - shown:,} more</dd></div>')
+                break
+            self._left -= 1
+            name = escape(mark_invisible(self._view.take(str(key), 200)))
+            if isinstance(item, Mapping | list) and item and depth + 1 < MAX_DEPTH and not _is_flat(item):
+                inner = self._render(item, depth + 1)
+                is_open = " open" if depth == 0 and len(item) <= _OPEN_ITEMS else ""
+                body = f"<details{is_open}><summary>{_count_items(item)}</summary>{inner}</details>"
+            else:
+                body = self._render(item, depth + 1)
+            rows.append(f"<div><dt>{name}</dt><dd>{body}</dd></div>")
+        return f'<dl class="tree{" list" if isinstance(value, list) else ""}">{"".join(rows)}</dl>'
+
+
+def _is_flat(value: JSON) -> bool:
+    return isinstance(value, list) and len(value) > _MAX_NUMBERS and all(type(item) in (int, float) for item in value)
+
+
+def _count_items(value: Mapping[str, JSON] | Sequence[JSON]) -> str:
+    noun = "field" if isinstance(value, Mapping) else "item"
+    return f"{len(value):,} {noun}{'s' * (len(value) != 1)}"
+
+
+def _dump_start(value: JSON, most: int) -> str:
+    """Return the beginning of indented JSON without encoding the rest."""
+    parts, length = [], 0
+    for chunk in json.JSONEncoder(indent=2, ensure_ascii=False, default=str).iterencode(value):
+        parts.append(chunk)
+        length += len(chunk)
+        if length >= most:
+            break
+    return "".join(parts)
+
+
+def _describe_size(value: JSON) -> str:
+    if isinstance(value, str):
+        return formatting.characters(len(value))
+    try:
+        return formatting.characters(len(orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS)))
+    except (orjson.JSONEncodeError, TypeError):
+        return "the value"

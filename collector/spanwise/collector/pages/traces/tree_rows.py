@@ -1,0 +1,189 @@
+"""Rows of the run tree: positions on the time axis, totals per subtree, filters, folds, errors.
+
+The state of the tree is in the address of the page, so that a link shows what its sender saw.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import urlencode
+
+from starlette.datastructures import QueryParams
+
+from spanwise.collector.records import TreeNode
+
+ROWS_PER_PAGE = 500  # rows per page of a trace with more than `MAX_WHOLE_ROWS`
+MAX_WHOLE_ROWS = 1_000
+MAX_FOLDS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class TreeQuery:
+    """State of the tree in an address: selected run, filter, folded runs."""
+
+    run: str | None = None
+    errors: bool = False
+    kinds: tuple[str, ...] = ()
+    folds: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, parameters: QueryParams) -> TreeQuery:
+        """Read the state from the parameters of an address."""
+        folds = tuple(dict.fromkeys(parameters.getlist("fold")))[:MAX_FOLDS]
+        kinds = tuple(dict.fromkeys(parameters.getlist("kind")))[:MAX_FOLDS]
+        return cls(parameters.get("run"), parameters.get("only") == "errors", kinds, folds)
+
+    def address(self, **changes: object) -> str:
+        """Return the query string of this state with some changes."""
+        state = replace(self, **changes)  # type: ignore[arg-type]
+        pairs = [("run", state.run)] if state.run else []
+        pairs += [("only", "errors")] if state.errors else []
+        pairs += [("kind", kind) for kind in state.kinds] + [("fold", fold) for fold in state.folds]
+        return "?" + urlencode(pairs, errors="replace")
+
+    def toggle(self, name: str, value: str) -> str:
+        """Return the address with a kind or a fold added, or removed if it is there."""
+        present: tuple[str, ...] = getattr(self, name)
+        kept = tuple(item for item in present if item != value)
+        return self.address(**{name: kept if value in present else (*present, value)})
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRow:
+    """One run in the tree. `left` and `width` are percentages of the trace's duration.
+
+    `tokens` and `cost` are totals of the run and of all runs below it. A run that repeats the tokens of runs below it
+    does not count twice.
+    """
+
+    run: TreeNode
+    left: float
+    width: float
+    tokens: int = 0
+    cost: float | None = None
+    below: int = 0  # number of runs below it
+    folded: bool = False
+    context: bool = False  # shown only because a run below it passes the filter
+
+
+@dataclass(frozen=True, slots=True)
+class TreeView:
+    """Rows of one page of the tree. Positions of rows count from 1."""
+
+    rows: Sequence[TreeRow]
+    query: TreeQuery
+    first: int
+    total: int
+    next: str | None  # first run of the next page
+    kinds: Sequence[tuple[str, int]]
+    errors: Sequence[str]  # span ids, in the order of the tree
+    previous_error: str | None = None
+    next_error: str | None = None
+
+
+def build_tree(nodes: Sequence[TreeNode], query: TreeQuery, selected: str, start_ns: int, end_ns: int) -> TreeView:
+    """Return the page of the tree that contains the selected run. `nodes` are in depth-first order."""
+    rows = place_rows(nodes, start_ns, end_ns)
+    at = next((place for place, row in enumerate(rows) if row.run.span_id == selected), 0)
+    shown = select_rows(rows, query, at)
+    errors = [place for place, row in enumerate(rows) if row.run.status == "error"]
+    place = next((index for index, row in enumerate(shown) if row.run.span_id == selected), 0)
+    size = ROWS_PER_PAGE if len(rows) > MAX_WHOLE_ROWS else max(1, len(shown))
+    first = place - place % size
+    return TreeView(
+        rows=shown[first : first + size],
+        query=query,
+        first=first + 1,
+        total=len(shown),
+        next=shown[first + size].run.span_id if first + size < len(shown) else None,
+        kinds=Counter(node.kind for node in nodes).most_common(12),
+        errors=[rows[error].run.span_id for error in errors],
+        previous_error=next((rows[error].run.span_id for error in reversed(errors) if error < at), None),
+        next_error=next((rows[error].run.span_id for error in errors if error > at), None),
+    )
+
+
+def place_rows(nodes: Sequence[TreeNode], start_ns: int, end_ns: int) -> list[TreeRow]:
+    """Return a row per run with its position in the time range of the trace, and the totals of its subtree."""
+    length = max(1, end_ns - start_ns)
+    tokens, cost, count = Counter[int](), dict[int, float](), Counter[int]()  # of runs at a depth, below the next above
+    rows = []
+    for node in reversed(nodes):
+        depth = node.depth + 1
+        own_cost = cost.pop(depth, None)
+        total = tokens.pop(depth, 0) or (node.input_tokens or 0) + (node.output_tokens or 0)
+        spent = node.cost if own_cost is None else own_cost
+        below = count.pop(depth, 0)
+        tokens[node.depth] += total
+        count[node.depth] += below + 1
+        if spent is not None:
+            cost[node.depth] = cost.get(node.depth, 0.0) + spent
+        left = round(100 * (node.start_ns - start_ns) / length, 2)
+        rows.append(TreeRow(node, left, round(100 * node.duration_ns / length, 2), total, spent, below))
+    return rows[::-1]
+
+
+def select_rows(rows: Sequence[TreeRow], query: TreeQuery, selected: int) -> list[TreeRow]:
+    """Return the rows that pass the filter, with the rows above them, and without those below folded rows.
+
+    Rows above the selected one are never folded.
+    """
+    parents = _find_parents(rows)
+    path: set[int] = set()
+    above = parents[selected] if rows else -1
+    while above >= 0:
+        path.add(above)
+        above = parents[above]
+    context: dict[int, bool] = {}  # place of a shown row → whether only a row below it passes the filter
+    for place, row in enumerate(rows):
+        if not _passes(row.run, query):
+            continue
+        context[place] = False
+        above = parents[place]
+        while above >= 0 and above not in context:
+            context[above] = True
+            above = parents[above]
+    folds, fold_depth = set(query.folds), None
+    shown = []
+    for place, row in enumerate(rows):
+        if fold_depth is not None and row.run.depth > fold_depth:
+            continue
+        folded = row.run.span_id in folds and place not in path and row.below > 0
+        fold_depth = row.run.depth if folded else None
+        if place in context:
+            shown.append(replace(row, folded=folded, context=context[place]) if folded or context[place] else row)
+    return shown
+
+
+def _find_parents(rows: Sequence[TreeRow]) -> list[int]:
+    """Return the place of the parent of each row, -1 for roots."""
+    parents, open_rows = [], list[int]()
+    for place, row in enumerate(rows):
+        while open_rows and rows[open_rows[-1]].run.depth >= row.run.depth:
+            open_rows.pop()
+        parents.append(open_rows[-1] if open_rows else -1)
+        open_rows.append(place)
+    return parents
+
+
+def _passes(node: TreeNode, query: TreeQuery) -> bool:
+    return (not query.errors or node.status == "error") and (not query.kinds or node.kind in query.kinds)
+
+
+def find_origin(nodes: Sequence[TreeNode], span_id: str) -> TreeNode | None:
+    """Return the run where the error of a failed run began: the last failed run at every level below it.
+
+    Return None if no run below it has failed.
+    """
+    failed: dict[str | None, TreeNode] = {}
+    for node in nodes:
+        if node.status == "error" and (node.parent_id not in failed or node.end_ns >= failed[node.parent_id].end_ns):
+            failed[node.parent_id] = node
+    origin: TreeNode | None = None
+    visited = {span_id}
+    while (below := failed.get(span_id)) is not None and below.span_id not in visited:
+        origin, span_id = below, below.span_id
+        visited.add(span_id)
+    return origin
