@@ -184,7 +184,7 @@ def test_a_chosen_span_far_down_is_in_sight(open_page, addresses):
 @pytest.mark.process
 def test_a_chip_opens_to_its_comment(open_page):
     page = open_page("trace")
-    comment = page.get_by_text("rather long")
+    comment = page.get_by_role("dialog", name="Feedback concise").get_by_text("rather long")
     assert not comment.is_visible()
     page.get_by_role("button", name="concise 0.25").click()
     comment.wait_for()
@@ -193,11 +193,11 @@ def test_a_chip_opens_to_its_comment(open_page):
 @pytest.mark.process
 def test_a_span_is_shown_in_place(open_page):
     page = open_page("trace")
-    page.get_by_role("link", name="retrieve").click()
-    page.get_by_text("First passage.").wait_for()
+    page.locator("a[data-run]", has_text="retrieve").click()
+    page.locator("#detail").get_by_text("First passage.").wait_for()
     page.wait_for_url("**?run=*")
     page.go_back()
-    page.get_by_text("Because.").wait_for()
+    page.locator("#detail").get_by_text("Because.").wait_for()
 
 
 @pytest.mark.process
@@ -206,7 +206,7 @@ def test_the_tree_is_walked_with_the_arrow_keys(open_page):
     page.locator("a[data-run]").first.focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    page.get_by_text("First passage.").wait_for()
+    page.locator("#detail").get_by_text("First passage.").wait_for()
 
 
 @pytest.mark.process
@@ -275,7 +275,7 @@ def test_a_rule_leads_to_its_decisions_and_these_to_traces(open_page):
 def test_everything_can_be_read_without_javascript(open_page):
     page = open_page("traces", java_script_enabled=False)
     page.get_by_role("link", name="answer").last.click()
-    page.get_by_role("link", name="retrieve").click()
-    page.get_by_text("First passage.").wait_for()
+    page.locator("a[data-run]", has_text="retrieve").click()
+    page.locator("#detail").get_by_text("First passage.").wait_for()
     page.get_by_role("button", name="concise 0.25").click()
-    page.get_by_text("rather long").wait_for()
+    page.get_by_role("dialog").get_by_text("rather long").wait_for()

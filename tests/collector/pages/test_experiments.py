@@ -161,7 +161,7 @@ def test_settings_that_differ_are_shown(store, client):
     text = client.get("/compare?ids=id-first,id-second").text
     assert '<th scope="row">k</th>' in text
     assert ">same</th>" not in text
-    assert "&#34;deep&#34;" in client.get("/experiments/id-first").text
+    assert "<dt>deep</dt>" in client.get("/experiments/id-first").text
 
 
 def test_failures_take_no_part_in_differences(store, client):

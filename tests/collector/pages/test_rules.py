@@ -142,7 +142,8 @@ def test_a_trace_says_that_it_is_not_in_the_sample(store, client):
     ruled(store, name="short", settings=RuleSettings(sample_rate=0.0))
     [head] = traced(store)
     text, _ = page(client, f"/traces/{head.trace_id}")
-    assert re.search(r"short sampled out u 0\.\d+ is not below the rate 0", text)
+    assert "short sampled out Sampled out: 0 % of traces are sampled, this one was not." in text
+    assert re.search(r"Sample: u 0\.\d+ is not below 0", text)
 
 
 def test_a_trace_shows_errors_and_when_it_is_tried_next(store, client):

@@ -39,7 +39,7 @@ class TraceSummary:
     dropped: int = 0  # spans that their sender has reported as dropped
     calls_sent: int = 0  # outgoing calls that carried the trace's context, answered or not
     running: int = 0  # runs that were reported as started and have not ended
-    inputs: str = ""  # beginning of the root's inputs, for display
+    inputs: str = ""  # beginning of the main text of the root's inputs, such as the question, for display
     outputs: str = ""
     derived: tuple[str, ...] = ()  # "inputs" or "outputs" if that field comes from runs below the root
     feedback: Mapping[str, float | str | None] = field(default_factory=dict)  # newest score (or label) per key

@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -25,15 +24,9 @@ from spanwise.collector.security.browser_sessions import make_form_token
 from spanwise.collector.stores import Store
 
 
-def summarize_json_prefix(text: str, limit: int = 240) -> str:
-    """Return the main text of a value on one line, from the beginning of its JSON, which may be truncated."""
-    value = text
-    if text[:1] in ("{", "["):
-        try:
-            value = from_json(text.removesuffix("…"), allow_partial="trailing-strings")
-        except ValueError:
-            pass
-    line = " ".join(content.summarize(value).split())
+def shorten_preview(text: str, limit: int = 240) -> str:
+    """Return the preview of a value on one line of at most `limit` characters."""
+    line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
@@ -85,7 +78,7 @@ def get_environment() -> Environment:
     }
     # every formatting function becomes a filter of the same name
     environment.filters |= dict(getmembers(formatting, isfunction))
-    environment.filters |= {"summarize_json": summarize_json_prefix, "summarize": content.summarize}
+    environment.filters |= {"summarize_json": shorten_preview, "summarize": content.summarize}
     environment.filters |= {"dropped": trace_completeness.describe_dropped, "since": trace_completeness.describe_start}
     environment.filters |= {"path": quote_segment, "breakable": allow_line_breaks, "as_dict": dict}
     return environment

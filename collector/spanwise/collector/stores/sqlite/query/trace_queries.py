@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from spanwise.collector.content import find_question, summarize
 from spanwise.collector.errors import NotFound, TooLarge
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import JSON, Feedback, OpenRun, Page, Run, Trace, TraceSummary, TreeNode
@@ -23,7 +24,7 @@ from spanwise.collector.stores.run_tree import (
 )
 from spanwise.collector.stores.sqlite.database import bulk_statements
 from spanwise.collector.stores.sqlite.database.bulk_statements import parse_cursor, select_many
-from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
+from spanwise.collector.stores.sqlite.database.column_values import loads
 from spanwise.collector.stores.sqlite.database.connections import SELECT_RUN, Reader
 from spanwise.collector.stores.sqlite.query import feedback_and_sessions
 from spanwise.collector.stores.sqlite.query.filter_sql import complete_sql
@@ -112,7 +113,7 @@ def _read_roots(reader: Reader, rows: Sequence[Any]) -> dict[int, tuple[str, str
     wanted: dict[int, tuple[int, tuple[str, ...]]] = {}
     for root, payload in reader.payloads(list(traces)):
         inputs, outputs, of_trace = payload.get("inputs"), payload.get("outputs"), traces[root]
-        previews[root] = make_preview(inputs), make_preview(outputs)
+        previews[root] = make_preview(find_question(inputs) or summarize(inputs)), make_preview(summarize(outputs))
         attributes, documents = payload.get("attributes", {}), payload.get("documents")
         fields = find_derivable(inputs, outputs, attributes, documents=documents, status=of_trace[6], runs=of_trace[10])
         if fields:
@@ -123,7 +124,10 @@ def _read_roots(reader: Reader, rows: Sequence[Any]) -> dict[int, tuple[str, str
     found = {}
     for root, (inputs, outputs) in previews.items():
         values = derived.get(traces[root][0], {})
-        shown = {field: make_preview(value) for field, value in values.items()}
+        shown = {
+            field: make_preview((find_question(value) if field == "inputs" else "") or summarize(value))
+            for field, value in values.items()
+        }
         found[root] = shown.get("inputs", inputs), shown.get("outputs", outputs), tuple(values)
     return found
 
@@ -175,13 +179,8 @@ def _make_summary(
     )
 
 
-def make_preview(value: JSON) -> str:
-    """Return the beginning of a value for display: a string as it is, a single string argument without its name, else
-    JSON.
-    """
-    if isinstance(value, dict) and len(value) == 1 and isinstance(only := next(iter(value.values())), str):
-        value = only
-    text = "" if value is None else value if isinstance(value, str) else dumps(value)
+def make_preview(text: str) -> str:
+    """Return the beginning of the main text of a value."""
     return text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 1] + "…"
 
 
