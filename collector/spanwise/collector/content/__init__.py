@@ -20,12 +20,13 @@ from spanwise.collector.content.main_text import find_answer, find_question, fin
 from spanwise.collector.content.media import MAX_MEDIA_BYTES, Media, decode_media, find_media_type
 from spanwise.collector.content.messages import find_turn, join_tool_results
 from spanwise.collector.content.model_request import format_curl
-from spanwise.collector.content.reading import list_media, read_content, read_field
+from spanwise.collector.content.reading import MEDIA_KINDS, find_medium, read_content, read_field
 from spanwise.collector.content.structured_text import parse_structure
 from spanwise.collector.content.text_formats import read_text
 
 __all__ = [
     "MAX_MEDIA_BYTES",
+    "MEDIA_KINDS",
     "Block",
     "Content",
     "Media",
@@ -33,12 +34,12 @@ __all__ = [
     "decode_media",
     "find_answer",
     "find_media_type",
+    "find_medium",
     "find_question",
     "find_turn",
     "find_used_documents",
     "format_curl",
     "join_tool_results",
-    "list_media",
     "parse_structure",
     "read_content",
     "read_field",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -37,13 +38,31 @@ class Block:
     result: Block | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a chat. Roles of all conventions are named as OpenAI names them, such as "user"; others stay."""
+    """One message of a chat. Roles of all conventions are named as OpenAI names them, such as "user"; others stay.
 
-    role: str
-    blocks: tuple[Block, ...]
-    name: str = ""  # name of the speaker, if the message has one
+    `name` is the name of the speaker, if the message has one. The blocks are read on first use, because a page shows
+    few messages of a long chat.
+    """
+
+    __slots__ = ("_blocks", "_read", "name", "role")
+
+    def __init__(
+        self,
+        role: str,
+        blocks: tuple[Block, ...] | None = None,
+        name: str = "",
+        read: Callable[[], Iterable[Block]] = tuple,
+    ) -> None:
+        self.role, self.name = role, name
+        self._blocks, self._read = blocks, read
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Return the blocks of the message: reasoning, content, tool calls, audio."""
+        if self._blocks is None:
+            self._blocks = tuple(self._read())
+        return self._blocks
 
     @property
     def text(self) -> str:

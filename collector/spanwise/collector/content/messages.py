@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from spanwise.collector.content.blocks import Block, Message
-from spanwise.collector.content.parts import Part, get_type, make_result, read_call, read_part, read_parts
+from spanwise.collector.content.parts import Part, get_type, is_result, make_result, read_call, read_part, read_parts
 from spanwise.collector.content.structured_text import parse_structure
 from spanwise.collector.content.text_formats import read_text
 from spanwise.collector.records import JSON
@@ -21,6 +22,7 @@ _LANGCHAIN_TYPES |= {name for name in _ROLES if name.endswith("message")}
 _RESPONSE_CALLS = frozenset(("function_call", "custom_tool_call"))  # items of OpenAI's responses API
 _RESPONSE_RESULTS = frozenset(("function_call_output", "custom_tool_call_output"))
 _CONTENT_NAMES = ("content", "parts", "blocks", "_content")
+_MESSAGE_NAMES = frozenset((*_CONTENT_NAMES, "tool_calls", "function_call", "audio", "refusal"))
 # Fields that hold messages, in order of precedence
 _LIST_NAMES = ("messages", "choices", "output", "contents", "candidates", "replies", "generations", "prompt")
 _SINGLE_NAMES = ("message", "update", "input", "result", "response")
@@ -53,7 +55,7 @@ def _read_list(items: Sequence[JSON], depth: int) -> list[Message] | None:
     messages: list[Message] = []
     for sent in items:
         item = parse_structure(sent)
-        message = read_message(item) if isinstance(item, Mapping) else None
+        message = read_message(item) if isinstance(item, dict) else None
         if message is not None:
             messages.append(message)
         elif depth and isinstance(item, list | Mapping) and (found := find_messages(item, depth - 1)):
@@ -70,9 +72,10 @@ def _read_system(value: JSON) -> Message:
 
 def read_message(value: Part) -> Message | None:
     """Return the message that an object of any convention is, None for another object."""
-    value = _unwrap(value)
-    kind = get_type(value)
-    role = value.get("role")
+    role, kind = value.get("role"), ""
+    if not isinstance(role, str):
+        value = _unwrap(value)
+        role, kind = value.get("role"), get_type(value)
     if not isinstance(role, str):
         if kind in _RESPONSE_CALLS:
             call = read_call(value, kind)
@@ -86,14 +89,22 @@ def read_message(value: Part) -> Message | None:
         if kind not in _LANGCHAIN_TYPES or not any(name in value for name in ("content", "tool_calls")):
             return None
         role = kind
-    elif not any(name in value for name in (*_CONTENT_NAMES, "tool_calls", "function_call", "audio", "refusal")):
+    elif _MESSAGE_NAMES.isdisjoint(value):
         return None
     role = _ROLES.get(role.lower(), role)
-    blocks = _read_blocks(value, role)
-    if role == "user" and blocks and all(block.kind == "tool_result" for block in blocks):  # Anthropic, Gemini
+    if role == "user" and _has_only_results(value):  # Anthropic, Gemini
         role = "tool"
     name = value.get("name")
-    return Message(role, tuple(blocks), name if isinstance(name, str) and role != "tool" else "")
+    return Message(
+        role, None, name if isinstance(name, str) and role != "tool" else "", partial(_read_blocks, value, role)
+    )
+
+
+def _has_only_results(value: Part) -> bool:
+    parts = value.get("content", value.get("parts"))
+    return (
+        isinstance(parts, list) and bool(parts) and all(isinstance(part, Mapping) and is_result(part) for part in parts)
+    )
 
 
 def _unwrap(value: Any) -> Part:
@@ -174,9 +185,11 @@ def join_tool_results(messages: Sequence[Message]) -> list[Message]:
                 kept[place] = answered
             else:
                 blocks = joined[at].blocks
-                joined[at] = replace(joined[at], blocks=(*blocks[:place], answered, *blocks[place + 1 :]))
+                joined[at] = Message(
+                    joined[at].role, (*blocks[:place], answered, *blocks[place + 1 :]), joined[at].name
+                )
         if kept or not message.blocks:
-            joined.append(replace(message, blocks=tuple(kept)))
+            joined.append(Message(message.role, tuple(kept), message.name))
     return joined
 
 

@@ -101,11 +101,18 @@ def read_call(part: Part, kind: str = "function") -> Block | None:
     return Block(kind="tool_call", name=name, call_id=identity or None, value=parse_structure(arguments))
 
 
+def is_result(part: Part) -> bool:
+    """Return whether a part is the result of a tool."""
+    if get_type(part) in _RESULT_TYPES or {"tool_name", "raw_output"} <= part.keys():
+        return True
+    return any(isinstance(part.get(name), Mapping) for name in _RESULT_WRAPPERS)
+
+
 def read_result(part: Part, kind: str) -> Block | None:
     """Return the block of a tool result, None for another part."""
-    wrapped = next((part[name] for name in _RESULT_WRAPPERS if isinstance(part.get(name), Mapping)), None)
-    if wrapped is None and kind not in _RESULT_TYPES and not {"tool_name", "raw_output"} <= part.keys():
+    if not is_result(part):
         return None
+    wrapped = next((part[name] for name in _RESULT_WRAPPERS if isinstance(part.get(name), Mapping)), None)
     result: Any = wrapped if wrapped is not None else part
     origin = result.get("origin")  # Haystack repeats the call
     about = {**origin, **result} if isinstance(origin, Mapping) else result

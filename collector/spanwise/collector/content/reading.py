@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from spanwise.collector.content.blocks import Block, Content
 from spanwise.collector.content.messages import find_messages
@@ -14,7 +14,7 @@ from spanwise.collector.records import JSON
 MAX_FIELDS = 24  # objects with more fields are read as JSON
 _PART_TYPES = frozenset(("text", "image", "image_url", "input_image", "audio", "input_audio", "tool_call", "tool_use"))
 _PART_TYPES |= {"tool_result", "toolcall", "toolcallresult", "thinking"}
-_MEDIA_KINDS = ("image", "audio", "file")
+MEDIA_KINDS = ("image", "audio", "file")
 
 
 def read_content(value: JSON) -> Content:
@@ -57,9 +57,26 @@ def read_field(value: JSON) -> Block | None:
     return read_part(value)[0] if _is_part(value) else Block(kind="json", value=value)
 
 
-def list_media(value: JSON) -> list[Block]:
-    """Return the images, recordings and files of a value in the order in which `read_content` reads them."""
-    content = read_content(value)
-    blocks = [block for message in content.messages for block in message.blocks]
-    blocks += [block for _, item in content.fields if (block := read_field(item))]
-    return [block for block in (*blocks, *content.blocks) if block.kind in _MEDIA_KINDS]
+def find_medium(value: JSON, place: str) -> Block | None:
+    """Return an image, a recording or a file of a value by its place, None if there is none.
+
+    A place is the position of its message and its position in the message, as in "17.0", "f2" for the third field,
+    or "b0" for the first block.
+    """
+    numbers = place.lstrip("fb").split(".")
+    if not all(number.isascii() and number.isdecimal() and len(number) < 7 for number in numbers):
+        return None
+    content, position = read_content(value), int(numbers[0])
+    found: Sequence[Block | None]
+    if place.startswith("f"):
+        found = [read_field(item) for _, item in content.fields[position : position + 1]]
+    elif place.startswith("b"):
+        found = content.blocks[position : position + 1]
+    else:
+        within = int(numbers[-1])
+        found = [
+            block
+            for message in content.messages[position : position + 1]
+            for block in message.blocks[within : within + 1]
+        ]
+    return next((block for block in found if block and block.kind in MEDIA_KINDS), None)

@@ -285,7 +285,8 @@ class CombinedStore:
     def why(self, trace_id: str) -> list[DecisionExplanation]:
         """Explain why each rule did or did not evaluate a trace. See `ControlStore.why`."""
         head = self._traces.get_trace_head(trace_id)
-        booked, now_ns, session = self._control.booked(), self._now_ns(), self._find_session(trace_id)
+        booked, now_ns = self._control.booked(), self._now_ns()
+        session = None if head.session_id is None else (head.project, head.session_id)
         workers = self._control.workers()
         explanations = []
         for rule in self._control.rules(project=head.project):

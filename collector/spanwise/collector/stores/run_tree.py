@@ -35,13 +35,23 @@ def make_branch(
     position: int, depth: int, line: RunNode, known: Container[str], feedback: int = 0, failed: int = 0
 ) -> TreeNode:
     """Return the tree record of a run. `known` holds the ids of all runs of the trace."""
+    lost_parent = line.parent_id is not None and line.parent_id not in known
     return TreeNode(
-        **line._asdict(),
+        span_id=line.span_id,
+        parent_id=line.parent_id,
+        name=line.name,
+        kind=line.kind,
+        status=line.status,
+        start_ns=line.start_ns,
+        end_ns=line.end_ns,
         position=position,
         depth=depth,
-        lost_parent=line.parent_id is not None and line.parent_id not in known,
+        lost_parent=lost_parent,
         feedback=feedback,
         failed=failed,
+        input_tokens=line.input_tokens,
+        output_tokens=line.output_tokens,
+        cost=line.cost,
     )
 
 

@@ -55,22 +55,17 @@ class MessageView:
 
 @dataclass(frozen=True, slots=True)
 class ValueView:
-    """One value. `earlier` holds messages of earlier turns, of which `hidden` are not on the page."""
+    """One value. `earlier` holds the last of the `count_earlier` messages of earlier turns."""
 
     messages: tuple[MessageView, ...] = ()
     earlier: tuple[MessageView, ...] = ()
-    hidden: int = 0
+    count_earlier: int = 0
     fields: tuple[tuple[str, BlockView], ...] = ()
     empty_fields: tuple[str, ...] = ()
     blocks: tuple[BlockView, ...] = ()
     raw: Markup | None = None
     note: str = ""  # how much of the value is shown, if it is cut
     whole: str = ""  # address of the complete value
-
-    @property
-    def count_earlier(self) -> int:
-        """Return the number of earlier messages, shown or not."""
-        return len(self.earlier) + self.hidden
 
 
 class ContentView:
@@ -115,26 +110,30 @@ class ContentView:
     def _render_content(self, value: JSON, part: str, turn: bool) -> ValueView:
         read = content.read_content(value)
         field_blocks = [(name, content.read_field(item)) for name, item in read.fields]
-        every = [block for message in read.messages for block in message.blocks]
-        every += [block for _, block in field_blocks if block]
-        every += read.blocks
-        media = [block for block in every if block.kind in ("image", "audio", "file")]
-        sources = {id(block): f"{self.address}media/{part}?n={n}" for n, block in enumerate(media)} if part else {}
-        messages = content.join_tool_results(read.messages)
-        start = content.find_turn(messages) if turn else 0
-        shown = messages[start : start + MAX_MESSAGES]
-        self._cut |= len(messages) - start > len(shown)
-        current = self._messages(shown, sources)
+        start = content.find_turn(read.messages) if turn else 0
+        first, end = max(0, start - MAX_EARLIER_MESSAGES), start + MAX_MESSAGES
+        sources: dict[int, str] = {}
+        if part:
+            found = {
+                f"{at}.{n}": b
+                for at in range(first, min(end, len(read.messages)))
+                for n, b in enumerate(read.messages[at].blocks)
+            }
+            found |= {f"f{n}": block for n, (_, block) in enumerate(field_blocks) if block}
+            found |= {f"b{n}": block for n, block in enumerate(read.blocks)}
+            base = f"{self.address}media/{part}?at="
+            sources = {id(block): base + place for place, block in found.items() if block.kind in content.MEDIA_KINDS}
+        self._cut |= len(read.messages) > end
+        current = self._messages(content.join_tool_results(read.messages[start:end]), sources)
         fields = tuple((name, self._block(block, sources)) for name, block in field_blocks if block)
-        blocks = tuple(self._block(block, sources) for block in read.blocks[:MAX_MESSAGES])
-        earlier = messages[max(0, start - MAX_EARLIER_MESSAGES) : start]
         return ValueView(
             messages=current,
-            earlier=self._messages(earlier, sources),
-            hidden=start - len(earlier),
+            earlier=self._messages(content.join_tool_results(read.messages[first:start]), sources),
+            count_earlier=start,
             fields=fields,
             empty_fields=tuple(name for name, block in field_blocks if block is None),
-            blocks=blocks,
+            blocks=tuple(self._block(block, sources) for block in read.blocks[:MAX_MESSAGES]),
+            whole=f"{self.address}{part}" if first and self.address and part else "",
         )
 
     def _messages(self, messages: Iterable[Message], sources: Mapping[int, str]) -> tuple[MessageView, ...]:
@@ -185,6 +184,11 @@ class ContentView:
     def _take(self, text: str) -> str:
         return self.take(text, MAX_BLOCK_CHARACTERS)
 
+    @property
+    def is_full(self) -> bool:
+        """Return whether the page's limit is used up."""
+        return self._left <= 0
+
     def mark_cut(self) -> None:
         """Record that the page does not show the whole value."""
         self._cut = True
@@ -224,12 +228,12 @@ class JsonTree:
         return f'<span class="n">{escape(self._view.take(json.dumps(value, default=str), _MAX_STRING))}</span>'
 
     def _render_items(self, value: Mapping[str, JSON] | Sequence[JSON], depth: int) -> str:
-        pairs = list(value.items() if isinstance(value, Mapping) else enumerate(value))
+        pairs: Iterable[tuple[object, JSON]] = value.items() if isinstance(value, Mapping) else enumerate(value)
         rows = []
         for shown, (key, item) in enumerate(pairs):
-            if self._left <= 0:
+            if self._left <= 0 or self._view.is_full:
                 self._view.mark_cut()
-                rows.append(f'<div class="more"><dt></dt><dd class="muted">{len(pairs) - shown:,} more</dd></div>')
+                rows.append(f'<div class="more"><dt></dt><dd class="muted">{len(value) - shown:,} more</dd></div>')
                 break
             self._left -= 1
             name = escape(mark_invisible(self._view.take(str(key), 200)))

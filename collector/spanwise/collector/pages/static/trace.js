@@ -4,35 +4,53 @@
 const part = (page, id) => document.adoptNode(page.getElementById(id));
 const tree = () => document.querySelector(".tree");
 
-async function fetchPage(address) {
-  const answer = await fetch(address);
+async function fetchPage(address, headers = {}) {
+  const answer = await fetch(address, { headers });
   return answer.ok ? new DOMParser().parseFromString(await answer.text(), "text/html") : null;
 }
 
-// Another run is fetched and put in place. The tree keeps its scroll position; what was open stays open.
+const findRow = (address) => {
+  const wanted = new URL(address, location).searchParams.get("run");
+  return [...document.querySelectorAll(".tree a[data-run]")].find((link) => new URL(link.href).searchParams.get("run") === wanted);
+};
+
+// Another run is fetched and put in place. A row that is not in the tree, or another filter, loads the page.
 async function show(address, push) {
-  const page = await fetchPage(address);
-  if (!page) return location.assign(address);
+  const row = findRow(address);
+  if (!row) return location.assign(address);
+  const page = await fetchPage(address, { "Spanwise-Part": "run" });
+  if (!page?.getElementById("detail")) return location.assign(address);
   for (const id of ["detail", "feedback"]) document.getElementById(id).replaceWith(part(page, id));
-  const old = tree(), scroll = old.scrollTop, focused = old.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-  const chosen = page.querySelector(".tree .current a[data-run]")?.getAttribute("href");
-  const known = chosen && [...old.querySelectorAll("a[data-run]")].some((link) => link.getAttribute("href") === chosen);
-  if (known && old.querySelector("[data-appended]")) {
-    for (const link of old.querySelectorAll("a[data-run]")) { // rows that were added below stay
-      const current = link.getAttribute("href") === chosen;
-      link.parentElement.classList.toggle("current", current);
-      current ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
-    }
-  } else {
-    old.replaceWith(document.adoptNode(page.querySelector(".tree")));
-    tree().scrollTop = scroll;
-    const target = focused && [...tree().querySelectorAll("a")].find((link) => link.getAttribute("href") === focused);
-    (target || (focused && tree().querySelector(".current a[data-run]")))?.focus({ preventScroll: true });
+  for (const link of document.querySelectorAll(".tree a[data-run]")) {
+    link.parentElement.classList.toggle("current", link === row);
+    link === row ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
   }
   if (push) history.pushState({}, "", address);
   reveal();
   prepare(document);
   if (push && matchMedia("(max-width: 900px)").matches) document.getElementById("detail").scrollIntoView();
+}
+
+// A fold or a filter changes the tree alone, and keeps the selected run.
+async function changeTree(link) {
+  const address = new URL(link.href), run = new URL(location).searchParams.get("run");
+  run ? address.searchParams.set("run", run) : address.searchParams.delete("run");
+  const page = await fetchPage(address);
+  if (!page) return location.assign(address);
+  const scroll = tree().scrollTop, label = link.getAttribute("aria-label")?.split(" below ")[1], text = link.textContent;
+  tree().replaceWith(document.adoptNode(page.querySelector(".tree")));
+  tree().scrollTop = scroll;
+  history.replaceState({}, "", address);
+  const again = [...tree().querySelectorAll("a:not([data-run])")].find((other) => label ? other.getAttribute("aria-label")?.endsWith(" below " + label) : other.textContent === text);
+  again?.focus({ preventScroll: true });
+}
+
+// The next or previous failed run, in the order of the tree.
+function stepError(step) {
+  const rows = [...document.querySelectorAll(".tree a[data-run]")];
+  const at = rows.findIndex((row) => row.matches("[aria-current]"));
+  const found = step > 0 ? rows.slice(at + 1).find((row) => "failed" in row.dataset) : rows.slice(0, Math.max(at, 0)).findLast((row) => "failed" in row.dataset);
+  (found || document.querySelector(`.tree [data-error=${step > 0 ? "next" : "previous"}]`))?.click();
 }
 
 // The chosen run, which may be far down in a long tree, is in sight.
@@ -51,7 +69,6 @@ async function more(link) {
   const rows = [...page.querySelectorAll(".tree li")].map((row) => document.adoptNode(row));
   for (const row of rows) {
     row.classList.remove("current");
-    row.dataset.appended = "";
     row.querySelector("[aria-current]")?.removeAttribute("aria-current");
   }
   document.querySelector(".tree ol").append(...rows);
@@ -104,15 +121,15 @@ if (document.getElementById("detail")) {
     if (button) return void copy(button).catch(() => { button.textContent = "Not copied"; });
     const link = event.target.closest(".tree a, .detail a[href^='?run='], .overview-top a[href^='?run=']");
     if (!link || link.closest(".content") && !link.closest(".call-head") || event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
+    if (link.getAttribute("href").includes("view=")) return;
     event.preventDefault();
-    const address = link.getAttribute("href").includes("view=") ? null : link.href;
-    if (!address) return location.assign(link.href);
-    ("more" in link.dataset ? more(link) : show(address, true)).catch(() => location.assign(address));
+    const work = "more" in link.dataset ? more(link) : "fold" in link.dataset || link.closest(".tree-tools") && !("error" in link.dataset) ? changeTree(link) : show(link.href, true);
+    work.catch(() => location.assign(link.href));
   });
   document.addEventListener("keydown", (event) => {
     if (event.target.closest?.("input, select, textarea") || event.metaKey || event.ctrlKey || event.altKey) return;
-    const error = { n: "next", p: "previous" }[event.key];
-    if (error) return document.querySelector(`.tree [data-error=${error}]`)?.click();
+    const error = { n: 1, p: -1 }[event.key];
+    if (error) return stepError(error);
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (!step || !tree().contains(document.activeElement)) return;
     const links = [...tree().querySelectorAll("a[data-run], a[data-more]")];

@@ -26,6 +26,7 @@ from spanwise.collector.stores import RunNode, Store, derived_fields, make_branc
 
 MAX_TREE_RUNS = 20_000  # runs of the tree that are read at once; a larger trace is read in parts of this size
 VIEW_COOKIE = "spanwise_view"
+PART_HEADER = "spanwise-part"  # names the part of the page that a script replaces
 _CALL_ID_ATTRIBUTES = ("gen_ai.tool.call.id", "ai.toolCall.id", "tool_call.id", "tool.call.id", "tool_call_id")
 
 
@@ -66,6 +67,7 @@ def list_nodes(trace: Trace) -> list[TreeNode]:
 
 _EXCEPTION_FIELDS = ("type", "message", "stacktrace")
 MAX_TOOL_RUNS = 50  # runs of tools that are read to find those of the selected run's calls
+MAX_CALL_MESSAGES = 130  # messages at either end of a chat that are searched for calls
 _MEDIA_FIELDS = ("inputs", "outputs")
 _VALUE_FIELDS = ("inputs", "outputs", "documents", "attributes", "metadata", "resource", "events")
 
@@ -101,13 +103,15 @@ def trace(store: Store, request: Request) -> Response:
     """Render a trace: `GET /traces/{trace_id}?run={span_id}`.
 
     By default the root is selected. If no run has ended yet, the page lists the open runs. With `view=raw`, values
-    are shown as they were sent; a cookie remembers the choice.
+    are shown as they were sent; a cookie remembers the choice. A request with the header `Spanwise-Part: run` gets
+    only what changes with the selected run.
     """
     trace_id, query = request.path_params["trace_id"], TreeQuery.read(request.query_params)
+    only_run = request.headers.get(PART_HEADER) == "run"
     summary = load_summary(store, trace_id)
     try:
         if summary is not None and summary.span_count > MAX_WHOLE_ROWS:
-            view = view_large_trace(store, summary, query.run)
+            view = view_large_trace(store, summary, query.run, with_tree=not only_run)
         else:
             view = view_whole_trace(store.trace(trace_id), query.run)
     except NotFound:
@@ -118,39 +122,43 @@ def trace(store: Store, request: Request) -> Response:
     chosen = request.query_params.get("view")
     raw = (chosen or request.cookies.get(VIEW_COOKIE)) == "raw"
     experiment = find_experiment(store, root)
+    origin = find_origin(view.nodes, run.span_id if run.status == "error" else root.span_id)
+    address = f"/traces/{rendering.quote_segment(trace_id)}/runs/{rendering.quote_segment(run.span_id)}/"
+    shown = {
+        "trace_id": trace_id,
+        "root": root,
+        "run": run,
+        "query": query,
+        "content": ContentView(address, raw=raw, tool_runs=index_tool_runs(view, query)),
+        "raw": raw,
+        "address": address,
+        "derived": derived_fields(run),
+        "origin": origin,
+        "stacks": list_stack_traces(run) or (list_stack_traces(view.load_run(origin.span_id)) if origin else []),
+        "own": feedback_display.get_author_chips(view.of_trace),
+        "of_run": feedback_display.get_author_chips(view.of_run),
+        "example": find_example(store, root, experiment),
+        "links": [link for link in run.links if link.trace_id != trace_id],
+    }
+    if only_run:
+        return rendering.render_page(request, "run_part.html", **shown)
     why = store.why(trace_id)
     rules = [] if why else store.rules()
-    origin = find_origin(view.nodes, run.span_id if run.status == "error" else root.span_id)
-    failed = next((node for node in view.nodes if node.status == "error"), None)
-    address = f"/traces/{rendering.quote_segment(trace_id)}/runs/{rendering.quote_segment(run.span_id)}/"
-    end_ns = view.start_ns + view.duration_ns
     response = rendering.render_page(
         request,
         "trace.html",
-        trace_id=trace_id,
+        **shown,
         view=view,
-        root=root,
-        run=run,
-        tree=build_tree(view.nodes, query, run.span_id, view.start_ns, end_ns),
+        tree=build_tree(view.nodes, query, run.span_id, view.start_ns, view.start_ns + view.duration_ns),
         overview=build_overview(root, view.nodes, view.load_run, view.feedback, raw=raw),
-        content=ContentView(address, raw=raw, tool_runs=index_tool_runs(view, query)),
-        raw=raw,
-        address=address,
-        derived=derived_fields(run),
-        origin=origin,
-        first_failed=failed,
-        stacks=list_stack_traces(run) or (list_stack_traces(view.load_run(origin.span_id)) if origin else []),
+        first_failed=next((node for node in view.nodes if node.status == "error"), None),
         summary=summary,
         count=summary.span_count if summary else len(view.nodes),
-        own=feedback_display.get_author_chips(view.of_trace),
-        of_run=feedback_display.get_author_chips(view.of_run),
         experiment=experiment,
-        example=find_example(store, root, experiment),
         why=why,
         without_rules=rule_report.explain_no_rules(root.project, rules) if rules else None,
         verdicts=rule_report,
         now=time.time_ns(),
-        links=[link for link in run.links if link.trace_id != trace_id],
     )
     if chosen in ("read", "raw"):
         response.set_cookie(
@@ -182,10 +190,15 @@ def view_whole_trace(trace: Trace, span_id: str | None) -> TraceView:
     )
 
 
-def view_large_trace(store: Store, trace: TraceSummary, span_id: str | None) -> TraceView:
-    """Return the view of a trace whose runs are read one by one. Raises `NotFound` for an unknown run."""
-    page = store.tree(trace.trace_id, limit=MAX_TREE_RUNS, cursor=span_id)
+def view_large_trace(store: Store, trace: TraceSummary, span_id: str | None, *, with_tree: bool) -> TraceView:
+    """Return the view of a trace whose runs are read one by one. Raises `NotFound` for an unknown run.
+
+    Without its tree, which takes longest, `nodes` are read only if the selected run needs them: an error, or calls.
+    """
     root, run = store.run(trace.trace_id), store.run(trace.trace_id, span_id)
+    nodes: Sequence[TreeNode] = ()
+    if with_tree or run.status == "error" or run.kind in ("llm", "agent"):
+        nodes = store.tree(trace.trace_id, limit=MAX_TREE_RUNS, cursor=span_id).items
     targets = (Target(trace_id=run.trace_id), Target(trace_id=run.trace_id, span_id=run.span_id))
     feedback = [item for target in targets for item in store.feedbacks(target=target)]
     latest = store.feedbacks(trace_ids=(run.trace_id,)) if run.documents else ()
@@ -193,7 +206,7 @@ def view_large_trace(store: Store, trace: TraceSummary, span_id: str | None) -> 
     return TraceView(
         root=root,
         run=run,
-        nodes=page.items,
+        nodes=nodes,
         start_ns=trace.start_ns,
         duration_ns=trace.duration_ns,
         feedback=sorted(feedback, key=lambda item: item.created_ns),
@@ -213,13 +226,9 @@ def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, str]:
     A run has the id of its call in an attribute or in its result. Of senders that do not send it, a tool's run
     belongs to a call of its name, in the order of time.
     """
-    blocks = [
-        block
-        for value in (view.run.inputs, view.run.outputs)
-        for message in content.read_content(value).messages
-        for block in message.blocks
-        if block.kind == "tool_call" and block.call_id
-    ]
+    chats = [content.read_content(value).messages for value in (view.run.inputs, view.run.outputs)]
+    shown = [message for chat in chats for message in (*chat[:MAX_CALL_MESSAGES], *chat[-MAX_CALL_MESSAGES:])]
+    blocks = [block for message in shown for block in message.blocks if block.kind == "tool_call"]
     calls = {block.call_id: block.name for block in blocks if block.call_id}
     runs: dict[str, str] = {}
     unnamed: list[TreeNode] = []
@@ -276,19 +285,21 @@ def _plain_text(text: str) -> Response:
 
 
 def media_page(store: Store, request: Request) -> Response:
-    """Return an embedded image or recording: `GET /traces/{trace_id}/runs/{span_id}/media/{part}?n={position}`.
+    """Return an embedded image or recording: `GET /traces/{trace_id}/runs/{span_id}/media/{part}?at={place}`.
 
     The type is that of the bytes. Raises `NotFound` for other types and for data over the size limit.
     """
-    part, number = request.path_params["part"], request.query_params.get("n", "")
-    if part not in _MEDIA_FIELDS or not (number.isascii() and number.isdecimal() and len(number) < 7):
-        raise NotFound(f"there is no image or recording {part!r} {number!r} here")
+    part, place = request.path_params["part"], request.query_params.get("at", "")
+    if part not in _MEDIA_FIELDS:
+        raise NotFound(f"{part!r} has no images or recordings; expected one of: {', '.join(_MEDIA_FIELDS)}")
     run = store.run(request.path_params["trace_id"], request.path_params["span_id"])
-    blocks = content.list_media(getattr(run, part))
-    media = content.decode_media(blocks[int(number)]) if int(number) < len(blocks) else None
+    block = content.find_medium(getattr(run, part), place)
+    media = content.decode_media(block) if block else None
     if media is None:
         most = content.MAX_MEDIA_BYTES // 2**20
-        raise NotFound(f"{part} has no image or recording {number} of a known type and at most {most} MiB")
+        raise NotFound(
+            f"there is no image or recording of a known type and at most {most} MiB at {place!r} of the {part}"
+        )
     headers = {**rendering.SECURITY_HEADERS, "Content-Security-Policy": "default-src 'none'; sandbox"}
     headers |= {"Content-Disposition": "inline", "Cache-Control": "private, max-age=3600"}
     return Response(media.content, headers=headers, media_type=media.media_type)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 from starlette.datastructures import QueryParams
@@ -50,12 +51,19 @@ class TreeQuery:
         return self.address(**{name: kept if value in present else (*present, value)})
 
 
+class ShownRow(NamedTuple):
+    """Place of a shown run among all runs. With `context`, it is shown only because a run below it passes the filter."""
+
+    place: int
+    folded: bool = False
+    context: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class TreeRow:
     """One run in the tree. `left` and `width` are percentages of the trace's duration.
 
-    `tokens` and `cost` are totals of the run and of all runs below it. A run that repeats the tokens of runs below it
-    does not count twice.
+    `tokens` and `cost` are totals of the run and of all runs below it. `folded` and `context` are as in `ShownRow`.
     """
 
     run: TreeNode
@@ -65,7 +73,7 @@ class TreeRow:
     cost: float | None = None
     below: int = 0  # number of runs below it
     folded: bool = False
-    context: bool = False  # shown only because a run below it passes the filter
+    context: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,60 +93,75 @@ class TreeView:
 
 def build_tree(nodes: Sequence[TreeNode], query: TreeQuery, selected: str, start_ns: int, end_ns: int) -> TreeView:
     """Return the page of the tree that contains the selected run. `nodes` are in depth-first order."""
-    rows = place_rows(nodes, start_ns, end_ns)
-    at = next((place for place, row in enumerate(rows) if row.run.span_id == selected), 0)
-    shown = select_rows(rows, query, at)
-    errors = [place for place, row in enumerate(rows) if row.run.status == "error"]
-    place = next((index for index, row in enumerate(shown) if row.run.span_id == selected), 0)
-    size = ROWS_PER_PAGE if len(rows) > MAX_WHOLE_ROWS else max(1, len(shown))
-    first = place - place % size
+    at = next((place for place, node in enumerate(nodes) if node.span_id == selected), 0)
+    places = select_rows(nodes, query, at)
+    errors = [place for place, node in enumerate(nodes) if node.status == "error"]
+    size = ROWS_PER_PAGE if len(nodes) > MAX_WHOLE_ROWS else max(1, len(places))
+    index = next((index for index, row in enumerate(places) if row.place == at), 0)
+    first = index - index % size
     return TreeView(
-        rows=shown[first : first + size],
+        rows=place_rows(nodes, start_ns, end_ns, places[first : first + size]),
         query=query,
         first=first + 1,
-        total=len(shown),
-        next=shown[first + size].run.span_id if first + size < len(shown) else None,
+        total=len(places),
+        next=nodes[places[first + size].place].span_id if first + size < len(places) else None,
         kinds=Counter(node.kind for node in nodes).most_common(12),
-        errors=[rows[error].run.span_id for error in errors],
-        previous_error=next((rows[error].run.span_id for error in reversed(errors) if error < at), None),
-        next_error=next((rows[error].run.span_id for error in errors if error > at), None),
+        errors=[nodes[error].span_id for error in errors],
+        previous_error=next((nodes[error].span_id for error in reversed(errors) if error < at), None),
+        next_error=next((nodes[error].span_id for error in errors if error > at), None),
     )
 
 
-def place_rows(nodes: Sequence[TreeNode], start_ns: int, end_ns: int) -> list[TreeRow]:
-    """Return a row per run with its position in the time range of the trace, and the totals of its subtree."""
+def place_rows(
+    nodes: Sequence[TreeNode], start_ns: int, end_ns: int, shown: Sequence[ShownRow] | None = None
+) -> list[TreeRow]:
+    """Return a row per shown run, by default per run, with its position in the time range of the trace."""
     length = max(1, end_ns - start_ns)
-    tokens, cost, count = Counter[int](), dict[int, float](), Counter[int]()  # of runs at a depth, below the next above
+    totals = sum_subtrees(nodes)
     rows = []
+    for row in shown if shown is not None else [ShownRow(place) for place in range(len(nodes))]:
+        node, (tokens, cost, below) = nodes[row.place], totals[row.place]
+        left, width = 100 * (node.start_ns - start_ns) / length, 100 * node.duration_ns / length
+        rows.append(TreeRow(node, round(left, 2), round(width, 2), tokens, cost, below, row.folded, row.context))
+    return rows
+
+
+def sum_subtrees(nodes: Sequence[TreeNode]) -> list[tuple[int, float | None, int]]:
+    """Return tokens, cost and number of runs below, for each run.
+
+    Tokens and cost include the run and the runs below it. Those of a run count only if no run below it has any,
+    because agents and chains repeat the usage of their model calls.
+    """
+    tokens, cost, count = dict[int, int](), dict[int, float](), dict[int, int]()  # below the next run above, by depth
+    totals: list[tuple[int, float | None, int]] = []
     for node in reversed(nodes):
-        depth = node.depth + 1
-        own_cost = cost.pop(depth, None)
-        total = tokens.pop(depth, 0) or (node.input_tokens or 0) + (node.output_tokens or 0)
-        spent = node.cost if own_cost is None else own_cost
-        below = count.pop(depth, 0)
-        tokens[node.depth] += total
-        count[node.depth] += below + 1
+        depth = node.depth
+        total = tokens.pop(depth + 1, 0) or (node.input_tokens or 0) + (node.output_tokens or 0)
+        spent, below = cost.pop(depth + 1, None), count.pop(depth + 1, 0)
+        spent = node.cost if spent is None else spent
+        if total:
+            tokens[depth] = tokens.get(depth, 0) + total
         if spent is not None:
-            cost[node.depth] = cost.get(node.depth, 0.0) + spent
-        left = round(100 * (node.start_ns - start_ns) / length, 2)
-        rows.append(TreeRow(node, left, round(100 * node.duration_ns / length, 2), total, spent, below))
-    return rows[::-1]
+            cost[depth] = cost.get(depth, 0.0) + spent
+        count[depth] = count.get(depth, 0) + below + 1
+        totals.append((total, spent, below))
+    return totals[::-1]
 
 
-def select_rows(rows: Sequence[TreeRow], query: TreeQuery, selected: int) -> list[TreeRow]:
+def select_rows(nodes: Sequence[TreeNode], query: TreeQuery, selected: int) -> list[ShownRow]:
     """Return the rows that pass the filter, with the rows above them, and without those below folded rows.
 
     Rows above the selected one are never folded.
     """
-    parents = _find_parents(rows)
+    parents = _find_parents(nodes)
     path: set[int] = set()
-    above = parents[selected] if rows else -1
+    above = parents[selected] if nodes else -1
     while above >= 0:
         path.add(above)
         above = parents[above]
     context: dict[int, bool] = {}  # place of a shown row → whether only a row below it passes the filter
-    for place, row in enumerate(rows):
-        if not _passes(row.run, query):
+    for place, node in enumerate(nodes):
+        if not _passes(node, query):
             continue
         context[place] = False
         above = parents[place]
@@ -147,21 +170,22 @@ def select_rows(rows: Sequence[TreeRow], query: TreeQuery, selected: int) -> lis
             above = parents[above]
     folds, fold_depth = set(query.folds), None
     shown = []
-    for place, row in enumerate(rows):
-        if fold_depth is not None and row.run.depth > fold_depth:
+    for place, node in enumerate(nodes):
+        if fold_depth is not None and node.depth > fold_depth:
             continue
-        folded = row.run.span_id in folds and place not in path and row.below > 0
-        fold_depth = row.run.depth if folded else None
+        has_children = place + 1 < len(nodes) and nodes[place + 1].depth > node.depth
+        folded = has_children and node.span_id in folds and place not in path
+        fold_depth = node.depth if folded else None
         if place in context:
-            shown.append(replace(row, folded=folded, context=context[place]) if folded or context[place] else row)
+            shown.append(ShownRow(place, folded, context[place]))
     return shown
 
 
-def _find_parents(rows: Sequence[TreeRow]) -> list[int]:
-    """Return the place of the parent of each row, -1 for roots."""
-    parents, open_rows = [], list[int]()
-    for place, row in enumerate(rows):
-        while open_rows and rows[open_rows[-1]].run.depth >= row.run.depth:
+def _find_parents(nodes: Sequence[TreeNode]) -> list[int]:
+    """Return the place of the parent of each run, -1 for roots."""
+    parents, open_rows = list[int](), list[int]()
+    for place, node in enumerate(nodes):
+        while open_rows and nodes[open_rows[-1]].depth >= node.depth:
             open_rows.pop()
         parents.append(open_rows[-1] if open_rows else -1)
         open_rows.append(place)
