@@ -27,7 +27,7 @@ MAX_MESSAGES = 100
 MAX_NODES = 250  # keys and items of one JSON value
 MAX_DEPTH = 12  # levels of a JSON value; deeper ones are shown as one line
 _MAX_STRING = 1_000  # characters of a text inside a JSON value
-_MAX_NUMBERS = 8  # numbers of a list that are shown, such as of an embedding
+_MAX_NUMBERS = 4  # numbers of a list that are shown, such as of an embedding
 _OPEN_ITEMS = 12  # a value inside a JSON value is open if it has at most this many items
 
 
