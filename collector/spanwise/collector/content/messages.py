@@ -25,7 +25,7 @@ _CONTENT_NAMES = ("content", "parts", "blocks", "_content")
 _MESSAGE_NAMES = frozenset((*_CONTENT_NAMES, "tool_calls", "function_call", "audio", "refusal"))
 # Fields that hold messages, in order of precedence
 _LIST_NAMES = ("messages", "choices", "output", "contents", "candidates", "replies", "generations", "prompt")
-_SINGLE_NAMES = ("message", "update", "input", "result", "response")
+_SINGLE_NAMES = ("message", "update", "input", "result", "response", "content")
 _SYSTEM_NAMES = ("system", "instructions", "system_instruction", "systemInstruction")
 _MAX_DEPTH = 5  # objects and lists around a chat
 
