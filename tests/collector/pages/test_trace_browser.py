@@ -187,7 +187,7 @@ def test_a_fold_stays_in_the_address(open_page):
     page.get_by_role("link", name="Open 6 below answer").wait_for()
     assert "fold=" in page.url
     page.reload()
-    assert page.locator("[data-run]").count() == 7  # the selected root is never folded itself, see below
+    assert page.locator("[data-run]").count() == 1
     page.get_by_role("link", name="Errors only").click()
     page.wait_for_url("**only=errors**")
 

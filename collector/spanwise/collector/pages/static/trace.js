@@ -90,8 +90,9 @@ async function copy(button) {
 
 // A JSON value with many fields gets a search, which opens the levels that contain a match.
 function addSearch(box) {
-  const rows = box.querySelectorAll("dl.tree > div");
-  if (rows.length < 15 || box.previousElementSibling?.matches(".tree-search")) return;
+  const rows = box.querySelectorAll(box.matches("dl") ? ":scope > div, dl.tree > div" : "dl.tree > div");
+  if (rows.length < 15 || box.previousElementSibling?.matches(".tree-search") || box.parentElement.closest("[data-searched]")) return;
+  box.dataset.searched = "";
   const field = document.createElement("input");
   field.type = "search";
   field.className = "tree-search";
@@ -102,7 +103,7 @@ function addSearch(box) {
     for (const row of rows) {
       const hit = !wanted || row.textContent.toLowerCase().includes(wanted);
       row.hidden = !hit;
-      if (wanted && hit) for (const fold of row.querySelectorAll(":scope > dd > details")) fold.open = true;
+      if (wanted && hit) for (const fold of row.querySelectorAll(":scope > dd details")) fold.open = true;
     }
   });
   box.before(field);
@@ -110,7 +111,7 @@ function addSearch(box) {
 
 function prepare(root) {
   for (const button of root.querySelectorAll(".copy[hidden]")) button.hidden = false;
-  for (const box of root.querySelectorAll("[data-tree]")) addSearch(box);
+  for (const box of root.querySelectorAll(".content > dl.fields, [data-tree]")) addSearch(box);
 }
 
 if (document.getElementById("detail")) {
