@@ -92,18 +92,13 @@ def read_message(value: Part) -> Message | None:
     elif _MESSAGE_NAMES.isdisjoint(value):
         return None
     role = _ROLES.get(role.lower(), role)
-    if role == "user" and _has_only_results(value):  # Anthropic, Gemini
+    parts = value.get("content", value.get("parts")) if role == "user" else None
+    if isinstance(parts, list) and parts and all(isinstance(part, Mapping) and is_result(part) for part in parts):
+        # Anthropic, Gemini
         role = "tool"
     name = value.get("name")
     return Message(
         role, None, name if isinstance(name, str) and role != "tool" else "", partial(_read_blocks, value, role)
-    )
-
-
-def _has_only_results(value: Part) -> bool:
-    parts = value.get("content", value.get("parts"))
-    return (
-        isinstance(parts, list) and bool(parts) and all(isinstance(part, Mapping) and is_result(part) for part in parts)
     )
 
 

@@ -212,11 +212,7 @@ class JsonTree:
 
     def _render(self, value: JSON, depth: int) -> str:
         if isinstance(value, Mapping | list) and value:
-            if (
-                isinstance(value, list)
-                and len(value) > _MAX_NUMBERS
-                and all(type(item) in (int, float) for item in value)
-            ):
+            if isinstance(value, list) and _is_flat(value):
                 numbers = ", ".join(map(str, value[:_MAX_NUMBERS]))
                 return f'<span class="n">{escape(numbers)}, …</span> <span class="muted small">{len(value):,} numbers</span>'
             if depth >= MAX_DEPTH:
@@ -239,8 +235,9 @@ class JsonTree:
             name = escape(mark_invisible(self._view.take(str(key), 200)))
             if isinstance(item, Mapping | list) and item and depth + 1 < MAX_DEPTH and not _is_flat(item):
                 inner = self._render(item, depth + 1)
+                noun = "field" if isinstance(item, Mapping) else "item"
                 is_open = " open" if depth == 0 and len(item) <= _OPEN_ITEMS else ""
-                body = f"<details{is_open}><summary>{_count_items(item)}</summary>{inner}</details>"
+                body = f"<details{is_open}><summary>{len(item):,} {noun}{'s' * (len(item) != 1)}</summary>{inner}</details>"
             else:
                 body = self._render(item, depth + 1)
             rows.append(f"<div><dt>{name}</dt><dd>{body}</dd></div>")
@@ -249,11 +246,6 @@ class JsonTree:
 
 def _is_flat(value: JSON) -> bool:
     return isinstance(value, list) and len(value) > _MAX_NUMBERS and all(type(item) in (int, float) for item in value)
-
-
-def _count_items(value: Mapping[str, JSON] | Sequence[JSON]) -> str:
-    noun = "field" if isinstance(value, Mapping) else "item"
-    return f"{len(value):,} {noun}{'s' * (len(value) != 1)}"
 
 
 def _dump_start(value: JSON, most: int) -> str:

@@ -69,14 +69,11 @@ def render_code(text: str, language: str = "") -> Markup:
     """Render code with CSS classes for its tokens; code of an unknown language is escaped only."""
     shown = str(mark_invisible(text))
     name = _LANGUAGES.get(language.lower())
-    html = _highlight(shown, name) if name and _is_short(shown) else str(escape(shown))
+    lines = shown.split("\n") if len(shown) <= MAX_HIGHLIGHTED else []
+    is_short = 0 < len(lines) <= MAX_HIGHLIGHTED_LINES and max(map(len, lines)) <= MAX_HIGHLIGHTED_LINE
+    html = _highlight(shown, name) if name and is_short else str(escape(shown))
     label = f"code, {name}" if name else "code"
     return Markup(f'<pre class="code" tabindex="0" role="group" aria-label="{label}"><code>{html}</code></pre>')
-
-
-def _is_short(text: str) -> bool:
-    lines = text.split("\n") if len(text) <= MAX_HIGHLIGHTED else []
-    return 0 < len(lines) <= MAX_HIGHLIGHTED_LINES and max(map(len, lines)) <= MAX_HIGHLIGHTED_LINE
 
 
 def _highlight(text: str, language: str) -> str:
