@@ -2,6 +2,8 @@
 
 Modules, in the order in which data flows:
 
+- `flat_tables`: Flat tables for analysis: name, type, description and source of each column.
+- `data_frames`: Data frames: rows of flat tables as Arrow batches, and as a pandas DataFrame.
 - `trace_store`: Trace store interface (spans, feedback, queries, deletion), with paging and traces in progress.
 - `control_store`: Control store interface (datasets, experiments, rules, leases, keys), and `Store`, both in one.
 - `capabilities`: Optional capabilities of a store: async append, encoded rows, feedback cursor, lazy traces.
@@ -97,6 +99,8 @@ __all__ = [
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
     "amendment_merge",
+    "data_frames",
     "decision_explanation",
+    "flat_tables",
     "trace_store",
 ]
