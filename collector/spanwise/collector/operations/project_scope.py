@@ -35,6 +35,7 @@ from spanwise.collector.records import (
     Rule,
     Run,
     RunScores,
+    TablePage,
     Target,
     Trace,
     TraceSummary,
@@ -233,10 +234,10 @@ class ProjectScopedStore:
         traces: Iterator[TraceSummary] = self._call_with_filter("each", filter, **conditions)
         return traces
 
-    def rows(self, table: str, filter: Filter | None = None, **options: Any) -> Page[dict[str, JSON]]:
+    def table_page(self, table: str, filter: Filter | None = None, **options: Any) -> TablePage:
         if find_table(table) is EXAMPLES:
             raise self._forbidden("datasets, and with them the table 'examples', cover all projects")
-        page: Page[dict[str, JSON]] = self._call_with_filter("rows", filter, table=table, **options)
+        page: TablePage = self._call_with_filter("table_page", filter, table=table, **options)
         return page
 
     def to_pandas(self, table: str, filter: Filter | None = None, **conditions: object) -> pandas.DataFrame:

@@ -28,6 +28,7 @@ from spanwise.collector.records import (
     Retention,
     Rule,
     RuleStatus,
+    TablePage,
     Target,
     TraceHead,
     TraceSummary,
@@ -156,7 +157,7 @@ class CombinedStore:
             self._traces.traces, self._resolve_dataset(validate_filter(extend_filter(filter, conditions)))
         )
 
-    def rows(
+    def table_page(
         self,
         table: str,
         filter: Filter | None = None,
@@ -164,8 +165,8 @@ class CombinedStore:
         limit: int = 1000,
         cursor: str | None = None,
         **conditions: object,
-    ) -> Page[dict[str, JSON]]:
-        """Return one page of the rows of a flat table. See `TraceStore.rows`."""
+    ) -> TablePage:
+        """Return one page of a flat table. See `TraceStore.table_page`."""
         definition = find_table(table)
         wanted = validate_filter(extend_filter(filter, conditions))
         page: Page[Any]
@@ -178,7 +179,7 @@ class CombinedStore:
             page = replace(
                 page, items=tuple(record._replace(experiment=by_id.get(record.experiment_id)) for record in page)
             )
-        return Page(items=tuple(map(definition.row, page)), next=page.next)
+        return TablePage(columns=definition.make_columns(page.items), next=page.next)
 
     def to_pandas(self, table: str, filter: Filter | None = None, **conditions: object) -> pandas.DataFrame:
         """Return the rows of a flat table as a DataFrame. See `TraceStore.to_pandas`."""

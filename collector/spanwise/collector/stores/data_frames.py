@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from spanwise.collector.errors import require_extra
@@ -13,7 +13,6 @@ from spanwise.collector.stores.flat_tables import ColumnType, Table
 if TYPE_CHECKING:
     import pandas
 
-BATCH_ROWS = 5_000  # rows that are held as Python objects
 # types of pandas columns; each has a missing value
 _PANDAS_TYPES: dict[ColumnType, str] = {
     "text": "string",
@@ -24,23 +23,22 @@ _PANDAS_TYPES: dict[ColumnType, str] = {
 }
 
 
-def make_frame(table: Table, rows: Iterable[dict[str, JSON]]) -> pandas.DataFrame:
-    """Return rows of a table as a DataFrame with the types of its columns, also if there are no rows."""
+def make_frame(table: Table, pages: Iterable[Sequence[Sequence[JSON]]]) -> pandas.DataFrame:
+    """Return a DataFrame of the columns in `pages`, with the types of the table also if there are no rows."""
     with require_extra("frames", "to_pandas"):
         import pandas
+    empty: Sequence[Sequence[JSON]] = [()] * len(table.columns)
     frames = []
-    source = iter(rows)
-    # The columns of a batch replace its rows before the next batch is read, so that Python objects of only one exist
-    while (batch := list(islice(source, BATCH_ROWS))) or not frames:
+    # Python objects of only one page exist at a time
+    for page in chain([empty], pages):
         columns = {}
-        for column in table.columns:
-            values = [row.get(column.name) for row in batch]
+        for column, values in zip(table.columns, page, strict=True):
             if column.type == "time":
                 columns[column.name] = pandas.Series(pandas.array(values, dtype="Int64")).astype("datetime64[ns, UTC]")
             else:
                 columns[column.name] = pandas.Series(values, dtype=_PANDAS_TYPES[column.type])
         frames.append(pandas.DataFrame(columns))
-    return pandas.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+    return pandas.concat(frames, ignore_index=True)
 
 
 def make_schema(table: Table) -> Any:
@@ -62,11 +60,11 @@ def make_schema(table: Table) -> Any:
     return pyarrow.schema(fields, metadata={"description": table.description})
 
 
-def make_batches(table: Table, rows: Iterable[dict[str, JSON]]) -> Iterator[Any]:
-    """Yield rows of a table as Arrow record batches."""
+def make_batches(table: Table, pages: Iterable[Sequence[Sequence[JSON]]]) -> Iterator[Any]:
+    """Yield an Arrow record batch for each page of columns."""
     import pyarrow
 
-    schema, source = make_schema(table), iter(rows)
-    while batch := list(islice(source, BATCH_ROWS)):
-        arrays = [pyarrow.array([row.get(field.name) for row in batch], field.type) for field in schema]
+    schema = make_schema(table)
+    for page in pages:
+        arrays = [pyarrow.array(values, field.type) for values, field in zip(page, schema, strict=True)]
         yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)

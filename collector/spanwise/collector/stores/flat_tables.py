@@ -1,6 +1,6 @@
 """Flat tables for analysis: name, type, description and source of each column.
 
-`store.rows`, `store.to_pandas`, `spanwise db export` and `spanwise db analyze-copy` all use these definitions. The pages
+`store.table_page`, `store.to_pandas`, `spanwise db export` and `spanwise db analyze-copy` all use these definitions. The pages
 of a store hold source records, such as runs; the columns of a table read their values from these records.
 
 To add a field of a run to all of them, add one line to `RUNS`.
@@ -8,15 +8,14 @@ To add a field of a run to all of them, add one line to `RUNS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from spanwise.collector import record_encoding
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import JSON, Document, Example, Experiment, Feedback, Page, Run, iterate_pages
+from spanwise.collector.records import JSON, Document, Example, Experiment, Feedback, Run, TablePage
 from spanwise.tracer.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
 
 # Time columns hold nanoseconds since 1970 in UTC. JSON columns hold JSON text, and null instead of an empty list
 ColumnType = Literal["text", "integer", "real", "boolean", "time", "json"]
-PAGE_ROWS = 5_000  # rows that `to_pandas` and files read at once
+PAGE_ROWS = 5_000  # rows that data frames and files read at once
 
 
-class RowSource(Protocol):
-    """Store whose rows can be read."""
+class TableSource(Protocol):
+    """Store whose flat tables can be read."""
 
-    def rows(
+    def table_page(
         self, table: str, filter: Filter | None = None, *, limit: int = 1000, cursor: str | None = None
-    ) -> Page[dict[str, JSON]]:
-        """Return one page of the rows of a flat table. See `TraceStore.rows`."""
+    ) -> TablePage:
+        """Return one page of a flat table. See `TraceStore.table_page`."""
 
 
 class TraceRecord(NamedTuple):
@@ -135,10 +134,12 @@ class Table:
         """Return the names of the columns, in order."""
         return tuple(column.name for column in self.columns)
 
-    def row(self, record: Any) -> dict[str, JSON]:
-        """Return the row of a source record: plain values by column name, JSON as text."""
+    def make_columns(self, records: Sequence[Any]) -> dict[str, Sequence[JSON]]:
+        """Return the values of source records by column name: plain values, JSON as text."""
         return {
-            column.name: _encode_json(column.read(record)) if column.type == "json" else column.read(record)
+            column.name: [_encode_json(column.read(record)) for record in records]
+            if column.type == "json"
+            else list(map(column.read, records))
             for column in self.columns
         }
 
@@ -399,9 +400,24 @@ def find_table(name: str) -> Table:
     return TABLES[name]
 
 
-def build_frame(store: RowSource, table: str, filter: Filter) -> pandas.DataFrame:
+def iterate_pages(store: TableSource, table: Table, filter: Filter) -> Iterator[list[Sequence[JSON]]]:
+    """Yield the values of the columns of a table, in pages of at most `PAGE_ROWS` rows.
+
+    A column that the store does not know, because it is of another version, has nulls.
+    """
+    cursor: str | None = None
+    while True:
+        page = store.table_page(table.name, filter, limit=PAGE_ROWS, cursor=cursor)
+        if count := page.count:
+            yield [page.columns.get(name) or [None] * count for name in table.names]
+        cursor = page.next
+        if cursor is None:
+            return
+
+
+def build_frame(store: TableSource, table: str, filter: Filter) -> pandas.DataFrame:
     """Return all rows of a table as a DataFrame; see `TraceStore.to_pandas`."""
     from spanwise.collector.stores.data_frames import make_frame
 
     definition = find_table(table)
-    return make_frame(definition, iterate_pages(partial(store.rows, table, filter, limit=PAGE_ROWS)))
+    return make_frame(definition, iterate_pages(store, definition, filter))

@@ -24,6 +24,7 @@ from spanwise.collector.records import (
     RunScores,
     SessionSummary,
     Source,
+    TablePage,
     Target,
     Trace,
     TraceSummary,
@@ -154,7 +155,7 @@ class TraceStore(Protocol):
         code.
         """
 
-    def rows(
+    def table_page(
         self,
         table: str,
         filter: Filter | None = None,
@@ -162,8 +163,8 @@ class TraceStore(Protocol):
         limit: int = 1000,
         cursor: str | None = None,
         **conditions: object,
-    ) -> Page[dict[str, JSON]]:
-        """Return one page of the rows of a flat table: traces, runs, documents, feedback, examples, experiment_results.
+    ) -> TablePage:
+        """Return one page of a flat table: traces, runs, documents, feedback, examples or experiment_results.
 
         `spanwise.collector.stores.flat_tables` describes the columns. Times are nanoseconds, and JSON columns hold
         text. The conditions select traces, latest start first; without any, all but evaluators' own traces pass.
@@ -172,7 +173,7 @@ class TraceStore(Protocol):
         """
 
     def to_pandas(self, table: str, filter: Filter | None = None, **conditions: object) -> pandas.DataFrame:
-        """Return all rows of a flat table as a pandas DataFrame, for the conditions of `rows`.
+        """Return all rows of a flat table as a pandas DataFrame, for the conditions of `table_page`.
 
         Columns of text have pandas' string type, integers `Int64`, booleans `boolean`, times `datetime64[ns, UTC]`.
         Missing values are `NA`, `NaN` or `NaT`. JSON columns hold JSON text. Raise `Refused` for an unknown table,
