@@ -164,10 +164,10 @@ def _read_large_trace(
     found = {
         row[0]: row for row in select_many(reader.db, SELECT_RUN + "s.id IN (%s)", [row[0] for row in later[:taken]])
     }
-    runs = []
-    for id, *_ in later[:taken]:
-        for run in _decode_runs(reader, trace_id, [found[id]], only_documents):
-            runs.append(complete_stored_root(reader, key, run) if id == root and not only_documents else run)
+    runs = _decode_runs(reader, trace_id, [found[id] for id, *_ in later[:taken]], only_documents)
+    if not only_documents and root in found:
+        root_id = found[root][3]
+        runs = [complete_stored_root(reader, key, run) if run.span_id == root_id else run for run in runs]
     return Page(items=tuple(runs), next=next)
 
 
