@@ -14,6 +14,7 @@ Modules, in the order in which data flows:
 - `monitor`: `spanwise monitor`: run the rules of a file; list, pause, resume and remove rules.
 - `monitor_reports`: `spanwise monitor status`, `why`, `check` and `diff`: reports on rules and their decisions.
 - `db`: `spanwise db`: sizes, retention, deletion, export, import, check, recovery, backup, SQL.
+- `db_tables`: `spanwise db analyze-copy`, `export --table`, `query`, `tables`, `schema` and `rows`: flat tables for analysis.
 - `keys`: `spanwise keys`: create, list and revoke API keys; audit log.
 - `spool`: `spanwise spool`: list, send and clear what tracers spooled on disk.
 - `cache`: `spanwise cache`: statistics and clearing of judge answers and embedding vectors.

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.import_export.table_files import format_time, iterate_allowed_pages
-from spanwise.collector.records import JSON
 from spanwise.collector.stores.flat_tables import TABLES, ColumnType, Table, TableSource
 from spanwise.collector.stores.sqlite import is_store_file
 from spanwise.collector.stores.sqlite.maintenance.backup_restore import PARTIAL_SUFFIX, create_partial, fsync_folder
@@ -116,8 +115,7 @@ def _write_database(store: TableSource, path: str, filter: Filter, report: Repor
         db.register_function(unescape_json, deterministic=True)
         for table in TABLES.values():
             _create_table(db, table)
-            db.table(table.name).insert_all(_iterate_rows(store, table, filter, report))
-            counts[table.name] = db.table(table.name).count
+            counts[table.name] = _insert_rows(db, store, table, filter, report)
             for columns in table.indexes:
                 db.table(table.name).create_index(columns)
             _fill_search_index(db, table, counts[table.name], report)
@@ -149,19 +147,23 @@ def _create_table(db: Database, table: Table) -> None:
         made.enable_fts(table.searchable)
 
 
-def _iterate_rows(
-    store: TableSource, table: Table, filter: Filter, report: ReportRows
-) -> Iterator[Sequence[JSON] | tuple[str, ...]]:
-    """Yield the names of the columns, then each row, as `insert_all` expects them."""
-    yield table.names
+def _insert_rows(db: Database, store: TableSource, table: Table, filter: Filter, report: ReportRows) -> int:
+    """Insert the rows of a table, each page in one transaction, and return their number.
+
+    `insert_all` of sqlite-utils would take twice as long, because it looks for values that are not plain.
+    """
+    names, marks = ", ".join(f'"{name}"' for name in table.names), ", ".join("?" * len(table.names))
+    sql = f'INSERT INTO "{table.name}" ({names}) VALUES ({marks})'
     times = [position for position, column in enumerate(table.columns) if column.type == "time"]
     count = 0
     for page in iterate_allowed_pages(store, table, filter):
         for position in times:
             page[position] = list(map(format_time, page[position]))
-        yield from zip(*page, strict=True)
+        with db.conn:
+            db.conn.executemany(sql, zip(*page, strict=True))
         count += len(page[0])
         report(table.name, count)
+    return count
 
 
 def _fill_search_index(db: Database, table: Table, rows: int, report: ReportRows) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Time columns hold nanoseconds since 1970 in UTC. JSON columns hold JSON text, and null instead of an empty list
 ColumnType = Literal["text", "integer", "real", "boolean", "time", "json"]
-PAGE_ROWS = 5_000  # rows that data frames and files read at once
+PAGE_ROWS = 2_000  # rows that data frames and files read at once
 
 
 class TableSource(Protocol):
