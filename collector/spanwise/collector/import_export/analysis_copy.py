@@ -152,8 +152,10 @@ def _insert_rows(db: Database, store: TableSource, table: Table, filter: Filter,
 
     `insert_all` of sqlite-utils would take twice as long, because it looks for values that are not plain.
     """
-    names, marks = ", ".join(f'"{name}"' for name in table.names), ", ".join("?" * len(table.names))
-    sql = f'INSERT INTO "{table.name}" ({names}) VALUES ({marks})'
+    from sqlite_utils.db import quote_identifier as quote
+
+    names, marks = ", ".join(map(quote, table.names)), ", ".join("?" * len(table.names))
+    sql = f"INSERT INTO {quote(table.name)} ({names}) VALUES ({marks})"
     times = [position for position, column in enumerate(table.columns) if column.type == "time"]
     count = 0
     for page in iterate_allowed_pages(store, table, filter):
@@ -170,12 +172,15 @@ def _fill_search_index(db: Database, table: Table, rows: int, report: ReportRows
     """Add the rows to the full-text index, with JSON escapes replaced so that they do not become part of words."""
     if not table.searchable:
         return
-    names = ", ".join(f'"{name}"' for name in table.searchable)
+    from sqlite_utils.db import quote_identifier as quote
+
+    names = ", ".join(map(quote, table.searchable))
     types = {column.name: column.type for column in table.columns}
     values = ", ".join(
-        f'unescape_json("{name}")' if types[name] == "json" else f'"{name}"' for name in table.searchable
+        f"unescape_json({quote(name)})" if types[name] == "json" else quote(name) for name in table.searchable
     )
-    sql = f'INSERT INTO "{table.name}_fts" (rowid, {names}) SELECT rowid, {values} FROM "{table.name}" WHERE rowid BETWEEN ? AND ?'
+    select = f"SELECT rowid, {values} FROM {quote(table.name)} WHERE rowid BETWEEN ? AND ?"
+    sql = f"INSERT INTO {quote(f'{table.name}_fts')} (rowid, {names}) {select}"
     for first in range(1, rows + 1, SEARCH_ROWS):
         with db.conn:
             db.execute(sql, (first, first + SEARCH_ROWS - 1))

@@ -188,7 +188,12 @@ TRACES = Table(
         Column("root_span_id", "text", "span id of the root run", lambda t: t.root_span_id),
         Column("inputs", "json", "inputs of the root run, or of the first run below that has any", lambda t: t.inputs),
         Column("outputs", "json", "outputs of the root run, or of the last run below", lambda t: t.outputs),
-        Column("scores", "json", "newest score or label, by feedback key", lambda t: t.scores or None),
+        Column(
+            "scores",
+            "json",
+            "newest score or label by feedback key; null if the evaluator failed or skipped",
+            lambda t: t.scores or None,
+        ),
     ),
     key=("trace_id",),
     indexes=(("start_time",), ("project",), ("name",), ("session_id",), ("user_id",), ("experiment_id",)),

@@ -59,7 +59,7 @@ def _select_traces(
     return db.execute(sql, (*plan.values, limit)).fetchall()
 
 
-def _count_fitting(sizes: Sequence[int], limit: int = PAGE_BYTES) -> int:
+def _count_fitting(sizes: Sequence[int], limit: int) -> int:
     """Return the number of leading items that fit into the limit together, at least 1."""
     return max(1, sum(1 for _ in takewhile(lambda total: total <= limit, accumulate(sizes))))
 
@@ -77,7 +77,7 @@ _TRACE_COLUMNS = (
 def _read_trace_records(reader: Reader, filter: Filter, limit: int, cursor: str | None) -> Page[TraceRecord]:
     after = None if cursor is None else parse_cursor(cursor)
     fetched = _select_traces(reader.db, filter, _TRACE_COLUMNS, limit + 1, after)
-    fitting = min(limit, _count_fitting([row[3] or 0 for row in fetched]))
+    fitting = min(limit, _count_fitting([row[3] or 0 for row in fetched], PAGE_BYTES))
     rows, next = cut_page(fetched, fitting, time=1, key=0)
     span_ids = dict(select_many(reader.db, "SELECT id, span_id FROM spans WHERE id IN (%s)", [row[2] for row in rows]))
     contents = read_roots(reader, {row[2]: RootRow(row[0], row[13], row[17]) for row in rows}, lambda value: value)
@@ -126,7 +126,7 @@ def _read_runs(reader: Reader, filter: Filter, limit: int, cursor: str | None, *
         limit,
         MAX_TRACES,
         _count_fitting([row[4] for row in fetched], limit),
-        _count_fitting([row[5] for row in fetched]),
+        _count_fitting([row[5] for row in fetched], PAGE_BYTES),
     )
     rows, next = cut_page(fetched, fitting, time=1, key=0)
     stored = reader.rows_of([row[0] for row in rows])
@@ -157,7 +157,7 @@ def _read_large_trace(
     """Return a page of the runs of one trace, from a position in it on."""
     key, start_ns, trace_id, root, _, _ = trace
     later = reader.db.execute(_SELECT_LATER, (key, *inside, limit + 1)).fetchall()
-    taken = min(limit, _count_fitting([row[1] for row in later]))
+    taken = min(limit, _count_fitting([row[1] for row in later], PAGE_BYTES))
     next = f"{start_ns}.{key}"
     if len(later) > taken:
         next = ".".join(map(str, (next, *later[taken][2:])))
