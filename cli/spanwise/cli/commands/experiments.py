@@ -75,7 +75,7 @@ Evaluators = Annotated[
         "--evaluator", help="Id of an evaluator, or function of a file such as evals/mine.py:concise; may be repeated."
     ),
 ]
-To = Annotated[Path, typer.Argument(help="Output file; its extension sets the format: JSONL, CSV or HTML.")]
+To = Annotated[Path, typer.Argument(help="Output file; its extension sets the format: JSONL, CSV, Parquet or HTML.")]
 Spool = Annotated[Path, typer.Argument(help="Spool file that a failing store left behind: spanwise-spool-….jsonl.")]
 
 
@@ -320,8 +320,8 @@ def _write_runs(experiment: Experiment, file: Path) -> int:
     if extension == ".html":
         file.write_text(experiment.to_html(), "utf-8")
         return experiment.summary().runs
-    if extension not in (".csv", ".jsonl"):
-        raise Refused(f"unknown extension of {file.name!r}; expected one of: .jsonl, .csv, .html")
+    if extension not in (".csv", ".jsonl", ".parquet"):
+        raise Refused(f"unknown extension of {file.name!r}; expected one of: .jsonl, .csv, .parquet, .html")
     return write_rows([row.to_dict() for row in experiment.rows()], file)
 
 

@@ -169,11 +169,10 @@ class CombinedStore:
         """Return one page of a flat table. See `TraceStore.table_page`."""
         definition = find_table(table)
         wanted = validate_filter(extend_filter(filter, conditions))
-        page: Page[Any]
         if definition is EXAMPLES:
-            page = self._control.list_example_records(self._find_datasets(wanted), limit, cursor)
-        else:
-            page = self._traces.list_table_records(table, self._resolve_dataset(wanted), limit, cursor)
+            examples = self._control.list_example_records(self._find_datasets(wanted), limit, cursor)
+            return TablePage(columns=definition.make_columns(examples.items), next=examples.next)
+        page = self._traces.list_table_records(table, self._resolve_dataset(wanted), limit, cursor)
         if definition is EXPERIMENT_RESULTS and page.items:
             by_id = {one.id: one for one in self._control.experiments(limit=MAX_EXPERIMENTS)}
             page = replace(

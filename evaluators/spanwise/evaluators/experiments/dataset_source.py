@@ -65,11 +65,11 @@ def make_source(
 ) -> ExampleSource:
     """Return the source for a dataset argument.
 
-    The argument is a name in the store (also `name@3`), a file, a DataFrame, a list, traces or a filter.
+    The argument is a name in the store (also `name@3`), an id of the Hugging Face hub (`hf://openai/gsm8k`), a file, a DataFrame, a list, traces or a filter.
 
     A dataset that fits into memory is stored as a version of a dataset, so that experiments over it can be compared
-    and resumed. Nothing is stored if `save` is false. Generators and files larger than `MAX_STORED_FILE` are
-    streamed. With `reload_traces`, traces are read from the store again; a trace that is missing there is an error. For
+    and resumed. Nothing is stored if `save` is false. Generators, hub datasets and files larger than
+    `MAX_STORED_FILE` are streamed. With `reload_traces`, traces are read from the store again; a trace that is missing there is an error. For
     `outputs_are_references` see `datasets.read`. Raises `NotFound` or `BadRow`.
     """
     if isinstance(dataset, Filter):
@@ -77,6 +77,9 @@ def make_source(
     if _is_trace_list(dataset, if_empty=reload_traces):
         traces = [trace for trace in dataset if not _is_judgement(trace)]
         return _make_trace_source(default_name, lambda: _load_traces(traces, store, reload_traces), len(traces))
+    if datasets.is_hub_id(dataset):
+        name = dataset.partition("://")[2]
+        return _make_stream_source(name, datasets.open_hub_dataset(dataset), splits, outputs_are_references)
     if isinstance(dataset, str) and not datasets.is_file(dataset):
         name, separator, version = dataset.rpartition("@")
         if separator and version.isdigit():
@@ -235,7 +238,8 @@ def _make_stream_source(
     name: str, given: Any, splits: Sequence[str] | None, outputs_are_references: bool
 ) -> ExampleSource:
     def examples() -> Iterator[tuple[Example, Trace | None]]:
-        for example in datasets.iterate(given, outputs_are_references=outputs_are_references):
+        chosen = splits if datasets.has_splits(given) else None
+        for example in datasets.iterate(given, split=chosen, outputs_are_references=outputs_are_references):
             if datasets.in_split(example, splits):
                 yield example, None
 

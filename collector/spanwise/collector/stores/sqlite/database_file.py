@@ -222,7 +222,7 @@ class ReadOnlyFile(DatabaseFile):
     Raises `Refused` if the file is damaged, not a Spanwise file, or of another file version.
     """
 
-    _connect = staticmethod(connect_without_lock)
+    _connect: Callable[[str], sqlite3.Connection] = staticmethod(connect_without_lock)
 
     def __init__(self, path: str | Path) -> None:
         self.name, self.path, self.origin = check_database_path(path), real_path(path), OwnerProcess()

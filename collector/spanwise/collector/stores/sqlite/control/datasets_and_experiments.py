@@ -99,7 +99,7 @@ class Datasets(Backend):
         )
         wanted = None if datasets is None else dumps(sorted(datasets))
         rows = db.execute(sql, (row, wanted, wanted, limit + 1)).fetchall()
-        items = tuple(ExampleRecord(*row[1:4], decode_record(Example, row[4])) for row in rows[:limit])
+        items = tuple(ExampleRecord._make((*row[1:4], decode_record(Example, row[4]))) for row in rows[:limit])
         return Page(items=items, next=f"0.{rows[limit - 1][0]}" if len(rows) > limit else None)
 
     @write_operation

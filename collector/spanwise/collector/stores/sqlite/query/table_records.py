@@ -89,17 +89,19 @@ def _read_trace_records(reader: Reader, filter: Filter, limit: int, cursor: str 
         tags = loads(row[5]) if row[5] else ()
         metadata = loads(row[6]) if row[6] else {}
         records.append(
-            TraceRecord(
-                *row[8:27],
-                bool(row[7]),
-                row[27],
-                models,
-                tags,
-                metadata,
-                span_ids.get(row[2], ""),
-                inputs,
-                outputs,
-                scores.get(row[0], {}),
+            TraceRecord._make(
+                (
+                    *row[8:27],
+                    bool(row[7]),
+                    row[27],
+                    models,
+                    tags,
+                    metadata,
+                    span_ids.get(row[2], ""),
+                    inputs,
+                    outputs,
+                    scores.get(row[0], {}),
+                )
             )
         )
     return Page(items=tuple(records), next=next)
@@ -115,11 +117,11 @@ def _read_runs(reader: Reader, filter: Filter, limit: int, cursor: str | None, *
     """
     after, inside = _parse_run_cursor(cursor)
     columns = "t.id, t.start_ns, t.trace_id, t.root, t.span_count, t.size"
-    if inside is not None:
-        trace = reader.db.execute(f"SELECT {columns} FROM traces t WHERE t.id = ? AND t.root IS NOT NULL", after[1:])
+    if after is not None and inside is not None:
+        trace = reader.db.execute(f"SELECT {columns} FROM traces t WHERE t.id = ? AND t.root IS NOT NULL", (after[1],))
         if row := trace.fetchone():
             return _read_large_trace(reader, row, limit, inside, only_documents)
-    fetched = _select_traces(reader.db, filter, columns, min(limit, MAX_TRACES) + 1, after or None)
+    fetched = _select_traces(reader.db, filter, columns, min(limit, MAX_TRACES) + 1, after)
     if fetched and (fetched[0][4] > limit or fetched[0][5] > PAGE_BYTES):
         return _read_large_trace(reader, fetched[0], limit, _BEFORE_ALL, only_documents)
     fitting = min(
@@ -171,10 +173,10 @@ def _read_large_trace(
     return Page(items=tuple(runs), next=next)
 
 
-def _parse_run_cursor(cursor: str | None) -> tuple[tuple[int, ...], tuple[int, int, str] | None]:
-    """Return the position of the trace, () at the beginning, and the position in the trace, None after its end."""
+def _parse_run_cursor(cursor: str | None) -> tuple[tuple[int, int] | None, tuple[int, int, str] | None]:
+    """Return the position of the trace, None at the beginning, and the position in the trace, None after its end."""
     if cursor is None:
-        return (), None
+        return None, None
     parts = cursor.split(".")
     try:
         if len(parts) == 5:
@@ -223,6 +225,8 @@ def _read_results(db: sqlite3.Connection, filter: Filter, limit: int, cursor: st
     for trace, feedback in feedback_table.read_feedback_rows(select_many(db, _SELECT_NEWEST, [row[0] for row in rows])):
         newest.setdefault(trace, []).append(feedback)
     return Page(
-        items=tuple(ResultRecord(*row[2:], feedback) for row in rows for feedback in newest.get(row[0]) or (None,)),
+        items=tuple(
+            ResultRecord._make((*row[2:], feedback, None)) for row in rows for feedback in newest.get(row[0]) or (None,)
+        ),
         next=next,
     )
