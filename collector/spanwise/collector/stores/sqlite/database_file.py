@@ -230,7 +230,7 @@ class ReadOnlyFile(DatabaseFile):
             if (version := read_version(db, self.name)) < FILE_VERSION:
                 raise Refused(
                     f"{self.name!r} has file version {version} and needs a migration to {FILE_VERSION}, but it is opened"
-                    " for reading only; open it once with write access, or a copy in a writable folder"
+                    " for reading only; open it with write access, or copy it to a writable folder and open it there"
                 )
             self.clock = StoreClock(db)
         self._readers = ReaderPool(self.path, self.clock.now, self._connect)
