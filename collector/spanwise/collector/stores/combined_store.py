@@ -53,8 +53,9 @@ from spanwise.collector.stores.backends import (
     TargetFeedback,
     TraceBackend,
 )
+from spanwise.collector.stores.data_frames import build_frame
 from spanwise.collector.stores.decision_explanation import find_blocking_reason, find_load_error
-from spanwise.collector.stores.flat_tables import EXAMPLES, EXPERIMENT_RESULTS, build_frame, find_table
+from spanwise.collector.stores.flat_tables import EXAMPLES, EXPERIMENT_RESULTS, find_table
 from spanwise.collector.stores.trace_store import FILTERED_OPERATIONS, iterate_traces
 
 if TYPE_CHECKING:

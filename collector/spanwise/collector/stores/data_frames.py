@@ -7,8 +7,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from spanwise.collector.errors import require_extra
+from spanwise.collector.filters import Filter
 from spanwise.collector.records import JSON
-from spanwise.collector.stores.flat_tables import ColumnType, Table
+from spanwise.collector.stores.flat_tables import ColumnType, Table, TableSource, find_table, iterate_pages
 
 if TYPE_CHECKING:
     import pandas
@@ -21,6 +22,12 @@ _PANDAS_TYPES: dict[ColumnType, str] = {
     "real": "float64",
     "boolean": "boolean",
 }
+
+
+def build_frame(store: TableSource, table: str, filter: Filter) -> pandas.DataFrame:
+    """Return all rows of a table as a DataFrame; see `TraceStore.to_pandas`."""
+    definition = find_table(table)
+    return make_frame(definition, iterate_pages(store, definition, filter))
 
 
 def make_frame(table: Table, pages: Iterable[Sequence[Sequence[JSON]]]) -> pandas.DataFrame:

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from spanwise.collector import record_encoding
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import JSON, Document, Example, Experiment, Feedback, Run, TablePage
 from spanwise.tracer.suggestions import did_you_mean
-
-if TYPE_CHECKING:
-    import pandas
 
 # Time columns hold nanoseconds since 1970 in UTC. JSON columns hold JSON text, and null instead of an empty list
 ColumnType = Literal["text", "integer", "real", "boolean", "time", "json"]
@@ -418,11 +415,3 @@ def iterate_pages(store: TableSource, table: Table, filter: Filter) -> Iterator[
         cursor = page.next
         if cursor is None:
             return
-
-
-def build_frame(store: TableSource, table: str, filter: Filter) -> pandas.DataFrame:
-    """Return all rows of a table as a DataFrame; see `TraceStore.to_pandas`."""
-    from spanwise.collector.stores.data_frames import make_frame
-
-    definition = find_table(table)
-    return make_frame(definition, iterate_pages(store, definition, filter))
