@@ -2,13 +2,14 @@
 
 import math
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from starlette.testclient import TestClient
 
 from looped_cases import loop_over
 from spanwise.collector.api import create_app
-from spanwise.evaluators import Metric, datasets, evaluate, evaluator, history
+from spanwise.evaluators import Metric, datasets, evaluate, evaluator, get_evaluator, history
 from spanwise.evaluators.analysis import analyze, sweep
 from spanwise.evaluators.analysis.leaderboards import make_scale, rank_models
 from spanwise.evaluators.analysis.model_results import SEVERAL_MODELS, Cell
@@ -334,6 +335,25 @@ def test_the_cheapest_model_is_named_if_costs_are_known(store):
     assert insights["most expensive model"].models == ("dear",)
 
 
+def test_retrieval_is_judged_by_an_evaluator_of_retrieval(store):
+    rows = [{"inputs": {"n": n}, "expected_documents": [f"d{n}"]} for n in range(12)]
+
+    def task(n, found):
+        with span("search", kind="retriever"):
+            current_run().set_documents([{"content": f"d{n}" if found else "other"}])
+        return "It is raining."
+
+    reply = {"answer": "It rains.", "evaluation_score": 1.0, "evaluation_summary": "True."}
+    evaluators = [get_evaluator("fact_check", agent=lambda prompt: reply), "hit_at_k"]
+    sides = [
+        evaluate(rows, partial(task, found=found), evaluators, name=name, store=store, progress=False)
+        for name, found in (("finder", True), ("blind", False))
+    ]
+    insights = kinds(analyze(*sides))
+    assert (insights["best retrieval"].models, insights["best retrieval"].key) == (("finder",), "fact_check")
+    assert insights["worst retrieval"].models == ("blind",)
+
+
 # --- compliance and trade-offs ----------------------------------------------------------------------------------------
 
 
@@ -486,3 +506,66 @@ def test_the_page_of_a_datasets_experiments_draws_a_line_per_key(store):
     assert 'aria-label="exact, earliest first: run 5 0.25; run 10 0.5; run 20 1"' in text
     assert 'class="band" d="M' in text
     assert 'class="band"' not in every
+
+
+# --- set-level evaluators ---------------------------------------------------------------------------------------------
+
+
+def classified(store, name, wrong, **options):
+    """Run the set-level evaluator of classifications; the cases at these positions are wrong, the last is perturbed."""
+    rows = [{"id": f"e{n}", "inputs": {"n": n}, "reference_outputs": "yes"} for n in range(12)]
+    rows.append(
+        {"id": "typo", "inputs": {"n": 12}, "reference_outputs": "yes", "base_id": "e0", "categories": ["typos"]}
+    )
+    task = options.pop("task", lambda n: "no" if n in wrong else "yes")
+    return evaluate(rows, task, ["classification"], name=name, store=store, progress=False, **options)
+
+
+def test_the_accuracy_of_a_classification_is_the_mean_of_its_cases(store):
+    analysis = analyze(classified(store, "bad", set(range(2, 13))), classified(store, "good", {12}))
+    cell = analysis.results.cells["good", "classification_accuracy"]
+    assert (cell.n, cell.mean, cell.interval is not None) == (13, pytest.approx(12 / 13), True)
+    assert analysis.leaderboard.ranks["classification_accuracy"] == {"good": (1, 1), "bad": (2, 2)}
+
+
+def test_a_classification_has_problems(store):
+    problems = {(each.kind, each.key): each for each in analyze(classified(store, "bad", set(range(2, 13)))).problems}
+    accuracy = problems["threshold", "classification_accuracy"]
+    assert (accuracy.severe, len(accuracy.cases)) == (True, 11)
+    assert problems["flip", "classification_accuracy"].cases.keys() == {"typo", "e0"}
+    # the other metrics are one number per experiment, without an interval
+    recall = problems["threshold", "classification_recall"]
+    assert (recall.severity, recall.certain) == (pytest.approx(0.75 - 2 / 13 / 2), False)
+
+
+def test_a_classification_has_insights(store):
+    insights = kinds(analyze(classified(store, "bad", set(range(2, 13))), classified(store, "good", {12})))
+    assert insights["best model"].models == ("good",)
+    assert insights["hardest test case"].cases.keys() == {"typo"}
+
+
+def test_scores_of_other_sets_are_compared_without_claiming_a_difference(store):
+    @evaluator(metrics=[Metric("spread", threshold=0.5)], summary=True)
+    def spread(outputs):
+        return len(set(outputs)) / len(outputs)
+
+    rows = [{"inputs": {"n": n}} for n in range(4)]
+    tasks = {"even": lambda n: n, "flat": lambda n: 0}
+    sides = [evaluate(rows, task, [spread], name=name, store=store, progress=False) for name, task in tasks.items()]
+    analysis = analyze(*sides)
+    assert {model: cell.mean for (model, _), cell in analysis.results.cells.items()} == {"even": 1.0, "flat": 0.25}
+    assert [(each.model, each.severity, each.certain) for each in analysis.problems] == [("flat", 0.25, False)]
+    (insight,) = analysis.insights
+    assert (insight.models, insight.shown) == (("even",), False)
+    assert "no difference can be shown" in str(analysis)
+
+
+def test_a_set_level_score_of_several_models_belongs_to_none(store):
+    def task(n):
+        with span("chat", kind="llm"):
+            current_run().set_model("even" if n % 2 else "odd")
+        return "yes"
+
+    analysis = analyze(classified(store, "mixed", set(), task=task))
+    assert {key for _, key in analysis.results.cells} == {"classification_accuracy"}
+    assert {model: cell.n for (model, _), cell in analysis.results.cells.items()} == {"odd": 7, "even": 6}

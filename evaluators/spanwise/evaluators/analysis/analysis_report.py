@@ -288,6 +288,8 @@ def _render_prompts(analysis: AnalysisData) -> str:
     parts = []
     for key in analysis.leaderboard.keys:
         board: PromptHeatmap = analysis.prompts(key)
+        if not board.example_ids:  # only set-level scores
+            continue
         rows = []
         for example_id in board.example_ids[:MAX_PROMPT_ROWS]:
             cells = [escape(analysis.results.describe_example(example_id, 120))]

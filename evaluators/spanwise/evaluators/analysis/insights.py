@@ -17,6 +17,11 @@ from spanwise.evaluators.analysis.problems import Problem
 GROUNDING = ("groundedness", "groundedness_embedding", "hallucination")
 # Evaluators of which H2O's document names the extremes of accuracy, speed and cost
 EXTREMES = ("fact_check",)
+# Evaluators of the retrieved context alone
+RETRIEVAL = (
+    *("context_precision", "context_recall", "context_relevancy", "context_relevancy_soft", "context_mrr"),
+    *("chunk_relevance", "document_recall", "hit_at_k", "ir_map", "ir_mrr", "ir_ndcg", "precision_at_k"),
+)
 NO_DIFFERENCE = "no difference can be shown"
 _MAX_FEEDBACK = 100
 
@@ -61,7 +66,7 @@ def find_insights(results: ModelResults, case_problems: Sequence[Problem]) -> li
 
 
 def _list_extremes(results: ModelResults, evaluator: EvaluatorRecord) -> Iterator[Insight]:
-    """Yield the extremes of accuracy, speed, cost and retrieval of a boolean evaluator."""
+    """Yield the extremes of accuracy, speed, cost and retrieval of a boolean evaluator or of `fact_check`."""
     key = evaluator.primary.key if evaluator.primary else evaluator.key
     yield from _name_extreme(results, key, "most accurate model", best=True)
     yield from _name_extreme(results, key, "least accurate model", best=False)
@@ -69,8 +74,9 @@ def _list_extremes(results: ModelResults, evaluator: EvaluatorRecord) -> Iterato
         if any(results.measure(model, measure) is not None for model in results.models):
             yield from _name_extreme(results, measure, f"{best} model", best=True, about=key)
             yield from _name_extreme(results, measure, f"{worst} model", best=False, about=key)
-    retrieval = key + RATE_ENDINGS[1]
-    if retrieval in results.keys:
+    # the failures of retrieval that the evaluator counts itself, else the first evaluator of retrieval
+    of_retrieval = [each.primary.key for each in results.evaluators if each.id in RETRIEVAL and each.primary]
+    for retrieval in [key for key in (key + RATE_ENDINGS[1], *of_retrieval) if key in results.keys][:1]:
         yield from _name_extreme(results, retrieval, "best retrieval", best=True, about=key)
         yield from _name_extreme(results, retrieval, "worst retrieval", best=False, about=key)
 
@@ -96,6 +102,10 @@ def _name_extreme(
     if len(tied) > 1:
         text = f"{kind} by {key}: {_join(tied)} are tied at {means[first]:.4g}"
         yield name(text=f"{text}; {NO_DIFFERENCE}", models=tied, shown=False)
+        return
+    if (first, key) in results.set_scores:
+        text = f"{kind} by {key}: {first} with {means[first]:.4g}; {NO_DIFFERENCE}, because each model has one score"
+        yield name(text=text, models=(first,), shown=False)
         return
     contrast = results.contrast(key, others[0], first, family=len(others))
     wanted = "better" if best else "worse"

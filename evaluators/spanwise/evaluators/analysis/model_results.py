@@ -10,7 +10,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from spanwise.collector.records import Example, RunScores
+from spanwise.collector.records import Example, Feedback, RunScores, Target
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.statistics import (
     MEASURES,
@@ -25,7 +25,7 @@ from spanwise.collector.statistics import (
     get_question,
 )
 from spanwise.collector.stores import Store, StoredComparison
-from spanwise.evaluators.interface import Metric
+from spanwise.evaluators.interface import CASE_SCORES, Metric
 
 SEVERAL_MODELS = "several models"
 
@@ -35,6 +35,7 @@ class Cell:
     """Result of one model under one key: number of scores, mean, its 95 % interval, and the share that passes.
 
     `passed` is None if the key has neither a threshold nor boolean scores. All values but `n` are None without scores.
+    Of a set-level score, `n` is the number of cases, `passed` 1 or 0, and the interval None.
     """
 
     model: str
@@ -94,20 +95,74 @@ class ModelResults:
         self._cases: dict[str, list[CaseResult]] = {}
 
     @cached_property
-    def runs(self) -> dict[str, list[RunScores]]:
-        """Return the runs of each model, in the order of the experiments."""
+    def _set_feedback(self) -> list[dict[str, Feedback]]:
+        """Return the scores of set-level evaluators by key, for each experiment."""
+        found: list[dict[str, Feedback]] = []
+        for store, record in self.sides:
+            found.append({})
+            if any(evaluator.get("summary") is True for evaluator in record.evaluators):
+                for feedback in store.feedbacks(target=Target(experiment_id=record.id)):  # the newest first
+                    found[-1].setdefault(feedback.key, feedback)
+        return found
+
+    @cached_property
+    def _runs_by_side(self) -> list[dict[str, list[RunScores]]]:
+        """Return the runs of each model, for each experiment.
+
+        Set-level evaluators that score the single cases, too, have these scores here.
+        """
         names = Counter(record.name for _, record in self.sides)
-        by_model: defaultdict[str, list[RunScores]] = defaultdict(list)
+        found: list[dict[str, list[RunScores]]] = []
         for place, ((_, record), runs) in enumerate(zip(self.sides, self._stored.runs, strict=True)):
+            case_scores = {
+                key: scores
+                for key, feedback in self._set_feedback[place].items()
+                if isinstance(scores := feedback.metadata.get(CASE_SCORES), Mapping)
+            }
             declared = self._models[place] if self._models else record.metadata.get("model")
             name = f"{record.name} ({record.id[:8]})" if names[record.name] > 1 else record.name
+            found.append({})
             for run in runs:
                 if isinstance(declared, str) and declared:
                     model = declared
                 else:
                     model = name if not run.models else run.models[0] if len(run.models) == 1 else SEVERAL_MODELS
-                by_model[model].append(run)
+                if case_scores:
+                    scored = {
+                        key: scores[run.trace_id] for key, scores in case_scores.items() if run.trace_id in scores
+                    }
+                    run = replace(run, scores={**run.scores, **scored})
+                found[-1].setdefault(model, []).append(run)
+        return found
+
+    @cached_property
+    def runs(self) -> dict[str, list[RunScores]]:
+        """Return the runs of each model, in the order of the experiments."""
+        by_model: defaultdict[str, list[RunScores]] = defaultdict(list)
+        for of_side in self._runs_by_side:
+            for model, runs in of_side.items():
+                by_model[model] += runs
         return dict(by_model)
+
+    @cached_property
+    def set_scores(self) -> dict[tuple[str, str], tuple[float, int]]:
+        """Return the set-level scores without scores of single cases, by model and key: score, and number of cases.
+
+        A score of an experiment with several models is left out. Of several experiments of one model, the mean by
+        cases counts.
+        """
+        parts: defaultdict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
+        for by_model, by_key in zip(self._runs_by_side, self._set_feedback, strict=True):
+            for key, feedback in by_key.items() if len(by_model) == 1 else ():
+                score, cases = feedback.score, feedback.metadata.get("cases")
+                if isinstance(score, int | float) and isinstance(cases, int) and CASE_SCORES not in feedback.metadata:
+                    parts[next(iter(by_model)), key].append((float(score), cases))
+        totals = {place: sum(cases for _, cases in values) for place, values in parts.items()}
+        return {
+            place: (sum(score * cases for score, cases in values) / totals[place], totals[place])
+            for place, values in parts.items()
+            if totals[place]
+        }
 
     @property
     def models(self) -> list[str]:
@@ -129,6 +184,7 @@ class ModelResults:
             for key, of_key in scores.items()
             if of_key.values and not of_key.is_measure
         )
+        found.update(dict.fromkeys(key for _, key in self.set_scores))
         declared = {key: place for place, key in enumerate(self.metrics)}
         return sorted(found, key=lambda key: (key != TASK_OK, declared.get(key, len(declared)), key))
 
@@ -180,6 +236,12 @@ class ModelResults:
                         samples[key].add(float(score), example_id)
             for key in self.keys:
                 sample, metric = samples[key], self.get_metric(key)
+                if (model, key) in self.set_scores and not sample.scores:
+                    mean, n = self.set_scores[model, key]
+                    passes = metric.passes(mean)
+                    passed = None if passes is None else float(passes)
+                    cells[model, key] = Cell(model=model, key=key, n=n, mean=mean, passed=passed)
+                    continue
                 n = len(sample.scores)
                 passing = [self.passes(metric, score) for score in sample.scores]
                 cells[model, key] = Cell(
