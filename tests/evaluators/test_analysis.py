@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from looped_cases import loop_over
 from spanwise.collector.api import create_app
 from spanwise.evaluators import Metric, datasets, evaluate, evaluator, get_evaluator, history
-from spanwise.evaluators.analysis import analyze, sweep
+from spanwise.evaluators.analysis import Analysis, analyze, sweep
 from spanwise.evaluators.analysis.leaderboards import make_scale, rank_models
 from spanwise.evaluators.analysis.model_results import SEVERAL_MODELS, Cell
 from spanwise.evaluators.analysis.problems import measure_severity
@@ -569,3 +569,55 @@ def test_a_set_level_score_of_several_models_belongs_to_none(store):
     analysis = analyze(classified(store, "mixed", set(), task=task))
     assert {key for _, key in analysis.results.cells} == {"classification_accuracy"}
     assert {model: cell.n for (model, _), cell in analysis.results.cells.items()} == {"odd": 7, "even": 6}
+
+
+# --- robustness by model ----------------------------------------------------------------------------------------------
+
+
+def perturbed_by_two_models(store, **options):
+    """Run one experiment whose cases go to two models, of which one cannot read capitals."""
+
+    def task(question, model):
+        with span("chat", kind="llm"):
+            current_run().set_model(model)
+        return "unknown" if model == "weak" and question.isupper() else "42"
+
+    rows = []
+    for n in range(6):
+        model = "weak" if n % 2 else "strong"
+        base = {"reference_outputs": "42", "inputs": {"question": f"What is {n}?", "model": model}, "id": f"e{n}"}
+        upper = {"question": f"WHAT IS {n}?", "model": model}
+        rows += [base, {**base, "inputs": upper, "id": f"p{n}", "base_id": f"e{n}", "categories": ["casing"]}]
+    rows = options.pop("wrap", list)(rows)
+    return evaluate(rows, task, ["exact"], name="mixed", store=store, progress=False, **options)
+
+
+@pytest.mark.parametrize("wrap", [list, iter])  # a generator is not stored as a dataset
+def test_robustness_is_that_of_models_within_one_experiment(store, wrap):
+    analysis = analyze(perturbed_by_two_models(store, wrap=wrap))
+    shares = {model: robustness["casing", "exact"].share for model, robustness in analysis.robustness.items()}
+    assert shares == {"strong": 1.0, "weak": 0.0}
+    assert {(each.model, each.kind) for each in analysis.problems if each.kind == "flip"} == {("weak", "flip")}
+
+
+def test_experiments_of_one_model_have_one_robustness(store):
+    sides = [perturbed(store, name, scores) for name, scores in (("a", [1.0, 0.0, 1.0, 1.0]), ("b", [1.0] * 4))]
+    analysis = Analysis([(side.store, side.record) for side in sides], models=["m", "m"])
+    # the scores of an example are averaged over both experiments: e0 has 1.0, its perturbation 0.5
+    assert analysis.robustness["m"]["typos", "k"].share == 1.0
+    assert [each.cases for each in analysis.robustness["m"].values()] == [2]
+
+
+def test_the_terminal_shows_robustness_by_model_and_models_by_prompts(store):
+    text = str(analyze(perturbed_by_two_models(store)))
+    assert "Robustness: base cases that pass or fail alike" in text
+    assert "0.0% [0.0%, 56.1%] n=3" in text
+    assert "3 flips" in text
+    assert "exact: the 10 worst of 12 prompts" in text
+    assert "WHAT IS 1?" in text
+
+
+def test_without_perturbations_there_is_no_robustness(store):
+    analysis = two(store, [1.0], [1.0])
+    assert analysis.robustness == {}
+    assert "Robustness" not in str(analysis)

@@ -109,3 +109,65 @@ def test_the_page_needs_experiments_and_evaluators(store):
     with TestClient(create_app(store)) as client:
         answer = client.get(f"/analysis?ids={first.id}")
     assert (answer.status_code, "spanwise serve" in answer.text) == (404, True)
+
+
+# --- flips ------------------------------------------------------------------------------------------------------------
+
+
+def run_perturbed(store, name="perturbed", flips=1):
+    """Run over base cases that pass or fail and perturbations that flip; all texts are hostile."""
+    rows = []
+    for n in range(flips):
+        base = {"id": f"e{n}", "inputs": {"question": f"{HOSTILE} {n}", "answer": "yes"}, "reference_outputs": "yes"}
+        worse = {"inputs": {"question": f"worse {n}", "answer": HOSTILE}, "base_id": f"e{n}", "categories": ["typos"]}
+        failing = {"id": f"f{n}", "inputs": {"question": f"failing {n}", "answer": "no"}, "reference_outputs": "yes"}
+        better = {
+            "inputs": {"question": f"better {n}", "answer": "yes"},
+            "base_id": f"f{n}",
+            "categories": [f"{HOSTILE[:30]}"],
+        }
+        rows += [base, {**base, **worse, "id": f"w{n}"}, failing, {**failing, **better, "id": f"b{n}"}]
+    return evaluate(rows, lambda answer: answer, ["exact"], name=name, store=store, progress=False)
+
+
+def test_flips_are_listed_side_by_side_in_both_directions(store):
+    experiment = run_perturbed(store)
+    with TestClient(create_app(store, render_analysis=render_page)) as client:
+        page = client.get(f"/analysis/flips?ids={experiment.id}").text
+        linking = client.get(f"/analysis?ids={experiment.id}").text
+    assert f'href="/analysis/flips?ids={experiment.id}"' in linking
+    assert f'href="/analysis?ids={experiment.id}"' in page
+    rows = re.findall(r"<tr><td><span.*?</tr>", page)
+    assert [re.findall("pass→fail|fail→pass", row) for row in rows] == [["pass→fail"], ["fail→pass"]]
+    base, changed = re.findall(r"<td>(.*?)</td>", rows[1])[1:3]
+    assert "failing 0" in base
+    assert "<pre>no</pre>" in base
+    assert "better 0" in changed
+    assert "<pre>yes</pre>" in changed
+    assert len(re.findall('href="/traces/', rows[1])) == 2
+    assert "<img" not in page
+    assert "<script>alert" not in page
+
+
+def test_the_report_holds_flips_without_links(store, tmp_path):
+    text = analyze(run_perturbed(store, flips=30)).report(tmp_path / "report.html").read_text()
+    assert "50 of 60 flips" in text
+    assert "href=" not in text
+    assert "<img" not in text
+
+
+def test_the_page_of_flips_says_if_there_are_none_or_too_many(store):
+    first, many = run(store, "first", 0.1), run_perturbed(store, "many", flips=300)
+    with TestClient(create_app(store, render_analysis=render_page)) as client:
+        assert "No perturbed case flips." in client.get(f"/analysis/flips?ids={first.id}").text
+        assert "The first 500 of 600 flips." in client.get(f"/analysis/flips?ids={many.id}").text
+        assert client.get("/analysis/flips").status_code == 400
+
+
+def test_the_archive_holds_the_flips_of_each_model(store, tmp_path):
+    with zipfile.ZipFile(analyze(run_perturbed(store)).report(tmp_path / "work-dir.zip")) as archive:
+        rows = json.loads(archive.read("perturbations.json"))
+    assert {(row["model"], row["kind"], len(row["flips"])) for row in rows} == {
+        ("perturbed", "typos", 1),
+        ("perturbed", HOSTILE[:30], 1),
+    }

@@ -1,31 +1,28 @@
-"""Report of an analysis: one self-contained HTML file, and an archive with all results as JSON and Parquet or CSV."""
+"""HTML of an analysis: the report, a self-contained file, and the pages of the collector."""
 
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
-import io
 import json
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from html import escape
-from pathlib import Path
-from typing import Any
+from urllib.parse import quote
 
+from spanwise.collector.records import JSON
 from spanwise.collector.records import Experiment as Record
-from spanwise.collector.records import is_perturbed
-from spanwise.collector.stores import Store, measure_robustness
+from spanwise.collector.stores import Flip, Store
 from spanwise.evaluators.analysis.compliance import MAPPING_NOTE
 from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, PromptHeatmap, format_ranks
 from spanwise.evaluators.analysis.result_analysis import AnalysisData, TradeOff
-from spanwise.evaluators.experiments import Experiment, format_number
+from spanwise.evaluators.experiments import format_number
 
 MAX_PROMPT_ROWS = 30  # prompts of each heatmap in the HTML file; the archive has all
 MAX_LISTED = 200  # problems and insights in the HTML file
 MAX_WORST = 50  # worst cases in the HTML file
+MAX_FLIPS = 500  # flips on their page
+MAX_REPORT_FLIPS = 50  # flips in the report; the archive has all
 MAX_MARK = 24  # characters of a model in a chart
 MAX_TEXT = 600  # characters of one text in the HTML file
 
@@ -75,33 +72,20 @@ POLICY = (
 )
 
 
-def write_report(analysis: AnalysisData, path: Path) -> Path:
-    """Write the report: HTML, or an archive (H2O's `work-dir-archive`) if the path ends in ".zip".
-
-    Raises `ValueError` for another ending.
-    """
-    if path.suffix.lower() in (".html", ".htm"):
-        path.write_text(render_report(analysis), "utf-8")
-    elif path.suffix.lower() == ".zip":
-        _write_archive(analysis, path)
-    else:
-        raise ValueError(f"a report must end in .html or .zip, got {str(path)!r}")
-    return path
-
-
-def render_page(sides: Sequence[tuple[Store, Record]]) -> tuple[str, str]:
-    """Return the analysis of experiments as a page of the collector, and its content security policy."""
-    return render_report(AnalysisData(sides), is_page=True), POLICY
+def render_page(sides: Sequence[tuple[Store, Record]], page: str = "analysis") -> tuple[str, str]:
+    """Return a page of the collector and its content security policy: "analysis", or "flips" of perturbed cases."""
+    analysis = AnalysisData(sides)
+    if page == "flips":
+        return _render_flips_page(analysis), POLICY
+    return render_report(analysis, is_page=True), POLICY
 
 
 def render_report(analysis: AnalysisData, *, is_page: bool = False) -> str:
     """Return the HTML document. It loads nothing, and its content security policy allows only its own script and style.
 
-    As a page of the collector it links to experiments and traces.
+    As a page of the collector it links to experiments, traces and flips.
     """
-    names = ", ".join(record.name for record in analysis.records[:12])
-    more = len(analysis.records) - 12
-    title = f"Analysis of {names}{f' and {more} more' if more > 0 else ''}"
+    title = _make_title("Analysis", analysis)
     body = [
         '<p><a href="/experiments">Experiments</a></p>' if is_page else "",
         f"<h1>{escape(title)}</h1>",
@@ -110,13 +94,44 @@ def render_report(analysis: AnalysisData, *, is_page: bool = False) -> str:
         *map(_render_boolean, analysis.boolean_leaderboards),
         *map(_render_trade_off, analysis.trade_offs),
         _render_problems(analysis),
-        _render_robustness(analysis),
+        _render_robustness(analysis, is_page=is_page),
         _render_insights(analysis),
         _render_prompts(analysis),
         _render_worst(analysis, is_page=is_page),
         _render_compliance(analysis),
         _render_settings(analysis, is_page=is_page),
     ]
+    return _render_document(title, body)
+
+
+def _render_flips_page(analysis: AnalysisData) -> str:
+    """Return the page with the flips of all models, each base case beside its perturbed case."""
+    title = _make_title("Flips", analysis)
+    flips = _list_flips(analysis)
+    note = (
+        "A case flips if it passes and its perturbation fails, or the other way round. "
+        "Under a text: the answer, the score and the trace."
+    )
+    body = [
+        f'<p><a href="{_make_address("/analysis", analysis)}">Analysis</a></p><h1>{escape(title)}</h1>',
+        f'<p class="dim">{note}</p>',
+        _make_flip_table(analysis, flips[:MAX_FLIPS], is_page=True) if flips else "<p>No perturbed case flips.</p>",
+        f"<p>The first {MAX_FLIPS:,} of {len(flips):,} flips.</p>" if len(flips) > MAX_FLIPS else "",
+    ]
+    return _render_document(title, body)
+
+
+def _make_title(kind: str, analysis: AnalysisData) -> str:
+    names = ", ".join(record.name for record in analysis.records[:12])
+    more = len(analysis.records) - 12
+    return f"{kind} of {names}{f' and {more} more' if more > 0 else ''}"
+
+
+def _make_address(path: str, analysis: AnalysisData) -> str:
+    return f"{path}?ids={','.join(quote(record.id) for record in analysis.records)}"
+
+
+def _render_document(title: str, body: Iterable[str]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
@@ -258,19 +273,67 @@ def _render_problems(analysis: AnalysisData) -> str:
     return "".join(parts)
 
 
-def _render_robustness(analysis: AnalysisData) -> str:
-    """Return the share of base cases whose pass or fail is the same in all their perturbations of a kind."""
+def _render_robustness(analysis: AnalysisData, *, is_page: bool) -> str:
+    """Return the share of base cases whose pass or fail is the same in all their perturbations of a kind, and the flips."""
     rows = []
-    for each in _list_robustness(analysis):
-        share, interval = each["share"], each["interval"]
-        if share is not None:
-            ends = "" if interval is None else " [{:.3g}, {:.3g}]".format(*interval)
-            texts = (each["experiment"], each["key"], each["kind"])
-            rows.append([*map(escape, texts), f"{share:.3g}{ends}", f"{each['cases']:,}", f"{len(each['flips']):,}"])
+    for model, robustness in analysis.robustness.items():
+        for each in robustness.values():
+            if each.share is not None and each.interval is not None:
+                texts = map(escape, (model, each.key, each.kind))
+                counts = (
+                    sum(flip.base_passes for flip in each.flips),
+                    sum(not flip.base_passes for flip in each.flips),
+                )
+                share = f'<td class="num {_heat(each.share)}" data-v="{each.share!r}">{each.share:.1%}'
+                share += "<small>{:.1%} to {:.1%}</small></td>".format(*each.interval)
+                rows.append([*texts, share, f"{each.cases:,}", *map(str, counts)])
     if not rows:
         return ""
-    head = ["experiment", "metric", "perturbation", "stable base cases", "base cases", "flips"]
-    return f"<h2>Robustness</h2>{_make_table(head, rows, (3, 4, 5))}"
+    head = ["model", "metric", "perturbation", "stable base cases", "base cases", "pass→fail", "fail→pass"]
+    parts = [f"<h2>Robustness</h2>{_make_table(head, rows, (3, 4, 5, 6))}"]
+    if flips := _list_flips(analysis):
+        shown = flips[:MAX_REPORT_FLIPS]
+        parts.append(
+            f"<h3>{len(shown):,} of {len(flips):,} flips</h3>{_make_flip_table(analysis, shown, is_page=is_page)}"
+        )
+        if is_page:
+            parts.append(f'<p><a href="{_make_address("/analysis/flips", analysis)}">All flips side by side</a></p>')
+    return "".join(parts)
+
+
+def _list_flips(analysis: AnalysisData) -> list[tuple[str, Flip]]:
+    """Return model and flip, those from pass to fail first."""
+    flips = [(model, flip) for model, robustness in analysis.robustness.items() for flip in robustness.flips()]
+    return sorted(flips, key=lambda each: not each[1].base_passes)
+
+
+def _make_flip_table(analysis: AnalysisData, flips: Sequence[tuple[str, Flip]], *, is_page: bool) -> str:
+    """Return a table of base cases beside their perturbed cases: inputs, answer, score and trace."""
+    outputs = analysis.results.read_outputs([id for _, flip in flips for id in (flip.base_trace_id, flip.trace_id)])
+
+    def show(inputs: JSON, trace_id: str, score: float) -> str:
+        answer = f"<pre>{escape(_shorten(outputs[trace_id]))}</pre>" if trace_id in outputs else ""
+        trace = _link(f"/traces/{trace_id}", trace_id[:12], is_page=is_page)
+        return f"{escape(_shorten(inputs))}{answer}<small>{format_number(score)} · {trace}</small>"
+
+    rows = []
+    for model, flip in flips:
+        kind = "bad" if flip.base_passes else "good"
+        sides = (
+            show(flip.base_inputs, flip.base_trace_id, flip.base_score),
+            show(flip.inputs, flip.trace_id, flip.score),
+        )
+        texts = map(escape, (model, flip.key, flip.kind))
+        rows.append([f'<span class="{kind}">{flip.direction}</span>', *sides, *texts])
+    return _make_table(["flip", "base case", "perturbed case", "model", "metric", "perturbation"], rows)
+
+
+def _shorten(value: JSON) -> str:
+    """Return inputs or outputs as text; the only value of a mapping alone."""
+    if isinstance(value, Mapping) and len(value) == 1:
+        value = next(iter(value.values()))
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
 
 
 def _render_insights(analysis: AnalysisData) -> str:
@@ -349,105 +412,3 @@ def _render_settings(analysis: AnalysisData, *, is_page: bool) -> str:
         for record in analysis.records
     ]
     return f"<h2>Experiments</h2>{_make_table(['name', 'id', 'dataset', 'status', 'started'], rows)}"
-
-
-# --- archive ----------------------------------------------------------------------------------------------------------
-
-
-def _write_archive(analysis: AnalysisData, path: Path) -> None:
-    files: dict[str, bytes] = {"report.html": render_report(analysis).encode()}
-    results = list_results(analysis)
-    files["llm-eval-results.json"] = _dump(results)
-    files |= _tabulate(results)
-    board = analysis.leaderboard
-    files["llm-heatmap-leaderboard.json"] = _dump(
-        {
-            "models": board.models,
-            "keys": board.keys,
-            "ranks": board.ranks,
-            "cells": [asdict(cell) for cell in board.cells.values()],
-            "prompts": {key: _list_prompt_scores(analysis.prompts(key)) for key in board.keys},
-        }
-    )
-    files["llm-bool-leaderboard.json"] = _dump([asdict(each) for each in analysis.boolean_leaderboards])
-    files["problems.json"] = _dump([{**asdict(each), "severe": each.severe} for each in analysis.problems])
-    files["unusable-thresholds.json"] = _dump([asdict(each) for each in analysis.unusable_thresholds])
-    files["insights.json"] = _dump([asdict(each) for each in analysis.insights])
-    files["compliance.json"] = _dump(
-        {"note": MAPPING_NOTE, "standards": [asdict(each) for each in analysis.compliance]}
-    )
-    files["trade-offs.json"] = _dump([asdict(each) for each in analysis.trade_offs])
-    files["perturbations.json"] = _dump(_list_robustness(analysis))
-    files["experiments.json"] = _dump([asdict(record) for record in analysis.records])
-    manifest = {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
-    files["manifest.json"] = _dump(manifest)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-
-
-def list_results(analysis: AnalysisData) -> list[dict[str, Any]]:
-    """Return one dict per run: model, example, inputs, outputs, references, error, and one entry per key."""
-    models = {run.trace_id: model for model, runs in analysis.results.runs.items() for run in runs}
-    rows = []
-    for store, record in analysis.results.sides:
-        rows += [
-            {"model": model, "experiment": record.name, **row.to_dict()}
-            for row in Experiment.load(store, record.id).rows()
-            if (model := models.get(row.trace.trace_id)) is not None
-        ]
-    return rows
-
-
-def _list_robustness(analysis: AnalysisData) -> list[dict[str, Any]]:
-    """Return per experiment, kind of perturbation and key the share of stable base cases, and the flips."""
-    if not any(map(is_perturbed, analysis.results.examples.values())):
-        return []
-    return [
-        {"experiment": record.name, **asdict(each), "share": each.share, "interval": each.interval}
-        for store, record in analysis.results.sides
-        for each in measure_robustness(store, record).values()
-    ]
-
-
-def _list_prompt_scores(board: PromptHeatmap) -> list[dict[str, Any]]:
-    return [
-        {"model": model, "example_id": example_id, "score": score}
-        for (model, example_id), score in board.scores.items()
-    ]
-
-
-def _dump(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, indent=1, default=_encode).encode("utf-8", "replace")
-
-
-def _encode(value: Any) -> Any:
-    return asdict(value) if hasattr(value, "__dataclass_fields__") else repr(value)
-
-
-def _tabulate(rows: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-    """Return the results as Parquet, or as CSV without pyarrow. Values that are no scalars become JSON text."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    plain = [{name: _flatten(row.get(name)) for name in columns} for row in rows]
-    try:
-        import pandas
-        import pyarrow  # type: ignore[import-untyped, unused-ignore]  # noqa: F401
-    except ImportError:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns)
-        writer.writeheader()
-        writer.writerows(plain)
-        return {"llm-eval-results.csv": text.getvalue().encode("utf-8", "replace")}
-    data = io.BytesIO()
-    frame = pandas.DataFrame(plain, columns=columns)
-    for name in columns:  # a column of several types is text
-        if len({type(value) for value in frame[name] if value is not None and value == value}) > 1:
-            frame[name] = [None if value is None else str(value) for value in frame[name]]
-    frame.to_parquet(data)
-    return {"llm-eval-results.parquet": data.getvalue()}
-
-
-def _flatten(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    return json.dumps(value, ensure_ascii=False, default=repr)

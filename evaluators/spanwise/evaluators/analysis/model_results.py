@@ -10,7 +10,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from spanwise.collector.records import Example, Feedback, RunScores, Target
+from spanwise.collector.records import JSON, Example, Feedback, RunScores, Target, is_perturbed
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.statistics import (
     MEASURES,
@@ -19,15 +19,25 @@ from spanwise.collector.statistics import (
     Contrast,
     KeyRule,
     KeyScores,
+    PassRule,
     ScoreSample,
     collect_scores,
     compare_scores,
     get_question,
+    make_pass_rules,
 )
-from spanwise.collector.stores import Store, StoredComparison
+from spanwise.collector.stores import (
+    KindRobustness,
+    Store,
+    StoredComparison,
+    compare_perturbations,
+    read_run_examples,
+)
 from spanwise.evaluators.interface import CASE_SCORES, Metric
 
 SEVERAL_MODELS = "several models"
+_TRACE_PAGE = 200
+MAX_TRACES = 10_000  # traces of an experiment that are read for their examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,22 +245,22 @@ class ModelResults:
                     if isinstance(score, int | float) and key in self._known_keys and (key != TASK_OK or not failed):
                         samples[key].add(float(score), example_id)
             for key in self.keys:
-                sample, metric = samples[key], self.get_metric(key)
+                sample = samples[key]
                 if (model, key) in self.set_scores and not sample.scores:
                     mean, n = self.set_scores[model, key]
-                    passes = metric.passes(mean)
+                    passes = self.get_metric(key).passes(mean)
                     passed = None if passes is None else float(passes)
                     cells[model, key] = Cell(model=model, key=key, n=n, mean=mean, passed=passed)
                     continue
                 n = len(sample.scores)
-                passing = [self.passes(metric, score) for score in sample.scores]
+                rule = self.pass_rules.get(key)
                 cells[model, key] = Cell(
                     model=model,
                     key=key,
                     n=n,
                     mean=fmean(sample.scores) if n else None,
                     interval=sample.interval() if n else None,
-                    passed=sum(map(bool, passing)) / n if n and None not in passing else None,
+                    passed=sum(map(rule.passes, sample.scores)) / n if n and rule else None,
                 )
         return cells
 
@@ -258,20 +268,19 @@ class ModelResults:
     def _known_keys(self) -> frozenset[str]:
         return frozenset(self.keys)
 
-    def passes(self, metric: Metric, score: float) -> bool | None:
-        """Return whether a score passes; without a threshold, 1 and 0 pass or fail like booleans, other numbers None."""
-        if metric.threshold is None and score in (0.0, 1.0) and metric.key in self._boolean_keys:
-            return metric.passes(bool(score))
-        return metric.passes(score)
+    @cached_property
+    def pass_rules(self) -> dict[str, PassRule]:
+        """Return the rules of the keys whose scores pass or fail: those with a threshold or boolean scores."""
+        declared = {key: (metric.threshold, metric.higher_is_better) for key, metric in self.metrics.items()}
+        return make_pass_rules((run for runs in self.runs.values() for run in runs), declared)
 
     @cached_property
-    def _boolean_keys(self) -> frozenset[str]:
-        """Return the keys under which all scores are 0 or 1."""
-        return frozenset(
-            key
-            for key in self.keys
-            if all(scores[key].is_boolean for scores in self.scores.values() if key in scores and scores[key].values)
-        )
+    def robustness(self) -> dict[str, dict[tuple[str, str], KindRobustness]]:
+        """Return by model the robustness against perturbations, by kind and primary key; {} without perturbations."""
+        if not any(map(is_perturbed, self.examples.values())):
+            return {}
+        rules = {key: rule for key, rule in self.pass_rules.items() if key in self.primary_keys}
+        return {model: compare_perturbations(runs, self.examples, rules) for model, runs in self.runs.items()}
 
     @cached_property
     def unscored_keys(self) -> frozenset[str]:
@@ -296,7 +305,7 @@ class ModelResults:
         return first
 
     def _collect_cases(self, key: str) -> list[CaseResult]:
-        metric = self.get_metric(key)
+        rule = self.pass_rules.get(key)
         order: dict[str, None] = {}
         for scores in self.scores.values():
             order.update(dict.fromkeys(scores[key].values if key in scores else ()))
@@ -306,7 +315,7 @@ class ModelResults:
                 example_id=example_id,
                 key=key,
                 score=scores[key].values[example_id],
-                passes=self.passes(metric, scores[key].values[example_id]),
+                passes=rule.passes(scores[key].values[example_id]) if rule else None,
                 trace_id=self._first_traces[model, example_id],
             )
             for example_id in order
@@ -323,8 +332,24 @@ class ModelResults:
 
     @cached_property
     def examples(self) -> Mapping[str, Example]:
-        """Return the examples by id."""
-        return self._stored.examples
+        """Return the examples by id. Those of a dataset that was not stored are read from at most `MAX_TRACES` traces."""
+        found = dict(self._stored.examples)
+        for (store, record), runs in zip(self.sides, self._stored.runs, strict=True):
+            if record.dataset_version is None:
+                for example in read_run_examples(store, record, runs[:MAX_TRACES]):
+                    found.setdefault(example.id, example)
+        return found
+
+    def read_outputs(self, trace_ids: Sequence[str]) -> dict[str, JSON]:
+        """Return the outputs of runs by trace id."""
+        wanted = list(dict.fromkeys(trace_ids))
+        stores = {id(store): store for store, _ in self.sides}.values()
+        return {
+            trace.trace_id: trace.root.outputs
+            for store in stores
+            for start in range(0, len(wanted), _TRACE_PAGE)
+            for trace in store.many(wanted[start : start + _TRACE_PAGE])
+        }
 
     def describe_example(self, example_id: str, characters: int = 80) -> str:
         """Return the beginning of an example's inputs; its id if the example is not stored."""
