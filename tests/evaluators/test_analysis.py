@@ -449,6 +449,52 @@ def test_a_sweep_is_resumed_with_its_budget(store):
     assert (runs, swept.left_out) == ([12, 8], ["sweep k=3"])
 
 
+def test_a_resumed_sweep_keeps_finished_cells_that_cost_nothing(store):
+    def task(q, k):
+        if k == 2:
+            current_run().set_usage(cost=1.0, input_tokens=1)
+        return q
+
+    options = {"store": store, "progress": False, "concurrency": 1, "max_usd": 2.0}
+    runs = [
+        {name: experiment.summary().runs for name, experiment in swept.experiments.items()}
+        for swept in (
+            sweep(QUESTIONS, task, {"k": [1, 2, 3]}, ["exact"], resume=resume, **options) for resume in (False, True)
+        )
+    ]
+    assert runs == [{"sweep k=1": 12, "sweep k=2": 2}] * 2
+
+
+def test_the_budget_counts_failed_runs_that_later_ones_have_replaced(store, tmp_path):
+    away = tmp_path / "away"
+
+    def task(q, k):
+        current_run().set_usage(cost=0.1, input_tokens=1)
+        if away.exists():
+            raise ValueError("away")
+        return q
+
+    options = {"store": store, "progress": False, "concurrency": 1}
+    away.touch()
+    sweep(QUESTIONS[:4], task, {"k": [1]}, ["exact"], **options)  # 0.4 for runs that are replaced
+    away.unlink()
+    swept = sweep(QUESTIONS[:4], task, {"k": [1, 2]}, ["exact"], resume=True, max_usd=1.0, **options)
+    assert [experiment.summary().runs for experiment in swept.experiments.values()] == [4, 2]
+
+
+def test_unknown_costs_stop_nothing_and_are_named(store):
+    def task(q, k):
+        with span("chat", kind="llm"):
+            current_run().set_model("a model without a price")
+            current_run().set_usage(input_tokens=1)
+        return q
+
+    swept = sweep(QUESTIONS, task, {"k": [1, 2]}, ["exact"], max_usd=0.01, store=store, progress=False)
+    assert [experiment.summary().runs for experiment in swept.experiments.values()] == [12, 12]
+    assert "max_usd does not count calls of a model without a price" in str(swept.experiments["sweep k=1"])
+    assert [trade_off.measure for trade_off in swept.analysis.trade_offs] == ["latency"]
+
+
 @loop_over(
     ("task", "parameters", "options", "message"),
     [
