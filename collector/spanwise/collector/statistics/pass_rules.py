@@ -26,6 +26,12 @@ class PassRule:
         """Return whether a score, or a mean of scores, passes."""
         return is_passing(score, self.threshold, self.higher_is_better)
 
+    def count_passing(self, scores: Iterable[float]) -> int:
+        """Return the number of scores that pass."""
+        if self.higher_is_better:
+            return sum(score >= self.threshold for score in scores)
+        return sum(score <= self.threshold for score in scores)
+
 
 def make_pass_rule(threshold: float | None, higher_is_better: bool, *, is_boolean: bool) -> PassRule | None:
     """Return the rule of a key; None if its scores neither pass nor fail.
@@ -40,20 +46,25 @@ def make_pass_rule(threshold: float | None, higher_is_better: bool, *, is_boolea
 def make_pass_rules(
     runs: Iterable[RunScores], declared: Mapping[str, tuple[float | None, bool]]
 ) -> dict[str, PassRule]:
-    """Return the rules of all keys whose scores pass or fail, that of `task_ok` included.
+    """Return the rules of all keys whose scores pass or fail: `task_ok`, those with a threshold, and boolean ones.
 
     `declared` holds threshold and `higher_is_better` by key. The rules have its order, after `task_ok`; other keys
     follow in alphabetical order.
     """
-    are_boolean: dict[str, bool] = {TASK_OK: True}
+    decided = {key for key, (threshold, _) in declared.items() if threshold is not None}
+    boolean: set[str] = {TASK_OK}
     for run in runs:
         for key, score in run.scores.items():
-            if isinstance(score, int | float) and isfinite(score):
-                are_boolean[key] = are_boolean.get(key, True) and score in (0.0, 1.0)
-    position = {key: place for place, key in enumerate([TASK_OK, *declared])}
+            if key not in decided and isinstance(score, int | float) and isfinite(score):
+                if score in (0.0, 1.0):
+                    boolean.add(key)
+                else:
+                    decided.add(key)
+                    boolean.discard(key)
+    others = sorted(boolean - declared.keys() - {TASK_OK})
     rules: dict[str, PassRule] = {}
-    for key in sorted(are_boolean, key=lambda key: (position.get(key, len(position)), key)):
+    for key in [TASK_OK, *declared, *others]:
         threshold, higher_is_better = declared.get(key, (None, True))
-        if rule := make_pass_rule(threshold, higher_is_better, is_boolean=are_boolean[key]):
+        if rule := make_pass_rule(threshold, higher_is_better, is_boolean=key in boolean):
             rules[key] = rule
     return rules

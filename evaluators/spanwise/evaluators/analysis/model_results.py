@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 from statistics import fmean
 from typing import Any
 
@@ -56,18 +57,6 @@ class Cell:
     passed: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseResult:
-    """Score of one model on one example under one key: its mean over repetitions, and a trace of the example."""
-
-    model: str
-    example_id: str
-    key: str
-    score: float
-    passes: bool | None
-    trace_id: str
-
-
 @dataclass(frozen=True, slots=True)
 class EvaluatorRecord:
     """Evaluator as an experiment records it: its id ("" if it is not registered), its metrics and standards."""
@@ -102,7 +91,6 @@ class ModelResults:
         self.sides = sides
         self._models = models
         self._stored = StoredComparison(sides)
-        self._cases: dict[str, list[CaseResult]] = {}
 
     @cached_property
     def _set_feedback(self) -> list[dict[str, Feedback]]:
@@ -234,18 +222,10 @@ class ModelResults:
     def cells(self) -> dict[tuple[str, str], Cell]:
         """Return the results by model and key, over all scores, with intervals clustered by example."""
         cells: dict[tuple[str, str], Cell] = {}
-        failed = self._stored.has_failed_tasks
-        for model, runs in self.runs.items():
-            samples: defaultdict[str, ScoreSample] = defaultdict(ScoreSample)
-            for run in runs:
-                example_id = run.example_id or run.trace_id
-                if failed:
-                    samples[TASK_OK].add(float(run.status != "error"), example_id)
-                for key, score in run.scores.items():
-                    if isinstance(score, int | float) and key in self._known_keys and (key != TASK_OK or not failed):
-                        samples[key].add(float(score), example_id)
+        for model in self.models:
+            samples = self._collect_samples(model)
             for key in self.keys:
-                sample = samples[key]
+                sample = samples.get(key) or ScoreSample()
                 if (model, key) in self.set_scores and not sample.scores:
                     mean, n = self.set_scores[model, key]
                     passes = self.get_metric(key).passes(mean)
@@ -260,13 +240,27 @@ class ModelResults:
                     n=n,
                     mean=fmean(sample.scores) if n else None,
                     interval=sample.interval() if n else None,
-                    passed=sum(map(rule.passes, sample.scores)) / n if n and rule else None,
+                    passed=rule.count_passing(sample.scores) / n if n and rule else None,
                 )
         return cells
 
-    @cached_property
-    def _known_keys(self) -> frozenset[str]:
-        return frozenset(self.keys)
+    def _collect_samples(self, model: str) -> dict[str, ScoreSample]:
+        """Return all scores of a model by key; those of keys with one score per example need no look at the runs."""
+        by_key = {key: scores for key, scores in self.scores[model].items() if scores.values and not scores.is_measure}
+        samples = {
+            key: ScoreSample() if scores.averaged else ScoreSample(scores.values.values(), scores.values)
+            for key, scores in by_key.items()
+        }
+        averaged = [key for key, scores in by_key.items() if scores.averaged]
+        for run in self.runs[model] if averaged else ():
+            example_id = run.example_id or run.trace_id
+            for key in averaged:
+                score = run.scores.get(key)
+                if key == TASK_OK and self._stored.has_failed_tasks:
+                    score = float(run.status != "error")
+                if isinstance(score, int | float) and isfinite(score):
+                    samples[key].add(float(score), example_id)
+        return samples
 
     @cached_property
     def pass_rules(self) -> dict[str, PassRule]:
@@ -289,14 +283,8 @@ class ModelResults:
             key for runs in self.runs.values() for run in runs for key, score in run.scores.items() if score is None
         )
 
-    def list_cases(self, key: str) -> list[CaseResult]:
-        """Return the results of all models under a key, by example in order of first occurrence."""
-        if key not in self._cases:
-            self._cases[key] = self._collect_cases(key)
-        return self._cases[key]
-
     @cached_property
-    def _first_traces(self) -> dict[tuple[str, str], str]:
+    def first_traces(self) -> dict[tuple[str, str], str]:
         """Return the trace of the first run of each model and example."""
         first: dict[tuple[str, str], str] = {}
         for model, runs in self.runs.items():
@@ -304,24 +292,15 @@ class ModelResults:
                 first.setdefault((model, run.example_id or run.trace_id), run.trace_id)
         return first
 
-    def _collect_cases(self, key: str) -> list[CaseResult]:
+    def get_values(self, key: str) -> dict[str, Mapping[str, float]]:
+        """Return the scores of a key by model and example, averaged over the repetitions of an example."""
+        return {model: scores[key].values for model, scores in self.scores.items() if key in scores}
+
+    def list_failed(self, model: str, key: str) -> dict[str, float]:
+        """Return the scores of a model that do not pass, by example; {} if they neither pass nor fail."""
         rule = self.pass_rules.get(key)
-        order: dict[str, None] = {}
-        for scores in self.scores.values():
-            order.update(dict.fromkeys(scores[key].values if key in scores else ()))
-        return [
-            CaseResult(
-                model=model,
-                example_id=example_id,
-                key=key,
-                score=scores[key].values[example_id],
-                passes=rule.passes(scores[key].values[example_id]) if rule else None,
-                trace_id=self._first_traces[model, example_id],
-            )
-            for example_id in order
-            for model, scores in self.scores.items()
-            if key in scores and example_id in scores[key].values
-        ]
+        values = self.get_values(key).get(model, {})
+        return {id: score for id, score in values.items() if not rule.passes(score)} if rule else {}
 
     def measure(self, model: str, key: str) -> float | None:
         """Return the mean of a measure (`MEASURES`) over a model's examples; None if no run has one."""
@@ -365,7 +344,7 @@ class ModelResults:
 
     def contrast(self, key: str, first: str, second: str, family: int = 1) -> Contrast:
         """Return how the second model differs from the first under a key or measure, paired by example."""
-        rising = False if key in MEASURES and key not in self._known_keys else self.get_metric(key).higher_is_better
+        rising = False if key in MEASURES and key not in self.keys else self.get_metric(key).higher_is_better
         sides = [{key: self.scores[model].get(key, KeyScores())} for model in (first, second)]
         contrast = compare_scores(sides, [(0, 1)], {key: KeyRule(rising=rising)}, primary=[key])[0][key]
         return replace(contrast, family=family)
