@@ -104,7 +104,7 @@ class ModelResults:
         return found
 
     @cached_property
-    def _runs_by_side(self) -> list[dict[str, list[RunScores]]]:
+    def runs_by_side(self) -> list[dict[str, list[RunScores]]]:
         """Return the runs of each model, for each experiment.
 
         Set-level evaluators that score the single cases, too, have these scores here.
@@ -137,7 +137,7 @@ class ModelResults:
     def runs(self) -> dict[str, list[RunScores]]:
         """Return the runs of each model, in the order of the experiments."""
         by_model: defaultdict[str, list[RunScores]] = defaultdict(list)
-        for of_side in self._runs_by_side:
+        for of_side in self.runs_by_side:
             for model, runs in of_side.items():
                 by_model[model] += runs
         return dict(by_model)
@@ -150,7 +150,7 @@ class ModelResults:
         cases counts.
         """
         parts: defaultdict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
-        for by_model, by_key in zip(self._runs_by_side, self._set_feedback, strict=True):
+        for by_model, by_key in zip(self.runs_by_side, self._set_feedback, strict=True):
             for key, feedback in by_key.items() if len(by_model) == 1 else ():
                 score, cases = feedback.score, feedback.metadata.get("cases")
                 if isinstance(score, int | float) and isinstance(cases, int) and CASE_SCORES not in feedback.metadata:

@@ -8,7 +8,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from spanwise.evaluators.analysis.analysis_report import render_report
 from spanwise.evaluators.analysis.compliance import MAPPING_NOTE
 from spanwise.evaluators.analysis.leaderboards import PromptHeatmap
 from spanwise.evaluators.analysis.result_analysis import AnalysisData
-from spanwise.evaluators.experiments import Experiment
+from spanwise.evaluators.experiments import Row, read_attached_example
+
+_TRACE_PAGE = 200
 
 
 def write_report(analysis: AnalysisData, path: Path) -> Path:
@@ -25,7 +27,7 @@ def write_report(analysis: AnalysisData, path: Path) -> Path:
     Raises `ValueError` for another ending.
     """
     if path.suffix.lower() in (".html", ".htm"):
-        path.write_text(render_report(analysis), "utf-8")
+        path.write_bytes(render_report(analysis).encode("utf-8", "replace"))
     elif path.suffix.lower() == ".zip":
         _write_archive(analysis, path)
     else:
@@ -34,7 +36,7 @@ def write_report(analysis: AnalysisData, path: Path) -> Path:
 
 
 def _write_archive(analysis: AnalysisData, path: Path) -> None:
-    files: dict[str, bytes] = {"report.html": render_report(analysis).encode()}
+    files: dict[str, bytes] = {"report.html": render_report(analysis).encode("utf-8", "replace")}
     results = list_results(analysis)
     files["llm-eval-results.json"] = _dump(results)
     files |= _tabulate(results)
@@ -44,20 +46,18 @@ def _write_archive(analysis: AnalysisData, path: Path) -> None:
             "models": board.models,
             "keys": board.keys,
             "ranks": board.ranks,
-            "cells": [asdict(cell) for cell in board.cells.values()],
+            "cells": list(board.cells.values()),
             "prompts": {key: _list_prompt_scores(analysis.prompts(key)) for key in board.keys},
         }
     )
-    files["llm-bool-leaderboard.json"] = _dump([asdict(each) for each in analysis.boolean_leaderboards])
-    files["problems.json"] = _dump([{**asdict(each), "severe": each.severe} for each in analysis.problems])
-    files["unusable-thresholds.json"] = _dump([asdict(each) for each in analysis.unusable_thresholds])
-    files["insights.json"] = _dump([asdict(each) for each in analysis.insights])
-    files["compliance.json"] = _dump(
-        {"note": MAPPING_NOTE, "standards": [asdict(each) for each in analysis.compliance]}
-    )
-    files["trade-offs.json"] = _dump([asdict(each) for each in analysis.trade_offs])
+    files["llm-bool-leaderboard.json"] = _dump(analysis.boolean_leaderboards)
+    files["problems.json"] = _dump([{**_encode(each), "severe": each.severe} for each in analysis.problems])
+    files["unusable-thresholds.json"] = _dump(analysis.unusable_thresholds)
+    files["insights.json"] = _dump(analysis.insights)
+    files["compliance.json"] = _dump({"note": MAPPING_NOTE, "standards": analysis.compliance})
+    files["trade-offs.json"] = _dump(analysis.trade_offs)
     files["perturbations.json"] = _dump(_list_robustness(analysis))
-    files["experiments.json"] = _dump([asdict(record) for record in analysis.records])
+    files["experiments.json"] = _dump(analysis.records)
     manifest = {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
     files["manifest.json"] = _dump(manifest)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -67,21 +67,28 @@ def _write_archive(analysis: AnalysisData, path: Path) -> None:
 
 def list_results(analysis: AnalysisData) -> list[dict[str, Any]]:
     """Return one dict per run: model, example, inputs, outputs, references, error, and one entry per key."""
-    models = {run.trace_id: model for model, runs in analysis.results.runs.items() for run in runs}
+    results = analysis.results
+    position = {id: place for place, id in enumerate(results.examples)}
     rows = []
-    for store, record in analysis.results.sides:
-        rows += [
-            {"model": model, "experiment": record.name, **row.to_dict()}
-            for row in Experiment.load(store, record.id).rows()
-            if (model := models.get(row.trace.trace_id)) is not None
-        ]
+    for (store, record), by_model in zip(results.sides, results.runs_by_side, strict=True):
+        models = {run.trace_id: model for model, runs in by_model.items() for run in runs}
+        runs = sorted(
+            (run for runs in by_model.values() for run in runs),
+            key=lambda run: (position.get(run.example_id or "", len(position)), run.repetition),
+        )
+        ids = [run.trace_id for run in runs]
+        for start in range(0, len(ids), _TRACE_PAGE):
+            for trace in store.many(ids[start : start + _TRACE_PAGE]):
+                example = read_attached_example(trace.root) or results.examples.get(trace.root.example_id or "")
+                row = Row(example, trace)
+                rows.append({"model": models[trace.trace_id], "experiment": record.name, **row.to_dict()})
     return rows
 
 
 def _list_robustness(analysis: AnalysisData) -> list[dict[str, Any]]:
     """Return per model, kind of perturbation and key the share of stable base cases, and the flips."""
     return [
-        {"model": model, **asdict(each), "share": each.share, "interval": each.interval}
+        {"model": model, **_encode(each), "share": each.share, "interval": each.interval}
         for model, robustness in analysis.robustness.items()
         for each in robustness.values()
     ]
@@ -95,11 +102,22 @@ def _list_prompt_scores(board: PromptHeatmap) -> list[dict[str, Any]]:
 
 
 def _dump(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, indent=1, default=_encode).encode("utf-8", "replace")
+    """Return JSON with one line per item of a list, or per entry of a dict."""
+
+    def encode(each: Any) -> str:
+        return json.dumps(each, ensure_ascii=False, default=_encode)
+
+    if isinstance(value, Mapping):
+        text = "{\n" + ",\n".join(f"{encode(key)}: {encode(each)}" for key, each in value.items()) + "\n}"
+    else:
+        text = "[\n" + ",\n".join(map(encode, value)) + "\n]"
+    return text.encode("utf-8", "replace")
 
 
 def _encode(value: Any) -> Any:
-    return asdict(value) if hasattr(value, "__dataclass_fields__") else repr(value)
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return dict(value) if isinstance(value, Mapping) else repr(value)
 
 
 def _tabulate(rows: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
