@@ -5,6 +5,8 @@ import hashlib
 import json
 import re
 import zipfile
+from collections import Counter
+from html.parser import HTMLParser
 
 import pytest
 from starlette.testclient import TestClient
@@ -12,6 +14,7 @@ from starlette.testclient import TestClient
 from spanwise.collector.api import create_app
 from spanwise.evaluators import Metric, evaluate, evaluator
 from spanwise.evaluators.analysis import analyze, render_page
+from spanwise.tracer import current_run, span
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 
@@ -171,3 +174,88 @@ def test_the_archive_holds_the_flips_of_each_model(store, tmp_path):
         ("perturbed", "typos", 1),
         ("perturbed", HOSTILE[:30], 1),
     }
+
+
+# --- attacks ----------------------------------------------------------------------------------------------------------
+
+TEXTS = [
+    HOSTILE,
+    "</style></script><!--<svg onload=alert(3)>",
+    'x" onmouseover="alert(4)',
+    "javascript:alert(5)",
+    "\x1b[31m\u202eright to left\x07",
+    "a" * 20_000,
+    "![](http://example.org/x) {{7*7}} ${7*7}",
+]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_hostile_names_labels_models_and_prompts_are_text_in_report_and_pages(store, tmp_path, text):
+    """All names, labels, models, prompts, answers, categories and comments are the same hostile text."""
+    key = text[:60]
+
+    @evaluator(metrics=[Metric(key, threshold=0.5), Metric("label")])
+    def judge(outputs):
+        return [{"key": key, "score": float(outputs == "yes"), "comment": text}, {"key": "label", "label": text}]
+
+    def task(question, answer):
+        with span("chat", kind="llm"):
+            current_run().set_model(f"{text}{len(question) % 2}")
+        return answer
+
+    rows = []
+    for n in range(4):
+        base = {"id": f"e{n}", "inputs": {"question": text + "q" * n, "answer": "yes"}}
+        changed = {"question": text + "p" * n, "answer": text}
+        rows += [base, {"id": f"p{n}", "inputs": changed, "base_id": f"e{n}", "categories": [text[:100]]}]
+    experiment = evaluate(rows, task, [judge], name=text[:200], store=store, progress=False)
+    document = analyze(experiment).report(tmp_path / "report.html").read_text()
+    with TestClient(create_app(store, render_analysis=render_page)) as client:
+        pages = [client.get(f"{path}?ids={experiment.id}").text for path in ("/analysis", "/analysis/flips")]
+    assert "pass→fail" in pages[1]
+    for page in (document, *pages):
+        assert len(page) < 2**20
+        parsed = Elements(page)
+        assert (parsed.names["script"], parsed.names["style"]) == (1, 1)
+        assert not parsed.names.keys() & {"img", "iframe", "object", "embed", "link", "form", "base"}
+        assert not [name for name in parsed.attributes if name.startswith("on") or name in ("style", "src")]
+        assert all(address.startswith("/") and not address.startswith("//") for address in parsed.addresses)
+    str(analyze(experiment))
+
+
+class Elements(HTMLParser):
+    """Elements of a document: how often each occurs, their attributes, and the addresses of links."""
+
+    def __init__(self, document):
+        super().__init__()
+        self.names, self.attributes, self.addresses = Counter(), Counter(), []
+        self.feed(document)
+
+    def handle_starttag(self, tag, attrs):
+        self.names[tag] += 1
+        self.attributes.update(name for name, _ in attrs)
+        self.addresses += [value for name, value in attrs if name == "href"]
+
+
+@pytest.mark.slow
+def test_fifty_experiments_with_two_hundred_keys_are_shown(store, tmp_path):
+    keys = [f"key {n}" for n in range(200)]
+
+    @evaluator(metrics=[Metric(key, threshold=0.5) for key in keys])
+    def judge(outputs):
+        return [{"key": key, "score": (outputs + n) % 7 / 6} for n, key in enumerate(keys)]
+
+    rows = [{"inputs": {"q": n}} for n in range(3)]
+    sides = [
+        evaluate(rows, lambda q, n=n: q + n, [judge], name=f"experiment {n}", store=store, progress=False)
+        for n in range(50)
+    ]
+    analysis = analyze(*sides)
+    assert (len(analysis.models), len(analysis.leaderboard.keys), len(analysis.results.cells)) == (50, 200, 10_000)
+    assert "45 more models" in str(analysis)
+    assert analysis.report(tmp_path / "report.html").stat().st_size < 2 * 2**20
+    with TestClient(create_app(store, render_analysis=render_page)) as client:
+        ids = ",".join(side.id for side in sides)
+        assert client.get(f"/analysis?ids={ids}").status_code == 200
+        assert client.get(f"/analysis/flips?ids={ids}").status_code == 200
