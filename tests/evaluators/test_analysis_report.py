@@ -142,11 +142,13 @@ def test_flips_are_listed_side_by_side_in_both_directions(store):
     assert f'href="/analysis?ids={experiment.id}"' in page
     rows = re.findall(r"<tr><td><span.*?</tr>", page)
     assert [re.findall("pass→fail|fail→pass", row) for row in rows] == [["pass→fail"], ["fail→pass"]]
-    base, changed = re.findall(r"<td>(.*?)</td>", rows[1])[1:3]
+    base, changed = re.findall(r'<td class="text">(.*?)</td>', rows[1])[:2]
     assert "failing 0" in base
     assert "<pre>no</pre>" in base
     assert "better 0" in changed
     assert "<pre>yes</pre>" in changed
+    assert "exact 0 · " in base
+    assert "exact 1 · " in changed
     assert len(re.findall('href="/traces/', rows[1])) == 2
     assert "<img" not in page
     assert "<script>alert" not in page

@@ -24,26 +24,29 @@ MAX_WORST = 50  # worst cases in the HTML file
 MAX_FLIPS = 500  # flips on their page
 MAX_REPORT_FLIPS = 50  # flips in the report; the archive has all
 MAX_MARK = 24  # characters of a model in a chart
+LONG_TEXT = 50  # characters from which a cell is not squeezed on narrow screens
 MAX_TEXT = 600  # characters of one text in the HTML file
 
 STYLE = """
 :root{color-scheme:light dark;--line:light-dark(#d8dbe0,#3a3f47);--dim:light-dark(#5c6470,#9aa3ae);
 --bad:light-dark(#b3261e,#ff8a80);--good:light-dark(#00684f,#5fd3b3);--soft:light-dark(#f5f6f8,#1f2329)}
-body{font:14px/1.5 system-ui,sans-serif;max-width:1100px;margin:0 auto;padding:16px;background:light-dark(#fff,#15181c);
+body{font:14px/1.5 system-ui,sans-serif;max-width:1400px;margin:0 auto;padding:16px;background:light-dark(#fff,#15181c);
 color:light-dark(#1c1f24,#e6e8eb)}
 h1{font-size:20px;margin:0}h2{font-size:16px;margin:28px 0 6px}h3{font-size:14px;margin:16px 0 4px}
 p,li{max-width:75ch;overflow-wrap:anywhere}.dim{color:var(--dim)}.bad{color:var(--bad);font-weight:600}
 .good{color:var(--good);font-weight:600}.headline{font-size:16px}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{border-bottom:1px solid var(--line);padding:5px 10px;text-align:left;vertical-align:top;overflow-wrap:anywhere}
-td.num,th.num{text-align:right}thead th{background:var(--soft);cursor:pointer;white-space:nowrap}
-td small{display:block;color:var(--dim);white-space:nowrap}
+td{min-width:9ch}td.text{min-width:26ch}td.num,th.num{text-align:right}td.num{min-width:0;white-space:nowrap}td span{white-space:nowrap}
+thead th{background:var(--soft);cursor:pointer;white-space:nowrap}
+td small{display:block;color:var(--dim)}td.num small{white-space:nowrap}
 td b{white-space:nowrap}input[type=search]{display:block;font:inherit;padding:4px 8px;margin:4px 0;width:min(100%,320px)}
 .h0{background:light-dark(#fbd5d1,#5a1f1b)}.h1{background:light-dark(#fbdcd0,#57261b)}.h2{background:light-dark(#fae4cf,#4f2f1b)}
 .h3{background:light-dark(#f9ebcf,#48371c)}.h4{background:light-dark(#f6f0d0,#403c1e)}.h5{background:light-dark(#f2f2d3,#3a3e21)}
 .h6{background:light-dark(#e8f1d5,#2f3e24)}.h7{background:light-dark(#ddf0d7,#263f28)}.h8{background:light-dark(#d1eed9,#1d402d)}
 .h9{background:light-dark(#c5ecdb,#154133)}.h10{background:light-dark(#b9eadd,#0d4239)}
 svg{max-width:100%;height:auto}svg text{fill:currentColor;font-size:11px}pre{white-space:pre-wrap;font:12px/1.4 ui-monospace,monospace;margin:0}
+@media(max-width:600px){td,th{padding:5px 6px}td.text{min-width:17ch}}
 @media print{input,.nojs{display:none}body{max-width:none}.wide{overflow:visible}h2{break-after:avoid}tr{break-inside:avoid}}
 """
 
@@ -110,7 +113,7 @@ def _render_flips_page(analysis: AnalysisData) -> str:
     flips = _list_flips(analysis)
     note = (
         "A case flips if it passes and its perturbation fails, or the other way round. "
-        "Under a text: the answer, the score and the trace."
+        "Under a text: the answer, the scores and the trace."
     )
     body = [
         f'<p><a href="{_make_address("/analysis", analysis)}">Analysis</a></p><h1>{escape(title)}</h1>',
@@ -150,7 +153,7 @@ def _make_table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: Seq
     body = "".join(
         "<tr>"
         + "".join(
-            cell if cell.startswith("<td") else f"<td{_get_class(place, numeric)}>{cell}</td>"
+            cell if cell.startswith("<td") else f"<td{_get_class(place, numeric, cell)}>{cell}</td>"
             for place, cell in enumerate(row)
         )
         + "</tr>"
@@ -159,8 +162,9 @@ def _make_table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: Seq
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _get_class(place: int, numeric: Sequence[int]) -> str:
-    return ' class="num"' if place in numeric else ""
+def _get_class(place: int, numeric: Sequence[int], cell: str = "") -> str:
+    """Return the class of a column with numbers, or of a cell with a long text."""
+    return ' class="num"' if place in numeric else ' class="text"' if len(cell) > LONG_TEXT else ""
 
 
 def _heat(warmth: float | None) -> str:
@@ -213,19 +217,30 @@ def _render_trade_off(trade_off: TradeOff) -> str:
     efforts = [effort for effort, _ in trade_off.points.values()]
     qualities = [quality for _, quality in trade_off.points.values()]
     span_x, span_y = (max(values) - min(values) or 1.0 for values in (efforts, qualities))
+    places = {
+        model: (50 + 500 * (effort - min(efforts)) / span_x, 20 + 180 * (1 - (quality - min(qualities)) / span_y))
+        for model, (effort, quality) in trade_off.points.items()
+    }
     marks = []
-    for model, (effort, quality) in trade_off.points.items():
-        x = 50 + 500 * (effort - min(efforts)) / span_x
-        y = 20 + 180 * (1 - (quality - min(qualities)) / span_y)
+    taken = [(x - 6, x + 6, y + 4) for x, y in places.values()]  # left end, right end and height of marks and labels
+    for model, (x, y) in places.items():
         on_front = model in trade_off.front
         fill = 'fill="currentColor"' if on_front else 'fill="none" stroke="currentColor"'
         marks.append(f'<g><circle cx="{x:.1f}" cy="{y:.1f}" r="5" {fill}><title>{escape(model)}</title></circle>')
-        anchor, shift = ("end", -8) if x > 400 else ("start", 8)
         name = model if len(model) <= MAX_MARK else f"{model[:MAX_MARK]}…"
-        marks.append(f'<text x="{x + shift:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}">{escape(name)}</text></g>')
+        anchor, left = ("end", x - 8 - 6.5 * len(name)) if x > 400 else ("start", x + 8)
+        right = left + 6.5 * len(name)
+        heights = [y + 4 + 11 * step for step in (0, -1, 1, -2, 2, -3, -4) if y + 11 * step < 204]
+        free = [
+            h for h in heights if not any(left < end and begin < right and abs(h - at) < 11 for begin, end, at in taken)
+        ]
+        height = free[0] if free else heights[0]
+        taken.append((left, right, height))
+        text_x = x - 8 if anchor == "end" else x + 8
+        marks.append(f'<text x="{text_x:.1f}" y="{height:.1f}" text-anchor="{anchor}">{escape(name)}</text></g>')
     unit = {"cost": "US dollars", "latency": "seconds"}[trade_off.measure]
     chart = (
-        f'<svg viewBox="0 0 620 240" width="620" role="img" aria-label="{escape(trade_off.key)} against {trade_off.measure}">'
+        f'<svg viewBox="-24 0 644 240" width="644" role="img" aria-label="{escape(trade_off.key)} against {trade_off.measure}">'
         '<path d="M40 10V210H610" fill="none" stroke="currentColor" opacity=".4"/>'
         f'<text x="40" y="228">{format_number(min(efforts))}</text>'
         f'<text x="610" y="228" text-anchor="end">{trade_off.measure} {format_number(max(efforts))} {unit} per example</text>'
@@ -301,31 +316,40 @@ def _render_robustness(analysis: AnalysisData, *, is_page: bool) -> str:
     return "".join(parts)
 
 
-def _list_flips(analysis: AnalysisData) -> list[tuple[str, Flip]]:
-    """Return model and flip, those from pass to fail first."""
-    flips = [(model, flip) for model, robustness in analysis.robustness.items() for flip in robustness.flips()]
-    return sorted(flips, key=lambda each: not each[1].base_passes)
+def _list_flips(analysis: AnalysisData) -> list[list[tuple[str, Flip]]]:
+    """Return the pairs of cases that flip, those from pass to fail first: model and flip for each metric of a pair."""
+    pairs: dict[tuple[bool, str, str], list[tuple[str, Flip]]] = {}
+    for model, robustness in analysis.robustness.items():
+        for flip in robustness.flips():
+            pairs.setdefault((not flip.base_passes, model, flip.example_id), []).append((model, flip))
+    return sorted(pairs.values(), key=lambda pair: not pair[0][1].base_passes)
 
 
-def _make_flip_table(analysis: AnalysisData, flips: Sequence[tuple[str, Flip]], *, is_page: bool) -> str:
-    """Return a table of base cases beside their perturbed cases: inputs, answer, score and trace."""
-    outputs = analysis.results.read_outputs([id for _, flip in flips for id in (flip.base_trace_id, flip.trace_id)])
+def _make_flip_table(analysis: AnalysisData, pairs: Sequence[Sequence[tuple[str, Flip]]], *, is_page: bool) -> str:
+    """Return a table of base cases beside their perturbed cases: inputs, answer, scores and trace."""
+    ids = [id for pair in pairs for id in (pair[0][1].base_trace_id, pair[0][1].trace_id)]
+    outputs = analysis.results.read_outputs(ids)
 
-    def show(inputs: JSON, trace_id: str, score: float) -> str:
+    def show(inputs: JSON, trace_id: str, scores: Mapping[str, float]) -> str:
         answer = f"<pre>{escape(_shorten(outputs[trace_id]))}</pre>" if trace_id in outputs else ""
         trace = _link(f"/traces/{trace_id}", trace_id[:12], is_page=is_page)
-        return f"{escape(_shorten(inputs))}{answer}<small>{format_number(score)} · {trace}</small>"
+        texts = [f"{escape(key)} {format_number(score)}" for key, score in scores.items()]
+        return f'<td class="text">{escape(_shorten(inputs))}{answer}<small>{" · ".join([*texts, trace])}</small></td>'
 
     rows = []
-    for model, flip in flips:
+    for pair in pairs:
+        model, flip = pair[0]
         kind = "bad" if flip.base_passes else "good"
-        sides = (
-            show(flip.base_inputs, flip.base_trace_id, flip.base_score),
-            show(flip.inputs, flip.trace_id, flip.score),
+        rows.append(
+            [
+                f'<span class="{kind}">{flip.direction}</span>',
+                show(flip.base_inputs, flip.base_trace_id, {each.key: each.base_score for _, each in pair}),
+                show(flip.inputs, flip.trace_id, {each.key: each.score for _, each in pair}),
+                escape(model),
+                escape(flip.kind),
+            ]
         )
-        texts = map(escape, (model, flip.key, flip.kind))
-        rows.append([f'<span class="{kind}">{flip.direction}</span>', *sides, *texts])
-    return _make_table(["flip", "base case", "perturbed case", "model", "metric", "perturbation"], rows)
+    return _make_table(["flip", "base case", "perturbed case", "model", "perturbation"], rows)
 
 
 def _shorten(value: JSON) -> str:
