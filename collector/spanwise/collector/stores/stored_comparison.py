@@ -141,12 +141,7 @@ class StoredComparison:
 
         Measures that no run has recorded are left out.
         """
-        keys = dict.fromkeys(
-            key
-            for scores in self.scores
-            for key, of_key in scores.items()
-            if not of_key.is_measure or any(of_key.values.values())
-        )
+        keys = dict.fromkeys(key for scores in self.scores for key, of_key in scores.items() if of_key.is_recorded)
         return sorted(keys, key=lambda key: (key != TASK_OK, key in self.measures))
 
     @cached_property
