@@ -261,3 +261,11 @@ def test_fifty_experiments_with_two_hundred_keys_are_shown(store, tmp_path):
         ids = ",".join(side.id for side in sides)
         assert client.get(f"/analysis?ids={ids}").status_code == 200
         assert client.get(f"/analysis/flips?ids={ids}").status_code == 200
+
+
+def test_a_problem_links_to_the_traces_of_its_cases(analysis, store):
+    (problem,) = analysis.problems
+    ids = ",".join(record.id for record in analysis.records)
+    with TestClient(create_app(store, render_analysis=render_page)) as client:
+        row = re.search(r"<details><summary>6</summary>(.*?)</details>", client.get(f"/analysis?ids={ids}").text)[1]
+    assert re.findall(r'href="/traces/(\w+)"', row) == list(problem.cases.values())

@@ -15,11 +15,13 @@ from spanwise.collector.records import Experiment as Record
 from spanwise.collector.stores import Flip, Store
 from spanwise.evaluators.analysis.compliance import MAPPING_NOTE
 from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, PromptHeatmap, format_ranks
+from spanwise.evaluators.analysis.problems import Problem
 from spanwise.evaluators.analysis.result_analysis import AnalysisData, TradeOff
 from spanwise.evaluators.experiments import format_number
 
 MAX_PROMPT_ROWS = 30  # prompts of each heatmap in the HTML file; the archive has all
 MAX_LISTED = 200  # problems and insights in the HTML file
+MAX_PROBLEM_CASES = 20  # traces of one problem in the HTML file; the archive has all
 MAX_WORST = 50  # worst cases in the HTML file
 MAX_FLIPS = 500  # flips on their page
 MAX_REPORT_FLIPS = 50  # flips in the report; the archive has all
@@ -35,10 +37,10 @@ color:light-dark(#1c1f24,#e6e8eb)}
 h1{font-size:20px;margin:0}h2{font-size:16px;margin:28px 0 6px}h3{font-size:14px;margin:16px 0 4px}
 p,li{max-width:75ch;overflow-wrap:anywhere}.dim{color:var(--dim)}.bad{color:var(--bad);font-weight:600}
 .good{color:var(--good);font-weight:600}.headline{font-size:16px}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+.wide{overflow:auto;max-height:80vh}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{border-bottom:1px solid var(--line);padding:5px 10px;text-align:left;vertical-align:top;overflow-wrap:anywhere}
 td{min-width:9ch}td.text{min-width:26ch}td.num,th.num{text-align:right}td.num{min-width:0;white-space:nowrap}td span{white-space:nowrap}
-thead th{background:var(--soft);cursor:pointer;white-space:nowrap}
+thead th{background:var(--soft);cursor:pointer;white-space:nowrap;position:sticky;top:0}
 td small{display:block;color:var(--dim)}td.num small{white-space:nowrap}
 td b{white-space:nowrap}input[type=search]{display:block;font:inherit;padding:4px 8px;margin:4px 0;width:min(100%,320px)}
 .h0{background:light-dark(#fbd5d1,#5a1f1b)}.h1{background:light-dark(#fbdcd0,#57261b)}.h2{background:light-dark(#fae4cf,#4f2f1b)}
@@ -47,7 +49,7 @@ td b{white-space:nowrap}input[type=search]{display:block;font:inherit;padding:4p
 .h9{background:light-dark(#c5ecdb,#154133)}.h10{background:light-dark(#b9eadd,#0d4239)}
 svg{max-width:100%;height:auto}svg text{fill:currentColor;font-size:11px}pre{white-space:pre-wrap;font:12px/1.4 ui-monospace,monospace;margin:0}
 @media(max-width:600px){td,th{padding:5px 6px}td.text{min-width:17ch}}
-@media print{input,.nojs{display:none}body{max-width:none}.wide{overflow:visible}h2{break-after:avoid}tr{break-inside:avoid}}
+@media print{input,.nojs{display:none}body{max-width:none}.wide{overflow:visible;max-height:none}h2{break-after:avoid}tr{break-inside:avoid}}
 """
 
 SCRIPT = """
@@ -96,7 +98,7 @@ def render_report(analysis: AnalysisData, *, is_page: bool = False) -> str:
         _render_leaderboard(analysis),
         *map(_render_boolean, analysis.boolean_leaderboards),
         *map(_render_trade_off, analysis.trade_offs),
-        _render_problems(analysis),
+        _render_problems(analysis, is_page=is_page),
         _render_robustness(analysis, is_page=is_page),
         _render_insights(analysis),
         _render_prompts(analysis),
@@ -159,7 +161,7 @@ def _make_table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: Seq
         + "</tr>"
         for row in rows
     )
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="wide" tabindex="0"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _get_class(place: int, numeric: Sequence[int], cell: str = "") -> str:
@@ -264,7 +266,7 @@ def _render_trade_off(trade_off: TradeOff) -> str:
     return f"{title}{note}{chart}{_make_table(head, rows, (1, 2))}"
 
 
-def _render_problems(analysis: AnalysisData) -> str:
+def _render_problems(analysis: AnalysisData, *, is_page: bool) -> str:
     problems = analysis.problems
     rows = [
         [
@@ -274,7 +276,7 @@ def _render_problems(analysis: AnalysisData) -> str:
             escape(each.key),
             f"{each.severity:.2f}",
             escape(each.text[:MAX_TEXT]),
-            f"{len(each.cases):,}",
+            _render_cases(each, is_page=is_page),
         ]
         for each in problems[:MAX_LISTED]
     ]
@@ -286,6 +288,16 @@ def _render_problems(analysis: AnalysisData) -> str:
         for each in analysis.unusable_thresholds
     ]
     return "".join(parts)
+
+
+def _render_cases(problem: Problem, *, is_page: bool) -> str:
+    """Return a table cell with the number of a problem's cases and their traces."""
+    count = len(problem.cases)
+    if not count:
+        return '<td class="num" data-v="0">0</td>'
+    traces = [_link(f"/traces/{id}", id, is_page=is_page) for id in [*problem.cases.values()][:MAX_PROBLEM_CASES]]
+    more = "<br>…" if count > MAX_PROBLEM_CASES else ""
+    return f'<td class="num" data-v="{count}"><details><summary>{count:,}</summary>{"<br>".join(traces)}{more}</details></td>'
 
 
 def _render_robustness(analysis: AnalysisData, *, is_page: bool) -> str:
