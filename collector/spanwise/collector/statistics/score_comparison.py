@@ -410,7 +410,7 @@ class Contrast:
         if includes and significant:
             reasons = ["the interval includes 0, although the test alone excludes chance"]
         elif includes:
-            reasons = ["the interval includes no change"]
+            reasons = [f"the interval includes {'a ratio of 1' if self.kind == 'ratio' else '0'}, no change"]
         else:
             reasons = [
                 f"the interval excludes 0, but {self._test_name} does not exclude chance (p above {_plain(self.alpha)})"
@@ -421,7 +421,7 @@ class Contrast:
         if (further := self.further_examples) is not None:
             reasons.append(self._describe_further(further))
         elif self.kind != "ratio":
-            reasons.append(f"the interval is {_plain((interval[1] - interval[0]) / 2)} wide on each side")
+            reasons.append(f"half the interval's width is {_plain((interval[1] - interval[0]) / 2)}")
         return reasons
 
     @property

@@ -116,7 +116,7 @@ def _name_extreme(
         )
         yield name(text=text, models=(first,), metadata={"sentence": contrast.sentence})
     else:
-        text = f"{kind} by {key}: {NO_DIFFERENCE} between {first} ({means[first]:.4g}) and {others[0]} ({means[others[0]]:.4g})"
+        text = f"no {kind} by {key}: {NO_DIFFERENCE} between {first} ({means[first]:.4g}) and {others[0]} ({means[others[0]]:.4g})"
         yield name(text=text, models=(first, others[0]), shown=False, metadata={"sentence": contrast.sentence})
 
 
