@@ -105,6 +105,7 @@ class ExperimentImport:
     def saved(self) -> Iterator[None]:
         """Save the record before and after the block. If the block raises, the experiment is interrupted."""
         status = "interrupted"
+        self._report.experiments.append(self._record.id)
         try:
             self._store.save_experiment(replace(self._record, status="running", ended_ns=None))
             yield
@@ -120,7 +121,6 @@ class ExperimentImport:
             metadata = {**self._record.metadata, "totals": totals}
             record = replace(self._record, status=status, metadata=metadata, example_count=self._count)
             self._store.save_experiment(record)
-        self._report.experiments.append(self._record.id)
         stored = self._store.aggregate(Filter(experiments=(self._record.id,)), group_by="experiment", newest="all")
         missing = self._count - sum(bucket.traces for bucket in stored)
         if missing > 0:  # deletions are remembered for eight days

@@ -69,7 +69,7 @@ class InspectLog:
                 try:
                     sample = _read_member(archive, member, self.path.name)
                     if not isinstance(sample, Mapping):
-                        raise ValueError(f"{member.filename} must be an object, got {sample!r:.100}")
+                        raise ValueError(f"{member.filename!r:.200} must be an object, got {sample!r:.100}")
                 except ValueError as error:
                     report.leave_out("samples", str(error))
                     continue

@@ -7,7 +7,7 @@ are read as null. Integers beyond 64 bits, which a store cannot hold, are read a
 
 from __future__ import annotations
 
-import io
+import codecs
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -113,7 +113,8 @@ class _JSONText:
     """Text of a file that is read forward, with the part in memory that is not yet decoded."""
 
     def __init__(self, file: BinaryIO, where: str) -> None:
-        self._file = io.TextIOWrapper(file, "utf-8-sig", newline="")
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._where = where
         self._text, self._position, self._is_complete = "", 0, False
 
@@ -166,9 +167,10 @@ class _JSONText:
             self._read(max(CHUNK_CHARACTERS, pending))
 
     def _read(self, size: int) -> None:
+        data = self._file.read(size)
+        self._is_complete = not data
         try:
-            more = self._file.read(size)
+            more = self._decoder.decode(data, final=self._is_complete)
         except UnicodeDecodeError as error:
             raise ValueError(f"{self._where} is not UTF-8 text: {error.reason}") from None
-        self._is_complete = not more
         self._text, self._position = self._text[self._position :] + more, 0

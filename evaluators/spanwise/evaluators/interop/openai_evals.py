@@ -548,11 +548,11 @@ def fetch_openai_eval(eval_id: str, folder: str | os.PathLike[str], client: Open
     try:
         client = client or OpenAI()
         definition = client.evals.retrieve(eval_id)
-        runs = [run.to_dict(mode="json") for run in client.evals.runs.list(eval_id)]
-        files = [_write_lines(target / "eval.jsonl", [definition.to_dict(mode="json")])]
+        runs = [run.to_dict(mode="json", warnings=False) for run in client.evals.runs.list(eval_id)]
+        files = [_write_lines(target / "eval.jsonl", [definition.to_dict(mode="json", warnings=False)])]
         files.append(_write_lines(target / "runs.jsonl", runs))
         items = (
-            item.to_dict(mode="json")
+            item.to_dict(mode="json", warnings=False)
             for run in runs
             for item in client.evals.runs.output_items.list(str(run["id"]), eval_id=eval_id)
         )
