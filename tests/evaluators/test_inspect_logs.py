@@ -20,7 +20,11 @@ from spanwise.evaluators.interop.inspect_archive import InspectLog
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "products" / "inspect"
 EVAL, JSON = LOGS / "capitals.eval", LOGS / "capitals.json"
-HEADER = {"version": 2, "status": "success", "eval": {"eval_id": "e1", "task": "t", "model": "m", "dataset": {"name": "d"}}}
+HEADER = {
+    "version": 2,
+    "status": "success",
+    "eval": {"eval_id": "e1", "task": "t", "model": "m", "dataset": {"name": "d"}},
+}
 
 
 @pytest.fixture
@@ -62,7 +66,11 @@ def test_a_log_becomes_a_dataset_and_an_experiment(store, log):
     assert len(rows) == 6
     row = rows[examples["fr"].id, 1]
     assert dict(row.scores) == {"match": 1.0, "includes": 1.0, "several_length": 5.0, "several_polite": 1.0}
-    assert (row.outputs, row.feedback["match"].label, row.feedback["several_length"].comment) == ("Paris", "correct", "two values")
+    assert (row.outputs, row.feedback["match"].label, row.feedback["several_length"].comment) == (
+        "Paris",
+        "correct",
+        "two values",
+    )
     call = next(run for run in row.trace.runs if run.kind == "llm")
     assert (call.model, call.usage.input_tokens, call.usage.output_tokens) == ("mockllm/model", 16, 3)
     assert call.inputs["messages"][0] == {"content": "Answer briefly.", "role": "system"}

@@ -189,7 +189,9 @@ def test_python_code_is_not_compiled_without_confirmation(store, tmp_path, monke
     compile_, exec_ = builtins.compile, builtins.exec
     monkeypatch.setattr(builtins, "exec", lambda *a, **k: (seen.append("exec"), exec_(*a, **k))[1])
     monkeypatch.setattr(
-        builtins, "compile", lambda text, *a, **k: (seen.append(text) if text is source else None, compile_(text, *a, **k))[1]
+        builtins,
+        "compile",
+        lambda text, *a, **k: (seen.append(text) if text is source else None, compile_(text, *a, **k))[1],
     )
     imported = import_openai_evals(store, folder, confirm_code=["0" * 16, ""])
     write_eval_file(imported, tmp_path / "made.py")
@@ -359,7 +361,9 @@ def test_a_large_file_is_imported_in_bounded_memory(store, tmp_path):
         file.write('{"object": "list", "data": [')
         for number in range(6_000):  # 60 MB
             separator = ", " if number else ""
-            file.write(separator + row.replace("outputitem_0", f"outputitem_{number}").replace('"q": "', f'"q": "{number} '))
+            file.write(
+                separator + row.replace("outputitem_0", f"outputitem_{number}").replace('"q": "', f'"q": "{number} ')
+            )
         file.write("]}")
     tracemalloc.start()
     report = import_openai_evals(store, folder).report

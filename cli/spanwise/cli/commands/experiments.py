@@ -76,7 +76,8 @@ Evaluators = Annotated[
     ),
 ]
 To = Annotated[
-    Path, typer.Argument(help="Output file; its extension sets the format: JSONL, CSV, HTML, or .eval, a log of Inspect.")
+    Path,
+    typer.Argument(help="Output file; its extension sets the format: JSONL, CSV, HTML, or .eval, a log of Inspect."),
 ]
 Spool = Annotated[Path, typer.Argument(help="Spool file that a failing store left behind: spanwise-spool-….jsonl.")]
 

@@ -27,7 +27,9 @@ Sources = Annotated[
     typer.Argument(help="Id of an eval (`eval_…`), which is downloaded with OPENAI_API_KEY; or files, or a folder."),
 ]
 Logs = Annotated[list[Path], typer.Argument(help="Log files of Inspect: .eval or .json.")]
-DatasetName = Annotated[str | None, typer.Option("--name", help="Name of the dataset. Default: the name in the source.")]
+DatasetName = Annotated[
+    str | None, typer.Option("--name", help="Name of the dataset. Default: the name in the source.")
+]
 References = Annotated[
     list[str] | None,
     typer.Option(
@@ -42,9 +44,7 @@ ConfirmedCode = Annotated[
 EvalFile = Annotated[
     Path | None, typer.Option("--eval-file", help="Also write a file for `spanwise eval`, with the graders and a task.")
 ]
-Folder = Annotated[
-    Path | None, typer.Option("--save", help="Folder for what is downloaded. Default: it is not kept.")
-]
+Folder = Annotated[Path | None, typer.Option("--save", help="Folder for what is downloaded. Default: it is not kept.")]
 
 
 @app.command("openai-evals")

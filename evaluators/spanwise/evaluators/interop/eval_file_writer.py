@@ -85,7 +85,9 @@ def make_eval_file(imported: OpenAIEval) -> str:
         {"role": each.get("role"), "content": each.get("content")} for each in source["input_messages"]["template"]
     ]
     text = text.replace("import openai_grader\n", "import openai_grader, render_messages\n", 1)
-    return text + _CALL.format(messages=_indent(_literal(messages), 8), model=_literal(source["model"]), parameters=parameters)
+    return text + _CALL.format(
+        messages=_indent(_literal(messages), 8), model=_literal(source["model"]), parameters=parameters
+    )
 
 
 def _list_confirmation(definition: Mapping[str, Any]) -> str:
@@ -95,11 +97,19 @@ def _list_confirmation(definition: Mapping[str, Any]) -> str:
 def _comment_out(imported: OpenAIEval, key: str, definition: Mapping[str, Any]) -> list[str]:
     """Return a grader that is left out, as comments. Every line of its text begins with #."""
     digest = imported.unconfirmed.get(key)
-    reason = f"runs Python code; after reading it, import again with --confirm-code {digest}" if digest else "is left out"
+    reason = (
+        f"runs Python code; after reading it, import again with --confirm-code {digest}" if digest else "is left out"
+    )
     lines = ["", f"# Grader {json.dumps(key)} {reason}:"]
     source = definition.get("source")
     shown = source if isinstance(source, str) else json.dumps(definition, indent=2, default=str)
-    return [*lines, *(f"#     {''.join(c if c.isprintable() or c == chr(9) else ' ' for c in line)}" for line in shown.splitlines())]
+    return [
+        *lines,
+        *(
+            f"#     {''.join(c if c.isprintable() or c == chr(9) else ' ' for c in line)}"
+            for line in shown.splitlines()
+        ),
+    ]
 
 
 def _find_prompt(imported: OpenAIEval) -> Mapping[str, Any] | None:
@@ -120,7 +130,11 @@ def _find_prompt(imported: OpenAIEval) -> Mapping[str, Any] | None:
 def _literal(value: Any) -> str:
     """Return a JSON value as a Python literal of ASCII characters."""
     plain = json.loads(json.dumps(value, default=str))
-    return ascii(plain) if isinstance(plain, str) else pformat(plain, width=100, sort_dicts=False).encode("ascii", "backslashreplace").decode()
+    return (
+        ascii(plain)
+        if isinstance(plain, str)
+        else pformat(plain, width=100, sort_dicts=False).encode("ascii", "backslashreplace").decode()
+    )
 
 
 def _indent(text: str, columns: int) -> str:

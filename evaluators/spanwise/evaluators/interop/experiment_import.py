@@ -124,7 +124,9 @@ class ExperimentImport:
         stored = self._store.aggregate(Filter(experiments=(self._record.id,)), group_by="experiment", newest="all")
         missing = self._count - sum(bucket.traces for bucket in stored)
         if missing > 0:  # deletions are remembered for eight days
-            reason = f"experiment {self._record.name!r}: {missing} runs were deleted from this store in the last eight days"
+            reason = (
+                f"experiment {self._record.name!r}: {missing} runs were deleted from this store in the last eight days"
+            )
             self._report.leave_out("runs", reason, missing)
         self._report.imported["experiments"] += 1
         self._report.imported["runs"] += self._count - max(0, missing)

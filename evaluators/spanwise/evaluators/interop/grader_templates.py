@@ -36,7 +36,9 @@ def split_path(variable: str) -> list[str | int]:
         if found is None:
             break
         name, number, *quoted = found.groups()
-        steps.append(name.strip() if name is not None else int(number) if number else next(q for q in quoted if q is not None))
+        steps.append(
+            name.strip() if name is not None else int(number) if number else next(q for q in quoted if q is not None)
+        )
         position = found.end()
     if position < len(variable) or len(steps) < 2 or steps[0] not in NAMESPACES:
         raise ValueError(f"unknown variable {{{{ {variable} }}}}; expected item.NAME or sample.NAME")
@@ -146,7 +148,9 @@ class Formula:
             self.names = tuple(dict.fromkeys(self._check(self._root)))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             reason = error.msg if isinstance(error, SyntaxError) else str(error)
-            raise ValueError(f"invalid formula {text!r:.200}: {reason}; it may have + - * / ^ and {_listed()}") from None
+            raise ValueError(
+                f"invalid formula {text!r:.200}: {reason}; it may have + - * / ^ and {_listed()}"
+            ) from None
 
     def _check(self, node: ast.expr) -> Iterator[str]:
         """Yield the names of scores below a node. Raises `ValueError` for nodes that formulas do not have."""

@@ -43,7 +43,9 @@ class InspectLog:
         if not is_archive and path.suffix.lower() == ".eval":
             raise ValueError(f"{path.name} is truncated or no ZIP archive, as Inspect's .eval files are")
         header = _read_archive_header(path) if is_archive else _read_json_header(path)
-        if not isinstance(header.get("eval"), Mapping) or not isinstance(header["eval"].get("eval_id") or header["eval"].get("run_id"), str):
+        if not isinstance(header.get("eval"), Mapping) or not isinstance(
+            header["eval"].get("eval_id") or header["eval"].get("run_id"), str
+        ):
             raise ValueError(f"{path.name} is no log of Inspect: it has no eval with an eval_id")
         return cls(path, header)
 

@@ -107,7 +107,9 @@ def _make_sample(row: Row) -> dict[str, Any]:
     }
     sample |= {name: origin[name] for name in ("choices", "files", "setup") if origin.get(name)}
     if row.error is not None:
-        traces = [str(event.attributes.get("exception.stacktrace", "")) for event in root.events if event.name == "exception"]
+        traces = [
+            str(event.attributes.get("exception.stacktrace", "")) for event in root.events if event.name == "exception"
+        ]
         stack = traces[-1] if traces else ""
         sample["error"] = {"message": row.error, "traceback": stack, "traceback_ansi": stack}
     elif row.outputs is not None:

@@ -94,7 +94,9 @@ def _make_record(log: InspectLog, dataset: str, version: int | None, keys: list[
     epochs = config.get("epochs") if isinstance(config, Mapping) else None
     repetitions = epochs if type(epochs) is int and epochs > 0 else 1
     started_ns = _to_ns(stats.get("started_at")) or _to_ns(spec.get("created"))
-    facts = {name: spec[name] for name in ("task", "task_version", "task_args", "model", "config", "tags") if spec.get(name)}
+    facts = {
+        name: spec[name] for name in ("task", "task_version", "task_args", "model", "config", "tags") if spec.get(name)
+    }
     facts |= {name: header[name] for name in ("plan", "results", "error") if header.get(name)}
     return Experiment(
         id=derive_id("inspect", spec.get("eval_id") or spec.get("run_id"), spec.get("task_id")),
@@ -104,7 +106,12 @@ def _make_record(log: InspectLog, dataset: str, version: int | None, keys: list[
         status="finished" if header.get("status") == "success" else "interrupted",
         evaluators=tuple(_describe_key(key) for key in keys),
         metadata={
-            "inspect": {"eval_id": spec.get("eval_id"), "task_id": spec.get("task_id"), "status": header.get("status", "started"), **facts},
+            "inspect": {
+                "eval_id": spec.get("eval_id"),
+                "task_id": spec.get("task_id"),
+                "status": header.get("status", "started"),
+                **facts,
+            },
             "setup": {
                 "dataset": dataset,
                 "dataset_version": version,

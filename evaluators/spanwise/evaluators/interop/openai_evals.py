@@ -163,7 +163,9 @@ def _read_eval(files: Sequence[Path], name: str | None) -> OpenAIEval:
         raise Refused(f"{', '.join(path.name for path in files[:5])}: nothing of OpenAI Evals in {len(files)} files")
     eval_id = next(iter(ids), "items")
     given = name or definition.get("name")
-    imported = OpenAIEval(eval_id, given if isinstance(given, str) and given.strip() else eval_id, runs=runs, report=report)
+    imported = OpenAIEval(
+        eval_id, given if isinstance(given, str) and given.strip() else eval_id, runs=runs, report=report
+    )
     _read_graders(imported, definition.get("testing_criteria"))
     config = definition.get("data_source_config")
     schema = config.get("schema") if isinstance(config, Mapping) else None
@@ -414,7 +416,11 @@ def _read_output_item(
             model=model,
             inputs={"messages": sample.get("input")},
             usage=_read_usage(sample.get("usage")),
-            metadata={name: sample[name] for name in ("temperature", "top_p", "seed", "finish_reason") if sample.get(name) is not None},
+            metadata={
+                name: sample[name]
+                for name in ("temperature", "top_p", "seed", "finish_reason")
+                if sample.get(name) is not None
+            },
             **common,
         )
         runs = (root, call)
@@ -425,13 +431,19 @@ def _read_results(imported: OpenAIEval, value: Mapping[str, Any], root: Run) -> 
     results, feedback = value.get("results"), dict[str, Feedback]()
     for result in results if isinstance(results, list) else ():
         if not isinstance(result, Mapping):
-            imported.report.leave_out("scores", f"output item {value.get('id')}: a result must be an object, got {result!r:.100}")
+            imported.report.leave_out(
+                "scores", f"output item {value.get('id')}: a result must be an object, got {result!r:.100}"
+            )
             continue
         key, definition = _find_grader(imported, str(result.get("name")))
         score, kind = result.get("score"), str(definition.get("type") or result.get("type"))
         is_number = isinstance(score, int | float) and isfinite(score)
         if not is_number or key in feedback:
-            problem = "has two scores of" if is_number else f"has no number as the score of grader {result.get('name')!r}: {score!r:.100}, "
+            problem = (
+                "has two scores of"
+                if is_number
+                else f"has no number as the score of grader {result.get('name')!r}: {score!r:.100}, "
+            )
             imported.report.leave_out("scores", f"output item {value.get('id')} {problem} {key!r}")
             continue
         feedback[key] = Feedback(
@@ -468,7 +480,11 @@ def _read_label(sample: Any, definition: Mapping[str, Any]) -> str | None:
         parsed = json.loads(reply)
     except (ValueError, RecursionError):
         parsed = reply.strip()
-    found = next((parsed[name] for name in ("result", "label") if name in parsed), None) if isinstance(parsed, Mapping) else parsed
+    found = (
+        next((parsed[name] for name in ("result", "label") if name in parsed), None)
+        if isinstance(parsed, Mapping)
+        else parsed
+    )
     return found if isinstance(found, str) and found in labels else None
 
 

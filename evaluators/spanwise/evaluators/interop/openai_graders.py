@@ -171,7 +171,9 @@ def _check_definition(definition: Any) -> None:
     texts = {"string_check": ("input", "reference"), "text_similarity": ("input", "reference"), "python": ("source",)}
     texts |= {"score_model": ("model",), "label_model": ("model",), "multi": ("calculate_output",)}
     if not isinstance(kind, str) or kind not in texts:
-        raise ValueError(f"grader {name!r:.100} has the unknown type {kind!r:.100}; expected one of: {', '.join(texts)}")
+        raise ValueError(
+            f"grader {name!r:.100} has the unknown type {kind!r:.100}; expected one of: {', '.join(texts)}"
+        )
     for part in texts[kind]:
         if not isinstance(definition.get(part), str):
             raise ValueError(f"grader {name!r}: {part} must be a text, got {definition.get(part)!r:.100}")

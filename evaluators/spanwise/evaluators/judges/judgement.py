@@ -115,7 +115,9 @@ class Judgement:
     ) -> Answer:
         """Ask one question whose messages are complete. `prompt` names it in feedback. Raises as `ask` does."""
         safe = tuple({"role": each["role"], "content": neutralize(each["content"])} for each in messages)
-        return await self._ask_judge(prompt, Ask(messages=safe, schema=schema, name=prompt.id, sample=self._first_sample))
+        return await self._ask_judge(
+            prompt, Ask(messages=safe, schema=schema, name=prompt.id, sample=self._first_sample)
+        )
 
     @property
     def _first_sample(self) -> int:
