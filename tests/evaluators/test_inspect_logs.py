@@ -272,7 +272,7 @@ def test_names_of_members_are_never_paths(store, tmp_path):
     report = import_inspect_log(store, tmp_path / "in" / "a.eval")
     assert report.imported["runs"] == 2
     assert {path.name for path in tmp_path.rglob("*")} >= {"in", "a.eval"}
-    assert not [path for path in tmp_path.rglob("*evil*")]
+    assert not list(tmp_path.rglob("*evil*"))
     export_inspect_log(store, report.experiments[0], tmp_path / "out.eval")
     with zipfile.ZipFile(tmp_path / "out.eval") as made:
         samples = [name for name in made.namelist() if name.startswith("samples")]

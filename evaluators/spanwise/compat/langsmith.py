@@ -38,6 +38,8 @@ from spanwise.evaluators.interface import (
 if TYPE_CHECKING:
     import pandas
 
+__all__ = ["ExperimentResults", "aevaluate", "evaluate"]
+
 _ARGUMENTS = ("run", "example", "inputs", "outputs", "reference_outputs", "attachments")
 _SUMMARY_ARGUMENTS = ("runs", "examples", "inputs", "outputs", "reference_outputs")
 _TARGET_ARGUMENTS = ("inputs", "attachments", "metadata")
@@ -179,7 +181,7 @@ def evaluate(
     max_concurrency: int | None = 0,
     num_repetitions: int = 1,
     *,
-    store: Store | StoreLocation | None = None,
+    store: StoreLocation | None = None,
     **options: Any,
 ) -> ExperimentResults:
     """Evaluate a target over a dataset as `langsmith.evaluate` does, and store the experiment.
@@ -225,7 +227,7 @@ async def aevaluate(
     max_concurrency: int | None = 0,
     num_repetitions: int = 1,
     *,
-    store: Store | StoreLocation | None = None,
+    store: StoreLocation | None = None,
     **options: Any,
 ) -> ExperimentResults:
     """Evaluate as `evaluate` does, from async code, as `langsmith.aevaluate`."""
@@ -415,7 +417,8 @@ def _adapt_evaluator(given: Any) -> Evaluator:
         def call(case: Case, run: Any) -> Any:
             return _convert_result(function(*arguments(case)), key)
 
-    return evaluator(call, key=key)
+    made: Evaluator = evaluator(call, key=key)
+    return made
 
 
 def _adapt_summary_evaluator(given: Any) -> Evaluator:

@@ -69,8 +69,8 @@ def make_eval_file(imported: OpenAIEval) -> str:
         if key not in made:
             comments += _comment_out(imported, key, definition)
             continue
-        confirmed = _list_confirmation(definition)
-        text += f"    openai_grader(\n{_indent(_literal(dict(definition)), 8)},\n        key={_literal(key)},\n{confirmed}    ),\n"
+        digest = f"        confirm_code={_literal(digest_source(definition))},\n" if has_code(definition) else ""
+        text += f"    openai_grader(\n{_indent(_literal(dict(definition)), 8)},\n        key={_literal(key)},\n{digest}    ),\n"
     text += "]\n" + "".join(f"{line}\n" for line in comments)
     source = _find_prompt(imported)
     if source is None:
@@ -88,10 +88,6 @@ def make_eval_file(imported: OpenAIEval) -> str:
     return text + _CALL.format(
         messages=_indent(_literal(messages), 8), model=_literal(source["model"]), parameters=parameters
     )
-
-
-def _list_confirmation(definition: Mapping[str, Any]) -> str:
-    return f"        confirm_code={_literal(digest_source(definition))},\n" if has_code(definition) else ""
 
 
 def _comment_out(imported: OpenAIEval, key: str, definition: Mapping[str, Any]) -> list[str]:
@@ -114,7 +110,9 @@ def _comment_out(imported: OpenAIEval, key: str, definition: Mapping[str, Any]) 
 
 def _find_prompt(imported: OpenAIEval) -> Mapping[str, Any] | None:
     """Return the data source of the newest run with a model and a prompt of texts, or None."""
-    for run in sorted(imported.runs.values(), key=lambda run: _to_number(run.get("created_at")), reverse=True):
+    times = {id: time if type(time := run.get("created_at")) is int else 0 for id, run in imported.runs.items()}
+    for id in sorted(times, key=times.__getitem__, reverse=True):
+        run = imported.runs[id]
         source = run.get("data_source", {})
         messages = source.get("input_messages")
         template = messages.get("template") if isinstance(messages, Mapping) else None
@@ -139,7 +137,3 @@ def _literal(value: Any) -> str:
 
 def _indent(text: str, columns: int) -> str:
     return "\n".join(" " * columns + line for line in text.splitlines())
-
-
-def _to_number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0

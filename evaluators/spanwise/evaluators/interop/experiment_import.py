@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Literal
 
 from spanwise.collector.errors import NotFound
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import JSON, Example, Experiment, Feedback, Run
+from spanwise.collector.records import JSON, Example, Experiment, Feedback, Run, Source
 from spanwise.collector.stores import Store
+from spanwise.evaluators.interface import Metric
 
 MAX_REASONS = 20
 BATCH_RUNS = 500
@@ -59,6 +61,20 @@ class ImportReport:
 def derive_id(*parts: object, digits: int = 32) -> str:
     """Return hex digits that are derived from ids of the source."""
     return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:digits]
+
+
+def describe_key(metric: Metric, version: str, source: Source = "code") -> Mapping[str, JSON]:
+    """Return the description of an evaluator that ran in another product, as experiments record it."""
+    return {
+        "key": metric.key,
+        "version": version,
+        "source": source,
+        "summary": False,
+        "metrics": [metric.to_dict()],
+        "origin": {},
+        "code": {},
+        "standards": [],
+    }
 
 
 def save_dataset(
@@ -104,7 +120,7 @@ class ExperimentImport:
     @contextmanager
     def saved(self) -> Iterator[None]:
         """Save the record before and after the block. If the block raises, the experiment is interrupted."""
-        status = "interrupted"
+        status: Literal["running", "finished", "interrupted"] = "interrupted"
         self._report.experiments.append(self._record.id)
         try:
             self._store.save_experiment(replace(self._record, status="running", ended_ns=None))

@@ -149,7 +149,7 @@ class Formula:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             reason = error.msg if isinstance(error, SyntaxError) else str(error)
             raise ValueError(
-                f"invalid formula {text!r:.200}: {reason}; it may have + - * / ^ and {_listed()}"
+                f"invalid formula {text!r:.200}: {reason}; it may have + - * / ^ and {', '.join(_FUNCTIONS)}"
             ) from None
 
     def _check(self, node: ast.expr) -> Iterator[str]:
@@ -195,7 +195,3 @@ class Formula:
                 values = [self._compute(argument, scores) for argument in arguments]
                 return _FUNCTIONS[name](values) if name in ("min", "max") else _FUNCTIONS[name](*values)
         raise ValueError(f"{type(node).__name__} is not allowed")  # pragma: no cover
-
-
-def _listed() -> str:
-    return ", ".join(_FUNCTIONS)

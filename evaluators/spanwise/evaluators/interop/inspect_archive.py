@@ -101,12 +101,8 @@ def _read_archive_header(path: Path) -> Mapping[str, Any]:
 
 
 def _read_json_header(path: Path) -> Mapping[str, Any]:
-    header = {}
     with path.open("rb") as file:
-        for key, value, is_element in iterate_members(file, path.name):
-            if not is_element:
-                header[key] = value
-    return header
+        return {key: value for key, value, is_element in iterate_members(file, path.name) if not is_element}
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> Any:

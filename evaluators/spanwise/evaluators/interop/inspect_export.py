@@ -84,7 +84,10 @@ def _make_sample(row: Row) -> dict[str, Any]:
     known = example.metadata.get("inspect")
     origin: Mapping[str, Any] = known if isinstance(known, Mapping) else {}
     given = row.inputs["input"] if isinstance(row.inputs, Mapping) and set(row.inputs) == {"input"} else row.inputs
-    messages = _find_messages(row.trace.runs, given)
+    messages, reference = _find_messages(row.trace.runs, given), row.reference_outputs
+    target: str | list[str] = "" if reference is None else _to_text(reference)
+    if isinstance(reference, list) and reference and all(isinstance(each, str) for each in reference):
+        target = reference
     model, usages = _sum_usage(row.trace.runs)
     scores, failures = _make_scores(row.feedback.values())
     metadata = {name: value for name, value in example.metadata.items() if name != "inspect"}
@@ -92,7 +95,7 @@ def _make_sample(row: Row) -> dict[str, Any]:
         "id": origin.get("sample_id") if isinstance(origin.get("sample_id"), str | int) else row.example_id,
         "epoch": row.repetition + 1,
         "input": given if isinstance(given, str) or _is_chat(given) else _to_text(given),
-        "target": _to_target(row.reference_outputs),
+        "target": target,
         "messages": messages,
         "output": {"model": model or "", "choices": [], "completion": ""},
         "scores": scores,
@@ -125,7 +128,7 @@ def _find_messages(runs: Sequence[Run], given: JSON) -> list[JSON]:
     """Return the messages of the first model run that are valid in Inspect, else the inputs as a user's message."""
     for run in runs:
         messages = run.inputs.get("messages") if run.kind == "llm" and isinstance(run.inputs, Mapping) else None
-        if _is_chat(messages):
+        if isinstance(messages, list) and _is_chat(messages):
             return [{"role": each["role"], "content": each["content"]} for each in messages]
     if _is_chat(given):
         return list(given)
@@ -175,7 +178,7 @@ def _make_scores(feedback: Iterable[Feedback]) -> tuple[dict[str, Any], dict[str
             continue
         known = each.metadata.get("inspect")
         origin: Mapping[str, Any] = known if isinstance(known, Mapping) else {}
-        value = origin["value"] if "value" in origin else each.score if each.score is not None else each.label
+        value = origin.get("value", each.label if each.score is None else each.score)
         name, part = str(origin.get("scorer", each.key)), origin.get("part")
         fields = {"answer": origin.get("answer"), "explanation": each.comment, "metadata": origin.get("metadata")}
         if "value" not in origin and each.score is not None and each.label is not None:
@@ -254,12 +257,6 @@ class _LogTotals:
                 "model_usage": {model: dict(counts) for model, counts in self._usages.items()},
             },
         }
-
-
-def _to_target(reference: JSON) -> str | list[str]:
-    if isinstance(reference, list) and reference and all(isinstance(each, str) for each in reference):
-        return reference
-    return "" if reference is None else _to_text(reference)
 
 
 def _to_text(value: JSON) -> str:

@@ -12,7 +12,13 @@ from typing import Any
 from spanwise.collector.records import JSON, Event, Example, Experiment, Feedback, Run, Target, Usage, canonical_json
 from spanwise.collector.stores import Store
 from spanwise.evaluators.interface import Metric, StoreLocation, open_store_location
-from spanwise.evaluators.interop.experiment_import import ExperimentImport, ImportReport, derive_id, save_dataset
+from spanwise.evaluators.interop.experiment_import import (
+    ExperimentImport,
+    ImportReport,
+    derive_id,
+    describe_key,
+    save_dataset,
+)
 from spanwise.evaluators.interop.inspect_archive import InspectLog
 
 # values of Inspect's scorers, as its metrics convert them to numbers
@@ -21,7 +27,7 @@ _LABELS: Mapping[str, str] = {"C": "correct", "I": "incorrect", "P": "partial", 
 
 
 def import_inspect_log(
-    store: Store | StoreLocation, path: str | os.PathLike[str], *, dataset: str | None = None
+    store: StoreLocation, path: str | os.PathLike[str], *, dataset: str | None = None
 ) -> ImportReport:
     """Import a log of Inspect (`.eval` or `.json`) as a dataset and an experiment.
 
@@ -104,7 +110,7 @@ def _make_record(log: InspectLog, dataset: str, version: int | None, keys: list[
         dataset=dataset,
         dataset_version=version,
         status="finished" if header.get("status") == "success" else "interrupted",
-        evaluators=tuple(_describe_key(key) for key in keys),
+        evaluators=tuple(describe_key(Metric(key, primary=True), "inspect") for key in keys),
         metadata={
             "inspect": {
                 "eval_id": spec.get("eval_id"),
@@ -122,19 +128,6 @@ def _make_record(log: InspectLog, dataset: str, version: int | None, keys: list[
         started_ns=started_ns,
         ended_ns=_to_ns(stats.get("completed_at")) or started_ns,
     )
-
-
-def _describe_key(key: str) -> Mapping[str, JSON]:
-    return {
-        "key": key,
-        "version": "inspect",
-        "source": "code",
-        "summary": False,
-        "metrics": [Metric(key, primary=True).to_dict()],
-        "origin": {},
-        "code": {},
-        "standards": [],
-    }
 
 
 def _read_sample(

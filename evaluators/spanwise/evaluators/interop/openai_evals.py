@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spanwise.collector.errors import Refused
-from spanwise.collector.records import JSON, Example, Experiment, Feedback, Run, Target, Usage, canonical_json
+from spanwise.collector.records import JSON, Example, Experiment, Feedback, Run, Source, Target, Usage, canonical_json
 from spanwise.collector.stores import Store
 from spanwise.evaluators.interface import Evaluator, Metric, Skip, StoreLocation, open_store_location
 from spanwise.evaluators.interop.experiment_import import (
     ExperimentImport,
     ImportReport,
     derive_id,
+    describe_key,
     save_dataset,
 )
 from spanwise.evaluators.interop.grader_templates import list_variables, make_sample, split_path
@@ -74,7 +75,7 @@ class OpenAIEval:
 
 
 def import_openai_evals(
-    store: Store | StoreLocation,
+    store: StoreLocation,
     *paths: str | os.PathLike[str],
     name: str | None = None,
     reference_fields: Iterable[str] | None = None,
@@ -143,7 +144,9 @@ def _read_eval(files: Sequence[Path], name: str | None) -> OpenAIEval:
     report, definition, runs = ImportReport(), dict[str, Any](), dict[str, Mapping[str, Any]]()
     ids, kinds = dict[str, None](), Counter[str]()
     for value in _iterate_objects(files, report):
-        kind = _classify(value)
+        kind = str(value.get("object"))
+        if kind not in ("eval", "eval.run", "eval.run.output_item"):
+            kind = "item" if _read_item(value) is not None else "unknown"
         kinds[kind] += 1
         if kind == "eval":
             ids[str(value.get("id"))] = None
@@ -174,13 +177,6 @@ def _read_eval(files: Sequence[Path], name: str | None) -> OpenAIEval:
         imported.schema = properties.get("item", schema) if isinstance(properties, Mapping) else schema
     imported.reference_fields = _choose_reference_fields(imported)
     return imported
-
-
-def _classify(value: Mapping[str, Any]) -> str:
-    kind = value.get("object")
-    if kind in ("eval", "eval.run", "eval.run.output_item"):
-        return str(kind)
-    return "item" if _read_item(value) is not None else "unknown"
 
 
 def _shorten_run(run: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -251,6 +247,8 @@ def _make_evaluators(imported: OpenAIEval, judge: Any, embedder: Any, confirmed:
 def _read_item(value: Mapping[str, Any]) -> tuple[Mapping[str, Any], JSON] | None:
     """Return the item and the outputs of a row of a data file, an output item or a stored completion; None for others."""
     kind = value.get("object")
+    item: Any
+    sample: Any
     if kind == "eval.run.output_item":
         item, sample = value.get("datasource_item"), None
         if isinstance(item, Mapping) and set(item) <= {"item", "sample"} and isinstance(item.get("item"), Mapping):
@@ -370,16 +368,8 @@ def _describe_grader(key: str, definition: Mapping[str, Any]) -> Mapping[str, JS
         metric = make_metric(key, definition)
     except ValueError:
         metric = Metric(key, primary=True)
-    return {
-        "key": key,
-        "version": compute_version(definition),
-        "source": "model" if definition.get("type") in MODEL_TYPES else "code",
-        "summary": False,
-        "metrics": [metric.to_dict()],
-        "origin": {},
-        "code": {},
-        "standards": [],
-    }
+    source: Source = "model" if definition.get("type") in MODEL_TYPES else "code"
+    return describe_key(metric, compute_version(definition), source)
 
 
 def _read_output_item(
@@ -405,7 +395,7 @@ def _read_output_item(
     root_id = derive_id(*identity, "root", digits=16)
     metadata = {"openai_evals": {"output_item": value.get("id"), "datasource_item_id": value.get("datasource_item_id")}}
     root = Run(span_id=root_id, name=imported.name, inputs=example.inputs, metadata=metadata, **common)
-    runs = (root,)
+    runs: tuple[Run, ...] = (root,)
     model = sample.get("model")
     if isinstance(model, str) and model:
         call = Run(

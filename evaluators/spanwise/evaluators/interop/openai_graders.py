@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spanwise.collector.records import JSON, Case, canonical_json
-from spanwise.evaluators.interface import Evaluator, Metric, Unjudged
-from spanwise.evaluators.interface.evaluator_factory import make_evaluator
+from spanwise.evaluators.interface import Evaluator, Metric, Unjudged, make_evaluator
 from spanwise.evaluators.interop.grader_templates import (
     Formula,
     Namespace,
@@ -197,17 +196,13 @@ def _check_definition(definition: Any) -> None:
     for variable in list_grader_variables(definition):
         split_path(variable)
     if kind == "multi":
-        parts = _list_parts(definition)
-        for _, part in parts:
-            _check_definition(part)
-        _check_formula(name, Formula(definition["calculate_output"]), parts)
-
-
-def _check_formula(name: str, formula: Formula, parts: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    for used in formula.names:
-        if used not in _name_scores(parts):
-            known = ", ".join(part for part, _ in parts)
-            raise ValueError(f"grader {name!r}: calculate_output uses {used!r}, which is no grader; it has {known}")
+        graders = _list_parts(definition)
+        for _, grader in graders:
+            _check_definition(grader)
+        for used in Formula(definition["calculate_output"]).names:
+            if used not in _name_scores(graders):
+                known = ", ".join(each for each, _ in graders)
+                raise ValueError(f"grader {name!r}: calculate_output uses {used!r}, which is no grader; it has {known}")
 
 
 def _name_scores(parts: Sequence[tuple[str, Any]]) -> dict[str, int]:
