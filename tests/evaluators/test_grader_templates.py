@@ -89,7 +89,7 @@ def test_formulas_are_computed(formula, result):
     ],
 )  # fmt: skip
 def test_anything_else_is_refused_in_one_line(formula):
-    with pytest.raises(ValueError, match="formula|calculate_output") as raised:
+    with pytest.raises(ValueError, match=r"formula|calculate_output") as raised:
         Formula(formula)
     assert "\n" not in str(raised.value)
 
@@ -100,6 +100,6 @@ def test_anything_else_is_refused_in_one_line(formula):
 )
 def test_a_formula_without_a_result_is_an_error(formula):
     before = time.process_time()
-    with pytest.raises(ValueError, match="no (finite )?result"):
+    with pytest.raises(ValueError, match=r"no (finite )?result"):
         Formula(formula).compute({"a": 1.0})
     assert time.process_time() - before < 1

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from spanwise.collector import default_location
 from spanwise.collector.records import JSON, Case, Feedback, Run
 from spanwise.collector.records import Example as StoredExample
-from spanwise.collector.stores import Store
 from spanwise.evaluators import Experiment, datasets
 from spanwise.evaluators import aevaluate as evaluate_async
 from spanwise.evaluators import evaluate as evaluate_sync

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from spanwise.evaluators.interop import ImportReport, OpenAIEval
 
 app = typer.Typer(
-    help="Import evaluations of other products: datasets, graders and past runs.",
+    help="Import evaluations of other products: OpenAI Evals, Inspect logs.",
     no_args_is_help=True,
     epilog="Example: `spanwise import inspect logs/2026-11-26_capitals.eval`",
 )
@@ -106,7 +105,7 @@ def inspect_(logs: Logs, name: DatasetName = None, at: StoreOption = None, as_js
 
 def _print_report(report: ImportReport, as_json: bool, imported: OpenAIEval | None = None) -> None:
     if as_json:
-        emit([{**asdict(report), **({} if imported is None else {"unconfirmed": imported.unconfirmed})}])
+        emit([{**report.to_dict(), **({} if imported is None else {"unconfirmed": imported.unconfirmed})}])
         return
     for line in str(report).splitlines():
         print_line(line)

@@ -45,6 +45,17 @@ class ImportReport:
         if len(self.reasons) < MAX_REASONS:
             self.reasons.append(" ".join(reason.split())[:500])
 
+    def to_dict(self) -> dict[str, JSON]:
+        """Return the report as JSON."""
+        return {
+            "imported": dict(self.imported),
+            "left_out": dict(self.left_out),
+            "reasons": self.reasons,
+            "notes": self.notes,
+            "dataset": self.dataset,
+            "experiments": self.experiments,
+        }
+
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {kind}" for kind, count in self.imported.items() if count) or "nothing"
         lines = [f"imported {counts}"]

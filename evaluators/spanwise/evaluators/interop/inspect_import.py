@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from spanwise.collector.records import JSON, Event, Example, Experiment, Feedback, Run, Target, Usage, canonical_json
-from spanwise.collector.stores import Store
 from spanwise.evaluators.interface import Metric, StoreLocation, open_store_location
 from spanwise.evaluators.interop.experiment_import import (
     ExperimentImport,

@@ -33,6 +33,7 @@ from spanwise.evaluators.interop.grader_templates import list_variables, make_sa
 from spanwise.evaluators.interop.json_stream import LINE_FORMATS, iterate_file
 from spanwise.evaluators.interop.openai_graders import (
     MODEL_TYPES,
+    UnconfirmedCode,
     compute_version,
     digest_source,
     list_grader_variables,
@@ -237,8 +238,8 @@ def _make_evaluators(imported: OpenAIEval, judge: Any, embedder: Any, confirmed:
             evaluator = openai_grader(definition, key=key, judge=judge, embedder=embedder, confirm_code=confirm)
         except ValueError as error:
             imported.report.leave_out("graders", str(error))
-            if (digest := getattr(error, "digest", None)) is not None:
-                imported.unconfirmed[key] = digest
+            if isinstance(error, UnconfirmedCode):
+                imported.unconfirmed[key] = error.digest
             continue
         imported.evaluators.append(evaluator)
         imported.report.imported["graders"] += 1
