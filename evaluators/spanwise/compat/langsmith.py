@@ -199,14 +199,13 @@ def evaluate(
     arguments LangSmith does not know, and `TypeError` for an unknown option.
     """
     call = _prepare(target, data, evaluators, summary_evaluators, max_concurrency, options)
-    name, facts = _name_experiment(experiment_prefix, target), _merge_metadata(metadata, description)
     experiment = evaluate_sync(
         _resolve_data(data, store),
         call.target,
         call.evaluators,
         summary_evaluators=call.summary_evaluators,
-        name=name,
-        metadata=facts,
+        name=_name_experiment(experiment_prefix, target),
+        metadata={**(metadata or {}), **({"description": description} if description else {})},
         concurrency=call.concurrency,
         repetitions=num_repetitions,
         store=store,
@@ -237,7 +236,7 @@ async def aevaluate(
         call.evaluators,
         summary_evaluators=call.summary_evaluators,
         name=_name_experiment(experiment_prefix, target),
-        metadata=_merge_metadata(metadata, description),
+        metadata={**(metadata or {}), **({"description": description} if description else {})},
         concurrency=call.concurrency,
         repetitions=num_repetitions,
         store=store,
@@ -285,10 +284,6 @@ def _prepare(
 def _name_experiment(prefix: str | None, target: Any) -> str:
     name = prefix or getattr(target, "__name__", None) or type(target).__name__
     return f"{name}-{secrets.token_hex(4)}"
-
-
-def _merge_metadata(metadata: Mapping[str, Any] | None, description: str | None) -> dict[str, Any]:
-    return {**(metadata or {}), **({"description": description} if description else {})}
 
 
 def _resolve_data(data: Any, store: Any) -> Any:

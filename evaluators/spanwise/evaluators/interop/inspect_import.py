@@ -164,7 +164,11 @@ def _read_sample(
     usages = usages if isinstance(usages, Mapping) else {}
     main = output.get("model") or log.header["eval"].get("model")
     names = dict.fromkeys([*([main] if isinstance(main, str) and output.get("choices") else []), *map(str, usages)])
-    messages = sample.get("messages")
+    given = sample.get("messages")
+    messages = [each for each in given if isinstance(each, Mapping)] if isinstance(given, list) else []
+    if messages and messages[-1].get("role") == "assistant":
+        messages.pop()  # the reply is the output
+    shown = [{name: value for name, value in each.items() if name not in ("id", "source")} for each in messages]
     calls = [
         Run(
             span_id=derive_id(*identity, "model", name, digits=16),
@@ -172,7 +176,7 @@ def _read_sample(
             kind="llm",
             name=name,
             model=name,
-            inputs={"messages": _before_reply(messages)} if name == main else None,
+            inputs={"messages": shown} if name == main else None,
             outputs=root.outputs if name == main else None,
             status="ok",
             usage=_read_usage(usages.get(name)),
@@ -181,14 +185,6 @@ def _read_sample(
         for name in names
     ]
     return (root, *calls)
-
-
-def _before_reply(messages: Any) -> JSON:
-    """Return the messages of a sample without ids, up to the last reply of the model."""
-    listed = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list) else []
-    if listed and listed[-1].get("role") == "assistant":
-        listed.pop()
-    return [{name: value for name, value in each.items() if name not in ("id", "source")} for each in listed]
 
 
 def _read_completion(output: Mapping[str, Any]) -> JSON:
