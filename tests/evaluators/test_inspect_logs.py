@@ -330,6 +330,29 @@ def test_values_larger_than_the_limit_are_refused(store, tmp_path, monkeypatch):
     assert (report.imported["runs"], report.left_out["samples"]) == (1, 1)
 
 
+IMPORT = "import sys; from spanwise.evaluators.interop import import_inspect_log; print(import_inspect_log(sys.argv[2], sys.argv[1]))"
+
+
+def import_with_limit(log, store):
+    """What an import prints in a process that may have half a GiB of data."""
+    ran = subprocess.run(
+        [sys.executable, "-c", IMPORT, log, store],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (1 << 29, 1 << 29)),
+    )
+    os.unlink(log)
+    return ran.stdout
+
+
+@pytest.mark.slow
+def test_many_large_inputs_are_imported_in_bounded_memory(tmp_path):
+    log = tmp_path / "large.eval"
+    archive(log, *(sample(id=number, input=f"{number} " + "x" * 1_000_000) for number in range(400)))
+    assert "400 examples, 1 experiments, 400 runs" in import_with_limit(log, tmp_path / "s.db")
+
+
 @pytest.mark.slow
 def test_a_json_log_of_1_gb_is_imported_in_bounded_memory(tmp_path):
     log = tmp_path / "large.json"
@@ -341,15 +364,4 @@ def test_a_json_log_of_1_gb_is_imported_in_bounded_memory(tmp_path):
             file.write(("," if number else "") + text.replace('"padding": ""', f'"padding": "{padding}"'))
         file.write("]}")
     assert log.stat().st_size > 1e9
-    code = "import sys; from spanwise.evaluators.interop import import_inspect_log; print(import_inspect_log(sys.argv[2], sys.argv[1]))"
-    limit = 4 << 30  # address space, of which threads and libraries reserve 2 GB
-
-    ran = subprocess.run(
-        [sys.executable, "-c", code, log, tmp_path / "s.db"],
-        capture_output=True,
-        text=True,
-        check=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit // 8, limit // 8)),
-    )
-    os.unlink(log)
-    assert "1000 runs" in ran.stdout
+    assert "1000 runs" in import_with_limit(log, tmp_path / "s.db")

@@ -11,18 +11,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Literal
 
 from spanwise.collector.errors import NotFound
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import JSON, Example, Experiment, Feedback, Run, Source
+from spanwise.collector.records import JSON, Example, Experiment, Feedback, Run, Source, canonical_json
 from spanwise.collector.stores import Store
 from spanwise.evaluators.interface import Metric
 
 MAX_REASONS = 20
 BATCH_RUNS = 500
 BATCH_EXAMPLES = 5_000
+BATCH_BYTES = 32_000_000  # a batch is written when its values exceed about this size
 
 
 @dataclass(slots=True)
@@ -103,8 +103,7 @@ def save_dataset(
     overwritten.
     """
     version, seen = None, set[str]()
-    iterator = iter(examples)
-    while batch := list(islice(iterator, BATCH_EXAMPLES)):
+    for batch in _split_batches(examples):
         new = [example for example in {example.id: example for example in batch}.values() if example.id not in seen]
         seen.update(example.id for example in new)
         if new:
@@ -113,6 +112,20 @@ def save_dataset(
         report.imported["examples"] += len(seen)
         report.dataset = f"{name}@{version}"
     return version
+
+
+def _split_batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    """Yield the examples in lists of up to `BATCH_EXAMPLES` and about `BATCH_BYTES`."""
+    batch: list[Example] = []
+    size = 0
+    for example in examples:
+        batch.append(example)
+        size += len(canonical_json([example.inputs, example.reference_outputs, example.outputs]))
+        if len(batch) == BATCH_EXAMPLES or size > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 class ExperimentImport:
@@ -124,6 +137,7 @@ class ExperimentImport:
         self._runs: list[Run] = []
         self._feedback: list[Feedback] = []
         self._repetitions = Counter[str]()
+        self._bytes = 0  # size of the values in `_runs`
         self._count = self._failed = self._scores = 0
         self._tokens = Counter[str]()
         self._models = set[str]()
@@ -172,18 +186,19 @@ class ExperimentImport:
         self._failed += runs[0].status == "error"
         self._scores += len(feedback)
         for run in runs:
+            self._bytes += len(canonical_json([run.inputs, run.outputs]))
             if run.model:
                 self._models.add(run.model)
             if run.usage is not None:
                 self._tokens["input_tokens"] += run.usage.input_tokens
                 self._tokens["output_tokens"] += run.usage.output_tokens
-        if len(self._runs) >= BATCH_RUNS:
+        if len(self._runs) >= BATCH_RUNS or self._bytes > BATCH_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         if self._runs:
             self._store.append(self._runs, self._feedback)
-        self._runs, self._feedback = [], []
+        self._runs, self._feedback, self._bytes = [], [], 0
 
 
 def _merge_stored_record(store: Store, record: Experiment) -> Experiment:
