@@ -157,6 +157,9 @@ NAME_FIELDS = (
     "environment",
     "experiment_id",
     "example_id",
+    "prompt_name",
+    "prompt_version",
+    "agent_name",
 )
 
 
@@ -177,6 +180,13 @@ def truncate_fields(run: Run) -> Run:
         and (not run.tags or (len(run.tags) <= MAX_TAGS and max(map(len, run.tags)) <= MAX_NAME_CHARS))
         and (run.experiment_id is None or len(run.experiment_id) <= MAX_NAME_CHARS)
         and (run.example_id is None or len(run.example_id) <= MAX_NAME_CHARS)
+        and (run.prompt_name is None or len(run.prompt_name) <= MAX_NAME_CHARS)
+        and (run.prompt_version is None or len(run.prompt_version) <= MAX_NAME_CHARS)
+        and (run.agent_name is None or len(run.agent_name) <= MAX_NAME_CHARS)
+        and (
+            not run.finish_reasons
+            or (len(run.finish_reasons) <= MAX_TAGS and max(map(len, run.finish_reasons)) <= MAX_NAME_CHARS)
+        )
     ):
         return run
     return _truncate(run)
@@ -189,9 +199,10 @@ def _truncate(run: Run) -> Run:
         name: text[: max_chars[name]] for name, text in texts.items() if len(text) > max_chars[name]
     }
     originals: dict[str, Any] = {f"{SENT_PREFIX}{name}": texts[name] for name in truncated}
-    if len(run.tags) > MAX_TAGS or any(len(tag) > MAX_NAME_CHARS for tag in run.tags):
-        truncated["tags"] = tuple(tag[:MAX_NAME_CHARS] for tag in run.tags[:MAX_TAGS])
-        originals[f"{SENT_PREFIX}tags"] = list(run.tags)
+    for name, listed in (("tags", run.tags), ("finish_reasons", run.finish_reasons)):
+        if len(listed) > MAX_TAGS or any(len(text) > MAX_NAME_CHARS for text in listed):
+            truncated[name] = tuple(text[:MAX_NAME_CHARS] for text in listed[:MAX_TAGS])
+            originals[f"{SENT_PREFIX}{name}"] = list(listed)
     return replace(run, **truncated, attributes={**run.attributes, **originals}) if truncated else run
 
 

@@ -19,6 +19,7 @@ MESSAGE_FIELDS = {"input_messages": "inputs", "output_messages": "outputs"}
 MERGED_FIELDS = ("metadata", "attributes", *MESSAGE_FIELDS)
 AMENDABLE_FIELDS = (
     *"inputs outputs documents model usage cost session_id user_id tags metadata attributes".split(),
+    *"prompt_name prompt_version agent_name finish_reasons time_to_first_token_ms tools".split(),
     *MESSAGE_FIELDS,
 )
 MAX_COUNT = 2**63 - 1  # highest integer that SQLite can store
