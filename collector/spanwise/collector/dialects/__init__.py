@@ -11,6 +11,8 @@ Modules, in the order in which data flows:
 - `field_extraction`: Extraction of run fields from attributes, shared by the dialects of vendors.
 - `token_costs`: Token counts and cost of a model call: normalization, reported costs, and prices by genai-prices.
 - `evaluation_events`: Feedback as `gen_ai.evaluation.result` events: reading and writing.
+- `run_labels`: Labels of a run under the names of all conventions: prompt, agent, finish reasons, time to the first
+  token, tools.
 - `genai`: OpenTelemetry GenAI conventions: model calls, and messages in attributes, span events and log records.
 - `openinference`: OpenInference conventions: spans, messages, documents, annotations and evaluations.
 - `langfuse`: Langfuse: attributes of its SDKs, and scores sent to its API.

@@ -16,6 +16,7 @@ from spanwise.collector.dialects.attribute_parsing import (
     COST_NAMES,
     DOCUMENT_KINDS,
     NATIVE_NAMES,
+    TOOL_PARAMETERS,
     Memo,
     parse_count,
     parse_json,
@@ -44,6 +45,7 @@ from spanwise.collector.dialects.openinference import (
 )
 from spanwise.collector.dialects.pydantic_ai import pydantic_ai
 from spanwise.collector.dialects.pydantic_evals import pydantic_evals
+from spanwise.collector.dialects.run_labels import labels
 from spanwise.collector.dialects.token_costs import parse_dollars, prices
 from spanwise.collector.dialects.traceloop import traceloop
 from spanwise.collector.dialects.vercel import vercel
@@ -126,6 +128,7 @@ DIALECTS: tuple[Dialect, ...] = (
     haystack,
     genai,
     pydantic_evals,
+    labels,
     evaluations,
     retrieval,
     prices,
@@ -219,6 +222,12 @@ def _build_run(span: RawSpan, draft: Draft) -> Run:
         get("experiment_id"),
         get("example_id"),
         get("repetition", 0),
+        get("prompt_name"),
+        get("prompt_version"),
+        get("agent_name"),
+        get("finish_reasons", ()),
+        get("time_to_first_token_ms"),
+        get("tools", ()),
     )
 
 
@@ -333,7 +342,9 @@ _plans = Memo[tuple[Set[str], str], ReadPlan]()
 
 # Dialects that find nothing in plain spans: OpenInference, and those that get all spans
 IDLE_DIALECTS = frozenset(("openinference", "haystack", "evaluations", "retrieval", "prices"))
-EXCLUDED_NAMESPACES = frozenset(("haystack", *RARE_NAMESPACES, *FEEDBACK_NAMESPACES, *FILE_NAMESPACES, *COST_NAMES))
+EXCLUDED_NAMESPACES = frozenset(
+    ("haystack", TOOL_PARAMETERS, *RARE_NAMESPACES, *FEEDBACK_NAMESPACES, *FILE_NAMESPACES, *COST_NAMES)
+)
 JSON_TYPE = "application/json"
 
 
