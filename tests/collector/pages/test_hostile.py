@@ -28,7 +28,7 @@ def addresses(store):
     fields = {
         "inputs": {EVIL: [EVIL]},
         "outputs": EVIL,
-        "attributes": {EVIL: EVIL},
+        "attributes": {EVIL: EVIL, "gen_ai.input.messages.ref": f"javascript:{EVIL}"},
         "metadata": {EVIL: EVIL},
         "resource": {EVIL: EVIL},
     }
@@ -46,6 +46,12 @@ def addresses(store):
         user_id=EVIL,
         project=EVIL,
         environment=EVIL,
+        prompt_name=EVIL,
+        prompt_version=EVIL,
+        agent_name=EVIL,
+        finish_reasons=(EVIL,),
+        time_to_first_token_ms=1.5,
+        tools=({EVIL: EVIL},),
         **fields,
     )
     tested = run(EVIL, experiment_id="e1", example_id=Example(inputs=EVIL).id, inputs=EVIL, outputs=EVIL)
@@ -131,6 +137,11 @@ FIELDS = (
     "user",
     "tag",
     "latency_ms",
+    "prompt",
+    "prompt_version",
+    "agent",
+    "finish_reason",
+    "time_to_first_token_ms",
     "tokens",
     "cost",
     "feedback_key",

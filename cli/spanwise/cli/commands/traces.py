@@ -208,6 +208,15 @@ def _run_heading(run: Run) -> Text:
 def _add_details(branch: Tree, run: Run, limit: int) -> None:
     if run.error:
         branch.add(_join_styled((truncate_text(run.error, limit), "red")))
+    labels = (
+        ("prompt", formatting.prompt(run.prompt_name, run.prompt_version)),
+        ("agent", run.agent_name or ""),
+        ("finish reason", ", ".join(run.finish_reasons)),
+        ("first token", formatting.milliseconds(run.time_to_first_token_ms) if run.time_to_first_token_ms else ""),
+    )
+    for name, value in labels:
+        if value:
+            branch.add(_join_styled((f"{name}: ", "dim"), truncate_text(value, limit)))
     derived = derived_fields(run)
     for name, key, value in (("in", "inputs", run.inputs), ("out", "outputs", run.outputs)):
         if value is not None:
@@ -259,6 +268,7 @@ ActiveSince = Annotated[
     str | None, typer.Option("--since", help="Only processes that sent data since then: 2h, 7d, or a date.")
 ]
 BALANCE_COLUMNS = ("started", "stored", "on disk", "dropped", "in memory", "open", "unaccounted")
+LABEL_COLUMNS = ("prompt", "agent", "finish reason", "first token")
 TRACE_COLUMNS = ("trace", "start", "name", "status", "latency", "spans", "tokens", "inputs", "feedback")
 
 
@@ -448,7 +458,10 @@ def _print_traces(traces: Iterable[TraceSummary], as_json: bool, *, head: bool =
     if as_json:
         emit(msgspec.to_builtins(trace) for trace in traces)
     elif head:
-        print_table(TRACE_COLUMNS, map(_trace_cells, traces))
+        rows = [[*_trace_cells(trace), *_label_cells(trace)] for trace in traces]
+        names = (*TRACE_COLUMNS, *LABEL_COLUMNS)
+        shown = [at for at, name in enumerate(names) if name in TRACE_COLUMNS or any(row[at] for row in rows)]
+        print_table([names[at] for at in shown], [[row[at] for at in shown] for row in rows])
     else:
         for trace in traces:
             print_line("  ".join(map(escape_line, _trace_cells(trace))))
@@ -468,6 +481,14 @@ def _trace_cells(trace: TraceSummary) -> tuple[str, ...]:
         trace.inputs[:60],
         " ".join(f"{key}={_format_outcome(trace, key, value)}" for key, value in trace.feedback.items()),
     )
+
+
+def _label_cells(trace: TraceSummary) -> tuple[str, ...]:
+    """Return the cells of the columns that are shown only if a trace has a value in them."""
+    first_ms = trace.time_to_first_token_ms
+    first = "" if first_ms is None else formatting.milliseconds(first_ms)
+    lists = (formatting.prompts(trace.prompts), trace.agents, trace.finish_reasons)
+    return (*(", ".join(texts)[:100] for texts in lists), first)
 
 
 def _format_outcome(trace: TraceSummary, key: str, value: float | str | None) -> str:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from spanwise.collector.dialects.evaluation_events import read_feedback, read_via, write_feedback_attributes
     from spanwise.collector.dialects.langfuse import read_langfuse_score
     from spanwise.collector.dialects.log_records import LogDialect, LogItem, read_log
+    from spanwise.collector.dialects.run_labels import CONTENT_REFERENCES
     from spanwise.collector.dialects.sdk_spans import read_sdk_span
     from spanwise.collector.dialects.token_costs import (
         compute_cost,
@@ -71,10 +72,12 @@ else:
         langfuse="read_langfuse_score",
         log_records="LogDialect LogItem read_log",
         token_costs="compute_cost export_prices find_provider has_price import_prices",
+        run_labels="CONTENT_REFERENCES",
         sdk_spans="read_sdk_span",
     )
 
 __all__ = [
+    "CONTENT_REFERENCES",
     "Amendment",
     "Dialect",
     "Draft",

@@ -58,14 +58,21 @@ _FORM_FIELDS = _MODIFIER_FIELDS | {"range", "feedback_key"}
 _BASIC_FIELDS = frozenset(("traffic", "text", "project", "environment", "status", "range", "cursor"))
 _FEEDBACK_FIELDS = frozenset(("feedback_key", "feedback_op", "feedback_value"))
 _HIDDEN_FIELDS = frozenset(("cursor", "feedback_op", "feedback_value"))
-_FIELD_LABELS = {"range": "time", "latency_ms": "latency", "feedback_key": "feedback"}
+_FIELD_LABELS = {
+    "range": "time",
+    "latency_ms": "latency",
+    "feedback_key": "feedback",
+    "prompt_version": "prompt version",
+    "finish_reason": "finish reason",
+    "time_to_first_token_ms": "first token",
+}
 _EXPERIMENT_FIELDS = frozenset(("experiment", "experiments", "dataset"))
 # Hints for invalid values of the fields in `_FIELD_HINTS`. For other fields, the error message of the parser is
 # shown.
 _COMPARISON_HINT = "{name} must be a comparison such as > 500, got {text!r}"
 _TIME_HINT = "{name} must be a date or time such as 2026-11-21T14:30, got {text!r}"
 _FIELD_HINTS = {
-    **dict.fromkeys(("latency_ms", "tokens", "cost"), _COMPARISON_HINT),
+    **dict.fromkeys(("latency_ms", "time_to_first_token_ms", "tokens", "cost"), _COMPARISON_HINT),
     **dict.fromkeys(("since", "until"), _TIME_HINT),
 }
 

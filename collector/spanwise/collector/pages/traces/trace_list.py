@@ -91,7 +91,10 @@ def list_open_runs(store: Store, query: filter_form.FilterQuery) -> list[OpenRun
 
 def load_choices(store: Store) -> dict[str, list[str]]:
     """Return the choices that the filter form offers."""
-    fields = ("project", "environment", "kind", "name", "model", "feedback")
+    fields = (
+        *("project", "environment", "kind", "name", "model", "feedback"),
+        *("prompt", "prompt_version", "agent", "finish_reason"),
+    )
     return {field: sorted(store.values(field), key=str.lower) for field in fields}
 
 
