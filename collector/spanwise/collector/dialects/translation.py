@@ -103,6 +103,7 @@ STATUSES: tuple[Status, ...] = ("unset", "ok", "error")
 # Names of exceptions that cancel work from outside: asyncio's, trio's, a closed generator, JavaScript's
 CANCELLATIONS = frozenset(("CancelledError", "Cancelled", "GeneratorExit", "AbortError"))
 SPAN_KINDS = ("", "", "server", "client", "producer", "consumer")  # "internal" is the default, so it is not recorded
+DEFAULT_PROJECT = "default"  # of resources that name neither a project nor a service
 ENVIRONMENTS = (names.ENVIRONMENT, "deployment.environment", "langfuse.environment")
 
 
@@ -328,7 +329,7 @@ def _find_project(resource: Mapping[str, JSON]) -> str:
     if named := _find_text(resource, (names.PROJECT,)):
         return named
     service = _find_text(resource, ("service.name",))
-    return service if service and not service.startswith("unknown_service") else "default"
+    return service if service and not service.startswith("unknown_service") else DEFAULT_PROJECT
 
 
 def _find_text(resource: Mapping[str, JSON], candidates: tuple[str, ...]) -> str | None:

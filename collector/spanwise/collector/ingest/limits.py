@@ -11,8 +11,8 @@ from typing import Any
 
 from spanwise.collector.clock_skew import SENT_PREFIX
 from spanwise.collector.ingest.ingest_errors import ItemRefused, PermanentError
-from spanwise.collector.records import JSON, Feedback, Run, Usage
-from spanwise.collector.stores.amendment_merge import apply_amendment, encode_fields
+from spanwise.collector.records import JSON, Feedback, Run, Target, Usage
+from spanwise.collector.stores.amendment_merge import FEEDBACK_FIELD, apply_amendment, encode_fields, make_feedback
 
 MIB = 1024 * 1024
 MAX_TOKENS, MAX_COST = 2**53, 1e12  # upper bounds: floating-point totals stay exact, and no real cost is higher
@@ -227,6 +227,8 @@ def check_amendment(fields: Mapping[str, JSON]) -> None:
         )
     if run.cost is not None and not 0 <= run.cost <= MAX_COST:
         raise ItemRefused("value", f"cost must be from 0 to {MAX_COST:,.0f}, got {run.cost!r}")
+    for feedback in make_feedback(Target(trace_id="0" * 32), fields.get(FEEDBACK_FIELD) or {}):
+        check_feedback_names(feedback)
     usage = run.usage or Usage()
     for tokens in (usage.input_tokens, usage.output_tokens, *usage.details.values()):
         if not 0 <= tokens <= MAX_TOKENS:

@@ -58,6 +58,7 @@ class TraceStore(Protocol):
         - metadata and attributes are merged key by key.
         - `input_messages` and `output_messages` are lists of messages under keys, merged key by key. All messages, in
           the order of their keys, become the inputs and outputs of a run that has no others.
+        - `feedback` has records of feedback under keys, without target and id. They become feedback on the run.
 
         The change is durable on return. Trace summary, full-text index, known values and filters follow. Sending the
         same run again does not undo it. A later or fuller version of the run keeps amended fields, except those that

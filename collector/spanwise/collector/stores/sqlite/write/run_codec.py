@@ -372,7 +372,13 @@ _NO_LABELS = (None, None, None, (), None)
 
 
 def read_response_id(attributes: Mapping[str, JSON]) -> str | None:
-    """Return the id that a model gave its response; None if it is missing or too long to be one."""
+    """Return the id that a model gave its response; None if it is missing or too long to be one.
+
+    A span that fetches the response of an earlier call does not count, because what is said of the response concerns
+    that call.
+    """
+    if attributes.get(names.OPERATION) == "fetch_response":
+        return None
     id = attributes.get(names.RESPONSE_ID)
     return id if isinstance(id, str) and 0 < len(id) <= MAX_RESPONSE_ID_CHARACTERS and id.isascii() else None
 
