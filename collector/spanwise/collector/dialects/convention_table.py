@@ -23,7 +23,11 @@ OPENINFERENCE_PREFIXES = (
     *("openinference.", "input.", "output.", "llm.", "retrieval.", "reranker.", "embedding.", "decision."),
     *("session.", "user.", "metadata", "tag.", "tool.", "prompt.", "agent."),
 )
-OTHER_NAMES = ("llm.request.functions.", "llm.request.type", "llm.content.")  # OpenLLMetry's, although they begin like OpenInference's
+OTHER_NAMES = (
+    "llm.request.functions.",
+    "llm.request.type",
+    "llm.content.",
+)  # OpenLLMetry's, although they begin like OpenInference's
 # field of a run → names that are read into it
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "kind": (
