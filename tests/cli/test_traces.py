@@ -241,3 +241,17 @@ def test_a_list_has_columns_for_labels_only_if_a_trace_has_them(tmp_path: Path) 
     shown = spanwise("traces", "show", call.trace_id, "--store", path).stdout
     for words in ("prompt: greet@v2", "agent: plan", "first token: 120 ms", "finish reason: stop"):
         assert words in shown
+
+
+def test_aggregate_compares_the_versions_of_a_prompt(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with SQLiteStore(path) as store:
+        for version, score in (("v1", 0.0), ("v1", 0.5), ("v2", 1.0)):
+            call = run("call", prompt_name="greet", prompt_version=version, cost=0.5)
+            store.append([call], [Feedback(target=Target(trace_id=call.trace_id), key="good", score=score)])
+    shown = spanwise("traces", "aggregate", "--by", "prompt_version", "--where", "prompt=greet", "--store", path).stdout
+    for words in ("prompt_version", "greet@v1", "greet@v2", "good=0.25 (n 2)", "good=1 (n 1)"):
+        assert words in shown
+    found = spanwise("traces", "aggregate", "--by", "prompt", "--every", "1h", "--json", "--store", path).stdout
+    assert [(json.loads(line)["group"], json.loads(line)["traces"]) for line in found.splitlines()] == [("greet", 3)]
+    assert "cannot group by 'nothing'" in refusal("traces", "aggregate", "--by", "nothing", "--store", path)

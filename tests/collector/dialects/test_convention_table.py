@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,16 @@ import pytest
 from collector.dialects.vendors import strict
 from spanwise.collector import dialects
 from spanwise.collector.dialects import RawSpan, read_run
-from spanwise.collector.dialects.convention_table import FIELDS, render
 from spanwise.collector.records import Run
 
 ROOT = Path(__file__).parents[3]
-PAGE = "docs/senders/conventions.md"
+PROGRAM = runpy.run_path(str(ROOT / "docs" / "conventions.py"))
+FIELDS: dict[str, tuple[str, ...]] = PROGRAM["FIELDS"]
 
 
 def test_the_page_is_up_to_date() -> None:
-    written = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert written == render(PAGE), f"run: python -m spanwise.collector.dialects.convention_table {PAGE}"
+    written = PROGRAM["PAGE"].read_text(encoding="utf-8")
+    assert written == PROGRAM["render"](), "run: python docs/conventions.py"
 
 
 def test_the_fields_are_fields_of_a_run() -> None:
@@ -28,7 +29,7 @@ def test_the_fields_are_fields_of_a_run() -> None:
 
 def test_each_name_is_in_the_code_of_the_dialects() -> None:
     folder = Path(dialects.__file__).parent
-    tables = [file.read_text() for file in folder.glob("*.py") if file.name != "convention_table.py"]
+    tables = [file.read_text() for file in folder.glob("*.py")]
     code = "\n".join([*tables, (ROOT / "tracer/spanwise/tracer/attribute_names.py").read_text()])
     listed = {part for found in FIELDS.values() for name in found for part in re.findall(r"[A-Za-z_.]{4,}", name)}
     unknown = [

@@ -71,6 +71,8 @@ def addresses(store):
     return [
         "/",
         "/?traffic=all",
+        "/?group_by=prompt_version",
+        "/?group_by=agent",
         f"/traces/{root.trace_id}",
         "/sessions",
         "/datasets",
@@ -161,11 +163,29 @@ FIELDS = (
     "key",
     "run",
     "charts",
+    "group_by",
     "complete",
 )
 VALUES = st.one_of(
     st.text(max_size=20),
-    st.sampled_from(["<", "missing", "24h", "1e999", "nan", "-1", "9" * 30, "> 1", "e1", "2026-01-01", "0", "true"]),
+    st.sampled_from(
+        [
+            "<",
+            "missing",
+            "prompt_version",
+            "agent",
+            "24h",
+            "1e999",
+            "nan",
+            "-1",
+            "9" * 30,
+            "> 1",
+            "e1",
+            "2026-01-01",
+            "0",
+            "true",
+        ]
+    ),
 )
 
 

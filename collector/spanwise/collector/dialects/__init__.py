@@ -18,8 +18,7 @@ Modules, in the order in which data flows:
 - `langfuse`: Langfuse: attributes of its SDKs, and scores sent to its API.
 - `langsmith`: LangSmith's OpenTelemetry export, with the messages of LangChain.
 - `mlflow`: MLflow's spans.
-- `traceloop`: Traceloop's SDK, OpenLLMetry.
-- `laminar`: Laminar's SDK.
+- `traceloop`: Traceloop's SDK, OpenLLMetry, and Laminar's SDK, whose instrumentations come from it.
 - `vercel`: Vercel's AI SDK, versions 3.4 to 6.
 - `logfire`: Logfire's spans, and its instrumentations of OpenAI, OpenAI Agents and pydantic-evals.
 - `pydantic_ai`: pydantic-ai's instrumentation, data format versions 1 to 6.

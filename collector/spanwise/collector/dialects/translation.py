@@ -29,7 +29,6 @@ from spanwise.collector.dialects.draft import Dialect, Draft, RawSpan, SideResul
 from spanwise.collector.dialects.evaluation_events import evaluations
 from spanwise.collector.dialects.genai import genai
 from spanwise.collector.dialects.haystack import HAYSTACK_OPERATIONS, haystack
-from spanwise.collector.dialects.laminar import laminar
 from spanwise.collector.dialects.langfuse import langfuse
 from spanwise.collector.dialects.langsmith import langsmith
 from spanwise.collector.dialects.logfire import logfire
@@ -47,7 +46,7 @@ from spanwise.collector.dialects.pydantic_ai import pydantic_ai
 from spanwise.collector.dialects.pydantic_evals import pydantic_evals
 from spanwise.collector.dialects.run_labels import labels
 from spanwise.collector.dialects.token_costs import parse_dollars, prices
-from spanwise.collector.dialects.traceloop import traceloop
+from spanwise.collector.dialects.traceloop import laminar, traceloop
 from spanwise.collector.dialects.vercel import vercel
 from spanwise.collector.formatting import split_stack
 from spanwise.collector.former_names import is_own_scope

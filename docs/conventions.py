@@ -1,24 +1,25 @@
-"""Page of the documentation with the attribute names that dialects read, made from their tables.
+"""The page of the attribute names that dialects read, made from their tables.
 
-`python -m spanwise.collector.dialects.convention_table docs/senders/conventions.md` writes it.
+    python docs/conventions.py      # writes docs/senders/conventions.md
+
+A test fails if the page is not what this program makes.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from spanwise.collector.dialects import evaluation_events, genai, langfuse, langsmith, mlflow, openinference, vercel
 from spanwise.collector.dialects.attribute_parsing import PARTIAL_COST_NAMES, TOOL_PARAMETERS, TOTAL_COST_NAMES
-from spanwise.collector.dialects.laminar import PROPERTIES as LAMINAR_PROPERTIES
-from spanwise.collector.dialects.laminar import TYPE as LAMINAR_TYPE
 from spanwise.collector.dialects.run_labels import CONTENT_REFERENCES, FIRST_TOKEN_EVENTS, LABELS, TOOL_PREFIXES
 from spanwise.collector.dialects.traceloop import KIND as TRACELOOP_KIND
+from spanwise.collector.dialects.traceloop import LAMINAR_PROPERTIES, LAMINAR_TYPE
 from spanwise.collector.dialects.traceloop import PROPERTIES as TRACELOOP_PROPERTIES
 from spanwise.collector.dialects.traceloop import REQUEST as TRACELOOP_REQUEST
 from spanwise.tracer import attribute_names as names
 
+PAGE = Path(__file__).parent / "senders" / "conventions.md"
 OPENINFERENCE_PREFIXES = (
     *("openinference.", "input.", "output.", "llm.", "retrieval.", "reranker.", "embedding.", "decision."),
     *("session.", "user.", "metadata", "tag.", "tool.", "prompt.", "agent."),
@@ -99,7 +100,7 @@ FEEDBACK: Mapping[str, str] = {
 INTRODUCTION = """\
 # Conventions
 
-This page is generated from the tables of the code: `python -m spanwise.collector.dialects.convention_table {path}`.
+This page is generated from the tables of the code: `python docs/conventions.py`.
 It lists which attribute is read into which field of a run. `N` is an index, and `*` any name. Versions: OpenTelemetry
 GenAI 0.1.0 and its predecessors, OpenInference 0.1.42.
 
@@ -111,9 +112,9 @@ The names that Spanwise's tracer sends are not on this page yet; `spanwise.trace
 """
 
 
-def render(path: str) -> str:
-    """Return the page as Markdown. `path` is the file that it is written to."""
-    return "\n".join([INTRODUCTION.format(path=path), *_sections()]) + "\n"
+def render() -> str:
+    """Return the page as Markdown."""
+    return "\n".join([INTRODUCTION, *_sections()]) + "\n"
 
 
 def _sections() -> Iterator[str]:
@@ -149,11 +150,5 @@ def _join(listed: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in listed)
 
 
-def main() -> None:
-    """Write the page to the file that the command line names."""
-    [path] = sys.argv[1:]
-    Path(path).write_text(render(path), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(render(), encoding="utf-8")
