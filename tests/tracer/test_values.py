@@ -334,6 +334,8 @@ def test_a_hostile_value_costs_itself_never_its_span(traced: Spans, kind: str, m
             run.set_outputs(value)
             run.set_documents([value])
             run.set_model(value)
+            run.set_prompt(value, version=value, template=value, variables={"v": value})
+            run.set_prompt("p", variables=value)
             run.set_tags(value)
             run.set_metadata(v=value)
             run.feedback("k", value, comment=value, metadata={"v": value})

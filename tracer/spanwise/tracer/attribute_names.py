@@ -19,6 +19,9 @@ SESSION: Final = "session.id"
 USER: Final = "user.id"
 METADATA: Final = "metadata"  # a JSON object as a string
 TAGS: Final = "tag.tags"  # list of strings
+PROMPT_TEMPLATE: Final = "llm.prompt_template.template"
+PROMPT_VARIABLES: Final = "llm.prompt_template.variables"  # a JSON object as a string
+PROMPT_TEMPLATE_VERSION: Final = "llm.prompt_template.version"
 PROJECT: Final = "openinference.project.name"  # on the resource
 ENVIRONMENT: Final = "deployment.environment.name"  # on the resource
 INSTANCE: Final = "service.instance.id"  # on the resource: a random UUID per process; a forked child has its own
@@ -30,6 +33,12 @@ RESPONSE_MODEL: Final = "gen_ai.response.model"
 RESPONSE_ID: Final = "gen_ai.response.id"
 INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+PROMPT_NAME: Final = "gen_ai.prompt.name"
+PROMPT_VERSION: Final = "gen_ai.prompt.version"
+AGENT_NAME: Final = "gen_ai.agent.name"
+FINISH_REASONS: Final = "gen_ai.response.finish_reasons"  # list of strings: one per answer
+TIME_TO_FIRST_CHUNK: Final = "gen_ai.response.time_to_first_chunk"  # seconds, float
+TOOL_DEFINITIONS: Final = "gen_ai.tool.definitions"  # a JSON list as a string
 
 # Spanwise's own
 DOCUMENTS_JSON: Final = "spanwise.documents"  # [{content, id, score, metadata}] as JSON, when documents ≠ outputs

@@ -16,6 +16,7 @@ from spanwise.collector.dialects.attribute_parsing import (
     COST_NAMES,
     DOCUMENT_KINDS,
     NATIVE_NAMES,
+    TOOL_PARAMETERS,
     Memo,
     parse_count,
     parse_json,
@@ -28,7 +29,6 @@ from spanwise.collector.dialects.draft import Dialect, Draft, RawSpan, SideResul
 from spanwise.collector.dialects.evaluation_events import evaluations
 from spanwise.collector.dialects.genai import genai
 from spanwise.collector.dialects.haystack import HAYSTACK_OPERATIONS, haystack
-from spanwise.collector.dialects.laminar import laminar
 from spanwise.collector.dialects.langfuse import langfuse
 from spanwise.collector.dialects.langsmith import langsmith
 from spanwise.collector.dialects.logfire import logfire
@@ -44,8 +44,9 @@ from spanwise.collector.dialects.openinference import (
 )
 from spanwise.collector.dialects.pydantic_ai import pydantic_ai
 from spanwise.collector.dialects.pydantic_evals import pydantic_evals
+from spanwise.collector.dialects.run_labels import labels
 from spanwise.collector.dialects.token_costs import parse_dollars, prices
-from spanwise.collector.dialects.traceloop import traceloop
+from spanwise.collector.dialects.traceloop import laminar, traceloop
 from spanwise.collector.dialects.vercel import vercel
 from spanwise.collector.formatting import split_stack
 from spanwise.collector.former_names import is_own_scope
@@ -101,6 +102,7 @@ STATUSES: tuple[Status, ...] = ("unset", "ok", "error")
 # Names of exceptions that cancel work from outside: asyncio's, trio's, a closed generator, JavaScript's
 CANCELLATIONS = frozenset(("CancelledError", "Cancelled", "GeneratorExit", "AbortError"))
 SPAN_KINDS = ("", "", "server", "client", "producer", "consumer")  # "internal" is the default, so it is not recorded
+DEFAULT_PROJECT = "default"  # of resources that name neither a project nor a service
 ENVIRONMENTS = (names.ENVIRONMENT, "deployment.environment", "langfuse.environment")
 
 
@@ -126,6 +128,7 @@ DIALECTS: tuple[Dialect, ...] = (
     haystack,
     genai,
     pydantic_evals,
+    labels,
     evaluations,
     retrieval,
     prices,
@@ -219,6 +222,12 @@ def _build_run(span: RawSpan, draft: Draft) -> Run:
         get("experiment_id"),
         get("example_id"),
         get("repetition", 0),
+        get("prompt_name"),
+        get("prompt_version"),
+        get("agent_name"),
+        get("finish_reasons", ()),
+        get("time_to_first_token_ms"),
+        get("tools", ()),
     )
 
 
@@ -319,7 +328,7 @@ def _find_project(resource: Mapping[str, JSON]) -> str:
     if named := _find_text(resource, (names.PROJECT,)):
         return named
     service = _find_text(resource, ("service.name",))
-    return service if service and not service.startswith("unknown_service") else "default"
+    return service if service and not service.startswith("unknown_service") else DEFAULT_PROJECT
 
 
 def _find_text(resource: Mapping[str, JSON], candidates: tuple[str, ...]) -> str | None:
@@ -333,7 +342,9 @@ _plans = Memo[tuple[Set[str], str], ReadPlan]()
 
 # Dialects that find nothing in plain spans: OpenInference, and those that get all spans
 IDLE_DIALECTS = frozenset(("openinference", "haystack", "evaluations", "retrieval", "prices"))
-EXCLUDED_NAMESPACES = frozenset(("haystack", *RARE_NAMESPACES, *FEEDBACK_NAMESPACES, *FILE_NAMESPACES, *COST_NAMES))
+EXCLUDED_NAMESPACES = frozenset(
+    ("haystack", TOOL_PARAMETERS, *RARE_NAMESPACES, *FEEDBACK_NAMESPACES, *FILE_NAMESPACES, *COST_NAMES)
+)
 JSON_TYPE = "application/json"
 
 

@@ -28,7 +28,8 @@ _DOCUMENT_KINDS = ("RETRIEVER", "RERANKER")
 # Attributes with content, in every dialect. They are removed if only metadata is captured.
 _MIN_CONTENT_LENGTH = 1000  # characters above which any text counts as content
 _CONTENT_ATTRIBUTES = re.compile(
-    r"^(?:(?:in|out)put\.(?:value|mime_type)|(?:.*\.)?(?:in|out)put_messages\b.*|spanwise\.documents"
+    r"^(?!gen_ai\.prompt\.(?:name|version)$|llm\.prompt_template\.version$)"  # which prompt, but nothing of it
+    r"(?:(?:in|out)put\.(?:value|mime_type)|(?:.*\.)?(?:in|out)put_messages\b.*|spanwise\.documents"
     r"|llm\.(?:prompts|choices|prompt_template|tools|function_call)\b.*|.*\.document\.(?:content|metadata|url|name)"
     r"|(?:in|out)put\.documents\b.*|embedding\..*(?:text|vector)|reranker\.query|(?:tool\.)?parameters|tool\.(?:json_schema|description)"
     r"|gen_ai\.(?:prompt|completion|input\.messages|output\.messages|system_instructions|tool\.definitions)\b.*"
