@@ -107,17 +107,44 @@ def _to_score(value: Any, otherwise: Any) -> float | None:
         return None if otherwise is None else float(otherwise)
 
 
-def flatten_documents(text: str) -> dict[str, Any]:
-    """Return the OpenInference attributes of the documents in a JSON text. Empty if it contains no documents."""
+def read_document_list(text: str) -> list[DocumentFields]:
+    """Return the documents in a JSON text, `[{content, id, score, metadata}]`. Empty if it contains no documents."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
-        return {}
+        return []
     if isinstance(value, dict):
         value = next((value[k] for k in _DOCUMENT_LIST_FIELDS if isinstance(value.get(k), list)), [])
     documents = [parse_document(v) for v in value] if isinstance(value, list) else []
+    return [document for document in documents if document is not None]
+
+
+def is_plain_document_list(text: str) -> bool:
+    """Return whether a JSON text is a list in which every element is a text, or an object with a content and an id of
+    known names. A collector reads the documents from such outputs.
+    """
+    try:
+        value = orjson.loads(text) if text.startswith("[") else None
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(value, list) and all(map(_is_plain_document, value))
+
+
+def _is_plain_document(value: Any) -> bool:
+    if isinstance(value, str):
+        return not value.startswith(_NODE_REPR_PREFIX)
+    return (
+        isinstance(value, dict)
+        and any(type(value.get(key)) is str for key in _CONTENT_FIELDS)
+        and "node" not in value
+        and "document" not in value
+    )
+
+
+def flatten_documents(documents: Iterable[DocumentFields]) -> dict[str, Any]:
+    """Return the OpenInference attributes of documents."""
     flat: dict[str, Any] = {}
-    for i, fields in enumerate(d for d in documents if d is not None):
+    for i, fields in enumerate(documents):
         prefix = f"{names.DOCUMENTS}.{i}.document."
         flat |= {prefix + key: fields[key] for key in ("id", "content", "score") if fields[key] is not None}
         if fields["metadata"]:
