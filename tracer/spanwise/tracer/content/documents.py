@@ -119,15 +119,20 @@ def read_document_list(text: str) -> list[DocumentFields]:
     return [document for document in documents if document is not None]
 
 
-def is_plain_document_list(text: str) -> bool:
-    """Return whether a JSON text is a list in which every element is a text, or an object with a content and an id of
-    known names. A collector reads the documents from such outputs.
+def normalize_documents(text: str) -> str | None:
+    """Return the documents in a JSON text as `[{content, id, score, metadata}]`, a JSON text.
+
+    Return None if the text contains no documents, or is already a list of texts and of objects with known names, from
+    which a collector reads the same documents.
     """
     try:
-        value = orjson.loads(text) if text.startswith("[") else None
+        value = orjson.loads(text)
     except orjson.JSONDecodeError:
-        return False
-    return isinstance(value, list) and all(map(_is_plain_document, value))
+        return None
+    if isinstance(value, list) and all(map(_is_plain_document, value)):
+        return None
+    documents = read_document_list(text)
+    return orjson.dumps(documents).decode() if documents else None
 
 
 def _is_plain_document(value: Any) -> bool:

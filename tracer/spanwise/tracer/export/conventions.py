@@ -27,12 +27,7 @@ from opentelemetry.trace.span import TraceState
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import internal_errors
 from spanwise.tracer.content.chat_messages import find_provider, read_model_request, read_model_response
-from spanwise.tracer.content.documents import (
-    DocumentFields,
-    flatten_documents,
-    is_plain_document_list,
-    read_document_list,
-)
+from spanwise.tracer.content.documents import DocumentFields, flatten_documents, read_document_list
 from spanwise.tracer.export.otlp_encoding import FeedbackEvent
 from spanwise.tracer.otel.head_sampling import TRACESTATE_KEY
 from spanwise.tracer.otel.live_span import SCOPE, LiveSpan
@@ -161,6 +156,8 @@ class Conventions:
 
     def _take_documents(self, attributes: Attributes, derived: Attributes, kind: Any) -> list[DocumentFields]:
         """Write the documents of a span in the destination's form, and return them for the GenAI conventions."""
+        if not self.names:
+            return []
         recorded = text = attributes.get(names.DOCUMENTS_JSON)
         if recorded is None and kind in DOCUMENT_KINDS:
             text = attributes.get(names.OUTPUT_VALUE)
@@ -168,10 +165,6 @@ class Conventions:
             return []
         if f"{names.DOCUMENTS}.0.document.content" in attributes:  # an instrumentation has written them
             return read_document_list(text) if self._is_genai else []
-        if not self.names:
-            if not is_plain_document_list(text) and (documents := read_document_list(text)):
-                attributes[names.DOCUMENTS_JSON] = orjson.dumps(documents).decode()
-            return []
         documents = read_document_list(text)
         if self._is_openinference or kind not in DOCUMENT_KINDS:
             derived.update(flatten_documents(documents))

@@ -17,7 +17,7 @@ from spanwise.tracer import attribute_names as names
 from spanwise.tracer import internal_errors
 from spanwise.tracer.configuration import Redactor, Settings
 from spanwise.tracer.content import token_usage
-from spanwise.tracer.content.documents import flatten_documents, read_document_list
+from spanwise.tracer.content.documents import flatten_documents, normalize_documents, read_document_list
 from spanwise.tracer.content.serialization import build_dict, to_json, truncate_text
 from spanwise.tracer.export.conventions import DOCUMENT_KINDS
 from spanwise.tracer.export.otlp_encoding import FeedbackEvent
@@ -138,12 +138,14 @@ class SpanSanitizer:
 
     def _values(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         kept = dict(attributes)
-        if not self._content:
-            documents = kept.pop(names.DOCUMENTS_JSON, None)
-            if documents is None and kept.get(names.KIND) in DOCUMENT_KINDS:
-                documents = kept.get(names.OUTPUT_VALUE)
-            if isinstance(documents, str):  # ids and scores of documents are metadata
+        recorded = kept.get(names.DOCUMENTS_JSON)
+        documents = kept.get(names.OUTPUT_VALUE) if recorded is None and kept.get(names.KIND) in DOCUMENT_KINDS else recorded
+        if isinstance(documents, str):
+            if not self._content:  # ids and scores of documents are metadata
                 kept = flatten_documents(read_document_list(documents)) | kept
+            elif f"{names.DOCUMENTS}.0.document.content" not in kept and (plain := normalize_documents(documents)):
+                kept[names.DOCUMENTS_JSON] = plain
+        if not self._content:
             # a text of this length is probably content, whatever the name of the attribute
             kept = {
                 k: v
