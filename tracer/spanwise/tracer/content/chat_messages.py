@@ -146,7 +146,7 @@ def _reduce_arguments(arguments: dict[str, Any]) -> Any:
 
 
 def _holds_messages(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) and "role" in item for item in value)
+    return isinstance(value, list) and any(isinstance(item, dict) and "role" in item for item in value)
 
 
 def _read_messages(value: Any, role: str) -> list[Message]:
@@ -154,11 +154,12 @@ def _read_messages(value: Any, role: str) -> list[Message]:
         return []
     if isinstance(value, dict) and ("role" in value or "parts" in value or "content" in value or "tool_calls" in value):
         return [_read_message(value, role)]
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        if all("role" in item or item.get("type") in _ITEM_READERS for item in value):
-            return [_read_message(item, role) for item in value]
-        if all(item.get("type") in _TEXT_TYPES for item in value):
-            return [{"role": role, "parts": _read_parts(value)}]
+    objects = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    if objects and all("role" in item or item.get("type") in _ITEM_READERS for item in objects):
+        # a text among the messages is the serializer's mark of a list that was cut
+        return [_read_message(item, role) for item in value]
+    if objects and all(item.get("type") in _TEXT_TYPES for item in objects):
+        return [{"role": role, "parts": _read_parts(value)}]
     return [{"role": role, "parts": [_text_part(value)]}]
 
 
