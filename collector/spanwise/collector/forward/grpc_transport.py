@@ -20,8 +20,9 @@ from spanwise.tracer.http_connections import find_trusted_authorities, suppress_
 
 DEFAULT_PORT = 4317
 METHOD_PATHS = {
-    signal: f"/opentelemetry.proto.collector.{signal}.v1.{service}/Export"
-    for signal, service in (("traces", "TraceService"), ("logs", "LogsService"), ("metrics", "MetricsService"))
+    "traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+    "logs": "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
+    "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
 }
 # Codes that OTLP calls retryable, and others whose cause an operator can fix, such as failed authentication
 RETRYABLE_CODES = frozenset(
