@@ -7,6 +7,7 @@ text of one message, as JSON. Source: OpenTelemetry semantic-conventions-genai, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ Part: TypeAlias = dict[str, Any]
 
 # names of arguments that hold the messages of a request, in the order in which they are tried
 _MESSAGE_FIELDS = ("messages", "input", "contents", "prompt")
+_MESSAGE_FIELD_SET = frozenset(_MESSAGE_FIELDS)
 _INSTRUCTION_FIELDS = ("system", "instructions", "system_instruction")
 # fields of a request → names after `gen_ai.request.`; the values are numbers
 _PARAMETERS = {
@@ -44,6 +46,7 @@ _FINISH_REASONS = {
     "refusal": "content_filter",
     "failed": "error",
 }
+_PLAIN_ROLES = ("system", "user", "assistant")
 _ROLES = {"developer": "system", "model": "assistant", "function": "tool"}
 _TEXT_TYPES = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 _CONVENTION_TYPES = ("tool_call", "tool_call_response", "server_tool_call", "server_tool_call_response", "blob", "uri")
@@ -74,8 +77,8 @@ def read_model_request(value: Any) -> ModelRequest:
     if not isinstance(value, dict):
         return ModelRequest(_read_messages(value, "user"))
     known = value
-    if not any(name in value for name in _MESSAGE_FIELDS):  # `def call(**options)`, `def call(request)`
-        inner = (v for v in value.values() if isinstance(v, dict) and any(name in v for name in _MESSAGE_FIELDS))
+    if _MESSAGE_FIELD_SET.isdisjoint(value):  # `def call(**options)`, `def call(request)`
+        inner = (v for v in value.values() if isinstance(v, dict) and not _MESSAGE_FIELD_SET.isdisjoint(v))
         known = next(inner, value)
     request = ModelRequest(
         tools=_read_tools(known.get("tools")),
@@ -167,6 +170,8 @@ def _read_message(value: Any, role: str) -> Message:
     """Return the message in a provider's message, or in an item of OpenAI's responses."""
     if not isinstance(value, dict):
         return {"role": role, "parts": [_text_part(value)]}
+    if len(value) == 2 and type(text := value.get("content")) is str and value.get("role") in _PLAIN_ROLES:
+        return {"role": value["role"], "parts": [{"type": "text", "content": text}] if text else []}
     reader = _ITEM_READERS.get(value.get("type"), None) if "role" not in value else None
     if reader is not None:
         owner = "tool" if value["type"] == "function_call_output" else "assistant"
@@ -359,8 +364,11 @@ def find_provider(model: str | None, attributes: Mapping[str, Any]) -> str | Non
     for name in ("gen_ai.system", "llm.provider", "llm.system"):
         if given := _text(attributes.get(name)):
             return _PROVIDERS_BY_PREFIX.get(given.lower(), given)
-    if not isinstance(model, str):
-        return None
+    return _find_provider_of_model(model) if isinstance(model, str) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _find_provider_of_model(model: str) -> str | None:
     prefix, slash, rest = model.lower().partition("/")
     if slash and prefix in _PROVIDERS_BY_PREFIX:
         return _PROVIDERS_BY_PREFIX[prefix]

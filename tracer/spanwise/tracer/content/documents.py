@@ -18,6 +18,7 @@ _ID_FIELDS = ("id", "doc_uri", "id_", "node_id")
 _METADATA_FIELDS = ("metadata", "meta")
 # LlamaIndex's instrumentor records nodes as such reprs, which contain no text of the document
 _NODE_REPR_PREFIX = "<NodeWithScore("
+_NONE = type(None)
 _DOCUMENT_LIST_FIELDS = ("documents", "source_nodes", "nodes", "results")
 
 
@@ -115,8 +116,22 @@ def read_document_list(text: str) -> list[DocumentFields]:
         return []
     if isinstance(value, dict):
         value = next((value[k] for k in _DOCUMENT_LIST_FIELDS if isinstance(value.get(k), list)), [])
-    documents = [parse_document(v) for v in value] if isinstance(value, list) else []
+    documents = [_read_recorded(v) or parse_document(v) for v in value] if isinstance(value, list) else []
     return [document for document in documents if document is not None]
+
+
+_DOCUMENT_FIELDS = frozenset(("content", "id", "score", "metadata"))
+
+
+def _read_recorded(value: Any) -> DocumentFields | None:
+    """Return a document that already has the usual fields, which is the usual case; None for any other value."""
+    if type(value) is not dict or not value.keys() <= _DOCUMENT_FIELDS or type(value.get("content")) is not str:
+        return None
+    get = value.get
+    id, score, metadata = get("id"), get("score"), get("metadata")
+    if type(id) is str and type(score) in (float, _NONE) and type(metadata) in (dict, _NONE):
+        return {"content": value["content"], "id": id, "score": score, "metadata": metadata or {}}
+    return None
 
 
 def normalize_documents(text: str) -> str | None:

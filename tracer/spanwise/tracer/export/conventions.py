@@ -14,9 +14,9 @@ An attribute that the application or an instrumentation has set is never replace
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 from opentelemetry.sdk.trace import ReadableSpan
@@ -32,7 +32,9 @@ from spanwise.tracer.export.otlp_encoding import FeedbackEvent
 from spanwise.tracer.otel.head_sampling import TRACESTATE_KEY
 from spanwise.tracer.otel.live_span import SCOPE, LiveSpan
 
-Attributes = dict[str, Any]
+Attributes: TypeAlias = dict[str, Any]
+Documents: TypeAlias = Sequence[DocumentFields]
+_NO_DOCUMENTS: Documents = ()
 JSON_MIME = "application/json"
 DOCUMENT_KINDS = ("RETRIEVER", "RERANKER")
 _MAX_RESPONSE_IDS = 4096  # latest responses whose feedback gets `gen_ai.response.id`
@@ -69,6 +71,18 @@ _EQUIVALENTS = {
     names.SESSION: names.CONVERSATION,
     names.COST: names.TOTAL_COST,
 }
+# Derived name → name that carries the same content for OpenInference
+_SUPERSEDED = {
+    **{new: old for old, new in _EQUIVALENTS.items()},
+    names.CONVERSATION: names.SESSION,
+    names.OPERATION: names.KIND,
+    names.INPUT_MESSAGES: names.INPUT_VALUE,
+    names.OUTPUT_MESSAGES: names.OUTPUT_VALUE,
+    names.TOOL_ARGUMENTS: names.INPUT_VALUE,
+    names.TOOL_RESULT: names.OUTPUT_VALUE,
+    names.QUERY_TEXT: names.INPUT_VALUE,
+    names.RETRIEVED_DOCUMENTS: names.OUTPUT_VALUE,
+}
 _QUERY_ARGUMENTS = ("query", "question", "query_text", "text", "q", "search_query", "input")
 _CALL_ID_ARGUMENTS = ("tool_call_id", "call_id")
 
@@ -84,6 +98,10 @@ class Conventions:
         self._redact = redact
         self._is_genai, self._is_openinference = "gen_ai" in self.names, "openinference" in self.names
         self._scopes: dict[InstrumentationScope, InstrumentationScope] = {}
+        self._latest_scope: tuple[InstrumentationScope, InstrumentationScope] = SCOPE, SCOPE
+        if self._is_genai:
+            self._latest_scope = SCOPE, InstrumentationScope(SCOPE.name, SCOPE.version, names.GENAI_SCHEMA_URL)
+            self._scopes[SCOPE] = self._latest_scope[1]
         self._responses: dict[tuple[int, int], str] = {}  # (trace id, span id) → response id
 
     def attributes(self, span: ReadableSpan) -> Attributes:
@@ -91,18 +109,18 @@ class Conventions:
         attributes = dict(span._attributes or {})
         try:
             kind, scope = attributes.get(names.KIND), span.instrumentation_scope
-            is_own = scope is not None and scope.name == SCOPE.name
             derived: Attributes = {}
-            documents = self._take_documents(attributes, derived, kind)
-            superseded: list[str] = []
+            documents = self._take_documents(attributes, derived, kind) if self.names else _NO_DOCUMENTS
             if self._is_genai and kind in OPERATIONS:
-                superseded = self._derive_genai(attributes, derived, span, kind, documents)
-            if derived and self._redact is not None:
+                self._derive_genai(attributes, derived, span, kind, documents)
+                if self._redact is not None:
+                    derived = self._redact(derived)
+            elif derived and self._redact is not None:
                 derived = self._redact(derived)
             written = {**derived, **attributes}
-            if is_own:
-                self._shorten(written, span, superseded)
-            if self._is_genai and isinstance(response := written.get(names.RESPONSE_ID), str):
+            if scope is SCOPE or (scope is not None and scope.name == SCOPE.name):
+                self._shorten(written, attributes, derived, span)
+            if self._is_genai and (response := written.get(names.RESPONSE_ID)) is not None:
                 self._remember_response(span, response)
             return written
         except Exception as error:
@@ -111,20 +129,26 @@ class Conventions:
 
     def span_kind(self, span: ReadableSpan) -> SpanKind:
         """Return the span kind. In the GenAI conventions, calls of models and retrievers are clients."""
-        if self._is_genai and span.kind is SpanKind.INTERNAL:
-            kind = (span._attributes or {}).get(names.KIND)
-            return SpanKind.CLIENT if kind in _CLIENT_KINDS else span.kind
-        return span.kind
+        kind = span._kind
+        if self._is_genai and kind is SpanKind.INTERNAL and (span._attributes or {}).get(names.KIND) in _CLIENT_KINDS:
+            return SpanKind.CLIENT
+        return kind
 
     def scope(self, scope: InstrumentationScope | None) -> InstrumentationScope | None:
         """Return the scope with the schema URL of the GenAI conventions, if it has none and they are written."""
-        if not self._is_genai or scope is None or scope.schema_url or scope.name != SCOPE.name:
+        if not self._is_genai or scope is None:
             return scope
-        if scope not in self._scopes:
-            self._scopes[scope] = InstrumentationScope(
-                scope.name, scope.version, names.GENAI_SCHEMA_URL, scope.attributes
-            )
-        return self._scopes[scope]
+        if scope is self._latest_scope[0]:
+            return self._latest_scope[1]
+        found = scope
+        if not scope.schema_url and scope.name == SCOPE.name:
+            if scope not in self._scopes:
+                self._scopes[scope] = InstrumentationScope(
+                    scope.name, scope.version, names.GENAI_SCHEMA_URL, scope.attributes
+                )
+            found = self._scopes[scope]
+        self._latest_scope = scope, found
+        return found
 
     def feedback(self, event: FeedbackEvent) -> FeedbackEvent:
         """Return a feedback event with the id of the response that it is about, if that was written before."""
@@ -154,18 +178,16 @@ class Conventions:
             instrumentation_scope=self.scope(span.instrumentation_scope),
         )
 
-    def _take_documents(self, attributes: Attributes, derived: Attributes, kind: Any) -> list[DocumentFields]:
-        """Write the documents of a span in the destination's form, and return them for the GenAI conventions."""
-        if not self.names:
-            return []
+    def _take_documents(self, attributes: Attributes, derived: Attributes, kind: Any) -> Documents:
+        """Write the documents of a span for OpenInference, and return them for the GenAI conventions."""
         recorded = text = attributes.get(names.DOCUMENTS_JSON)
         if recorded is None and kind in DOCUMENT_KINDS:
             text = attributes.get(names.OUTPUT_VALUE)
         if not isinstance(text, str):
-            return []
-        if f"{names.DOCUMENTS}.0.document.content" in attributes:  # an instrumentation has written them
-            return read_document_list(text) if self._is_genai else []
+            return _NO_DOCUMENTS
         documents = read_document_list(text)
+        if f"{names.DOCUMENTS}.0.document.content" in attributes:  # an instrumentation has written them
+            return documents
         if self._is_openinference or kind not in DOCUMENT_KINDS:
             derived.update(flatten_documents(documents))
         if documents:
@@ -173,100 +195,96 @@ class Conventions:
         return documents
 
     def _derive_genai(
-        self,
-        attributes: Attributes,
-        derived: Attributes,
-        span: ReadableSpan,
-        kind: str,
-        documents: list[DocumentFields],
-    ) -> list[str]:
-        """Add the names of the GenAI conventions to `derived`. Return the names that they supersede."""
-
-        def add(name: str, value: Any, superseded: str | None = None) -> None:
-            if value is None or value == [] or value == "":
-                return
-            if name not in attributes:
-                derived[name] = value if isinstance(value, (str, int, float)) else orjson.dumps(value).decode()
-                if superseded is not None:
-                    replaced.append(superseded)
-
-        replaced: list[str] = []
-        add(names.OPERATION, OPERATIONS[kind], names.KIND if kind in _IMPLIED_KINDS else None)
-        for name in attributes.keys() & _EQUIVALENTS.keys():
-            add(_EQUIVALENTS[name], attributes[name], name)
-        if kind == "CHAIN":
-            return replaced
-        inputs = _read_content(attributes, names.INPUT_VALUE, names.INPUT_MIME)
-        if kind == "TOOL":
-            add(names.TOOL_NAME, derived.get(names.TOOL_NAME) or span.name)
-            if isinstance(inputs, dict):
-                call_id = next((inputs[key] for key in _CALL_ID_ARGUMENTS if isinstance(inputs.get(key), str)), None)
-                add(names.TOOL_CALL_ID, call_id)
-            add(names.TOOL_ARGUMENTS, attributes.get(names.INPUT_VALUE), names.INPUT_VALUE)
-            add(names.TOOL_RESULT, attributes.get(names.OUTPUT_VALUE), names.OUTPUT_VALUE)
+        self, attributes: Attributes, derived: Attributes, span: ReadableSpan, kind: str, documents: Documents
+    ) -> None:
+        """Add the names of the GenAI conventions to `derived`."""
+        derived[names.OPERATION] = OPERATIONS[kind]
+        for name in attributes:
+            if name in _EQUIVALENTS:
+                derived[_EQUIVALENTS[name]] = attributes[name]
+        if kind in ("LLM", "AGENT"):
+            self._derive_messages(attributes, derived, span, kind)
+        elif kind == "TOOL":
+            derived.setdefault(names.TOOL_NAME, span.name)
+            arguments, result = attributes.get(names.INPUT_VALUE), attributes.get(names.OUTPUT_VALUE)
+            if arguments is not None:
+                derived[names.TOOL_ARGUMENTS] = arguments
+                if "call_id" in str(arguments) and (call_id := _find_call_id(attributes)):
+                    derived.setdefault(names.TOOL_CALL_ID, call_id)
+            if result is not None:
+                derived[names.TOOL_RESULT] = result
         elif kind in DOCUMENT_KINDS:
-            query, is_complete = _find_query(inputs)
-            add(names.QUERY_TEXT, query, names.INPUT_VALUE if is_complete else None)
-            kept = [{k: v for k, v in document.items() if v not in (None, {})} for document in documents]
-            add(names.RETRIEVED_DOCUMENTS, kept, names.OUTPUT_VALUE)
-        elif kind in ("LLM", "AGENT"):
-            outputs = _read_content(attributes, names.OUTPUT_VALUE, names.OUTPUT_MIME)
-            if kind == "AGENT":
-                add(names.AGENT_NAME, derived.get(names.AGENT_NAME) or span.name)
-            self._derive_messages(attributes, derived, add, kind, inputs, outputs)
+            query, _ = _find_query(attributes)
+            if query:
+                derived[names.QUERY_TEXT] = query
+            if documents:
+                kept = [{k: v for k, v in document.items() if v is not None and v != {}} for document in documents]
+                derived[names.RETRIEVED_DOCUMENTS] = orjson.dumps(kept).decode()
         elif kind == "EMBEDDING":
             model = attributes.get(names.REQUEST_MODEL) or derived.get(names.REQUEST_MODEL)
-            add(names.PROVIDER, find_provider(model, attributes))
-        return replaced
+            if provider := find_provider(model, attributes):
+                derived[names.PROVIDER] = provider
 
-    def _derive_messages(
-        self, attributes: Attributes, derived: Attributes, add: Callable[..., None], kind: str, inputs: Any, outputs: Any
-    ) -> None:
-        request, response = read_model_request(inputs), read_model_response(outputs)
-        add(names.INPUT_MESSAGES, request.messages, names.INPUT_VALUE)
-        add(names.OUTPUT_MESSAGES, response.messages, names.OUTPUT_VALUE)
-        if kind != "LLM":
+    def _derive_messages(self, attributes: Attributes, derived: Attributes, span: ReadableSpan, kind: str) -> None:
+        """Add messages and, for a model call, what the request and the response say about it."""
+        request = read_model_request(_read_content(attributes, names.INPUT_VALUE, names.INPUT_MIME))
+        response = read_model_response(_read_content(attributes, names.OUTPUT_VALUE, names.OUTPUT_MIME))
+        if request.messages:
+            derived[names.INPUT_MESSAGES] = orjson.dumps(request.messages).decode()
+        if response.messages:
+            derived[names.OUTPUT_MESSAGES] = orjson.dumps(response.messages).decode()
+        if kind == "AGENT":
+            derived.setdefault(names.AGENT_NAME, span.name)
             return
-        add(names.REQUEST_MODEL, request.model)
-        add(names.RESPONSE_MODEL, response.model)
-        model = next(
-            (
-                each[name]
-                for name in (names.REQUEST_MODEL, names.RESPONSE_MODEL)
-                for each in (attributes, derived)
-                if name in each
-            ),
-            None,
-        )
-        add(names.PROVIDER, find_provider(model, attributes))
-        add(names.RESPONSE_ID, response.id)
-        if response.finish_reasons and names.FINISH_REASONS not in attributes:
+        if request.model:
+            derived.setdefault(names.REQUEST_MODEL, request.model)
+        if response.model:
+            derived.setdefault(names.RESPONSE_MODEL, response.model)
+        model = attributes.get(names.REQUEST_MODEL) or derived.get(names.REQUEST_MODEL) or response.model
+        if provider := find_provider(model, attributes):
+            derived[names.PROVIDER] = provider
+        if response.id:
+            derived[names.RESPONSE_ID] = response.id
+        if response.finish_reasons:
             derived[names.FINISH_REASONS] = tuple(response.finish_reasons)
-        add(names.TOOL_DEFINITIONS, request.tools)
+        if request.tools:
+            derived[names.TOOL_DEFINITIONS] = orjson.dumps(request.tools).decode()
         for name, value in request.parameters.items():
-            add(f"gen_ai.request.{name}", value)
+            derived[f"gen_ai.request.{name}"] = value
 
-    def _shorten(self, written: Attributes, span: ReadableSpan, superseded: list[str]) -> None:
+    def _shorten(self, written: Attributes, attributes: Attributes, derived: Attributes, span: ReadableSpan) -> None:
         """Leave out what the destination derives from the other attributes of a span of Spanwise."""
-        context_id = span.span_id if isinstance(span, LiveSpan) else span.context.span_id
-        if written.get(names.LOCAL_ROOT) == f"{context_id:016x}" and names.SPANS_STARTED in written:
-            del written[names.LOCAL_ROOT]
-        if written.get(names.SPANS_OPEN) == 0:
-            del written[names.SPANS_OPEN]
-        if not self._is_openinference:
-            for name in superseded:
-                written.pop(name, None)
-            for value, mime in ((names.INPUT_VALUE, names.INPUT_MIME), (names.OUTPUT_VALUE, names.OUTPUT_MIME)):
-                if value not in written:
-                    written.pop(mime, None)
-                elif not self.names:
-                    _shorten_mime(written, value, mime)
+        if names.SPANS_STARTED in written:
+            own_id = span.span_id if isinstance(span, LiveSpan) else span.context.span_id
+            if written.get(names.LOCAL_ROOT) == f"{own_id:016x}":
+                del written[names.LOCAL_ROOT]
+            if written.get(names.SPANS_OPEN) == 0:
+                del written[names.SPANS_OPEN]
+        if self._is_openinference:
+            return
+        for name in derived:
+            if name in _SUPERSEDED and name not in attributes:
+                written.pop(_SUPERSEDED[name], None)
+        if self._is_genai:
+            if attributes.get(names.KIND) not in _IMPLIED_KINDS or names.OPERATION in attributes:
+                written[names.KIND] = attributes.get(names.KIND)
+            if names.QUERY_TEXT in derived and names.INPUT_VALUE in attributes and not _find_query(attributes)[1]:
+                written[names.INPUT_VALUE] = attributes[names.INPUT_VALUE]
+        for value, mime in ((names.INPUT_VALUE, names.INPUT_MIME), (names.OUTPUT_VALUE, names.OUTPUT_MIME)):
+            if value not in written:
+                written.pop(mime, None)
+            elif not self.names:
+                _shorten_mime(written, value, mime)
 
-    def _remember_response(self, span: ReadableSpan, response: str) -> None:
+    def _remember_response(self, span: ReadableSpan, response: Any) -> None:
+        if not isinstance(response, str):
+            return
         if len(self._responses) >= _MAX_RESPONSE_IDS:
             self._responses.clear()
-        context = span.context
-        self._responses[context.trace_id, context.span_id] = response
+        if isinstance(span, LiveSpan):  # creating its context would take longer
+            self._responses[span.local.trace_id, span.span_id] = response
+        else:
+            self._responses[span.context.trace_id, span.context.span_id] = response
 
 
 def _read_content(attributes: Attributes, value: str, mime: str) -> Any:
@@ -279,13 +297,21 @@ def _read_content(attributes: Attributes, value: str, mime: str) -> Any:
         return text
 
 
-def _find_query(inputs: Any) -> tuple[str | None, bool]:
+def _find_query(attributes: Attributes) -> tuple[str | None, bool]:
     """Return the query among the arguments of a retriever, and whether it is the only argument."""
+    inputs = _read_content(attributes, names.INPUT_VALUE, names.INPUT_MIME)
     if not isinstance(inputs, dict):
         return (inputs, True) if isinstance(inputs, str) else (None, False)
     texts = {key: value for key, value in inputs.items() if isinstance(value, str)}
     named = next((texts[name] for name in _QUERY_ARGUMENTS if name in texts), None)
     return named or next(iter(texts.values()), None), len(inputs) == 1
+
+
+def _find_call_id(attributes: Attributes) -> str | None:
+    """Return the id of a tool call, if it is an argument of the tool."""
+    inputs = _read_content(attributes, names.INPUT_VALUE, names.INPUT_MIME)
+    given = (inputs.get(name) for name in _CALL_ID_ARGUMENTS) if isinstance(inputs, dict) else ()
+    return next((id for id in given if isinstance(id, str)), None)
 
 
 _JSON_STARTS = frozenset('{["-0123456789 \t\r\n')

@@ -172,11 +172,35 @@ def _encode_any_value(value: Any) -> bytes:
 
 
 def _encode_attributes(tag: bytes, attributes: Mapping[str, Any] | None) -> list[bytes]:
-    fields = []
+    """Return the parts of the attributes, to be joined. Short texts, many of which recur, are cached."""
+    parts: list[bytes] = []
     for key, value in (attributes or {}).items():
-        pair = _encode_key(key) + _encode_field(b"\x12", _encode_any_value(value))
-        fields.append(tag + _encode_length(len(pair)) + pair)
-    return fields
+        if type(value) is not str:
+            pair = _encode_key(key) + _encode_field(b"\x12", _encode_any_value(value))
+            parts += (tag, _encode_length(len(pair)), pair)
+        elif len(value) <= _MAX_CACHED_TEXT:
+            parts.append(_encode_short_attribute(tag, key, value))
+        else:
+            parts += _encode_text_attribute(tag, key, value)
+    return parts
+
+
+def _encode_text_attribute(tag: bytes, key: str, value: str) -> tuple[bytes, ...]:
+    """Return the parts of an attribute with a text, without copying the text."""
+    name, text = _encode_key(key), _encode_text(value)
+    length = _encode_length(len(text))
+    inner = 1 + len(length) + len(text)  # the AnyValue: a tag, the length and the text
+    inner_length = _encode_length(inner)
+    total = len(name) + 1 + len(inner_length) + inner
+    return tag, _encode_length(total), name, b"\x12", inner_length, b"\x0a", length, text
+
+
+_MAX_CACHED_TEXT = 24  # characters
+
+
+@functools.lru_cache(maxsize=4096)
+def _encode_short_attribute(tag: bytes, key: str, value: str) -> bytes:
+    return b"".join(_encode_text_attribute(tag, key, value))
 
 
 def _encode_ids(span: ReadableSpan) -> list[bytes]:
