@@ -23,12 +23,12 @@ os.environ["SPANWISE_SPILL_DIR"] = "off"
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as encode_raw
 from opentelemetry.sdk.trace import ReadableSpan
-from tracer import PASSAGE, SMALL_IN, SMALL_OUT, Collector
 
 from spanwise.tracer import configure, current_run, flush, process_runtime, session, trace
 from spanwise.tracer.export.conventions import Conventions
 from spanwise.tracer.export.otlp_encoding import encode_spans
 from spanwise.tracer.testing import capture_spans
+from tracer import PASSAGE, SMALL_IN, SMALL_OUT, Collector
 
 SETS = {"compact": (), "openinference": ("openinference",), "gen_ai": ("gen_ai",), "both": ("openinference", "gen_ai")}
 MESSAGES = [
@@ -116,7 +116,9 @@ def compare_bytes() -> None:
             raw = []
             for span in map(written.readable, recorded):
                 kept = {k: v for k, v in (span.attributes or {}).items() if not k.startswith("spanwise.spans.")}
-                raw.append(raw_span(span, {RENAMED.get(k, k): v for k, v in kept.items()} if form == "compact" else kept))
+                raw.append(
+                    raw_span(span, {RENAMED.get(k, k): v for k, v in kept.items()} if form == "compact" else kept)
+                )
             theirs = len(encode_raw(raw).SerializeToString()) / len(recorded)
             print(f"{name:>18} {form:>14} {theirs:8.1f} {ours:8.1f} {ours / theirs:6.3f}")
 

@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
@@ -102,7 +103,9 @@ def test_json_is_converted(tmp_path, target):
         until(lambda: to.names() == ["a"])
 
 
-@pytest.mark.parametrize("body", [b"{", b'{"resourceSpans": 5}', b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "xyz"}]}]}]}'])
+@pytest.mark.parametrize(
+    "body", [b"{", b'{"resourceSpans": 5}', b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "xyz"}]}]}]}']
+)
 def test_json_that_cannot_be_converted(body: bytes) -> None:
     with pytest.raises(ValueError):
         Envelope("traces", True, (), body).to_protobuf()
@@ -163,10 +166,12 @@ def test_rejected_spans_are_counted(tmp_path, target):
 
 @pytest.mark.process
 def test_another_collector_receives_the_spans(tmp_path):
-    with SQLiteStore(tmp_path / "b.db") as store, Server(store, grpc_port=0) as second:
-        with passing_on(tmp_path, f"grpc://{(second.grpc_url or '').removeprefix('http://')}") as first:
-            assert send(first, request(span("a"))).status_code == 200
-            until(lambda: [trace.name for trace in store.traces()] == ["a"])
+    with ExitStack() as stack:
+        store = stack.enter_context(SQLiteStore(tmp_path / "b.db"))
+        second = stack.enter_context(Server(store, grpc_port=0))
+        first = stack.enter_context(passing_on(tmp_path, f"grpc://{(second.grpc_url or '').removeprefix('http://')}"))
+        assert send(first, request(span("a"))).status_code == 200
+        until(lambda: [trace.name for trace in store.traces()] == ["a"])
 
 
 @pytest.mark.process
@@ -188,7 +193,9 @@ def test_an_address_without_a_listener_keeps_the_request(tmp_path):
 
 
 def test_names_of_grpc_targets() -> None:
-    first, second = parse_targets(["grpc://tempo:4317", "far=grpcs://far.test"], {"SPANWISE_FORWARD_HEADERS_FAR": "k=v"})
+    first, second = parse_targets(
+        ["grpc://tempo:4317", "far=grpcs://far.test"], {"SPANWISE_FORWARD_HEADERS_FAR": "k=v"}
+    )
     assert (first.name, first.url, first.uses_grpc) == ("tempo", "grpc://tempo:4317", True)
     assert (second.name, second.uses_grpc, dict(second.headers)) == ("far", True, {"k": "v"})
 

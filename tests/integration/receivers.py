@@ -44,7 +44,9 @@ def phoenix(folder: Path) -> Iterator[str]:
     port = free_port()
     settings = {"PHOENIX_WORKING_DIR": str(folder), "PHOENIX_PORT": str(port), "PHOENIX_GRPC_PORT": str(free_port())}
     more = {"PHOENIX_TELEMETRY_ENABLED": "false", "PHOENIX_HOST": "127.0.0.1"}
-    with _serving(["-m", "phoenix.server.main", "serve"], settings | more, f"http://127.0.0.1:{port}", "/healthz") as url:
+    with _serving(
+        ["-m", "phoenix.server.main", "serve"], settings | more, f"http://127.0.0.1:{port}", "/healthz"
+    ) as url:
         yield url
 
 
@@ -54,7 +56,9 @@ def mlflow(folder: Path) -> Iterator[str]:
     port = free_port()
     command = ["-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--default-artifact-root", str(folder)]
-    with _serving(command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}, f"http://127.0.0.1:{port}", "/health") as url:
+    with _serving(
+        command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}, f"http://127.0.0.1:{port}", "/health"
+    ) as url:
         yield url
 
 

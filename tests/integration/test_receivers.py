@@ -23,7 +23,11 @@ def call(messages: list[dict[str, Any]], tools: list[Any]) -> dict[str, Any]:
     current_run().set_model("gpt-4o")
     current_run().set_usage(10, 5, cost=0.25, cache_read=4)
     message = {"role": "assistant", "content": "It is sunny.", "tool_calls": [CALL]}
-    return {"id": "chatcmpl-1", "model": "gpt-4o-2024", "choices": [{"message": message, "finish_reason": "tool_calls"}]}
+    return {
+        "id": "chatcmpl-1",
+        "model": "gpt-4o-2024",
+        "choices": [{"message": message, "finish_reason": "tool_calls"}],
+    }
 
 
 @trace(kind="tool")

@@ -278,7 +278,14 @@ def test_without_content_no_content_is_derived(sink: Sink, conventions: set[str]
 
 
 WRONG: list[Any] = [7, 1.5, True, "text", '{"a":', [], ["x"], "[1,2]", '{"choices":[1,null]}', '[{"role":5}]', "null"]
-DERIVED_FROM = ["input.value", "output.value", "spanwise.documents", "session.id", "spanwise.cost", "gen_ai.request.model"]
+DERIVED_FROM = [
+    "input.value",
+    "output.value",
+    "spanwise.documents",
+    "session.id",
+    "spanwise.cost",
+    "gen_ai.request.model",
+]
 DERIVED_FROM += ["llm.model_name", "tool.name", "agent.name", "gen_ai.system", "gen_ai.response.id"]
 
 
@@ -422,7 +429,11 @@ def test_responses_become_messages(
 
 @pytest.mark.parametrize(
     "tool",
-    [TOOL, {"type": "function", **TOOL["function"]}, {"name": "weather", "description": "d", "input_schema": {"type": "object"}}],  # type: ignore[dict-item]
+    [
+        TOOL,
+        {"type": "function", **TOOL["function"]},
+        {"name": "weather", "description": "d", "input_schema": {"type": "object"}},
+    ],  # type: ignore[dict-item]
 )
 def test_tools_of_all_providers_get_one_form(tool: dict[str, Any]) -> None:
     assert read_model_request({"messages": [], "tools": [tool]}).tools == [DEFINITION]

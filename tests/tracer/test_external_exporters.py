@@ -60,7 +60,7 @@ class Scripted(SpanExporter):
 def hanging() -> Iterator[Scripted]:
     """An exporter that hangs until the test is over."""
     over = threading.Event()
-    yield Scripted(lambda: over.wait(60) and SpanExportResult.SUCCESS or SpanExportResult.FAILURE)
+    yield Scripted(lambda: (over.wait(60) and SpanExportResult.SUCCESS) or SpanExportResult.FAILURE)
     over.set()
 
 
@@ -93,7 +93,9 @@ def test_spans_go_to_both_if_an_address_is_configured(sink: Sink, by: str, monke
     work()
     assert flush(60)
     assert (len(sink.spans()), len(memory.get_finished_spans())) == (1, 1)
-    assert {a.key for a in sink.spans()[0].attributes}.isdisjoint(memory.get_finished_spans()[0].attributes or ()) is False
+    assert {a.key for a in sink.spans()[0].attributes}.isdisjoint(
+        memory.get_finished_spans()[0].attributes or ()
+    ) is False
     assert "gen_ai.tool.name" not in {a.key for a in sink.spans()[0].attributes}
 
 

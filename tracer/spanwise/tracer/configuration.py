@@ -96,11 +96,7 @@ def resolve_settings(**arguments: Any) -> Settings:
     Raises `ValueError` for an invalid value.
     """
     values = {key: read() for key, read in _environment_readers().items()}
-    values = {
-        key: value
-        for key, value in values.items()
-        if value not in _UNSET_VALUES or key == "spill_dir"
-    }
+    values = {key: value for key, value in values.items() if value not in _UNSET_VALUES or key == "spill_dir"}
     values |= {key: value for key, value in arguments.items() if value is not None}
     if arguments.get("url") is not None:  # the environment's values are meant for another address
         values |= {"traces_url": None, "by_otel": False}
@@ -341,7 +337,9 @@ def read_otlp_environment() -> OtlpEnvironment:
         if is_grpc_available():
             return OtlpEnvironment(grpc=True)
         return _ignore_variable(
-            "PROTOCOL", "grpc", "it needs the extra 'otlp', so no spans are sent to the endpoint: pip install 'spanwise[otlp]'"
+            "PROTOCOL",
+            "grpc",
+            "it needs the extra 'otlp', so no spans are sent to the endpoint: pip install 'spanwise[otlp]'",
         )
     for address in filter(None, (url, traces_url)):
         if problem := find_url_problem(address):

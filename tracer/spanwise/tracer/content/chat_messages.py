@@ -172,7 +172,7 @@ def _read_message(value: Any, role: str) -> Message:
         return {"role": role, "parts": [_text_part(value)]}
     if len(value) == 2 and type(text := value.get("content")) is str and value.get("role") in _PLAIN_ROLES:
         return {"role": value["role"], "parts": [{"type": "text", "content": text}] if text else []}
-    reader = _ITEM_READERS.get(value.get("type"), None) if "role" not in value else None
+    reader = _ITEM_READERS.get(value.get("type")) if "role" not in value else None
     if reader is not None:
         owner = "tool" if value["type"] == "function_call_output" else "assistant"
         return {"role": owner, "parts": reader(value)}

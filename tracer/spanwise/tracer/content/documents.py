@@ -108,16 +108,28 @@ def _to_score(value: Any, otherwise: Any) -> float | None:
         return None if otherwise is None else float(otherwise)
 
 
-def read_document_list(text: str) -> list[DocumentFields]:
+class DocumentList(list[DocumentFields]):
+    """List of documents. `text` is the JSON text from which they were read if that has their usual fields only."""
+
+    text: str | None = None
+
+
+def read_document_list(text: str) -> DocumentList:
     """Return the documents in a JSON text, `[{content, id, score, metadata}]`. Empty if it contains no documents."""
+    found = DocumentList()
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
-        return []
+        return found
+    if isinstance(value, list) and all(recorded := list(map(_read_recorded, value))):
+        found.text = text
+        found.extend(recorded)  # type: ignore[arg-type]
+        return found
     if isinstance(value, dict):
         value = next((value[k] for k in _DOCUMENT_LIST_FIELDS if isinstance(value.get(k), list)), [])
-    documents = [_read_recorded(v) or parse_document(v) for v in value] if isinstance(value, list) else []
-    return [document for document in documents if document is not None]
+    documents = map(parse_document, value if isinstance(value, list) else ())
+    found.extend(document for document in documents if document is not None)
+    return found
 
 
 _DOCUMENT_FIELDS = frozenset(("content", "id", "score", "metadata"))
@@ -166,7 +178,9 @@ def flatten_documents(documents: Iterable[DocumentFields]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for i, fields in enumerate(documents):
         prefix = f"{names.DOCUMENTS}.{i}.document."
-        flat |= {prefix + key: fields[key] for key in ("id", "content", "score") if fields[key] is not None}
+        for key in ("id", "content", "score"):
+            if fields[key] is not None:
+                flat[prefix + key] = fields[key]
         if fields["metadata"]:
             flat[prefix + "metadata"] = orjson.dumps(fields["metadata"]).decode()
     return flat

@@ -14,7 +14,7 @@ An attribute that the application or an instrumentation has set is never replace
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -27,14 +27,13 @@ from opentelemetry.trace.span import TraceState
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import internal_errors
 from spanwise.tracer.content.chat_messages import find_provider, read_model_request, read_model_response
-from spanwise.tracer.content.documents import DocumentFields, flatten_documents, read_document_list
+from spanwise.tracer.content.documents import DocumentList, flatten_documents, read_document_list
 from spanwise.tracer.export.otlp_encoding import FeedbackEvent
 from spanwise.tracer.otel.head_sampling import TRACESTATE_KEY
 from spanwise.tracer.otel.live_span import SCOPE, LiveSpan
 
 Attributes: TypeAlias = dict[str, Any]
-Documents: TypeAlias = Sequence[DocumentFields]
-_NO_DOCUMENTS: Documents = ()
+_NO_DOCUMENTS = DocumentList()
 JSON_MIME = "application/json"
 DOCUMENT_KINDS = ("RETRIEVER", "RERANKER")
 _MAX_RESPONSE_IDS = 4096  # latest responses whose feedback gets `gen_ai.response.id`
@@ -178,7 +177,7 @@ class Conventions:
             instrumentation_scope=self.scope(span.instrumentation_scope),
         )
 
-    def _take_documents(self, attributes: Attributes, derived: Attributes, kind: Any) -> Documents:
+    def _take_documents(self, attributes: Attributes, derived: Attributes, kind: Any) -> DocumentList:
         """Write the documents of a span for OpenInference, and return them for the GenAI conventions."""
         recorded = text = attributes.get(names.DOCUMENTS_JSON)
         if recorded is None and kind in DOCUMENT_KINDS:
@@ -195,7 +194,7 @@ class Conventions:
         return documents
 
     def _derive_genai(
-        self, attributes: Attributes, derived: Attributes, span: ReadableSpan, kind: str, documents: Documents
+        self, attributes: Attributes, derived: Attributes, span: ReadableSpan, kind: str, documents: DocumentList
     ) -> None:
         """Add the names of the GenAI conventions to `derived`."""
         derived[names.OPERATION] = OPERATIONS[kind]
@@ -218,8 +217,12 @@ class Conventions:
             if query:
                 derived[names.QUERY_TEXT] = query
             if documents:
-                kept = [{k: v for k, v in document.items() if v is not None and v != {}} for document in documents]
-                derived[names.RETRIEVED_DOCUMENTS] = orjson.dumps(kept).decode()
+                derived[names.RETRIEVED_DOCUMENTS] = (
+                    documents.text
+                    or orjson.dumps(
+                        [{k: v for k, v in document.items() if v is not None and v != {}} for document in documents]
+                    ).decode()
+                )
         elif kind == "EMBEDDING":
             model = attributes.get(names.REQUEST_MODEL) or derived.get(names.REQUEST_MODEL)
             if provider := find_provider(model, attributes):

@@ -357,7 +357,6 @@ def close_external(deliveries: Sequence[Delivery]) -> None:
         worker.wait_closed(longest)
 
 
-
 def _close_at_exit() -> None:
     """Close all deliveries at the end of the process.
 

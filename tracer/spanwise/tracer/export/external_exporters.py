@@ -153,4 +153,3 @@ class ExternalExporter:
 
 def _estimate_bytes(span: ReadableSpan) -> int:
     return _MIN_SPAN_BYTES + sum(len(value) for value in (span._attributes or {}).values() if type(value) is str)
-

@@ -139,7 +139,9 @@ class SpanSanitizer:
     def _values(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         kept = dict(attributes)
         recorded = kept.get(names.DOCUMENTS_JSON)
-        documents = kept.get(names.OUTPUT_VALUE) if recorded is None and kept.get(names.KIND) in DOCUMENT_KINDS else recorded
+        documents = (
+            kept.get(names.OUTPUT_VALUE) if recorded is None and kept.get(names.KIND) in DOCUMENT_KINDS else recorded
+        )
         if isinstance(documents, str):
             if not self._content:  # ids and scores of documents are metadata
                 kept = flatten_documents(read_document_list(documents)) | kept
