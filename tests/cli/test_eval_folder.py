@@ -43,6 +43,7 @@ def test_all_evaluations_of_a_folder_are_found_in_order(command: Command, evals:
     assert evaluated(command, evals) == ["alpha", "first", "zero", "second"]
 
 
+@pytest.mark.process
 @loop_over(
     "text",
     [

@@ -147,6 +147,7 @@ def test_what_comes_by_grpc_goes_the_same_way(store, aside):
         call(request(span("another")), timeout=120)
 
 
+@pytest.mark.process
 def test_a_request_that_is_none_is_refused_alike(server):
     answer = post(server.url, b"\xff" * 600_000)
     assert answer.status_code == 400

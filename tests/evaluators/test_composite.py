@@ -1,6 +1,7 @@
 """Composite evaluators: the weighted mean of other keys, rules for missing parts, inverted keys, resume and rescoring."""
 
-import _thread
+import os
+import signal
 import threading
 
 import pytest
@@ -264,7 +265,7 @@ def test_resume_after_an_interruption(store):
     def task(q):
         if q == 2 and not stop:
             stop.append(1)
-            _thread.interrupt_main()
+            os.kill(os.getpid(), signal.SIGINT)
             threading.Event().wait(10)
         return q
 

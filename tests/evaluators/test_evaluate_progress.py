@@ -1,8 +1,9 @@
 """A bar where somebody can see it move, and nothing elsewhere."""
 
-import _thread
 import asyncio
 import io
+import os
+import signal
 import sys
 import threading
 import types
@@ -74,7 +75,7 @@ def test_ctrl_c_ends_an_experiment_whose_evaluator_hangs_beside_an_async_task(st
     gate, ended = threading.Event(), []
 
     def hang(outputs):
-        _thread.interrupt_main()
+        os.kill(os.getpid(), signal.SIGINT)
         ended.append(gate.wait(60))
 
     async def task(q):

@@ -1,6 +1,7 @@
 """Evaluators that an example names: which runs they score, how the summary counts them, resume and rescoring."""
 
-import _thread
+import os
+import signal
 import sqlite3
 import threading
 import time
@@ -183,7 +184,7 @@ def test_resume_does_not_score_what_an_example_does_not_name(store):
     def task(q):
         if q == "q5" and not stop:
             stop.append(1)
-            _thread.interrupt_main()
+            os.kill(os.getpid(), signal.SIGINT)
             threading.Event().wait(10)
         return q
 
@@ -223,6 +224,7 @@ def test_a_dry_run_counts_only_the_named_judges():
     assert dry_run(rows, [concise, judged], progress=False).total.calls == 1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("names", [True, False])
 def test_ten_thousand_examples(tmp_path, names):
     rows = [

@@ -76,11 +76,13 @@ def test_an_evaluator_in_another_module_than_the_table_says_is_refused():
 
 
 @pytest.mark.process
+@pytest.mark.process
 @pytest.mark.parametrize(("place", "wanted"), list(enumerate(STEPS.values())), ids=list(STEPS))
 def test_what_is_asked_for_is_imported_and_no_more(loaded, place, wanted):
     assert {name.rpartition(".")[2] for name in loaded[place] & set(BUILTIN_MODULES.values())} == wanted
 
 
+@pytest.mark.process
 def test_not_even_all_of_them_load_a_heavy_package(loaded):
     assert {name.partition(".")[0] for name in loaded[-1]} & set(HEAVY.split()) == set()
     assert set(BUILTIN_MODULES.values()) <= loaded[-1]

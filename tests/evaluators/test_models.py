@@ -176,6 +176,7 @@ def test_a_folder_that_is_not_there_is_said_at_once():
         get_evaluator("groundedness", model="./nix")
 
 
+@pytest.mark.process
 def test_a_folder_without_a_model_is_said_in_one_line(tmp_path):
     pytest.importorskip("sentence_transformers")
     [found] = score(get_evaluator("semantic_similarity", model=str(tmp_path)), outputs="a", reference_outputs="b")

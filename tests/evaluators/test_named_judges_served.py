@@ -117,6 +117,7 @@ def test_rows_of_an_experiment_keep_their_outcomes_apart(store):
     assert (summary.n, summary.failed, summary.skipped) == (2, 1, 1)
 
 
+@pytest.mark.process
 def test_haystacks_components_ask_an_endpoint():
     from spanwise.evaluators.haystack import FaithfulnessEvaluator
 

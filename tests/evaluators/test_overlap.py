@@ -49,6 +49,7 @@ def test_bleu_is_nltks(text, references, n):
     assert bleu(text, references, n=n) == pytest.approx(nltk_bleu(text, references, n), abs=1e-12)
 
 
+@pytest.mark.process
 @loop_over(("text", "reference"), PAIRS)
 def test_bleu_of_hard_texts_is_nltks(text, reference):
     assert bleus(text, reference) == pytest.approx([nltk_bleu(text, [reference], n) for n in (1, 2, 3, 4)], abs=1e-12)

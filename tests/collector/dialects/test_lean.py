@@ -111,6 +111,7 @@ def test_the_short_way_leads_to_the_same(attributes, scope, name):
     assert repr(read_span(one, strict)) == repr(read_span(one, strict, [*DIALECTS]))
 
 
+@pytest.mark.process
 @given(st.dictionaries(NAMES | st.text(max_size=9), VALUES, max_size=12), SCOPES)
 def test_what_is_remembered_of_names_changes_nothing(attributes, scope):
     remembered = [read_span(span(attributes, scope), strict) for _ in range(2)]

@@ -1,3 +1,5 @@
+import pytest
+
 from collector.making import SECOND, child, run
 from spanwise.collector.pages.traces import trace_detail
 from spanwise.collector.records import Trace
@@ -32,6 +34,7 @@ def test_bars_lie_on_the_clock_of_the_trace():
     assert [(row.left, row.width) for row in trace_detail.build_rows(Trace(root, (root, half)))] == [(0, 100), (25, 50)]
 
 
+@pytest.mark.process
 def test_a_deep_trace_needs_no_recursion():
     runs = [run()]
     for _ in range(3_000):
