@@ -8,7 +8,7 @@ text of one message, as JSON. Source: OpenTelemetry semantic-conventions-genai, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -281,7 +281,7 @@ def _read_reasoning(item: dict[str, Any]) -> list[Part]:
 
 
 # types of elements that are messages of their own in OpenAI's responses
-_ITEM_READERS: dict[Any, Any] = {
+_ITEM_READERS: dict[Any, Callable[[dict[str, Any]], list[Part]]] = {
     "function_call": lambda item: [_call_part(item.get("call_id"), item.get("name"), item.get("arguments"))],
     "function_call_output": lambda item: [
         {"type": "tool_call_response", "id": item.get("call_id"), "response": item.get("output")}
