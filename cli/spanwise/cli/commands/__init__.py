@@ -10,6 +10,7 @@ Modules, in the order in which data flows:
 - `evaluators`: `spanwise evaluators`: list, show, and score one trace or session.
 - `eval_file`: `spanwise eval PATH`: evaluations defined in Python files, with a quality gate for CI.
 - `experiments`: `spanwise experiments`: list, show, errors, compare, analyze, score, export, delete.
+- `imports`: `spanwise import`: OpenAI Evals from files or the API, and Inspect logs.
 - `judges`: `spanwise judges`: label cases in the terminal, calibrate judges against the labels.
 - `monitor`: `spanwise monitor`: run the rules of a file; list, pause, resume and remove rules.
 - `monitor_reports`: `spanwise monitor status`, `why`, `check` and `diff`: reports on rules and their decisions.

@@ -6,6 +6,7 @@ A row of `examples` is one state of one example. It belongs to the versions from
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
@@ -128,14 +129,13 @@ def _write_examples(
     db: sqlite3.Connection, name: str, version: int, examples: Sequence[Example], replace: bool, remove: Sequence[str]
 ) -> bool:
     """Write the differences between the current and the wanted examples. Return whether anything changed."""
-    live = {
-        row[0]: row[1:]
-        for row in db.execute(
-            "SELECT example_id, id, position, data FROM examples WHERE dataset = ? AND until IS NULL ORDER BY position",
-            (name,),
-        )
-    }
     wanted = {example.id: encode_record(example) for example in examples}
+    # the data of other examples is not read: a large dataset that is saved in batches would fill the memory
+    sql = (
+        "SELECT example_id, id, position, CASE WHEN example_id IN (SELECT value FROM json_each(?)) THEN data END "
+        "FROM examples WHERE dataset = ? AND until IS NULL ORDER BY position"
+    )
+    live = {row[0]: row[1:] for row in db.execute(sql, (json.dumps(list(wanted)), name))}
     splits = {example.id: example.split for example in examples}
     removed = set(remove) & set(live) | (set(live) - set(wanted) if replace else set())
     changed = {id: text for id, text in wanted.items() if id not in live or live[id][2] != text}
