@@ -11,6 +11,7 @@ Modules, in the order in which data flows:
 
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
+    "chat_messages",
     "documents",
     "serialization",
     "token_usage",
