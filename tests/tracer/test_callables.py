@@ -135,7 +135,7 @@ def test_a_run_describes_itself(traced: Spans) -> None:
     attributes = dict(traced.one("renamed").attributes or {})
     assert (attributes["tag.tags"], attributes["metadata"]) == (("a", "b"), '{"x":1,"y":[2]}')
     assert (attributes["gen_ai.usage.input_tokens"], attributes["spanwise.cost"]) == (10, 0.25)
-    assert attributes["retrieval.documents.1.document.id"] == "7"
+    assert attributes["spanwise.documents"] == '["d1",{"text":"d2","id":7}]'
 
 
 def test_a_run_records_its_prompt(traced: Spans) -> None:

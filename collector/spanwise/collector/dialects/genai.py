@@ -23,6 +23,7 @@ from spanwise.collector.dialects.attribute_parsing import (
 )
 from spanwise.collector.dialects.draft import Draft, applies_to
 from spanwise.collector.dialects.token_costs import normalize_usage
+from spanwise.collector.former_names import is_own_scope
 from spanwise.collector.records import JSON, Usage
 from spanwise.tracer import attribute_names as names
 
@@ -216,7 +217,7 @@ def genai(draft: Draft) -> None:
     for name in (names.RESPONSE_MODEL, names.REQUEST_MODEL):
         if (model := text_or_none(attributes.get(name))) and fields.setdefault("model", model) == model:
             del attributes[name]
-    if operation in AGGREGATE_OPERATIONS:
+    if operation in AGGREGATE_OPERATIONS and not is_own_scope(draft.span.scope):
         draft.sums = True
     elif not draft.sums:
         _usage(draft)

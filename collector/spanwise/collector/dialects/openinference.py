@@ -433,7 +433,8 @@ def _kind(draft: Draft) -> None:
 def _inputs(draft: Draft) -> None:
     attributes = draft.attributes
     if names.INPUT_VALUE in attributes and "inputs" not in draft.fields:
-        draft.fields["inputs"] = _value(attributes.pop(names.INPUT_VALUE), attributes.pop(names.INPUT_MIME, None))
+        mime = attributes.pop(names.INPUT_MIME, DEFAULT_MIME.get(draft.span.scope))
+        draft.fields["inputs"] = _value(attributes.pop(names.INPUT_VALUE), mime)
 
 
 def _outputs(draft: Draft) -> None:
@@ -443,11 +444,17 @@ def _outputs(draft: Draft) -> None:
     attributes = draft.attributes
     if names.OUTPUT_VALUE not in attributes or "outputs" in draft.fields:
         return
-    outputs = _value(attributes[names.OUTPUT_VALUE], attributes.get(names.OUTPUT_MIME))
+    mime = attributes.get(names.OUTPUT_MIME, DEFAULT_MIME.get(draft.span.scope))
+    outputs = _value(attributes[names.OUTPUT_VALUE], mime)
     if outputs is not None:
         draft.fields["outputs"] = outputs
         del attributes[names.OUTPUT_VALUE]
         attributes.pop(names.OUTPUT_MIME, None)
+
+
+# Scope → type of contents without a MIME type. Spanwise's tracer leaves out the type of JSON, and of texts that cannot
+# be parsed as JSON
+DEFAULT_MIME = {"spanwise": "application/json"}
 
 
 def _value(value: JSON, mime: JSON) -> JSON:

@@ -34,6 +34,7 @@ from spanwise.collector.dialects.langsmith import langsmith
 from spanwise.collector.dialects.logfire import logfire
 from spanwise.collector.dialects.mlflow import mlflow
 from spanwise.collector.dialects.openinference import (
+    DEFAULT_MIME,
     FEEDBACK_NAMESPACES,
     FILE_NAMESPACES,
     IDENTITY_NAMESPACES,
@@ -188,6 +189,9 @@ def _build_run(span: RawSpan, draft: Draft) -> Run:
     attributes, get = draft.attributes, draft.fields.get
     if draft.awaits:
         attributes[names.AWAITS] = list(draft.awaits)
+    if names.SPANS_STARTED in attributes:  # the tracer leaves out what is usual: the local root itself, and none open
+        attributes.setdefault(names.LOCAL_ROOT, span.span_id)
+        attributes.setdefault(names.SPANS_OPEN, 0)
     _, project, environment = resolve_project(span.resource)
     status = resolve_status(span.status, attributes, span.events)
     name = get("name")
@@ -367,10 +371,12 @@ def read_fast_path(draft: Draft) -> bool:
         del attributes[names.KIND]
     if names.INPUT_VALUE in attributes:
         value = attributes.pop(names.INPUT_VALUE)
-        fields["inputs"] = parse_json(value) if attributes.pop(names.INPUT_MIME, None) == JSON_TYPE else value
+        mime = attributes.pop(names.INPUT_MIME, DEFAULT_MIME.get(span.scope))
+        fields["inputs"] = parse_json(value) if mime == JSON_TYPE else value
     if names.OUTPUT_VALUE in attributes:
         value = attributes[names.OUTPUT_VALUE]
-        value = parse_json(value) if attributes.get(names.OUTPUT_MIME) == JSON_TYPE else value
+        mime = attributes.get(names.OUTPUT_MIME, DEFAULT_MIME.get(span.scope))
+        value = parse_json(value) if mime == JSON_TYPE else value
         if value is not None:  # a null stays as an attribute, as in `openinference`
             fields["outputs"] = value
             del attributes[names.OUTPUT_VALUE]
