@@ -14,6 +14,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TypeAlias
 
@@ -396,17 +397,13 @@ _LABEL_COLUMNS = tuple(
 )
 
 
-def _add_label_columns(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Add the columns for prompts, agents, finish reasons and the time to the first token."""
-    _run_statements(db, report, _LABEL_COLUMNS)
-
-
 # By version: the step to the next version. Each runs in one transaction and reports its progress in units of its choice
 MigrationStep: TypeAlias = Callable[[sqlite3.Connection, ReportProgress], None]
 MIGRATIONS: Mapping[int, MigrationStep] = {
     19: _convert_names,
     20: _make_sealed_periods_uniform,
-    21: _add_label_columns,
+    # Columns for prompts, agents, finish reasons and the time to the first token
+    21: partial(_run_statements, statements=_LABEL_COLUMNS),
 }
 FILE_VERSION = max(MIGRATIONS) + 1
 
