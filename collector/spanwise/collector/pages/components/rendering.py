@@ -75,6 +75,7 @@ def get_environment() -> Environment:
         "ranges": filter_form.RANGE_LABELS,
         "traffic": filter_form.TRAFFIC_LABELS,
         "content_view": ContentView,
+        "groups": filter_form.GROUP_LABELS,
     }
     # every formatting function becomes a filter of the same name
     environment.filters |= dict(getmembers(formatting, isfunction))

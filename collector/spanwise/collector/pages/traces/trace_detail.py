@@ -13,16 +13,16 @@ from starlette.responses import PlainTextResponse, Response
 
 from spanwise.collector import content
 from spanwise.collector.diagnostics import rule_report, trace_completeness
+from spanwise.collector.dialects import CONTENT_REFERENCES
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.formatting import split_stack
 from spanwise.collector.pages.components import feedback_display, rendering
 from spanwise.collector.pages.components.content_view import ContentView
 from spanwise.collector.pages.components.escaping import format_json
-from spanwise.collector.pages.experiment_pages import index_examples
 from spanwise.collector.pages.traces.trace_overview import build_overview
 from spanwise.collector.pages.traces.tree_rows import MAX_WHOLE_ROWS, TreeQuery, build_tree, find_origin
 from spanwise.collector.records import Example, Experiment, Feedback, Run, Target, Trace, TraceSummary, TreeNode
-from spanwise.collector.stores import RunNode, Store, derived_fields, make_branch, walk_tree
+from spanwise.collector.stores import RunNode, Store, derived_fields, iterate_examples, make_branch, walk_tree
 
 MAX_TREE_RUNS = 20_000  # runs of the tree that are read at once; a larger trace is read in parts of this size
 VIEW_COOKIE = "spanwise_view"
@@ -69,7 +69,7 @@ _EXCEPTION_FIELDS = ("type", "message", "stacktrace")
 MAX_TOOL_RUNS = 50  # runs of tools that are read to find those of the selected run's calls
 MAX_CALL_MESSAGES = 130  # messages at either end of a chat that are searched for calls
 _MEDIA_FIELDS = ("inputs", "outputs")
-_VALUE_FIELDS = ("inputs", "outputs", "documents", "attributes", "metadata", "resource", "events")
+_VALUE_FIELDS = ("inputs", "outputs", "documents", "attributes", "metadata", "resource", "events", "tools")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +139,7 @@ def trace(store: Store, request: Request) -> Response:
         "of_run": feedback_display.get_author_chips(view.of_run),
         "example": find_example(store, root, experiment),
         "links": [link for link in run.links if link.trace_id != trace_id],
+        "references": CONTENT_REFERENCES,
     }
     if only_run:
         return rendering.render_page(request, "run_part.html", **shown)
@@ -275,7 +276,7 @@ def value_page(store: Store, request: Request) -> Response:
         case = {"inputs": run.inputs, "reference_outputs": run.outputs, "metadata": origin}
         return _plain_text(json.dumps(case, ensure_ascii=False, default=str))
     value = getattr(run, name)
-    if isinstance(value, tuple):  # documents or events
+    if isinstance(value, tuple) and name != "tools":  # documents or events
         value = [{field: getattr(item, field) for field in item.__dataclass_fields__} for item in value]
     return _plain_text(value if isinstance(value, str) else format_json(value))
 
@@ -315,8 +316,8 @@ def find_experiment(store: Store, root: Run) -> Experiment | None:
 
 def find_example(store: Store, root: Run, experiment: Experiment | None) -> Example | None:
     """Return the trace's example from the experiment's dataset version."""
-    examples = index_examples(store, experiment) if experiment else {}
-    return examples.get(root.example_id or "", (None, 0))[0]
+    examples = iterate_examples(store, experiment) if experiment else ()
+    return next((example for example in examples if example.id == root.example_id), None)
 
 
 def choose_run(trace: Trace, span_id: str | None) -> Run:
