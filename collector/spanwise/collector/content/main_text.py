@@ -76,7 +76,7 @@ def _describe(message: Message) -> str:
     parts = []
     for block in message.blocks:
         if block.kind == "tool_call":
-            parts.append(f"{block.name}({_format_arguments(block.value)})")
+            parts.append(f"{block.name}({format_arguments(block.value)})")
         elif block.kind == "tool_result":
             parts.append(block.value if isinstance(block.value, str) else _compact(block.value))
         elif block.kind in ("image", "audio", "file"):
@@ -86,7 +86,8 @@ def _describe(message: Message) -> str:
     return ", ".join(parts)
 
 
-def _format_arguments(value: JSON) -> str:
+def format_arguments(value: JSON) -> str:
+    """Format the arguments of a tool call on one line."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {item if isinstance(item, str) else _compact(item)}" for key, item in value.items())
     return value if isinstance(value, str) else _compact(value)

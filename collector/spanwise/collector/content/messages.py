@@ -43,7 +43,9 @@ def find_messages(value: JSON, depth: int = _MAX_DEPTH) -> tuple[list[Message], 
         inner = value.get(name)
         if isinstance(inner, list | Mapping) and inner and (found := find_messages(inner, depth - 1)):
             others = {key: item for key, item in value.items() if key != name}
-            system = [_read_system(others.pop(key)) for key in _SYSTEM_NAMES if name != "output" and others.get(key)]
+            system = [
+                read_system_prompt(others.pop(key)) for key in _SYSTEM_NAMES if name != "output" and others.get(key)
+            ]
             return [*system, *found[0]], {**found[1], **others}
     if len(value) == 1:  # such as the output of the only component of a pipeline
         return find_messages(next(iter(value.values())), depth - 1)
@@ -65,7 +67,8 @@ def _read_list(items: Sequence[JSON], depth: int) -> list[Message] | None:
     return messages
 
 
-def _read_system(value: JSON) -> Message:
+def read_system_prompt(value: JSON) -> Message:
+    """Return the message of a system prompt beside the messages of a chat."""
     inner = value.get("parts", value) if isinstance(value, Mapping) else value  # Gemini's has parts
     return Message("system", tuple(read_parts(inner)))
 
@@ -74,7 +77,7 @@ def read_message(value: Part) -> Message | None:
     """Return the message that an object of any convention is, None for another object."""
     role, kind = value.get("role"), ""
     if not isinstance(role, str):
-        value = _unwrap(value)
+        value = unwrap_message(value)
         role, kind = value.get("role"), get_type(value)
     if not isinstance(role, str):
         if kind in _RESPONSE_CALLS:
@@ -102,7 +105,7 @@ def read_message(value: Part) -> Message | None:
     )
 
 
-def _unwrap(value: Any) -> Part:
+def unwrap_message(value: Any) -> Part:
     """Return the object that has the role: LangChain serializes messages inside `data` or `kwargs`."""
     kind = get_type(value)
     if kind in _LANGCHAIN_TYPES and isinstance(value.get("data"), Mapping):
@@ -167,7 +170,7 @@ def join_tool_results(messages: Sequence[Message]) -> list[Message]:
     for message in messages:
         kept: list[Block] = []
         for block in message.blocks:
-            found = _find_call(open_calls, block) if block.kind == "tool_result" else None
+            found = find_open_call(open_calls, block) if block.kind == "tool_result" else None
             if found is None:
                 if block.kind == "tool_call":
                     open_calls.append((len(joined), len(kept), block))
@@ -188,7 +191,8 @@ def join_tool_results(messages: Sequence[Message]) -> list[Message]:
     return joined
 
 
-def _find_call(open_calls: Sequence[tuple[int, int, Block]], result: Block) -> tuple[int, int, Block] | None:
+def find_open_call(open_calls: Sequence[tuple[int, int, Block]], result: Block) -> tuple[int, int, Block] | None:
+    """Return the open call to which a result belongs, with its place."""
     if result.call_id is not None:
         return next((found for found in reversed(open_calls) if found[2].call_id == result.call_id), None)
     return next((found for found in open_calls if result.name in ("", found[2].name)), None)

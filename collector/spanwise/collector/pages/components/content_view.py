@@ -90,17 +90,18 @@ class ContentView:
     def value(self, value: JSON, part: str = "", *, turn: bool = False) -> ValueView:
         """Render a value. `part` is its name in addresses. With `turn`, chat messages of earlier turns are folded."""
         self._cut = False
-        view = self._render_raw(value) if self.raw else self._render_content(value, part, turn)
+        view = self.render_raw(value) if self.raw else self._render_content(value, part, turn)
         if not self._cut:
             return view
         whole = f"{self.address}{part}" if self.address and part else ""
-        return replace(view, note=f"Showing a part of {_describe_size(value)}.", whole=whole)
+        return replace(view, note=f"Showing a part of {describe_size(value)}.", whole=whole)
 
     def text(self, text: str) -> BlockView:
         """Render a text as the block that it looks like."""
         return self._block(content.read_text(text))
 
-    def _render_raw(self, value: JSON) -> ValueView:
+    def render_raw(self, value: JSON) -> ValueView:
+        """Render a value as it was sent."""
         if value is None:
             return ValueView()
         if isinstance(value, str):
@@ -153,11 +154,11 @@ class ContentView:
             return BlockView(block, render_text(self._take(block.text)))
         if block.kind in ("image", "audio", "file"):
             return self._medium(block, (sources or {}).get(id(block), ""))
-        html = self._any_value(block.value)
+        html = self.render_any_value(block.value)
         result = self._block(block.result) if block.result else None
         return BlockView(block, html, result, run=self.tool_runs.get(block.call_id or "", ""))
 
-    def _any_value(self, value: JSON) -> Markup:
+    def render_any_value(self, value: JSON) -> Markup:
         """Render the arguments or the result of a tool, or a JSON value."""
         if isinstance(value, str):
             return self._block(content.read_text(value)).html
@@ -259,7 +260,8 @@ def _dump_start(value: JSON, most: int) -> str:
     return "".join(parts)
 
 
-def _describe_size(value: JSON) -> str:
+def describe_size(value: JSON) -> str:
+    """Describe the size of a value in characters."""
     if isinstance(value, str):
         return formatting.characters(len(value))
     try:

@@ -62,7 +62,7 @@ def render_markdown(text: str) -> Markup:
     shown = str(mark_invisible(text))
     if any(shown.count(mark) > most for mark, most in MAX_MARKS.items()):
         return Markup(f'<div class="text">{escape(shown)}</div>')
-    return Markup(_get_parser().render(shown))
+    return Markup(get_parser().render(shown))
 
 
 def render_code(text: str, language: str = "") -> Markup:
@@ -71,12 +71,13 @@ def render_code(text: str, language: str = "") -> Markup:
     name = _LANGUAGES.get(language.lower())
     lines = shown.split("\n") if len(shown) <= MAX_HIGHLIGHTED else []
     is_short = 0 < len(lines) <= MAX_HIGHLIGHTED_LINES and max(map(len, lines)) <= MAX_HIGHLIGHTED_LINE
-    html = _highlight(shown, name) if name and is_short else str(escape(shown))
+    html = highlight_code(shown, name) if name and is_short else str(escape(shown))
     label = f"code, {name}" if name else "code"
     return Markup(f'<pre class="code" tabindex="0" role="group" aria-label="{label}"><code>{html}</code></pre>')
 
 
-def _highlight(text: str, language: str) -> str:
+def highlight_code(text: str, language: str) -> str:
+    """Return the code with classes for its tokens."""
     try:
         lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False)
     except ClassNotFound:
@@ -132,7 +133,8 @@ def _open_link(address: str) -> str:
 
 
 @cache
-def _get_parser() -> MarkdownIt:
+def get_parser() -> MarkdownIt:
+    """Return the Markdown parser."""
     options = {"html": False, "linkify": False, "breaks": True, "maxNesting": MAX_NESTING}
     parser = MarkdownIt("commonmark", options, renderer_cls=_Renderer).enable(["strikethrough", "table"])
     parser.validateLink = is_web_link  # type: ignore[method-assign,assignment]

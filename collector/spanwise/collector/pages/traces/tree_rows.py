@@ -161,7 +161,7 @@ def select_rows(nodes: Sequence[TreeNode], query: TreeQuery, selected: int) -> l
         above = parents[above]
     context: dict[int, bool] = {}  # place of a shown row → whether only a row below it passes the filter
     for place, node in enumerate(nodes):
-        if not _passes(node, query):
+        if not passes_filter(node, query):
             continue
         context[place] = False
         above = parents[place]
@@ -192,7 +192,8 @@ def _find_parents(nodes: Sequence[TreeNode]) -> list[int]:
     return parents
 
 
-def _passes(node: TreeNode, query: TreeQuery) -> bool:
+def passes_filter(node: TreeNode, query: TreeQuery) -> bool:
+    """Return whether a run passes the filter of the tree."""
     return (not query.errors or node.status == "error") and (not query.kinds or node.kind in query.kinds)
 
 
