@@ -15,7 +15,8 @@ _INVISIBLE_PATTERN = re.compile(
 )
 
 
-def _visible_mark(match: re.Match[str]) -> str:
+def make_visible_mark(match: re.Match[str]) -> str:
+    """Return the visible mark of an invisible character."""
     code = ord(match.group())
     if code < 0x20:
         return chr(0x2400 + code)
@@ -30,7 +31,7 @@ def mark_invisible(value: object) -> object:
     if value is None:
         return ""
     if isinstance(value, str) and not isinstance(value, Markup):
-        return _INVISIBLE_PATTERN.sub(_visible_mark, value)
+        return _INVISIBLE_PATTERN.sub(make_visible_mark, value)
     return value
 
 
@@ -47,7 +48,8 @@ def format_json(value: JSON) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
-def _highlight_token(match: re.Match[str]) -> str:
+def highlight_token(match: re.Match[str]) -> str:
+    """Return a token of JSON in an element with the class of its kind."""
     string, colon, figure, word = match.groups()
     if string is not None:
         return f'<span class="{"k" if colon else "s"}">{escape(mark_invisible(string))}</span>{colon or ""}'
@@ -58,6 +60,6 @@ def highlight_json(text: str) -> Markup:
     """Return JSON text with keys, strings and numbers in `<span>` elements. All text is escaped."""
     parts, position = [], 0
     for match in _TOKEN.finditer(text):
-        parts += [str(escape(mark_invisible(text[position : match.start()]))), _highlight_token(match)]
+        parts += [str(escape(mark_invisible(text[position : match.start()]))), highlight_token(match)]
         position = match.end()
     return Markup("".join([*parts, str(escape(mark_invisible(text[position:])))]))

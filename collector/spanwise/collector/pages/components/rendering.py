@@ -52,7 +52,8 @@ def read_asset(name: str) -> bytes:
 
 
 @cache
-def _versioned_url(name: str) -> str:
+def get_versioned_url(name: str) -> str:
+    """Return the address of a file of `static/`, which changes with its content."""
     return f"/static/{name}?{sha256(read_asset(name)).hexdigest()[:12]}"
 
 
@@ -68,7 +69,7 @@ def get_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals |= {
-        "static": _versioned_url,
+        "static": get_versioned_url,
         "zone": formatting.zone,
         "chart": sparkline,
         "operators": filter_form.OPERATOR_LABELS,
