@@ -42,6 +42,10 @@ class Filter:
     - `skipped`: the newest outcome under the key is a skip.
     - `untried`: the trace has no outcome under the key at all.
 
+    A condition of `document_feedback` has the form of `feedback`. It holds if the newest feedback on at least one
+    document of the trace passes the comparison. `excluded` are pairs of a condition in `NEGATABLE_CONDITIONS` and its
+    value, which must not hold: `(("name", "answer"),)`, written `name!=answer`.
+
     Evaluators' own traces (root run of kind "evaluator", not part of an experiment) pass only a filter that asks for
     them by `kind`, `any_kind="evaluator"` or `trace_ids`. Otherwise they appear in no list, total or chart, so that
     the cost of judges is not added to that of the application. Only deletion always includes them.
@@ -66,6 +70,7 @@ class Filter:
     session: str | None = None
     user: str | None = None
     feedback: tuple[FeedbackCondition, ...] = ()
+    document_feedback: tuple[FeedbackCondition, ...] = ()
     missing: tuple[str, ...] = ()
     untried: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
@@ -77,11 +82,17 @@ class Filter:
     example: str | None = None
     complete: bool | None = None  # as in the trace summary: False if spans were dropped or are missing
     trace_ids: tuple[str, ...] | None = None
+    excluded: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         # an unknown status would match every trace without an error
-        if self.status is not None and self.status not in STATUSES:
-            raise ValueError(f"unknown status {self.status!r}; expected one of: {', '.join(STATUSES)}")
+        for status in (self.status, *(value for name, value in self.excluded if name == "status")):
+            if status is not None and status not in STATUSES:
+                raise ValueError(f"unknown status {status!r}; expected one of: {', '.join(STATUSES)}")
+        if unknown := [name for name, _ in self.excluded if name not in NEGATABLE_CONDITIONS]:
+            raise ValueError(
+                f"condition {unknown[0]!r} cannot be negated; expected one of: {', '.join(NEGATABLE_CONDITIONS)}"
+            )
         for name in LIMITED_CONDITIONS:
             value = getattr(self, name)
             limit = MAX_SEARCH_TERMS if isinstance(value, str) else MAX_CONDITION_VALUES
@@ -100,7 +111,14 @@ EVALUATOR_KIND = "evaluator"  # run kind of evaluators' own traces
 STATUSES = get_args(Status)
 CONDITION_ALIASES = {"tag": "tags"}  # accepted wherever condition names are parsed
 LIST_CONDITIONS = ("tags", "missing", "untried", "failed", "skipped", "trace_ids", "experiments")
-LIMITED_CONDITIONS = ("tags", "metadata", "feedback", "missing", "untried", "failed", "skipped", "error", "text")
+LIMITED_CONDITIONS = (
+    *("tags", "metadata", "feedback", "document_feedback", "missing", "untried", "failed", "skipped", "error", "text"),
+    "excluded",
+)
+# Conditions that `!=` negates. Each compares one text
+NEGATABLE_CONDITIONS = (
+    *("project", "environment", "name", "kind", "any_name", "any_kind", "status", "model", "tags", "session", "user"),
+)
 # Maximum number of values, and of words, in one condition: each adds a clause to the SQL query
 MAX_CONDITION_VALUES, MAX_SEARCH_TERMS = 450, 100
 COMPARED_CONDITIONS = ("latency_ms", "tokens", "cost")
@@ -145,7 +163,10 @@ def validate_filter(filter: Filter) -> Filter:
         raise Refused("until must be later than since")
     for name in COMPARED_CONDITIONS:
         _check_amount(name, getattr(filter, name))
-    for key, operator, value in filter.feedback:
+    for name, value in filter.excluded:
+        if not value:
+            raise Refused(f"{name}!= is empty; give the value that traces must not have, or remove the condition")
+    for key, operator, value in (*filter.feedback, *filter.document_feedback):
         if isinstance(value, str) and not (value and operator in ("=", "!=")):
             raise Refused(f"feedback {key!r} {operator} {value!r}: compare with a number, or with = or != and a label")
         if isinstance(value, float) and isnan(value):
@@ -316,6 +337,11 @@ def _parse_feedback_condition(condition: Any) -> FeedbackCondition:
     return key, _check_operator(key, operator), bound
 
 
+def _parse_excluded(name: str, value: Any) -> tuple[tuple[str, str], ...]:
+    members = [(field, text) for field, text in value]
+    return tuple((CONDITION_ALIASES.get(field, field), _check_text(name, text)) for field, text in members)
+
+
 def _check_operator(name: str, operator: str) -> Operator:
     if operator not in OPERATORS:
         raise ValueError(f"{name!r}: unknown operator {operator!r}; expected one of: {', '.join(OPERATORS)}")
@@ -336,6 +362,8 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {  # parsers of the fields t
     **dict.fromkeys(COMPARED_CONDITIONS, _parse_comparison_condition),
     **dict.fromkeys(("since_ns", "until_ns"), _parse_moment),
     "feedback": _parse_feedback_conditions,
+    "document_feedback": _parse_feedback_conditions,
+    "excluded": _parse_excluded,
     "metadata": _parse_metadata_condition,
     "complete": _parse_truth,
 }
@@ -348,8 +376,9 @@ TERM_PATTERN = re.compile(
     rf"(?P<name>[a-z_]+)(?:\.(?P<key>[^<>=!]+))?(?P<operator>{filter_values.OPERATOR_ALTERNATIVES})(?P<value>.*)",
     re.DOTALL,
 )
+FEEDBACK_CONDITIONS = ("feedback", "document_feedback")
 OPERATOR_PATTERN = re.compile(r"[<>=!.]")
-CUMULATIVE_CONDITIONS = (*LIST_CONDITIONS, "feedback", "metadata")  # fields whose repeated conditions accumulate
+CUMULATIVE_CONDITIONS = (*LIST_CONDITIONS, "feedback", "document_feedback", "metadata", "excluded")  # fields whose repeated conditions accumulate
 
 
 def filter_from_items(items: Iterable[tuple[str, str]]) -> Filter:
@@ -393,8 +422,11 @@ def parse_term(text: str) -> Condition:
     if not match:
         raise ValueError(f"invalid condition {text!r}; write it like name=answer or latency_ms>200")
     name, key, operator, value = match.groups()
-    if operator != "=" and name not in COMPARED_CONDITIONS and not (key and name == "feedback"):
-        raise ValueError(f"{text!r}: {name!r} can only be compared with =")
+    if operator == "!=" and key is None and FIELDS.get(name, name) in NEGATABLE_CONDITIONS:
+        return "excluded", ((FIELDS.get(name, name), value),)
+    if operator != "=" and name not in COMPARED_CONDITIONS and not (key and name in FEEDBACK_CONDITIONS):
+        signs = "= or !=" if FIELDS.get(name, name) in NEGATABLE_CONDITIONS else "="
+        raise ValueError(f"{text!r}: {name!r} can only be compared with {signs}")
     if key is None:
         return parse_item(name, value if operator == "=" else operator + value)
     return (name, {key: value}) if name == "metadata" else parse_item(name, f"{key}{operator}{value}")
@@ -414,7 +446,9 @@ def _condition_items(field: str, value: Any) -> Iterator[tuple[str, str]]:
         return
     if field in LIST_CONDITIONS:
         yield from ((field, text) for text in value)
-    elif field == "feedback":
+    elif field == "excluded":
+        yield from ((f"{name}!", text) for name, text in value)
+    elif field in FEEDBACK_CONDITIONS:
         yield from ((field, f"{key}{operator}{bound}") for key, operator, bound in value)
     elif field == "metadata":
         for key, text in value.items():

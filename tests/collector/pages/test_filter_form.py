@@ -122,12 +122,12 @@ def test_moments(text, expected):
         ),
         (
             {"feedback_key": "k", "feedback_op": "like"},
-            "unknown feedback operator 'like'; expected one of: <, <=, =, !=, >=, >, miss",
+            "unknown feedback operator 'like'; expected one of: <, <=, =, !=, >=, >, scored",
         ),
-        ({"range": "1y"}, "unknown time range '1y'; expected one of: 15m, 1h, 6h, 24h, 7d, 30d"),
+        ({"range": "1y"}, "unknown time range '1y'; expected one of: 15m, 1h, 6h, 24h, 7d, 30d, today"),
         ({"range": "2h"}, "unknown time range '2h'; expected one of:"),
         ({"metadata": "tenant"}, "metadata 'tenant' is not a key with a value; write it like tenant=t1"),
-        ({"since": "yesterday"}, "since must be a date or time such as 2026-11-21T14:30, got 'yesterday'"),
+        ({"since": "tomorrow"}, "since must be a date or time such as 2026-11-21T14:30, got 'tomorrow'"),
         ({"since": "2026"}, "since must be a date or time such as 2026-11-21T14:30, got '2026'"),
         ({"until": "9" * 40}, "until must be a date or time"),
         ({"until": "9999-12-31"}, "until must be a date or time such as 2026-11-21T14:30, got '9999-12-31'"),
@@ -228,14 +228,6 @@ def test_an_address_changes_in_some_fields_and_starts_at_the_first_page():
     assert query.address() == "/?name=a&kind=llm"
     assert query.address("/charts", kind=None, cursor="y", since="") == "/charts?name=a&cursor=y"
     assert at("/?cursor=x").address("/sessions") == "/sessions"
-
-
-@pytest.mark.parametrize(
-    ("address", "detailed"),
-    [("/", False), ("/?text=a&project=p&range=1h&status=ok&cursor=x&traffic=all", False), ("/?user=u", True)],
-)
-def test_the_form_unfolds_for_a_condition_that_it_keeps_folded(address, detailed):
-    assert at(address).detailed is detailed
 
 
 def test_a_lone_surrogate_in_an_address_does_no_harm():

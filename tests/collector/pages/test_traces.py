@@ -38,7 +38,7 @@ def test_means_stand_beside_n_failed_and_skipped(store, client):
         store.add_feedback([Feedback(target=target, key="exact", **outcome)])
     text = client.get("/").text
     assert '<span class="mean">0.5</span>' in text
-    assert '<span>n 2</span><span class="failed">1 failed</span>' in text
+    assert re.search(r'">n 2</a><a class="failed" href="[^"]+">1 failed</a>', text)
 
 
 def test_the_filter_form_narrows_the_list(store, client):
@@ -157,7 +157,7 @@ def test_traces_under_way_stand_above_the_list(store, client):
     inner = OpenRun(trace_id=f"{8:032x}", span_id="d" * 16, parent_id="b" * 16, name="inner", start_ns=60, project="p")
     store.add_running([*begun, judge, inner])
     text = client.get("/?project=p").text
-    assert f'<a href="/traces/{8:032x}">slow8</a>' in text
+    assert f'<a href="/traces/{8:032x}" dir="auto">slow8</a>' in text
     assert "and 1 more" in text
     assert not any(name in text for name in (">slow0<", ">inner<", ">judging<"))
     store.append([run("first to end", trace_id=inner.trace_id, parent_id="b" * 16)])

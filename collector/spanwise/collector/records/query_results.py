@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from spanwise.collector.records.json_values import Status
 
@@ -137,7 +137,7 @@ class SessionSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackStats:
-    """Aggregate of the newest feedback under one key. Each record counts in exactly one of n, labelled, failed and
+    """Aggregate of the newest feedback under one key, on traces and their spans or on documents (`target`). Each record counts in exactly one of n, labelled, failed and
     skipped.
 
     The fields `mean`, `minimum` and `maximum` are over the n scores, and None if n is 0. Labels, errors and skips do
@@ -161,6 +161,7 @@ class FeedbackStats:
     skipped: int = 0
     unweighted: int = 0
     effective: float | None = None  # None if every weight is 1
+    target: Literal["trace", "document"] = "trace"  # "trace" also stands for spans, sessions and experiments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

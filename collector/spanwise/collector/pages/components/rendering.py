@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -20,9 +21,9 @@ from starlette.responses import HTMLResponse, Response
 
 from spanwise.collector import formatting
 from spanwise.collector.diagnostics import trace_completeness
-from spanwise.collector.pages.components import filter_form, sparkline
+from spanwise.collector.pages.components import filter_form, preferences, sparkline
 from spanwise.collector.records import JSON
-from spanwise.collector.security.authorization import get_access
+from spanwise.collector.security.authorization import get_access, get_request_store
 from spanwise.collector.security.browser_sessions import make_form_token
 from spanwise.collector.stores import Store
 
@@ -243,20 +244,40 @@ def get_environment() -> Environment:
     )
     environment.globals |= {
         "static": _versioned_url,
-        "zone": formatting.zone,
         "chart": sparkline,
         "operators": filter_form.OPERATOR_LABELS,
         "ranges": filter_form.RANGE_LABELS,
         "traffic": filter_form.TRAFFIC_LABELS,
+        "choices_of": preferences.CHOICES,
+        "all_columns": preferences.COLUMNS,
         "layout": choose_layout,
         "block": make_block,
     }
     # every formatting function becomes a filter of the same name
     environment.filters |= dict(getmembers(formatting, isfunction))
+    environment.filters |= {
+        "when": lambda ns: formatting.when(ns, preferences.get_time_zone()),
+        "iso": lambda ns: formatting.iso(ns, preferences.get_time_zone()),
+        "machine_time": format_machine_time,
+    }
     environment.filters |= {"summarize_json": summarize_json_prefix, "summarize": summarize_value}
     environment.filters |= {"dropped": trace_completeness.describe_dropped, "since": trace_completeness.describe_start}
+    environment.filters["named"] = format_name
     environment.filters |= {"path": quote_segment, "breakable": allow_line_breaks, "as_dict": dict}
     return environment
+
+
+def format_machine_time(ns: int) -> str:
+    """Return a time as the attribute `datetime` of HTML has it, in UTC; "" if the calendar has no such time."""
+    text = formatting.iso(ns, UTC)
+    return "" if text.endswith(" ns") else text.replace(" ", "T")
+
+
+def format_name(name: str | None) -> str:
+    """Return a name for a link: "(no name)" if it has no visible character, at most 200 characters."""
+    text = (name or "")[:200]
+    visible = "".join(text.split()).strip("\u2800\u3164\u00ad\u200b\u200c\u200d\ufeff")
+    return text + ("…" if len(name or "") > 200 else "") if visible else "(no name)"
 
 
 def quote_segment(text: object) -> str:
@@ -264,14 +285,28 @@ def quote_segment(text: object) -> str:
     return quote(str(text), safe="", errors="replace")
 
 
-def render_page(request: Request, template: str, /, *, status: int = 200, **context: Any) -> Response:
-    """Render a page with the headers that prevent content of traces from running scripts."""
+def render_page(
+    request: Request, template: str, /, *, status: int = 200, switcher: bool = True, **context: Any
+) -> Response:
+    """Render a page with the headers that prevent content of traces from running scripts.
+
+    The project switcher of the side bar reads the projects from the store. Without `switcher` the store is not read.
+    """
     access = get_access(request.scope)
-    body = (
-        get_environment()
-        .get_template(template)
-        .render(here=request.url.path, access=access, token=make_form_token(access.bond), **context)
-    )
+    view = preferences.read_preferences(request)
+    address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    frame = {
+        "here": request.url.path,
+        "address": address,
+        "server_url": str(request.base_url).rstrip("/"),
+        "project": request.query_params.get("project", ""),
+        "projects": get_request_store(request).values("project") if switcher else [],
+        "access": access,
+        "display": view,
+        "token": make_form_token(access.bond),
+    }
+    with preferences.use_time_zone(view.time_zone):
+        body = get_environment().get_template(template).render(frame | context)
     return HTMLResponse(body.encode("utf-8", "replace"), status, SECURITY_HEADERS)
 
 

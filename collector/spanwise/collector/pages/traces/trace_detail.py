@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -14,7 +14,7 @@ from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.formatting import split_stack
 from spanwise.collector.pages.components import feedback_display, rendering
 from spanwise.collector.pages.experiment_pages import index_examples
-from spanwise.collector.records import Example, Experiment, Feedback, Run, Target, Trace, TraceSummary, TreeNode
+from spanwise.collector.records import Example, Experiment, Feedback, OpenRun, Run, Target, Trace, TraceSummary, TreeNode
 from spanwise.collector.stores import RunNode, Store, derived_fields, make_branch, walk_tree
 
 MAX_WHOLE_RUNS = 1_000  # larger traces are shown in pages
@@ -28,16 +28,18 @@ class WaterfallRow:
     run: TreeNode
     left: float
     width: float
+    is_open: bool = False  # True if the run has not ended: its bar grows until now
 
 
-def get_time_range(runs: Sequence[Run]) -> tuple[int, int]:
-    """Return the earliest start and the latest end of the runs."""
-    start = min((run.start_ns for run in runs), default=0)
-    return start, max((max(run.end_ns, run.start_ns) for run in runs), default=start)
+def get_time_range(trace: Trace) -> tuple[int, int]:
+    """Return the earliest start and the latest end of the runs; the end is now while a run is open."""
+    start = min((run.start_ns for run in (*trace.runs, *trace.running)), default=0)
+    end = max((max(run.end_ns, run.start_ns) for run in trace.runs), default=start)
+    return start, max(end, time.time_ns()) if trace.running else end
 
 
 def build_rows(trace: Trace) -> list[WaterfallRow]:
-    """Return all runs as rows: children below their parents, sorted by start time.
+    """Return all runs as rows, also those that are open: children below their parents, sorted by start time.
 
     A run whose parent is missing is shown as a root.
     """
@@ -46,13 +48,20 @@ def build_rows(trace: Trace) -> list[WaterfallRow]:
         if item.target.span_id:
             n, failed = marks.get(item.target.span_id, (0, 0))
             marks[item.target.span_id] = n + 1, failed + (item.outcome == "error")
-    known = {run.span_id for run in trace.runs}
+    now = time.time_ns()
     lines = [RunNode(*(getattr(run, name) for name in RunNode._fields)) for run in trace.runs]
+    lines += [
+        RunNode(run.span_id, run.parent_id, run.name, run.kind, "unset", run.start_ns, max(now, run.start_ns))
+        for run in trace.running
+    ]
+    known = {line.span_id for line in lines}
     branches = (
         make_branch(position, depth, line, known, *marks.get(line.span_id, (0, 0)))
         for position, (depth, line) in enumerate(walk_tree(lines))
     )
-    return place_rows(branches, *get_time_range(trace.runs))
+    open_ids = {run.span_id for run in trace.running}
+    start, end = get_time_range(trace)
+    return [replace(row, is_open=row.run.span_id in open_ids) for row in place_rows(branches, start, end)]
 
 
 def place_rows(branches: Iterable[TreeNode], start_ns: int, end_ns: int) -> list[WaterfallRow]:
@@ -82,6 +91,17 @@ class TraceView:
     running: int
     dropped: int
     next: str | None = None  # first run of the next page
+    open_root: OpenRun | None = None  # root of the trace, if it has not ended
+
+    @property
+    def name(self) -> str:
+        """Return the name of the trace: that of its root, even if the root has not ended."""
+        return self.open_root.name if self.open_root else self.root.name
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the root, even if the root has not ended."""
+        return self.open_root.kind if self.open_root else self.root.kind
 
     @property
     def of_trace(self) -> list[Feedback]:
@@ -138,7 +158,7 @@ def trace(store: Store, request: Request) -> Response:
 
 def view_whole_trace(trace: Trace, span_id: str | None) -> TraceView:
     """Return the view of a complete trace. Raises `NotFound` for an unknown run."""
-    start, end = get_time_range(trace.runs)
+    start, end = get_time_range(trace)
     return TraceView(
         root=trace.root,
         run=choose_run(trace, span_id),
@@ -149,7 +169,13 @@ def view_whole_trace(trace: Trace, span_id: str | None) -> TraceView:
         complete=trace.complete,
         running=len(trace.running),
         dropped=trace.dropped,
+        open_root=find_open_root(trace.running),
     )
+
+
+def find_open_root(runs: Iterable[OpenRun]) -> OpenRun | None:
+    """Return the open run without a parent, which is the root of its trace; None if the root has ended."""
+    return next((run for run in runs if run.parent_id is None), None)
 
 
 def view_trace_page(store: Store, trace: TraceSummary, span_id: str | None) -> TraceView:
@@ -173,6 +199,7 @@ def view_trace_page(store: Store, trace: TraceSummary, span_id: str | None) -> T
         running=trace.running,
         dropped=trace.dropped,
         next=page.next,
+        open_root=find_open_root(store.running(trace_id=trace.trace_id)),
     )
 
 
@@ -275,9 +302,9 @@ def build_human_feedback(trace_id: str, fields: Mapping[str, str]) -> Feedback:
 
 
 def parse_score_or_label(text: str) -> tuple[float | bool | None, str | None]:
-    """Parse a form value as (score, label): numbers and booleans are scores, other texts labels."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true", None
+    """Parse a form value as (score, label): numbers, and yes or no (true or false), are scores, other texts labels."""
+    if (word := text.lower()) in ("true", "false", "yes", "no"):
+        return word in ("true", "yes"), None
     try:
         return float(text), None
     except ValueError:

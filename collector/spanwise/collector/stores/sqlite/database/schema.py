@@ -384,9 +384,19 @@ def _make_sealed_periods_uniform(db: sqlite3.Connection, report: ReportProgress)
     _run_statements(db, report, _UNIFORM_SEALED_PERIODS)
 
 
+def _count_documents_apart(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Recount the rollups of files that have feedback on documents, which is counted apart from that on traces."""
+    if db.execute("SELECT 1 FROM feedback WHERE document IS NOT NULL LIMIT 1").fetchone():
+        mark_rollups_stale(db)
+
+
 # By version: the step to the next version. Each runs in one transaction and reports its progress in units of its choice
 MigrationStep: TypeAlias = Callable[[sqlite3.Connection, ReportProgress], None]
-MIGRATIONS: Mapping[int, MigrationStep] = {19: _convert_names, 20: _make_sealed_periods_uniform}
+MIGRATIONS: Mapping[int, MigrationStep] = {
+    19: _convert_names,
+    20: _make_sealed_periods_uniform,
+    21: _count_documents_apart,
+}
 FILE_VERSION = max(MIGRATIONS) + 1
 
 

@@ -183,6 +183,25 @@ def _feedback_condition(key: str, column: str, comparisons: Sequence[tuple[str, 
     )
 
 
+def _document_feedback(wanted: Any) -> list[SQLCondition]:
+    """Compile one condition for each comparison, which may hold for different documents."""
+    found = []
+    for key, operator, value in wanted:
+        column = "label" if isinstance(value, str) else "score"
+        holds = f"f.key = ? AND f.document IS NOT NULL AND f.standing >= 1 AND f.{column} {_operator(operator)} ?"
+        found.append(SQLCondition(f"EXISTS (SELECT 1 FROM feedback f {FEEDBACK_OF_TRACE} AND {holds})", (key, value)))
+    return found
+
+
+def _excluded(pairs: Any) -> list[SQLCondition]:
+    """Compile conditions that must not hold. A trace without a value passes."""
+    found = []
+    for name, value in pairs:
+        sql, values = join_conditions(COMPILERS[name]((value,) if name == "tags" else value))
+        found.append(SQLCondition(f"({sql}) IS NOT TRUE", values))
+    return found
+
+
 def _missing(keys: Any) -> list[SQLCondition]:
     # Must equal the expression in the index literally; otherwise SQLite reads the feedback rows
     scored = "(f.standing = 2 AND f.outcome = 'score') = 1"
@@ -266,6 +285,7 @@ COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
     "session": _equals("session_id"),
     "user": _equals("user_id"),
     "feedback": _feedback,
+    "document_feedback": _document_feedback,
     "missing": _missing,
     "untried": lambda keys: [SQLCondition(_UNTRIED_SQL, (key,)) for key in keys],
     "failed": _outcome("error"),
@@ -277,4 +297,5 @@ COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
     "example": _equals("example_id"),
     "complete": lambda value: [SQLCondition(complete_sql() if value else f"NOT {complete_sql()}")],
     "trace_ids": lambda ids: [SQLCondition(f"t.trace_id IN ({','.join('?' * len(ids))})", tuple(ids))],
+    "excluded": _excluded,
 }
