@@ -206,7 +206,13 @@ CONDITIONS: dict[str, st.SearchStrategy[Any]] = {
     "excluded": st.lists(
         st.sampled_from(
             [
-                *(("project", "p"), ("environment", "prod"), ("name", "answer"), ("kind", "evaluator"), ("kind", "chain")),
+                *(
+                    ("project", "p"),
+                    ("environment", "prod"),
+                    ("name", "answer"),
+                    ("kind", "evaluator"),
+                    ("kind", "chain"),
+                ),
                 *(("any_name", "search"), ("any_kind", "llm"), ("status", "ok"), ("status", "error"), ("model", "m")),
                 *(("tags", "x"), ("session", "s0"), ("user", "u")),
             ]

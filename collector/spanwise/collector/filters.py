@@ -378,7 +378,13 @@ TERM_PATTERN = re.compile(
 )
 FEEDBACK_CONDITIONS = ("feedback", "document_feedback")
 OPERATOR_PATTERN = re.compile(r"[<>=!.]")
-CUMULATIVE_CONDITIONS = (*LIST_CONDITIONS, "feedback", "document_feedback", "metadata", "excluded")  # fields whose repeated conditions accumulate
+CUMULATIVE_CONDITIONS = (
+    *LIST_CONDITIONS,
+    "feedback",
+    "document_feedback",
+    "metadata",
+    "excluded",
+)  # fields whose repeated conditions accumulate
 
 
 def filter_from_items(items: Iterable[tuple[str, str]]) -> Filter:

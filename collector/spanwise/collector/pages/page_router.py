@@ -111,6 +111,7 @@ def is_from_own_page(request: Request) -> bool:
 
 View: TypeAlias = Callable[[Store, Request], Response]
 
+
 def settings(_store: Store, request: Request) -> Response:
     """Render the display preferences: `GET /settings`."""
     return rendering.render_page(request, "settings.html")

@@ -42,7 +42,9 @@ def make_chip(feedback: Feedback, more: int = 0) -> FeedbackChip:
     if feedback.outcome == "skip":
         return FeedbackChip(feedback, "skipped", None, more)
     if feedback.score is None:
-        return FeedbackChip(feedback, _YES_NO.get((feedback.label or "").strip().lower(), feedback.label or ""), None, more)
+        return FeedbackChip(
+            feedback, _YES_NO.get((feedback.label or "").strip().lower(), feedback.label or ""), None, more
+        )
     has_bar = isinstance(feedback.score, bool) or 0 <= feedback.score <= 1
     if isinstance(feedback.score, bool):
         number = "yes" if feedback.score else "no"

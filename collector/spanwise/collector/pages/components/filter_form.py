@@ -56,7 +56,13 @@ RANGE_LABELS = {
 }
 TRAFFIC_LABELS = {"": "live", "all": "live and experiments", "judges": "judge calls"}
 _SCORED = "scored"  # operator that every score passes
-OUTCOME_LABELS = {_SCORED: "has a score", "missing": "is missing", "untried": "was not tried", "failed": "failed", "skipped": "was skipped"}
+OUTCOME_LABELS = {
+    _SCORED: "has a score",
+    "missing": "is missing",
+    "untried": "was not tried",
+    "failed": "failed",
+    "skipped": "was skipped",
+}
 OPERATOR_LABELS = {"<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">": ">", **OUTCOME_LABELS}
 
 # fields that are not conditions themselves, but modify others
@@ -65,7 +71,20 @@ _FORM_FIELDS = _MODIFIER_FIELDS | {"range", "feedback_key"}
 # fields that the filter form of the trace list shows
 _SHOWN_FIELDS = frozenset(
     (
-        *("text", "project", "environment", "status", "range", "since", "until", "name", "kind", "session", "user", "tag"),
+        *(
+            "text",
+            "project",
+            "environment",
+            "status",
+            "range",
+            "since",
+            "until",
+            "name",
+            "kind",
+            "session",
+            "user",
+            "tag",
+        ),
         *("metadata", "model", "error", "latency_ms", "tokens", "cost", "dataset", "experiment", "traffic"),
     )
 )
@@ -147,7 +166,9 @@ class FilterQuery:
         kept = [(name, text) for name, text in self.items if name not in _SHOWN_FIELDS | _FEEDBACK_FIELDS | {"cursor"}]
         shown_tag = [text for name, text in self.items if name == "tag"][-1:]
         kept += [(name, text) for name, text in self.items if name == "tag" and text not in shown_tag]
-        return kept + ([self._editable("feedback_key", self.fields["feedback_key"])] if self.fields.get("feedback_key") else [])
+        return kept + (
+            [self._editable("feedback_key", self.fields["feedback_key"])] if self.fields.get("feedback_key") else []
+        )
 
     def _editable(self, name: str, text: str) -> tuple[str, str]:
         """Return a pair as a form edits it: the name of a condition, and a text in the grammar of query strings."""
@@ -277,9 +298,7 @@ def _parse_day(text: str, fields: Mapping[str, str], now_ns: int | None, zone: t
     return conditions
 
 
-def _parse_field(
-    name: str, text: str, fields: Mapping[str, str], now_ns: int | None, zone: tzinfo | None
-) -> Condition:
+def _parse_field(name: str, text: str, fields: Mapping[str, str], now_ns: int | None, zone: tzinfo | None) -> Condition:
     match name:
         case "range":
             if text not in RANGE_LABELS:

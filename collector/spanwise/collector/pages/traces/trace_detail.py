@@ -14,7 +14,17 @@ from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.formatting import split_stack
 from spanwise.collector.pages.components import feedback_display, rendering
 from spanwise.collector.pages.experiment_pages import index_examples
-from spanwise.collector.records import Example, Experiment, Feedback, OpenRun, Run, Target, Trace, TraceSummary, TreeNode
+from spanwise.collector.records import (
+    Example,
+    Experiment,
+    Feedback,
+    OpenRun,
+    Run,
+    Target,
+    Trace,
+    TraceSummary,
+    TreeNode,
+)
 from spanwise.collector.stores import RunNode, Store, derived_fields, make_branch, walk_tree
 
 MAX_WHOLE_RUNS = 1_000  # larger traces are shown in pages
