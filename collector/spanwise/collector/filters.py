@@ -163,8 +163,8 @@ def validate_filter(filter: Filter) -> Filter:
         raise Refused("until must be later than since")
     for name in COMPARED_CONDITIONS:
         _check_amount(name, getattr(filter, name))
-    for name, value in filter.excluded:
-        if not value:
+    for name, text in filter.excluded:
+        if not text:
             raise Refused(f"{name}!= is empty; give the value that traces must not have, or remove the condition")
     for key, operator, value in (*filter.feedback, *filter.document_feedback):
         if isinstance(value, str) and not (value and operator in ("=", "!=")):

@@ -65,7 +65,7 @@ def read_preferences(request: Request) -> Preferences:
     """Return the preferences in the cookies of a request. Unknown choices are ignored."""
     fields = _read_fields(request)
     chosen = {name: fields[name] for name, options in CHOICES.items() if fields.get(name) in options}
-    columns = DEFAULT_COLUMNS
+    columns: tuple[str, ...] = DEFAULT_COLUMNS
     if "columns" in fields:
         columns = tuple(name for name in COLUMNS if name in fields["columns"].split("."))
     time_zone: tzinfo = UTC

@@ -43,7 +43,8 @@ class WaterfallRow:
 
 def get_time_range(trace: Trace) -> tuple[int, int]:
     """Return the earliest start and the latest end of the runs; the end is now while a run is open."""
-    start = min((run.start_ns for run in (*trace.runs, *trace.running)), default=0)
+    starts = [run.start_ns for run in trace.runs] + [run.start_ns for run in trace.running]
+    start = min(starts, default=0)
     end = max((max(run.end_ns, run.start_ns) for run in trace.runs), default=start)
     return start, max(end, time.time_ns()) if trace.running else end
 
