@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-from spanwise.collector.records.json_values import Status
+from spanwise.collector.records.json_values import JSON, Status
 
 T = TypeVar("T")
 
@@ -203,6 +203,19 @@ class Page(Generic[T]):
 
     def __len__(self) -> int:
         return len(self.items)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePage:
+    """Slice of a flat table: the values of each column by name, and the cursor of the next slice (None at the end)."""
+
+    columns: Mapping[str, Sequence[JSON]]
+    next: str | None = None
+
+    @property
+    def count(self) -> int:
+        """Return the number of rows."""
+        return len(next(iter(self.columns.values()), ()))
 
 
 def iterate_pages(ask: Callable[..., Page[T]]) -> Iterator[T]:

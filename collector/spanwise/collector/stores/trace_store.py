@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from spanwise.collector.filters import CONDITIONS, EVALUATOR_KIND, Filter
 from spanwise.collector.records import (
@@ -24,6 +24,7 @@ from spanwise.collector.records import (
     RunScores,
     SessionSummary,
     Source,
+    TablePage,
     Target,
     Trace,
     TraceSummary,
@@ -31,6 +32,9 @@ from spanwise.collector.records import (
     iterate_pages,
     normalize_target,
 )
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class TraceStore(Protocol):
@@ -149,6 +153,31 @@ class TraceStore(Protocol):
     ) -> Page[Feedback]:
         """Return feedback on the traces that pass (or on one target), newest first. `source` selects people, models or
         code.
+        """
+
+    def table_page(
+        self,
+        table: str,
+        filter: Filter | None = None,
+        *,
+        limit: int = 1000,
+        cursor: str | None = None,
+        **conditions: object,
+    ) -> TablePage:
+        """Return one page of a flat table: traces, runs, documents, feedback, examples or experiment_results.
+
+        `spanwise.collector.stores.flat_tables` describes the columns. Times are nanoseconds, and JSON columns hold
+        text. The conditions select traces, latest start first; without any, all but evaluators' own traces pass.
+        Feedback comes newest first. Of the conditions, only dataset, project, experiment and experiments apply to
+        examples. A page may be shorter than `limit` before the end. Raise `Refused` for another table.
+        """
+
+    def to_pandas(self, table: str, filter: Filter | None = None, **conditions: object) -> pandas.DataFrame:
+        """Return all rows of a flat table as a pandas DataFrame, for the conditions of `table_page`.
+
+        Columns of text have pandas' string type, integers `Int64`, booleans `boolean`, times `datetime64[ns, UTC]`.
+        Missing values are `NA`, `NaN` or `NaT`. JSON columns hold JSON text. Raise `Refused` for an unknown table,
+        and `ModuleNotFoundError` without pandas.
         """
 
     def scores(self, experiment_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[RunScores]:

@@ -13,7 +13,6 @@ from spanwise.collector.diagnostics import rule_report, trace_completeness
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.formatting import split_stack
 from spanwise.collector.pages.components import feedback_display, rendering
-from spanwise.collector.pages.experiment_pages import index_examples
 from spanwise.collector.records import (
     Example,
     Experiment,
@@ -25,7 +24,7 @@ from spanwise.collector.records import (
     TraceSummary,
     TreeNode,
 )
-from spanwise.collector.stores import RunNode, Store, derived_fields, make_branch, walk_tree
+from spanwise.collector.stores import RunNode, Store, derived_fields, iterate_examples, make_branch, walk_tree
 
 MAX_WHOLE_RUNS = 1_000  # larger traces are shown in pages
 ROWS_PER_PAGE = 500  # rows per page of a larger trace
@@ -247,8 +246,8 @@ def find_experiment(store: Store, root: Run) -> Experiment | None:
 
 def find_example(store: Store, root: Run, experiment: Experiment | None) -> Example | None:
     """Return the trace's example from the experiment's dataset version."""
-    examples = index_examples(store, experiment) if experiment else {}
-    return examples.get(root.example_id or "", (None, 0))[0]
+    examples = iterate_examples(store, experiment) if experiment else ()
+    return next((example for example in examples if example.id == root.example_id), None)
 
 
 def choose_run(trace: Trace, span_id: str | None) -> Run:

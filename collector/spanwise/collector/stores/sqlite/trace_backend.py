@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from spanwise.collector.errors import Unavailable
 from spanwise.collector.filters import Filter, extend_filter
@@ -45,6 +45,7 @@ from spanwise.collector.stores.sqlite.query import (
     change_feed,
     distinct_values,
     feedback_and_sessions,
+    table_records,
     trace_queries,
 )
 from spanwise.collector.stores.sqlite.rollups import aggregation
@@ -187,6 +188,10 @@ class SQLiteTraces(Backend):
         return feedback_and_sessions.list_feedback(
             db, extend_filter(filter, conditions), key, source, target, limit, cursor
         )
+
+    def list_table_records(self, table: str, filter: Filter, limit: int, cursor: str | None) -> Page[Any]:
+        with self._file.read() as reader:
+            return table_records.read_records(reader, table, filter, limit, cursor)
 
     @read_operation
     def scores(

@@ -16,7 +16,7 @@ import orjson
 import zstandard
 
 from spanwise.collector.former_names import FORMER, PRESENT
-from spanwise.collector.records import JSON, Document, Event, Link, Run, Usage
+from spanwise.collector.records import JSON, Document, Event, Link, Run, Usage, make_fast_constructor
 from spanwise.collector.stores.sqlite.database.column_values import INT_MAX, clean, dumps, loads
 from spanwise.collector.stores.sqlite.search.searchable_text import add_leaves, join_leaves
 from spanwise.tracer import attribute_names as names
@@ -436,12 +436,15 @@ def _repair_run(run: Run) -> Run:
     return Run(**fields)
 
 
+_new_run: Callable[..., Run] = make_fast_constructor(Run)
+
+
 def decode_run(trace_id: str, columns: Sequence[Any], payload: Mapping[str, JSON], resource: Mapping[str, JSON]) -> Run:
     """Decode the run of a row. `columns` are the first `SPAN_COLUMN_COUNT` fields of its `Fact`."""
     experiment_id, example_id, repetition = payload.get("experiment", (None, None, 0))
     tokens_in, tokens_out = columns[9], columns[10]
     usage = None if tokens_in is None else Usage(tokens_in, tokens_out, payload.get("usage", {}))
-    return Run(
+    return _new_run(
         trace_id=trace_id,
         span_id=columns[0],
         parent_id=columns[1],
@@ -458,10 +461,10 @@ def decode_run(trace_id: str, columns: Sequence[Any], payload: Mapping[str, JSON
         user_id=columns[13],
         inputs=payload.get("inputs"),
         outputs=payload.get("outputs"),
-        documents=tuple(Document(*d) for d in payload.get("documents", ())),
+        documents=tuple(Document(*d) for d in payload["documents"]) if "documents" in payload else (),
         attributes=payload.get("attributes", {}),
-        events=tuple(Event(*e) for e in payload.get("events", ())),
-        links=tuple(Link(*link) for link in payload.get("links", ())),
+        events=tuple(Event(*e) for e in payload["events"]) if "events" in payload else (),
+        links=tuple(Link(*link) for link in payload["links"]) if "links" in payload else (),
         metadata=payload.get("metadata", {}),
         tags=tuple(payload.get("tags", ())),
         project=payload.get("project", "default"),
