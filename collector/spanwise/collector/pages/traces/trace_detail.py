@@ -179,13 +179,13 @@ def view_whole_trace(trace: Trace, span_id: str | None) -> TraceView:
         complete=trace.complete,
         running=len(trace.running),
         dropped=trace.dropped,
-        open_root=find_open_root(trace.running),
+        open_root=find_open_root(trace.root, trace.running),
     )
 
 
-def find_open_root(runs: Iterable[OpenRun]) -> OpenRun | None:
-    """Return the open run without a parent, which is the root of its trace; None if the root has ended."""
-    return next((run for run in runs if run.parent_id is None), None)
+def find_open_root(root: Run, runs: Iterable[OpenRun]) -> OpenRun | None:
+    """Return the open run without a parent, if the `root` that is stored has a parent that has not arrived."""
+    return next((run for run in runs if run.parent_id is None), None) if root.parent_id is not None else None
 
 
 def view_trace_page(store: Store, trace: TraceSummary, span_id: str | None) -> TraceView:
@@ -209,7 +209,7 @@ def view_trace_page(store: Store, trace: TraceSummary, span_id: str | None) -> T
         running=trace.running,
         dropped=trace.dropped,
         next=page.next,
-        open_root=find_open_root(store.running(trace_id=trace.trace_id)),
+        open_root=find_open_root(root, store.running(trace_id=trace.trace_id)),
     )
 
 

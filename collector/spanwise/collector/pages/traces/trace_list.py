@@ -53,6 +53,7 @@ def traces(store: Store, request: Request) -> Response:
     feedback = feedback_display.load_feedback(store, page.items)
     chips = {trace_id: own.chips for trace_id, own in feedback.items()}
     open_runs = list_open_runs(store, query)
+    starts = {trace.trace_id: trace.start_ns for trace in page}
     times = choose_period(query.filter, page.items) if page.items else None
     waiting = times is not None and "charts" not in request.query_params and is_slow(query.filter, *times)
     return rendering.render_page(
@@ -62,8 +63,9 @@ def traces(store: Store, request: Request) -> Response:
         query=query,
         page=page,
         matches=count_matches(store, query, page),
-        running=[run for run in open_runs if run.trace_id not in {trace.trace_id for trace in page}],
-        titles={run.trace_id: run.name for run in open_runs},
+        running=[run for run in open_runs if run.trace_id not in starts],
+        # a run that began before all runs that have ended is the root of its trace
+        titles={run.trace_id: run.name for run in open_runs if run.start_ns <= starts.get(run.trace_id, run.start_ns)},
         feedback=feedback,
         score_keys=feedback_display.choose_columns(chips, MAX_SCORE_COLUMNS),
         times=times,
