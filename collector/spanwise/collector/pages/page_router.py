@@ -231,7 +231,7 @@ def render_failure(request: Request, error: StoreError, typed: Mapping[str, str]
     return response
 
 
-# What a reader can do, by status; messages of other errors say it themselves
+# Advice by status; messages of other errors contain it
 _ADVICE = {
     404: "It may have been deleted, or the address may be incomplete. Search for it in the list of traces.",
     403: "Sign in with a key that has this permission, or ask whoever administers this server.",

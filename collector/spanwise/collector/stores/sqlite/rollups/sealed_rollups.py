@@ -301,15 +301,14 @@ def _build_bucket(start_ns: int, width_ns: int, place: _BucketPlace, total: Buck
         int(total.output_tokens),
         total.cost,
         tuple(
-            FeedbackSums(**_sealed_fields(tally.stats(key)), total=float(tally.plain))
+            FeedbackSums(
+                total=float(tally.plain),
+                # the key tells the target (see `name_target`)
+                **{name: value for name, value in asdict(tally.stats(key)).items() if name != "target"},
+            )
             for key, tally in sorted(total.tallies.items())
         ),
     )
-
-
-def _sealed_fields(stats: FeedbackStats) -> dict[str, Any]:
-    """Return the fields that a sealed row keeps. The key tells the target (see `name_target`)."""
-    return {name: value for name, value in asdict(stats).items() if name != "target"}
 
 
 def put_rows(db: sqlite3.Connection, period: Period, number: int, rows: Sequence[SealedRow]) -> None:
