@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from collector import former_file
 from looped_cases import loop_over
 from polling import until
 from spanwise.collector.errors import NotFound, Refused
@@ -432,7 +433,7 @@ def test_a_check_leaves_the_rollups_of_an_older_file_to_its_migration(here):
     assert here.file.check() == ["1 hours whose rollups differ from their traces"]
     here.file.close()
     with closing(sqlite3.connect(here.path)) as db:
-        db.execute("PRAGMA user_version = 20")
+        former_file.lower_version(db, 20)
     assert inspection.check_file(str(here.path)) == []
     here.open()
     here.count()

@@ -90,7 +90,7 @@ COMMANDS = {
     ),
     "traces": (
         "traces:app",
-        "List, show, follow, reconcile and delete traces.",
+        "List, aggregate, show, follow, reconcile and delete traces.",
     ),
 }
 

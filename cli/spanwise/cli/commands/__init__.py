@@ -3,7 +3,7 @@
 Modules, in the order in which data flows:
 
 - `serve`: `spanwise serve`: collector server, optional monitor, pickup of spooled data.
-- `traces`: `spanwise traces`: list, show as a tree, follow, reconcile with started spans, delete.
+- `traces`: `spanwise traces`: list, aggregate, show as a tree, follow, reconcile with started spans, delete.
 - `feedback`: `spanwise feedback`: add, list and delete feedback; where it is forwarded.
 - `doctor`: `spanwise doctor`: missing fields per sender and other problems of the collector.
 - `datasets`: `spanwise datasets`: list, show, import, export, compare, make from traces, generate.

@@ -39,6 +39,11 @@ class TraceSummary:
     dropped: int = 0  # spans that their sender has reported as dropped
     calls_sent: int = 0  # outgoing calls that carried the trace's context, answered or not
     running: int = 0  # runs that were reported as started and have not ended
+    # versions by name of the prompts of all runs; None is a prompt without a version, "" a version without a name
+    prompts: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    agents: tuple[str, ...] = ()  # names of the agents of all runs
+    finish_reasons: tuple[str, ...] = ()  # of all runs
+    time_to_first_token_ms: float | None = None  # the longest of all runs
     inputs: str = ""  # beginning of the root's inputs, for display
     outputs: str = ""
     derived: tuple[str, ...] = ()  # "inputs" or "outputs" if that field comes from runs below the root

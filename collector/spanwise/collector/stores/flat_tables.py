@@ -221,6 +221,22 @@ RUNS = Table(
             lambda run: run.usage and (run.usage.details or None),
         ),
         Column("cost", "real", "cost in US dollars; null if unknown", lambda run: run.cost),
+        Column("prompt_name", "text", "name of the prompt", lambda run: run.prompt_name),
+        Column("prompt_version", "text", "version of the prompt", lambda run: run.prompt_version),
+        Column("agent_name", "text", "name of the agent", lambda run: run.agent_name),
+        Column(
+            "finish_reasons",
+            "json",
+            "list of the reasons why the model stopped",
+            lambda run: list(run.finish_reasons) or None,
+        ),
+        Column(
+            "time_to_first_token_ms",
+            "real",
+            "milliseconds from the start of a streamed model call to its first token",
+            lambda run: run.time_to_first_token_ms,
+        ),
+        Column("tools", "json", "list of the tools offered to the model", lambda run: list(run.tools) or None),
         Column("session_id", "text", "session", lambda run: run.session_id),
         Column("user_id", "text", "user", lambda run: run.user_id),
         Column("project", "text", "project", lambda run: run.project),
@@ -261,7 +277,12 @@ DOCUMENTS = Table(
         Column(
             "document_id", "text", "id of the document; null if the retriever gave none", lambda d: _text(d.document.id)
         ),
-        Column("score", "real", "score of the retriever; null if it gave none", lambda d: _number(d.document.score)),
+        Column(
+            "score",
+            "real",
+            "score of the retriever; null if it gave none",
+            lambda d: None if d.document.score is None else float(d.document.score),
+        ),
         Column("content", "text", "text of the document", lambda d: _text(d.document.content)),
         Column("metadata", "json", "metadata of the document, by name", lambda d: d.document.metadata or None),
         Column("run_name", "text", "name of the run", lambda d: d.run.name),
@@ -383,10 +404,6 @@ EXPERIMENT_RESULTS = Table(
 def _text(value: JSON) -> str | None:
     """Return a value whose type the sender chose as text."""
     return value if value is None or isinstance(value, str) else _encode_json(value)
-
-
-def _number(value: JSON) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
 
 
 TABLES: Mapping[str, Table] = {

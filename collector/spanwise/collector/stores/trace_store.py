@@ -57,10 +57,12 @@ class TraceStore(Protocol):
 
         Return whether the run is stored. If not, the fields wait for it. `fields` are records or JSON:
 
-        - inputs, outputs, documents, model, usage, cost, session_id, user_id and tags are set.
+        - inputs, outputs, documents, model, usage, cost, session_id, user_id, tags, prompt_name, prompt_version,
+          agent_name, finish_reasons, time_to_first_token_ms and tools are set.
         - metadata and attributes are merged key by key.
         - `input_messages` and `output_messages` are lists of messages under keys, merged key by key. All messages, in
           the order of their keys, become the inputs and outputs of a run that has no others.
+        - `feedback` has records of feedback under keys, without target and id. They become feedback on the run.
 
         The change is durable on return. Trace summary, full-text index, known values and filters follow. Sending the
         same run again does not undo it. A later or fuller version of the run keeps amended fields, except those that
@@ -203,14 +205,18 @@ class TraceStore(Protocol):
         """Return counts, error rate, latency, tokens, cost and feedback over time. Without `bucket_ns` there is one
         bucket.
 
-        `group_by` is one of project, environment, name, model, user, session, experiment, error. An error is the
-        first line of the root's error, without addresses and task numbers; None for traces without one. Queries that
+        `group_by` is one of project, environment, name, model, user, session, experiment, error, prompt,
+        prompt_version, agent, finish_reason, time_to_first_token_ms. An error is the first line of the root's error,
+        without addresses and task numbers; None for traces without one. A prompt version is written `name@version`,
+        and of the prompts in `filter` only those count. Times to the first token are grouped in ranges. A trace counts
+        in the group of each of its models, prompts, agents or finish reasons, and in none if it has none. Queries that
         the rollups do not cover scan traces: the newest 10,000, or `newest` of them ("all": every trace). Each
         `Bucket` tells if it is partial. Raise `Refused` for more than 10,000 buckets.
         """
 
     def values(self, field: str, *, limit: int = 100, project: str | None = None) -> list[str]:
-        """Return known values of project, environment, name, kind, model, tag, session, user or feedback (keys).
+        """Return known values of project, environment, name, kind, model, tag, session, user, prompt, prompt_version,
+        agent, finish_reason or feedback (keys).
 
         With `project`, the values are those of the project's newest traces (1,000). Raise `Refused` for another
         field.

@@ -5,6 +5,7 @@ A page's URL has the same conditions as any query string (see `filters`). The fo
 - `traffic` selects live traces, all traces, or evaluators' own.
 - `feedback_key`, `feedback_op` and `feedback_value` form one condition, because HTML forms cannot combine
   fields.
+- `group_by` is the field by which the charts compare groups of traces.
 - `range` is the former name of `since` in bookmarked URLs.
 - `since` may be `today` or `yesterday`, days in the reader's time zone. Times without a zone are in it, too.
 - `{condition}-is=not` negates the condition beside it: `name-is=not&name=answer` means `name!=answer`.
@@ -63,10 +64,24 @@ OUTCOME_LABELS = {
     "failed": "failed",
     "skipped": "was skipped",
 }
+GROUP_LABELS = {
+    "prompt_version": "prompt version",
+    "prompt": "prompt",
+    "agent": "agent",
+    "finish_reason": "finish reason",
+    "time_to_first_token_ms": "time to first token",
+    "model": "model",
+    "name": "name",
+    "error": "error",
+    "user": "user",
+    "session": "session",
+    "environment": "environment",
+    "project": "project",
+}
 OPERATOR_LABELS = {"<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">": ">", **OUTCOME_LABELS}
 
 # fields that are not conditions themselves, but modify others
-_MODIFIER_FIELDS = frozenset(("traffic", "cursor", "feedback_op", "feedback_value"))
+_MODIFIER_FIELDS = frozenset(("traffic", "cursor", "group_by", "feedback_op", "feedback_value"))
 _FORM_FIELDS = _MODIFIER_FIELDS | {"range", "feedback_key"}
 # fields that the filter form of the trace list shows
 _SHOWN_FIELDS = frozenset(
@@ -90,14 +105,22 @@ _SHOWN_FIELDS = frozenset(
 )
 _FEEDBACK_FIELDS = frozenset(("feedback_key", "feedback_op", "feedback_value"))
 _HIDDEN_FIELDS = frozenset(("cursor", "feedback_op", "feedback_value"))
-_FIELD_LABELS = {"range": "time", "latency_ms": "latency", "feedback_key": "feedback"}
+_FIELD_LABELS = {
+    "range": "time",
+    "group_by": "group by",
+    "latency_ms": "latency",
+    "feedback_key": "feedback",
+    "prompt_version": "prompt version",
+    "finish_reason": "finish reason",
+    "time_to_first_token_ms": "first token",
+}
 _EXPERIMENT_FIELDS = frozenset(("experiment", "experiments", "dataset"))
 # Hints for invalid values of the fields in `_FIELD_HINTS`. For other fields, the error message of the parser is
 # shown.
 _COMPARISON_HINT = "{name} must be a comparison such as > 500, got {text!r}"
 _TIME_HINT = "{name} must be a date or time such as 2026-11-21T14:30, got {text!r}"
 _FIELD_HINTS = {
-    **dict.fromkeys(("latency_ms", "tokens", "cost"), _COMPARISON_HINT),
+    **dict.fromkeys(("latency_ms", "time_to_first_token_ms", "tokens", "cost"), _COMPARISON_HINT),
     **dict.fromkeys(("since", "until"), _TIME_HINT),
 }
 
@@ -188,7 +211,8 @@ class FilterQuery:
             return f"{text} {OPERATOR_LABELS.get(operator, operator)} {value}".strip()
         if name in filters.FEEDBACK_CONDITIONS:
             return text.replace(">=-inf", f" {OUTCOME_LABELS[_SCORED]}")
-        return {"range": RANGE_LABELS, "since": RANGE_LABELS, "traffic": TRAFFIC_LABELS}.get(name, {}).get(text, text)
+        labels = {"range": RANGE_LABELS, "since": RANGE_LABELS, "traffic": TRAFFIC_LABELS, "group_by": GROUP_LABELS}
+        return labels.get(name, {}).get(text, text)
 
     def _address_without(self, name: str, text: str) -> str:
         return _build_address("/", self._items_without(name, text))

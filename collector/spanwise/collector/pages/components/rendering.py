@@ -250,6 +250,7 @@ def get_environment() -> Environment:
         "traffic": filter_form.TRAFFIC_LABELS,
         "choices_of": preferences.CHOICES,
         "all_columns": preferences.COLUMNS,
+        "groups": filter_form.GROUP_LABELS,
         "layout": choose_layout,
         "block": make_block,
     }

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from spanwise.collector.diagnostics import rule_report, trace_completeness
+from spanwise.collector.dialects import CONTENT_REFERENCES
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.formatting import split_stack
 from spanwise.collector.pages.components import feedback_display, rendering
@@ -84,7 +85,7 @@ def place_rows(branches: Iterable[TreeNode], start_ns: int, end_ns: int) -> list
 
 
 _EXCEPTION_FIELDS = ("type", "message", "stacktrace")
-_VALUE_FIELDS = ("inputs", "outputs", "documents", "attributes", "metadata", "resource", "events")
+_VALUE_FIELDS = ("inputs", "outputs", "documents", "attributes", "metadata", "resource", "events", "tools")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +152,7 @@ def trace(store: Store, request: Request) -> Response:
         root=view.root,
         run=view.run,
         derived=derived_fields(view.run),
+        references=CONTENT_REFERENCES,
         stacks=list_stack_traces(view.run),
         summary=summary,
         count=summary.span_count if summary else len(view.rows),
@@ -230,7 +232,7 @@ def value_page(store: Store, request: Request) -> Response:
         raise NotFound(f"unknown field {name!r} of a run; expected one of: {', '.join(_VALUE_FIELDS)}")
     run = store.run(request.path_params["trace_id"], request.path_params["span_id"])
     value = getattr(run, name)
-    if isinstance(value, tuple):  # documents or events
+    if isinstance(value, tuple) and name != "tools":  # documents or events
         value = [{field: getattr(item, field) for field in item.__dataclass_fields__} for item in value]
     text = value if isinstance(value, str) else rendering.format_json(value)
     return PlainTextResponse(text.encode("utf-8", "replace"), headers=rendering.SECURITY_HEADERS)

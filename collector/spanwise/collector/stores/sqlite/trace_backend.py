@@ -89,8 +89,14 @@ class SQLiteTraces(Backend):
             fields.setdefault(target, []).append(amendment_merge.encode_fields(amendment.fields))
         # merge the amendments of each run, so that the run is read and written only once
         merged = {target: amendment_merge.merge_fields(*some) for target, some in fields.items()}
-        amend = self._file.appender.amend
-        applied = self._file.write(lambda _: {target: amend(target, merged[target]) for target in merged})
+        appender = self._file.appender
+
+        def apply(_: sqlite3.Connection) -> dict[AmendmentTarget, bool]:
+            applied = {target: appender.amend(target, merged[target]) for target in merged}
+            feedback_table.write_due_feedback(appender)
+            return applied
+
+        applied = self._file.write(apply)
         return [applied[target] for target in targets]
 
     # feedback

@@ -14,6 +14,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TypeAlias
 
@@ -324,6 +325,11 @@ _DISTINCT_VALUES = (
     "SELECT DISTINCT 'kind', value FROM traces, json_each(kinds)",
     "SELECT DISTINCT 'model', key FROM traces, json_each(models)",
     "SELECT DISTINCT 'tag', value FROM traces, json_each(tags)",
+    "SELECT DISTINCT 'prompt', key FROM traces, json_each(prompts) WHERE key <> ''",
+    "SELECT DISTINCT 'prompt_version', v.value FROM traces, json_each(prompts) p, json_each(p.value) v"
+    " WHERE v.value IS NOT NULL",
+    "SELECT DISTINCT 'agent', value FROM traces, json_each(agents)",
+    "SELECT DISTINCT 'finish_reason', value FROM traces, json_each(finish_reasons)",
 )
 # Distinct values of all traces. A value that is missing here does not appear in filter menus.
 COLLECT_VALUES = tuple(f"INSERT OR IGNORE INTO known {select}" for select in _DISTINCT_VALUES)
@@ -384,6 +390,13 @@ def _make_sealed_periods_uniform(db: sqlite3.Connection, report: ReportProgress)
     _run_statements(db, report, _UNIFORM_SEALED_PERIODS)
 
 
+# NULL in old rows: runs stored before have these values only among their attributes. Adding a column rewrites no row
+_LABEL_COLUMNS = tuple(
+    f"ALTER TABLE traces ADD COLUMN {column}"
+    for column in ("prompts TEXT", "agents TEXT", "finish_reasons TEXT", "time_to_first_token_ms REAL")
+)
+
+
 def _count_documents_apart(db: sqlite3.Connection, report: ReportProgress) -> None:
     """Recount the rollups of files that have feedback on documents, which is counted apart from that on traces."""
     if db.execute("SELECT 1 FROM feedback WHERE document IS NOT NULL LIMIT 1").fetchone():
@@ -395,7 +408,9 @@ MigrationStep: TypeAlias = Callable[[sqlite3.Connection, ReportProgress], None]
 MIGRATIONS: Mapping[int, MigrationStep] = {
     19: _convert_names,
     20: _make_sealed_periods_uniform,
-    21: _count_documents_apart,
+    # Columns for prompts, agents, finish reasons and the time to the first token
+    21: partial(_run_statements, statements=_LABEL_COLUMNS),
+    22: _count_documents_apart,
 }
 FILE_VERSION = max(MIGRATIONS) + 1
 

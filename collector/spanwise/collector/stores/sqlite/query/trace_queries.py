@@ -76,7 +76,7 @@ _SUMMARY_COLUMNS = (
     "t.id, t.trace_id, t.name, t.kind, t.start_ns, t.end_ns, t.status, t.error, t.project, t.environment, t.span_count,"
     " t.error_count, t.input_tokens, t.output_tokens, t.cost, t.session_id, t.user_id, t.tags, t.experiment_id,"
     f" t.example_id, t.repetition, t.root, {complete_sql()}, t.dropped,"
-    " t.calls_sent, t.running"
+    " t.calls_sent, t.running, t.prompts, t.agents, t.finish_reasons, t.time_to_first_token_ms"
 )
 
 
@@ -178,6 +178,10 @@ def _make_summary(
         dropped=row[23],
         calls_sent=row[24],
         running=row[25],
+        prompts={name: tuple(versions) for name, versions in loads(row[26]).items()} if row[26] else {},
+        agents=tuple(loads(row[27])) if row[27] else (),
+        finish_reasons=tuple(loads(row[28])) if row[28] else (),
+        time_to_first_token_ms=row[29],
         inputs=inputs,
         outputs=outputs,
         derived=derived,
