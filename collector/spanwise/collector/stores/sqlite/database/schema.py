@@ -384,9 +384,25 @@ def _make_sealed_periods_uniform(db: sqlite3.Connection, report: ReportProgress)
     _run_statements(db, report, _UNIFORM_SEALED_PERIODS)
 
 
+# The full-text index records positions, for phrases. All traces are indexed again in the background.
+_INDEX_POSITIONS = (
+    "DROP TABLE IF EXISTS words",
+    "CREATE VIRTUAL TABLE words USING fts5 (text, content='', columnsize=0, detail=full, tokenize='unicode61')",
+    "DELETE FROM indexed",
+    "DELETE FROM replaced",
+    "INSERT OR IGNORE INTO unindexed (trace, since_ns) SELECT id, (SELECT max(clock_ns, 1) FROM feed) FROM traces"
+    " WHERE span_count > 0",
+)
+
+
+def _index_positions(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Replace the full-text index by an empty one that records positions."""
+    _run_statements(db, report, _INDEX_POSITIONS)
+
+
 # By version: the step to the next version. Each runs in one transaction and reports its progress in units of its choice
 MigrationStep: TypeAlias = Callable[[sqlite3.Connection, ReportProgress], None]
-MIGRATIONS: Mapping[int, MigrationStep] = {19: _convert_names, 20: _make_sealed_periods_uniform}
+MIGRATIONS: Mapping[int, MigrationStep] = {19: _convert_names, 20: _make_sealed_periods_uniform, 21: _index_positions}
 FILE_VERSION = max(MIGRATIONS) + 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from spanwise.collector.errors import NotFound, TooLarge
@@ -26,7 +27,7 @@ from spanwise.collector.stores.sqlite.database.bulk_statements import parse_curs
 from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
 from spanwise.collector.stores.sqlite.database.connections import SELECT_RUN, Reader
 from spanwise.collector.stores.sqlite.query import feedback_and_sessions
-from spanwise.collector.stores.sqlite.query.filter_sql import complete_sql
+from spanwise.collector.stores.sqlite.query.filter_sql import compile_visible_filter, complete_sql, join_conditions
 from spanwise.collector.stores.sqlite.query.query_plan import plan_query
 from spanwise.collector.stores.sqlite.write import feedback_table, sender_records
 
@@ -100,7 +101,22 @@ def list_traces(reader: Reader, filter: Filter, limit: int, cursor: str | None) 
             for row in rows
         ),
         next=next,
+        unindexed=count_unindexed(reader.db, filter),
     )
+
+
+MAX_UNINDEXED = 1_000  # highest number that `count_unindexed` returns
+
+
+def count_unindexed(db: sqlite3.Connection, filter: Filter) -> int:
+    """Return the number of traces that meet all conditions except `text` and wait for full-text indexing; 0 for a
+    filter without `text`.
+    """
+    if filter.text is None:
+        return 0
+    where, values = join_conditions(compile_visible_filter(replace(filter, text=None)))
+    waiting = f"SELECT 1 FROM unindexed u CROSS JOIN traces t ON t.id = u.trace WHERE {where} LIMIT {MAX_UNINDEXED}"
+    return int(db.execute(f"SELECT count(*) FROM ({waiting})", values).fetchone()[0])
 
 
 def _read_roots(reader: Reader, rows: Sequence[Any]) -> dict[int, tuple[str, str, tuple[str, ...]]]:
