@@ -184,7 +184,13 @@ class TraceBackend(Protocol):
         """Return those of the sessions that have at least one stored trace."""
 
     def traces(
-        self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
+        self,
+        filter: Filter | None = None,
+        *,
+        sort: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+        **conditions: object,
     ) -> Page[TraceSummary]: ...
 
     def close(self) -> None: ...
