@@ -9,6 +9,7 @@ from spanwise.collector.errors import NotFound
 from spanwise.collector.pages.components import feedback_display, filter_form, rendering
 from spanwise.collector.pages.traces import TRACES_PER_PAGE
 from spanwise.collector.records import Target
+from spanwise.collector.sorting import SESSION_COLUMNS
 from spanwise.collector.stores import Store
 
 _MAX_TURNS = 20
@@ -17,12 +18,13 @@ _MAX_TURNS = 20
 def sessions(store: Store, request: Request) -> Response:
     """Render the session list: `GET /sessions`."""
     query = filter_form.read_query(request.query_params.multi_items(), live=False)
+    sort, query = filter_form.read_sort(query, SESSION_COLUMNS)
     return rendering.render_page(
         request,
         "sessions.html",
         status=422 if query.problems else 200,
         query=query,
-        page=store.sessions(query.filter, limit=TRACES_PER_PAGE, cursor=query.fields.get("cursor")),
+        page=store.sessions(query.filter, sort=sort, limit=TRACES_PER_PAGE, cursor=query.fields.get("cursor")),
         projects=store.values("project"),
         environments=store.values("environment"),
     )

@@ -5,13 +5,14 @@ A page's URL has the same conditions as any query string (see `filters`). The fo
 - `traffic` selects live traces, all traces, or evaluators' own.
 - `feedback_key`, `feedback_op` and `feedback_value` form one condition, because HTML forms cannot combine
   fields.
+- `sort` is the order of the list (see `sorting`).
 - `range` is the former name of `since` in bookmarked URLs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from urllib.parse import urlencode
 
@@ -27,6 +28,7 @@ from spanwise.collector.filters import (
     unknown_condition_error,
     validate_filter,
 )
+from spanwise.collector.sorting import parse_sort
 
 
 def read_integer(request: Request, name: str) -> int | None:
@@ -53,9 +55,9 @@ OUTCOME_LABELS = {"missing": "is missing", "untried": "was not tried", "failed":
 OPERATOR_LABELS = {"<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">": ">", **OUTCOME_LABELS}
 
 # fields that are not conditions themselves, but modify others
-_MODIFIER_FIELDS = frozenset(("traffic", "cursor", "feedback_op", "feedback_value"))
+_MODIFIER_FIELDS = frozenset(("traffic", "cursor", "sort", "feedback_op", "feedback_value"))
 _FORM_FIELDS = _MODIFIER_FIELDS | {"range", "feedback_key"}
-_BASIC_FIELDS = frozenset(("traffic", "text", "project", "environment", "status", "range", "cursor"))
+_BASIC_FIELDS = frozenset(("traffic", "text", "project", "environment", "status", "range", "cursor", "sort"))
 _FEEDBACK_FIELDS = frozenset(("feedback_key", "feedback_op", "feedback_value"))
 _HIDDEN_FIELDS = frozenset(("cursor", "feedback_op", "feedback_value"))
 _FIELD_LABELS = {"range": "time", "latency_ms": "latency", "feedback_key": "feedback"}
@@ -155,6 +157,17 @@ def read_query(
     if fields.get("traffic") == "judges":
         conditions.append(("kind", EVALUATOR_KIND))
     return FilterQuery(items, filters.join_conditions(conditions), tuple(problems))
+
+
+def read_sort(query: FilterQuery, columns: Sequence[str], *, feedback: bool = False) -> tuple[str | None, FilterQuery]:
+    """Return the sort order of a page's URL. An invalid one is None, and described in the problems of the query."""
+    sort = query.fields.get("sort")
+    try:
+        if sort:
+            parse_sort(sort, columns, feedback=feedback)
+    except Refused as error:
+        return None, replace(query, problems=(*query.problems, str(error)))
+    return sort, query
 
 
 def _is_known(name: str) -> bool:

@@ -15,6 +15,7 @@ from spanwise.collector.filters import Filter
 from spanwise.collector.pages.components import feedback_display, filter_form, rendering, sparkline
 from spanwise.collector.pages.components.feedback_display import get_shown_judge_keys
 from spanwise.collector.records import Bucket, OpenRun, TraceSummary
+from spanwise.collector.sorting import TRACE_COLUMNS
 from spanwise.collector.stores import JudgeAgreement, Store, list_open_traces
 
 TRACES_PER_PAGE = 50
@@ -45,7 +46,8 @@ class Overview:
 def traces(store: Store, request: Request) -> Response:
     """Render the trace list: `GET /`."""
     query = filter_form.read_query(request.query_params.multi_items(), others=("charts",))
-    page = store.traces(query.filter, limit=TRACES_PER_PAGE, cursor=query.fields.get("cursor"))
+    sort, query = filter_form.read_sort(query, TRACE_COLUMNS, feedback=True)
+    page = store.traces(query.filter, sort=sort, limit=TRACES_PER_PAGE, cursor=query.fields.get("cursor"))
     chips = feedback_display.load_chips(store, page.items)
     times = choose_period(query.filter, page.items) if page.items else None
     waiting = times is not None and "charts" not in request.query_params and is_slow(query.filter, *times)
@@ -55,6 +57,7 @@ def traces(store: Store, request: Request) -> Response:
         status=422 if query.problems else 200,
         query=query,
         page=page,
+        sort=sort or "",
         running=list_open_runs(store, query),
         chips=chips,
         columns=feedback_display.choose_columns(chips),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from spanwise.collector.errors import NotFound, TooLarge
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import JSON, Feedback, OpenRun, Page, Run, Trace, TraceSummary, TreeNode
+from spanwise.collector.records import JSON, MAX_UNINDEXED, Feedback, OpenRun, Page, Run, Trace, TraceSummary, TreeNode
 from spanwise.collector.stores.capabilities import LazyTrace
 from spanwise.collector.stores.run_tree import (
     DerivationNode,
@@ -114,9 +114,6 @@ def list_traces(
         unindexed=count_unindexed(reader.db, filter),
         newest=newest,
     )
-
-
-MAX_UNINDEXED = 1_000  # highest number that `count_unindexed` returns
 
 
 def count_unindexed(db: sqlite3.Connection, filter: Filter) -> int:
