@@ -59,6 +59,7 @@ MARKS = {
     ROOT / "docs" / "evaluate.md": pytest.mark.process,
     ROOT / "docs" / "gates.md": pytest.mark.process,
     ROOT / "docs" / "mcp.md": pytest.mark.process,
+    ROOT / "docs" / "importers.md": pytest.mark.process,
 }
 
 

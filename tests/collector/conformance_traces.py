@@ -77,6 +77,12 @@ FULL = Run(
     experiment_id="e",
     example_id="x",
     repetition=2,
+    prompt_name="greet\x00",
+    prompt_version="v2",
+    agent_name="planner",
+    finish_reasons=("stop", "length"),
+    time_to_first_token_ms=120.5,
+    tools=({"type": "function", "name": "f"},),
 )
 
 
@@ -954,6 +960,121 @@ def test_aggregates_by_model_count_the_calls_tokens(store: Store) -> None:
     store.append([root, *calls])
     found = {one.group: (one.traces, one.input_tokens, one.cost) for one in store.aggregate(group_by="model")}
     assert found == {"a": (1, 4, pytest.approx(0.4)), "b": (1, 2, pytest.approx(0.2))}
+
+
+def prompted(name: str | None = "greet", version: str | None = None, parent: Run | None = None, **fields: Any) -> Run:
+    """A model call with a prompt: in a new trace, or below a parent."""
+    call = {"kind": "llm", "prompt_name": name, "prompt_version": version, **fields}
+    return run("call", **call) if parent is None else child(parent, "call", **call)
+
+
+def test_a_trace_lists_the_prompts_agents_finish_reasons_and_longest_wait_of_its_runs(store: Store) -> None:
+    root = run(kind="agent", agent_name="planner")
+    first = prompted("greet", "v1", root, finish_reasons=("tool_calls",), time_to_first_token_ms=80.0)
+    second = prompted("greet", None, root, finish_reasons=("stop", "length"), time_to_first_token_ms=300.5)
+    third = prompted(None, "7", root, agent_name="writer")
+    store.append([root, first])
+    for late in (second, third):
+        store.append([late])
+    store.append([run()])
+    plain, [listed] = store.traces(limit=1), store.traces(agent="planner")
+    assert listed.prompts == {"greet": ("v1", None), "": ("7",)}
+    assert listed.agents == ("planner", "writer")
+    assert listed.finish_reasons == ("tool_calls", "stop", "length")
+    assert listed.time_to_first_token_ms == 300.5
+    assert [(one.prompts, one.agents, one.finish_reasons, one.time_to_first_token_ms) for one in plain] == [
+        ({}, (), (), None)
+    ]
+
+
+def test_a_later_version_of_a_run_replaces_its_labels(store: Store) -> None:
+    root = run()
+    call = prompted("greet", "v1", root, finish_reasons=("stop",), time_to_first_token_ms=500.0)
+    store.append([root, call])
+    store.append([replace(call, prompt_version="v2", time_to_first_token_ms=90.0, end_ns=call.end_ns + 1)])
+    [listed] = store.traces()
+    assert (listed.prompts, listed.time_to_first_token_ms) == ({"greet": ("v2",)}, 90.0)
+    store.append([child(root, "more")])
+    assert store.traces().items[0].prompts == {"greet": ("v2",)}
+
+
+def test_traces_are_filtered_by_prompt_agent_finish_reason_and_time_to_first_token(store: Store) -> None:
+    both = run()
+    store.append([both, prompted("greet", "v1", both), prompted("sum", "v2", both)])
+    one = prompted("greet", "v2", agent_name="planner", finish_reasons=("stop", "length"), time_to_first_token_ms=250.0)
+    store.append([one, run()])
+
+    def found(**conditions: Any) -> list[str]:
+        return ids(store.traces(**conditions))
+
+    assert found(prompt="greet") == [one.trace_id, both.trace_id]
+    assert found(prompt_version="v2") == [one.trace_id, both.trace_id]
+    assert found(prompt="greet", prompt_version="v2") == [one.trace_id]
+    assert found(prompt="greet", prompt_version="v3") == found(prompt="other") == found(agent="other") == []
+    assert found(agent="planner") == found(finish_reason="length") == [one.trace_id]
+    assert found(time_to_first_token_ms=">=250") == found(time_to_first_token_ms="!=0") == [one.trace_id]
+    assert found(time_to_first_token_ms="<250") == []
+
+
+def test_aggregates_by_prompt_version_chart_and_compare_versions(store: Store) -> None:
+    scored = []
+    for number, (version, score) in enumerate([("v1", 0.0), ("v1", 0.5), ("v2", 1.0), ("v2", 0.5)]):
+        start = (100 + 60 * (number % 2)) * SECOND
+        call = prompted("greet", version, start_ns=start, cost=0.5)
+        scored.append(Feedback(target=Target(trace_id=call.trace_id), key="good", score=score))
+        store.append([call])
+    store.append([prompted("sum", "v1"), prompted("greet", None), run()])
+    store.add_feedback(scored)
+    found = store.aggregate(group_by="prompt_version")
+    assert {one.group: (one.traces, one.cost) for one in found} == {
+        "greet": (1, 0.0), "greet@v1": (2, 1.0), "greet@v2": (2, 1.0), "sum@v1": (1, 0.0),
+    }  # fmt: skip
+    compared = store.aggregate(prompt="greet", group_by="prompt_version")
+    assert {one.group: one.feedback[0].mean for one in compared if one.feedback} == {"greet@v1": 0.25, "greet@v2": 0.75}
+    chart = store.aggregate(prompt="greet", prompt_version="v2", group_by="prompt_version", bucket_ns=60 * SECOND)
+    assert [(one.start_ns // SECOND, one.group, one.traces) for one in chart] == [
+        (60, "greet@v2", 1),
+        (120, "greet@v2", 1),
+    ]
+
+
+def test_of_a_trace_with_two_prompts_only_the_one_asked_for_is_a_group(store: Store) -> None:
+    both = run()
+    store.append([both, prompted("greet", "v1", both), prompted("greet", "v2", both), prompted("sum", "v1", both)])
+    for newest in (1, "all"):
+        groups = [one.group for one in store.aggregate(prompt="greet", group_by="prompt_version", newest=newest)]
+        assert groups == ["greet@v1", "greet@v2"]
+    assert [one.group for one in store.aggregate(group_by="prompt")] == ["greet", "sum"]
+
+
+def test_aggregates_by_agent_finish_reason_and_time_to_first_token(store: Store) -> None:
+    store.append([run(agent_name="a", finish_reasons=("stop",), time_to_first_token_ms=99.9), run(agent_name="b")])
+    store.append([run(finish_reasons=("stop", "length"), time_to_first_token_ms=ms) for ms in (100.0, 12_000.0)])
+
+    def counted(group_by: str) -> dict[str | None, int]:
+        return {one.group: one.traces for one in store.aggregate(group_by=group_by)}
+
+    assert counted("agent") == {"a": 1, "b": 1}
+    assert counted("finish_reason") == {"stop": 3, "length": 2}
+    assert counted("time_to_first_token_ms") == {"< 100": 1, "100 to 200": 1, ">= 10000": 1, None: 1}
+
+
+def test_known_prompts_agents_and_finish_reasons_are_listed(store: Store) -> None:
+    store.append([prompted("greet", "v1", agent_name="a", finish_reasons=("stop",), project="p"), prompted(None, "v0")])
+    for project in (None, "p"):
+        known = {name: store.values(name, project=project) for name in ("prompt", "agent", "finish_reason")}
+        assert known == {"prompt": ["greet"], "agent": ["a"], "finish_reason": ["stop"]}
+    assert (store.values("prompt_version"), store.values("prompt_version", project="p")) == (["v0", "v1"], ["v1"])
+
+
+def test_an_amendment_sets_prompt_agent_and_finish_reason(store: Store) -> None:
+    call = run(kind="llm")
+    store.append([call])
+    fields = {"prompt_name": "greet", "prompt_version": "v1", "agent_name": "a", "finish_reasons": ["stop"]}
+    assert store.amend(call.trace_id, call.span_id, {**fields, "time_to_first_token_ms": 5.5, "tools": [{"name": "f"}]})
+    root = store.trace(call.trace_id).root
+    assert (root.prompt_name, root.finish_reasons, root.tools) == ("greet", ("stop",), ({"name": "f"},))
+    assert ids(store.traces(prompt="greet", prompt_version="v1", agent="a")) == [call.trace_id]
 
 
 def test_aggregates_by_error_put_one_fault_of_many_tasks_together(store: Store) -> None:

@@ -25,6 +25,9 @@ def build(path: Path) -> None:
                outputs="the parcel", tags=("old",), attributes={"assay.partial": True})  # fmt: skip
     with SQLiteStore(path) as store:
         store.append([call], [Feedback(target=Target(trace_id=TRACE), key="good", score=0.5)])
+    with closing(sqlite3.connect(path)) as db:
+        for column in ("prompts", "agents", "finish_reasons", "time_to_first_token_ms"):  # came with version 22
+            db.execute(f"ALTER TABLE traces DROP COLUMN {column}")
     mark(path)
 
 

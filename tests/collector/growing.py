@@ -83,5 +83,7 @@ class Traces:
 def plain(rolled: SummaryRow) -> dict[str, Any]:
     """With JSON as what it says; what was told of a run later may stand at the end of a list."""
     columns = {name: loads(value) for name in ("models", "metadata") if (value := getattr(rolled, name))}
-    lists = {name: sorted(loads(value)) for name in ("names", "kinds", "tags") if (value := getattr(rolled, name))}
-    return {**rolled._asdict(), **columns, **lists}
+    listed = ("names", "kinds", "tags", "agents", "finish_reasons")
+    lists = {name: sorted(loads(value)) for name in listed if (value := getattr(rolled, name))}
+    prompts = {name: sorted(versions, key=str) for name, versions in loads(rolled.prompts or "{}").items()}
+    return {**rolled._asdict(), **columns, **lists, "prompts": prompts}

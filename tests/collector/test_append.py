@@ -127,12 +127,17 @@ def test_equal_resources_are_kept_once_across_requests_and_restarts(store: SQLit
 
 def test_known_values_are_noted_once(store: SQLiteStore) -> None:
     store.append([run(tags=("a", "b"), model="m"), run(tags=("b",), kind="llm")])
+    store.append([run(prompt_name="p", prompt_version="1", agent_name="n", finish_reasons=("stop",))] * 2)
     with closing(sqlite3.connect(store.path)) as db:
         rows = db.execute("SELECT field, value FROM known ORDER BY field, value").fetchall()
     assert rows == [
+        ("agent", "n"),
         ("environment", "default"),
+        ("finish_reason", "stop"),
         *(("kind", kind) for kind in ("chain", "llm")),
         ("model", "m"),
+        ("prompt", "p"),
+        ("prompt_version", "1"),
         *(("tag", tag) for tag in "ab"),
     ]
 

@@ -102,7 +102,7 @@ def test_two_backups_to_one_name_are_one_and_a_refusal(file: Path, copy: Path) -
     def second(left: int, of: int) -> None:
         if not inside.is_set():
             inside.set()
-            with pytest.raises(Refused, match="another backup is writing"):
+            with pytest.raises(Refused, match="another process is writing"):
                 inspection.backup(str(file), str(copy))
             told.append("refused")
 

@@ -333,7 +333,7 @@ def test_without_a_margin_the_width_is_stated_and_nothing_is_promised():
     moved = contrast([0.0] * 40, noise(40))
     low, high = moved.interval
     assert moved.further_examples is None
-    assert f"the interval is {(high - low) / 2:.3g} wide on each side" in moved.sentence
+    assert f"half the interval's width is {(high - low) / 2:.3g}" in moved.sentence
 
 
 # --- other kinds of values --------------------------------------------------------------------------------------------

@@ -451,7 +451,7 @@ def test_a_verb_that_nobody_has_thought_of_is_forbidden(store):
     methods = {name for name in vars(ProjectScopedStore) if not name.startswith("_")}
     thought = methods | {name for name, scope in PROJECT_SCOPES.items() if scope in ("filter", "argument", "trace")}
     verbs = {name for kind in (TraceStore, ControlStore) for name in vars(kind) if not name.startswith("_")}
-    assert verbs - PROJECT_SCOPES.keys() == {"close", "each", "feedback", "where"}
+    assert verbs - PROJECT_SCOPES.keys() == {"close", "each", "feedback", "to_pandas", "where"}
     for name in verbs - thought - {"close", "where"}:
         with pytest.raises(Forbidden):
             getattr(view, name)

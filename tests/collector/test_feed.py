@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,15 @@ def _runs(number: int) -> list[Any]:
         inputs=f"refund {number}",
         attributes={names.LOCAL_ROOT: "r", names.SPANS_STARTED: 2 - number % 2, names.SPANS_OPEN: 0},
     )
-    below = child(root, kind="llm", model=f"m{number % 2}", attributes={names.LOCAL_ROOT: "r"})
-    return [root, below] if number % 4 else [root]
+    labels: dict[str, Any] = {
+        "prompt_name": f"p{number % 2}",
+        "prompt_version": f"v{number % 3}" if number % 5 else None,
+    }
+    labels |= {"agent_name": f"a{number % 2}", "finish_reasons": ("stop", "length")[: number % 3]}
+    labels |= {"time_to_first_token_ms": number * 50.0 if number % 3 else None}
+    attributes = {names.LOCAL_ROOT: "r"}
+    below = child(root, kind="llm", model=f"m{number % 2}", attributes=attributes, **(labels if number % 4 > 1 else {}))
+    return [root, below, replace(below, span_id="f" * 16, prompt_name="p2")] if number % 4 else [root]
 
 
 def _feedback(number: int) -> list[Feedback]:
@@ -180,6 +188,11 @@ CONDITIONS: dict[str, st.SearchStrategy[Any]] = {
     "status": st.sampled_from(["ok", "error", "unset", "cancelled"]),
     "error": st.sampled_from(["no", "e:", "", "%", "_", "ärger", "Ärger", "absent"]),
     "model": st.sampled_from(["m0", "m1", "m"]),
+    "prompt": st.sampled_from(["p0", "p1", "p2"]),
+    "prompt_version": st.sampled_from(["v0", "v1", "v"]),
+    "agent": st.sampled_from(["a0", "a1", "a"]),
+    "finish_reason": st.sampled_from(["stop", "length", "s"]),
+    "time_to_first_token_ms": _compared(0, 100, 350),
     "latency_ms": _compared(0, 400, 700.5),
     "tokens": _compared(0, 5),
     "cost": _compared(0, 0.5),

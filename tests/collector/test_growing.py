@@ -70,6 +70,11 @@ def spans(draw: st.DrawFn) -> Run:
         metadata=draw(st.sampled_from([{}, {"k": 1}])),
         attributes=draw(st.just({}) | counted),
         outputs=draw(st.sampled_from([None, "long " * 9])),
+        prompt_name=draw(texts),
+        prompt_version=draw(texts),
+        agent_name=draw(texts),
+        finish_reasons=tuple(draw(st.lists(st.sampled_from("xyz"), max_size=2, unique=True))),
+        time_to_first_token_ms=draw(st.none() | st.sampled_from([0.0, 0.5, 7.0])),
     )
 
 
@@ -82,6 +87,9 @@ told: st.SearchStrategy[dict[str, JSON]] = st.fixed_dictionaries(
         "session_id": st.just("u"),
         "tags": st.just(["x", "z"]),
         "outputs": st.just("said later"),
+        "prompt_name": st.just("p"),
+        "finish_reasons": st.just(["x", "w"]),
+        "time_to_first_token_ms": st.just(3.5),
     },
 )
 steps = st.one_of(

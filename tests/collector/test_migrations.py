@@ -54,13 +54,13 @@ def test_a_file_of_the_oldest_version_is_brought_up_to_date(file: Path) -> None:
     assert version(file) == FILE_VERSION
 
 
-BEFORE_POSITIONS = (  # the full-text index of versions up to 21
+BEFORE_POSITIONS = (  # the full-text index of versions up to 22
     "DROP TABLE words",
     "CREATE VIRTUAL TABLE words USING fts5 (text, content='', columnsize=0, detail=none, tokenize='unicode61')",
     "INSERT INTO words (rowid, text) SELECT id, 'the parcel' FROM traces",
     "INSERT OR IGNORE INTO indexed SELECT id, 1, 99 FROM traces",
     "DELETE FROM unindexed",
-    "PRAGMA user_version = 21",
+    "PRAGMA user_version = 22",
 )
 
 

@@ -149,6 +149,12 @@ def test_content_that_waits_for_log_records_is_told(store: Store) -> None:
     assert "1 spans wait for content that is sent in log records" in advice(waiting, store=store)
 
 
+def test_content_that_is_stored_elsewhere_is_told(store: Store) -> None:
+    attributes: dict[str, Any] = {"gen_ai.output.messages.ref": "s3://bucket/1.json"}
+    told = advice(span(1, kind="llm", inputs="q", model="m", usage=Usage(1, 1), attributes=attributes), store=store)
+    assert "the outputs of 1 spans are stored elsewhere (attribute 'gen_ai.output.messages.ref')" in told
+
+
 def test_all_is_well_says_nothing(store: Store) -> None:
     whole = {"inputs": "q", "outputs": "a", "session_id": "s"}
     told = advice(

@@ -2,14 +2,15 @@
 
 import math
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from starlette.testclient import TestClient
 
 from looped_cases import loop_over
 from spanwise.collector.api import create_app
-from spanwise.evaluators import Metric, datasets, evaluate, evaluator, history
-from spanwise.evaluators.analysis import analyze, sweep
+from spanwise.evaluators import Metric, datasets, evaluate, evaluator, get_evaluator, history
+from spanwise.evaluators.analysis import Analysis, analyze, sweep
 from spanwise.evaluators.analysis.leaderboards import make_scale, rank_models
 from spanwise.evaluators.analysis.model_results import SEVERAL_MODELS, Cell
 from spanwise.evaluators.analysis.problems import measure_severity
@@ -334,6 +335,25 @@ def test_the_cheapest_model_is_named_if_costs_are_known(store):
     assert insights["most expensive model"].models == ("dear",)
 
 
+def test_retrieval_is_judged_by_an_evaluator_of_retrieval(store):
+    rows = [{"inputs": {"n": n}, "expected_documents": [f"d{n}"]} for n in range(12)]
+
+    def task(n, found):
+        with span("search", kind="retriever"):
+            current_run().set_documents([{"content": f"d{n}" if found else "other"}])
+        return "It is raining."
+
+    reply = {"answer": "It rains.", "evaluation_score": 1.0, "evaluation_summary": "True."}
+    evaluators = [get_evaluator("fact_check", agent=lambda prompt: reply), "hit_at_k"]
+    sides = [
+        evaluate(rows, partial(task, found=found), evaluators, name=name, store=store, progress=False)
+        for name, found in (("finder", True), ("blind", False))
+    ]
+    insights = kinds(analyze(*sides))
+    assert (insights["best retrieval"].models, insights["best retrieval"].key) == (("finder",), "fact_check")
+    assert insights["worst retrieval"].models == ("blind",)
+
+
 # --- compliance and trade-offs ----------------------------------------------------------------------------------------
 
 
@@ -429,6 +449,52 @@ def test_a_sweep_is_resumed_with_its_budget(store):
     assert (runs, swept.left_out) == ([12, 8], ["sweep k=3"])
 
 
+def test_a_resumed_sweep_keeps_finished_cells_that_cost_nothing(store):
+    def task(q, k):
+        if k == 2:
+            current_run().set_usage(cost=1.0, input_tokens=1)
+        return q
+
+    options = {"store": store, "progress": False, "concurrency": 1, "max_usd": 2.0}
+    runs = [
+        {name: experiment.summary().runs for name, experiment in swept.experiments.items()}
+        for swept in (
+            sweep(QUESTIONS, task, {"k": [1, 2, 3]}, ["exact"], resume=resume, **options) for resume in (False, True)
+        )
+    ]
+    assert runs == [{"sweep k=1": 12, "sweep k=2": 2}] * 2
+
+
+def test_the_budget_counts_failed_runs_that_later_ones_have_replaced(store, tmp_path):
+    away = tmp_path / "away"
+
+    def task(q, k):
+        current_run().set_usage(cost=0.1, input_tokens=1)
+        if away.exists():
+            raise ValueError("away")
+        return q
+
+    options = {"store": store, "progress": False, "concurrency": 1}
+    away.touch()
+    sweep(QUESTIONS[:4], task, {"k": [1]}, ["exact"], **options)  # 0.4 for runs that are replaced
+    away.unlink()
+    swept = sweep(QUESTIONS[:4], task, {"k": [1, 2]}, ["exact"], resume=True, max_usd=1.0, **options)
+    assert [experiment.summary().runs for experiment in swept.experiments.values()] == [4, 2]
+
+
+def test_unknown_costs_stop_nothing_and_are_named(store):
+    def task(q, k):
+        with span("chat", kind="llm"):
+            current_run().set_model("a model without a price")
+            current_run().set_usage(input_tokens=1)
+        return q
+
+    swept = sweep(QUESTIONS, task, {"k": [1, 2]}, ["exact"], max_usd=0.01, store=store, progress=False)
+    assert [experiment.summary().runs for experiment in swept.experiments.values()] == [12, 12]
+    assert "max_usd does not count calls of a model without a price" in str(swept.experiments["sweep k=1"])
+    assert [trade_off.measure for trade_off in swept.analysis.trade_offs] == ["latency"]
+
+
 @loop_over(
     ("task", "parameters", "options", "message"),
     [
@@ -486,3 +552,118 @@ def test_the_page_of_a_datasets_experiments_draws_a_line_per_key(store):
     assert 'aria-label="exact, earliest first: run 5 0.25; run 10 0.5; run 20 1"' in text
     assert 'class="band" d="M' in text
     assert 'class="band"' not in every
+
+
+# --- set-level evaluators ---------------------------------------------------------------------------------------------
+
+
+def classified(store, name, wrong, **options):
+    """Run the set-level evaluator of classifications; the cases at these positions are wrong, the last is perturbed."""
+    rows = [{"id": f"e{n}", "inputs": {"n": n}, "reference_outputs": "yes"} for n in range(12)]
+    rows.append(
+        {"id": "typo", "inputs": {"n": 12}, "reference_outputs": "yes", "base_id": "e0", "categories": ["typos"]}
+    )
+    task = options.pop("task", lambda n: "no" if n in wrong else "yes")
+    return evaluate(rows, task, ["classification"], name=name, store=store, progress=False, **options)
+
+
+def test_the_accuracy_of_a_classification_is_the_mean_of_its_cases(store):
+    analysis = analyze(classified(store, "bad", set(range(2, 13))), classified(store, "good", {12}))
+    cell = analysis.results.cells["good", "classification_accuracy"]
+    assert (cell.n, cell.mean, cell.interval is not None) == (13, pytest.approx(12 / 13), True)
+    assert analysis.leaderboard.ranks["classification_accuracy"] == {"good": (1, 1), "bad": (2, 2)}
+
+
+def test_a_classification_has_problems(store):
+    problems = {(each.kind, each.key): each for each in analyze(classified(store, "bad", set(range(2, 13)))).problems}
+    accuracy = problems["threshold", "classification_accuracy"]
+    assert (accuracy.severe, len(accuracy.cases)) == (True, 11)
+    assert problems["flip", "classification_accuracy"].cases.keys() == {"typo", "e0"}
+    # the other metrics are one number per experiment, without an interval
+    recall = problems["threshold", "classification_recall"]
+    assert (recall.severity, recall.certain) == (pytest.approx(0.75 - 2 / 13 / 2), False)
+
+
+def test_a_classification_has_insights(store):
+    insights = kinds(analyze(classified(store, "bad", set(range(2, 13))), classified(store, "good", {12})))
+    assert insights["best model"].models == ("good",)
+    assert insights["hardest test case"].cases.keys() == {"typo"}
+
+
+def test_scores_of_other_sets_are_compared_without_claiming_a_difference(store):
+    @evaluator(metrics=[Metric("spread", threshold=0.5)], summary=True)
+    def spread(outputs):
+        return len(set(outputs)) / len(outputs)
+
+    rows = [{"inputs": {"n": n}} for n in range(4)]
+    tasks = {"even": lambda n: n, "flat": lambda n: 0}
+    sides = [evaluate(rows, task, [spread], name=name, store=store, progress=False) for name, task in tasks.items()]
+    analysis = analyze(*sides)
+    assert {model: cell.mean for (model, _), cell in analysis.results.cells.items()} == {"even": 1.0, "flat": 0.25}
+    assert [(each.model, each.severity, each.certain) for each in analysis.problems] == [("flat", 0.25, False)]
+    (insight,) = analysis.insights
+    assert (insight.models, insight.shown) == (("even",), False)
+    assert "no difference can be shown" in str(analysis)
+
+
+def test_a_set_level_score_of_several_models_belongs_to_none(store):
+    def task(n):
+        with span("chat", kind="llm"):
+            current_run().set_model("even" if n % 2 else "odd")
+        return "yes"
+
+    analysis = analyze(classified(store, "mixed", set(), task=task))
+    assert {key for _, key in analysis.results.cells} == {"classification_accuracy"}
+    assert {model: cell.n for (model, _), cell in analysis.results.cells.items()} == {"odd": 7, "even": 6}
+
+
+# --- robustness by model ----------------------------------------------------------------------------------------------
+
+
+def perturbed_by_two_models(store, **options):
+    """Run one experiment whose cases go to two models, of which one cannot read capitals."""
+
+    def task(question, model):
+        with span("chat", kind="llm"):
+            current_run().set_model(model)
+        return "unknown" if model == "weak" and question.isupper() else "42"
+
+    rows = []
+    for n in range(6):
+        model = "weak" if n % 2 else "strong"
+        base = {"reference_outputs": "42", "inputs": {"question": f"What is {n}?", "model": model}, "id": f"e{n}"}
+        upper = {"question": f"WHAT IS {n}?", "model": model}
+        rows += [base, {**base, "inputs": upper, "id": f"p{n}", "base_id": f"e{n}", "categories": ["casing"]}]
+    rows = options.pop("wrap", list)(rows)
+    return evaluate(rows, task, ["exact"], name="mixed", store=store, progress=False, **options)
+
+
+@pytest.mark.parametrize("wrap", [list, iter])  # a generator is not stored as a dataset
+def test_robustness_is_that_of_models_within_one_experiment(store, wrap):
+    analysis = analyze(perturbed_by_two_models(store, wrap=wrap))
+    shares = {model: robustness["casing", "exact"].share for model, robustness in analysis.robustness.items()}
+    assert shares == {"strong": 1.0, "weak": 0.0}
+    assert {(each.model, each.kind) for each in analysis.problems if each.kind == "flip"} == {("weak", "flip")}
+
+
+def test_experiments_of_one_model_have_one_robustness(store):
+    sides = [perturbed(store, name, scores) for name, scores in (("a", [1.0, 0.0, 1.0, 1.0]), ("b", [1.0] * 4))]
+    analysis = Analysis([(side.store, side.record) for side in sides], models=["m", "m"])
+    # the scores of an example are averaged over both experiments: e0 has 1.0, its perturbation 0.5
+    assert analysis.robustness["m"]["typos", "k"].share == 1.0
+    assert [each.cases for each in analysis.robustness["m"].values()] == [2]
+
+
+def test_the_terminal_shows_robustness_by_model_and_models_by_prompts(store):
+    text = str(analyze(perturbed_by_two_models(store)))
+    assert "Robustness: base cases that pass or fail alike" in text
+    assert "0.0% [0.0%, 56.1%] n=3" in text
+    assert "3 flips" in text
+    assert "exact: the 10 worst of 12 prompts" in text
+    assert "WHAT IS 1?" in text
+
+
+def test_without_perturbations_there_is_no_robustness(store):
+    analysis = two(store, [1.0], [1.0])
+    assert analysis.robustness == {}
+    assert "Robustness" not in str(analysis)

@@ -5,6 +5,8 @@ import hashlib
 import json
 import re
 import zipfile
+from collections import Counter
+from html.parser import HTMLParser
 
 import pytest
 from starlette.testclient import TestClient
@@ -12,6 +14,7 @@ from starlette.testclient import TestClient
 from spanwise.collector.api import create_app
 from spanwise.evaluators import Metric, evaluate, evaluator
 from spanwise.evaluators.analysis import analyze, render_page
+from spanwise.tracer import current_run, span
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 
@@ -109,3 +112,160 @@ def test_the_page_needs_experiments_and_evaluators(store):
     with TestClient(create_app(store)) as client:
         answer = client.get(f"/analysis?ids={first.id}")
     assert (answer.status_code, "spanwise serve" in answer.text) == (404, True)
+
+
+# --- flips ------------------------------------------------------------------------------------------------------------
+
+
+def run_perturbed(store, name="perturbed", flips=1):
+    """Run over base cases that pass or fail and perturbations that flip; all texts are hostile."""
+    rows = []
+    for n in range(flips):
+        base = {"id": f"e{n}", "inputs": {"question": f"{HOSTILE} {n}", "answer": "yes"}, "reference_outputs": "yes"}
+        worse = {"inputs": {"question": f"worse {n}", "answer": HOSTILE}, "base_id": f"e{n}", "categories": ["typos"]}
+        failing = {"id": f"f{n}", "inputs": {"question": f"failing {n}", "answer": "no"}, "reference_outputs": "yes"}
+        better = {
+            "inputs": {"question": f"better {n}", "answer": "yes"},
+            "base_id": f"f{n}",
+            "categories": [f"{HOSTILE[:30]}"],
+        }
+        rows += [base, {**base, **worse, "id": f"w{n}"}, failing, {**failing, **better, "id": f"b{n}"}]
+    return evaluate(rows, lambda answer: answer, ["exact"], name=name, store=store, progress=False)
+
+
+def test_flips_are_listed_side_by_side_in_both_directions(store):
+    experiment = run_perturbed(store)
+    with TestClient(create_app(store, render_analysis=render_page)) as client:
+        page = client.get(f"/analysis/flips?ids={experiment.id}").text
+        linking = client.get(f"/analysis?ids={experiment.id}").text
+    assert f'href="/analysis/flips?ids={experiment.id}"' in linking
+    assert f'href="/analysis?ids={experiment.id}"' in page
+    rows = re.findall(r"<tr><td><span.*?</tr>", page)
+    assert [re.findall("pass→fail|fail→pass", row) for row in rows] == [["pass→fail"], ["fail→pass"]]
+    base, changed = re.findall(r'<td class="text">(.*?)</td>', rows[1])[:2]
+    assert "failing 0" in base
+    assert "<pre>no</pre>" in base
+    assert "better 0" in changed
+    assert "<pre>yes</pre>" in changed
+    assert "exact 0 · " in base
+    assert "exact 1 · " in changed
+    assert len(re.findall('href="/traces/', rows[1])) == 2
+    assert "<img" not in page
+    assert "<script>alert" not in page
+
+
+def test_the_report_holds_flips_without_links(store, tmp_path):
+    text = analyze(run_perturbed(store, flips=30)).report(tmp_path / "report.html").read_text()
+    assert "50 of 60 flips" in text
+    assert "href=" not in text
+    assert "<img" not in text
+
+
+def test_the_page_of_flips_says_if_there_are_none_or_too_many(store):
+    first, many = run(store, "first", 0.1), run_perturbed(store, "many", flips=300)
+    with TestClient(create_app(store, render_analysis=render_page)) as client:
+        assert "No perturbed case flips." in client.get(f"/analysis/flips?ids={first.id}").text
+        assert "The first 500 of 600 flips." in client.get(f"/analysis/flips?ids={many.id}").text
+        assert client.get("/analysis/flips").status_code == 400
+
+
+def test_the_archive_holds_the_flips_of_each_model(store, tmp_path):
+    with zipfile.ZipFile(analyze(run_perturbed(store)).report(tmp_path / "work-dir.zip")) as archive:
+        rows = json.loads(archive.read("perturbations.json"))
+    assert {(row["model"], row["kind"], len(row["flips"])) for row in rows} == {
+        ("perturbed", "typos", 1),
+        ("perturbed", HOSTILE[:30], 1),
+    }
+
+
+# --- attacks ----------------------------------------------------------------------------------------------------------
+
+TEXTS = [
+    HOSTILE,
+    "</style></script><!--<svg onload=alert(3)>",
+    'x" onmouseover="alert(4)',
+    "javascript:alert(5)",
+    "\x1b[31m\u202eright to left\x07",
+    "a" * 20_000,
+    "![](http://example.org/x) {{7*7}} ${7*7}",
+]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_hostile_names_labels_models_and_prompts_are_text_in_report_and_pages(store, tmp_path, text):
+    """All names, labels, models, prompts, answers, categories and comments are the same hostile text."""
+    key = text[:60]
+
+    @evaluator(metrics=[Metric(key, threshold=0.5), Metric("label")])
+    def judge(outputs):
+        return [{"key": key, "score": float(outputs == "yes"), "comment": text}, {"key": "label", "label": text}]
+
+    def task(question, answer):
+        with span("chat", kind="llm"):
+            current_run().set_model(f"{text}{len(question) % 2}")
+        return answer
+
+    rows = []
+    for n in range(4):
+        base = {"id": f"e{n}", "inputs": {"question": text + "q" * n, "answer": "yes"}}
+        changed = {"question": text + "p" * n, "answer": text}
+        rows += [base, {"id": f"p{n}", "inputs": changed, "base_id": f"e{n}", "categories": [text[:100]]}]
+    experiment = evaluate(rows, task, [judge], name=text[:200], store=store, progress=False)
+    document = analyze(experiment).report(tmp_path / "report.html").read_text()
+    with TestClient(create_app(store, render_analysis=render_page)) as client:
+        pages = [client.get(f"{path}?ids={experiment.id}").text for path in ("/analysis", "/analysis/flips")]
+    assert "pass→fail" in pages[1]
+    for page in (document, *pages):
+        assert len(page) < 2**20
+        parsed = Elements(page)
+        assert (parsed.names["script"], parsed.names["style"]) == (1, 1)
+        assert not parsed.names.keys() & {"img", "iframe", "object", "embed", "link", "form", "base"}
+        assert not [name for name in parsed.attributes if name.startswith("on") or name in ("style", "src")]
+        assert all(address.startswith("/") and not address.startswith("//") for address in parsed.addresses)
+    str(analyze(experiment))
+
+
+class Elements(HTMLParser):
+    """Elements of a document: how often each occurs, their attributes, and the addresses of links."""
+
+    def __init__(self, document):
+        super().__init__()
+        self.names, self.attributes, self.addresses = Counter(), Counter(), []
+        self.feed(document)
+
+    def handle_starttag(self, tag, attrs):
+        self.names[tag] += 1
+        self.attributes.update(name for name, _ in attrs)
+        self.addresses += [value for name, value in attrs if name == "href"]
+
+
+@pytest.mark.slow
+def test_fifty_experiments_with_two_hundred_keys_are_shown(store, tmp_path):
+    keys = [f"key {n}" for n in range(200)]
+
+    @evaluator(metrics=[Metric(key, threshold=0.5) for key in keys])
+    def judge(outputs):
+        return [{"key": key, "score": (outputs + n) % 7 / 6} for n, key in enumerate(keys)]
+
+    rows = [{"inputs": {"q": n}} for n in range(3)]
+    sides = [
+        evaluate(rows, lambda q, n=n: q + n, [judge], name=f"experiment {n}", store=store, progress=False)
+        for n in range(50)
+    ]
+    analysis = analyze(*sides)
+    assert (len(analysis.models), len(analysis.leaderboard.keys), len(analysis.results.cells)) == (50, 200, 10_000)
+    assert "45 more models" in str(analysis)
+    assert analysis.report(tmp_path / "report.html").stat().st_size < 2 * 2**20
+    with TestClient(create_app(store, render_analysis=render_page)) as client:
+        ids = ",".join(side.id for side in sides)
+        assert client.get(f"/analysis?ids={ids}").status_code == 200
+        assert client.get(f"/analysis/flips?ids={ids}").status_code == 200
+
+
+def test_a_problem_links_to_the_traces_of_its_cases(analysis, store):
+    (problem,) = analysis.problems
+    ids = ",".join(record.id for record in analysis.records)
+    with TestClient(create_app(store, render_analysis=render_page)) as client:
+        row = re.search(r"<details><summary>6</summary>(.*?)</details>", client.get(f"/analysis?ids={ids}").text)[1]
+    assert re.findall(r'href="/traces/(\w+)"', row) == list(problem.cases.values())

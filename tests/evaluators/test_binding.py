@@ -137,14 +137,16 @@ def test_who_takes_everything_may_have_any_map():
 
 def test_a_set_sees_columns_of_equal_length_over_the_complete_cases():
     cases = [Case(outputs=1, inputs="a"), Case(inputs="b"), Case(outputs=3)]
-    columns, taken, left_out, lacking = bind(lambda outputs, inputs=None, documents=None: 0).columns(iter(cases))
-    assert columns == {"outputs": [1, 3], "inputs": ["a", None]}  # no case has documents: their default counts
-    assert (taken, left_out, lacking) == (2, 1, ["outputs"])
+    columns = bind(lambda outputs, inputs=None, documents=None: 0).columns(iter(cases))
+    # no case has documents: their default counts
+    assert columns.arguments == {"outputs": [1, 3], "inputs": ["a", None]}
+    assert (columns.complete, columns.incomplete, columns.missing) == (2, 1, ["outputs"])
 
 
 def test_what_the_cases_of_a_set_lack_is_sorted_and_told_once():
     columns = bind(lambda outputs, inputs, documents: 0).columns([Case(inputs="a"), Case(outputs="b")])
-    assert columns[1:] == (0, 2, ["documents", "inputs", "outputs"])
+    assert (columns.complete, columns.incomplete) == (0, 2)
+    assert columns.missing == ["documents", "inputs", "outputs"]
 
 
 def test_a_map_changes_the_fields_of_a_whole_case_and_no_others():

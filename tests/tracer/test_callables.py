@@ -135,7 +135,25 @@ def test_a_run_describes_itself(traced: Spans) -> None:
     attributes = dict(traced.one("renamed").attributes or {})
     assert (attributes["tag.tags"], attributes["metadata"]) == (("a", "b"), '{"x":1,"y":[2]}')
     assert (attributes["gen_ai.usage.input_tokens"], attributes["spanwise.cost"]) == (10, 0.25)
-    assert attributes["retrieval.documents.1.document.id"] == "7"
+    assert attributes["spanwise.documents"] == '["d1",{"text":"d2","id":7}]'
+
+
+def test_a_run_records_its_prompt(traced: Spans) -> None:
+    with span("s", kind="llm") as run:
+        run.set_prompt("greet", version=2, template="Say {x}", variables={"x": [1]})
+    with span("named"):
+        current_run().set_prompt("greet")
+    attributes = dict(traced.one("s").attributes or {})
+    prompt = {name: value for name, value in attributes.items() if "prompt" in name}
+    assert prompt == {
+        "gen_ai.prompt.name": "greet",
+        "gen_ai.prompt.version": "2",
+        "llm.prompt_template.version": "2",
+        "llm.prompt_template.template": "Say {x}",
+        "llm.prompt_template.variables": '{"x":[1]}',
+    }
+    assert [name for name in traced.one("named").attributes or {} if "prompt" in name] == ["gen_ai.prompt.name"]
+    current_run().set_prompt("outside of any run")
 
 
 def test_set_outputs_wins_over_the_return_value(traced: Spans) -> None:

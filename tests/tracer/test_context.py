@@ -208,7 +208,7 @@ def test_a_forked_child_continues_the_trace_and_delivers_for_itself(sink: Sink) 
     (child,) = (s for s in spans.values() if s.name == "middle")
     counts = {a.key: a.value.int_value for a in child.attributes}
     assert spans[child.parent_span_id].name == "root"
-    assert (counts["spanwise.spans.started"], counts["spanwise.spans.open"]) == (3, 0)
+    assert (counts["spanwise.spans.started"], counts.get("spanwise.spans.open", 0)) == (3, 0)
 
 
 @pytest.mark.process
@@ -379,7 +379,7 @@ def test_joining_an_existing_provider(sink: Sink) -> None:
     assert {s.name for s in theirs.get_finished_spans()} == set(sent) == {"GET /", "middle", "leaf"}
     assert sent["middle"].parent_span_id == sent["GET /"].span_id
     counts = {a.key: a.value.int_value for a in sent["GET /"].attributes}
-    assert (counts["spanwise.spans.started"], counts["spanwise.spans.open"]) == (4, 0)
+    assert (counts["spanwise.spans.started"], counts.get("spanwise.spans.open", 0)) == (4, 0)
 
 
 def test_head_sampling_takes_whole_traces_and_agrees_across_processes() -> None:

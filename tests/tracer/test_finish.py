@@ -119,6 +119,12 @@ def test_metadata_only_leaves_out_long_texts_under_any_name() -> None:
         ("output.mime_type", True),
         ("llm.input_messages.0.message.content", True),
         ("gen_ai.prompt.0.content", True),
+        ("gen_ai.prompt.name", False),
+        ("gen_ai.prompt.version", False),
+        ("gen_ai.prompt.name.first", True),
+        ("llm.prompt_template.version", False),
+        ("llm.prompt_template.template", True),
+        ("llm.prompt_template.variables", True),
         ("gen_ai.input.messages", True),
         ("retrieval.documents.0.document.content", True),
         ("spanwise.documents", True),
@@ -150,13 +156,15 @@ def test_the_text_of_a_status_leaves_as_text(given: str | None, as_it_leaves: st
     assert finished.status.description == as_it_leaves
 
 
-def test_documents_are_flattened_once_and_only_where_there_are_some() -> None:
-    flat = "retrieval.documents.0.document.content"
+def test_documents_are_written_beside_outputs_only_if_a_collector_cannot_read_them_there() -> None:
+    flat, own = "retrieval.documents.0.document.content", "spanwise.documents"
     retriever = {"openinference.span.kind": "RETRIEVER", "output.value": '["d"]'}
-    assert left(Settings(), **retriever)[flat] == "d"
-    assert left(Settings(), **{"spanwise.documents": '["d"]'}) == {flat: "d"}
-    assert left(Settings(), **{**retriever, flat: "their own"})[flat] == "their own"
-    assert flat not in left(Settings(), **{**retriever, "openinference.span.kind": "CHAIN"})
+    assert left(Settings(), **retriever) == retriever
+    assert left(Settings(), **{own: '["d"]'}) == {own: '["d"]'}
+    nodes = {**retriever, "output.value": '{"source_nodes":[{"node":{"text":"d"},"score":0.5}]}'}
+    assert left(Settings(), **nodes)[own] == '[{"content":"d","id":null,"score":0.5,"metadata":{}}]'
+    assert own not in left(Settings(), **{**nodes, flat: "their own"})
+    assert own not in left(Settings(), **{**nodes, "openinference.span.kind": "CHAIN"})
 
 
 def test_nodes_of_llama_index_in_a_text_are_no_documents() -> None:
@@ -195,7 +203,7 @@ def test_a_span_is_finished_once(traced: Spans) -> None:
         run.set_documents(["d"])
     (first,), (second,) = traced.spans, traced.spans
     assert first is second
-    assert dict(first.attributes or {})["retrieval.documents.0.document.content"] == "d"
+    assert dict(first.attributes or {})["spanwise.documents"] == '["d"]'
 
 
 def test_a_span_that_cannot_be_finished_is_counted() -> None:

@@ -73,7 +73,6 @@ def test_a_timeout_is_in_seconds_or_milliseconds(text: str, seconds: float, monk
 @pytest.mark.parametrize(
     ("variables", "message", "url"),
     [
-        ({"ENDPOINT": "http://a:4317", "PROTOCOL": "grpc"}, "only http/protobuf is supported", DEFAULT_URL),
         ({"ENDPOINT": "http://a", "TIMEOUT": "soon"}, "TIMEOUT='soon' is ignored: it is not a number", "http://a"),
         ({"ENDPOINT": "a:4318"}, "ENDPOINT='a:4318' is ignored: it is not a usable address", DEFAULT_URL),
         ({"ENDPOINT": "http://a", "COMPRESSION": "zip"}, "only gzip and none are supported", "http://a"),

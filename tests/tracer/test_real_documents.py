@@ -10,7 +10,7 @@ import pytest
 
 from spanwise.tracer import trace
 from spanwise.tracer.configuration import Settings
-from spanwise.tracer.content.documents import flatten_documents
+from spanwise.tracer.content.documents import flatten_documents, read_document_list
 from spanwise.tracer.export.span_sanitizer import SpanSanitizer
 from spanwise.tracer.testing import capture_spans
 
@@ -61,4 +61,4 @@ def test_what_a_retriever_returns_is_recorded_as_documents(result: Any) -> None:
 @pytest.mark.parametrize("result", ["nodes", "response"])
 def test_what_is_written_of_llama_indexs_objects_is_read_as_documents(result: str) -> None:
     written = orjson.dumps(orjson.loads(LLAMA_INDEX.read_bytes())[result]).decode()
-    assert {k.removeprefix(PREFIX): v for k, v in flatten_documents(written).items()} == EXPECTED
+    assert {k.removeprefix(PREFIX): v for k, v in flatten_documents(read_document_list(written)).items()} == EXPECTED

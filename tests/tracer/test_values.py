@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spanwise.tracer import internal_errors, span, trace
-from spanwise.tracer.content.documents import convert_documents, flatten_documents, parse_document
+from spanwise.tracer.content.documents import convert_documents, flatten_documents, parse_document, read_document_list
 from spanwise.tracer.content.serialization import to_json, truncate_text
 from spanwise.tracer.testing import Spans, capture_spans
 
@@ -258,14 +258,15 @@ class Haystack:
     ],
 )
 def test_documents_by_duck_typing(traced: Spans, given: Any, expected: tuple[Any, ...]) -> None:
-    flat = flatten_documents(to_json(convert_documents([given]), MIB))
+    flat = flatten_documents(read_document_list(to_json(convert_documents([given]), MIB)))
     fields = {k.removeprefix("retrieval.documents.0.document."): v for k, v in flat.items()}
     metadata = orjson.loads(fields.get("metadata", "{}"))
     assert (fields["content"], fields.get("id"), fields.get("score"), metadata) == expected
 
 
 def test_haystack_and_dict_results_hold_documents() -> None:
-    fields = flatten_documents(to_json(convert_documents({"documents": [Haystack("h", "c", {}, 0.5, [])]}), MIB))
+    text = to_json(convert_documents({"documents": [Haystack("h", "c", {}, 0.5, [])]}), MIB)
+    fields = flatten_documents(read_document_list(text))
     assert fields["retrieval.documents.0.document.id"] == "h"
 
 
@@ -274,8 +275,8 @@ def test_what_is_no_document_is_left_alone() -> None:
 
     assert parse_document(5) is None
     assert convert_documents([5, None]) == [5, None]
-    assert flatten_documents(to_json(convert_documents([MagicMock()]), MIB)) is not None
-    assert flatten_documents("not json") == {}
+    assert read_document_list(to_json(convert_documents([MagicMock()]), MIB)) is not None
+    assert read_document_list("not json") == []
 
 
 class Unanswering:
@@ -334,6 +335,8 @@ def test_a_hostile_value_costs_itself_never_its_span(traced: Spans, kind: str, m
             run.set_outputs(value)
             run.set_documents([value])
             run.set_model(value)
+            run.set_prompt(value, version=value, template=value, variables={"v": value})
+            run.set_prompt("p", variables=value)
             run.set_tags(value)
             run.set_metadata(v=value)
             run.feedback("k", value, comment=value, metadata={"v": value})

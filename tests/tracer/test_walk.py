@@ -30,13 +30,16 @@ def test_a_call_records_inputs_with_defaults_and_outputs(traced: Spans) -> None:
     assert traced.parent("search") == "answer"
 
 
-def test_documents_are_flattened(traced: Spans) -> None:
+def test_documents_are_flattened_for_openinference(sink: Any) -> None:
+    configure(url=sink.url, conventions={"openinference"})
     search("q")
-    attributes = dict(traced.one("search").attributes or {})
-    assert attributes["retrieval.documents.0.document.content"] == "gold"
-    assert attributes["retrieval.documents.0.document.id"] == "au"
-    assert attributes["retrieval.documents.0.document.score"] == 0.5
-    assert attributes["retrieval.documents.0.document.metadata"] == '{"page":1}'
+    flush()
+    (sent,) = sink.spans()
+    attributes = {a.key: a.value for a in sent.attributes}
+    assert attributes["retrieval.documents.0.document.content"].string_value == "gold"
+    assert attributes["retrieval.documents.0.document.id"].string_value == "au"
+    assert attributes["retrieval.documents.0.document.score"].double_value == 0.5
+    assert attributes["retrieval.documents.0.document.metadata"].string_value == '{"page":1}'
 
 
 def test_spans_and_feedback_reach_a_collector(sink: Any) -> None:

@@ -68,6 +68,10 @@ COMMANDS = {
         "feedback:app",
         "Feedback on traces: add, list, delete; state of the destinations it is forwarded to.",
     ),
+    "import": (
+        "imports:app",
+        "Import evaluations of other products: OpenAI Evals, Inspect logs.",
+    ),
     "judges": (
         "judges:app",
         "Judges: collect human labels, and measure how well judges agree with them.",
@@ -86,7 +90,7 @@ COMMANDS = {
     ),
     "traces": (
         "traces:app",
-        "List, show, follow, reconcile and delete traces.",
+        "List, aggregate, show, follow, reconcile and delete traces.",
     ),
 }
 

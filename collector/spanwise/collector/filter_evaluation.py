@@ -65,9 +65,13 @@ class TraceValues(TypedDict, total=False):
     complete: bool
     tags: Collection[str]
     metadata: Mapping[str, JSON]
-    names: Collection[str]  # of all runs, as are the next three
+    names: Collection[str]  # of all runs, as are the values up to `errors`
     kinds: Collection[str]
     models: Collection[str]
+    prompts: Mapping[str, Collection[str | None]]  # versions by name
+    agents: Collection[str]
+    finish_reasons: Collection[str]
+    time_to_first_token_ms: float | None
     errors: Iterable[str]  # one text per run with an error; may be read from the store while it is iterated
     feedback: Mapping[str, KeyFeedback]  # by key
     texts: Collection[str] | None  # the text conditions that the trace meets; None until its text is indexed
@@ -92,7 +96,8 @@ def trace_conditions(filter: Filter) -> list[TraceCondition]:
     for name in CONDITIONS:
         value = getattr(filter, name)
         if value != getattr(_EMPTY_FILTER, name):
-            found += _COMPILERS[name](name, value)
+            compiler = _prompt_version(filter.prompt) if name == "prompt_version" else _COMPILERS[name]
+            found += compiler(name, value)
     return found
 
 
@@ -170,6 +175,17 @@ def _contains(value_name: str) -> _Compiler:
     return _condition(
         value_name, lambda wanted: lambda seen: wanted in seen, lambda values: list(values)[:MAX_SHOWN_VALUES]
     )
+
+
+def _prompt_version(prompt: str | None) -> _Compiler:
+    """Return a compiler of the condition that a run used a version of one prompt, or of any if that is None."""
+
+    def make_test(wanted: str) -> Callable[[Mapping[str, Collection[str | None]]], bool]:
+        if prompt is not None:
+            return lambda prompts: wanted in prompts.get(prompt, ())
+        return lambda prompts: any(wanted in versions for versions in prompts.values())
+
+    return _condition("prompts", make_test, lambda prompts: dict(list(prompts.items())[:MAX_SHOWN_VALUES]))
 
 
 _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -288,6 +304,10 @@ _COMPILERS: Mapping[str, _Compiler] = {
     "status": _condition("status", _has_status),
     "error": _condition("errors", _contains_words, lambda errors: next(filter(None, errors), None)),
     "model": _contains("models"),
+    "prompt": _contains("prompts"),
+    "agent": _contains("agents"),
+    "finish_reason": _contains("finish_reasons"),
+    "time_to_first_token_ms": _compares(("time_to_first_token_ms",), _identity),
     "latency_ms": _compares(("start_ns", "end_ns"), lambda times: (times[1] - times[0]) / 1e6),
     "tokens": _compares(("input_tokens", "output_tokens"), lambda tokens: None if None in tokens else sum(tokens)),
     "cost": _compares(("cost",), _identity),

@@ -69,7 +69,7 @@ def parse_bound(text: str) -> float | str:
 def parse_comparison(name: str, text: str) -> tuple[str, float]:
     """Parse a comparison such as `">=200"`. A number without an operator means equality.
 
-    Raises `ValueError` for a malformed comparison, and for a latency without an operator, because no measured latency
+    Raises `ValueError` for a malformed comparison, and for a time without an operator, because no measured time
     equals a number to the nanosecond.
     """
     bare = text[:1] not in "<>=!"
@@ -82,9 +82,9 @@ def parse_comparison(name: str, text: str) -> tuple[str, float]:
 
 
 def equality_comparison(name: str, value: float) -> tuple[str, float]:
-    """Return the comparison for a number without an operator: equality. Raises `ValueError` for a latency."""
-    if name == "latency_ms":
-        raise ValueError(f"no trace takes {value:g} ms to the nanosecond; write latency_ms>={value:g}, or <, or ==")
+    """Return the comparison for a number without an operator: equality. Raises `ValueError` for a measured time."""
+    if name in ("latency_ms", "time_to_first_token_ms"):
+        raise ValueError(f"no trace takes {value:g} ms to the nanosecond; write {name}>={value:g}, or <, or ==")
     return "=", float(value)
 
 

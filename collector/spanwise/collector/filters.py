@@ -32,8 +32,9 @@ OPERATORS: tuple[Operator, ...] = ("<", "<=", "=", "!=", ">=", ">")
 class Filter:
     """Conditions on traces; all given conditions must hold.
 
-    The conditions `name`, `kind` and `status` apply to the root run; `any_name` and `any_kind` to at least one
-    run. The conditions `latency_ms`, `tokens` and `cost` apply to the whole trace. A condition of `feedback` is
+    The conditions `name`, `kind` and `status` apply to the root run; `any_name`, `any_kind`, `model`, `prompt`,
+    `prompt_version`, `agent` and `finish_reason` to at least one run. The conditions `latency_ms`, `tokens` and
+    `cost` apply to the whole trace, `time_to_first_token_ms` to the slowest of its runs. A condition of `feedback` is
     `(key, operator, value)`, compared with the newest feedback of the trace and its spans. Four conditions are
     lists of feedback keys:
 
@@ -58,7 +59,12 @@ class Filter:
     status: str | None = None  # "error", "cancelled", "ok" (neither of these), or "unset" (no status)
     error: str | None = None  # words that the error text contains
     model: str | None = None  # at least one run used this model
+    prompt: str | None = None  # at least one run used a prompt of this name
+    prompt_version: str | None = None  # at least one run used this version (of `prompt`, if that is given)
+    agent: str | None = None  # name of an agent; at least one run belongs to it
+    finish_reason: str | None = None  # at least one run ended for this reason, as its sender names it
     latency_ms: Comparison | None = None
+    time_to_first_token_ms: Comparison | None = None  # of the run that took longest
     tokens: Comparison | None = None
     cost: Comparison | None = None
     tags: tuple[str, ...] = ()  # the trace has all of these
@@ -103,7 +109,7 @@ LIST_CONDITIONS = ("tags", "missing", "untried", "failed", "skipped", "trace_ids
 LIMITED_CONDITIONS = ("tags", "metadata", "feedback", "missing", "untried", "failed", "skipped", "error", "text")
 # Maximum number of values, and of words, in one condition: each adds a clause to the SQL query
 MAX_CONDITION_VALUES, MAX_SEARCH_TERMS = 450, 100
-COMPARED_CONDITIONS = ("latency_ms", "tokens", "cost")
+COMPARED_CONDITIONS = ("latency_ms", "time_to_first_token_ms", "tokens", "cost")
 
 
 def extend_filter(filter: Filter | None = None, conditions: Mapping[str, Any] | None = None) -> Filter:
@@ -357,7 +363,10 @@ NAMES = tuple(name.removesuffix("_ns") for name in CONDITIONS)  # names as users
 FIELDS = dict(zip(NAMES, CONDITIONS, strict=True)) | CONDITION_ALIASES  # name as users write it → field of `Filter`
 _DEFAULTS = {name: getattr(Filter(), name) for name in CONDITIONS}
 # the store never has an empty text in these fields, so an empty condition could never match
-_NON_EMPTY_CONDITIONS = ("session", "user", "dataset", "example")
+_NON_EMPTY_CONDITIONS = (
+    *("session", "user", "dataset", "example"),
+    *("prompt", "prompt_version", "agent", "finish_reason"),
+)
 # conditions that are lists of feedback keys or trace ids
 _NAME_LIST_CONDITIONS = ("missing", "untried", "failed", "skipped", "trace_ids")
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {  # parsers of the fields that are not plain text

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from math import floor, log10
 
@@ -122,6 +123,16 @@ def count(value: int) -> str:
     if value < 10_000:
         return f"{value:,}"
     return f"{value / 1e3:.1f}k" if value < 1_000_000 else f"{value / 1e6:.2f}M"
+
+
+def prompt(name: str | None, version: str | None) -> str:
+    """Format a prompt as "greet@v2": its name and, if known, its version."""
+    return (name or "") if version is None else f"{name or ''}@{version}"
+
+
+def prompts(versions: Mapping[str, Sequence[str | None]]) -> list[str]:
+    """Format the versions of several prompts, given by name."""
+    return [prompt(name, version) for name, listed in versions.items() for version in listed]
 
 
 def percent(part: float, whole: float) -> str:

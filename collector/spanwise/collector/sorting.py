@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter, filter_to_dict
 
-TRACE_COLUMNS = ("start", "latency_ms", "cost", "tokens", "errors", "runs")
+TRACE_COLUMNS = ("start", "latency_ms", "time_to_first_token_ms", "cost", "tokens", "errors", "runs")
 SESSION_COLUMNS = ("start", "duration_ms", "traces", "errors", "tokens", "cost")
 DATASET_COLUMNS = ("created", "version", "examples")
 EXPERIMENT_COLUMNS = ("start", "duration_ms", "examples")

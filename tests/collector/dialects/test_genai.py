@@ -252,3 +252,43 @@ def test_nonsense_neither_raises_nor_is_lost(name: str, value: Any) -> None:
 def test_log_records_of_nonsense_do_not_raise(value: Any) -> None:
     for name in ("gen_ai.choice", "gen_ai.user.message", "gen_ai.content.prompt", DETAILS):
         log(name, value, gen_ai__input__messages=value, gen_ai__prompt=value)
+
+
+RECORDS = [{"id": "m1", "content": "vegetarian", "score": 0.9, "metadata": {"since": 2024}}, {"content": {"diet": "x"}}]
+
+
+@pytest.mark.parametrize("records", [RECORDS, json.dumps(RECORDS)], ids=["list", "json"])
+def test_a_search_of_a_memory_is_a_retrieval(records: Any) -> None:
+    memory = {"gen_ai.memory.query.text": "diet", "gen_ai.memory.records": records, "gen_ai.memory.store.id": "ms"}
+    found = span(**{"gen_ai.operation.name": "search_memory", **memory})
+    assert (found.kind, found.inputs) == ("retriever", "diet")
+    assert [(one.content, one.id, one.score) for one in found.documents] == [
+        ("vegetarian", "m1", 0.9),
+        ('{"diet":"x"}', None, None),
+    ]
+    assert found.attributes == {"gen_ai.operation.name": "search_memory", "gen_ai.memory.store.id": "ms"}
+
+
+@pytest.mark.parametrize("operation", ["create_memory", "update_memory", "upsert_memory"])
+def test_records_that_are_written_to_a_memory_are_inputs(operation: str) -> None:
+    found = span(**{"gen_ai.operation.name": operation, "gen_ai.memory.records": json.dumps(RECORDS)})
+    assert (found.kind, found.inputs, found.documents) == ("chain", RECORDS, ())
+
+
+@pytest.mark.parametrize("operation", ["delete_memory", "create_memory_store", "delete_memory_store", "plan"])
+def test_other_operations_on_memories_and_plans_are_steps(operation: str) -> None:
+    assert span(**{"gen_ai.operation.name": operation, "gen_ai.memory.record.id": "m1"}).kind == "chain"
+
+
+@pytest.mark.parametrize("records", ["text", 7, [], {}, [1], [{"no": "content"}], None])
+def test_records_of_a_memory_of_a_wrong_type_stay(records: Any) -> None:
+    found = span(**{"gen_ai.operation.name": "search_memory", "gen_ai.memory.records": records})
+    assert found.attributes["gen_ai.memory.records"] == records
+
+
+def test_a_fetched_response_is_not_counted_again() -> None:
+    call = {"gen_ai.request.model": "gpt-4o", "gen_ai.response.id": "r", "gen_ai.usage.input_tokens": 10}
+    call |= {"gen_ai.usage.output_tokens": 5, "gen_ai.usage.cost": 0.5}
+    fetched = span(**{"gen_ai.operation.name": "fetch_response", **call, "gen_ai.response.finish_reasons": ["stop"]})
+    assert (fetched.kind, fetched.usage, fetched.cost, fetched.finish_reasons) == ("chain", None, None, ("stop",))
+    assert span(**{"gen_ai.operation.name": "chat", **call}).cost == 0.5

@@ -294,3 +294,20 @@ def test_texts_that_became_vectors_are_inputs_where_nothing_else_is():
     found = run("EMBEDDING", **vectors)
     assert (found.inputs, found.attributes) == ("a", vectors)
     assert run("EMBEDDING", input__value="x", **vectors).inputs == "x"
+
+
+def tool_run(attributes: dict[str, Any]) -> Run:
+    return read_run(RawSpan(trace_id="1" * 32, span_id="2" * 16, name="call", attributes=attributes))
+
+
+def test_the_parameters_of_a_tool_are_its_inputs_if_it_has_no_others() -> None:
+    tool = {"openinference.span.kind": "TOOL", "tool.name": "weather", "tool.parameters": '{"city": "Rome"}'}
+    assert tool_run(tool).inputs == {"city": "Rome"}
+    assert tool_run(tool).attributes == {"tool.name": "weather"}
+    assert tool_run({**tool, "input.value": "Rome"}).inputs == "Rome"
+
+
+@pytest.mark.parametrize("parameters", ['{"type": "object", "properties": {}}', "text", "[1]", 7, "", None])
+def test_a_schema_of_a_tool_is_not_its_inputs(parameters: Any) -> None:
+    tool = tool_run({"openinference.span.kind": "TOOL", "tool.parameters": parameters})
+    assert (tool.inputs, tool.attributes) == (None, {"tool.parameters": parameters})

@@ -64,7 +64,7 @@ def test_tokens_and_cost_are_counted_once(version: int) -> None:
 def test_a_conversation_is_a_session() -> None:
     root = sent(5)[0].root
     assert root.session_id
-    assert root.attributes["gen_ai.agent.name"] == "parcels"
+    assert root.agent_name == "parcels"
 
 
 def test_all_messages_stay() -> None:

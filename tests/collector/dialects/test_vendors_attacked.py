@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from collector.dialects.vendors import strict
 from looped_cases import loop_over
 from spanwise.collector.dialects import Draft, RawSpan, read_run
-from spanwise.collector.dialects.laminar import laminar
 from spanwise.collector.dialects.langfuse import langfuse
 from spanwise.collector.dialects.langsmith import langsmith
 from spanwise.collector.dialects.mlflow import mlflow
-from spanwise.collector.dialects.traceloop import traceloop
+from spanwise.collector.dialects.traceloop import laminar, traceloop
 from spanwise.collector.records import Event
 
 VENDORS = (langfuse, langsmith, mlflow, traceloop, laminar)

@@ -28,7 +28,7 @@ def addresses(store):
     fields = {
         "inputs": {EVIL: [EVIL]},
         "outputs": EVIL,
-        "attributes": {EVIL: EVIL},
+        "attributes": {EVIL: EVIL, "gen_ai.input.messages.ref": f"javascript:{EVIL}"},
         "metadata": {EVIL: EVIL},
         "resource": {EVIL: EVIL},
     }
@@ -46,6 +46,12 @@ def addresses(store):
         user_id=EVIL,
         project=EVIL,
         environment=EVIL,
+        prompt_name=EVIL,
+        prompt_version=EVIL,
+        agent_name=EVIL,
+        finish_reasons=(EVIL,),
+        time_to_first_token_ms=1.5,
+        tools=({EVIL: EVIL},),
         **fields,
     )
     tested = run(EVIL, experiment_id="e1", example_id=Example(inputs=EVIL).id, inputs=EVIL, outputs=EVIL)
@@ -65,6 +71,8 @@ def addresses(store):
     return [
         "/",
         "/?traffic=all",
+        "/?group_by=prompt_version",
+        "/?group_by=agent",
         f"/traces/{root.trace_id}",
         "/sessions",
         "/datasets",
@@ -131,6 +139,11 @@ FIELDS = (
     "user",
     "tag",
     "latency_ms",
+    "prompt",
+    "prompt_version",
+    "agent",
+    "finish_reason",
+    "time_to_first_token_ms",
     "tokens",
     "cost",
     "feedback_key",
@@ -150,11 +163,29 @@ FIELDS = (
     "key",
     "run",
     "charts",
+    "group_by",
     "complete",
 )
 VALUES = st.one_of(
     st.text(max_size=20),
-    st.sampled_from(["<", "missing", "24h", "1e999", "nan", "-1", "9" * 30, "> 1", "e1", "2026-01-01", "0", "true"]),
+    st.sampled_from(
+        [
+            "<",
+            "missing",
+            "prompt_version",
+            "agent",
+            "24h",
+            "1e999",
+            "nan",
+            "-1",
+            "9" * 30,
+            "> 1",
+            "e1",
+            "2026-01-01",
+            "0",
+            "true",
+        ]
+    ),
 )
 
 

@@ -282,3 +282,24 @@ def test_a_score_shows_the_parameters_of_its_evaluator(client, store):
     store.append([root], [Feedback(target=Target(trace_id=root.trace_id), key="k", score=1.0, metadata=given)])
     text = client.get(f"/traces/{root.trace_id}").text
     assert "Parameters: pattern = <code>&lt;b&gt;</code>, k = <code>3</code>" in text
+
+
+def test_a_run_shows_prompt_agent_finish_reason_first_token_and_tools(store, client):
+    labels = {"finish_reasons": ("stop", "length"), "time_to_first_token_ms": 120.0, "tools": ({"name": "track"},)}
+    call = run("call", kind="llm", prompt_name="greet", prompt_version="v2", agent_name="planner", **labels)
+    store.append([call])
+    text = client.get(f"/traces/{call.trace_id}").text
+    for words in ("first token after 120 ms", "finish reason stop, length", ">greet</a>", ">v2</a>", ">planner</a>"):
+        assert words in text
+    assert 'href="/?prompt=greet&amp;prompt_version=v2"' in text
+    assert "track" in text
+    assert client.get(f"/traces/{call.trace_id}/runs/{call.span_id}/tools").status_code == 200
+
+
+def test_content_that_is_stored_elsewhere_is_named_and_not_linked(store, client):
+    call = run("call", kind="llm", attributes={"gen_ai.input.messages.ref": "s3://bucket/1.json"})
+    store.append([call])
+    text = client.get(f"/traces/{call.trace_id}").text
+    assert "The inputs are stored elsewhere" in text
+    assert "s3://bucket/1.json" in text
+    assert 'href="s3:' not in text

@@ -234,3 +234,41 @@ def test_a_search_says_how_many_traces_are_not_indexed_yet(store, client):
     with store._behind._lock:
         store.append([run(inputs="parcel")])
         assert "1 trace is not in the search index yet" in client.get("/?text=parcel").text
+
+
+def test_the_list_has_columns_for_prompts_agents_finish_reasons_and_first_tokens_if_a_trace_has_them(store, client):
+    store.append([run("plain")])
+    assert "First token" not in client.get("/").text.partition("<table")[2]
+    labels = {"agent_name": "planner", "finish_reasons": ("length",), "time_to_first_token_ms": 120.0}
+    store.append([run("told", prompt_name="greet", prompt_version="v2", **labels)])
+    table = client.get("/").text.partition("<table")[2]
+    for words in (">Prompt<", ">greet@v2<", ">Agent<", ">planner<", ">Finish reason<", ">length<", ">First token<"):
+        assert words in table
+    assert ">120 ms<" in table
+
+
+def test_the_filter_form_has_prompts_agents_finish_reasons_and_first_tokens(store, client):
+    store.append([run("kept", prompt_name="greet", prompt_version="v2", agent_name="planner"), run("gone")])
+    page = client.get("/?prompt=greet&prompt_version=v2&agent=planner").text
+    assert ">kept</a>" in page
+    assert ">gone</a>" not in page
+    assert '<datalist id="prompts"><option value="greet">' in page
+    assert "first token must be a comparison" in client.get("/?time_to_first_token_ms=fast").text
+
+
+def test_charts_compare_groups(store, client):
+    for number, version in enumerate(["v1", "v1", "v2"]):
+        call = run("call", prompt_name="greet", prompt_version=version, start_ns=time.time_ns() - number * 10**9)
+        store.append([call], [Feedback(target=Target(trace_id=call.trace_id), key="good", score=float(number))])
+    groups = client.get("/?group_by=prompt_version").text.partition('class="panel wide groups"')[2]
+    assert "By prompt version" in groups
+    assert groups.index("greet@v1") < groups.index("greet@v2")
+    assert '<span class="mean">0.5</span>' in groups
+    assert 'aria-label="Traces of greet@v2 over time"' in groups
+    assert "By prompt" not in client.get("/").text
+    assert client.get("/?group_by=nothing").status_code in (400, 422)
+
+
+def test_charts_show_the_largest_of_many_groups(store, client):
+    store.append([run("call", user_id=f"u{number}", start_ns=time.time_ns()) for number in range(20)])
+    assert "12 groups with the most traces, of 20" in client.get("/?group_by=user").text

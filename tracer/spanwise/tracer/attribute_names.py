@@ -1,9 +1,9 @@
 """Attribute names of spans, resources and events: OpenInference, OpenTelemetry GenAI and `spanwise.*`.
 
 OpenInference names carry inputs, outputs and documents, OpenTelemetry GenAI names carry model calls, and `spanwise.*`
-names carry what neither convention has.
+names carry what neither convention has. `export/conventions.py` derives further GenAI names for other receivers.
 
-Sources: OpenInference `spec/semantic_conventions.md`; OpenTelemetry GenAI semantic conventions v1.41.1.
+Sources: OpenInference `spec/semantic_conventions.md`; OpenTelemetry GenAI semantic conventions, schema 1.42.0.
 """
 
 from typing import Final
@@ -19,6 +19,9 @@ SESSION: Final = "session.id"
 USER: Final = "user.id"
 METADATA: Final = "metadata"  # a JSON object as a string
 TAGS: Final = "tag.tags"  # list of strings
+PROMPT_TEMPLATE: Final = "llm.prompt_template.template"
+PROMPT_VARIABLES: Final = "llm.prompt_template.variables"  # a JSON object as a string
+PROMPT_TEMPLATE_VERSION: Final = "llm.prompt_template.version"
 PROJECT: Final = "openinference.project.name"  # on the resource
 ENVIRONMENT: Final = "deployment.environment.name"  # on the resource
 INSTANCE: Final = "service.instance.id"  # on the resource: a random UUID per process; a forked child has its own
@@ -30,6 +33,24 @@ RESPONSE_MODEL: Final = "gen_ai.response.model"
 RESPONSE_ID: Final = "gen_ai.response.id"
 INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+PROMPT_NAME: Final = "gen_ai.prompt.name"
+PROMPT_VERSION: Final = "gen_ai.prompt.version"
+TIME_TO_FIRST_CHUNK: Final = "gen_ai.response.time_to_first_chunk"  # seconds, float
+PROVIDER: Final = "gen_ai.provider.name"
+FINISH_REASONS: Final = "gen_ai.response.finish_reasons"  # list of strings: one per answer
+INPUT_MESSAGES: Final = "gen_ai.input.messages"  # this and the following values are JSON texts
+OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
+TOOL_DEFINITIONS: Final = "gen_ai.tool.definitions"
+TOOL_NAME: Final = "gen_ai.tool.name"
+TOOL_CALL_ID: Final = "gen_ai.tool.call.id"
+TOOL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
+TOOL_RESULT: Final = "gen_ai.tool.call.result"
+QUERY_TEXT: Final = "gen_ai.retrieval.query.text"
+RETRIEVED_DOCUMENTS: Final = "gen_ai.retrieval.documents"
+AGENT_NAME: Final = "gen_ai.agent.name"
+CONVERSATION: Final = "gen_ai.conversation.id"
+TOTAL_COST: Final = "llm.cost.total"  # OpenInference's name; the GenAI conventions have none
+GENAI_SCHEMA_URL: Final = "https://opentelemetry.io/schemas/gen-ai/1.42.0"
 
 # Spanwise's own
 DOCUMENTS_JSON: Final = "spanwise.documents"  # [{content, id, score, metadata}] as JSON, when documents ≠ outputs

@@ -8,6 +8,7 @@ traces takes precedence over the variable for all signals.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,7 @@ from spanwise.tracer.http_connections import find_trusted_authorities, find_url_
 
 Capture: TypeAlias = Literal["none", "metadata", "full"]
 Compression: TypeAlias = Literal["gzip", "none"]
+Convention: TypeAlias = Literal["openinference", "gen_ai"]
 Redactor: TypeAlias = "str | re.Pattern[str] | Callable[[str, Any], Any]"
 
 MIB = 1 << 20
@@ -54,6 +56,26 @@ class Settings:
     sigterm: bool = True
     propagate_to: tuple[str, ...] = ()  # hosts that receive session, user and tags; wildcards are allowed
     resource: Mapping[str, Any] = field(default_factory=dict)
+    # conventions in which spans are written; empty: the compact form. None: see `wire_conventions`
+    conventions: frozenset[str] | None = None
+    exporters: tuple[Any, ...] = ()  # OpenTelemetry span exporters, or functions that make one
+    delivers: bool = True  # False: spans are passed to `exporters` only
+
+    @property
+    def wire_conventions(self) -> frozenset[str]:
+        """Return the conventions for the collector at `url`.
+
+        By default, these are both for an address of OpenTelemetry's variables, where any product may receive, and
+        none for other addresses, which are those of Spanwise's collectors.
+        """
+        if self.conventions is not None:
+            return self.conventions
+        return ALL_CONVENTIONS if self.by_otel else frozenset()
+
+    @property
+    def exporter_conventions(self) -> frozenset[str]:
+        """Return the conventions for `exporters`."""
+        return ALL_CONVENTIONS if self.conventions is None else self.conventions
 
     @property
     def shown_url(self) -> str:
@@ -62,6 +84,7 @@ class Settings:
         return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
+ALL_CONVENTIONS: frozenset[str] = frozenset(get_args(Convention))
 _API_KEY_PATTERN = re.compile(r"[\x21-\x7e]+")
 _HOST_PATTERN = re.compile(r"[a-z0-9_.:/\[\]*-]{1,255}")
 _UNSET_VALUES: tuple[Any, ...] = (None, "", (), {})
@@ -78,8 +101,12 @@ def resolve_settings(**arguments: Any) -> Settings:
     if arguments.get("url") is not None:  # the environment's values are meant for another address
         values |= {"traces_url": None, "by_otel": False}
         values["headers"] = arguments.get("headers") or {}
+        values.pop("otlp_grpc", None)
+    _resolve_exporters(values)
     values["url"] = _normalize_url(values.get("url", DEFAULT_URL))
     values["redact"] = tuple(values.get("redact", ()))
+    if values.get("conventions") is not None:
+        values["conventions"] = _normalize_conventions(values["conventions"])
     values["propagate_to"] = _normalize_hosts(values.get("propagate_to", ()))
     if isinstance(values["spill_dir"], str):
         values["spill_dir"] = _resolve_spill_dir(values["spill_dir"])
@@ -101,13 +128,33 @@ def resolve_valid_settings() -> Settings:
             value = read()
             if value not in _UNSET_VALUES:
                 values[key] = _CONVERTERS[key](value) if key in _CONVERTERS else value
-                _validate(Settings(**{key: values[key]}))
+                if key != "otlp_grpc":
+                    _validate(Settings(**{key: values[key]}))
         except (ValueError, re.error):
             values.pop(key, None)
             is_content_limited = is_content_limited or key in ("capture", "redact")
     if is_content_limited and values.get("capture") != "none":
         values["capture"] = "metadata"
+    _resolve_exporters(values)
     return Settings(**values)
+
+
+def _resolve_exporters(values: dict[str, Any]) -> None:
+    """Set `exporters` and `delivers`.
+
+    With exporters, spans also go to a collector only if its address is configured.
+    """
+    exporters = tuple(values.get("exporters", ()))
+    if values.pop("otlp_grpc", False):
+        exporters += (make_grpc_exporter,)
+    values["exporters"], values["delivers"] = exporters, "url" in values or not exporters
+
+
+def make_grpc_exporter() -> Any:
+    """Return the exporter of `opentelemetry-exporter-otlp` for gRPC. It reads OpenTelemetry's variables itself."""
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter()
 
 
 def _environment_readers() -> dict[str, Callable[[], Any]]:
@@ -118,6 +165,8 @@ def _environment_readers() -> dict[str, Callable[[], Any]]:
         "by_otel": lambda: not get("SPANWISE_URL") and otlp().url is not None,
         "traces_url": lambda: None if get("SPANWISE_URL") else otlp().traces_url,
         "headers": lambda: {} if get("SPANWISE_URL") else otlp().headers,
+        "otlp_grpc": lambda: not get("SPANWISE_URL") and otlp().grpc,
+        "conventions": lambda: _parse_conventions(get("SPANWISE_CONVENTIONS")),
         "compression": lambda: otlp().compression,
         "timeout": lambda: otlp().timeout,
         "certificate": find_trusted_authorities,
@@ -194,6 +243,20 @@ def _normalize_hosts(patterns: Iterable[str]) -> tuple[str, ...]:
     return tuple(hosts)
 
 
+def _parse_conventions(text: str | None) -> frozenset[str] | None:
+    """Return comma-separated conventions; an empty set for `none`, None if the variable is not set."""
+    parts = [part.strip().lower() for part in (text or "").split(",") if part.strip()]
+    return _normalize_conventions([] if parts == ["none"] else parts) if parts else None
+
+
+def _normalize_conventions(given: Iterable[str]) -> frozenset[str]:
+    conventions = frozenset((given,) if isinstance(given, str) else given)
+    if unknown := sorted(map(str, conventions - ALL_CONVENTIONS)):
+        known = ", ".join(get_args(Convention))
+        raise ValueError(f"conventions must be a set of {known}, got {', '.join(map(repr, unknown))}")
+    return conventions
+
+
 _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "url": _normalize_url,
     "propagate_to": _normalize_hosts,
@@ -224,6 +287,11 @@ def _validate(settings: Settings) -> None:
     ):  # for example, an editor has added typographic quotes
         invalid = _API_KEY_PATTERN.sub("", settings.api_key)
         raise ValueError(f"api_key contains {invalid!r}, which an HTTP header cannot contain; copy the key alone")
+    for exporter in settings.exporters:
+        if not (callable(getattr(exporter, "export", None)) or callable(exporter)):
+            raise ValueError(
+                f"exporters takes OpenTelemetry span exporters, or functions that make one, got {exporter!r}"
+            )
     for redactor in settings.redact:
         if not (isinstance(redactor, (str, re.Pattern)) or callable(redactor)):
             raise ValueError(f"redact takes keys, compiled patterns and functions (key, value), got {redactor!r}")
@@ -247,6 +315,7 @@ class OtlpEnvironment:
     headers: Mapping[str, str] = field(default_factory=dict)
     compression: str | None = None
     timeout: float | None = None  # seconds
+    grpc: bool = False  # spans are sent to the endpoint through gRPC; `url` is then None
 
 
 def read_otlp_environment() -> OtlpEnvironment:
@@ -265,8 +334,12 @@ def read_otlp_environment() -> OtlpEnvironment:
     else:
         url, traces_url = endpoint or traces_endpoint, traces_endpoint
     if url is not None and _read_variable("PROTOCOL") == "grpc":
+        if is_grpc_available():
+            return OtlpEnvironment(grpc=True)
         return _ignore_variable(
-            "PROTOCOL", "grpc", "only http/protobuf is supported, so no spans are sent to the endpoint"
+            "PROTOCOL",
+            "grpc",
+            "it needs the extra 'otlp', so no spans are sent to the endpoint: pip install 'spanwise[otlp]'",
         )
     for address in filter(None, (url, traces_url)):
         if problem := find_url_problem(address):
@@ -296,6 +369,14 @@ def read_otlp_environment() -> OtlpEnvironment:
         compression,
         min(timeout, _MAX_TIMEOUT) if timeout > 0 else None,
     )
+
+
+def is_grpc_available() -> bool:
+    """Return whether the gRPC exporter of `opentelemetry-exporter-otlp` is installed, without importing it."""
+    try:
+        return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.grpc") is not None
+    except ImportError:
+        return False
 
 
 def _ignore_variable(name: str, value: str, why: str) -> OtlpEnvironment:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import concurrent.futures.thread  # noqa: F401  (see `Runtime`)
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from opentelemetry import trace as otel
@@ -18,7 +18,7 @@ from opentelemetry.trace import Link, SpanContext
 
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import configuration, internal_errors, propagation_targets
-from spanwise.tracer.configuration import Capture, Redactor, Settings
+from spanwise.tracer.configuration import Capture, Convention, Redactor, Settings
 from spanwise.tracer.export.delivery_lifecycle import (
     Delivery,
     close_all,
@@ -43,6 +43,9 @@ from spanwise.tracer.otel.provider import (
     SpanFactory,
     merge_attributes,
 )
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 
 class Runtime:
@@ -111,6 +114,8 @@ class Runtime:
             self._processor.active = False
         if not successor.off:
             self.delivery.successor = successor.delivery
+        for worker in self.delivery.exporter.external:
+            worker.shuts_down = worker.source not in successor.settings.exporters
         self.delivery.close()
 
     def open(self, name: str, attributes: dict[str, Any], ctx: Context) -> tuple[otel.Span, Context]:
@@ -262,6 +267,8 @@ def configure(
     threads: bool | None = None,
     sigterm: bool | None = None,
     propagate_to: Sequence[str] | None = None,
+    conventions: Iterable[Convention] | None = None,
+    exporters: Sequence[SpanExporter | Callable[[], SpanExporter]] | None = None,
 ) -> None:
     """Configure where spans are sent and what they contain.
 
@@ -278,6 +285,11 @@ def configure(
       unredacted.
     - `threads=False` leaves the methods of `threading` unwrapped, so that threads do not inherit the context.
     - `sigterm=False` installs no signal handler.
+    - `conventions` are those in which spans are written, `openinference` and `gen_ai`. By default, these are both for
+      `exporters` and for an address of OpenTelemetry's variables. For other addresses, spans are written in the
+      compact form for Spanwise's collectors, as with an empty set.
+    - `exporters` are OpenTelemetry span exporters, or functions that make one. They receive all spans, redacted. If
+      no address is configured, spans go to the exporters only.
 
     Raises `ValueError` for an invalid value.
     """
@@ -297,6 +309,8 @@ def configure(
         threads=threads,
         sigterm=sigterm,
         propagate_to=propagate_to,
+        conventions=conventions,
+        exporters=exporters,
     )
     runtime = _prepare_process(Runtime(settings, provider))
     previous = replace_runtime(runtime)
@@ -355,7 +369,7 @@ def stats() -> Stats:
     tally = delivery.exporter.tally
     return Stats(
         tally.delivered,
-        delivery.queue.pending,
+        delivery.pending(),
         tally.spilled,
         dict(delivery.dropped()),
         dict(internal_errors.counts),

@@ -101,6 +101,30 @@ class Run:
         """Record the name of the model that produced the response."""
         self._set_guarded(names.REQUEST_MODEL, lambda: str(model))
 
+    def set_prompt(
+        self,
+        name: str,
+        *,
+        version: str | int | None = None,
+        template: str | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> None:
+        """Record the prompt that the run uses, such as one of a prompt registry: its name, and if known its version.
+
+        Traces can be filtered and grouped by both. `template` is the text with placeholders, `variables` the values
+        filled in for them; like inputs, they are recorded only if content is captured.
+        """
+        self._set_guarded(names.PROMPT_NAME, lambda: str(name))
+        if version is not None:
+            self._set_guarded(names.PROMPT_VERSION, lambda: str(version))
+            self._set_guarded(names.PROMPT_TEMPLATE_VERSION, lambda: str(version))
+        if self._runtime.content and self._span.is_recording():
+            limit = self._runtime.limit
+            if template is not None:
+                self._set_guarded(names.PROMPT_TEMPLATE, lambda: truncate_text(str(template), limit))
+            if variables is not None:
+                self._set_guarded(names.PROMPT_VARIABLES, lambda: to_json(dict(variables), limit))
+
     def set_usage(
         self,
         input_tokens: int | None = None,

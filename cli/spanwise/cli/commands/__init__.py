@@ -3,17 +3,19 @@
 Modules, in the order in which data flows:
 
 - `serve`: `spanwise serve`: collector server, optional monitor, pickup of spooled data.
-- `traces`: `spanwise traces`: list, show as a tree, follow, reconcile with started spans, delete.
+- `traces`: `spanwise traces`: list, aggregate, show as a tree, follow, reconcile with started spans, delete.
 - `feedback`: `spanwise feedback`: add, list and delete feedback; where it is forwarded.
 - `doctor`: `spanwise doctor`: missing fields per sender and other problems of the collector.
 - `datasets`: `spanwise datasets`: list, show, import, export, compare, make from traces, generate.
 - `evaluators`: `spanwise evaluators`: list, show, and score one trace or session.
 - `eval_file`: `spanwise eval PATH`: evaluations defined in Python files, with a quality gate for CI.
 - `experiments`: `spanwise experiments`: list, show, errors, compare, analyze, score, export, delete.
+- `imports`: `spanwise import`: OpenAI Evals from files or the API, and Inspect logs.
 - `judges`: `spanwise judges`: label cases in the terminal, calibrate judges against the labels.
 - `monitor`: `spanwise monitor`: run the rules of a file; list, pause, resume and remove rules.
 - `monitor_reports`: `spanwise monitor status`, `why`, `check` and `diff`: reports on rules and their decisions.
 - `db`: `spanwise db`: sizes, retention, deletion, export, import, check, recovery, backup, SQL.
+- `db_tables`: `spanwise db analyze-copy`, `export --table`, `query`, `tables`, `schema` and `rows`: flat tables for analysis.
 - `keys`: `spanwise keys`: create, list and revoke API keys; audit log.
 - `spool`: `spanwise spool`: list, send and clear what tracers spooled on disk.
 - `cache`: `spanwise cache`: statistics and clearing of judge answers and embedding vectors.

@@ -29,9 +29,9 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.records import Dataset
 
 SourceFile = Annotated[
-    Path,
+    str,
     typer.Argument(
-        help="Input file; its extension sets the format: JSONL, JSON, CSV, YAML, Parquet or xlsx. Exports are read too."
+        help="Input file; its extension sets the format: JSONL, JSON, CSV, YAML, Parquet or xlsx. Exports are read too. Or a dataset of the Hugging Face hub: hf://openai/gsm8k."
     ),
 ]
 Columns = Annotated[
@@ -120,7 +120,8 @@ def import_(
     for old, equals, new in pairs:
         if not (old and equals and new):
             raise Refused(f"--column {old!r} must be OLD=NEW, such as gold=reference_outputs")
-    examples = datasets.read(file, columns={old: new for old, _, new in pairs}, split=split, encoding=encoding)
+    source = file if datasets.is_hub_id(file) else Path(file)
+    examples = datasets.read(source, columns={old: new for old, _, new in pairs}, split=split, encoding=encoding)
     if deduplicate:
         unique = datasets.deduplicate(examples)
         if dropped := len(examples) - len(unique):  # a dropped row may be a correction
@@ -310,7 +311,9 @@ app = typer.Typer(
 Version = Annotated[int | None, typer.Option("--version", help="Version number. Default: the newest.")]
 Split = Annotated[str | None, typer.Option("--split", help="Only examples of this split.")]
 Limit = Annotated[int, typer.Option(help="Maximum number of examples.")]
-To = Annotated[Path, typer.Argument(help="Output file; its extension sets the format: JSONL, JSON, CSV, TSV or YAML.")]
+To = Annotated[
+    Path, typer.Argument(help="Output file; its extension sets the format: JSONL, JSON, CSV, TSV, YAML or Parquet.")
+]
 Format = Annotated[str, typer.Option(help="spanwise, openai (chat fine-tuning lines) or databricks.")]
 Older = Annotated[int, typer.Argument(help="The older version.")]
 Newer = Annotated[int | None, typer.Argument(help="The newer version. Default: the newest.")]

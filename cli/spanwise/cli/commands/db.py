@@ -1,4 +1,7 @@
-"""`spanwise db`: sizes, retention, deletion, export, import, check, recovery, backup, SQL."""
+"""`spanwise db`: sizes, retention, deletion, export, import, check, recovery, backup, SQL.
+
+The commands for flat tables are in `db_tables`.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ from spanwise.cli.command_io import (
     print_line,
     print_note,
 )
+from spanwise.cli.commands import db_tables
 from spanwise.collector import check_database_path
 from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import parse_duration
@@ -135,17 +139,37 @@ def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
 
 @app.command()
 def export(
-    file: Annotated[Path, typer.Argument(help="New file; - for stdout.")],
-    format: Annotated[str, typer.Option(help="otlp: runs and feedback, for any tool; jsonl: every record.")] = "otlp",
+    file: Annotated[Path, typer.Argument(help="New file; - for stdout. With all tables, a new folder.")],
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="otlp: runs and feedback, for any tool; jsonl: every record, or the rows of a --table; parquet or csv:"
+            " flat tables. Default: otlp; with --table, the suffix of the file."
+        ),
+    ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(
+            help="Export a flat table: traces, runs, documents, feedback, examples, experiment_results or all."
+        ),
+    ] = None,
     where: WhereOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Export a store as lines of JSON, in the format of OpenTelemetry's file exporter or with every record.
+    """Export a store as lines of JSON, in the format of OpenTelemetry's file exporter or with every record; or export
+    its flat tables.
 
-    Example: `spanwise db export backup.jsonl --format jsonl`
+    Example: `spanwise db export runs.parquet --table runs --where since=7d`
     """
-    from spanwise.collector.import_export import export_lines, write_file
+    from spanwise.collector.import_export import ALL_TABLES, TABLE_FORMATS, export_lines, write_file
 
+    if table is not None or format in ("parquet", "csv"):
+        suffix = file.suffix.lower().removeprefix(".")
+        if format is None and suffix not in TABLE_FORMATS:
+            raise Refused(f"choose a format with --format: {', '.join(TABLE_FORMATS)}")
+        db_tables.export_tables(store, table or ALL_TABLES, format or suffix, file, build_filter(where))
+        return
+    format = format or "otlp"
     with open_store(store) as opened:
         lines = export_lines(opened, format, build_filter(where))
         if str(file) == "-":
@@ -340,3 +364,10 @@ def _make_table(rows: Iterable[dict[str, Any]]) -> Table:
                 table.add_column(Text(escape_line(name)), overflow="fold")
         table.add_row(*(Text(escape_line(str(value))) for value in row.values()))
     return table
+
+
+app.command("analyze-copy")(db_tables.analyze_copy)
+app.command("query")(db_tables.query)
+app.command("tables")(db_tables.tables)
+app.command("schema")(db_tables.schema)
+app.command("rows")(db_tables.rows)

@@ -75,7 +75,12 @@ Evaluators = Annotated[
         "--evaluator", help="Id of an evaluator, or function of a file such as evals/mine.py:concise; may be repeated."
     ),
 ]
-To = Annotated[Path, typer.Argument(help="Output file; its extension sets the format: JSONL, CSV or HTML.")]
+To = Annotated[
+    Path,
+    typer.Argument(
+        help="Output file; its extension sets the format: JSONL, CSV, Parquet, HTML, or .eval, a log of Inspect."
+    ),
+]
 Spool = Annotated[Path, typer.Argument(help="Spool file that a failing store left behind: spanwise-spool-….jsonl.")]
 
 Sort = Annotated[
@@ -270,7 +275,7 @@ def score(
 
 @app.command()
 def export(experiment: Id, file: To, at: StoreOption = None) -> None:
-    """Export every run with its scores to a file, or summary and runs as an HTML page.
+    """Export every run with its scores to a file, summary and runs as an HTML page, or a log of Inspect.
 
     Example: `spanwise experiments export bm25-k3 runs.csv`
     """
@@ -330,8 +335,12 @@ def _write_runs(experiment: Experiment, file: Path) -> int:
     if extension == ".html":
         file.write_text(experiment.to_html(), "utf-8")
         return experiment.summary().runs
-    if extension not in (".csv", ".jsonl"):
-        raise Refused(f"unknown extension of {file.name!r}; expected one of: .jsonl, .csv, .html")
+    if extension == ".eval":
+        from spanwise.evaluators.interop import write_inspect_log
+
+        return write_inspect_log(experiment, file)
+    if extension not in (".csv", ".jsonl", ".parquet"):
+        raise Refused(f"unknown extension of {file.name!r}; expected one of: .jsonl, .csv, .parquet, .html, .eval")
     return write_rows([row.to_dict() for row in experiment.rows()], file)
 
 

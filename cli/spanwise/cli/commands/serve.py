@@ -192,13 +192,13 @@ def _parse_decoders(text: str) -> int:
     return int(text)
 
 
-def render_analysis(sides: Sequence[tuple[Store, Experiment]]) -> tuple[str, str]:
-    """Return the page `/analysis`. The evaluators are imported when it is first asked for, so that an idle server stays
+def render_analysis(sides: Sequence[tuple[Store, Experiment]], page: str) -> tuple[str, str]:
+    """Return the page `/analysis` ("analysis") or `/analysis/flips` ("flips"). The evaluators are imported when it is first asked for, so that an idle server stays
     small.
     """
     from spanwise.evaluators.analysis import render_page
 
-    return render_page(sides)
+    return render_page(sides, page)
 
 
 def _print_addresses(server: Server, path: str, forwarder: Forwarder, why_keys: str) -> None:

@@ -1,4 +1,4 @@
-"""`spanwise traces`: list, show as a tree, follow, reconcile with started spans, delete."""
+"""`spanwise traces`: list, aggregate, show as a tree, follow, reconcile with started spans, delete."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from spanwise.cli.commands.feedback import format_value
 from spanwise.collector import formatting, stores
 from spanwise.collector.diagnostics.trace_completeness import describe_open_runs, find_gaps
 from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.filter_values import parse_time
+from spanwise.collector.filter_values import parse_duration, parse_time
 from spanwise.collector.filters import Filter, extend_filter
 from spanwise.collector.records import (
     MAX_UNINDEXED,
@@ -217,6 +217,15 @@ def _run_heading(run: Run) -> Text:
 def _add_details(branch: Tree, run: Run, limit: int) -> None:
     if run.error:
         branch.add(_join_styled((truncate_text(run.error, limit), "red")))
+    labels = (
+        ("prompt", formatting.prompt(run.prompt_name, run.prompt_version)),
+        ("agent", run.agent_name or ""),
+        ("finish reason", ", ".join(run.finish_reasons)),
+        ("first token", formatting.milliseconds(run.time_to_first_token_ms) if run.time_to_first_token_ms else ""),
+    )
+    for name, value in labels:
+        if value:
+            branch.add(_join_styled((f"{name}: ", "dim"), truncate_text(value, limit)))
     derived = derived_fields(run)
     for name, key, value in (("in", "inputs", run.inputs), ("out", "outputs", run.outputs)):
         if value is not None:
@@ -252,7 +261,7 @@ def _join_styled(*parts: str | tuple[str, str]) -> Text:
 
 
 app = typer.Typer(
-    help="List, show, follow, reconcile and delete traces.",
+    help="List, aggregate, show, follow, reconcile and delete traces.",
     no_args_is_help=True,
     epilog="Example: `spanwise traces list --where name=answer --since 1d`",
 )
@@ -268,14 +277,22 @@ SearchText = Annotated[
 Sort = Annotated[
     str | None,
     typer.Option(
-        help="start, latency_ms, cost, tokens, errors, runs or feedback.KEY; for descending order, such as --sort=-cost."
+        help="start, latency_ms, time_to_first_token_ms, cost, tokens, errors, runs or feedback.KEY;"
+        " with - for descending order: --sort=-cost."
     ),
 ]
+GroupBy = Annotated[
+    str | None, typer.Option("--by", help="Group by this field, such as prompt_version, agent, model or user.")
+]
+Width = Annotated[str | None, typer.Option("--every", help="Width of time buckets: 15m, 1h, 1d.")]
+DEFAULT_NEWEST = 10_000
+Newest = Annotated[int, typer.Option(min=1, max=100_000, help="Number of traces to read where rollups do not apply.")]
 Whole = Annotated[bool, typer.Option("--whole", help="Do not cut long texts.")]
 ActiveSince = Annotated[
     str | None, typer.Option("--since", help="Only processes that sent data since then: 2h, 7d, or a date.")
 ]
 BALANCE_COLUMNS = ("started", "stored", "on disk", "dropped", "in memory", "open", "unaccounted")
+LABEL_COLUMNS = ("prompt", "agent", "finish reason", "first token")
 TRACE_COLUMNS = ("trace", "start", "name", "status", "latency", "spans", "tokens", "inputs", "feedback")
 
 
@@ -303,6 +320,52 @@ def list_(
         print_note(f"{page.unindexed:,}{more} traces are not in the search index yet, and may be missing")
     if page.next and not as_json:
         print_note(f"there are more: --limit {limit * 5}")
+
+
+@app.command()
+def aggregate(
+    by: GroupBy = None,
+    every: Width = None,
+    where: WhereOption = None,
+    since: Since = None,
+    text: SearchText = None,
+    newest: Newest = DEFAULT_NEWEST,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show counts, errors, latency, tokens, cost and feedback of traces, in groups and over time.
+
+    Example: `spanwise traces aggregate --by prompt_version --where prompt=greet --every 1d --since 7d`
+    """
+    with open_store(at) as store:
+        buckets = store.aggregate(
+            build_filter(where, since=since, text=text),
+            bucket_ns=None if every is None else parse_duration(every),
+            group_by=by,
+            newest=newest,
+        )
+    if as_json:
+        emit(msgspec.to_builtins(bucket) for bucket in buckets)
+        return
+    rows = [
+        (
+            formatting.date_and_time(bucket.start_ns),
+            bucket.group or "none",
+            f"{bucket.traces:,}",
+            formatting.percent(bucket.errors, bucket.traces),
+            formatting.milliseconds(bucket.p50_ms),
+            formatting.milliseconds(bucket.p95_ms),
+            f"{bucket.input_tokens + bucket.output_tokens:,}",
+            formatting.cost(bucket.cost),
+            " ".join(f"{stats.key}={formatting.number(stats.mean)} (n {stats.n:,})" for stats in bucket.feedback),
+        )
+        for bucket in buckets
+    ]
+    names = ("start", by or "group", "traces", "errors", "p50", "p95", "tokens", "cost", "feedback")
+    shown = [at for at in range(len(names)) if (every or at != 0) and (by or at != 1)]
+    print_table([names[at] for at in shown], [[row[at] for at in shown] for row in rows])
+    if any(bucket.newest for bucket in buckets):
+        print_note(f"these are the newest {newest:,} traces: --newest counts more")
 
 
 @app.command()
@@ -471,7 +534,10 @@ def _print_traces(traces: Iterable[TraceSummary], as_json: bool, *, head: bool =
     if as_json:
         emit(msgspec.to_builtins(trace) for trace in traces)
     elif head:
-        print_table(TRACE_COLUMNS, map(_trace_cells, traces))
+        rows = [[*_trace_cells(trace), *_label_cells(trace)] for trace in traces]
+        names = (*TRACE_COLUMNS, *LABEL_COLUMNS)
+        shown = [at for at, name in enumerate(names) if name in TRACE_COLUMNS or any(row[at] for row in rows)]
+        print_table([names[at] for at in shown], [[row[at] for at in shown] for row in rows])
     else:
         for trace in traces:
             print_line("  ".join(map(escape_line, _trace_cells(trace))))
@@ -491,6 +557,14 @@ def _trace_cells(trace: TraceSummary) -> tuple[str, ...]:
         trace.inputs[:60],
         " ".join(f"{key}={_format_outcome(trace, key, value)}" for key, value in trace.feedback.items()),
     )
+
+
+def _label_cells(trace: TraceSummary) -> tuple[str, ...]:
+    """Return the cells of the columns that are shown only if a trace has a value in them."""
+    first_ms = trace.time_to_first_token_ms
+    first = "" if first_ms is None else formatting.milliseconds(first_ms)
+    lists = (formatting.prompts(trace.prompts), trace.agents, trace.finish_reasons)
+    return (*(", ".join(texts)[:100] for texts in lists), first)
 
 
 def _format_outcome(trace: TraceSummary, key: str, value: float | str | None) -> str:

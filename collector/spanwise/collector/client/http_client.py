@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 from urllib.parse import quote
 
 import httpx
@@ -25,6 +25,7 @@ from spanwise.collector.operations import (
     TraceOperations,
 )
 from spanwise.collector.records import Feedback, Page, Run, Target, TraceSummary
+from spanwise.collector.stores.data_frames import build_frame
 from spanwise.collector.stores.trace_store import iterate_traces, make_human_feedback
 from spanwise.tracer.http_connections import (
     CERTIFICATE_VARIABLES,
@@ -32,6 +33,9 @@ from spanwise.tracer.http_connections import (
     find_url_problem,
     suppress_instrumentation,
 )
+
+if TYPE_CHECKING:
+    import pandas
 
 T = TypeVar("T")
 Params = Sequence[tuple[str, Any]]
@@ -353,6 +357,10 @@ class HTTPStore(TraceOperations, ControlOperations):
     def each(self, filter: Filter | None = None, **conditions: object) -> Iterator[TraceSummary]:
         """Yield all traces that pass a filter, page by page: see `TraceStore`."""
         return iterate_traces(self.traces, extend_filter(filter, conditions))
+
+    def to_pandas(self, table: str, filter: Filter | None = None, **conditions: object) -> pandas.DataFrame:
+        """Return all rows of a flat table as a DataFrame: see `TraceStore`."""
+        return build_frame(self, table, extend_filter(filter, conditions))
 
     def feedback(
         self,

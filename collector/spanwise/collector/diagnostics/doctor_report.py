@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from spanwise.collector.diagnostics import rule_report
+from spanwise.collector.dialects import CONTENT_REFERENCES
 from spanwise.collector.errors import StoreError
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import JSON, RuleStatus, Run, Trace, TraceSummary
@@ -79,6 +80,7 @@ class Sender:
     unread: Mapping[str, int]
     names: Mapping[str, int] = field(default_factory=dict)  # names of runs without documents, with their number
     awaiting: int = 0  # number of spans whose content has not arrived
+    referenced: Mapping[str, int] = field(default_factory=dict)  # attribute with the address of content → spans
     clocks: int = 0  # number of spans whose time was corrected
     hints: tuple[str, ...] = ()
 
@@ -107,6 +109,7 @@ class _SenderCounts:
         self.traces = set[str]()
         self.have, self.of = Counter[str](), Counter[str]()
         self.kinds, self.unread, self.names = Counter[str](), Counter[str](), Counter[str]()
+        self.referenced = Counter[str]()
         self.spans = self.awaiting = self.clocks = 0
 
     def add(self, run: Run) -> None:
@@ -118,6 +121,7 @@ class _SenderCounts:
             self.have[name] += has
             self.of[name] += has or kinds is None or run.kind in kinds
         self.awaiting += names.AWAITS in run.attributes
+        self.referenced.update(name for name in CONTENT_REFERENCES if name in run.attributes)
         self.clocks += any(name.startswith(SENT_TIME_PREFIX) for name in run.attributes)
         for name in {
             _NUMBER.sub("N", name[:MAX_TEXT_LENGTH]) for name in run.attributes if not name.startswith(OWN_PREFIXES)
@@ -136,6 +140,7 @@ class _SenderCounts:
             unread=dict(self.unread.most_common(MAX_SHOWN_NAMES)),
             names=dict(self.names.most_common(MAX_SHOWN_NAMES)),
             awaiting=self.awaiting,
+            referenced=dict(self.referenced),
             clocks=self.clocks,
         )
 
@@ -302,6 +307,11 @@ def advised(senders: Sequence[Sender]) -> tuple[Sender, ...]:
 def _sender_hints(sender: Sender, retrieves: bool) -> Iterator[str]:
     if sender.awaiting:
         yield f"{sender.awaiting:,} spans wait for content that is sent in log records; send these to /v1/logs, too"
+    for name, count in sender.referenced.items():
+        yield (
+            f"the {CONTENT_REFERENCES[name]} of {count:,} spans are stored elsewhere (attribute {name!r}) and are not"
+            " fetched, so evaluators cannot read them; to send them in the span, set OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY"
+        )
     yield from _document_hints(sender, retrieves)
     for name in ("inputs", "outputs"):
         if _is_mostly_missing(sender, name):

@@ -11,13 +11,14 @@ Modules, in the order in which data flows:
 - `field_extraction`: Extraction of run fields from attributes, shared by the dialects of vendors.
 - `token_costs`: Token counts and cost of a model call: normalization, reported costs, and prices by genai-prices.
 - `evaluation_events`: Feedback as `gen_ai.evaluation.result` events: reading and writing.
+- `run_labels`: Labels of a run under the names of all conventions: prompt, agent, finish reasons, time to the first
+  token, tools.
 - `genai`: OpenTelemetry GenAI conventions: model calls, and messages in attributes, span events and log records.
 - `openinference`: OpenInference conventions: spans, messages, documents, annotations and evaluations.
 - `langfuse`: Langfuse: attributes of its SDKs, and scores sent to its API.
 - `langsmith`: LangSmith's OpenTelemetry export, with the messages of LangChain.
 - `mlflow`: MLflow's spans.
-- `traceloop`: Traceloop's SDK, OpenLLMetry.
-- `laminar`: Laminar's SDK.
+- `traceloop`: Traceloop's SDK, OpenLLMetry, and Laminar's SDK, whose instrumentations come from it.
 - `vercel`: Vercel's AI SDK, versions 3.4 to 6.
 - `logfire`: Logfire's spans, and its instrumentations of OpenAI, OpenAI Agents and pydantic-evals.
 - `pydantic_ai`: pydantic-ai's instrumentation, data format versions 1 to 6.
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from spanwise.collector.dialects.evaluation_events import read_feedback, read_via, write_feedback_attributes
     from spanwise.collector.dialects.langfuse import read_langfuse_score
     from spanwise.collector.dialects.log_records import LogDialect, LogItem, read_log
+    from spanwise.collector.dialects.run_labels import CONTENT_REFERENCES
     from spanwise.collector.dialects.sdk_spans import read_sdk_span
     from spanwise.collector.dialects.token_costs import (
         compute_cost,
@@ -69,10 +71,12 @@ else:
         langfuse="read_langfuse_score",
         log_records="LogDialect LogItem read_log",
         token_costs="compute_cost export_prices find_provider has_price import_prices",
+        run_labels="CONTENT_REFERENCES",
         sdk_spans="read_sdk_span",
     )
 
 __all__ = [
+    "CONTENT_REFERENCES",
     "Amendment",
     "Dialect",
     "Draft",

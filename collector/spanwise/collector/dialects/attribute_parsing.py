@@ -32,6 +32,7 @@ PARTIAL_COST_NAMES = (
     ("gen_ai.usage.input_cost", "gen_ai.usage.output_cost"),
 )
 COST_NAMES = frozenset((*TOTAL_COST_NAMES, *(name for pair in PARTIAL_COST_NAMES for name in pair)))
+TOOL_PARAMETERS = "tool.parameters"  # is its own namespace, too
 MAX_INDEX = 10_000  # limits the length of a list spread over attributes
 
 
@@ -73,7 +74,7 @@ class NamespaceMemo(Memo[str, str]):
 
     Some rare names start with a word that occurs in every span. They get a more specific namespace: `annotations` or
     `evaluations` for feedback on a trace or session, `input.documents` or `output.documents` for files, and the full
-    name for costs and for `NATIVE_NAMES`.
+    name for costs, for `TOOL_PARAMETERS` and for `NATIVE_NAMES`.
     """
 
     def __missing__(self, name: str) -> str:
@@ -82,7 +83,7 @@ class NamespaceMemo(Memo[str, str]):
             prefix = rest.partition(".")[0]
         elif prefix in ("input", "output") and rest.startswith("documents."):
             prefix += ".documents"
-        elif name in NATIVE_NAMES or name in COST_NAMES:
+        elif name in NATIVE_NAMES or name in COST_NAMES or name == TOOL_PARAMETERS:
             prefix = name
         return self.keep(name, prefix, len(name)) if len(name) < MAX_NAME_CHARS else prefix
 

@@ -98,6 +98,12 @@ class RunFields(TypedDict, total=False):
     experiment_id: str | None
     example_id: str | None
     repetition: int
+    prompt_name: str
+    prompt_version: str
+    agent_name: str
+    finish_reasons: tuple[str, ...]
+    time_to_first_token_ms: float
+    tools: tuple[JSON, ...]
 
 
 # Exact types of fields; None allows any JSON value
@@ -117,8 +123,14 @@ FIELD_TYPES: Mapping[str, tuple[type, ...] | None] = {
     "experiment_id": (str, type(None)),
     "example_id": (str, type(None)),
     "repetition": (int,),
+    "prompt_name": (str,),
+    "prompt_version": (str,),
+    "agent_name": (str,),
+    "finish_reasons": (tuple,),
+    "time_to_first_token_ms": (float, int),
+    "tools": (tuple,),
 }
-ELEMENT_TYPES = (("documents", {Document}), ("tags", {str}))
+ELEMENT_TYPES = (("documents", {Document}), ("tags", {str}), ("finish_reasons", {str}))
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:

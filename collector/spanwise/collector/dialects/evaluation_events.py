@@ -33,6 +33,7 @@ EVALUATOR_VERSION = "gen_ai.evaluation.evaluator.version"
 JUDGE_EVALUATORS = frozenset(("LLMJudge", "GEval"))  # pydantic-evals' evaluators that call a model
 # pydantic-evals sends a bool as one of these labels, with the score 1.0 or 0.0
 PASS_LABELS = {"pass": True, "fail": False}
+CONVERSATION = "gen_ai.conversation.id"  # names a session if the event has no span context
 VIA = "spanwise.via"  # key in feedback metadata: the collectors that forwarded the feedback
 MAX_VIA, MAX_VIA_CHARS = 16, 64  # maximum number of forwarding collectors, and of characters in the identity of each
 # maximum depth of nested objects, such as `{"gen_ai": {"evaluation": {"score": {"value": 1}}}}`, that are flattened
@@ -132,6 +133,8 @@ def _target(log: RawLog, attributes: dict[str, JSON]) -> Target:
     scope = attributes.pop(names.FEEDBACK_SCOPE, "span")
     if scope == "session" or (not log.trace_id and names.SESSION in attributes):
         return Target(session_id=_take_required_id(attributes, names.SESSION))
+    if not log.trace_id and scope == "span" and text_or_none(attributes.get(CONVERSATION)):
+        return Target(session_id=_take_required_id(attributes, CONVERSATION))
     if scope == "experiment":
         return Target(experiment_id=_take_required_id(attributes, names.EXPERIMENT))
     if scope == "trace" or log.span_id is None:

@@ -23,6 +23,7 @@ from spanwise.collector.dialects.attribute_parsing import (
 )
 from spanwise.collector.dialects.draft import Draft, applies_to
 from spanwise.collector.dialects.token_costs import normalize_usage
+from spanwise.collector.former_names import is_own_scope
 from spanwise.collector.records import JSON, Usage
 from spanwise.tracer import attribute_names as names
 
@@ -146,13 +147,19 @@ OPERATION_KINDS = {
     "create_agent": "agent",
     "invoke_agent": "agent",
     "invoke_workflow": "chain",
+    "plan": "chain",  # an agent makes a plan; the model calls for it are below
+    "search_memory": "retriever",
+    **dict.fromkeys(("create_memory", "update_memory", "upsert_memory", "delete_memory"), "chain"),
+    **dict.fromkeys(("create_memory_store", "delete_memory_store"), "chain"),
     "fetch_response": "chain",  # fetches the response of an earlier call, whose own span has the tokens
     "agent_step": "chain",  # Vercel's AI SDK 7: one round of an agent
 }
 # Spans of these operations repeat the tokens of model calls. Only the spans of the model calls are counted
 AGGREGATE_OPERATIONS = ("create_agent", "invoke_agent", "invoke_workflow", "agent_step", "fetch_response")
 QUERY = "gen_ai.retrieval.query.text"
-INPUTS = ("gen_ai.tool.call.arguments", QUERY, "gen_ai.prompt")
+MEMORY_QUERY, MEMORY_RECORDS = "gen_ai.memory.query.text", "gen_ai.memory.records"
+SEARCH_MEMORY = "search_memory"  # other operations on memory write the records, so that they are inputs
+INPUTS = ("gen_ai.tool.call.arguments", QUERY, MEMORY_QUERY, "gen_ai.prompt")
 OUTPUTS = ("gen_ai.tool.call.result", "gen_ai.completion")
 PROVIDERS = ("gen_ai.provider.name", "gen_ai.system")
 USAGE = "gen_ai.usage."
@@ -210,14 +217,30 @@ def genai(draft: Draft) -> None:
     for name in (names.RESPONSE_MODEL, names.REQUEST_MODEL):
         if (model := text_or_none(attributes.get(name))) and fields.setdefault("model", model) == model:
             del attributes[name]
-    if operation in AGGREGATE_OPERATIONS:
+    if operation in AGGREGATE_OPERATIONS and not is_own_scope(draft.span.scope):
         draft.sums = True
     elif not draft.sums:
         _usage(draft)
+    if MEMORY_RECORDS in attributes:
+        _memory_records(draft, operation)
     _content(draft)
     _retrieval(draft, operation)
     if (session := text_or_none(attributes.get(CONVERSATION))) and fields.setdefault("session_id", session) == session:
         del attributes[CONVERSATION]
+
+
+def _memory_records(draft: Draft, operation: str | None) -> None:
+    """Take the records that a search of a memory found as documents, and those that are written as inputs."""
+    attributes, fields = draft.attributes, draft.fields
+    records = parse_json(attributes[MEMORY_RECORDS])
+    if operation == SEARCH_MEMORY:
+        found = () if fields.get("documents") else read_documents(records)
+        if found:
+            fields["documents"] = found
+            del attributes[MEMORY_RECORDS]
+    elif isinstance(records, list | dict) and records and "inputs" not in fields:
+        fields["inputs"] = records
+        del attributes[MEMORY_RECORDS]
 
 
 def _usage(draft: Draft) -> None:

@@ -4,21 +4,52 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from hashlib import blake2b
 from typing import TypeAlias
 
 from spanwise.collector.clock_skew import SENT_PREFIX
 from spanwise.collector.dialects.attribute_parsing import parse_count, parse_json, text_or_none, to_text
 from spanwise.collector.dialects.draft import RawLog
-from spanwise.collector.dialects.evaluation_events import evaluation
+from spanwise.collector.dialects.evaluation_events import evaluation, read_feedback
 from spanwise.collector.dialects.genai import MESSAGE_EVENTS, read_event_messages
-from spanwise.collector.dialects.translation import FaultHandler, get_dialect_name, log_dialect_error, resolve_project
+from spanwise.collector.dialects.translation import (
+    DEFAULT_PROJECT,
+    FaultHandler,
+    get_dialect_name,
+    log_dialect_error,
+    resolve_project,
+)
 from spanwise.collector.former_names import ATTRIBUTES, present_names
 from spanwise.collector.records import JSON, Amendment, Feedback, OpenRun, ProcessReport
 from spanwise.tracer import attribute_names as names
 
 _SPAN_ID = re.compile("[0-9a-f]{16}")
+MAX_RESPONSE_ID_CHARACTERS = 200  # stores find no longer one
+_ANY_ID = "f" * 32  # stands for the trace, which is not known yet
+_FEEDBACK_FIELDS = tuple(field.name for field in fields(Feedback) if field.name not in ("target", "id", "claim"))
 _MAX_INSTANCE_CHARS = 200  # maximum length of an instance's name
+
+
+def evaluation_of_response(log: RawLog) -> Amendment | None:
+    """Return feedback on a model response as an amendment, if the record has no span context but names a response.
+
+    It concerns the run with this response id, in the project that the resource names, or in any if it names none.
+    """
+    if log.event != names.EVALUATION_EVENT or log.trace_id or log.attributes.get(names.FEEDBACK_SCOPE) is not None:
+        return None
+    response_id = text_or_none(log.attributes.get(names.RESPONSE_ID))
+    if response_id is None:
+        return None
+    if len(response_id) > MAX_RESPONSE_ID_CHARACTERS or not response_id.isascii():
+        raise ValueError(
+            f"{names.RESPONSE_ID} must have at most {MAX_RESPONSE_ID_CHARACTERS} ASCII characters, got {response_id!r:.100}"
+        )
+    feedback = read_feedback(replace(log, trace_id=_ANY_ID, span_id=None))
+    given = {name: value for name in _FEEDBACK_FIELDS if (value := getattr(feedback, name)) is not None}
+    _, project, _ = resolve_project(log.resource)
+    named = None if project == DEFAULT_PROJECT else project
+    return Amendment("", "", {"feedback": {feedback.id: given}}, response_id=response_id, project=named)
 
 
 def started(log: RawLog) -> OpenRun | None:
@@ -106,7 +137,7 @@ LogItem: TypeAlias = Feedback | Amendment | OpenRun | ProcessReport
 # `ValueError` with a reason for the sender if the record is invalid
 LogDialect: TypeAlias = Callable[[RawLog], LogItem | None]
 
-LOG_DIALECTS: tuple[LogDialect, ...] = (evaluation, started, report, content)
+LOG_DIALECTS: tuple[LogDialect, ...] = (evaluation_of_response, evaluation, started, report, content)
 
 
 def read_log(

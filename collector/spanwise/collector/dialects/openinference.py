@@ -16,6 +16,7 @@ from spanwise.collector.dialects.attribute_parsing import (
     DOCUMENT_KINDS,
     DOCUMENT_NAMESPACES,
     LLAMA_INDEX_REPR,
+    TOOL_PARAMETERS,
     build_document,
     get_indexed_lists,
     get_indexed_name,
@@ -380,6 +381,7 @@ PARAMETERS = ("llm.invocation_parameters", "embedding.invocation_parameters")
 IDENTITY_NAMESPACES = frozenset(map(get_namespace, (names.SESSION, names.USER, names.METADATA, names.TAGS)))
 # namespaces that the fast path does not handle
 RARE_NAMESPACES = frozenset(("retrieval", "reranker", "llm", "embedding", "decision"))
+SCHEMA_FIELDS = frozenset(("properties", "$schema", "additionalProperties"))  # a JSON schema has at least one of these
 MODEL_NAMESPACES = RARE_NAMESPACES - {"retrieval"}  # namespaces that may hold a model name
 FEEDBACK_NAMESPACES = frozenset(("annotations", "evaluations"))
 FILE_NAMESPACES = frozenset((INPUT_FILES, OUTPUT_FILES))
@@ -405,7 +407,8 @@ DETAIL_NAMES = {
 
 
 @applies_to(
-    "openinference", "input", "output", *FILE_NAMESPACES, *FEEDBACK_NAMESPACES, *IDENTITY_NAMESPACES, *RARE_NAMESPACES
+    *("openinference", "input", "output", TOOL_PARAMETERS),
+    *(*FILE_NAMESPACES, *FEEDBACK_NAMESPACES, *IDENTITY_NAMESPACES, *RARE_NAMESPACES),
 )
 def openinference(draft: Draft) -> None:
     """Take kind, inputs, outputs, documents, model, tokens, cost, session, user, tags and metadata; read feedback.
@@ -430,7 +433,8 @@ def _kind(draft: Draft) -> None:
 def _inputs(draft: Draft) -> None:
     attributes = draft.attributes
     if names.INPUT_VALUE in attributes and "inputs" not in draft.fields:
-        draft.fields["inputs"] = _value(attributes.pop(names.INPUT_VALUE), attributes.pop(names.INPUT_MIME, None))
+        mime = attributes.pop(names.INPUT_MIME, DEFAULT_MIME.get(draft.span.scope))
+        draft.fields["inputs"] = _value(attributes.pop(names.INPUT_VALUE), mime)
 
 
 def _outputs(draft: Draft) -> None:
@@ -440,11 +444,17 @@ def _outputs(draft: Draft) -> None:
     attributes = draft.attributes
     if names.OUTPUT_VALUE not in attributes or "outputs" in draft.fields:
         return
-    outputs = _value(attributes[names.OUTPUT_VALUE], attributes.get(names.OUTPUT_MIME))
+    mime = attributes.get(names.OUTPUT_MIME, DEFAULT_MIME.get(draft.span.scope))
+    outputs = _value(attributes[names.OUTPUT_VALUE], mime)
     if outputs is not None:
         draft.fields["outputs"] = outputs
         del attributes[names.OUTPUT_VALUE]
         attributes.pop(names.OUTPUT_MIME, None)
+
+
+# Scope → type of contents without a MIME type. Spanwise's tracer leaves out the type of JSON, and of texts that cannot
+# be parsed as JSON
+DEFAULT_MIME = {"spanwise": "application/json"}
 
 
 def _value(value: JSON, mime: JSON) -> JSON:
@@ -469,6 +479,17 @@ def take_openinference_identity(draft: Draft) -> None:
     if isinstance(tags := attributes.get(names.TAGS), list):
         fields["tags"] = tuple(str(tag) for tag in tags)
         del attributes[names.TAGS]
+
+
+def _tool_parameters(draft: Draft) -> None:
+    """Take the arguments of a tool as inputs if it has no others. Some instrumentors send their JSON schema instead."""
+    arguments = parse_json(draft.attributes.get(TOOL_PARAMETERS))
+    if "inputs" in draft.fields or draft.fields.get("kind", "tool") != "tool":
+        return
+    if not isinstance(arguments, dict) or not SCHEMA_FIELDS.isdisjoint(arguments):
+        return
+    draft.fields["inputs"] = arguments
+    del draft.attributes[TOOL_PARAMETERS]
 
 
 def _take_rare_fields(draft: Draft) -> None:
@@ -552,6 +573,7 @@ STEPS: tuple[tuple[frozenset[str], Dialect], ...] = (
     (FEEDBACK_NAMESPACES, read_annotations),
     (IDENTITY_NAMESPACES, take_openinference_identity),
     (RARE_NAMESPACES, _take_rare_fields),
+    (frozenset((TOOL_PARAMETERS,)), _tool_parameters),
     (FILE_NAMESPACES, take_files),
 )
 

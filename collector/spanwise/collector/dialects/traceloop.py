@@ -1,4 +1,4 @@
-"""Traceloop's SDK, OpenLLMetry.
+"""Traceloop's SDK, OpenLLMetry, and Laminar's SDK, whose instrumentations come from it.
 
 Early versions spread messages over indexed attributes. Current versions use the GenAI attributes, which `genai`
 reads.
@@ -135,3 +135,33 @@ def _split_index(name: str, prefix: str) -> tuple[int, str] | None:
 def _result(attributes: Mapping[str, JSON], event: str) -> Document:
     fields = {name: attributes.get(f"{event}.{name}") for name in ("id", "score", "metadata")}
     return build_document({**fields, "content": attributes.get(f"{event}.document")})
+
+
+LAMINAR_KINDS = {
+    "LLM": "llm",
+    "CACHED": "llm",
+    "TOOL": "tool",
+    "EVALUATOR": "evaluator",
+    "HUMAN_EVALUATOR": "evaluator",
+    **dict.fromkeys(("DEFAULT", "EXECUTOR", "EVALUATION"), "chain"),
+}
+LAMINAR_TYPE = "lmnr.span.type"
+LAMINAR_PROPERTIES = "lmnr.association.properties."
+LAMINAR_METADATA_MEMO = field_extraction.make_suffix_memo(LAMINAR_PROPERTIES + "metadata.")
+
+
+@applies_to("lmnr")
+def laminar(draft: Draft) -> None:
+    """Take kind, inputs, outputs, documents, session, user, tags and metadata. `genai` reads model and tokens."""
+    # derive the kind from the type, which also stays as an attribute. Embedding calls have the same type as other
+    # model calls; their span name differs
+    span_type = draft.attributes.get(LAMINAR_TYPE)
+    if isinstance(span_type, str) and (kind := LAMINAR_KINDS.get(span_type)):
+        is_embedding = kind == "llm" and draft.span.name.endswith(".embeddings")
+        draft.fields.setdefault("kind", "embedding" if is_embedding else kind)
+        draft.sums = draft.sums or kind == "chain"
+    field_extraction.take_attribute(draft, "inputs", "lmnr.span.input", parse_json)
+    field_extraction.take_attribute(draft, "outputs", "lmnr.span.output", parse_json)
+    field_extraction.take_result_documents(draft)
+    field_extraction.take_identity(draft, LAMINAR_PROPERTIES)
+    field_extraction.take_metadata(draft, LAMINAR_METADATA_MEMO)

@@ -16,6 +16,7 @@ from spanwise.collector.dialects.attribute_parsing import (
     COST_NAMES,
     DOCUMENT_KINDS,
     NATIVE_NAMES,
+    TOOL_PARAMETERS,
     Memo,
     parse_count,
     parse_json,
@@ -28,12 +29,12 @@ from spanwise.collector.dialects.draft import Dialect, Draft, RawSpan, SideResul
 from spanwise.collector.dialects.evaluation_events import evaluations
 from spanwise.collector.dialects.genai import genai
 from spanwise.collector.dialects.haystack import HAYSTACK_OPERATIONS, haystack
-from spanwise.collector.dialects.laminar import laminar
 from spanwise.collector.dialects.langfuse import langfuse
 from spanwise.collector.dialects.langsmith import langsmith
 from spanwise.collector.dialects.logfire import logfire
 from spanwise.collector.dialects.mlflow import mlflow
 from spanwise.collector.dialects.openinference import (
+    DEFAULT_MIME,
     FEEDBACK_NAMESPACES,
     FILE_NAMESPACES,
     IDENTITY_NAMESPACES,
@@ -44,8 +45,9 @@ from spanwise.collector.dialects.openinference import (
 )
 from spanwise.collector.dialects.pydantic_ai import pydantic_ai
 from spanwise.collector.dialects.pydantic_evals import pydantic_evals
+from spanwise.collector.dialects.run_labels import labels
 from spanwise.collector.dialects.token_costs import parse_dollars, prices
-from spanwise.collector.dialects.traceloop import traceloop
+from spanwise.collector.dialects.traceloop import laminar, traceloop
 from spanwise.collector.dialects.vercel import vercel
 from spanwise.collector.formatting import split_stack
 from spanwise.collector.former_names import is_own_scope
@@ -101,6 +103,7 @@ STATUSES: tuple[Status, ...] = ("unset", "ok", "error")
 # Names of exceptions that cancel work from outside: asyncio's, trio's, a closed generator, JavaScript's
 CANCELLATIONS = frozenset(("CancelledError", "Cancelled", "GeneratorExit", "AbortError"))
 SPAN_KINDS = ("", "", "server", "client", "producer", "consumer")  # "internal" is the default, so it is not recorded
+DEFAULT_PROJECT = "default"  # of resources that name neither a project nor a service
 ENVIRONMENTS = (names.ENVIRONMENT, "deployment.environment", "langfuse.environment")
 
 
@@ -126,6 +129,7 @@ DIALECTS: tuple[Dialect, ...] = (
     haystack,
     genai,
     pydantic_evals,
+    labels,
     evaluations,
     retrieval,
     prices,
@@ -185,6 +189,9 @@ def _build_run(span: RawSpan, draft: Draft) -> Run:
     attributes, get = draft.attributes, draft.fields.get
     if draft.awaits:
         attributes[names.AWAITS] = list(draft.awaits)
+    if names.SPANS_STARTED in attributes:  # the tracer leaves out what is usual: the local root itself, and none open
+        attributes.setdefault(names.LOCAL_ROOT, span.span_id)
+        attributes.setdefault(names.SPANS_OPEN, 0)
     _, project, environment = resolve_project(span.resource)
     status = resolve_status(span.status, attributes, span.events)
     name = get("name")
@@ -219,6 +226,12 @@ def _build_run(span: RawSpan, draft: Draft) -> Run:
         get("experiment_id"),
         get("example_id"),
         get("repetition", 0),
+        get("prompt_name"),
+        get("prompt_version"),
+        get("agent_name"),
+        get("finish_reasons", ()),
+        get("time_to_first_token_ms"),
+        get("tools", ()),
     )
 
 
@@ -319,7 +332,7 @@ def _find_project(resource: Mapping[str, JSON]) -> str:
     if named := _find_text(resource, (names.PROJECT,)):
         return named
     service = _find_text(resource, ("service.name",))
-    return service if service and not service.startswith("unknown_service") else "default"
+    return service if service and not service.startswith("unknown_service") else DEFAULT_PROJECT
 
 
 def _find_text(resource: Mapping[str, JSON], candidates: tuple[str, ...]) -> str | None:
@@ -333,7 +346,9 @@ _plans = Memo[tuple[Set[str], str], ReadPlan]()
 
 # Dialects that find nothing in plain spans: OpenInference, and those that get all spans
 IDLE_DIALECTS = frozenset(("openinference", "haystack", "evaluations", "retrieval", "prices"))
-EXCLUDED_NAMESPACES = frozenset(("haystack", *RARE_NAMESPACES, *FEEDBACK_NAMESPACES, *FILE_NAMESPACES, *COST_NAMES))
+EXCLUDED_NAMESPACES = frozenset(
+    ("haystack", TOOL_PARAMETERS, *RARE_NAMESPACES, *FEEDBACK_NAMESPACES, *FILE_NAMESPACES, *COST_NAMES)
+)
 JSON_TYPE = "application/json"
 
 
@@ -356,10 +371,12 @@ def read_fast_path(draft: Draft) -> bool:
         del attributes[names.KIND]
     if names.INPUT_VALUE in attributes:
         value = attributes.pop(names.INPUT_VALUE)
-        fields["inputs"] = parse_json(value) if attributes.pop(names.INPUT_MIME, None) == JSON_TYPE else value
+        mime = attributes.pop(names.INPUT_MIME, DEFAULT_MIME.get(span.scope))
+        fields["inputs"] = parse_json(value) if mime == JSON_TYPE else value
     if names.OUTPUT_VALUE in attributes:
         value = attributes[names.OUTPUT_VALUE]
-        value = parse_json(value) if attributes.get(names.OUTPUT_MIME) == JSON_TYPE else value
+        mime = attributes.get(names.OUTPUT_MIME, DEFAULT_MIME.get(span.scope))
+        value = parse_json(value) if mime == JSON_TYPE else value
         if value is not None:  # a null stays as an attribute, as in `openinference`
             fields["outputs"] = value
             del attributes[names.OUTPUT_VALUE]

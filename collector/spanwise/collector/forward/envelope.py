@@ -1,13 +1,15 @@
-"""Forwarded request in its on-disk format: header line and body, with splitting and joining."""
+"""Forwarded request in its on-disk format: header line and body, with splitting, joining and conversion to protobuf."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 import msgspec
+from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -64,6 +66,19 @@ class Envelope:
         body = _select_json_items(self, choose) if self.json else _select_protobuf_items(self, choose)
         return None if body is None else replace(self, body=body)
 
+    def to_protobuf(self) -> bytes:
+        """Return the body as protobuf. Raises `ValueError` if a JSON body cannot be converted."""
+        if not self.json:
+            return self.body
+        kind: Any = _SIGNAL_SHAPES[self.signal][0]
+        try:
+            request = json_format.ParseDict(
+                _encode_ids(msgspec.json.decode(self.body)), kind(), ignore_unknown_fields=True
+            )
+        except (msgspec.DecodeError, json_format.ParseError, TypeError, RecursionError) as error:
+            raise ValueError(f"the body cannot be converted to protobuf: {error}") from error
+        return bytes(request.SerializeToString())
+
     def halves(self) -> list[Envelope]:
         """Split the items into two envelopes. Return [] for fewer than two items.
 
@@ -82,6 +97,23 @@ class Envelope:
             return []
         parts = self.chosen(lambda index, _: index < middle), self.chosen(lambda index, _: index >= middle)
         return [part for part in parts if part is not None]
+
+
+_ID_FIELDS = ("traceId", "spanId", "parentSpanId")
+
+
+def _encode_ids(value: Any) -> Any:
+    """Return a JSON request with ids in base64, as protobuf's JSON has them. OTLP's JSON has them in hexadecimal."""
+    if isinstance(value, list):
+        return [_encode_ids(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: base64.b64encode(bytes.fromhex(item)).decode()
+        if key in _ID_FIELDS and isinstance(item, str)
+        else _encode_ids(item)
+        for key, item in value.items()
+    }
 
 
 def unpack_envelope(record: bytes) -> Envelope:

@@ -20,7 +20,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from spanwise.collector.dialects import read_via, write_feedback_attributes
 from spanwise.collector.forward.envelope import Envelope
 from spanwise.collector.forward.forward_transport import DeliveryResult, ForwardTarget
-from spanwise.collector.forward.sender_thread import MAX_RETRY_PAUSE, SenderThread, stop_senders
+from spanwise.collector.forward.sender_thread import MAX_RETRY_PAUSE, SERVER_ERRORS, SenderThread, stop_senders
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import JSON
 from spanwise.collector.stores import FeedbackSource, OutgoingFeedback
@@ -128,13 +128,13 @@ class FeedbackSender(SenderThread):
         results = []
         for row in rows:
             results.append(self._post(build_logs_request([row], self._identity)))
-            if self.stopping.is_set() or results[-1].reason not in ("", "http_500"):
+            if self.stopping.is_set() or results[-1].reason not in SERVER_ERRORS | {""}:
                 return result
         taken = sum(one.verdict == "taken" for one in results)
         if not taken:
             return result
         self.failures = 0
-        self._record(rows, taken, {"http_500": len(rows) - taken})
+        self._record(rows, taken, {result.reason: len(rows) - taken})
         return None
 
     def _record(self, rows: Sequence[OutgoingFeedback], sent: int, lost: dict[str, int]) -> None:

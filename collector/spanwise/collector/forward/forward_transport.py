@@ -1,4 +1,4 @@
-"""HTTP transport to a forward target, and the parsing of targets and their headers."""
+"""HTTP transport to a forward target, and the parsing of targets of both transports and their headers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,23 @@ if TYPE_CHECKING:
 
 
 HEADERS_VARIABLE = "SPANWISE_FORWARD_HEADERS_"  # prefix of a variable; the target's name in capitals follows
+GRPC_SCHEMES = ("grpc://", "grpcs://")  # without and with TLS
 _NAMED_URL = re.compile(r"([A-Za-z][\w-]*)=(.*)", re.DOTALL)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # header name, RFC 9110, section 5.6.2
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardTarget:
-    """OTLP/HTTP endpoint with a base `url`, to which `/v1/traces` and so on are appended."""
+    """OTLP endpoint: a base `url`, to which `/v1/traces` and so on are appended, or `grpc://host:port`."""
 
     name: str
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def uses_grpc(self) -> bool:
+        """Return whether requests are sent through gRPC."""
+        return self.url.startswith(GRPC_SCHEMES)
 
     @property
     def folder(self) -> str:
@@ -80,7 +86,9 @@ def _parse_url(url: str, option: str) -> SplitResult:
         port = parts.port
     except ValueError:
         parts, port = SplitResult("", "", "", "", ""), None
-    is_valid = parts.scheme in ("http", "https") and parts.hostname and port != 0 and not re.search(r"[\s?#]", url)
+    is_grpc = url.startswith(GRPC_SCHEMES)
+    is_valid = is_grpc or parts.scheme in ("http", "https")
+    is_valid = bool(is_valid and parts.hostname and port != 0 and not re.search(r"[\s?#]", url))
     if "@" in (parts.netloc if is_valid else url):
         raise Refused(
             f"{option}: the URL contains credentials, which other users can see: set them in {HEADERS_VARIABLE}<NAME>"
@@ -88,8 +96,10 @@ def _parse_url(url: str, option: str) -> SplitResult:
     if not is_valid:
         visible = re.split("[?#]", url)[0]
         raise Refused(
-            f"{option}: {visible!r} is not the URL of an OTLP endpoint; expected https://host or name=https://host"
+            f"{option}: {visible!r} is not the URL of an OTLP endpoint; expected https://host, grpc://host:4317 or name=https://host"
         )
+    if is_grpc and parts.path.strip("/"):
+        raise Refused(f"{option}: omit the path from {url!r}; a gRPC target is grpc://host:port or grpcs://host:port")
     if parts.path.rstrip("/").endswith(("/v1/traces", "/v1/logs", "/v1/metrics")):
         raise Refused(f"{option}: omit /v1/… from {url!r}; it is added for each signal")
     return parts
@@ -176,7 +186,7 @@ class ForwardTransport:
 def _interpret_response(envelope: Envelope, response: httpx.Response) -> DeliveryResult:
     status, reason = response.status_code, f"http_{response.status_code}"
     if 200 <= status < 300:
-        return DeliveryResult("taken", rejected=_count_rejected(envelope, _read_bounded(response)))
+        return DeliveryResult("taken", rejected=count_rejected(envelope.signal, envelope.json, _read_bounded(response)))
     if status == 413:
         return DeliveryResult("too_large", reason)
     if status in RETRYABLE_STATUSES or 300 <= status < 400:
@@ -195,11 +205,11 @@ def _read_bounded(response: httpx.Response) -> bytes:
     return body
 
 
-def _count_rejected(envelope: Envelope, answer: bytes) -> int:
+def count_rejected(signal_name: str, is_json: bool, answer: bytes) -> int:
     """Return the number of rejected items in a partial success; 0 if the response has none or is unreadable."""
-    signal: Any = _SIGNALS_BY_NAME[envelope.signal]
+    signal: Any = _SIGNALS_BY_NAME[signal_name]
     try:
-        if envelope.json:
+        if is_json:
             first, *others = signal.refused_field.split("_")
             field = first + "".join(map(str.capitalize, others))
             return max(0, int(msgspec.json.decode(answer)["partialSuccess"][field]))

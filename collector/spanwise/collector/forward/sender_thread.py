@@ -10,12 +10,15 @@ from collections.abc import Sequence
 
 from spanwise.collector.dialects import log_once
 from spanwise.collector.forward.forward_transport import DeliveryResult, ForwardTarget, ForwardTransport
+from spanwise.collector.forward.grpc_transport import GrpcTransport
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.tracer.backoff import compute_backoff
 
 MAX_RETRY_PAUSE = 30.0  # maximum of the retry backoff in seconds
 SHUTDOWN_TIMEOUT = 5.0  # seconds to wait at shutdown for requests in progress
-# consecutive responses 500 after which a sender checks whether the request, and not the target, causes the error
+# reasons of failures that the request itself may cause
+SERVER_ERRORS = frozenset(("http_500", "grpc_internal", "grpc_unknown"))
+# consecutive failures of this kind after which a sender checks whether the request, and not the target, causes them
 MAX_SERVER_ERRORS = 10
 logger = logging.getLogger("spanwise.collector")
 
@@ -27,9 +30,10 @@ class SenderThread(ABC):
     failure_metric = "spanwise_forward_failures_total"
 
     def __init__(self, target: ForwardTarget, metrics: Metrics, max_pause: float, thread_name: str) -> None:
-        self.target, self.metrics, self.transport = target, metrics, ForwardTransport(target)
+        self.target, self.metrics = target, metrics
+        self.transport = GrpcTransport(target) if target.uses_grpc else ForwardTransport(target)
         self.stopping = threading.Event()
-        self.failures = self.server_errors = 0  # consecutive failures, and consecutive responses 500
+        self.failures = self.server_errors = 0  # consecutive failures, and consecutive `SERVER_ERRORS`
         self.failure = ""  # reason of the last failure, until the next success
         self._max_pause = max_pause
         self._thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
@@ -60,8 +64,8 @@ class SenderThread(ABC):
             self._thread.join(seconds)
 
     def count_server_error(self, result: DeliveryResult) -> bool:
-        """Count consecutive responses with status 500. At `MAX_SERVER_ERRORS`, reset the count and return True."""
-        self.server_errors = self.server_errors + 1 if result.reason == "http_500" else 0
+        """Count consecutive `SERVER_ERRORS`. At `MAX_SERVER_ERRORS`, reset the count and return True."""
+        self.server_errors = self.server_errors + 1 if result.reason in SERVER_ERRORS else 0
         if self.server_errors < MAX_SERVER_ERRORS:
             return False
         self.server_errors = 0

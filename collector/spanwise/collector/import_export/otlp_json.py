@@ -178,6 +178,12 @@ def _standard_attributes(run: Run) -> dict[str, JSON]:
         names.EXPERIMENT: run.experiment_id,
         names.EXAMPLE: run.example_id,
         names.REPETITION: run.repetition or None,
+        names.PROMPT_NAME: run.prompt_name,
+        names.PROMPT_VERSION: run.prompt_version,
+        names.AGENT_NAME: run.agent_name,
+        names.FINISH_REASONS: list(run.finish_reasons) or None,
+        names.TIME_TO_FIRST_CHUNK: None if run.time_to_first_token_ms is None else run.time_to_first_token_ms / 1000,
+        names.TOOL_DEFINITIONS: record_encoding.encode(run.tools).decode() if run.tools else None,
     }
     return {name: value for name, value in attributes.items() if value is not None}
 

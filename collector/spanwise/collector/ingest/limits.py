@@ -11,8 +11,8 @@ from typing import Any
 
 from spanwise.collector.clock_skew import SENT_PREFIX
 from spanwise.collector.ingest.ingest_errors import ItemRefused, PermanentError
-from spanwise.collector.records import JSON, Feedback, Run, Usage
-from spanwise.collector.stores.amendment_merge import apply_amendment, encode_fields
+from spanwise.collector.records import JSON, Feedback, Run, Target, Usage
+from spanwise.collector.stores.amendment_merge import FEEDBACK_FIELD, apply_amendment, encode_fields, make_feedback
 
 MIB = 1024 * 1024
 MAX_TOKENS, MAX_COST = 2**53, 1e12  # upper bounds: floating-point totals stay exact, and no real cost is higher
@@ -157,6 +157,9 @@ NAME_FIELDS = (
     "environment",
     "experiment_id",
     "example_id",
+    "prompt_name",
+    "prompt_version",
+    "agent_name",
 )
 
 
@@ -177,6 +180,13 @@ def truncate_fields(run: Run) -> Run:
         and (not run.tags or (len(run.tags) <= MAX_TAGS and max(map(len, run.tags)) <= MAX_NAME_CHARS))
         and (run.experiment_id is None or len(run.experiment_id) <= MAX_NAME_CHARS)
         and (run.example_id is None or len(run.example_id) <= MAX_NAME_CHARS)
+        and (run.prompt_name is None or len(run.prompt_name) <= MAX_NAME_CHARS)
+        and (run.prompt_version is None or len(run.prompt_version) <= MAX_NAME_CHARS)
+        and (run.agent_name is None or len(run.agent_name) <= MAX_NAME_CHARS)
+        and (
+            not run.finish_reasons
+            or (len(run.finish_reasons) <= MAX_TAGS and max(map(len, run.finish_reasons)) <= MAX_NAME_CHARS)
+        )
     ):
         return run
     return _truncate(run)
@@ -189,9 +199,10 @@ def _truncate(run: Run) -> Run:
         name: text[: max_chars[name]] for name, text in texts.items() if len(text) > max_chars[name]
     }
     originals: dict[str, Any] = {f"{SENT_PREFIX}{name}": texts[name] for name in truncated}
-    if len(run.tags) > MAX_TAGS or any(len(tag) > MAX_NAME_CHARS for tag in run.tags):
-        truncated["tags"] = tuple(tag[:MAX_NAME_CHARS] for tag in run.tags[:MAX_TAGS])
-        originals[f"{SENT_PREFIX}tags"] = list(run.tags)
+    for name, listed in (("tags", run.tags), ("finish_reasons", run.finish_reasons)):
+        if len(listed) > MAX_TAGS or any(len(text) > MAX_NAME_CHARS for text in listed):
+            truncated[name] = tuple(text[:MAX_NAME_CHARS] for text in listed[:MAX_TAGS])
+            originals[f"{SENT_PREFIX}{name}"] = list(listed)
     return replace(run, **truncated, attributes={**run.attributes, **originals}) if truncated else run
 
 
@@ -216,6 +227,8 @@ def check_amendment(fields: Mapping[str, JSON]) -> None:
         )
     if run.cost is not None and not 0 <= run.cost <= MAX_COST:
         raise ItemRefused("value", f"cost must be from 0 to {MAX_COST:,.0f}, got {run.cost!r}")
+    for feedback in make_feedback(Target(trace_id="0" * 32), fields.get(FEEDBACK_FIELD) or {}):
+        check_feedback_names(feedback)
     usage = run.usage or Usage()
     for tokens in (usage.input_tokens, usage.output_tokens, *usage.details.values()):
         if not 0 <= tokens <= MAX_TOKENS:

@@ -131,7 +131,7 @@ def read_log_item(log: RawLog, fault: FaultHandler, dialects: Sequence[LogDialec
     try:
         item = read_log(log, fault, dialects)
     except ValueError as error:
-        if log.event != names.REPORT_EVENT:
+        if log.event != names.REPORT_EVENT and (log.trace_id or names.RESPONSE_ID not in log.attributes):
             _check_target(log.trace_id, log.span_id)
         raise ItemRefused("value", str(error)) from error
     if isinstance(item, Feedback):

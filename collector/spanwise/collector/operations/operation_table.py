@@ -22,8 +22,8 @@ MAX_BATCH_ITEMS, MAX_BATCH_IDS = 1000, 500
 class TraceOperations:
     """Operations of `TraceStore`.
 
-    `close` is not an HTTP operation. `feedback` is sent as an `add_feedback` request, and `each` as several
-    `traces` requests.
+    `close` is not an HTTP operation. `feedback` is sent as an `add_feedback` request, `each` as several `traces`
+    requests, and `to_pandas` as several `table_page` requests.
     """
 
     append = store_operation(Traces.append, "POST /api/traces", "traces", project="method")
@@ -48,6 +48,7 @@ class TraceOperations:
     runs = store_operation(Traces.runs, "GET /api/traces/{trace_id}/runs", "traces", project="trace")
     run = store_operation(Traces.run, "GET /api/traces/{trace_id}/run", "traces", project="trace")
     trace = store_operation(Traces.trace, "GET /api/traces/{trace_id}", "traces", project="method")
+    table_page = store_operation(Traces.table_page, "GET /api/tables/{table}", "traces", project="method")
     scores = store_operation(Traces.scores, "GET /api/scores", "feedback", project="method")
     sessions = store_operation(Traces.sessions, "GET /api/sessions", "traces", project="filter")
     aggregate = store_operation(Traces.aggregate, "GET /api/aggregate", "traces", project="filter", scans=True)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from spanwise.collector.errors import Forbidden, NotFound, TooLarge
 from spanwise.collector.filters import Filter, extend_filter, validate_deletion_filter
@@ -35,6 +35,7 @@ from spanwise.collector.records import (
     Rule,
     Run,
     RunScores,
+    TablePage,
     Target,
     Trace,
     TraceSummary,
@@ -43,7 +44,12 @@ from spanwise.collector.records import (
     normalize_target,
 )
 from spanwise.collector.stores import LazyTrace, Store
+from spanwise.collector.stores.data_frames import build_frame
+from spanwise.collector.stores.flat_tables import EXAMPLES, find_table
 from spanwise.collector.stores.trace_store import make_human_feedback
+
+if TYPE_CHECKING:
+    import pandas
 
 log = logging.getLogger("spanwise.collector")
 R = TypeVar("R", bound=Run | OpenRun | ProcessReport | Rule | Experiment)
@@ -82,7 +88,9 @@ class ProjectScopedStore:
         wanted = extend_filter(filter, conditions)
         if name == "delete":  # the caller must give a condition besides the project
             validate_deletion_filter(wanted)
-        return getattr(self._store, name)(replace(wanted, project=self._check_project(wanted.project)), **options)
+        return getattr(self._store, name)(
+            filter=replace(wanted, project=self._check_project(wanted.project)), **options
+        )
 
     def _call_with_project(self, name: str, /, *args: Any, project: str | None = None, **kwargs: Any) -> Any:
         return getattr(self._store, name)(*args, project=self._check_project(project), **kwargs)
@@ -226,6 +234,15 @@ class ProjectScopedStore:
     def each(self, filter: Filter | None = None, **conditions: object) -> Iterator[TraceSummary]:
         traces: Iterator[TraceSummary] = self._call_with_filter("each", filter, **conditions)
         return traces
+
+    def table_page(self, table: str, filter: Filter | None = None, **options: Any) -> TablePage:
+        if find_table(table) is EXAMPLES:
+            raise self._forbidden("datasets, and with them the table 'examples', cover all projects")
+        page: TablePage = self._call_with_filter("table_page", filter, table=table, **options)
+        return page
+
+    def to_pandas(self, table: str, filter: Filter | None = None, **conditions: object) -> pandas.DataFrame:
+        return build_frame(self, table, extend_filter(filter, conditions))
 
     def trace(self, trace_id: str) -> Trace:
         trace: Trace = self._store.trace(trace_id)

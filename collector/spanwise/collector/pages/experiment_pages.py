@@ -39,6 +39,7 @@ from spanwise.collector.stores import (
     StoredComparison,
     estimate_keys,
     get_judge_keys,
+    iterate_examples,
     list_history,
 )
 
@@ -192,7 +193,7 @@ def get_judge_totals(experiment: Experiment) -> dict[str, float]:
 def load_rows(store: Store, experiment: Experiment, filter: Filter) -> list[ExperimentRow]:
     """Return the traces of an experiment that pass the filter, at most `MAX_SORTED_TRACES`, in the dataset's order."""
     traces = islice(iterate_pages(partial(store.traces, filter, limit=1000)), MAX_SORTED_TRACES)
-    examples = index_examples(store, experiment)
+    examples = {example.id: (example, position) for position, example in enumerate(iterate_examples(store, experiment))}
     rows = [ExperimentRow(trace, *examples.get(trace.example_id or "", (None, MAX_SORTED_TRACES))) for trace in traces]
     return sorted(rows, key=lambda row: (row.position, row.trace.start_ns))
 
@@ -206,18 +207,6 @@ def label_experiments(experiments: Sequence[Experiment]) -> dict[str, str]:
         experiment.id: f"{experiment.name} ({experiment.id[:8]})" if names[experiment.name] > 1 else experiment.name
         for experiment in experiments
     }
-
-
-def index_examples(store: Store, experiment: Experiment) -> Mapping[str, tuple[Example, int]]:
-    """Return the examples of the experiment's dataset version and their positions, by id.
-
-    The result is empty if the dataset no longer exists, or if the reader may not see it.
-    """
-    try:
-        examples = store.examples(experiment.dataset, experiment.dataset_version)
-    except (NotFound, Forbidden):
-        return {}
-    return {example.id: (example, position) for position, example in enumerate(examples)}
 
 
 def sort_rows(rows: list[ExperimentRow], sort: str) -> list[ExperimentRow]:
@@ -247,8 +236,8 @@ def _sort_value(trace: TraceSummary, name: str) -> float | str | None:
     return value if value is None or isinstance(value, str) else float(value)
 
 
-# Renders the analysis of experiments, for `/analysis`: the document, and its content security policy
-AnalysisRenderer: TypeAlias = Callable[[Sequence[tuple[Store, Experiment]]], tuple[str, str]]
+# Renders the analysis of experiments, as the page "analysis" or "flips": the document, and its content security policy
+AnalysisRenderer: TypeAlias = Callable[[Sequence[tuple[Store, Experiment]], str], tuple[str, str]]
 _MAX_SIDES, _MAX_SHOWN, _MAX_ANALYZED = 10, 50, 50
 _MAX_SLICES = 8
 
@@ -350,13 +339,23 @@ def compare(store: Store, request: Request) -> Response:
 
 def analysis(store: Store, request: Request) -> Response:
     """Render leaderboards, problems and insights: `GET /analysis?ids=a,b`."""
+    return render_analysis_page(store, request, "analysis")
+
+
+def flips(store: Store, request: Request) -> Response:
+    """Render the perturbed cases that flip beside their base cases: `GET /analysis/flips?ids=a,b`."""
+    return render_analysis_page(store, request, "flips")
+
+
+def render_analysis_page(store: Store, request: Request, page: str) -> Response:
+    """Render a page of the analysis of experiments. Raises `NotFound` without evaluators and `Refused` without ids."""
     experiments = load_experiments(store, request.query_params.getlist("ids"), most=_MAX_ANALYZED)
     render: AnalysisRenderer | None = request.app.state.render_analysis
     if render is None:
         raise NotFound("this server has no evaluators for the analysis page; start it with `spanwise serve`")
     if not experiments:
-        raise Refused("the analysis requires experiments: /analysis?ids=ID,ID")
-    document, policy = render([(store, experiment) for experiment in experiments])
+        raise Refused(f"the analysis requires experiments: {request.url.path}?ids=ID,ID")
+    document, policy = render([(store, experiment) for experiment in experiments], page)
     headers = {**rendering.SECURITY_HEADERS, "Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
     return HTMLResponse(document.encode("utf-8", "replace"), headers=headers)
 

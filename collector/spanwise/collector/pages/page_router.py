@@ -124,6 +124,7 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/experiments/{experiment_id:path}", experiment_pages.experiment, "read"),
     ("/compare", experiment_pages.compare, "read"),
     ("/analysis", experiment_pages.analysis, "read"),
+    ("/analysis/flips", experiment_pages.flips, "read"),
     ("/rules", rule_pages.rules, "read"),
     ("/rules/{name:path}", rule_pages.rule, "read"),
     ("/static/{name}", rendering.serve_static, "open"),
@@ -133,6 +134,7 @@ SCAN_VIEWS = (
     traces.charts,
     experiment_pages.compare,
     experiment_pages.analysis,
+    experiment_pages.flips,
 )  # these scan many traces even without a filter
 
 # all routes of the pages: path, permission that the API key needs, methods

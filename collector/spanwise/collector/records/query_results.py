@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from spanwise.collector.records.json_values import Status
+from spanwise.collector.records.json_values import JSON, Status
 
 T = TypeVar("T")
 
@@ -39,6 +39,11 @@ class TraceSummary:
     dropped: int = 0  # spans that their sender has reported as dropped
     calls_sent: int = 0  # outgoing calls that carried the trace's context, answered or not
     running: int = 0  # runs that were reported as started and have not ended
+    # versions by name of the prompts of all runs; None is a prompt without a version, "" a version without a name
+    prompts: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    agents: tuple[str, ...] = ()  # names of the agents of all runs
+    finish_reasons: tuple[str, ...] = ()  # of all runs
+    time_to_first_token_ms: float | None = None  # the longest of all runs
     inputs: str = ""  # beginning of the root's inputs, for display
     outputs: str = ""
     derived: tuple[str, ...] = ()  # "inputs" or "outputs" if that field comes from runs below the root
@@ -212,6 +217,19 @@ class Page(Generic[T]):
 
     def __len__(self) -> int:
         return len(self.items)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePage:
+    """Slice of a flat table: the values of each column by name, and the cursor of the next slice (None at the end)."""
+
+    columns: Mapping[str, Sequence[JSON]]
+    next: str | None = None
+
+    @property
+    def count(self) -> int:
+        """Return the number of rows."""
+        return len(next(iter(self.columns.values()), ()))
 
 
 def iterate_pages(ask: Callable[..., Page[T]]) -> Iterator[T]:

@@ -315,6 +315,14 @@ class Run:
     experiment_id: str | None = None
     example_id: str | None = None
     repetition: int = 0
+    prompt_name: str | None = None
+    prompt_version: str | None = None
+    agent_name: str | None = None
+    finish_reasons: tuple[
+        str, ...
+    ] = ()  # of a model call: one per answer, without repetition, as the sender names them
+    time_to_first_token_ms: float | None = None  # of a streamed model call, from its start
+    tools: tuple[JSON, ...] = ()  # definitions of the tools offered to the model, as sent
 
     @property
     def duration_ns(self) -> int:

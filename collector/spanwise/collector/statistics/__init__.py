@@ -10,6 +10,7 @@ Modules, in the order in which data flows:
   labels.
 - `score_comparison`: Comparison of experiments: paired scores per key, and the conclusion with its interval, test and
   sentence.
+- `pass_rules`: Pass rules: which scores of a key pass, by its threshold or because all of them are 0 or 1.
 - `score_samples`: Mean of the scores of one key of an experiment, with its interval, clustered by example.
 - `repeated_runs`: Statistics of repeated runs: pass@k, pass^k, variance within and between examples, flaky examples.
 - `survey_sampling`: Survey sampling: sampling position of a target, samples for labelling, Hajek means with
@@ -60,6 +61,7 @@ from spanwise.collector.statistics.paired_tests import (
     sign_flip_test,
     tango_statistic,
 )
+from spanwise.collector.statistics.pass_rules import PassRule, is_passing, make_pass_rules
 from spanwise.collector.statistics.ppi import CorrectedMean, estimate_ppi_mean
 from spanwise.collector.statistics.quantiles import nearest_rank, percentile, t_quantile
 from spanwise.collector.statistics.repeated_runs import (
@@ -123,6 +125,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Moments",
     "PassEstimate",
     "RepeatedExample",
+    "PassRule",
     "RepeatedRuns",
     "ScoreSample",
     "collect_repeated_runs",
@@ -137,6 +140,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "chi_square_tail",
     "collect_scores",
     "get_question",
+    "make_pass_rules",
     "mcnemar_test",
     "mean_interval",
     "sign_flip_test",
@@ -159,6 +163,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "draw_label_sample",
     "haystack_results",
     "is_anonymous",
+    "is_passing",
     "nearest_rank",
     "select_latest",
     "percentile",

@@ -11,6 +11,7 @@ MAX_EXACT_PAIRS = 12  # most differences for which all 2^n sign patterns are enu
 # Most differences for which patterns are sampled. For more, the normal distribution is as good
 MAX_SAMPLED_PAIRS = 1_000
 SIGN_PATTERNS = 10_000
+_PATTERN_BLOCK = 250  # patterns whose sums are computed at once, so that they fit into the processor's cache
 _MAX_SERIES = 200  # most degrees of freedom for which the chi-square probability is summed exactly
 _TOLERANCE = 1e-9  # relative size of singular values that count as 0
 
@@ -46,8 +47,12 @@ def sign_flip_test(differences: Sequence[float]) -> float:
         return normal
     import numpy
 
-    signs = numpy.random.default_rng(0).integers(0, 2, (SIGN_PATTERNS, len(differences)), dtype=numpy.int8) * 2 - 1
-    hits = int((numpy.abs(signs @ numpy.asarray(differences)) >= observed).sum())
+    flips = numpy.random.default_rng(0).integers(0, 2, (SIGN_PATTERNS, len(differences)), dtype=numpy.int8)
+    values = numpy.asarray(differences)
+    hits = 0
+    for start in range(0, SIGN_PATTERNS, _PATTERN_BLOCK):
+        signs = flips[start : start + _PATTERN_BLOCK].astype(float) * 2 - 1
+        hits += int((numpy.abs(signs @ values) >= observed).sum())
     # a p-value below the resolution of the sample comes from the normal distribution
     return (hits + 1) / (SIGN_PATTERNS + 1) if hits else min(normal, 1 / (SIGN_PATTERNS + 1))
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from math import comb, fsum
 
 from spanwise.collector.statistics.intervals import Interval, get_scale
+from spanwise.collector.statistics.pass_rules import make_pass_rule
 from spanwise.collector.statistics.score_samples import ScoreSample
 
 _EQUAL_SCORES = 1e-9  # scores of an example that differ by less are rounding errors
@@ -162,13 +163,14 @@ def collect_repeated_runs(
     pairs of a run's id and a score; scores of other runs are left out.
     """
     known = [(run, score) for run, score in scores if run in runs]
-    can_pass = threshold is not None or (bool(known) and all(score in (0.0, 1.0) for _, score in known))
-    limit = 0.5 if threshold is None else threshold
+    is_boolean = bool(known) and all(score in (0.0, 1.0) for _, score in known)
+    rule = make_pass_rule(threshold, higher_is_better, is_boolean=is_boolean)
     passes: dict[str, bool] = {}  # by run, whether all of its scores pass
     values: dict[str, list[float]] = {example: [] for example, _ in runs.values()}
     for run, score in known:
         values[runs[run][0]].append(score)
-        passes[run] = (score >= limit if higher_is_better else score <= limit) and passes.get(run, True)
+        if rule is not None:
+            passes[run] = rule.passes(score) and passes.get(run, True)
     finished, passed = Counter[str](), Counter[str]()
     for run, (example, is_ok) in runs.items():
         if run in passes or not is_ok:
@@ -177,10 +179,10 @@ def collect_repeated_runs(
     return RepeatedRuns(
         key=key,
         repetitions=repetitions,
-        can_pass=can_pass,
+        can_pass=rule is not None,
         examples={
             example: RepeatedExample(tuple(of_example), finished[example], passed[example])
-            if can_pass
+            if rule is not None
             else RepeatedExample(tuple(of_example))
             for example, of_example in values.items()
         },

@@ -70,6 +70,11 @@ class KeyScores:
         """Return whether all scores are 0 or 1, and none is a mean of several."""
         return not self.averaged and all(value in (0.0, 1.0) for value in self.values.values())
 
+    @property
+    def is_recorded(self) -> bool:
+        """Return whether it holds scores, or a measure that some run has recorded: a value other than 0."""
+        return not self.is_measure or any(self.values.values())
+
 
 # By key: the scores of an experiment
 ExperimentScores: TypeAlias = Mapping[str, KeyScores]
@@ -226,6 +231,11 @@ class Contrast:
             return None
         return mean_interval(self._moments, level)
 
+    @property
+    def p_text(self) -> str:
+        """Return the p-value as text, "<0.001" for a smaller one."""
+        return format_p(self.p)
+
     @cached_property
     def p(self) -> float:
         """Return the p-value for this key alone: exact McNemar for booleans, sign flips for scores, Bhapkar for labels.
@@ -372,7 +382,7 @@ class Contrast:
             text = f"{_signed(change)} over {pairs}"
         if (interval := self.interval) is not None:
             joint = f", 95 % for {self.family} questions together" if self.family > 1 else ""
-            text += f", interval {self._show(interval)} ({_percent(self.level)}{joint}), p {_format_p(self.p)}"
+            text += f", interval {self._show(interval)} ({_percent(self.level)}{joint}), p {self.p_text}"
         return text
 
     def _describe_bad_end(self) -> str:
@@ -387,7 +397,7 @@ class Contrast:
                     f"the labels' frequencies are not tested (fewer than {MIN_CHANGED_LABELS} changed, or clusters), and no label is good"
                 ]
             verb = "differ" if self._is_significant(self.alpha) else "may not differ"
-            return [f"the frequencies of the labels {verb} (p {_format_p(self.p)}), but no label is declared good"]
+            return [f"the frequencies of the labels {verb} (p {self.p_text}), but no label is declared good"]
         interval = self._difference_interval(self.level)
         if interval is None:
             differing = self.up + self.down
@@ -400,7 +410,7 @@ class Contrast:
         if includes and significant:
             reasons = ["the interval includes 0, although the test alone excludes chance"]
         elif includes:
-            reasons = ["the interval includes no change"]
+            reasons = [f"the interval includes {'a ratio of 1' if self.kind == 'ratio' else '0'}, no change"]
         else:
             reasons = [
                 f"the interval excludes 0, but {self._test_name} does not exclude chance (p above {_plain(self.alpha)})"
@@ -411,7 +421,7 @@ class Contrast:
         if (further := self.further_examples) is not None:
             reasons.append(self._describe_further(further))
         elif self.kind != "ratio":
-            reasons.append(f"the interval is {_plain((interval[1] - interval[0]) / 2)} wide on each side")
+            reasons.append(f"half the interval's width is {_plain((interval[1] - interval[0]) / 2)}")
         return reasons
 
     @property
@@ -439,7 +449,7 @@ class Contrast:
             shown = ", ".join(f"{_quote(before)} → {_quote(after)} {count:,}" for (before, after), count in common)
             more = f" and {len(moves) - SHOWN_MOVES} more" if len(moves) > SHOWN_MOVES else ""
             p = self.p_labels
-            return [f"labels: {shown}{more}{'' if p is None else f' (Bhapkar p {_format_p(p)})'}"]
+            return [f"labels: {shown}{more}{'' if p is None else f' (Bhapkar p {format_p(p)})'}"]
         if self.unknown:
             return [f"{self.unknown:,} run{'s' * (self.unknown != 1)} of unknown {self.key} left out"]
         if self._step is None and self.kind != "labels" and self.up + self.down >= MIN_DISTINCT:
@@ -470,14 +480,15 @@ def _percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
+def format_p(p: float) -> str:
+    """Return a p-value as text, "<0.001" for a smaller one."""
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def _quote(label: str) -> str:
     """Return a label for a sentence, shortened."""
     text = " ".join(label.split())
     return repr(text if len(text) <= _MAX_LABEL else f"{text[:_MAX_LABEL]}…")
-
-
-def _format_p(p: float) -> str:
-    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 # --- scores of an experiment ------------------------------------------------------------------------------------------
@@ -587,8 +598,8 @@ def compare_scores(
                 first_scores, second_scores = (
                     KeyScores() if side.is_measure else side for side in (first_scores, second_scores)
                 )
-            if is_measure and not any(any(side.values.values()) for side in present):
-                continue  # a measure that was recorded on neither side
+            if not any(side.is_recorded for side in present):
+                continue
             rule = of_pair.get(key, KeyRule(rising=True if key == TASK_OK else False if is_measure else None))
             drafts[-1][key] = _build_contrast(
                 key, first_scores, second_scores, rule, clusters or {}, is_measure=is_measure

@@ -2,6 +2,8 @@
 
 Modules, in the order in which data flows:
 
+- `flat_tables`: Flat tables for analysis: name, type, description and source of each column.
+- `data_frames`: Data frames: rows of flat tables as Arrow batches, and as a pandas DataFrame.
 - `trace_store`: Trace store interface (spans, feedback, queries, deletion), with paging and traces in progress.
 - `control_store`: Control store interface (datasets, experiments, rules, leases, keys), and `Store`, both in one.
 - `capabilities`: Optional capabilities of a store: async append, encoded rows, feedback cursor, lazy traces.
@@ -12,6 +14,8 @@ Modules, in the order in which data flows:
 - `run_tree`: Run tree of a trace: depth-first order, and root inputs and outputs derived from the runs below.
 - `decision_explanation`: Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run.
 - `experiment_history`: History of a dataset's experiments: the mean of each key with its interval, in order of time.
+- `experiment_examples`: Examples of a stored experiment: those of its dataset version, or those that its traces hold.
+- `recorded_metrics`: Metrics as experiments record them: direction, threshold, main keys.
 - `stored_comparison`: Comparison of stored experiments: their scores, the declared rules of their keys, and contrasts.
 - `experiment_statistics`: Statistics of a stored experiment per key: interval of the mean, repeated runs.
 - `stored_robustness`: Robustness of a stored experiment against perturbations: stable base cases and flips.
@@ -33,8 +37,10 @@ if TYPE_CHECKING:
         StreamingStore,
     )
     from spanwise.collector.stores.control_store import ControlStore, Store
+    from spanwise.collector.stores.experiment_examples import iterate_examples, read_run_examples
     from spanwise.collector.stores.experiment_history import HistoryPoint, list_history
     from spanwise.collector.stores.experiment_statistics import KeyStatistics, estimate_keys
+    from spanwise.collector.stores.recorded_metrics import RecordedMetric, list_metrics
     from spanwise.collector.stores.run_tree import RunNode, derived_fields, make_branch, walk_tree
     from spanwise.collector.stores.score_statistics import (
         JudgeAgreement,
@@ -44,7 +50,12 @@ if TYPE_CHECKING:
         summarize_rule,
     )
     from spanwise.collector.stores.stored_comparison import Change, ComparisonOptions, Slice, StoredComparison
-    from spanwise.collector.stores.stored_robustness import Flip, KindRobustness, measure_robustness
+    from spanwise.collector.stores.stored_robustness import (
+        Flip,
+        KindRobustness,
+        compare_perturbations,
+        measure_robustness,
+    )
     from spanwise.collector.stores.trace_store import TraceStore, list_open_traces
 else:
     __getattr__, __dir__ = lazy(
@@ -55,7 +66,9 @@ else:
         capabilities="DestinationStore FeedbackSource LazyTrace LocalStore OutgoingFeedback RowStore StreamingStore",
         experiment_history="HistoryPoint list_history",
         stored_comparison="Change ComparisonOptions Slice StoredComparison",
-        stored_robustness="Flip KindRobustness measure_robustness",
+        stored_robustness="Flip KindRobustness compare_perturbations measure_robustness",
+        experiment_examples="iterate_examples read_run_examples",
+        recorded_metrics="RecordedMetric list_metrics",
         trace_store="TraceStore list_open_traces",
         run_tree="RunNode derived_fields make_branch walk_tree",
     )
@@ -74,6 +87,7 @@ __all__ = [
     "LazyTrace",
     "LocalStore",
     "OutgoingFeedback",
+    "RecordedMetric",
     "RowStore",
     "RunNode",
     "Slice",
@@ -81,15 +95,19 @@ __all__ = [
     "StoredComparison",
     "StreamingStore",
     "TraceStore",
+    "compare_perturbations",
     "derived_fields",
     "estimate_keys",
     "get_judge_keys",
+    "iterate_examples",
     "list_history",
     "list_human_feedback",
     "list_judge_scores",
+    "list_metrics",
     "list_open_traces",
     "make_branch",
     "measure_robustness",
+    "read_run_examples",
     "summarize_rule",
     "walk_tree",
 ]
@@ -97,6 +115,8 @@ __all__ = [
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
     "amendment_merge",
+    "data_frames",
     "decision_explanation",
+    "flat_tables",
     "trace_store",
 ]

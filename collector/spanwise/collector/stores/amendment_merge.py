@@ -11,20 +11,26 @@ import msgspec
 
 from spanwise.collector import record_encoding
 from spanwise.collector.errors import Refused
-from spanwise.collector.records import JSON, Run
+from spanwise.collector.records import JSON, Feedback, Run, Target
 
 # Messages arrive one by one, in any order, each under its own key. Sorted by key, they become the inputs and outputs
 # of a run that has none itself
 MESSAGE_FIELDS = {"input_messages": "inputs", "output_messages": "outputs"}
-MERGED_FIELDS = ("metadata", "attributes", *MESSAGE_FIELDS)
+# Feedback on the run, each record under a key of its own: its fields without target and id. It becomes feedback on the
+# span as soon as the run is stored, and is no field of the run
+FEEDBACK_FIELD = "feedback"
+MERGED_FIELDS = ("metadata", "attributes", FEEDBACK_FIELD, *MESSAGE_FIELDS)
 AMENDABLE_FIELDS = (
     *"inputs outputs documents model usage cost session_id user_id tags metadata attributes".split(),
+    *"prompt_name prompt_version agent_name finish_reasons time_to_first_token_ms tools".split(),
     *MESSAGE_FIELDS,
+    FEEDBACK_FIELD,
 )
 MAX_COUNT = 2**63 - 1  # highest integer that SQLite can store
 _TYPES: dict[str, Any] = {
     **{name: kind for name, kind in get_type_hints(Run).items() if name in AMENDABLE_FIELDS},
     **dict.fromkeys(MESSAGE_FIELDS, dict[str, list[Any]]),
+    FEEDBACK_FIELD: dict[str, dict[str, Any]],
 }
 
 
@@ -37,6 +43,8 @@ def encode_fields(fields: Mapping[str, Any]) -> dict[str, JSON]:
             raise Refused(f"{name!r} of a run cannot be amended{did_you_mean(name, AMENDABLE_FIELDS)}")
     plain: dict[str, JSON] = record_encoding.decode(dict[str, Any], record_encoding.encode(fields))
     _convert_fields(plain)
+    if FEEDBACK_FIELD in plain:
+        make_feedback(Target(trace_id="0" * 32), plain[FEEDBACK_FIELD])
     _check_counts(plain)
     return plain
 
@@ -71,6 +79,7 @@ def apply_amendment(run: Run, fields: Mapping[str, JSON], before: Mapping[str, J
     contains.
     """
     values = _convert_fields(fields)
+    values.pop(FEEDBACK_FIELD, None)
     for name, field in MESSAGE_FIELDS.items():
         earlier, later = before.get(name) or {}, values.pop(name, None)
         if later and field not in values and getattr(run, field) in (None, _join_messages(earlier)):
@@ -86,6 +95,15 @@ def reapply_amendments(run: Run, fields: Mapping[str, JSON]) -> Run:
     missing = {name: value for name, value in (joined | values).items() if getattr(run, name) in (None, ())}
     merged = {name: {**values[name], **getattr(run, name)} for name in MERGED_FIELDS if name in values}
     return replace(run, **{**missing, **merged})
+
+
+def make_feedback(target: Target, records: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
+    """Return the records of the field "feedback" as feedback on a target. Raise `Refused` for an invalid one."""
+    try:
+        plain = {"target": record_encoding.decode(dict[str, Any], record_encoding.encode(target)), "id": ""}
+        return [record_encoding.convert({**fields, **plain}, Feedback) for fields in records.values()]
+    except (ValueError, TypeError) as error:
+        raise Refused(f"invalid feedback in an amendment: {error}") from None
 
 
 def _join_messages(messages: Mapping[str, list[JSON]]) -> list[JSON] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import (
@@ -27,6 +27,7 @@ from spanwise.collector.records import (
     TraceSummary,
     WorkerReport,
 )
+from spanwise.collector.stores.flat_tables import ExampleRecord
 
 
 class DeletedTraces(NamedTuple):
@@ -183,6 +184,9 @@ class TraceBackend(Protocol):
     def find_stored_sessions(self, sessions: Collection[str]) -> set[str]:
         """Return those of the sessions that have at least one stored trace."""
 
+    def list_table_records(self, table: str, filter: Filter, limit: int, cursor: str | None) -> Page[Any]:
+        """Return one page of the source records of a flat table other than `examples`. The filter has no dataset."""
+
     def traces(
         self,
         filter: Filter | None = None,
@@ -280,7 +284,14 @@ class ControlBackend(Protocol):
     def workers(self) -> list[WorkerReport]:
         """Return the newest report of each worker."""
 
-    def experiments(self, *, dataset: str | None, limit: int) -> list[Experiment]: ...
+    def experiments(
+        self, *, dataset: str | None = None, project: str | None = None, limit: int
+    ) -> list[Experiment]: ...
+
+    def list_example_records(
+        self, datasets: Collection[str] | None, limit: int, cursor: str | None
+    ) -> Page[ExampleRecord]:
+        """Return one page of the examples of the newest versions of datasets, or of all (None), in order."""
 
     def delete_experiment(self, id: str) -> bool:
         """Delete an experiment's record. Return False if there was none."""

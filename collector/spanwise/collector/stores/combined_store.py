@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spanwise.collector.errors import Refused, StoreError
 from spanwise.collector.filters import EVALUATOR_KIND, Filter, extend_filter, validate_deletion_filter, validate_filter
@@ -28,6 +28,7 @@ from spanwise.collector.records import (
     Retention,
     Rule,
     RuleStatus,
+    TablePage,
     Target,
     TraceHead,
     TraceSummary,
@@ -52,8 +53,13 @@ from spanwise.collector.stores.backends import (
     TargetFeedback,
     TraceBackend,
 )
+from spanwise.collector.stores.data_frames import build_frame
 from spanwise.collector.stores.decision_explanation import find_blocking_reason, find_load_error
+from spanwise.collector.stores.flat_tables import EXAMPLES, EXPERIMENT_RESULTS, find_table
 from spanwise.collector.stores.trace_store import FILTERED_OPERATIONS, iterate_traces
+
+if TYPE_CHECKING:
+    import pandas
 
 log = logging.getLogger("spanwise.collector")
 MAX_EXPERIMENTS = 1_000_000  # maximum number of experiments on a dataset
@@ -151,6 +157,43 @@ class CombinedStore:
         return iterate_traces(
             self._traces.traces, self._resolve_dataset(validate_filter(extend_filter(filter, conditions)))
         )
+
+    def table_page(
+        self,
+        table: str,
+        filter: Filter | None = None,
+        *,
+        limit: int = 1000,
+        cursor: str | None = None,
+        **conditions: object,
+    ) -> TablePage:
+        """Return one page of a flat table. See `TraceStore.table_page`."""
+        definition = find_table(table)
+        wanted = validate_filter(extend_filter(filter, conditions))
+        if definition is EXAMPLES:
+            examples = self._control.list_example_records(self._find_datasets(wanted), limit, cursor)
+            return TablePage(columns=definition.make_columns(examples.items), next=examples.next)
+        page = self._traces.list_table_records(table, self._resolve_dataset(wanted), limit, cursor)
+        if definition is EXPERIMENT_RESULTS and page.items:
+            by_id = {one.id: one for one in self._control.experiments(limit=MAX_EXPERIMENTS)}
+            page = replace(
+                page, items=tuple(record._replace(experiment=by_id.get(record.experiment_id)) for record in page)
+            )
+        return TablePage(columns=definition.make_columns(page.items), next=page.next)
+
+    def to_pandas(self, table: str, filter: Filter | None = None, **conditions: object) -> pandas.DataFrame:
+        """Return the rows of a flat table as a DataFrame. See `TraceStore.to_pandas`."""
+        return build_frame(self, table, extend_filter(filter, conditions))
+
+    def _find_datasets(self, filter: Filter) -> set[str] | None:
+        """Return the dataset that a filter names, or those of the project or experiments that it names. None: all."""
+        if filter.dataset is not None:
+            return {filter.dataset}
+        ids = filter.experiments if filter.experiment is None else (filter.experiment,)
+        if filter.project is None and ids is None:
+            return None
+        experiments = self._control.experiments(project=filter.project, limit=MAX_EXPERIMENTS)
+        return {one.dataset for one in experiments if ids is None or one.id in ids}
 
     def prune(self, rule: Retention) -> int:
         """Delete traces that are older, or take more space, than a retention rule allows. Return the number of

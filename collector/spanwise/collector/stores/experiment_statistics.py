@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from spanwise.collector.records import Bucket, Experiment, iterate_pages
 from spanwise.collector.statistics import (
@@ -16,7 +15,7 @@ from spanwise.collector.statistics import (
     collect_repeated_runs,
     select_latest,
 )
-from spanwise.collector.stores.stored_comparison import list_metrics
+from spanwise.collector.stores.recorded_metrics import list_metrics
 from spanwise.collector.stores.trace_store import TraceStore
 
 MAX_SCORES = 50_000  # most runs and scores of an experiment that are read to compute intervals
@@ -66,14 +65,14 @@ def estimate_keys(store: TraceStore, experiment: Experiment, result: Bucket) -> 
         sample = ScoreSample((score for _, score in pairs), (ends[trace][0] for trace, _ in pairs))
         repeats = None
         if repetitions > 1:
-            metric, _ = metrics.get(key, ({}, None))
+            metric = metrics.get(key)
             repeats = collect_repeated_runs(
                 key,
                 repetitions,
                 ends,
                 of_runs,
-                threshold=_get_threshold(metric),
-                higher_is_better=metric.get("higher_is_better") is not False,
+                threshold=metric.threshold if metric else None,
+                higher_is_better=metric.is_rising if metric else True,
             )
         found[key] = KeyStatistics(sample.interval(), repeats)
     return found
@@ -105,10 +104,3 @@ def _get_repetitions(experiment: Experiment) -> int:
     setup = experiment.metadata.get("setup")
     repetitions = setup.get("repetitions") if isinstance(setup, Mapping) else None
     return repetitions if isinstance(repetitions, int) else 1
-
-
-def _get_threshold(metric: Mapping[str, Any]) -> float | None:
-    threshold = metric.get("threshold")
-    if threshold in ("Infinity", "-Infinity"):
-        return float(threshold)
-    return threshold if isinstance(threshold, int | float) else None

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import combinations
 from math import fsum, isfinite
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from spanwise.collector.errors import Forbidden, NotFound
 from spanwise.collector.records import Example, Experiment, RunScores, find_root_id, iterate_pages
 from spanwise.collector.statistics import (
     MEASURES,
@@ -23,9 +22,10 @@ from spanwise.collector.statistics import (
     get_direction,
 )
 from spanwise.collector.stores.control_store import Store
+from spanwise.collector.stores.experiment_examples import iterate_examples
+from spanwise.collector.stores.recorded_metrics import list_metrics, list_primary_keys
 
 SCORE_PAGE = 5_000  # runs per page of scores
-EXAMPLE_PAGE = 1_000
 MAX_MARGIN = 1e300  # margins are differences of scores
 MIN_SLICE = 5  # fewest pairs inside and outside of a slice that is listed
 
@@ -141,12 +141,7 @@ class StoredComparison:
 
         Measures that no run has recorded are left out.
         """
-        keys = dict.fromkeys(
-            key
-            for scores in self.scores
-            for key, of_key in scores.items()
-            if not of_key.is_measure or any(of_key.values.values())
-        )
+        keys = dict.fromkeys(key for scores in self.scores for key, of_key in scores.items() if of_key.is_recorded)
         return sorted(keys, key=lambda key: (key != TASK_OK, key in self.measures))
 
     @cached_property
@@ -161,14 +156,7 @@ class StoredComparison:
         if self.options.primary is not None:
             self._check_keys("primary", self.options.primary)
             return list(self.options.primary)
-        declared = [
-            key
-            for _, record in self.sides
-            for evaluator in record.evaluators
-            if evaluator.get("primary") is True and evaluator.get("summary") is not True
-            for key in _list_main_keys(evaluator)
-        ]
-        return list(dict.fromkeys(declared)) or None
+        return list(dict.fromkeys(key for _, record in self.sides for key in list_primary_keys(record))) or None
 
     def _check_keys(self, name: str, keys: Iterable[str]) -> None:
         if unknown := [key for key in keys if key not in self.keys]:
@@ -333,8 +321,8 @@ class StoredComparison:
         rules: dict[str, KeyRule] = {}
         for key in self.keys:
             declared = [side[key] for side in (earlier, later) if key in side]
-            directions = {is_rising(metric) for metric, _ in declared}
-            versions = {str(version) for _, version in declared}
+            directions = {each.is_rising for each in declared}
+            versions = {str(each.version) for each in declared}
             rising: bool | None = next(iter(directions)) if len(directions) == 1 else None
             if key == TASK_OK or key in self.measures:
                 rising = key == TASK_OK
@@ -342,7 +330,7 @@ class StoredComparison:
             notes += ["the evaluators have different versions"] * (len(versions) > 1)
             labels = (self.options.good_labels or {}).get(key)
             if labels is None:
-                sets = {frozenset(map(str, metric.get("good_labels") or ())) for metric, _ in declared} - {frozenset()}
+                sets = {frozenset(map(str, each.metric.get("good_labels") or ())) for each in declared} - {frozenset()}
                 labels = next(iter(sets)) if len(sets) == 1 else ()
                 notes += ["the experiments declare different good labels"] * (len(sets) > 1)
             rules[key] = KeyRule(
@@ -381,24 +369,6 @@ class _Sums:
         return max(0.0, self.squares - self.n * self.mean**2) / (self.n - 1)
 
 
-def iterate_examples(store: Store, record: Experiment) -> Iterable[Example]:
-    """Yield the examples of an experiment's dataset version; nothing if it was deleted or may not be read."""
-    if record.dataset_version is None:
-        return
-    offset = 0
-    try:
-        while page := store.examples(record.dataset, record.dataset_version, limit=EXAMPLE_PAGE, offset=offset):
-            yield from page
-            offset += len(page)
-    except (NotFound, Forbidden):
-        return
-
-
-def is_rising(metric: Mapping[str, Any]) -> bool:
-    """Return whether a higher score is better, by the recorded metric."""
-    return metric.get("higher_is_better") is not False
-
-
 def read_counted_runs(store: Store, record: Experiment) -> list[RunScores]:
     """Return the runs of an experiment that count.
 
@@ -417,20 +387,3 @@ def read_counted_runs(store: Store, record: Experiment) -> list[RunScores]:
         for run in runs
         if run.status != "error" or counting[run.example_id or run.trace_id, run.repetition] == run.trace_id
     ]
-
-
-def _list_main_keys(evaluator: Mapping[str, Any]) -> list[str]:
-    """Return the keys of an evaluator's main metrics, or all if none is the main one."""
-    metrics = [metric for metric in evaluator.get("metrics") or () if isinstance(metric, Mapping) and "key" in metric]
-    return [str(metric["key"]) for metric in metrics if metric.get("primary")] or [str(each["key"]) for each in metrics]
-
-
-def list_metrics(record: Experiment) -> dict[str, tuple[Mapping[str, Any], object]]:
-    """Return per key its recorded metric and the version of its evaluator."""
-    found: dict[str, tuple[Mapping[str, Any], object]] = {}
-    for evaluator in record.evaluators:
-        metrics = evaluator.get("metrics")
-        for metric in metrics if isinstance(metrics, list | tuple) else ():
-            if isinstance(metric, Mapping) and "key" in metric:
-                found[str(metric["key"])] = metric, evaluator.get("version")
-    return found

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import fsum, isfinite
-from typing import Any, TypeAlias
 
-from spanwise.collector.records import EXAMPLE_ATTRIBUTE, JSON, Example, Experiment, RunScores, is_perturbed
-from spanwise.collector.statistics import TASK_OK, wilson_interval
+from spanwise.collector.records import JSON, Example, Experiment, RunScores, is_perturbed
+from spanwise.collector.statistics import PassRule, collect_scores, make_pass_rules, wilson_interval
 from spanwise.collector.stores.control_store import Store
-from spanwise.collector.stores.stored_comparison import iterate_examples, list_metrics, read_counted_runs
-
-_TRACE_PAGE = 200
-
-Outcomes: TypeAlias = Mapping[str, bool]  # by example id: whether the example passes
+from spanwise.collector.stores.experiment_examples import read_run_examples
+from spanwise.collector.stores.recorded_metrics import list_metrics
+from spanwise.collector.stores.stored_comparison import read_counted_runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,17 +74,27 @@ class _KeyOutcomes:
     """Scores of one key by example, as means over repetitions, and which of them pass."""
 
     scores: Mapping[str, float]
-    passes: Outcomes
+    passes: Mapping[str, bool]
 
 
 def measure_robustness(store: Store, record: Experiment) -> dict[tuple[str, str], KindRobustness]:
     """Return the robustness of an experiment by kind of perturbation and key.
 
-    Keys are those with a threshold, those whose scores are all 0 or 1, and `task_ok` if a task has failed. A
-    perturbation of a perturbation is compared with the original base case, under the kinds joined by "+".
+    Keys are those with a threshold, those whose scores are all 0 or 1, and `task_ok` if a task has failed.
     """
     runs = read_counted_runs(store, record)
-    examples = {example.id: example for example in _read_examples(store, record, runs)}
+    examples = {example.id: example for example in read_run_examples(store, record, runs)}
+    declared = {key: (each.threshold, each.is_rising) for key, each in list_metrics(record).items()}
+    return compare_perturbations(runs, examples, make_pass_rules(runs, declared))
+
+
+def compare_perturbations(
+    runs: Sequence[RunScores], examples: Mapping[str, Example], rules: Mapping[str, PassRule]
+) -> dict[tuple[str, str], KindRobustness]:
+    """Return the robustness of runs, such as those of one model, by kind of perturbation and key of `rules`.
+
+    A perturbation of a perturbation is compared with the original base case, under the kinds joined by "+".
+    """
     first_traces: dict[str, str] = {}
     for run in runs:
         first_traces.setdefault(run.example_id or run.trace_id, run.trace_id)
@@ -97,7 +103,14 @@ def measure_robustness(store: Store, record: Experiment) -> dict[tuple[str, str]
         if is_perturbed(example) and example.id in first_traces:
             base_id, kind = _find_base(example, examples)
             groups[kind][base_id].append(example)
-    outcomes = _collect_outcomes(runs, record) if groups else {}
+    if not groups:
+        return {}
+    scores = collect_scores(runs, tasks=any(run.status == "error" for run in runs))
+    outcomes = {
+        key: _KeyOutcomes(scores[key].values, {id: rule.passes(score) for id, score in scores[key].values.items()})
+        for key, rule in rules.items()
+        if key in scores and scores[key].values
+    }
     result: dict[tuple[str, str], KindRobustness] = {}
     for kind, cases in groups.items():
         for key, of_key in outcomes.items():
@@ -162,50 +175,3 @@ def _find_base(example: Example, examples: Mapping[str, Example]) -> tuple[str, 
         seen.add(base.id)
         current = base
     return current.id, "+".join(kinds)
-
-
-def _collect_outcomes(runs: Sequence[RunScores], record: Experiment) -> dict[str, _KeyOutcomes]:
-    """Return the outcomes of each key for which passing is defined, in the order of the recorded metrics."""
-    values: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    has_failed_tasks = any(run.status == "error" for run in runs)
-    for run in runs:
-        example_id = run.example_id or run.trace_id
-        if has_failed_tasks:
-            values[TASK_OK][example_id].append(float(run.status != "error"))
-        for key, score in run.scores.items():
-            if not (isinstance(score, str) or score is None or key == TASK_OK) and isfinite(score):
-                values[key][example_id].append(float(score))
-    metrics = {key: metric for key, (metric, _) in list_metrics(record).items()}
-    position = {key: index for index, key in enumerate([TASK_OK, *metrics])}
-    outcomes: dict[str, _KeyOutcomes] = {}
-    for key in sorted(values, key=lambda key: (position.get(key, len(position)), key)):
-        of_key = values[key]
-        metric = metrics.get(key, {})
-        threshold = metric.get("threshold")
-        if threshold is None:
-            if any(value not in (0.0, 1.0) for scores in of_key.values() for value in scores):
-                continue
-            threshold = 0.5
-        scores = {example_id: fsum(of_example) / len(of_example) for example_id, of_example in of_key.items()}
-        limit, rising = float(threshold), metric.get("higher_is_better") is not False
-        passes = {id: score >= limit if rising else score <= limit for id, score in scores.items()}
-        outcomes[key] = _KeyOutcomes(scores, passes)
-    return outcomes
-
-
-def _read_examples(store: Store, record: Experiment, runs: Sequence[RunScores]) -> Iterator[Example]:
-    """Yield the examples of an experiment. Those of a dataset that was not stored are read from its traces."""
-    if record.dataset_version is not None:
-        yield from iterate_examples(store, record)
-        return
-    trace_ids = [run.trace_id for run in runs if run.repetition == 0]
-    for start in range(0, len(trace_ids), _TRACE_PAGE):
-        for trace in store.many(trace_ids[start : start + _TRACE_PAGE]):
-            row: Any = trace.root.attributes.get(EXAMPLE_ATTRIBUTE)
-            if isinstance(row, Mapping) and trace.root.example_id is not None:
-                yield Example(
-                    id=trace.root.example_id,
-                    inputs=row.get("inputs", trace.root.inputs),
-                    base_id=row.get("base_id"),
-                    categories=tuple(row.get("categories") or ()),
-                )

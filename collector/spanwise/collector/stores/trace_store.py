@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from spanwise.collector.filters import CONDITIONS, EVALUATOR_KIND, Filter
 from spanwise.collector.records import (
@@ -24,6 +24,7 @@ from spanwise.collector.records import (
     RunScores,
     SessionSummary,
     Source,
+    TablePage,
     Target,
     Trace,
     TraceSummary,
@@ -31,6 +32,9 @@ from spanwise.collector.records import (
     iterate_pages,
     normalize_target,
 )
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class TraceStore(Protocol):
@@ -53,10 +57,12 @@ class TraceStore(Protocol):
 
         Return whether the run is stored. If not, the fields wait for it. `fields` are records or JSON:
 
-        - inputs, outputs, documents, model, usage, cost, session_id, user_id and tags are set.
+        - inputs, outputs, documents, model, usage, cost, session_id, user_id, tags, prompt_name, prompt_version,
+          agent_name, finish_reasons, time_to_first_token_ms and tools are set.
         - metadata and attributes are merged key by key.
         - `input_messages` and `output_messages` are lists of messages under keys, merged key by key. All messages, in
           the order of their keys, become the inputs and outputs of a run that has no others.
+        - `feedback` has records of feedback under keys, without target and id. They become feedback on the run.
 
         The change is durable on return. Trace summary, full-text index, known values and filters follow. Sending the
         same run again does not undo it. A later or fuller version of the run keeps amended fields, except those that
@@ -108,8 +114,8 @@ class TraceStore(Protocol):
     ) -> Page[TraceSummary]:
         """Return one page of the traces that pass, latest start first or sorted.
 
-        `sort` is `start`, `latency_ms`, `cost`, `tokens`, `errors` (most failed runs first), `runs` or `feedback.KEY`,
-        with `-` before it for descending order. Ties are in the order of the trace id, and missing values come last.
+        `sort` is `start`, `latency_ms`, `time_to_first_token_ms`, `cost`, `tokens`, `errors` (most failed runs first),
+        `runs` or `feedback.KEY`, with `-` before it for descending order. Ties are in the order of the trace id, and missing values come last.
         Later pages cover the traces that were stored when the first page was read. If more than 100,000 traces pass,
         the newest 100,000 are sorted, and `Page.newest` says so. A cursor is valid for one filter and order.
 
@@ -163,6 +169,31 @@ class TraceStore(Protocol):
         code.
         """
 
+    def table_page(
+        self,
+        table: str,
+        filter: Filter | None = None,
+        *,
+        limit: int = 1000,
+        cursor: str | None = None,
+        **conditions: object,
+    ) -> TablePage:
+        """Return one page of a flat table: traces, runs, documents, feedback, examples or experiment_results.
+
+        `spanwise.collector.stores.flat_tables` describes the columns. Times are nanoseconds, and JSON columns hold
+        text. The conditions select traces, latest start first; without any, all but evaluators' own traces pass.
+        Feedback comes newest first. Of the conditions, only dataset, project, experiment and experiments apply to
+        examples. A page may be shorter than `limit` before the end. Raise `Refused` for another table.
+        """
+
+    def to_pandas(self, table: str, filter: Filter | None = None, **conditions: object) -> pandas.DataFrame:
+        """Return all rows of a flat table as a pandas DataFrame, for the conditions of `table_page`.
+
+        Columns of text have pandas' string type, integers `Int64`, booleans `boolean`, times `datetime64[ns, UTC]`.
+        Missing values are `NA`, `NaN` or `NaT`. JSON columns hold JSON text. Raise `Refused` for an unknown table,
+        and `ModuleNotFoundError` without pandas.
+        """
+
     def scores(self, experiment_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[RunScores]:
         """Return one page of an experiment's runs with only their newest scores, earliest start first, for comparisons.
 
@@ -196,14 +227,18 @@ class TraceStore(Protocol):
         """Return counts, error rate, latency, tokens, cost and feedback over time. Without `bucket_ns` there is one
         bucket.
 
-        `group_by` is one of project, environment, name, model, user, session, experiment, error. An error is the
-        first line of the root's error, without addresses and task numbers; None for traces without one. Queries that
+        `group_by` is one of project, environment, name, model, user, session, experiment, error, prompt,
+        prompt_version, agent, finish_reason, time_to_first_token_ms. An error is the first line of the root's error,
+        without addresses and task numbers; None for traces without one. A prompt version is written `name@version`,
+        and of the prompts in `filter` only those count. Times to the first token are grouped in ranges. A trace counts
+        in the group of each of its models, prompts, agents or finish reasons, and in none if it has none. Queries that
         the rollups do not cover scan traces: the newest 10,000, or `newest` of them ("all": every trace). Each
         `Bucket` tells if it is partial. Raise `Refused` for more than 10,000 buckets.
         """
 
     def values(self, field: str, *, limit: int = 100, project: str | None = None) -> list[str]:
-        """Return known values of project, environment, name, kind, model, tag, session, user or feedback (keys).
+        """Return known values of project, environment, name, kind, model, tag, session, user, prompt, prompt_version,
+        agent, finish_reason or feedback (keys).
 
         With `project`, the values are those of the project's newest traces (1,000). Raise `Refused` for another
         field.

@@ -13,7 +13,8 @@ Modules, in the order in which data flows:
 - `insights`: Insights: best and worst, fastest and cheapest model, and the test cases that most models failed.
 - `compliance`: Compliance: the nine standards of NIST AI RMF and SR 11-7, and the evaluators that address each.
 - `result_analysis`: Analysis of experiments: leaderboards, problems, insights, compliance and trade-offs, as data.
-- `analysis_report`: Report of an analysis: one self-contained HTML file, and an archive with all results.
+- `analysis_report`: HTML of an analysis: the report, a self-contained file, and the pages of the collector.
+- `report_archive`: Report of an analysis as a file: HTML, or an archive with all results.
 - `model_analysis`: Analysis of experiments by model: its display in terminal and notebook, and its report.
 - `parameter_sweep`: Sweep: one experiment per combination of parameters, or per variant of the task, analyzed together.
 """

@@ -1,53 +1,55 @@
-"""Report of an analysis: one self-contained HTML file, and an archive with all results as JSON and Parquet or CSV."""
+"""HTML of an analysis: the report, a self-contained file, and the pages of the collector."""
 
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
-import io
 import json
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from html import escape
-from pathlib import Path
-from typing import Any
+from urllib.parse import quote
 
+from spanwise.collector.records import JSON
 from spanwise.collector.records import Experiment as Record
-from spanwise.collector.records import is_perturbed
-from spanwise.collector.stores import Store, measure_robustness
+from spanwise.collector.stores import Flip, Store
 from spanwise.evaluators.analysis.compliance import MAPPING_NOTE
 from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, PromptHeatmap, format_ranks
+from spanwise.evaluators.analysis.problems import Problem
 from spanwise.evaluators.analysis.result_analysis import AnalysisData, TradeOff
-from spanwise.evaluators.experiments import Experiment, format_number
+from spanwise.evaluators.experiments import format_number
 
 MAX_PROMPT_ROWS = 30  # prompts of each heatmap in the HTML file; the archive has all
 MAX_LISTED = 200  # problems and insights in the HTML file
+MAX_PROBLEM_CASES = 20  # traces of one problem in the HTML file; the archive has all
 MAX_WORST = 50  # worst cases in the HTML file
+MAX_FLIPS = 500  # flips on their page
+MAX_REPORT_FLIPS = 50  # flips in the report; the archive has all
 MAX_MARK = 24  # characters of a model in a chart
+LONG_TEXT = 50  # characters from which a cell is not squeezed on narrow screens
 MAX_TEXT = 600  # characters of one text in the HTML file
 
 STYLE = """
 :root{color-scheme:light dark;--line:light-dark(#d8dbe0,#3a3f47);--dim:light-dark(#5c6470,#9aa3ae);
 --bad:light-dark(#b3261e,#ff8a80);--good:light-dark(#00684f,#5fd3b3);--soft:light-dark(#f5f6f8,#1f2329)}
-body{font:14px/1.5 system-ui,sans-serif;max-width:1100px;margin:0 auto;padding:16px;background:light-dark(#fff,#15181c);
+body{font:14px/1.5 system-ui,sans-serif;max-width:1400px;margin:0 auto;padding:16px;background:light-dark(#fff,#15181c);
 color:light-dark(#1c1f24,#e6e8eb)}
 h1{font-size:20px;margin:0}h2{font-size:16px;margin:28px 0 6px}h3{font-size:14px;margin:16px 0 4px}
 p,li{max-width:75ch;overflow-wrap:anywhere}.dim{color:var(--dim)}.bad{color:var(--bad);font-weight:600}
 .good{color:var(--good);font-weight:600}.headline{font-size:16px}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+.wide{overflow:auto;max-height:80vh}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{border-bottom:1px solid var(--line);padding:5px 10px;text-align:left;vertical-align:top;overflow-wrap:anywhere}
-td.num,th.num{text-align:right}thead th{background:var(--soft);cursor:pointer;white-space:nowrap}
-td small{display:block;color:var(--dim);white-space:nowrap}
+td{min-width:9ch}td.text{min-width:26ch}td.num,th.num{text-align:right}td.num{min-width:0;white-space:nowrap}td span{white-space:nowrap}
+thead th{background:var(--soft);cursor:pointer;white-space:nowrap;position:sticky;top:0}
+td small{display:block;color:var(--dim)}td.num small{white-space:nowrap}
 td b{white-space:nowrap}input[type=search]{display:block;font:inherit;padding:4px 8px;margin:4px 0;width:min(100%,320px)}
 .h0{background:light-dark(#fbd5d1,#5a1f1b)}.h1{background:light-dark(#fbdcd0,#57261b)}.h2{background:light-dark(#fae4cf,#4f2f1b)}
 .h3{background:light-dark(#f9ebcf,#48371c)}.h4{background:light-dark(#f6f0d0,#403c1e)}.h5{background:light-dark(#f2f2d3,#3a3e21)}
 .h6{background:light-dark(#e8f1d5,#2f3e24)}.h7{background:light-dark(#ddf0d7,#263f28)}.h8{background:light-dark(#d1eed9,#1d402d)}
 .h9{background:light-dark(#c5ecdb,#154133)}.h10{background:light-dark(#b9eadd,#0d4239)}
 svg{max-width:100%;height:auto}svg text{fill:currentColor;font-size:11px}pre{white-space:pre-wrap;font:12px/1.4 ui-monospace,monospace;margin:0}
-@media print{input,.nojs{display:none}body{max-width:none}.wide{overflow:visible}h2{break-after:avoid}tr{break-inside:avoid}}
+@media(max-width:600px){td,th{padding:5px 6px}td.text{min-width:17ch}}
+@media print{input,.nojs{display:none}body{max-width:none}.wide{overflow:visible;max-height:none}h2{break-after:avoid}tr{break-inside:avoid}}
 """
 
 SCRIPT = """
@@ -75,33 +77,20 @@ POLICY = (
 )
 
 
-def write_report(analysis: AnalysisData, path: Path) -> Path:
-    """Write the report: HTML, or an archive (H2O's `work-dir-archive`) if the path ends in ".zip".
-
-    Raises `ValueError` for another ending.
-    """
-    if path.suffix.lower() in (".html", ".htm"):
-        path.write_text(render_report(analysis), "utf-8")
-    elif path.suffix.lower() == ".zip":
-        _write_archive(analysis, path)
-    else:
-        raise ValueError(f"a report must end in .html or .zip, got {str(path)!r}")
-    return path
-
-
-def render_page(sides: Sequence[tuple[Store, Record]]) -> tuple[str, str]:
-    """Return the analysis of experiments as a page of the collector, and its content security policy."""
-    return render_report(AnalysisData(sides), is_page=True), POLICY
+def render_page(sides: Sequence[tuple[Store, Record]], page: str = "analysis") -> tuple[str, str]:
+    """Return a page of the collector and its content security policy: "analysis", or "flips" of perturbed cases."""
+    analysis = AnalysisData(sides)
+    if page == "flips":
+        return _render_flips_page(analysis), POLICY
+    return render_report(analysis, is_page=True), POLICY
 
 
 def render_report(analysis: AnalysisData, *, is_page: bool = False) -> str:
     """Return the HTML document. It loads nothing, and its content security policy allows only its own script and style.
 
-    As a page of the collector it links to experiments and traces.
+    As a page of the collector it links to experiments, traces and flips.
     """
-    names = ", ".join(record.name for record in analysis.records[:12])
-    more = len(analysis.records) - 12
-    title = f"Analysis of {names}{f' and {more} more' if more > 0 else ''}"
+    title = _make_title("Analysis", analysis)
     body = [
         '<p><a href="/experiments">Experiments</a></p>' if is_page else "",
         f"<h1>{escape(title)}</h1>",
@@ -109,14 +98,45 @@ def render_report(analysis: AnalysisData, *, is_page: bool = False) -> str:
         _render_leaderboard(analysis),
         *map(_render_boolean, analysis.boolean_leaderboards),
         *map(_render_trade_off, analysis.trade_offs),
-        _render_problems(analysis),
-        _render_robustness(analysis),
+        _render_problems(analysis, is_page=is_page),
+        _render_robustness(analysis, is_page=is_page),
         _render_insights(analysis),
         _render_prompts(analysis),
         _render_worst(analysis, is_page=is_page),
         _render_compliance(analysis),
         _render_settings(analysis, is_page=is_page),
     ]
+    return _render_document(title, body)
+
+
+def _render_flips_page(analysis: AnalysisData) -> str:
+    """Return the page with the flips of all models, each base case beside its perturbed case."""
+    title = _make_title("Flips", analysis)
+    flips = _list_flips(analysis)
+    note = (
+        "A case flips if it passes and its perturbation fails, or the other way round. "
+        "Under a text: the answer, the scores and the trace."
+    )
+    body = [
+        f'<p><a href="{_make_address("/analysis", analysis)}">Analysis</a></p><h1>{escape(title)}</h1>',
+        f'<p class="dim">{note}</p>',
+        _make_flip_table(analysis, flips[:MAX_FLIPS], is_page=True) if flips else "<p>No perturbed case flips.</p>",
+        f"<p>The first {MAX_FLIPS:,} of {len(flips):,} flips.</p>" if len(flips) > MAX_FLIPS else "",
+    ]
+    return _render_document(title, body)
+
+
+def _make_title(kind: str, analysis: AnalysisData) -> str:
+    names = ", ".join(record.name for record in analysis.records[:12])
+    more = len(analysis.records) - 12
+    return f"{kind} of {names}{f' and {more} more' if more > 0 else ''}"
+
+
+def _make_address(path: str, analysis: AnalysisData) -> str:
+    return f"{path}?ids={','.join(quote(record.id) for record in analysis.records)}"
+
+
+def _render_document(title: str, body: Iterable[str]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
@@ -135,17 +155,18 @@ def _make_table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: Seq
     body = "".join(
         "<tr>"
         + "".join(
-            cell if cell.startswith("<td") else f"<td{_get_class(place, numeric)}>{cell}</td>"
+            cell if cell.startswith("<td") else f"<td{_get_class(place, numeric, cell)}>{cell}</td>"
             for place, cell in enumerate(row)
         )
         + "</tr>"
         for row in rows
     )
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="wide" tabindex="0"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _get_class(place: int, numeric: Sequence[int]) -> str:
-    return ' class="num"' if place in numeric else ""
+def _get_class(place: int, numeric: Sequence[int], cell: str = "") -> str:
+    """Return the class of a column with numbers, or of a cell with a long text."""
+    return ' class="num"' if place in numeric else ' class="text"' if len(cell) > LONG_TEXT else ""
 
 
 def _heat(warmth: float | None) -> str:
@@ -198,19 +219,30 @@ def _render_trade_off(trade_off: TradeOff) -> str:
     efforts = [effort for effort, _ in trade_off.points.values()]
     qualities = [quality for _, quality in trade_off.points.values()]
     span_x, span_y = (max(values) - min(values) or 1.0 for values in (efforts, qualities))
+    places = {
+        model: (50 + 500 * (effort - min(efforts)) / span_x, 20 + 180 * (1 - (quality - min(qualities)) / span_y))
+        for model, (effort, quality) in trade_off.points.items()
+    }
     marks = []
-    for model, (effort, quality) in trade_off.points.items():
-        x = 50 + 500 * (effort - min(efforts)) / span_x
-        y = 20 + 180 * (1 - (quality - min(qualities)) / span_y)
+    taken = [(x - 6, x + 6, y + 4) for x, y in places.values()]  # left end, right end and height of marks and labels
+    for model, (x, y) in places.items():
         on_front = model in trade_off.front
         fill = 'fill="currentColor"' if on_front else 'fill="none" stroke="currentColor"'
         marks.append(f'<g><circle cx="{x:.1f}" cy="{y:.1f}" r="5" {fill}><title>{escape(model)}</title></circle>')
-        anchor, shift = ("end", -8) if x > 400 else ("start", 8)
         name = model if len(model) <= MAX_MARK else f"{model[:MAX_MARK]}…"
-        marks.append(f'<text x="{x + shift:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}">{escape(name)}</text></g>')
+        anchor, left = ("end", x - 8 - 6.5 * len(name)) if x > 400 else ("start", x + 8)
+        right = left + 6.5 * len(name)
+        heights = [y + 4 + 11 * step for step in (0, -1, 1, -2, 2, -3, -4) if y + 11 * step < 204]
+        free = [
+            h for h in heights if not any(left < end and begin < right and abs(h - at) < 11 for begin, end, at in taken)
+        ]
+        height = free[0] if free else heights[0]
+        taken.append((left, right, height))
+        text_x = x - 8 if anchor == "end" else x + 8
+        marks.append(f'<text x="{text_x:.1f}" y="{height:.1f}" text-anchor="{anchor}">{escape(name)}</text></g>')
     unit = {"cost": "US dollars", "latency": "seconds"}[trade_off.measure]
     chart = (
-        f'<svg viewBox="0 0 620 240" width="620" role="img" aria-label="{escape(trade_off.key)} against {trade_off.measure}">'
+        f'<svg viewBox="-24 0 644 240" width="644" role="img" aria-label="{escape(trade_off.key)} against {trade_off.measure}">'
         '<path d="M40 10V210H610" fill="none" stroke="currentColor" opacity=".4"/>'
         f'<text x="40" y="228">{format_number(min(efforts))}</text>'
         f'<text x="610" y="228" text-anchor="end">{trade_off.measure} {format_number(max(efforts))} {unit} per example</text>'
@@ -234,7 +266,7 @@ def _render_trade_off(trade_off: TradeOff) -> str:
     return f"{title}{note}{chart}{_make_table(head, rows, (1, 2))}"
 
 
-def _render_problems(analysis: AnalysisData) -> str:
+def _render_problems(analysis: AnalysisData, *, is_page: bool) -> str:
     problems = analysis.problems
     rows = [
         [
@@ -244,7 +276,7 @@ def _render_problems(analysis: AnalysisData) -> str:
             escape(each.key),
             f"{each.severity:.2f}",
             escape(each.text[:MAX_TEXT]),
-            f"{len(each.cases):,}",
+            _render_cases(each, is_page=is_page),
         ]
         for each in problems[:MAX_LISTED]
     ]
@@ -258,19 +290,86 @@ def _render_problems(analysis: AnalysisData) -> str:
     return "".join(parts)
 
 
-def _render_robustness(analysis: AnalysisData) -> str:
-    """Return the share of base cases whose pass or fail is the same in all their perturbations of a kind."""
+def _render_cases(problem: Problem, *, is_page: bool) -> str:
+    """Return a table cell with the number of a problem's cases and their traces."""
+    count = len(problem.cases)
+    if not count:
+        return '<td class="num" data-v="0">0</td>'
+    traces = [_link(f"/traces/{id}", id, is_page=is_page) for id in [*problem.cases.values()][:MAX_PROBLEM_CASES]]
+    more = "<br>…" if count > MAX_PROBLEM_CASES else ""
+    return f'<td class="num" data-v="{count}"><details><summary>{count:,}</summary>{"<br>".join(traces)}{more}</details></td>'
+
+
+def _render_robustness(analysis: AnalysisData, *, is_page: bool) -> str:
+    """Return the share of base cases whose pass or fail is the same in all their perturbations of a kind, and the flips."""
     rows = []
-    for each in _list_robustness(analysis):
-        share, interval = each["share"], each["interval"]
-        if share is not None:
-            ends = "" if interval is None else " [{:.3g}, {:.3g}]".format(*interval)
-            texts = (each["experiment"], each["key"], each["kind"])
-            rows.append([*map(escape, texts), f"{share:.3g}{ends}", f"{each['cases']:,}", f"{len(each['flips']):,}"])
+    for model, robustness in analysis.robustness.items():
+        for each in robustness.values():
+            if each.share is not None and each.interval is not None:
+                texts = map(escape, (model, each.key, each.kind))
+                counts = (
+                    sum(flip.base_passes for flip in each.flips),
+                    sum(not flip.base_passes for flip in each.flips),
+                )
+                share = f'<td class="num {_heat(each.share)}" data-v="{each.share!r}">{each.share:.1%}'
+                share += "<small>{:.1%} to {:.1%}</small></td>".format(*each.interval)
+                rows.append([*texts, share, f"{each.cases:,}", *map(str, counts)])
     if not rows:
         return ""
-    head = ["experiment", "metric", "perturbation", "stable base cases", "base cases", "flips"]
-    return f"<h2>Robustness</h2>{_make_table(head, rows, (3, 4, 5))}"
+    head = ["model", "metric", "perturbation", "stable base cases", "base cases", "pass→fail", "fail→pass"]
+    parts = [f"<h2>Robustness</h2>{_make_table(head, rows, (3, 4, 5, 6))}"]
+    if flips := _list_flips(analysis):
+        shown = flips[:MAX_REPORT_FLIPS]
+        parts.append(
+            f"<h3>{len(shown):,} of {len(flips):,} flips</h3>{_make_flip_table(analysis, shown, is_page=is_page)}"
+        )
+        if is_page:
+            parts.append(f'<p><a href="{_make_address("/analysis/flips", analysis)}">All flips side by side</a></p>')
+    return "".join(parts)
+
+
+def _list_flips(analysis: AnalysisData) -> list[list[tuple[str, Flip]]]:
+    """Return the pairs of cases that flip, those from pass to fail first: model and flip for each metric of a pair."""
+    pairs: dict[tuple[bool, str, str], list[tuple[str, Flip]]] = {}
+    for model, robustness in analysis.robustness.items():
+        for flip in robustness.flips():
+            pairs.setdefault((not flip.base_passes, model, flip.example_id), []).append((model, flip))
+    return sorted(pairs.values(), key=lambda pair: not pair[0][1].base_passes)
+
+
+def _make_flip_table(analysis: AnalysisData, pairs: Sequence[Sequence[tuple[str, Flip]]], *, is_page: bool) -> str:
+    """Return a table of base cases beside their perturbed cases: inputs, answer, scores and trace."""
+    ids = [id for pair in pairs for id in (pair[0][1].base_trace_id, pair[0][1].trace_id)]
+    outputs = analysis.results.read_outputs(ids)
+
+    def show(inputs: JSON, trace_id: str, scores: Mapping[str, float]) -> str:
+        answer = f"<pre>{escape(_shorten(outputs[trace_id]))}</pre>" if trace_id in outputs else ""
+        trace = _link(f"/traces/{trace_id}", trace_id[:12], is_page=is_page)
+        texts = [f"{escape(key)} {format_number(score)}" for key, score in scores.items()]
+        return f'<td class="text">{escape(_shorten(inputs))}{answer}<small>{" · ".join([*texts, trace])}</small></td>'
+
+    rows = []
+    for pair in pairs:
+        model, flip = pair[0]
+        kind = "bad" if flip.base_passes else "good"
+        rows.append(
+            [
+                f'<span class="{kind}">{flip.direction}</span>',
+                show(flip.base_inputs, flip.base_trace_id, {each.key: each.base_score for _, each in pair}),
+                show(flip.inputs, flip.trace_id, {each.key: each.score for _, each in pair}),
+                escape(model),
+                escape(flip.kind),
+            ]
+        )
+    return _make_table(["flip", "base case", "perturbed case", "model", "perturbation"], rows)
+
+
+def _shorten(value: JSON) -> str:
+    """Return inputs or outputs as text; the only value of a mapping alone."""
+    if isinstance(value, Mapping) and len(value) == 1:
+        value = next(iter(value.values()))
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
 
 
 def _render_insights(analysis: AnalysisData) -> str:
@@ -288,6 +387,8 @@ def _render_prompts(analysis: AnalysisData) -> str:
     parts = []
     for key in analysis.leaderboard.keys:
         board: PromptHeatmap = analysis.prompts(key)
+        if not board.example_ids:  # only set-level scores
+            continue
         rows = []
         for example_id in board.example_ids[:MAX_PROMPT_ROWS]:
             cells = [escape(analysis.results.describe_example(example_id, 120))]
@@ -347,105 +448,3 @@ def _render_settings(analysis: AnalysisData, *, is_page: bool) -> str:
         for record in analysis.records
     ]
     return f"<h2>Experiments</h2>{_make_table(['name', 'id', 'dataset', 'status', 'started'], rows)}"
-
-
-# --- archive ----------------------------------------------------------------------------------------------------------
-
-
-def _write_archive(analysis: AnalysisData, path: Path) -> None:
-    files: dict[str, bytes] = {"report.html": render_report(analysis).encode()}
-    results = list_results(analysis)
-    files["llm-eval-results.json"] = _dump(results)
-    files |= _tabulate(results)
-    board = analysis.leaderboard
-    files["llm-heatmap-leaderboard.json"] = _dump(
-        {
-            "models": board.models,
-            "keys": board.keys,
-            "ranks": board.ranks,
-            "cells": [asdict(cell) for cell in board.cells.values()],
-            "prompts": {key: _list_prompt_scores(analysis.prompts(key)) for key in board.keys},
-        }
-    )
-    files["llm-bool-leaderboard.json"] = _dump([asdict(each) for each in analysis.boolean_leaderboards])
-    files["problems.json"] = _dump([{**asdict(each), "severe": each.severe} for each in analysis.problems])
-    files["unusable-thresholds.json"] = _dump([asdict(each) for each in analysis.unusable_thresholds])
-    files["insights.json"] = _dump([asdict(each) for each in analysis.insights])
-    files["compliance.json"] = _dump(
-        {"note": MAPPING_NOTE, "standards": [asdict(each) for each in analysis.compliance]}
-    )
-    files["trade-offs.json"] = _dump([asdict(each) for each in analysis.trade_offs])
-    files["perturbations.json"] = _dump(_list_robustness(analysis))
-    files["experiments.json"] = _dump([asdict(record) for record in analysis.records])
-    manifest = {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
-    files["manifest.json"] = _dump(manifest)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-
-
-def list_results(analysis: AnalysisData) -> list[dict[str, Any]]:
-    """Return one dict per run: model, example, inputs, outputs, references, error, and one entry per key."""
-    models = {run.trace_id: model for model, runs in analysis.results.runs.items() for run in runs}
-    rows = []
-    for store, record in analysis.results.sides:
-        rows += [
-            {"model": model, "experiment": record.name, **row.to_dict()}
-            for row in Experiment.load(store, record.id).rows()
-            if (model := models.get(row.trace.trace_id)) is not None
-        ]
-    return rows
-
-
-def _list_robustness(analysis: AnalysisData) -> list[dict[str, Any]]:
-    """Return per experiment, kind of perturbation and key the share of stable base cases, and the flips."""
-    if not any(map(is_perturbed, analysis.results.examples.values())):
-        return []
-    return [
-        {"experiment": record.name, **asdict(each), "share": each.share, "interval": each.interval}
-        for store, record in analysis.results.sides
-        for each in measure_robustness(store, record).values()
-    ]
-
-
-def _list_prompt_scores(board: PromptHeatmap) -> list[dict[str, Any]]:
-    return [
-        {"model": model, "example_id": example_id, "score": score}
-        for (model, example_id), score in board.scores.items()
-    ]
-
-
-def _dump(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, indent=1, default=_encode).encode("utf-8", "replace")
-
-
-def _encode(value: Any) -> Any:
-    return asdict(value) if hasattr(value, "__dataclass_fields__") else repr(value)
-
-
-def _tabulate(rows: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-    """Return the results as Parquet, or as CSV without pyarrow. Values that are no scalars become JSON text."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    plain = [{name: _flatten(row.get(name)) for name in columns} for row in rows]
-    try:
-        import pandas
-        import pyarrow  # type: ignore[import-untyped, unused-ignore]  # noqa: F401
-    except ImportError:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns)
-        writer.writeheader()
-        writer.writerows(plain)
-        return {"llm-eval-results.csv": text.getvalue().encode("utf-8", "replace")}
-    data = io.BytesIO()
-    frame = pandas.DataFrame(plain, columns=columns)
-    for name in columns:  # a column of several types is text
-        if len({type(value) for value in frame[name] if value is not None and value == value}) > 1:
-            frame[name] = [None if value is None else str(value) for value in frame[name]]
-    frame.to_parquet(data)
-    return {"llm-eval-results.parquet": data.getvalue()}
-
-
-def _flatten(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    return json.dumps(value, ensure_ascii=False, default=repr)

@@ -302,7 +302,7 @@ class Comparison:
                     *sides,
                     "" if change is None else f"×{change:.3g}" if contrast.kind == "ratio" else f"{change:+.3g}",
                     "" if interval is None else form.format(*interval),
-                    "" if not contrast.pairs else "<0.001" if contrast.p < 0.001 else f"{contrast.p:.3f}",
+                    contrast.p_text if contrast.pairs else "",
                     f"{contrast.changed_labels} changed, {contrast.ties} same"
                     if contrast.is_unordered
                     else f"{moved[0]}/{moved[1]}/{contrast.ties}",

@@ -6,17 +6,23 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from spanwise.collector.records import Feedback
 from spanwise.collector.statistics import RATE_ENDINGS
 from spanwise.evaluators.analysis.leaderboards import make_scale
-from spanwise.evaluators.analysis.model_results import CaseResult, EvaluatorRecord, ModelResults
+from spanwise.evaluators.analysis.model_results import EvaluatorRecord, ModelResults
 from spanwise.evaluators.analysis.problems import Problem
 
 GROUNDING = ("groundedness", "groundedness_embedding", "hallucination")
 # Evaluators of which H2O's document names the extremes of accuracy, speed and cost
 EXTREMES = ("fact_check",)
+# Evaluators of the retrieved context alone
+RETRIEVAL = (
+    *("context_precision", "context_recall", "context_relevancy", "context_relevancy_soft", "context_mrr"),
+    *("chunk_relevance", "document_recall", "hit_at_k", "ir_map", "ir_mrr", "ir_ndcg", "precision_at_k"),
+)
 NO_DIFFERENCE = "no difference can be shown"
 _MAX_FEEDBACK = 100
 
@@ -61,7 +67,7 @@ def find_insights(results: ModelResults, case_problems: Sequence[Problem]) -> li
 
 
 def _list_extremes(results: ModelResults, evaluator: EvaluatorRecord) -> Iterator[Insight]:
-    """Yield the extremes of accuracy, speed, cost and retrieval of a boolean evaluator."""
+    """Yield the extremes of accuracy, speed, cost and retrieval of a boolean evaluator or of `fact_check`."""
     key = evaluator.primary.key if evaluator.primary else evaluator.key
     yield from _name_extreme(results, key, "most accurate model", best=True)
     yield from _name_extreme(results, key, "least accurate model", best=False)
@@ -69,8 +75,9 @@ def _list_extremes(results: ModelResults, evaluator: EvaluatorRecord) -> Iterato
         if any(results.measure(model, measure) is not None for model in results.models):
             yield from _name_extreme(results, measure, f"{best} model", best=True, about=key)
             yield from _name_extreme(results, measure, f"{worst} model", best=False, about=key)
-    retrieval = key + RATE_ENDINGS[1]
-    if retrieval in results.keys:
+    # the failures of retrieval that the evaluator counts itself, else the first evaluator of retrieval
+    of_retrieval = [each.primary.key for each in results.evaluators if each.id in RETRIEVAL and each.primary]
+    for retrieval in [key for key in (key + RATE_ENDINGS[1], *of_retrieval) if key in results.keys][:1]:
         yield from _name_extreme(results, retrieval, "best retrieval", best=True, about=key)
         yield from _name_extreme(results, retrieval, "worst retrieval", best=False, about=key)
 
@@ -97,6 +104,10 @@ def _name_extreme(
         text = f"{kind} by {key}: {_join(tied)} are tied at {means[first]:.4g}"
         yield name(text=f"{text}; {NO_DIFFERENCE}", models=tied, shown=False)
         return
+    if (first, key) in results.set_scores:
+        text = f"{kind} by {key}: {first} with {means[first]:.4g}; {NO_DIFFERENCE}, because each model has one score"
+        yield name(text=text, models=(first,), shown=False)
+        return
     contrast = results.contrast(key, others[0], first, family=len(others))
     wanted = "better" if best else "worse"
     if contrast.word == wanted:
@@ -105,7 +116,7 @@ def _name_extreme(
         )
         yield name(text=text, models=(first,), metadata={"sentence": contrast.sentence})
     else:
-        text = f"{kind} by {key}: {NO_DIFFERENCE} between {first} ({means[first]:.4g}) and {others[0]} ({means[others[0]]:.4g})"
+        text = f"no {kind} by {key}: {NO_DIFFERENCE} between {first} ({means[first]:.4g}) and {others[0]} ({means[others[0]]:.4g})"
         yield name(text=text, models=(first, others[0]), shown=False, metadata={"sentence": contrast.sentence})
 
 
@@ -113,23 +124,32 @@ def _find_hardest(results: ModelResults, evaluator: EvaluatorRecord) -> Iterator
     """Yield the test case that most models failed: with a threshold by failures, else by the mean score."""
     assert evaluator.primary is not None
     key = evaluator.primary.key
-    by_example: defaultdict[str, list[CaseResult]] = defaultdict(list)
-    for case in results.list_cases(key):
-        by_example[case.example_id].append(case)
-    scale = make_scale(results.get_metric(key), [case.score for cases in by_example.values() for case in cases])
+    by_model = results.get_values(key)
+    scale = make_scale(results.get_metric(key), [score for values in by_model.values() for score in values.values()])
+    rule = results.pass_rules.get(key)
+    by_example: defaultdict[str, list[float]] = defaultdict(list)
+    for values in by_model.values():
+        for example_id, score in values.items():
+            by_example[example_id].append(score)
     if len(by_example) < 2:
         return
 
-    def hardness(id: str) -> tuple[float, float]:
-        cases = by_example[id]
-        return sum(case.passes is False for case in cases), 1 - sum(scale(case.score) for case in cases) / len(cases)
+    def hardness(scores: Sequence[float]) -> tuple[int, float]:
+        failures = len(scores) - rule.count_passing(scores) if rule else 0
+        return failures, 1 - sum(map(scale, scores)) / len(scores)
 
-    hardest = max(map(hardness, by_example))
-    tied = [id for id in by_example if hardness(id) == hardest]
+    by_hardness: defaultdict[tuple[int, float], list[str]] = defaultdict(list)
+    for example_id, scores in by_example.items():
+        by_hardness[hardness(scores)].append(example_id)
+    hardest = max(by_hardness)
+    tied = by_hardness[hardest]
     failed, difficulty = hardest
     if not failed and not difficulty:
         return
-    cases = {id: by_example[id][0].trace_id for id in tied[:10]}
+    cases = {
+        id: next(results.first_traces[model, id] for model, values in by_model.items() if id in values)
+        for id in tied[:10]
+    }
     models = len(results.models)
     if models == 1:
         text = (
@@ -138,7 +158,7 @@ def _find_hardest(results: ModelResults, evaluator: EvaluatorRecord) -> Iterator
         kind = "worst case"
     else:
         verb = "hallucinated" if evaluator.id in GROUNDING else "failed"
-        reason = f"{failed:.0f} of {models} models {verb}" if failed else f"mean {_mean(by_example[tied[0]]):.4g}"
+        reason = f"{failed} of {models} models {verb}" if failed else f"mean {fmean(by_example[tied[0]]):.4g}"
         text = f"hardest test case of {key}: {_name_cases(results, tied)} ({reason})"
         kind = "hardest test case"
     yield Insight(kind=kind, key=key, text=text, cases=cases)
@@ -149,34 +169,31 @@ def _find_least_grounded(results: ModelResults, evaluator: EvaluatorRecord) -> I
     metric = evaluator.primary
     if metric is None or metric.threshold is None or not metric.higher_is_better:
         return
-    worst: dict[str, CaseResult] = {}
-    for case in results.list_cases(metric.key):
-        if case.passes is False and (case.model not in worst or case.score < worst[case.model].score):
-            worst[case.model] = case
-    for model, case in worst.items():
-        feedback = _read_feedback(results, case, metric.key)
+    for model in results.models:
+        failed = results.list_failed(model, metric.key)
+        if not failed:
+            continue
+        worst = min(failed, key=failed.__getitem__)
+        trace_id = results.first_traces[model, worst]
+        feedback = _read_feedback(results, trace_id, metric.key)
         if feedback is not None:
             yield Insight(
                 kind="least grounded sentence",
                 key=metric.key,
-                text=f"least grounded sentence of {model}, score {case.score:.4g}: {feedback.comment or ''}",
+                text=f"least grounded sentence of {model}, score {failed[worst]:.4g}: {feedback.comment or ''}",
                 models=(model,),
-                cases={case.example_id: case.trace_id},
+                cases={worst: trace_id},
                 metadata={"sentences": feedback.metadata.get("sentences", {})},
             )
 
 
-def _read_feedback(results: ModelResults, case: CaseResult, key: str) -> Feedback | None:
-    """Return the newest score of a case; None if it was deleted."""
+def _read_feedback(results: ModelResults, trace_id: str, key: str) -> Feedback | None:
+    """Return the newest score of a trace under a key; None if it was deleted."""
     for store, _ in results.sides:
-        for feedback in store.feedbacks(trace_ids=(case.trace_id,), key=key, limit=_MAX_FEEDBACK):
+        for feedback in store.feedbacks(trace_ids=(trace_id,), key=key, limit=_MAX_FEEDBACK):
             if feedback.score is not None:
                 return feedback
     return None
-
-
-def _mean(cases: Sequence[CaseResult]) -> float:
-    return sum(case.score for case in cases) / len(cases)
 
 
 def _join(names: Sequence[str]) -> str:

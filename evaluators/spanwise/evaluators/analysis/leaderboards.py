@@ -140,20 +140,25 @@ def make_prompt_heatmap(results: ModelResults, key: str) -> PromptHeatmap:
     """Return models × prompts for one key. Raises `ValueError` for a key without scores."""
     if key not in results.keys:
         raise ValueError(f"no model has scores of {key!r}; known keys: {', '.join(results.keys)}")
-    cases = results.list_cases(key)
-    metric = results.get_metric(key)
-    scale = make_scale(metric, [case.score for case in cases])
-    by_example: dict[str, list[float]] = {}
-    for case in cases:
-        by_example.setdefault(case.example_id, []).append(scale(case.score))
-    order = sorted(by_example, key=lambda id: sum(by_example[id]) / len(by_example[id]))
-    shown = set(order[:MAX_PROMPTS])
+    by_model = results.get_values(key)
+    scale = make_scale(results.get_metric(key), [score for values in by_model.values() for score in values.values()])
+    warmth: dict[str, list[float]] = {}  # by example
+    for values in by_model.values():
+        for example_id, score in values.items():
+            warmth.setdefault(example_id, []).append(scale(score))
+    order = sorted(warmth, key=lambda id: sum(warmth[id]) / len(warmth[id]))
+    scores = {
+        (model, example_id): values[example_id]
+        for model, values in by_model.items()
+        for example_id in order[:MAX_PROMPTS]
+        if example_id in values
+    }
     return PromptHeatmap(
         key=key,
         models=results.models,
         example_ids=order[:MAX_PROMPTS],
-        scores={(case.model, case.example_id): case.score for case in cases if case.example_id in shown},
-        warmth={(case.model, case.example_id): scale(case.score) for case in cases if case.example_id in shown},
+        scores=scores,
+        warmth={place: scale(score) for place, score in scores.items()},
         left_out=max(0, len(order) - MAX_PROMPTS),
     )
 

@@ -7,17 +7,19 @@ from os import PathLike
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
 from rich.text import Text
 
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.stores import Store
-from spanwise.evaluators.analysis.analysis_report import write_report
 from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, format_ranks
+from spanwise.evaluators.analysis.report_archive import write_report
 from spanwise.evaluators.analysis.result_analysis import AnalysisData, TradeOff, format_cell
 from spanwise.evaluators.experiments import Experiment, format_number, make_text_table, render_text
 from spanwise.evaluators.interface import StoreLocation, resolve_store
 
-SHOWN = 10  # problems and insights in the terminal
+SHOWN = 10  # problems, insights and prompts in the terminal
+PROMPT_CHARACTERS = 60  # characters of a prompt in the terminal
 SHOWN_MODELS = 5  # models in the terminal, the best first
 
 
@@ -40,7 +42,13 @@ class Analysis(AnalysisData):
         shown = board.models[:SHOWN_MODELS]
         head = ["key", *shown]
         rows = [
-            [key, *(format_cell(board.cells[model, key], board.ranks[key].get(model)) for model in shown)]
+            [
+                Text(key),
+                *(
+                    _color(format_cell(board.cells[model, key], board.ranks[key].get(model)), board.warmth[model, key])
+                    for model in shown
+                ),
+            ]
             for key in board.keys
         ]
         more = len(board.models) - len(shown)
@@ -48,6 +56,8 @@ class Analysis(AnalysisData):
         yield make_text_table(f"{title}; {more} more models" if more else title, head, rows)
         for boolean in self.boolean_leaderboards:
             yield make_text_table(f"{boolean.key}: test cases that succeeded", *_boolean_cells(boolean))
+        yield from _make_robustness_table(self, shown)
+        yield from _make_prompt_table(self, shown)
         for trade_off in self.trade_offs:
             yield make_text_table(f"{trade_off.key} against {trade_off.measure}", *_trade_off_cells(trade_off))
         yield from _list_lines("Problems", [f"{'severe: ' * each.severe}{each.text}" for each in self.problems])
@@ -77,6 +87,11 @@ def analyze(*experiments: Experiment | str, store: StoreLocation | None = None) 
     return Analysis([find(experiment) for experiment in experiments])
 
 
+def _color(text: str, warmth: float | None) -> Text:
+    """Return a cell in red, yellow or green, from the worst to the best third."""
+    return Text(text, "" if warmth is None else ("red", "yellow", "green", "green")[int(warmth * 3)])
+
+
 def _boolean_cells(board: BooleanLeaderboard) -> tuple[list[str], list[list[str]]]:
     names = ("passes", "failures", "retrieval_failures", "generation_failures", "parse_failures")
     head = ["model", "rank", "succeeded", "cases", *(name.replace("_", " ") for name in names)]
@@ -86,6 +101,47 @@ def _boolean_cells(board: BooleanLeaderboard) -> tuple[list[str], list[list[str]
         for row in board.rows
     ]
     return head, rows
+
+
+def _make_robustness_table(analysis: AnalysisData, models: Sequence[str]) -> Iterator[Table]:
+    """Yield the share of stable base cases per metric, kind of perturbation and model; nothing without perturbations."""
+    kinds = dict.fromkeys(pair for robustness in analysis.robustness.values() for pair in robustness)
+    rows = []
+    for kind, key in kinds:
+        cells = []
+        for model in models:
+            robustness = analysis.robustness.get(model)
+            result = robustness.get((kind, key)) if robustness else None
+            share = None if result is None else result.share
+            if result is None or share is None or result.interval is None:
+                cells.append("–")
+            else:
+                interval = "[{:.1%}, {:.1%}]".format(*result.interval)
+                flips = f"{len(result.flips)} flip{'s' * (len(result.flips) != 1)}"
+                cells.append(f"{share:.1%} {interval} n={result.cases}\n{flips}")
+        rows.append([key, kind, *cells])
+    if rows:
+        title = "Robustness: base cases that pass or fail alike in all their perturbations of a kind"
+        yield make_text_table(title, ["key", "perturbation", *models], rows)
+
+
+def _make_prompt_table(analysis: AnalysisData, models: Sequence[str]) -> Iterator[Table]:
+    """Yield models × prompts for the first metric with scores of single cases, the worst prompts first."""
+    for key in analysis.leaderboard.keys:
+        board = analysis.prompts(key)
+        shown = board.example_ids[:SHOWN]
+        rows = []
+        for id in shown:
+            scores = [board.scores.get((model, id)) for model in models]
+            cells = [
+                _color("–" if score is None else format_number(score), board.warmth.get((model, id)))
+                for model, score in zip(models, scores, strict=True)
+            ]
+            rows.append([Text(analysis.results.describe_example(id, PROMPT_CHARACTERS)), *cells])
+        if rows:
+            total = len(board.example_ids) + board.left_out
+            yield make_text_table(f"{key}: the {len(rows)} worst of {total:,} prompts", ["prompt", *models], rows)
+            return
 
 
 def _trade_off_cells(trade_off: TradeOff) -> tuple[list[str], list[list[str]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -115,10 +116,15 @@ def sweep(
     rows = dataset if isinstance(dataset, str | Sequence) or hasattr(dataset, "columns") else list(dataset)
     with_store = connect() if store is None else resolve_store(store)
     metadata = dict(options.pop("metadata", None) or {})
+    earlier = _load_earlier(with_store, names) if options.get("resume") else {}
+    costs = {cell: _get_cost(experiment) for cell, experiment in earlier.items()}
     done: dict[str, Experiment] = {}
     for cell, variant, values in cells:
-        left = None if max_usd is None else max_usd - _sum_costs(done, names, cell, with_store, options)
+        # what the current cell has cost earlier is counted by `evaluate()`
+        left = None if max_usd is None else max_usd - sum(cost for name, cost in costs.items() if name != cell)
         if left is not None and left <= USD_TOLERANCE:
+            if cell in earlier:
+                done[cell] = earlier[cell]
             continue
         done[cell] = evaluate(
             rows,
@@ -130,6 +136,7 @@ def sweep(
             max_usd=left,
             **options,
         )
+        costs[cell] = _get_cost(done[cell])
     ordered = sorted(names, key=lambda cell: (cell != names[first], names.index(cell)))
     values_of = {cell: values for cell, _, values in cells}
     return Sweep(
@@ -195,28 +202,16 @@ def _find_baseline(baseline: str | Mapping[str, Any] | None, cells: Cells) -> in
     raise ValueError(f"baseline {baseline!r} is no cell of the sweep; cells: {', '.join(cell for cell, _, _ in cells)}")
 
 
-def _sum_costs(
-    done: Mapping[str, Experiment],
-    names: Sequence[str],
-    current: str,
-    store: Store,
-    options: Mapping[str, Any],
-) -> float:
-    """Return what the other cells have cost: those that have run, and with `resume` those that ran earlier.
-
-    What the current cell has cost earlier is counted by `evaluate()`.
-    """
-    total = sum(_get_cost(experiment) for experiment in done.values())
-    if options.get("resume"):
-        for name in names:
-            if name != current and name not in done:
-                try:
-                    total += _get_cost(Experiment.load(store, name))
-                except NotFound:
-                    continue
-    return total
+def _load_earlier(store: Store, names: Sequence[str]) -> dict[str, Experiment]:
+    """Return the stored experiments of the cells."""
+    found: dict[str, Experiment] = {}
+    for name in names:
+        with suppress(NotFound):
+            found[name] = Experiment.load(store, name)
+    return found
 
 
 def _get_cost(experiment: Experiment) -> float:
-    summary = experiment.summary()
-    return summary.cost or 0.0
+    """Return what the tasks of an experiment have cost, including failed runs that later ones have replaced."""
+    recorded = (experiment.record.metadata.get("totals") or {}).get("spent_usd")
+    return max(experiment.summary().cost or 0.0, recorded if isinstance(recorded, int | float) else 0.0)

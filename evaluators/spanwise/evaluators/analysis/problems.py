@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -107,6 +106,7 @@ def measure_severity(metric: Metric, mean: float) -> float:
 
 
 def _find_threshold_problems(results: ModelResults) -> Iterator[Problem]:
+    primary = set(results.primary_keys)
     for (model, key), cell in results.cells.items():
         metric = results.get_metric(key)
         if cell.mean is None or metric.threshold is None or explain_unreachable(metric) or metric.passes(cell.mean):
@@ -119,12 +119,8 @@ def _find_threshold_problems(results: ModelResults) -> Iterator[Problem]:
             text=f"{key} of {model} is {cell.mean:.4g}, {side} its threshold of {metric.threshold:g} ({cell.n:,} scores)",
             severity=measure_severity(metric, cell.mean),
             certain=_is_certain(cell, metric),
-            cases={
-                case.example_id: case.trace_id
-                for case in results.list_cases(key)
-                if case.model == model and case.passes is False
-            }
-            if metric.key in results.primary_keys
+            cases={id: results.first_traces[model, id] for id in results.list_failed(model, key)}
+            if key in primary
             else {},
         )
 
@@ -139,27 +135,19 @@ def _is_certain(cell: Cell, metric: Metric) -> bool:
 
 def _find_flips(results: ModelResults) -> Iterator[Problem]:
     """Yield a problem for each perturbed case whose pass or fail differs from that of its base case, per model."""
-    bases = {id: example.base_id for id, example in results.examples.items() if example.base_id}
-    if not bases:
-        return
-    for key in results.primary_keys:
-        by_case = {(case.model, case.example_id): case for case in results.list_cases(key)}
-        counts = Counter(model for model, _ in by_case)
-        for (model, id), case in by_case.items():
-            base = by_case.get((model, bases.get(id) or ""))
-            if base is None or None in (base.passes, case.passes) or base.passes == case.passes:
-                continue
-            change = "passes and its base case fails" if case.passes else "fails and its base case passes"
-            kinds = ", ".join(results.examples[id].categories)
-            yield Problem(
-                kind="flip",
-                model=model,
-                key=key,
-                text=f"{key} of {model}: the perturbed case {id[:12]} ({kinds or 'perturbed'}) {change}",
-                severity=1 / counts[model],
-                certain=True,
-                cases={id: case.trace_id, base.example_id: base.trace_id},
-            )
+    for model, by_kind in results.robustness.items():
+        for (kind, key), robustness in by_kind.items():
+            for flip in robustness.flips:
+                change = "fails and its base case passes" if flip.base_passes else "passes and its base case fails"
+                yield Problem(
+                    kind="flip",
+                    model=model,
+                    key=key,
+                    text=f"{key} of {model}: the perturbed case {flip.example_id[:12]} ({kind}) {change}",
+                    severity=1 / len(results.scores[model][key].values),
+                    certain=True,
+                    cases={flip.example_id: flip.trace_id, flip.base_id: flip.base_trace_id},
+                )
 
 
 def find_case_problems(results: ModelResults) -> Iterator[Problem]:

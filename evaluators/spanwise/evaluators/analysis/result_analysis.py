@@ -28,7 +28,7 @@ from spanwise.evaluators.analysis.problems import (
     find_problems,
     find_unusable_thresholds,
 )
-from spanwise.evaluators.experiments import format_number
+from spanwise.evaluators.experiments import Robustness, format_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +93,12 @@ class AnalysisData:
     def insights(self) -> list[Insight]:
         """Return the insights."""
         return find_insights(self.results, self._case_problems)
+
+    @cached_property
+    def robustness(self) -> dict[str, Robustness]:
+        """Return by model the robustness against perturbations; {} without perturbed cases with scores that pass or fail."""
+        by_model = self.results.robustness.items()
+        return {model: Robustness(f"Robustness of {model}", by_kind) for model, by_kind in by_model if by_kind}
 
     @cached_property
     def compliance(self) -> list[StandardCoverage]:

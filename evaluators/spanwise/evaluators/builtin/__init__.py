@@ -31,5 +31,6 @@ SHARED_MODULES = [
     "language_detection",
     "pipeline",
     "retrieval",
+    "text",
     "text_segmentation",
 ]

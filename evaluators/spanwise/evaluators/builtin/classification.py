@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from spanwise.evaluators.builtin.case_text import extract_text
-from spanwise.evaluators.interface import Metric, register_builtin
+from spanwise.evaluators.interface import CASE_SCORES, Metric, register_builtin
 from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, SOUNDNESS, VALID
 
 Average = Literal["macro", "micro", "weighted", "binary"]
@@ -83,7 +83,8 @@ class Classification:
     `average` combines the classes: "macro" (default), "micro", "weighted", or "binary" with the `positive`
     label. A label that only the model uses is a separate class. So is an answer without exactly one text, such
     as a dict of several. `normalize` strips white space and folds case first. The matrix, in the metadata of
-    the accuracy, has the 50 most frequent labels; `labels_left_out` counts the others.
+    the accuracy, has the 50 most frequent labels; `labels_left_out` counts the others. There, `case_scores` tells
+    which cases are right (1) or wrong (0), for at most 10,000 cases.
     """
 
     average: Average = "macro"
@@ -100,10 +101,11 @@ class Classification:
         predicted = [self._normal(_answer_label(value)) for value in outputs]
         expected = [self._normal(extract_text(value)) for value in reference_outputs]
         numbers = classification_report(predicted, expected, average=self.average, positive=self._positive())
-        matrix = _confusion_metadata(numbers)
+        right = [float(label == reference) for label, reference in zip(predicted, expected, strict=True)]
+        of_accuracy = {**_confusion_metadata(numbers), CASE_SCORES: right}
         values = {name: getattr(numbers, name) for name in ("accuracy", "precision", "recall", "f1")}
         return [
-            {"key": f"classification_{name}", "score": value, "metadata": matrix if name == "accuracy" else {}}
+            {"key": f"classification_{name}", "score": value, "metadata": of_accuracy if name == "accuracy" else {}}
             for name, value in values.items()
         ]
 

@@ -3,8 +3,9 @@
 Modules, in the order in which data flows:
 
 - `column_mapping`: Column mapping: names and layouts of other products to the fields of an example; splits.
-- `file_formats`: File formats of datasets: reading and writing JSON Lines, JSON, CSV, YAML; reading
-  Parquet, Excel.
+- `file_formats`: File formats of datasets: reading and writing JSON Lines, JSON, CSV, YAML, Parquet; reading
+  Arrow tables, Excel.
+- `hugging_face`: Hugging Face hub: datasets by id, read as a stream, so that only the rows that are used are downloaded.
 - `yaml_format`: YAML 1.2 scalars for PyYAML: only true and false are booleans, dates stay texts.
 - `example_reader`: Reader of examples: files, DataFrames, objects of other products, stored traces.
 - `stored_datasets`: Datasets in a store: saving versions, kinds, JSON Schemas, matching by inputs,
@@ -38,6 +39,7 @@ from spanwise.evaluators.datasets.file_formats import (
     write,
     write_rows,
 )
+from spanwise.evaluators.datasets.hugging_face import is_hub_id, open_hub_dataset
 from spanwise.evaluators.datasets.perturbation import PerturbedDataset, perturb
 from spanwise.evaluators.datasets.stored_datasets import (
     Diff,
@@ -74,8 +76,10 @@ __all__ = [
     "infer_kind",
     "infer_schema",
     "is_file",
+    "is_hub_id",
     "iterate",
     "make_trace_example",
+    "open_hub_dataset",
     "parse_cell",
     "perturb",
     "read",

@@ -7,7 +7,7 @@ from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from spanwise.collector.filters import Filter
+from spanwise.collector.filters import Filter, extend_filter
 from spanwise.collector.records import JSON, Example, ExampleNumbering, Trace, canonical_json, number_duplicates
 from spanwise.collector.stores import TraceStore
 from spanwise.evaluators.datasets.column_mapping import (
@@ -19,7 +19,8 @@ from spanwise.evaluators.datasets.column_mapping import (
     read_split_rows,
     to_example,
 )
-from spanwise.evaluators.datasets.file_formats import READABLE_SUFFIXES, read_file_rows, read_frame
+from spanwise.evaluators.datasets.file_formats import READABLE_SUFFIXES, read_arrow, read_file_rows, read_frame
+from spanwise.evaluators.datasets.hugging_face import is_hub_id, open_hub_dataset
 from spanwise.evaluators.interface import StoreLocation, open_store_location
 
 _FRAME_METHODS = ("to_df", "to_dataframe")  # methods of MLflow's EvaluationDataset and of Phoenix's Dataset
@@ -127,9 +128,9 @@ def read_traces(
         for start in range(0, len(named), PAGE_TRACES):
             yield from store.many(named[start : start + PAGE_TRACES])
         return
-    cursor: str | None = None
+    wanted, cursor = extend_filter(filter, conditions), None
     while limit > 0:
-        page = store.traces(filter, limit=min(PAGE_TRACES, limit), cursor=cursor, **conditions)
+        page = store.traces(wanted, limit=min(PAGE_TRACES, limit), cursor=cursor)
         yield from store.many([summary.trace_id for summary in page])
         limit, cursor = limit - len(page), page.next
         if cursor is None:
@@ -159,7 +160,8 @@ def read(
     encoding: str | None = None,
     outputs_are_references: bool = False,
 ) -> list[Example]:
-    """Return all examples of a file (by its suffix), a DataFrame, another product's dataset, or a list of rows.
+    """Return all examples of a file (by its suffix), a DataFrame, an Arrow table, another product's dataset, or a list
+    of rows. A text such as `hf://openai/gsm8k` names a dataset of the Hugging Face hub, which is streamed.
 
     A row is a dict, an `Example`, a trace, or an object of another product. `columns` renames columns first, as in
     {"gold": "reference_outputs", "q": "inputs.question"}. `split` selects one split or several. It is required for a
@@ -180,7 +182,7 @@ def iterate(
     encoding: str | None = None,
     outputs_are_references: bool = False,
 ) -> Iterator[Example]:
-    """Yield the examples one by one. JSON lines, CSV, Parquet and generators are never loaded as a whole.
+    """Yield the examples one by one. JSON lines, CSV, Parquet, hub datasets and generators are never loaded as a whole.
 
     A row without an id gets an id derived from its inputs. If the id of a row is already taken, a number is appended
     to it.
@@ -225,13 +227,19 @@ def _read_examples(
 def _source_rows(source: Any, split: Split, encoding: str | None) -> Iterable[tuple[str, Any]]:
     if is_file(source):
         return read_file_rows(Path(source), encoding)
+    if is_hub_id(source):
+        source = open_hub_dataset(source)
     if has_splits(source):
         return read_split_rows(source, split)
     source = unwrap_dataset(source)
     if hasattr(source, "itertuples") and hasattr(source, "columns"):
         return read_frame(source)
+    if hasattr(source, "collect_schema") and not hasattr(source, "iter_rows"):  # a polars LazyFrame
+        source = source.collect()
     if hasattr(source, "iter_rows") and hasattr(source, "columns"):  # a polars DataFrame
         source = source.iter_rows(named=True)
+    elif hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
+        return read_arrow(source)
     if isinstance(source, Iterable) and not isinstance(source, str | bytes | Mapping):
         return ((f"example {number}", row) for number, row in enumerate(source, 1))
     raise ValueError(

@@ -1,4 +1,4 @@
-"""File formats of datasets: reading and writing JSON Lines, JSON, CSV, YAML; reading Parquet, Excel."""
+"""File formats of datasets: reading and writing JSON Lines, JSON, CSV, YAML, Parquet; reading Arrow tables, Excel."""
 
 from __future__ import annotations
 
@@ -149,12 +149,35 @@ def read_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
         with ParquetFile(path) as file:
             names = [str(name) for name in file.schema_arrow.names]
             check_distinct_names(names, path.name)
-            rows = (row for batch in file.iter_batches(PARQUET_BATCH_ROWS) for row in batch.to_pylist())
-            for number, row in enumerate(rows, 1):
-                columns = {name: value for name, value in row.items() if not name.startswith("__index_level_")}
-                yield f"{path.name}, row {number}", _table_row(columns, columns.values())
+            for number, row in enumerate(_iterate_batch_rows(file.iter_batches(PARQUET_BATCH_ROWS)), 1):
+                yield f"{path.name}, row {number}", row
     except (ArrowException, OSError) as error:
         raise BadRow(f"{path.name} is not Parquet: {' '.join(str(error).split())}") from None
+
+
+def read_arrow(table: Any) -> Iterator[tuple[str, Mapping[str, JSON]]]:
+    """Yield the rows of an Arrow table, a batch, a reader of batches, or another object with Arrow's stream interface."""
+    with require_extra("files", "reading Arrow data"):
+        from pyarrow import RecordBatch, RecordBatchReader, record_batch
+    is_batch = isinstance(table, RecordBatch) or not hasattr(table, "__arrow_c_stream__")
+    batches = [record_batch(table)] if is_batch else RecordBatchReader.from_stream(table)
+    names = [str(name) for name in (batches[0] if isinstance(batches, list) else batches).schema.names]
+    check_distinct_names(names, "the table")
+    for number, row in enumerate(_iterate_batch_rows(batches), 1):
+        yield f"row {number}", row
+
+
+def _iterate_batch_rows(batches: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of Arrow batches, with columns of Arrow's JSON type parsed and without pandas' index."""
+    for batch in batches:
+        json_columns = [field.name for field in batch.schema if str(field.type) == "extension<arrow.json>"]
+        for start in range(0, batch.num_rows, PARQUET_BATCH_ROWS):
+            for row in batch.slice(start, PARQUET_BATCH_ROWS).to_pylist():
+                columns = {name: value for name, value in row.items() if not name.startswith("__index_level_")}
+                for name in json_columns:
+                    if columns[name] is not None:
+                        columns[name] = load_json(columns[name], f"column {name!r}")
+                yield _table_row(columns, columns.values())
 
 
 def read_xlsx(path: Path, cell: Callable[[str], JSON]) -> Iterator[tuple[str, Mapping[str, JSON]]]:
@@ -386,7 +409,8 @@ _OPTIONAL_FIELDS = ("categories", "evaluators", "metadata")
 
 
 def write(examples: Iterable[Example], path: str | Path, *, format: ExampleFormat = "spanwise") -> int:
-    """Write examples to a file in the format of its suffix (JSONL, JSON, CSV, TSV, YAML), and return their number.
+    """Write examples to a file in the format of its suffix (JSONL, JSON, CSV, TSV, YAML, Parquet), and return their
+    number.
 
     `format="openai"` is chat JSONL for fine-tuning, and `format="databricks"` uses the columns of Databricks
     evaluation sets. CSV keeps only texts: numbers and booleans are read back as texts, lists and objects are
@@ -509,6 +533,32 @@ def _encode_csv(rows: list[dict[str, JSON]], delimiter: str = ",") -> bytes:
     return text.getvalue().encode()
 
 
+def _encode_parquet(rows: list[dict[str, JSON]]) -> bytes:
+    """Return rows as Parquet. A column of texts, integers, floats or booleans has that type. Any other column has the
+    type JSON, because the fields of its objects may differ from row to row.
+    """
+    with require_extra("files", "writing Parquet"):
+        import pyarrow
+        from pyarrow import parquet
+    kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        types = {type(value) for value in values if value is not None}
+        if len(types) == 1 and (kind := kinds.get(types.pop())) is not None and _fit_into_64_bits(values):
+            columns[name] = pyarrow.array(values, kind)
+        else:
+            texts = [None if value is None else _dump_json(value).decode() for value in values]
+            columns[name] = pyarrow.array(texts, pyarrow.string()).cast(pyarrow.json_())
+    data = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), data, compression="zstd")
+    return data.getvalue()
+
+
+def _fit_into_64_bits(values: Iterable[JSON]) -> bool:
+    return all(-(2**63) <= value < 2**63 for value in values if isinstance(value, int))
+
+
 def _encode_cell(value: JSON) -> str:
     """Return a value as the text of a cell: a text unchanged, None as an empty cell, all other values as JSON. A text
     that the reader would parse is also written as JSON.
@@ -532,4 +582,5 @@ _WRITERS: Mapping[str, Callable[[list[dict[str, JSON]]], bytes]] = {
     ".tsv": lambda rows: _encode_csv(rows, "\t"),
     ".yaml": _encode_yaml,
     ".yml": _encode_yaml,
+    ".parquet": _encode_parquet,
 }

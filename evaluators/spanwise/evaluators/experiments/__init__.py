@@ -33,6 +33,7 @@ Modules, in the order in which data flows:
 """
 
 from spanwise.collector.stores import Flip, KindRobustness
+from spanwise.evaluators.experiments.dataset_source import read_attached_example
 from spanwise.evaluators.experiments.experiment_preparation import CannotResume
 from spanwise.evaluators.experiments.experiment_recorder import OpenRun, Recorder, finish_stored_experiment
 from spanwise.evaluators.experiments.experiment_results import Experiment
@@ -79,6 +80,7 @@ __all__ = [
     "format_number",
     "make_html_table",
     "make_text_table",
+    "read_attached_example",
     "render_text",
     "rerun_command",
     "resume_command",

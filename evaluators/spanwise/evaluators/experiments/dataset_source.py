@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from spanwise.collector.errors import NotFound
 from spanwise.collector.filters import EVALUATOR_KIND, Filter
@@ -16,7 +16,6 @@ from spanwise.collector.records import (
     JSON,
     Dataset,
     Example,
-    Experiment,
     Run,
     Trace,
     TraceSummary,
@@ -65,11 +64,11 @@ def make_source(
 ) -> ExampleSource:
     """Return the source for a dataset argument.
 
-    The argument is a name in the store (also `name@3`), a file, a DataFrame, a list, traces or a filter.
+    The argument is a name in the store (also `name@3`), an id of the Hugging Face hub (`hf://openai/gsm8k`), a file, a DataFrame, a list, traces or a filter.
 
     A dataset that fits into memory is stored as a version of a dataset, so that experiments over it can be compared
-    and resumed. Nothing is stored if `save` is false. Generators and files larger than `MAX_STORED_FILE` are
-    streamed. With `reload_traces`, traces are read from the store again; a trace that is missing there is an error. For
+    and resumed. Nothing is stored if `save` is false. Generators, hub datasets and files larger than
+    `MAX_STORED_FILE` are streamed. With `reload_traces`, traces are read from the store again; a trace that is missing there is an error. For
     `outputs_are_references` see `datasets.read`. Raises `NotFound` or `BadRow`.
     """
     if isinstance(dataset, Filter):
@@ -77,6 +76,9 @@ def make_source(
     if _is_trace_list(dataset, if_empty=reload_traces):
         traces = [trace for trace in dataset if not _is_judgement(trace)]
         return _make_trace_source(default_name, lambda: _load_traces(traces, store, reload_traces), len(traces))
+    if datasets.is_hub_id(dataset):
+        name = dataset.partition("://")[2]
+        return _make_stream_source(name, datasets.open_hub_dataset(dataset), splits, outputs_are_references)
     if isinstance(dataset, str) and not datasets.is_file(dataset):
         name, separator, version = dataset.rpartition("@")
         if separator and version.isdigit():
@@ -235,7 +237,8 @@ def _make_stream_source(
     name: str, given: Any, splits: Sequence[str] | None, outputs_are_references: bool
 ) -> ExampleSource:
     def examples() -> Iterator[tuple[Example, Trace | None]]:
-        for example in datasets.iterate(given, outputs_are_references=outputs_are_references):
+        chosen = splits if datasets.has_splits(given) else None
+        for example in datasets.iterate(given, split=chosen, outputs_are_references=outputs_are_references):
             if datasets.in_split(example, splits):
                 yield example, None
 
@@ -280,45 +283,25 @@ def _is_trace_list(dataset: Any, *, if_empty: bool) -> bool:
     return if_empty
 
 
-EXAMPLE_PAGE = 500
-
-ExamplePages: TypeAlias = Callable[[], Iterator[Sequence[Example]]]
-
-
-def iterate_example_pages(store: Store, record: Experiment) -> Iterator[Sequence[Example]]:
-    """Yield the examples of an experiment's dataset version page by page; nothing if the version is unknown or
-    deleted.
-    """
-    if record.dataset_version is None:
-        return
-    offset = 0
-    try:
-        while page := store.examples(record.dataset, record.dataset_version, limit=EXAMPLE_PAGE, offset=offset):
-            yield page
-            offset += len(page)
-    except NotFound:  # experiments outlive their dataset: the user may have deleted it
-        return
-
-
 class ExampleLookup:
     """Lookup of examples by id, for callers that ask for them in roughly the dataset's order.
 
-    Pages are read on demand. `forget` drops earlier examples from memory.
+    Examples are read on demand. `forget` drops earlier examples from memory.
     """
 
-    def __init__(self, pages: ExamplePages) -> None:
-        self._restart = pages
-        self._pages = pages()
+    def __init__(self, read: Callable[[], Iterator[Example]]) -> None:
+        self._restart = read
+        self._examples = read()
         self._read: dict[str, Example] = {}  # examples by id, in the dataset's order
         self._forgets = True
 
     def get(self, id: str) -> Example | None:
         """Return the example, or None if no example has this id."""
         example = self._find(id)
-        # `forget` may have dropped the example: read the pages again, and keep everything from now on
+        # `forget` may have dropped the example: read the examples again, and keep everything from now on
         if example is None and self._forgets:
             self._forgets = False
-            self._pages = self._restart()
+            self._examples = self._restart()
             example = self._find(id)
         return example
 
@@ -330,10 +313,10 @@ class ExampleLookup:
 
     def _find(self, id: str) -> Example | None:
         while id not in self._read:
-            page = next(self._pages, None)
-            if page is None:
+            example = next(self._examples, None)
+            if example is None:
                 return None
-            self._read.update((example.id, example) for example in page)
+            self._read[example.id] = example
         return self._read[id]
 
 

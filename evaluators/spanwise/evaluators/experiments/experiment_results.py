@@ -27,8 +27,8 @@ from spanwise.collector.statistics import (
     compute_boolean_rates,
     databricks_table,
 )
-from spanwise.collector.stores import JudgeAgreement, Store, measure_robustness
-from spanwise.evaluators.experiments.dataset_source import ExampleLookup, iterate_example_pages, read_attached_example
+from spanwise.collector.stores import JudgeAgreement, Store, iterate_examples, measure_robustness
+from spanwise.evaluators.experiments.dataset_source import ExampleLookup, read_attached_example
 from spanwise.evaluators.experiments.experiment_resume import read_metrics, read_stored_runs
 from spanwise.evaluators.experiments.experiment_robustness import Robustness
 from spanwise.evaluators.experiments.experiment_rows import Failure, Row, render_experiment_html
@@ -105,8 +105,7 @@ class Experiment:
         tally = ExperimentTally(read_metrics(record), _get_repetitions(record))
         traces = read_stored_runs(store, record, tally).traces
         # order the runs as in the dataset; runs whose example is not in the dataset follow, ordered by start time
-        ids = (example.id for page in iterate_example_pages(store, record) for example in page)
-        position = {id: index for index, id in enumerate(ids)}
+        position = {example.id: index for index, example in enumerate(iterate_examples(store, record))}
         last = len(position)
         keys = sorted(enumerate(traces), key=lambda pair: (position.get(pair[1][0], last), pair[1][1], pair[0]))
         tally.traces = dict(enumerate(traces[key] for _, key in keys))
@@ -155,12 +154,10 @@ class Experiment:
     def rows(self) -> Iterator[Row]:
         """Yield every run in the dataset's order, read from the store page by page."""
 
-        def read_pages() -> Iterator[Sequence[Example]]:
-            if self._examples is None:
-                return iterate_example_pages(self._store, self.record)
-            return iter((self._examples,))
+        def read() -> Iterator[Example]:
+            return iterate_examples(self._store, self.record) if self._examples is None else iter(self._examples)
 
-        examples = ExampleLookup(read_pages)
+        examples = ExampleLookup(read)
         ids = (self._tally.traces[slot] for slot in sorted(self._tally.traces))
         while page := list(islice(ids, ROW_PAGE)):
             for trace in self._store.many(page):

@@ -66,8 +66,8 @@ def evaluate(
 
     Arguments:
 
-    - `dataset`: the name of a stored dataset (`name@3` for a version), a path (JSONL, JSON, CSV, YAML), a
-      DataFrame, a list or (async) generator of dicts or examples, stored traces or a `Filter` over them, or an
+    - `dataset`: the name of a stored dataset (`name@3` for a version), a path (JSONL, JSON, CSV, YAML,
+      Parquet), a dataset of the Hugging Face hub (`hf://openai/gsm8k`), a DataFrame, an Arrow table, a list or (async) generator of dicts or examples, stored traces or a `Filter` over them, or an
       experiment to score further.
     - `evaluators`: callables, ids or evaluators. They score the examples that name them or that name none (see
       `Example.evaluators`); the others are scored by the evaluators that they name.

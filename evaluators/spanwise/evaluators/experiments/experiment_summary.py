@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 AGREEMENT_COLUMN = "agreement"  # column with a judge's agreement with human feedback
-_TEXT_COLUMNS = ("key", "conclusion", AGREEMENT_COLUMN)
+_TEXT_COLUMNS = ("key", "conclusion", AGREEMENT_COLUMN, "model", "perturbation", "prompt")
 # Command that resumes an interrupted experiment, set by callers such as the command line interface
 resume_command: ContextVar[str | None] = ContextVar("spanwise_go_on", default=None)
 # Start of the command that runs one example alone; `--only ID --pdb` is appended to it

@@ -30,7 +30,7 @@ Modules, in the order in which data flows:
 - `store_location`: Store arguments: an open store, or the path or URL of one.
 """
 
-from spanwise.evaluators.interface.argument_binding import SYNONYMS, Binding, BindingError, get_case_field
+from spanwise.evaluators.interface.argument_binding import CASE_SCORES, SYNONYMS, Binding, BindingError, get_case_field
 from spanwise.evaluators.interface.evaluator_execution import Batch, Evaluator, JudgeBackedFunction
 from spanwise.evaluators.interface.evaluator_factory import (
     PARAMETERS_KEY,
@@ -119,6 +119,7 @@ from spanwise.evaluators.interface.value_conversion import (
 )
 
 __all__ = [
+    "CASE_SCORES",
     "DATABRICKS_COLUMNS",
     "PARAMETERS_KEY",
     "STANDARDS",

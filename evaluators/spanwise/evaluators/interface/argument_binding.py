@@ -73,6 +73,8 @@ SYNONYMS: Mapping[str, str] = {
         ("context", "contexts", "retrieval_context", "retrieved_context", "retrieved_contexts"), "documents"
     ),
 }
+CASE_SCORES = "case_scores"  # metadata of a set-level score: the scores of the single cases
+MAX_CASE_SCORES = 10_000  # cases of one set-level score whose own scores are stored
 _SIMILARITY_CUTOFF = 0.85  # minimum difflib ratio of two names that counts as a misspelling
 PLURALS: Mapping[str, str] = {"cases": "case", "runs": "run", "examples": "example"}
 
@@ -81,6 +83,35 @@ def has_null_output(case: Case) -> bool:
     """Return whether the task returned None: the root records JSON's null as its output."""
     run = case.run
     return run is not None and run.status != "error" and run.attributes.get(names.OUTPUT_VALUE) == "null"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseColumns:
+    """Arguments of a set-level callable: for each argument a list with the values of all complete cases.
+
+    `missing` are the fields that the incomplete cases lack. `trace_ids` are those of the first `MAX_CASE_SCORES`
+    complete cases, "" for a case without a trace.
+    """
+
+    arguments: Arguments
+    complete: int
+    incomplete: int
+    missing: Sequence[str]
+    trace_ids: Sequence[str]
+
+    def describe(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the metadata of a set-level score with the numbers of cases.
+
+        A list `CASE_SCORES`, with one score per complete case, is replaced by a dict from trace ids to scores. It is
+        left out for more than `MAX_CASE_SCORES` cases, and for cases without traces.
+        """
+        described = {**metadata, "cases": self.complete, "left_out": self.incomplete}
+        scores = metadata.get(CASE_SCORES)
+        if isinstance(scores, list) and len(scores) == self.complete:
+            del described[CASE_SCORES]
+            if self.complete == len(self.trace_ids) and all(self.trace_ids):
+                described[CASE_SCORES] = dict(zip(self.trace_ids, scores, strict=True))
+        return described
 
 
 class BindingError(SpanwiseError, TypeError):
@@ -142,15 +173,12 @@ class Binding:
         fields = {name: value for name, value in arguments.items() if name in Case.__dataclass_fields__}
         return replace(case, **fields) if fields else case
 
-    def columns(self, cases: Iterable[Case]) -> tuple[Arguments, int, int, list[str]]:
-        """Return the arguments of a set-level callable: for each argument a list with the values of all complete cases.
-
-        The other results are the number of complete cases, the number of incomplete ones, and the names of the fields
-        that the incomplete ones lack. Cases are read one by one and not kept.
-        """
+    def columns(self, cases: Iterable[Case]) -> CaseColumns:
+        """Return the arguments of a set-level callable. Cases are read one by one and not kept."""
         columns: Arguments = {name: [] for name, _ in (*self.required, *self.optional)}
         complete = incomplete = 0
         missing_fields: set[str] = set()
+        trace_ids: list[str] = []
         for case in cases:
             arguments, missing = self.arguments(case)
             if missing:
@@ -158,14 +186,17 @@ class Binding:
                 missing_fields.update(missing)
                 continue
             complete += 1
+            if complete <= MAX_CASE_SCORES:
+                trace_ids.append(case.trace.trace_id if case.trace else "")
             for name, values in columns.items():
                 values.append(arguments.get(name))
         absent = [name for name, _ in self.optional if all(value is None for value in columns[name])]
-        return (
-            {name: columns[name] for name in columns if name not in absent},
-            complete,
-            incomplete,
-            sorted(missing_fields),
+        return CaseColumns(
+            arguments={name: columns[name] for name in columns if name not in absent},
+            complete=complete,
+            incomplete=incomplete,
+            missing=sorted(missing_fields),
+            trace_ids=trace_ids,
         )
 
 

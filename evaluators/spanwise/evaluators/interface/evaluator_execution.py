@@ -233,15 +233,14 @@ class Evaluator:
         """
         try:
             cases = islice(cases, self.max_cases)
-            columns, complete, incomplete, missing = await run_in_thread(lambda: self.binding.columns(cases))
-            if not complete:
-                why = f"needs {' and '.join(missing)}; no case has them" if missing else "there are no cases"
-                return self.make.skip(target, why)
-            if complete < self.min_cases:
-                return self.make.skip(target, f"{complete} cases, fewer than {self.min_cases}")
-            outcomes = self.make.wrap(await self._attempt(self.function, columns), target)
-            counts = {"cases": complete, "left_out": incomplete}
-            return [replace(outcome, metadata={**outcome.metadata, **counts}) for outcome in outcomes]
+            columns = await run_in_thread(lambda: self.binding.columns(cases))
+            if not columns.complete:
+                missing = " and ".join(columns.missing)
+                return self.make.skip(target, f"needs {missing}; no case has them" if missing else "there are no cases")
+            if columns.complete < self.min_cases:
+                return self.make.skip(target, f"{columns.complete} cases, fewer than {self.min_cases}")
+            outcomes = self.make.wrap(await self._attempt(self.function, columns.arguments), target)
+            return [replace(outcome, metadata=columns.describe(outcome.metadata)) for outcome in outcomes]
         except BaseException as error:
             if is_interruption(error):
                 raise

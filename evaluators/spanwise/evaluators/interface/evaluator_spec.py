@@ -10,6 +10,7 @@ from math import inf, isinf
 from typing import Any, Literal, Self
 
 from spanwise.collector.records import Source
+from spanwise.collector.statistics import is_passing
 from spanwise.evaluators.interface.document_metrics import DocumentMetric
 from spanwise.evaluators.interface.value_conversion import decode_infinity, encode_infinities
 
@@ -56,7 +57,7 @@ class Metric:
         threshold = 0.5 if self.threshold is None and isinstance(score, bool) else self.threshold
         if threshold is None:
             return None
-        return score >= threshold if self.higher_is_better else score <= threshold
+        return is_passing(score, threshold, self.higher_is_better)
 
     @property
     def is_reachable(self) -> bool:

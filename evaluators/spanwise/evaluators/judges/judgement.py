@@ -9,7 +9,7 @@ collector.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
@@ -29,9 +29,10 @@ from spanwise.evaluators.interface import (
     make_untraced_target,
     use_judge_context,
 )
-from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask, ParseFailure
+from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask, Message, ParseFailure
 from spanwise.evaluators.judges.llm_client.judge_call import Judge
 from spanwise.evaluators.judges.prompt_templates import Prompt
+from spanwise.evaluators.judges.untrusted_data import neutralize
 from spanwise.tracer import Run, span
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer.content.serialization import to_json
@@ -98,19 +99,32 @@ class Judgement:
         """Ask one question; see `Ask` for the parameters. Raises `ParseFailure` and other `Unjudged`, and `Skip` if a budget is exhausted."""
         for name, characters in prompt.left_out(values).items():
             self.leave_out(name, characters)
-        # cached answers are never shared between the repetitions of an experiment
-        run = self._case.run
-        repetition = run.repetition if run is not None else get_judge_context().repetition or 0
         ask = Ask(
             messages=prompt.messages(values),
             schema=schema,
             name=prompt.id,
-            sample=repetition * MAX_SAMPLES + sample,
+            sample=self._first_sample + sample,
             logprobs=logprobs,
             values=tuple(values[name] for name in prompt.asked),
             bare_ratings=bare_ratings,
         )
         return await self._ask_judge(prompt, ask)
+
+    async def ask_messages(
+        self, prompt: Prompt, messages: Sequence[Message], schema: Mapping[str, JSON] | None = None
+    ) -> Answer:
+        """Ask one question whose messages are complete. `prompt` names it in feedback. Raises as `ask` does."""
+        safe = tuple({"role": each["role"], "content": neutralize(each["content"])} for each in messages)
+        return await self._ask_judge(
+            prompt, Ask(messages=safe, schema=schema, name=prompt.id, sample=self._first_sample)
+        )
+
+    @property
+    def _first_sample(self) -> int:
+        """Return a number per repetition, so that cached answers are never shared between repetitions."""
+        run = self._case.run
+        repetition = run.repetition if run is not None else get_judge_context().repetition or 0
+        return repetition * MAX_SAMPLES
 
     def leave_out(self, name: str, characters: int) -> None:
         """Record how many characters of a value the judge does not get. The comment and the metadata of the feedback

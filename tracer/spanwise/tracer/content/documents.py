@@ -18,6 +18,7 @@ _ID_FIELDS = ("id", "doc_uri", "id_", "node_id")
 _METADATA_FIELDS = ("metadata", "meta")
 # LlamaIndex's instrumentor records nodes as such reprs, which contain no text of the document
 _NODE_REPR_PREFIX = "<NodeWithScore("
+_NONE = type(None)
 _DOCUMENT_LIST_FIELDS = ("documents", "source_nodes", "nodes", "results")
 
 
@@ -107,19 +108,79 @@ def _to_score(value: Any, otherwise: Any) -> float | None:
         return None if otherwise is None else float(otherwise)
 
 
-def flatten_documents(text: str) -> dict[str, Any]:
-    """Return the OpenInference attributes of the documents in a JSON text. Empty if it contains no documents."""
+class DocumentList(list[DocumentFields]):
+    """List of documents. `text` is the JSON text from which they were read if that has their usual fields only."""
+
+    text: str | None = None
+
+
+def read_document_list(text: str) -> DocumentList:
+    """Return the documents in a JSON text, `[{content, id, score, metadata}]`. Empty if it contains no documents."""
+    found = DocumentList()
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
-        return {}
+        return found
+    if isinstance(value, list) and all(recorded := list(map(_read_recorded, value))):
+        found.text = text
+        found.extend(recorded)  # type: ignore[arg-type]
+        return found
     if isinstance(value, dict):
         value = next((value[k] for k in _DOCUMENT_LIST_FIELDS if isinstance(value.get(k), list)), [])
-    documents = [parse_document(v) for v in value] if isinstance(value, list) else []
+    documents = map(parse_document, value if isinstance(value, list) else ())
+    found.extend(document for document in documents if document is not None)
+    return found
+
+
+_DOCUMENT_FIELDS = frozenset(("content", "id", "score", "metadata"))
+
+
+def _read_recorded(value: Any) -> DocumentFields | None:
+    """Return a document that already has the usual fields, which is the usual case; None for any other value."""
+    if type(value) is not dict or not value.keys() <= _DOCUMENT_FIELDS or type(value.get("content")) is not str:
+        return None
+    get = value.get
+    id, score, metadata = get("id"), get("score"), get("metadata")
+    if type(id) is str and type(score) in (float, _NONE) and type(metadata) in (dict, _NONE):
+        return {"content": value["content"], "id": id, "score": score, "metadata": metadata or {}}
+    return None
+
+
+def normalize_documents(text: str) -> str | None:
+    """Return the documents in a JSON text as `[{content, id, score, metadata}]`, a JSON text.
+
+    Return None if the text contains no documents, or is already a list of texts and of objects with known names, from
+    which a collector reads the same documents.
+    """
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    if isinstance(value, list) and all(map(_is_plain_document, value)):
+        return None
+    documents = read_document_list(text)
+    return orjson.dumps(documents).decode() if documents else None
+
+
+def _is_plain_document(value: Any) -> bool:
+    if isinstance(value, str):
+        return not value.startswith(_NODE_REPR_PREFIX)
+    return (
+        isinstance(value, dict)
+        and any(type(value.get(key)) is str for key in _CONTENT_FIELDS)
+        and "node" not in value
+        and "document" not in value
+    )
+
+
+def flatten_documents(documents: Iterable[DocumentFields]) -> dict[str, Any]:
+    """Return the OpenInference attributes of documents."""
     flat: dict[str, Any] = {}
-    for i, fields in enumerate(d for d in documents if d is not None):
+    for i, fields in enumerate(documents):
         prefix = f"{names.DOCUMENTS}.{i}.document."
-        flat |= {prefix + key: fields[key] for key in ("id", "content", "score") if fields[key] is not None}
+        for key in ("id", "content", "score"):
+            if fields[key] is not None:
+                flat[prefix + key] = fields[key]
         if fields["metadata"]:
             flat[prefix + "metadata"] = orjson.dumps(fields["metadata"]).decode()
     return flat

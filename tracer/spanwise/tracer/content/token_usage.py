@@ -19,12 +19,18 @@ if TYPE_CHECKING:
 USAGE_PREFIX = "gen_ai.usage."
 CACHE_READ, CACHE_WRITE = f"{USAGE_PREFIX}cache_read.input_tokens", f"{USAGE_PREFIX}cache_creation.input_tokens"
 REASONING = f"{USAGE_PREFIX}reasoning.output_tokens"
-# Counts in addition to input and output tokens, by their names in the APIs of Anthropic, Gemini and others
+# Counts in addition to input and output tokens, by their names in the APIs of Anthropic, Gemini and others, and by
+# short names
 VENDOR_FIELDS = {
     "cache_read_input_tokens": CACHE_READ,
     "cache_creation_input_tokens": CACHE_WRITE,
     "cached_content_token_count": CACHE_READ,
     "thoughts_token_count": REASONING,
+    "cache_read_tokens": CACHE_READ,
+    "cache_write": CACHE_WRITE,
+    "cache_write_tokens": CACHE_WRITE,
+    "reasoning": REASONING,
+    "reasoning_tokens": REASONING,
 }
 # Objects with detailed counts in OpenAI's APIs
 INPUT_DETAILS = {

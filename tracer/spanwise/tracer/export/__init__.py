@@ -1,4 +1,4 @@
-"""Export pipeline: tail sampling, queue, background delivery, OTLP/HTTP client and disk spool.
+"""Export pipeline: tail sampling, queue, background delivery, conventions, OTLP/HTTP client and disk spool.
 
 Modules, in the order in which data flows:
 
@@ -9,6 +9,8 @@ Modules, in the order in which data flows:
 - `batch_exporter`: Batch exporter: splits queued spans into batches, sends and retries them, spools them when
   offline.
 - `span_sanitizer`: Sanitization of ended spans: content removal, redaction of secrets and size limits.
+- `conventions`: Conventions of exported spans: Spanwise's compact form, OpenInference, and OpenTelemetry GenAI.
+- `external_exporters`: OpenTelemetry span exporters of the application, each with a thread and a bounded queue.
 - `otlp_encoding`: OTLP protobuf encoding of spans, feedback and process events.
 - `otlp_http_client`: OTLP/HTTP client: request thread, compression, authentication, response status and error
   messages.

@@ -18,8 +18,10 @@ from spanwise.tracer import internal_errors
 from spanwise.tracer.backoff import compute_backoff
 from spanwise.tracer.configuration import Settings
 from spanwise.tracer.export import disk_spool
+from spanwise.tracer.export.conventions import Conventions
 from spanwise.tracer.export.delivery_stats import DeliveryCounts, ProcessReporter, get_account
 from spanwise.tracer.export.disk_spool import RequestCopy, Spool
+from spanwise.tracer.export.external_exporters import ExternalExporter
 from spanwise.tracer.export.otlp_encoding import (
     LOGS_PATH,
     TRACES_PATH,
@@ -97,9 +99,12 @@ class Exporter:
         self.account.folders.add(self.spool.folder)
         self.deadline = float("inf")  # time at which sending ends, on the monotonic clock
         self._sanitizer = sanitizer
+        self._form = Conventions(settings.wire_conventions, sanitizer.redactor)
         post = OtlpHttpClient(settings)
         self._requests = RequestThread(post)
         self._reporter = ProcessReporter(self.account, queue, sanitizer, post)
+        self.external = [ExternalExporter(each, self.tally.add) for each in settings.exporters]
+        self._external_form = Conventions(settings.exporter_conventions, sanitizer.redactor)
         self._batches: deque[Batch] = deque()  # batches of items that were taken from the queue
         self._grace_period, self._latest_deadline = 0.0, float("inf")
         self._failures, self._not_before = 0, 0.0  # consecutive failures, and the time of the next attempt
@@ -115,8 +120,10 @@ class Exporter:
             return
         if urgent:
             self._not_before = 0.0
-        if self._may_send() or self._may_spool() or self._is_last:
-            self._batches.extend(split_into_batches(self.queue.take()))
+        if self.external or self._may_send() or self._may_spool() or self._is_last:
+            self._batches.extend(split_into_batches(self._pass_on(self.queue.take())))
+        if not self.settings.delivers:
+            return
         while self._batches:
             self._settle(self._send, self._batches.popleft())
         if self._may_send():
@@ -125,10 +132,35 @@ class Exporter:
             # Only Spanwise's collectors get reports. Reports that cannot be sent are not stored
             self._run_guarded(self._reporter.send_reports, lambda path, body: self._answer(path, body)[0], urgent)
 
+    def _pass_on(self, items: list[ExportItem]) -> list[ExportItem]:
+        """Pass spans to the exporters of the application. Return the items that are still to be delivered."""
+        if not self.external:
+            return items
+        passed = []
+        for item in items:
+            # an item that could not be delivered returns to the queue, and is not passed on again
+            if not isinstance(item, FeedbackEvent) and not getattr(item, "passed_on", False):
+                item.passed_on = True  # type: ignore[attr-defined]
+                with internal_errors.error_boundary("exporters"):
+                    span = self._sanitizer.span(item)
+                    if span is not None:
+                        passed.append(self._external_form.readable(span))
+        for exporter in self.external if passed else ():
+            exporter.put(passed)
+        if self.settings.delivers:
+            return items
+        self.queue.settle(len(items))
+        if lost := sum(isinstance(item, FeedbackEvent) for item in items):
+            detail = "span exporters cannot send feedback, and no url is configured"
+            self.drop("feedback_without_url", lost, LOGS_PATH, detail)
+        return []
+
     def export_last(self) -> None:
         """Export the remaining items. Those that can be neither sent nor spooled are dropped."""
         self._is_last = True
         self.export()
+        for exporter in self.external:
+            exporter.begin_close()
         self.spool.close_segment()
         self._requests.end()
 
@@ -151,7 +183,7 @@ class Exporter:
     def spool_some(self) -> None:
         """Write a part of the queue to the spool, because the queue grows faster than it can be sent."""
         if self.spool.is_writable:  # without a working spool, the queue grows to its limit
-            for batch in split_into_batches(self.queue.take_some(BATCH_ITEMS)):
+            for batch in split_into_batches(self._pass_on(self.queue.take_some(BATCH_ITEMS))):
                 self._settle(self._spool_batch, batch)
 
     def discard(self, reason: str) -> None:
@@ -241,12 +273,12 @@ class Exporter:
         a batch for each item, and the result is None.
         """
         if batch.path == LOGS_PATH:
-            return encode_events(map(self._sanitizer.feedback, batch.items))
+            return encode_events([self._form.feedback(self._sanitizer.feedback(event)) for event in batch.items])
         finished = [(item, span) for item in batch.items if (span := self._sanitizer.span(item)) is not None]
         self._drop_items(batch, len(batch.items) - len(finished), "not_finished")
         batch.items = [item for item, _ in finished]
         try:
-            return encode_spans([span for _, span in finished]) if finished else None
+            return encode_spans([span for _, span in finished], self._form) if finished else None
         except Exception as error:
             if len(finished) == 1:
                 self._drop_items(batch, 1, "not_encodable")
@@ -278,7 +310,7 @@ class Exporter:
                 if copy is None and count:
                     copy = self.spool.write_copy(path, body, count)
                 self.queue.use_reduced_limit(True)
-                self._batches.extend(split_into_batches(self.queue.take()))
+                self._batches.extend(split_into_batches(self._pass_on(self.queue.take())))
                 while self._batches and not request.is_done:
                     self._settle(self._spool_batch, self._batches.popleft())
         if outcome.verdict == "later":

@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
 from functools import partial
@@ -35,7 +35,7 @@ from opentelemetry import context as otel_context
 
 from spanwise.tracer import internal_errors
 from spanwise.tracer.configuration import Settings
-from spanwise.tracer.export import delivery_stats, disk_spool, otlp_http_client, tail_sampling
+from spanwise.tracer.export import delivery_stats, disk_spool, external_exporters, otlp_http_client, tail_sampling
 from spanwise.tracer.export.batch_exporter import Exporter
 from spanwise.tracer.export.delivery_stats import FlushResult
 from spanwise.tracer.export.otlp_encoding import FeedbackEvent
@@ -110,9 +110,13 @@ class Delivery:
         """Return the counts of dropped items by reason, including those that the queue dropped."""
         return self.exporter.tally.dropped + self.queue.dropped
 
+    def pending(self) -> int:
+        """Return the number of items that are queued or being exported; for the slowest of several destinations."""
+        return max([self.queue.pending, *(external.pending for external in self.exporter.external)])
+
     def idle(self) -> bool:
         """Return whether no items are pending."""
-        return not self.queue.pending
+        return not self.pending()
 
     def hurry(self) -> None:
         """Export more often: the process is about to end, possibly without calling `close`. Takes no lock."""
@@ -128,13 +132,16 @@ class Delivery:
         """Deliver the items that are queued now. Waits at most `timeout` seconds."""
         tally = self.exporter.tally
         before = tally.delivered, self.dropped().total()
+        end = time.monotonic() + timeout
         self.pick_up()
-        self._wait_for_round(time.monotonic() + timeout)
+        self._wait_for_round(end)
+        for external in self.exporter.external:
+            external.flush(end)
         return FlushResult(
             tally.delivered - before[0],
             disk_spool.count_spooled(self.exporter.spool.folder),
             self.dropped().total() - before[1],
-            self.queue.pending,
+            self.pending(),
         )
 
     def close(self, timeout: float = EXIT_TIMEOUT) -> None:
@@ -146,6 +153,7 @@ class Delivery:
         """
         self.drain(timeout)
         self._wait_for_end()
+        close_external([self])
 
     def drain(self, timeout: float = EXIT_TIMEOUT) -> None:
         """Make the delivery thread deliver the queued items and end, without waiting for it."""
@@ -333,6 +341,20 @@ def close_all() -> None:
         delivery.drain()
     for delivery in list_deliveries():
         delivery._wait_for_end()
+    close_external(list_deliveries())
+
+
+def close_external(deliveries: Sequence[Delivery]) -> None:
+    """Wait until the exporters of the application have ended, within a limit for all of them together.
+
+    An exporter that a later configuration uses, too, is not shut down.
+    """
+    longest = time.monotonic() + external_exporters.MAX_EXIT_TIME
+    workers = [worker for delivery in deliveries for worker in delivery.exporter.external]
+    for worker in workers:
+        worker.begin_close()
+    for worker in workers:
+        worker.wait_closed(longest)
 
 
 def _close_at_exit() -> None:

@@ -11,12 +11,12 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link
+from opentelemetry.trace import Link, SpanKind
 
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer.content.serialization import to_json
@@ -41,6 +41,19 @@ class FeedbackEvent:
     attributes: Mapping[str, Any]
     resource: Mapping[str, Any] = field(default_factory=dict)
     event: str = names.EVALUATION_EVENT  # name of the log event: feedback, or a process event
+
+
+class SpanWriter(Protocol):
+    """Form in which spans and feedback are written; `Conventions`."""
+
+    def attributes(self, span: ReadableSpan) -> Mapping[str, Any]:
+        """Return the attributes of a span."""
+
+    def span_kind(self, span: ReadableSpan) -> SpanKind:
+        """Return the kind of a span."""
+
+    def scope(self, scope: InstrumentationScope | None) -> InstrumentationScope | None:
+        """Return the scope of spans."""
 
 
 def encode_events(events: Iterable[FeedbackEvent]) -> bytes:
@@ -159,11 +172,35 @@ def _encode_any_value(value: Any) -> bytes:
 
 
 def _encode_attributes(tag: bytes, attributes: Mapping[str, Any] | None) -> list[bytes]:
-    fields = []
+    """Return the parts of the attributes, to be joined. Short texts, many of which recur, are cached."""
+    parts: list[bytes] = []
     for key, value in (attributes or {}).items():
-        pair = _encode_key(key) + _encode_field(b"\x12", _encode_any_value(value))
-        fields.append(tag + _encode_length(len(pair)) + pair)
-    return fields
+        if type(value) is not str:
+            pair = _encode_key(key) + _encode_field(b"\x12", _encode_any_value(value))
+            parts += (tag, _encode_length(len(pair)), pair)
+        elif len(value) <= _MAX_CACHED_TEXT:
+            parts.append(_encode_short_attribute(tag, key, value))
+        else:
+            parts += _encode_text_attribute(tag, key, value)
+    return parts
+
+
+def _encode_text_attribute(tag: bytes, key: str, value: str) -> tuple[bytes, ...]:
+    """Return the parts of an attribute with a text, without copying the text."""
+    name, text = _encode_key(key), _encode_text(value)
+    length = _encode_length(len(text))
+    inner = 1 + len(length) + len(text)  # the AnyValue: a tag, the length and the text
+    inner_length = _encode_length(inner)
+    total = len(name) + 1 + len(inner_length) + inner
+    return tag, _encode_length(total), name, b"\x12", inner_length, b"\x0a", length, text
+
+
+_MAX_CACHED_TEXT = 24  # characters
+
+
+@functools.lru_cache(maxsize=4096)
+def _encode_short_attribute(tag: bytes, key: str, value: str) -> bytes:
+    return b"".join(_encode_text_attribute(tag, key, value))
 
 
 def _encode_ids(span: ReadableSpan) -> list[bytes]:
@@ -185,12 +222,13 @@ def _encode_sampling_member(member: str) -> bytes:
     return _encode_field(b"\x1a", _encode_text(f"{TRACESTATE_KEY}={member}")) if member else b""
 
 
-def _encode_span(span: ReadableSpan) -> bytes:
+def _encode_span(span: ReadableSpan, form: SpanWriter | None) -> bytes:
+    kind, attributes = (span.kind, span._attributes) if form is None else (form.span_kind(span), form.attributes(span))
     parts = _encode_ids(span)
     parts.append(_encode_field(b"\x2a", _encode_text(span.name)))
-    parts.append(b"\x30" + _SMALL_VARINTS[span.kind.value + 1])
+    parts.append(b"\x30" + _SMALL_VARINTS[kind.value + 1])
     parts.append(b"\x39" + _fixed64(span.start_time or 0) + b"\x41" + _fixed64(span.end_time or 0))
-    parts += _encode_attributes(b"\x4a", span._attributes)
+    parts += _encode_attributes(b"\x4a", attributes)
     if span.dropped_attributes:
         parts.append(b"\x50" + _encode_varint(span.dropped_attributes))
     for event in span.events:
@@ -214,14 +252,17 @@ def _encode_link(link: Link) -> bytes:
     return ids + b"".join(_encode_attributes(b"\x22", link.attributes)) + flags
 
 
-def encode_spans(spans: Iterable[ReadableSpan]) -> bytes:
-    """Return an ExportTraceServiceRequest, grouped by resource and scope."""
+def encode_spans(spans: Iterable[ReadableSpan], form: SpanWriter | None = None) -> bytes:
+    """Return an ExportTraceServiceRequest, grouped by resource and scope.
+
+    Without a `form`, the spans are written as they are.
+    """
     groups: dict[int, tuple[Resource, dict[int, tuple[InstrumentationScope | None, list[bytes]]]]] = {}
     for span in spans:
         resource = span.resource
         _, scopes = groups.setdefault(id(resource), (resource, {}))
-        scope = span.instrumentation_scope
-        scopes.setdefault(id(scope), (scope, []))[1].append(_encode_field(b"\x12", _encode_span(span)))
+        scope = span.instrumentation_scope if form is None else form.scope(span.instrumentation_scope)
+        scopes.setdefault(id(scope), (scope, []))[1].append(_encode_field(b"\x12", _encode_span(span, form)))
     return b"".join(_encode_field(b"\x0a", _encode_resource_spans(*group)) for group in groups.values())
 
 

@@ -17,18 +17,19 @@ from spanwise.tracer import attribute_names as names
 from spanwise.tracer import internal_errors
 from spanwise.tracer.configuration import Redactor, Settings
 from spanwise.tracer.content import token_usage
-from spanwise.tracer.content.documents import flatten_documents
+from spanwise.tracer.content.documents import flatten_documents, normalize_documents, read_document_list
 from spanwise.tracer.content.serialization import build_dict, to_json, truncate_text
+from spanwise.tracer.export.conventions import DOCUMENT_KINDS
 from spanwise.tracer.export.otlp_encoding import FeedbackEvent
 from spanwise.tracer.otel.live_span import SCOPE, LiveSpan
 
 _MAX_RESOURCES = 100
-_DOCUMENT_KINDS = ("RETRIEVER", "RERANKER")
 
 # Attributes with content, in every dialect. They are removed if only metadata is captured.
 _MIN_CONTENT_LENGTH = 1000  # characters above which any text counts as content
 _CONTENT_ATTRIBUTES = re.compile(
-    r"^(?:(?:in|out)put\.(?:value|mime_type)|(?:.*\.)?(?:in|out)put_messages\b.*|spanwise\.documents"
+    r"^(?!gen_ai\.prompt\.(?:name|version)$|llm\.prompt_template\.version$)"  # which prompt, but nothing of it
+    r"(?:(?:in|out)put\.(?:value|mime_type)|(?:.*\.)?(?:in|out)put_messages\b.*|spanwise\.documents"
     r"|llm\.(?:prompts|choices|prompt_template|tools|function_call)\b.*|.*\.document\.(?:content|metadata|url|name)"
     r"|(?:in|out)put\.documents\b.*|embedding\..*(?:text|vector)|reranker\.query|(?:tool\.)?parameters|tool\.(?:json_schema|description)"
     r"|gen_ai\.(?:prompt|completion|input\.messages|output\.messages|system_instructions|tool\.definitions)\b.*"
@@ -67,6 +68,11 @@ class SpanSanitizer:
         known = {names.EVALUATION_NAME: key, names.FEEDBACK_SOURCE: event.attributes.get(names.FEEDBACK_SOURCE)}
         clean = {k: known[k] if k in known else self._redaction.attribute(k, v) for k, v in event.attributes.items()}
         return replace(event, attributes=clean)
+
+    @property
+    def redactor(self) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
+        """Return the function that redacts derived attributes; None if nothing is redacted."""
+        return self._redaction.attributes if self._redaction else None
 
     def name(self, name: str) -> str:
         """Return the redacted name of a run."""
@@ -133,11 +139,15 @@ class SpanSanitizer:
 
     def _values(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         kept = dict(attributes)
-        documents = kept.pop(names.DOCUMENTS_JSON, None)
-        if documents is None and kept.get(names.KIND) in _DOCUMENT_KINDS:
-            documents = kept.get(names.OUTPUT_VALUE)
-        if isinstance(documents, str) and f"{names.DOCUMENTS}.0.document.content" not in kept:
-            kept.update(flatten_documents(documents))
+        recorded = kept.get(names.DOCUMENTS_JSON)
+        documents = (
+            kept.get(names.OUTPUT_VALUE) if recorded is None and kept.get(names.KIND) in DOCUMENT_KINDS else recorded
+        )
+        if isinstance(documents, str):
+            if not self._content:  # ids and scores of documents are metadata
+                kept = flatten_documents(read_document_list(documents)) | kept
+            elif f"{names.DOCUMENTS}.0.document.content" not in kept and (plain := normalize_documents(documents)):
+                kept[names.DOCUMENTS_JSON] = plain
         if not self._content:
             # a text of this length is probably content, whatever the name of the attribute
             kept = {

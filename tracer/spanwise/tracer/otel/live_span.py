@@ -189,7 +189,8 @@ class LiveSpan(ReadableSpan, otel.Span):
     hidden = False
     has_children = False
     ambient: dict[str, Any] | None = None  # attributes for all spans below, received from a remote parent
-    finished = False
+    finished = False  # True after sanitization
+    passed_on = False  # True after the span was passed to the exporters of the application
     # what to do for an exception that leaves the span
     records_exceptions = sets_error_status = True
     dropped_attributes = dropped_events = 0  # number dropped because of the limits  # type: ignore[assignment]

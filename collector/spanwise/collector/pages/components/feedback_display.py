@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spanwise.collector import formatting, statistics
 from spanwise.collector.records import Bucket, Experiment, Feedback, FeedbackStats, TraceSummary
 from spanwise.collector.statistics import TASK_OK
-from spanwise.collector.stores import Store
+from spanwise.collector.stores import Store, list_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,17 @@ TASK_OK_INFO = MetricInfo()
 
 def get_metric_info(experiments: Iterable[Experiment]) -> dict[str, MetricInfo]:
     """Return the declared properties by key; the last experiment that declares a key wins."""
-    return {TASK_OK: TASK_OK_INFO, **dict(metric for experiment in experiments for metric in _list_metrics(experiment))}
+    found = {TASK_OK: TASK_OK_INFO}
+    for experiment in experiments:
+        for key, recorded in list_metrics(experiment).items():
+            ends, name = recorded.metric.get("range"), recorded.metric.get("display_name")
+            found[key] = MetricInfo(
+                rising=recorded.is_rising,
+                bounded=not isinstance(ends, list) or (len(ends) == 2 and ends[0] == 0 and ends[1] == 1),
+                unit=_UNITS.get(recorded.evaluator_id, ""),
+                name=name[:MAX_NAME_LENGTH] if isinstance(name, str) else "",
+            )
+    return found
 
 
 def get_stats_with_task_ok(result: Bucket) -> list[FeedbackStats]:
@@ -147,16 +157,3 @@ def get_task_ok_stats(result: Bucket) -> FeedbackStats:
     """Return the share of an experiment's runs whose task ended without error, as statistics of a key."""
     share = 1 - result.errors / result.traces if result.traces else None
     return FeedbackStats(key=TASK_OK, n=result.traces, mean=share, minimum=0.0, maximum=1.0)
-
-
-def _list_metrics(experiment: Experiment) -> Iterator[tuple[str, MetricInfo]]:
-    for evaluator in experiment.evaluators:
-        metrics, origin = evaluator.get("metrics"), evaluator.get("origin")
-        unit = _UNITS.get(str(origin.get("type")), "") if isinstance(origin, Mapping) else ""
-        for metric in metrics if isinstance(metrics, list) else ():
-            if isinstance(metric, Mapping) and "key" in metric:
-                ends = metric.get("range")
-                bounded = not isinstance(ends, list) or (len(ends) == 2 and ends[0] == 0 and ends[1] == 1)
-                rising, name = metric.get("higher_is_better") is not False, metric.get("display_name")
-                name = name[:MAX_NAME_LENGTH] if isinstance(name, str) else ""
-                yield str(metric["key"]), MetricInfo(rising, bounded, unit, name)

@@ -6,6 +6,7 @@ A page's URL has the same conditions as any query string (see `filters`). The fo
 - `feedback_key`, `feedback_op` and `feedback_value` form one condition, because HTML forms cannot combine
   fields.
 - `sort` is the order of the list (see `sorting`).
+- `group_by` is the field by which the charts compare groups of traces.
 - `range` is the former name of `since` in bookmarked URLs.
 """
 
@@ -51,23 +52,45 @@ RANGE_LABELS = {
     "30d": "last 30 days",
 }
 TRAFFIC_LABELS = {"": "live", "all": "live and experiments", "judges": "judge calls"}
+GROUP_LABELS = {
+    "prompt_version": "prompt version",
+    "prompt": "prompt",
+    "agent": "agent",
+    "finish_reason": "finish reason",
+    "time_to_first_token_ms": "time to first token",
+    "model": "model",
+    "name": "name",
+    "error": "error",
+    "user": "user",
+    "session": "session",
+    "environment": "environment",
+    "project": "project",
+}
 OUTCOME_LABELS = {"missing": "is missing", "untried": "was not tried", "failed": "failed", "skipped": "was skipped"}
 OPERATOR_LABELS = {"<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">": ">", **OUTCOME_LABELS}
 
 # fields that are not conditions themselves, but modify others
-_MODIFIER_FIELDS = frozenset(("traffic", "cursor", "sort", "feedback_op", "feedback_value"))
+_MODIFIER_FIELDS = frozenset(("traffic", "cursor", "sort", "group_by", "feedback_op", "feedback_value"))
 _FORM_FIELDS = _MODIFIER_FIELDS | {"range", "feedback_key"}
 _BASIC_FIELDS = frozenset(("traffic", "text", "project", "environment", "status", "range", "cursor", "sort"))
 _FEEDBACK_FIELDS = frozenset(("feedback_key", "feedback_op", "feedback_value"))
 _HIDDEN_FIELDS = frozenset(("cursor", "feedback_op", "feedback_value"))
-_FIELD_LABELS = {"range": "time", "latency_ms": "latency", "feedback_key": "feedback"}
+_FIELD_LABELS = {
+    "range": "time",
+    "group_by": "group by",
+    "latency_ms": "latency",
+    "feedback_key": "feedback",
+    "prompt_version": "prompt version",
+    "finish_reason": "finish reason",
+    "time_to_first_token_ms": "first token",
+}
 _EXPERIMENT_FIELDS = frozenset(("experiment", "experiments", "dataset"))
 # Hints for invalid values of the fields in `_FIELD_HINTS`. For other fields, the error message of the parser is
 # shown.
 _COMPARISON_HINT = "{name} must be a comparison such as > 500, got {text!r}"
 _TIME_HINT = "{name} must be a date or time such as 2026-11-21T14:30, got {text!r}"
 _FIELD_HINTS = {
-    **dict.fromkeys(("latency_ms", "tokens", "cost"), _COMPARISON_HINT),
+    **dict.fromkeys(("latency_ms", "time_to_first_token_ms", "tokens", "cost"), _COMPARISON_HINT),
     **dict.fromkeys(("since", "until"), _TIME_HINT),
 }
 
@@ -121,7 +144,8 @@ class FilterQuery:
         if name == "feedback_key":
             operator = self.fields.get("feedback_op", ">=")
             return f"{text} {OPERATOR_LABELS.get(operator, operator)} {self.fields.get('feedback_value', '')}".strip()
-        return {"range": RANGE_LABELS, "since": RANGE_LABELS, "traffic": TRAFFIC_LABELS}.get(name, {}).get(text, text)
+        labels = {"range": RANGE_LABELS, "since": RANGE_LABELS, "traffic": TRAFFIC_LABELS, "group_by": GROUP_LABELS}
+        return labels.get(name, {}).get(text, text)
 
     def _address_without(self, name: str, text: str) -> str:
         removed = {"cursor", *(_FEEDBACK_FIELDS if name == "feedback_key" else ())}

@@ -282,6 +282,7 @@ def get_environment() -> Environment:
         "operators": filter_form.OPERATOR_LABELS,
         "ranges": filter_form.RANGE_LABELS,
         "traffic": filter_form.TRAFFIC_LABELS,
+        "groups": filter_form.GROUP_LABELS,
         "layout": choose_layout,
         "block": make_block,
     }

@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from spanwise.collector.diagnostics import rule_report, trace_completeness
+from spanwise.collector.dialects import CONTENT_REFERENCES
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.formatting import split_stack
 from spanwise.collector.pages.components import feedback_display, rendering
-from spanwise.collector.pages.experiment_pages import index_examples
 from spanwise.collector.records import Example, Experiment, Feedback, Run, Target, Trace, TraceSummary, TreeNode
-from spanwise.collector.stores import RunNode, Store, derived_fields, make_branch, walk_tree
+from spanwise.collector.stores import RunNode, Store, derived_fields, iterate_examples, make_branch, walk_tree
 
 MAX_WHOLE_RUNS = 1_000  # larger traces are shown in pages
 ROWS_PER_PAGE = 500  # rows per page of a larger trace
@@ -65,7 +65,7 @@ def place_rows(branches: Iterable[TreeNode], start_ns: int, end_ns: int) -> list
 
 
 _EXCEPTION_FIELDS = ("type", "message", "stacktrace")
-_VALUE_FIELDS = ("inputs", "outputs", "documents", "attributes", "metadata", "resource", "events")
+_VALUE_FIELDS = ("inputs", "outputs", "documents", "attributes", "metadata", "resource", "events", "tools")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +121,7 @@ def trace(store: Store, request: Request) -> Response:
         root=view.root,
         run=view.run,
         derived=derived_fields(view.run),
+        references=CONTENT_REFERENCES,
         stacks=list_stack_traces(view.run),
         summary=summary,
         count=summary.span_count if summary else len(view.rows),
@@ -193,7 +194,7 @@ def value_page(store: Store, request: Request) -> Response:
         raise NotFound(f"unknown field {name!r} of a run; expected one of: {', '.join(_VALUE_FIELDS)}")
     run = store.run(request.path_params["trace_id"], request.path_params["span_id"])
     value = getattr(run, name)
-    if isinstance(value, tuple):  # documents or events
+    if isinstance(value, tuple) and name != "tools":  # documents or events
         value = [{field: getattr(item, field) for field in item.__dataclass_fields__} for item in value]
     text = value if isinstance(value, str) else rendering.format_json(value)
     return PlainTextResponse(text.encode("utf-8", "replace"), headers=rendering.SECURITY_HEADERS)
@@ -209,8 +210,8 @@ def find_experiment(store: Store, root: Run) -> Experiment | None:
 
 def find_example(store: Store, root: Run, experiment: Experiment | None) -> Example | None:
     """Return the trace's example from the experiment's dataset version."""
-    examples = index_examples(store, experiment) if experiment else {}
-    return examples.get(root.example_id or "", (None, 0))[0]
+    examples = iterate_examples(store, experiment) if experiment else ()
+    return next((example for example in examples if example.id == root.example_id), None)
 
 
 def choose_run(trace: Trace, span_id: str | None) -> Run:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +21,7 @@ from spanwise.collector.stores import JudgeAgreement, Store, list_open_traces
 
 TRACES_PER_PAGE = 50
 MAX_COUNTED_TRACES = 30_000  # maximum number of traces that charts read if rollups do not apply; takes about 0.1 s
+MAX_SHOWN_GROUPS = 12
 _SHORT_PERIOD_NS = 6 * 3_600 * 10**9
 _MAX_PERIOD_NS = 366 * 86_400 * 10**9
 _PERIODS_NS = tuple(s * 10**9 for s in (15, 60, 300, 900, 3_600, 21_600, 86_400, 604_800, 2_592_000, 7_776_000))
@@ -32,6 +34,9 @@ class Overview:
     window: sparkline.Window
     buckets: Sequence[Bucket]
     total: Bucket
+    # totals of the groups with the most traces, and their buckets; {} without a field to group by
+    groups: Mapping[str, tuple[Bucket, Sequence[Bucket]]] = field(default_factory=dict)
+    group_count: int = 0
 
     @property
     def cut(self) -> Bucket | None:
@@ -63,7 +68,9 @@ def traces(store: Store, request: Request) -> Response:
         columns=feedback_display.choose_columns(chips),
         times=times,
         waiting=waiting,
-        overview=load_overview(store, query.filter, *times) if times and not waiting else None,
+        overview=load_overview(store, query.filter, *times, group_by=query.fields.get("group_by"))
+        if times and not waiting
+        else None,
         trust=JudgeAgreement(store).said(get_shown_judge_keys(chips)) if times and not waiting else {},
         choices=load_choices(store),
         slowest=max((trace.duration_ns for trace in page), default=0),
@@ -80,7 +87,7 @@ def charts(store: Store, request: Request) -> Response:
     judges = get_shown_judge_keys(
         feedback_display.load_chips(store, store.traces(query.filter, limit=TRACES_PER_PAGE).items)
     )
-    overview = load_overview(store, query.filter, since, until)
+    overview = load_overview(store, query.filter, since, until, group_by=query.fields.get("group_by"))
     return rendering.render_page(
         request, "charts.html", query=query, overview=overview, trust=JudgeAgreement(store).said(judges)
     )
@@ -94,7 +101,10 @@ def list_open_runs(store: Store, query: filter_form.FilterQuery) -> list[OpenRun
 
 def load_choices(store: Store) -> dict[str, list[str]]:
     """Return the choices that the filter form offers."""
-    fields = ("project", "environment", "kind", "name", "model", "feedback")
+    fields = (
+        *("project", "environment", "kind", "name", "model", "feedback"),
+        *("prompt", "prompt_version", "agent", "finish_reason"),
+    )
     return {field: sorted(store.values(field), key=str.lower) for field in fields}
 
 
@@ -109,9 +119,14 @@ def is_slow(filter: Filter, since_ns: int, until_ns: int) -> bool:
 
 
 def load_overview(
-    store: Store, filter: Filter, since_ns: int, until_ns: int, newest: int = MAX_COUNTED_TRACES
+    store: Store,
+    filter: Filter,
+    since_ns: int,
+    until_ns: int,
+    newest: int = MAX_COUNTED_TRACES,
+    group_by: str | None = None,
 ) -> Overview | None:
-    """Aggregate a time range for the charts; None if no trace passes the filter.
+    """Aggregate a time range for the charts, and the largest groups in it; None if no trace passes the filter.
 
     If the filter cannot be answered from rollups, only the `newest` traces are counted.
     """
@@ -119,7 +134,23 @@ def load_overview(
     within = replace(filter, since_ns=view.since_ns, until_ns=view.until_ns)
     buckets = store.aggregate(within, bucket_ns=view.width_ns, newest=newest)
     total = store.aggregate(within, newest=newest) if buckets else []
-    return Overview(view, sparkline.fill_buckets(buckets, view), total[0]) if total else None
+    if not total:
+        return None
+    overview = Overview(view, sparkline.fill_buckets(buckets, view), total[0])
+    if group_by is None:
+        return overview
+    totals = sorted(store.aggregate(within, group_by=group_by, newest=newest), key=lambda group: -group.traces)
+    largest = totals[:MAX_SHOWN_GROUPS]
+    series: dict[str | None, list[Bucket]] = {group.group: [] for group in largest}
+    with suppress(Refused):  # so many groups that their buckets exceed the limit of an answer: no bars
+        for bucket in store.aggregate(within, bucket_ns=view.width_ns, group_by=group_by, newest=newest):
+            if bucket.group in series:
+                series[bucket.group].append(bucket)
+    groups = {
+        group.group or "none": (group, sparkline.fill_buckets(series[group.group], view) if series[group.group] else ())
+        for group in largest
+    }
+    return replace(overview, groups=groups, group_count=len(totals))
 
 
 def choose_period(filter: Filter, shown: Sequence[TraceSummary]) -> tuple[int, int]:

@@ -18,8 +18,10 @@ with require_extra("server", __name__):
 
 if TYPE_CHECKING:
     from spanwise.collector.stores.sqlite.database.file_lock import holder
-    from spanwise.collector.stores.sqlite.store import SQLiteStore, open_store
+    from spanwise.collector.stores.sqlite.store import SQLiteStore, is_store_file, open_snapshot, open_store
 else:
-    __getattr__, __dir__ = lazy(__name__, **{"database.file_lock": "holder"}, store="SQLiteStore open_store")
+    __getattr__, __dir__ = lazy(
+        __name__, **{"database.file_lock": "holder"}, store="SQLiteStore is_store_file open_snapshot open_store"
+    )
 
-__all__ = ["Batch", "SQLiteStore", "encode", "holder", "open_store"]
+__all__ = ["Batch", "SQLiteStore", "encode", "holder", "is_store_file", "open_snapshot", "open_store"]

@@ -17,9 +17,11 @@ from spanwise.collector.errors import Halted, Refused
 from spanwise.collector.stores.sqlite.database.connections import (
     Reader,
     ReaderPool,
+    connect_beside_writer,
     connect_read_only,
     connect_without_lock,
     open_writable,
+    translate_error,
     translate_file_errors,
 )
 from spanwise.collector.stores.sqlite.database.file_lock import FileLock, OwnerProcess, protect_from_fork, real_path
@@ -220,16 +222,18 @@ class ReadOnlyFile(DatabaseFile):
     Raises `Refused` if the file is damaged, not a Spanwise file, or of another file version.
     """
 
+    _connect: Callable[[str], sqlite3.Connection] = staticmethod(connect_without_lock)
+
     def __init__(self, path: str | Path) -> None:
         self.name, self.path, self.origin = check_database_path(path), real_path(path), OwnerProcess()
         with translate_file_errors(self.name), closing(connect_without_lock(self.path)) as db:
             if (version := read_version(db, self.name)) < FILE_VERSION:
                 raise Refused(
-                    f"{self.name!r} has file version {version} and needs a migration to {FILE_VERSION}, but this user"
-                    " may not write to it; copy it to a writable folder"
+                    f"{self.name!r} has file version {version} and needs a migration to {FILE_VERSION}, but it is opened"
+                    " for reading only; open it with write access, or copy it to a writable folder and open it there"
                 )
             self.clock = StoreClock(db)
-        self._readers = ReaderPool(self.path, self.clock.now, connect_without_lock)
+        self._readers = ReaderPool(self.path, self.clock.now, self._connect)
 
     def announce(self, url: str | None) -> None:
         """Do nothing, because other processes can read the file themselves."""
@@ -268,6 +272,31 @@ class ReadOnlyFile(DatabaseFile):
     def close(self) -> None:
         if self.origin.is_here:
             self._readers.close()
+
+
+class SnapshotFile(ReadOnlyFile):
+    """Database file opened for reading. All reads see the snapshot of the moment when it was opened. For one thread."""
+
+    _connect = staticmethod(connect_beside_writer)
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        self._snapshot = ExitStack()
+        self._reader = self._snapshot.enter_context(self._readers.acquire())
+        with translate_file_errors(self.name):
+            self._reader.db.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # the first read starts it
+
+    @contextmanager
+    def read(self) -> Iterator[Reader]:
+        """Yield the reader of the snapshot."""
+        try:
+            yield self._reader
+        except sqlite3.Error as error:
+            raise translate_error(error) from error
+
+    def close(self) -> None:
+        self._snapshot.close()
+        super().close()
 
 
 P = ParamSpec("P")

@@ -14,7 +14,8 @@ from spanwise.collector.stores.combined_store import CombinedStore
 from spanwise.collector.stores.sqlite.control.control_backend import SQLiteControl
 from spanwise.collector.stores.sqlite.database.connections import can_write
 from spanwise.collector.stores.sqlite.database.file_lock import real_path
-from spanwise.collector.stores.sqlite.database_file import DatabaseFile, ReadOnlyFile
+from spanwise.collector.stores.sqlite.database.schema import APPLICATION_IDS
+from spanwise.collector.stores.sqlite.database_file import DatabaseFile, ReadOnlyFile, SnapshotFile
 from spanwise.collector.stores.sqlite.maintenance.background_worker import BackgroundWorker
 from spanwise.collector.stores.sqlite.trace_backend import SQLiteTraces
 
@@ -92,6 +93,28 @@ class ReadOnlySQLiteStore(SQLiteStore):
 
     def close(self) -> None:
         CombinedStore.close(self)
+
+
+class SnapshotSQLiteStore(ReadOnlySQLiteStore):
+    """Store on one snapshot of a file: what the file held when it was opened. For one thread."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._over(SnapshotFile(path))
+
+
+def open_snapshot(path: str | Path) -> SQLiteStore:
+    """Return the store at a path as it is now, for reading, even while another process writes the file.
+
+    The file's write-ahead log grows until the snapshot is closed. Raise `Refused` as for a read-only store.
+    """
+    return SnapshotSQLiteStore(path)
+
+
+def is_store_file(path: str) -> bool:
+    """Return whether the file at a path is a Spanwise store, by its header."""
+    with open(path, "rb") as file:
+        header = file.read(72)
+    return header.startswith(b"SQLite format 3\0") and int.from_bytes(header[68:72]) in APPLICATION_IDS
 
 
 def open_store(path: str | Path) -> SQLiteStore:

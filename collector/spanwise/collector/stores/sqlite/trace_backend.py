@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from spanwise.collector.errors import Unavailable
 from spanwise.collector.filters import Filter, extend_filter
@@ -45,6 +45,7 @@ from spanwise.collector.stores.sqlite.query import (
     change_feed,
     distinct_values,
     feedback_and_sessions,
+    table_records,
     trace_queries,
 )
 from spanwise.collector.stores.sqlite.rollups import aggregation
@@ -88,8 +89,14 @@ class SQLiteTraces(Backend):
             fields.setdefault(target, []).append(amendment_merge.encode_fields(amendment.fields))
         # merge the amendments of each run, so that the run is read and written only once
         merged = {target: amendment_merge.merge_fields(*some) for target, some in fields.items()}
-        amend = self._file.appender.amend
-        applied = self._file.write(lambda _: {target: amend(target, merged[target]) for target in merged})
+        appender = self._file.appender
+
+        def apply(_: sqlite3.Connection) -> dict[AmendmentTarget, bool]:
+            applied = {target: appender.amend(target, merged[target]) for target in merged}
+            feedback_table.write_due_feedback(appender)
+            return applied
+
+        applied = self._file.write(apply)
         return [applied[target] for target in targets]
 
     # feedback
@@ -193,6 +200,10 @@ class SQLiteTraces(Backend):
         return feedback_and_sessions.list_feedback(
             db, extend_filter(filter, conditions), key, source, target, limit, cursor
         )
+
+    def list_table_records(self, table: str, filter: Filter, limit: int, cursor: str | None) -> Page[Any]:
+        with self._file.read() as reader:
+            return table_records.read_records(reader, table, filter, limit, cursor)
 
     @read_operation
     def scores(

@@ -6,15 +6,17 @@ A row of `examples` is one state of one example. It belongs to the versions from
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from spanwise.collector.errors import NotFound
-from spanwise.collector.records import JSON, Dataset, Example, Experiment, apply_changes, number_duplicates
+from spanwise.collector.records import JSON, Dataset, Example, Experiment, Page, apply_changes, number_duplicates
 from spanwise.collector.sorting import DATASET_COLUMNS, EXPERIMENT_COLUMNS, parse_sort
-from spanwise.collector.stores.sqlite.database.bulk_statements import build_upsert_clause, insert_many
+from spanwise.collector.stores.flat_tables import ExampleRecord
+from spanwise.collector.stores.sqlite.database.bulk_statements import build_upsert_clause, insert_many, parse_cursor
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, dumps, encode_record, loads
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 from spanwise.tracer.suggestions import did_you_mean
@@ -90,6 +92,23 @@ class Datasets(Backend):
         values = (dataset, at, at, split, split, split, -1 if limit is None else limit, offset)
         return [decode_record(Example, row[0]) for row in db.execute(sql, values)]
 
+    @read_operation
+    def list_example_records(
+        self, db: sqlite3.Connection, /, datasets: Collection[str] | None, limit: int, cursor: str | None
+    ) -> Page[ExampleRecord]:
+        row = 0 if cursor is None else parse_cursor(cursor)[1]
+        # rows with the position of the last one read, whose dataset and position the cursor does not repeat
+        sql = (
+            "SELECT e.id, e.dataset, e.since, e.position, e.data FROM examples e LEFT JOIN examples p ON p.id = ?"
+            " WHERE e.until IS NULL AND (p.id IS NULL OR (e.dataset, e.position, e.id) > (p.dataset, p.position, p.id))"
+            " AND (? IS NULL OR e.dataset IN (SELECT value FROM json_each(?)))"
+            " ORDER BY e.dataset, e.position, e.id LIMIT ?"
+        )
+        wanted = None if datasets is None else dumps(sorted(datasets))
+        rows = db.execute(sql, (row, wanted, wanted, limit + 1)).fetchall()
+        items = tuple(ExampleRecord._make((*row[1:4], decode_record(Example, row[4]))) for row in rows[:limit])
+        return Page(items=items, next=f"0.{rows[limit - 1][0]}" if len(rows) > limit else None)
+
     @write_operation
     def delete_dataset(self, db: sqlite3.Connection, /, name: str) -> bool:
         db.execute("DELETE FROM examples WHERE dataset = ?", (name,))
@@ -134,14 +153,13 @@ def _write_examples(
     db: sqlite3.Connection, name: str, version: int, examples: Sequence[Example], replace: bool, remove: Sequence[str]
 ) -> bool:
     """Write the differences between the current and the wanted examples. Return whether anything changed."""
-    live = {
-        row[0]: row[1:]
-        for row in db.execute(
-            "SELECT example_id, id, position, data FROM examples WHERE dataset = ? AND until IS NULL ORDER BY position",
-            (name,),
-        )
-    }
     wanted = {example.id: encode_record(example) for example in examples}
+    # the data of other examples is not read: a large dataset that is saved in batches would fill the memory
+    sql = (
+        "SELECT example_id, id, position, CASE WHEN example_id IN (SELECT value FROM json_each(?)) THEN data END "
+        "FROM examples WHERE dataset = ? AND until IS NULL ORDER BY position"
+    )
+    live = {row[0]: row[1:] for row in db.execute(sql, (json.dumps(list(wanted)), name))}
     splits = {example.id: example.split for example in examples}
     removed = set(remove) & set(live) | (set(live) - set(wanted) if replace else set())
     changed = {id: text for id, text in wanted.items() if id not in live or live[id][2] != text}

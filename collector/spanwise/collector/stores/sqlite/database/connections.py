@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -114,6 +114,16 @@ def connect_without_lock(path: str, *, cut_off: bool = False) -> sqlite3.Connect
             f"{path!r} cannot be read: part of its data is in {path + '-wal'!r}, which SQLite can read only in a folder where"
             " this user may write; copy both files into such a folder"
         ) from error
+
+
+def connect_beside_writer(path: str) -> sqlite3.Connection:
+    """Open the file at a real path for reading for a long time, in which another process may begin to write it.
+
+    Creates the file of an empty write-ahead log if this user may write the folder. Raises as `connect_without_lock`.
+    """
+    with suppress(sqlite3.OperationalError):
+        return _open_uri(path, "mode=ro", False)
+    return connect_without_lock(path)
 
 
 def _open_uri(path: str, how: str, cut_off: bool) -> sqlite3.Connection:

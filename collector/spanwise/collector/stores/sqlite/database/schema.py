@@ -324,6 +324,11 @@ _DISTINCT_VALUES = (
     "SELECT DISTINCT 'kind', value FROM traces, json_each(kinds)",
     "SELECT DISTINCT 'model', key FROM traces, json_each(models)",
     "SELECT DISTINCT 'tag', value FROM traces, json_each(tags)",
+    "SELECT DISTINCT 'prompt', key FROM traces, json_each(prompts) WHERE key <> ''",
+    "SELECT DISTINCT 'prompt_version', v.value FROM traces, json_each(prompts) p, json_each(p.value) v"
+    " WHERE v.value IS NOT NULL",
+    "SELECT DISTINCT 'agent', value FROM traces, json_each(agents)",
+    "SELECT DISTINCT 'finish_reason', value FROM traces, json_each(finish_reasons)",
 )
 # Distinct values of all traces. A value that is missing here does not appear in filter menus.
 COLLECT_VALUES = tuple(f"INSERT OR IGNORE INTO known {select}" for select in _DISTINCT_VALUES)
@@ -384,6 +389,18 @@ def _make_sealed_periods_uniform(db: sqlite3.Connection, report: ReportProgress)
     _run_statements(db, report, _UNIFORM_SEALED_PERIODS)
 
 
+# NULL in old rows: runs stored before have these values only among their attributes. Adding a column rewrites no row
+_LABEL_COLUMNS = tuple(
+    f"ALTER TABLE traces ADD COLUMN {column}"
+    for column in ("prompts TEXT", "agents TEXT", "finish_reasons TEXT", "time_to_first_token_ms REAL")
+)
+
+
+def _add_label_columns(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Add the columns for prompts, agents, finish reasons and the time to the first token."""
+    _run_statements(db, report, _LABEL_COLUMNS)
+
+
 # The full-text index records positions, for phrases. All traces are indexed again in the background.
 _INDEX_POSITIONS = (
     "DROP TABLE IF EXISTS words",
@@ -402,7 +419,12 @@ def _index_positions(db: sqlite3.Connection, report: ReportProgress) -> None:
 
 # By version: the step to the next version. Each runs in one transaction and reports its progress in units of its choice
 MigrationStep: TypeAlias = Callable[[sqlite3.Connection, ReportProgress], None]
-MIGRATIONS: Mapping[int, MigrationStep] = {19: _convert_names, 20: _make_sealed_periods_uniform, 21: _index_positions}
+MIGRATIONS: Mapping[int, MigrationStep] = {
+    19: _convert_names,
+    20: _make_sealed_periods_uniform,
+    21: _add_label_columns,
+    22: _index_positions,
+}
 FILE_VERSION = max(MIGRATIONS) + 1
 
 

@@ -15,6 +15,7 @@ Modules, in the order in which data flows:
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
     "background_worker",
+    "backup_restore",
     "deletion",
     "inspection",
     "integrity",

@@ -36,7 +36,7 @@ def backup(source: str, target: str, step: Callable[[int, int], object] = lambda
     if os.path.lexists(target):
         raise Refused(f"{target!r} already exists; name a new file for the backup")
     with translate_file_errors(source), closing(connect_without_lock(real_path(source))) as db:
-        descriptor = _create_partial(target + PARTIAL_SUFFIX)
+        descriptor = create_partial(target + PARTIAL_SUFFIX)
         try:
             _copy_pages(db, target + PARTIAL_SUFFIX, step)
             os.fsync(descriptor)
@@ -50,7 +50,7 @@ def backup(source: str, target: str, step: Callable[[int, int], object] = lambda
     return os.path.getsize(target)
 
 
-def _create_partial(path: str) -> int:
+def create_partial(path: str) -> int:
     """Create or truncate the partial file and lock it. Raise `Refused` if another process is writing it.
 
     A partial file without a lock was left by a killed process.
@@ -64,7 +64,7 @@ def _create_partial(path: str) -> int:
         os.truncate(descriptor, 0)
     except OSError as error:
         os.close(descriptor)
-        raise Refused(f"another backup is writing {path!r}") from error
+        raise Refused(f"another process is writing {path!r}") from error
     return descriptor
 
 

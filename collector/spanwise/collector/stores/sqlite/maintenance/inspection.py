@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ __all__ = [
     "TableRecovery",
     "backup",
     "check_file",
+    "open_any_database",
     "open_inspector",
     "recover",
     "restore",
@@ -44,6 +45,15 @@ class DatabaseInspector:
         self._reader = Reader(connect_without_lock(self._path))
         # an SQL function cannot query on the connection that calls it
         self._payloads = Reader(connect_without_lock(self._path))
+        db = self._reader.db
+        db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH would create a missing file
+        db.create_function("payload", 1, self._payload, deterministic=True)
+        db.create_function("iso", 1, lambda ns: formatting.utc(ns) if isinstance(ns, int) else None, deterministic=True)
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """Return the connection, which cannot write."""
+        return self._reader.db
 
     def is_ours(self) -> bool:
         """Return whether Spanwise created the file."""
@@ -62,17 +72,20 @@ class DatabaseInspector:
 
         The statement may call `payload(id or blob)` and `iso(ns)`.
         """
-        db = self._reader.db
-        db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH would create a missing file
-        db.create_function("payload", 1, self._payload, deterministic=True)
-        db.create_function("iso", 1, lambda ns: formatting.utc(ns) if isinstance(ns, int) else None, deterministic=True)
-        try:
-            rows = db.execute(query)
-            names = [column[0] for column in rows.description or ()]
-            for row in rows:
-                yield dict(zip(names, row, strict=True))
-        except (sqlite3.Error, sqlite3.Warning) as error:
-            raise Refused(f"invalid SQL: {error}") from error
+        names, rows = self.select(query)
+        for row in rows:
+            yield dict(zip(names, row, strict=True))
+
+    def select(self, query: str, parameters: Mapping[str, str] | None = None) -> tuple[list[str], Iterator[Any]]:
+        """Return the names of the columns and the rows of one statement, as `sql` does."""
+        with _refuse_invalid_sql():
+            rows = self._reader.db.execute(query, parameters or {})
+
+        def iterate() -> Iterator[Any]:
+            with _refuse_invalid_sql():
+                yield from rows
+
+        return [column[0] for column in rows.description or ()], iterate()
 
     def _payload(self, value: object) -> str | None:
         if isinstance(value, int):
@@ -85,6 +98,24 @@ class DatabaseInspector:
     def close(self) -> None:
         self._reader.db.close()
         self._payloads.db.close()
+
+
+@contextmanager
+def _refuse_invalid_sql() -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        raise Refused(f"invalid SQL: {error}") from error
+
+
+@contextmanager
+def open_any_database(path: str) -> Iterator[DatabaseInspector]:
+    """Open any SQLite file for reading. Raise `Refused` if it is damaged."""
+    try:
+        with closing(DatabaseInspector(path)) as file:
+            yield file
+    except sqlite3.Error as error:
+        raise translate_error(error) from error
 
 
 @contextmanager

@@ -240,4 +240,8 @@ _FILTERS_BY_FIELD = {
     "kind": lambda value: Filter(any_kind=value),
     "model": lambda value: Filter(model=value),
     "tag": lambda value: Filter(tags=(value,)),
+    "prompt": lambda value: Filter(prompt=value),
+    "prompt_version": lambda value: Filter(prompt_version=value),
+    "agent": lambda value: Filter(agent=value),
+    "finish_reason": lambda value: Filter(finish_reason=value),
 }

@@ -8,6 +8,7 @@ Modules, in the order in which data flows:
 - `trace_queries`: Trace queries: lists of summaries, whole traces, large traces read lazily, tree and pages of runs.
 - `feedback_and_sessions`: Lists of feedback, scores of rules and experiments, and sessions; row counts.
 - `trace_values`: Values of stored traces that filters compare (see `spanwise.collector.filter_evaluation`).
+- `table_records`: Source records of flat tables (see `spanwise.collector.stores.flat_tables`), in pages of limited size.
 - `change_feed`: Change feed: heads of traces in the order of their last change.
 - `distinct_values`: Distinct values of a field, for filter menus.
 """
@@ -19,5 +20,6 @@ SHARED_MODULES = [
     "feedback_and_sessions",
     "filter_sql",
     "query_plan",
+    "table_records",
     "trace_queries",
 ]

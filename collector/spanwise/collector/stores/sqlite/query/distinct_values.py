@@ -50,7 +50,7 @@ ALL_PROJECTS_SQL = {
     "name": _loose_scan("name", "traces", "traces_by_name", "name IS NOT NULL") + "LIMIT ?1",
     "kind": _SELECT_KNOWN.format("kind"),
     "model": _SELECT_KNOWN.format("model"),
-    "tag": _SELECT_KNOWN.format("tag"),
+    **{field: _SELECT_KNOWN.format(field) for field in ("tag", "prompt", "prompt_version", "agent", "finish_reason")},
     "session": _loose_scan("session_id", "traces", "traces_by_session", "session_id IS NOT NULL") + "LIMIT ?1",
     "user": _loose_scan("user_id", "traces", "traces_by_user", "user_id IS NOT NULL") + "LIMIT ?1",
     "feedback": _loose_scan("key", "feedback", "feedback_by_score", "standing = 2") + "LIMIT ?1",
@@ -77,6 +77,12 @@ ONE_PROJECT_SQL = {
     "kind": _element("kinds", "value"),
     "model": _element("models", "key"),
     "tag": _element("tags", "value"),
+    "prompt": f"SELECT DISTINCT j.key FROM {_NEWEST.format('prompts')}, json_each(t.x) j WHERE j.key <> ''"
+    " ORDER BY 1 LIMIT ?1",
+    "prompt_version": f"SELECT DISTINCT v.value FROM {_NEWEST.format('prompts')}, json_each(t.x) j, json_each(j.value) v"
+    " WHERE v.value IS NOT NULL ORDER BY 1 LIMIT ?1",
+    "agent": _element("agents", "value"),
+    "finish_reason": _element("finish_reasons", "value"),
     "session": _column("session_id"),
     "user": _column("user_id"),
     "feedback": f"SELECT DISTINCT f.key FROM {_NEWEST.format('id')} CROSS JOIN feedback f INDEXED BY feedback_by_trace"

@@ -36,7 +36,7 @@ def list_feedback(
     cursor: str | None,
 ) -> Page[Feedback]:
     """Return one page of feedback, newest first."""
-    where, values = _trace_conditions(db, filter)
+    where, values = restrict_to_traces(db, filter)
     if key is not None:
         where.append("f.key = ?")
         values.append(key)
@@ -80,7 +80,7 @@ def list_rule_scores(db: sqlite3.Connection, query: ScoreQuery) -> Page[RuleScor
     return Page(items=tuple(items), next=next)
 
 
-def _trace_conditions(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
+def restrict_to_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
     """Return SQL conditions that restrict feedback to traces that pass a filter.
 
     If at most `FEW_TRACES` traces pass, the condition lists their keys. Otherwise the filter is tested on the trace

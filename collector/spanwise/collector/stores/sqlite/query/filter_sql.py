@@ -45,7 +45,7 @@ def compile_filter(filter: Filter) -> list[SQLCondition]:
     for name in Filter.__slots__:
         value = getattr(filter, name)
         if value != getattr(_EMPTY_FILTER, name):
-            conditions += COMPILERS[name](value)
+            conditions += _prompt_version(value, filter.prompt) if name == "prompt_version" else COMPILERS[name](value)
     return conditions
 
 
@@ -94,6 +94,15 @@ def _list_element(column: str, of_spans: str, part: str = "value") -> Callable[[
         return [SQLCondition(f"({listed.sql} OR {in_spans})", (*listed.values, value))]
 
     return compile_value
+
+
+def _prompt_version(version: str, prompt: str | None) -> list[SQLCondition]:
+    """Compile a condition that a run used a version of a prompt, or of any prompt if `prompt` is None."""
+    sql = "SELECT 1 FROM json_each(t.prompts) p CROSS JOIN json_each(p.value) v WHERE v.value = ?"
+    values: tuple[Any, ...] = (dumps(version), version)
+    if prompt is not None:
+        sql, values = f"{sql} AND p.key = ?", (*values, prompt)
+    return [SQLCondition(f"(instr(t.prompts, ?) > 0 AND EXISTS ({sql}))", values)]
 
 
 SQL_OPERATORS = {operator: "<>" if operator == "!=" else operator for operator in OPERATORS}
@@ -251,6 +260,10 @@ COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
     "status": lambda value: [SQLCondition(_STATUSES[value])],
     "error": _error,
     "model": _list_element("models", "model", "key"),
+    "prompt": _element("prompts", "key"),
+    "agent": _element("agents"),
+    "finish_reason": _element("finish_reasons"),
+    "time_to_first_token_ms": _comparison("t.time_to_first_token_ms"),
     "latency_ms": _comparison("(t.end_ns - t.start_ns) / 1e6"),
     "tokens": _comparison("(t.input_tokens + t.output_tokens)"),
     "cost": _comparison("t.cost"),

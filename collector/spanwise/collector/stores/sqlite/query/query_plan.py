@@ -129,6 +129,10 @@ def has_unknown_value(db: sqlite3.Connection, filter: Filter) -> bool:
         ("kind", filter.kind),
         ("kind", filter.any_kind),
         ("model", filter.model),
+        ("prompt", filter.prompt),
+        ("prompt_version", filter.prompt_version),
+        ("agent", filter.agent),
+        ("finish_reason", filter.finish_reason),
         *(("tag", tag) for tag in filter.tags),
     )
     sql = "SELECT 1 FROM known WHERE field = ? AND value = ?"

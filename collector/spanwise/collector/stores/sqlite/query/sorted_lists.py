@@ -32,6 +32,7 @@ MAX_LOOKUPS = 20_000  # traces whose score is looked up one by one; for more, th
 _TRACE_VALUES = {
     "start": "t.start_ns",
     "latency_ms": "(t.end_ns - t.start_ns)",
+    "time_to_first_token_ms": "t.time_to_first_token_ms",
     "cost": "t.cost",
     "tokens": "(t.input_tokens + t.output_tokens)",
     "errors": "-t.error_count",
@@ -65,12 +66,12 @@ class SortedSet(NamedTuple):
     upto: int  # highest integer key of a trace when the first page was read
     since_ns: int | None  # earliest start, if there are more traces than can be sorted
     lowest: int  # lowest integer key in the set
-    count: int
+    size: int
 
     @property
     def newest(self) -> int | None:
         """Return the number of newest traces in the set; None if it has all traces that pass."""
-        return None if self.since_ns is None else self.count
+        return None if self.since_ns is None else self.size
 
     def restrict(self, plan: QueryPlan) -> QueryPlan:
         """Return the plan restricted to the set."""
@@ -159,7 +160,7 @@ def list_sorted_traces(db: sqlite3.Connection, filter: Filter, sort: str, limit:
     if bounds is None:
         bounds = _find_set(db, plan, unlimited=order.column == "start")  # an index is in the order of starts
     plan = bounds.restrict(plan)
-    if order.column == "feedback" and bounds.count > MAX_LOOKUPS:
+    if order.column == "feedback" and bounds.size > MAX_LOOKUPS:
         rows = _walk_scores(db, plan, bounds, order, last, limit)
     else:
         value, values = (_SCORE, (order.key,)) if order.column == "feedback" else (_TRACE_VALUES[order.column], ())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from spanwise.collector.errors import NotFound, TooLarge
 from spanwise.collector.filters import Filter
@@ -31,6 +31,7 @@ from spanwise.collector.stores.sqlite.query.filter_sql import compile_visible_fi
 from spanwise.collector.stores.sqlite.query.query_plan import plan_query
 from spanwise.collector.stores.sqlite.write import feedback_table, sender_records
 
+T = TypeVar("T")
 _SELECT_NODES = f"SELECT trace, id, {','.join(DerivationNode._fields)} FROM spans WHERE trace IN (%s)"
 
 
@@ -76,7 +77,7 @@ _SUMMARY_COLUMNS = (
     "t.id, t.trace_id, t.name, t.kind, t.start_ns, t.end_ns, t.status, t.error, t.project, t.environment, t.span_count,"
     " t.error_count, t.input_tokens, t.output_tokens, t.cost, t.session_id, t.user_id, t.tags, t.experiment_id,"
     f" t.example_id, t.repetition, t.root, {complete_sql()}, t.dropped,"
-    " t.calls_sent, t.running"
+    " t.calls_sent, t.running, t.prompts, t.agents, t.finish_reasons, t.time_to_first_token_ms"
 )
 
 
@@ -84,7 +85,8 @@ def list_traces(
     reader: Reader, filter: Filter, limit: int, cursor: str | None, sort: str | None = None
 ) -> Page[TraceSummary]:
     """Return one page of summaries, latest start first or in another order (see `sorted_lists`)."""
-    newest, rows = None, list[Any]()
+    newest: int | None = None
+    rows: Sequence[Any]
     if sort:
         page = sorted_lists.list_sorted_traces(reader.db, filter, sort, limit, cursor)
         sql = f"SELECT {_SUMMARY_COLUMNS} FROM traces t WHERE t.id IN (%s)"
@@ -98,7 +100,7 @@ def list_traces(
         sql = f"SELECT {_SUMMARY_COLUMNS} FROM {plan.source} WHERE {plan.where} {by}"
         fetched = reader.db.execute(sql, (*plan.values, limit + 1)).fetchall()
         rows, next = bulk_statements.cut_page(fetched, limit, time=4, key=0)
-    roots = _read_roots(reader, rows)
+    roots = read_roots(reader, {row[21]: RootRow(row[0], row[6], row[10]) for row in rows}, make_preview)
     ids = [row[0] for row in rows]
     latest = feedback_and_sessions.read_newest_scores(reader.db, ids)
     # by trace and outcome: the feedback keys whose newest outcome is an error or a skip
@@ -127,28 +129,39 @@ def count_unindexed(db: sqlite3.Connection, filter: Filter) -> int:
     return int(db.execute(f"SELECT count(*) FROM ({waiting})", values).fetchone()[0])
 
 
-def _read_roots(reader: Reader, rows: Sequence[Any]) -> dict[int, tuple[str, str, tuple[str, ...]]]:
-    """Return, by row id of the root, the previews of its inputs and outputs, and the names of the fields that are
-    derived.
+class RootRow(NamedTuple):
+    """Trace key, status and number of runs of a trace whose root is read."""
+
+    trace: int
+    status: str
+    runs: int
+
+
+def read_roots(
+    reader: Reader, roots: Mapping[int, RootRow], show: Callable[[JSON], T]
+) -> dict[int, tuple[T, T, tuple[str, ...]]]:
+    """Return, by row id of the root, its inputs and outputs as `show` returns them, and the names of the fields that
+    are derived.
     """
-    traces = {row[21]: row for row in rows}
-    previews: dict[int, tuple[str, str]] = {}
+    shown: dict[int, tuple[T, T]] = {}
     wanted: dict[int, tuple[int, tuple[str, ...]]] = {}
-    for root, payload in reader.payloads(list(traces)):
-        inputs, outputs, of_trace = payload.get("inputs"), payload.get("outputs"), traces[root]
-        previews[root] = make_preview(inputs), make_preview(outputs)
+    for root, payload in reader.payloads(list(roots)):
+        inputs, outputs, of_trace = payload.get("inputs"), payload.get("outputs"), roots[root]
+        shown[root] = show(inputs), show(outputs)
         attributes, documents = payload.get("attributes", {}), payload.get("documents")
-        fields = find_derivable(inputs, outputs, attributes, documents=documents, status=of_trace[6], runs=of_trace[10])
+        fields = find_derivable(
+            inputs, outputs, attributes, documents=documents, status=of_trace.status, runs=of_trace.runs
+        )
         if fields:
-            wanted[of_trace[0]] = root, fields
+            wanted[of_trace.trace] = root, fields
     sql = "SELECT id, span_id FROM spans WHERE id IN (%s)"
     span_ids = dict(select_many(reader.db, sql, [root for root, _ in wanted.values()]))
     derived = derive_root_values(reader, {trace: (span_ids[root], fields) for trace, (root, fields) in wanted.items()})
     found = {}
-    for root, (inputs, outputs) in previews.items():
-        values = derived.get(traces[root][0], {})
-        shown = {field: make_preview(value) for field, value in values.items()}
-        found[root] = shown.get("inputs", inputs), shown.get("outputs", outputs), tuple(values)
+    for root, (inputs, outputs) in shown.items():
+        values = derived.get(roots[root].trace, {})
+        replaced = {field: show(value) for field, value in values.items()}
+        found[root] = replaced.get("inputs", inputs), replaced.get("outputs", outputs), tuple(values)
     return found
 
 
@@ -190,6 +203,10 @@ def _make_summary(
         dropped=row[23],
         calls_sent=row[24],
         running=row[25],
+        prompts={name: tuple(versions) for name, versions in loads(row[26]).items()} if row[26] else {},
+        agents=tuple(loads(row[27])) if row[27] else (),
+        finish_reasons=tuple(loads(row[28])) if row[28] else (),
+        time_to_first_token_ms=row[29],
         inputs=inputs,
         outputs=outputs,
         derived=derived,

@@ -50,6 +50,10 @@ _COLUMNS: Mapping[str, str] = {
     "names": "t.names",
     "kinds": "t.kinds",
     "models": "t.models",
+    "prompts": "t.prompts",
+    "agents": "t.agents",
+    "finish_reasons": "t.finish_reasons",
+    "time_to_first_token_ms": "t.time_to_first_token_ms",
     "errors": "t.error_count",
     "feedback": "NULL",
     "texts": "EXISTS (SELECT 1 FROM unindexed u WHERE u.trace = t.id)",  # the trace waits for full-text indexing
@@ -64,7 +68,7 @@ _SELECT_FEEDBACK = (
 )
 _NO_FEEDBACK = KeyFeedback()
 _NO_KEYS: Mapping[str, KeyFeedback] = {}
-_JSON = ("tags", "metadata", *_LISTS)
+_JSON = ("tags", "metadata", "prompts", "agents", "finish_reasons", *_LISTS)
 _CONVERTED = (*_JSON, "errors", "feedback", "texts")
 Rows: TypeAlias = list[list[Any]]
 

@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final, Literal, TypeAlias
 
 import orjson
@@ -252,6 +253,17 @@ DEFAULT_NEWEST = 10_000  # default number of traces read one by one; takes a ten
 MAX_BUCKETS = 10_000  # limit of an answer (2 KB per bucket); with narrow buckets, there could be one for each trace
 ALL_TRACES: Final = "all"
 
+# Limits of the groups by time to the first token, in milliseconds
+FIRST_TOKEN_RANGES_MS = (100, 200, 500, 1_000, 2_000, 5_000, 10_000)
+
+
+def make_range_sql(column: str, limits: Sequence[int]) -> str:
+    """Return SQL for the range of a number, such as `100 to 200`; NULL if the column is NULL."""
+    names = [f"< {limits[0]}", *(f"{low} to {high}" for low, high in pairwise(limits)), f">= {limits[-1]}"]
+    cases = [f"WHEN {column} < {limit} THEN '{name}'" for limit, name in zip(limits, names, strict=False)]
+    return f"CASE WHEN {column} IS NULL THEN NULL {' '.join(cases)} ELSE '{names[-1]}' END"
+
+
 _ROW_GROUPS = {
     "project": "t.project",
     "environment": "t.environment",
@@ -261,6 +273,19 @@ _ROW_GROUPS = {
     "experiment": "t.experiment_id",
     "model": "m.key",
     "error": "error_group(t.error)",
+    "prompt": "nullif(m.key, '')",
+    "prompt_version": "m.key || coalesce('@' || v.value, '')",
+    "agent": "m.value",
+    "finish_reason": "m.value",
+    "time_to_first_token_ms": make_range_sql("t.time_to_first_token_ms", FIRST_TOKEN_RANGES_MS),
+}
+# Groups of which a trace may belong to several: what a query joins to `traces t`. A trace without any is in no group
+_GROUP_JOINS = {
+    "model": " CROSS JOIN json_each(t.models) m",
+    "prompt": " CROSS JOIN json_each(t.prompts) m",
+    "prompt_version": " CROSS JOIN json_each(t.prompts) m CROSS JOIN json_each(m.value) v",
+    "agent": " CROSS JOIN json_each(t.agents) m",
+    "finish_reason": " CROSS JOIN json_each(t.finish_reasons) m",
 }
 
 # SQLite converts an array of numbers to JSON much faster than it concatenates text.
@@ -438,11 +463,16 @@ class _Aggregation:
             self._totals_of((start, group)).add_feedback(*said)
 
     def _run(self, sql: str, chosen: QueryPlan, where: str = "", values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
-        by_model = self._group_by == "model"
+        by_model, filter = self._group_by == "model", self._filter
+        if self._group_by in ("prompt", "prompt_version"):  # only groups that the filter asks for
+            wanted = (("m.key", filter.prompt), ("v.value", filter.prompt_version))
+            for column, value in wanted[: 1 + (self._group_by == "prompt_version")]:
+                if value is not None:
+                    where, values = f"{where} AND {column} = ?", (*values, value)
         parts = {
             "bucket": f"t.start_ns / {self._bucket_ns} * {self._bucket_ns}" if self._bucket_ns else "0",
             "group": _ROW_GROUPS[self._group_by] if self._group_by else "NULL",
-            "source": f"{chosen.source} CROSS JOIN json_each(t.models) m" if by_model else chosen.source,
+            "source": chosen.source + _GROUP_JOINS.get(self._group_by or "", ""),
             "where": chosen.where + where,
             "checks": CHECKS_JUDGE_SQL,
             "tokens_in": "json_extract(m.value, '$[1]')" if by_model else "t.input_tokens",

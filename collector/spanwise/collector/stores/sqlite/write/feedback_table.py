@@ -114,8 +114,19 @@ NOTHING_WRITTEN = WriteResult({}, set())
 def append_batches(appender: Appender, batches: Sequence[Batch]) -> None:
     """Write batches on the writer's connection: their runs, then their feedback."""
     written = appender.write(batches) if any(batch.facts for batch in batches) else NOTHING_WRITTEN
-    if rows := [row for batch in batches for row in batch.feedback]:
+    if rows := [*_take_due_rows(appender), *(row for batch in batches for row in batch.feedback)]:
         write_feedback(appender, rows, written)
+
+
+def write_due_feedback(appender: Appender) -> None:
+    """Write the feedback of amendments that have been applied."""
+    if rows := _take_due_rows(appender):
+        write_feedback(appender, rows)
+
+
+def _take_due_rows(appender: Appender) -> Sequence[list[Any]]:
+    due, appender.due_feedback = appender.due_feedback, []
+    return encode_feedback(due)
 
 
 def encode_feedback(feedback: Sequence[Feedback]) -> Sequence[list[Any]]:

@@ -31,6 +31,7 @@ from spanwise.collector.stores.sqlite.write.span_nodes import (
 from spanwise.collector.stores.sqlite.write.trace_summary import (
     MAX_LISTED,
     PICO,
+    LabelTotals,
     SummaryRow,
     counts_sort_key,
     encode_models,
@@ -85,6 +86,7 @@ class SummaryTotals(msgspec.Struct, array_like=True):
     waiting: int = 0  # local roots with unanswered calls
     dropped: int = 0
     calls_sent: int = 0
+    labels: LabelTotals | None = None  # None until a run has labels
 
     def shown_tokens(self) -> Sequence[int]:
         """Return input and output tokens; those of the first span with tokens if parents form a cycle."""
@@ -143,6 +145,9 @@ def count_characters(fact: Fact) -> int:
     for text in (fact.error, fact.model, fact.session_id, fact.user_id, fact.metadata):
         if text is not None:
             count += len(text)
+    if fact.labels is not None:
+        prompt_name, prompt_version, agent_name, finish_reasons, _ = fact.labels
+        count += sum(map(len, filter(None, (prompt_name, prompt_version, agent_name, *finish_reasons))))
     if fact.experiment_id is not None:
         count += len(fact.experiment_id) + len(fact.example_id or "")
     return count + sum(map(len, fact.tags)) if fact.tags else count
@@ -176,6 +181,7 @@ class IncrementalSummary:
         )
         for texts in (totals.names, totals.tags, totals.models):
             size += sum(map(len, texts))
+        size += totals.labels.characters if totals.labels is not None else 0
         return 2 + listed // 4 + size // CHARACTERS_PER_SPAN
 
     def advance(self, new: Sequence[tuple[int, Fact]], spans: TraceNodes) -> None:
@@ -231,7 +237,7 @@ class IncrementalSummary:
         for known, value in ((totals.names, fact.name), (totals.kinds, fact.kind)):
             if value not in known and len(known) < MAX_LISTED:
                 known[value] = 1
-        self._add_tags(fact)
+        self._add_tags_and_labels(fact)
         if fact.model is not None:
             self._count_call(fact.model)
         for name in FIRST_VALUE_FIELDS:
@@ -243,7 +249,9 @@ class IncrementalSummary:
         if fact.cost is not None and totals.first_cost is None:
             totals.first_cost = FirstAmount(row, fact.model, (to_pico(fact.cost),))
 
-    def _add_tags(self, fact: Fact) -> None:
+    def _add_tags_and_labels(self, fact: Fact) -> None:
+        if fact.labels is not None:
+            self.totals.labels = (self.totals.labels or LabelTotals()).add([fact.labels])
         for tag in fact.tags:
             if tag not in self.totals.tags and len(self.totals.tags) < MAX_LISTED:
                 self.totals.tags[tag] = 1
@@ -419,6 +427,8 @@ class IncrementalSummary:
             return False
         if any(getattr(old, name) is not None and getattr(new, name) is None for name in ("input_tokens", "cost")):
             return False
+        if old.labels not in (None, new.labels):
+            return False
         if old.counts is not None and (new.counts is None or counts_sort_key(new.counts) < counts_sort_key(old.counts)):
             return False
         listed = max(len(totals.tags) + len(new.tags), len(totals.models) + 1)
@@ -442,7 +452,7 @@ class IncrementalSummary:
         totals.size += new.size - old.size
         totals.end_ns = max(totals.end_ns, new.end_ns)
         totals.marked = totals.marked or new.sampling.judgement
-        self._add_tags(new)
+        self._add_tags_and_labels(new)
         for name in FIRST_VALUE_FIELDS:
             self._keep_first(name, row, getattr(new, name))
 
@@ -507,6 +517,7 @@ class IncrementalSummary:
             judgement=totals.marked or (root.kind == EVALUATOR_KIND and experiment_id is None),
             dropped=totals.dropped,
             calls_sent=totals.calls_sent,
+            **(totals.labels.columns() if totals.labels is not None else {}),
         )
 
     def _root_or_first(self, name: str, root: Fact) -> str | None:

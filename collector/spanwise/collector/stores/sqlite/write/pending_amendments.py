@@ -27,8 +27,9 @@ from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.write.run_codec import Fact
 
-# maximum number of response ids, 20 bytes each; those of the latest spans suffice: amendments arrive within minutes
-MAX_RESPONSES = 200_000
+# maximum number of response ids, 20 bytes each, those of the latest spans. Log records with content arrive within
+# minutes, but feedback on a response often a day later
+MAX_RESPONSES = 1_000_000
 BLOCK_SIZE = 1_000
 MAX_CANDIDATES = 8  # maximum number of spans with the same response id: several instrumentations may record one call
 _BLOCKS = (  # newest block first; two index lookups per block
@@ -71,8 +72,8 @@ class ResponseIdWriter:
         return int(self._db.execute(sql, (row,)).fetchone()[0])
 
 
-def find_by_response_id(reader: Reader, response_id: str) -> list[tuple[str, str]]:
-    """Return trace id and span id of the spans with a response id, the latest first.
+def find_by_response_id(reader: Reader, response_id: str) -> list[tuple[str, Fact]]:
+    """Return the spans with a response id, each as trace id and fact, the latest first.
 
     Spans with another response id that has the same hash are left out.
     """
@@ -80,7 +81,7 @@ def find_by_response_id(reader: Reader, response_id: str) -> list[tuple[str, str
     for (part,) in reader.db.execute(_BLOCKS_WITH_ID, (number, MAX_CANDIDATES)).fetchall():
         rows += reader.db.execute(_LATEST_SPANS, (part, number, MAX_CANDIDATES - len(rows))).fetchall()
     facts = [(trace_id, reader.stored(trace_id, row).fact) for trace_id, row in rows]
-    return [(trace_id, fact.span_id) for trace_id, fact in facts if fact.response_id == response_id]
+    return [(trace_id, fact) for trace_id, fact in facts if fact.response_id == response_id]
 
 
 def remove_response_ids(db: sqlite3.Connection, traces: Iterable[int]) -> None:
@@ -185,18 +186,17 @@ class PendingAmendments:
 
     def take(self, trace_id: str, span_id: str, project: str) -> list[dict[str, JSON]]:
         """Remove and return the fields for a run that has arrived, in order of arrival. Fields for runs of other
-        projects are dropped.
+        projects are dropped, except those by response id, because several projects may have the same response id.
         """
         rows = self._by_trace.get(trace_id, {}).get(span_id)
         if rows is None:
             return []
-        fields = [
-            self._fields(row)
-            for name, row in sorted(rows.items(), key=lambda item: item[1])
-            if name in (ANY_PROJECT, project)
-        ]
-        self.given_up += len(rows) - len(fields)
-        self._remove(list(rows.values()))
+        taken = [row for name, row in sorted(rows.items(), key=lambda item: item[1]) if name in (ANY_PROJECT, project)]
+        fields = [self._fields(row) for row in taken]
+        if trace_id != NO_TRACE:
+            self.given_up += len(rows) - len(taken)
+            taken = list(rows.values())
+        self._remove(taken)
         return fields
 
     def evict(self, trace_ids: Iterable[str]) -> None:

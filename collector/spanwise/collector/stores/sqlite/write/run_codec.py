@@ -16,7 +16,7 @@ import orjson
 import zstandard
 
 from spanwise.collector.former_names import FORMER, PRESENT
-from spanwise.collector.records import JSON, Document, Event, Link, Run, Usage
+from spanwise.collector.records import JSON, Document, Event, Link, Run, Usage, make_fast_constructor
 from spanwise.collector.stores.sqlite.database.column_values import INT_MAX, clean, dumps, loads
 from spanwise.collector.stores.sqlite.search.searchable_text import add_leaves, join_leaves
 from spanwise.tracer import attribute_names as names
@@ -121,6 +121,16 @@ class SpanCounts(NamedTuple):
     calls_sent: int = 0
 
 
+class RunLabels(NamedTuple):
+    """Prompt, agent, finish reasons and time to the first token of a run that has at least one of them."""
+
+    prompt_name: str | None
+    prompt_version: str | None
+    agent_name: str | None
+    finish_reasons: tuple[str, ...]
+    time_to_first_token_ms: float | None
+
+
 class Fact(NamedTuple):
     """A run without its payload: the columns of `spans`, then the fields that only the trace summary needs."""
 
@@ -152,6 +162,7 @@ class Fact(NamedTuple):
     sent: int | None = None  # of an amended run: `size` without the amendments
     response_id: str | None = None  # id that the model gave its response
     route: str | None = None  # destination of a call; "" for a span that continues a call of another process
+    labels: RunLabels | None = None  # None if the run has none, as most runs
 
 
 MIN_COLUMNAR_FACTS = 10  # minimum number of facts that are pickled in columns
@@ -200,6 +211,7 @@ def _unpickle_batch(packed: bytes) -> Batch:
 _NAMED_TUPLE_FIELDS: Mapping[int, Callable[..., Any]] = {
     Fact._fields.index("counts"): partial(tuple.__new__, SpanCounts),
     Fact._fields.index("sampling"): partial(tuple.__new__, SamplingInfo),
+    Fact._fields.index("labels"): partial(tuple.__new__, RunLabels),
 }
 
 
@@ -317,6 +329,8 @@ def _encode_run(run: Run) -> tuple[Fact, bytes]:
     except TypeError:  # a key is not text; the option costs time
         payload = orjson.dumps(fields, option=orjson.OPT_NON_STR_KEYS)
     usage, attributes, start_ns, end_ns = run.usage, run.attributes, run.start_ns, run.end_ns
+    prompt = (run.prompt_name, run.prompt_version)
+    labels = (*prompt, run.agent_name, run.finish_reasons, run.time_to_first_token_ms)
     # Raises `TypeError` if a column cannot store its text. The payload was checked when it was encoded.
     texts = (run.name, run.kind, run.error, run.model, run.session_id, run.user_id, run.project, run.environment)
     orjson.dumps((run.trace_id, run.span_id, run.parent_id, texts, run.experiment_id, run.example_id))
@@ -348,15 +362,23 @@ def _encode_run(run: Run) -> tuple[Fact, bytes]:
         None,
         read_response_id(attributes) if names.RESPONSE_ID in attributes else None,
         _read_route(run) if SPAN_KIND in attributes or (run.parent_id and names.LOCAL_ROOT in attributes) else None,
+        None if labels == _NO_LABELS else RunLabels(*labels),
     )
     return _make_fact(fact), payload
 
 
 _NO_COUNTS = (None, None)
+_NO_LABELS = (None, None, None, (), None)
 
 
 def read_response_id(attributes: Mapping[str, JSON]) -> str | None:
-    """Return the id that a model gave its response; None if it is missing or too long to be one."""
+    """Return the id that a model gave its response; None if it is missing or too long to be one.
+
+    A span that fetches the response of an earlier call does not count, because what is said of the response concerns
+    that call.
+    """
+    if attributes.get(names.OPERATION) == "fetch_response":
+        return None
     id = attributes.get(names.RESPONSE_ID)
     return id if isinstance(id, str) and 0 < len(id) <= MAX_RESPONSE_ID_CHARACTERS and id.isascii() else None
 
@@ -420,6 +442,16 @@ def _build_payload(run: Run) -> dict[str, JSON]:
         payload["project"] = run.project
     if run.environment != "default":
         payload["environment"] = run.environment
+    if run.prompt_name is not None or run.prompt_version is not None:
+        payload["prompt"] = (run.prompt_name, run.prompt_version)
+    if run.agent_name is not None:
+        payload["agent"] = run.agent_name
+    if run.finish_reasons:
+        payload["finish_reasons"] = run.finish_reasons
+    if run.time_to_first_token_ms is not None:
+        payload["time_to_first_token_ms"] = run.time_to_first_token_ms
+    if run.tools:
+        payload["tools"] = run.tools
     return payload
 
 
@@ -432,16 +464,20 @@ def _repair_run(run: Run) -> Run:
         Event(clean(e.name), max(-INT_MAX, min(e.time_ns, INT_MAX)), clean(e.attributes)) for e in run.events
     )
     fields["links"] = tuple(Link(*map(clean, (x.trace_id, x.span_id, x.attributes))) for x in run.links)
-    fields["tags"] = tuple(fields["tags"])
+    fields.update({name: tuple(fields[name]) for name in ("tags", "finish_reasons", "tools")})
     return Run(**fields)
+
+
+_new_run: Callable[..., Run] = make_fast_constructor(Run)
 
 
 def decode_run(trace_id: str, columns: Sequence[Any], payload: Mapping[str, JSON], resource: Mapping[str, JSON]) -> Run:
     """Decode the run of a row. `columns` are the first `SPAN_COLUMN_COUNT` fields of its `Fact`."""
     experiment_id, example_id, repetition = payload.get("experiment", (None, None, 0))
+    prompt_name, prompt_version = payload.get("prompt", (None, None))
     tokens_in, tokens_out = columns[9], columns[10]
     usage = None if tokens_in is None else Usage(tokens_in, tokens_out, payload.get("usage", {}))
-    return Run(
+    return _new_run(
         trace_id=trace_id,
         span_id=columns[0],
         parent_id=columns[1],
@@ -458,10 +494,10 @@ def decode_run(trace_id: str, columns: Sequence[Any], payload: Mapping[str, JSON
         user_id=columns[13],
         inputs=payload.get("inputs"),
         outputs=payload.get("outputs"),
-        documents=tuple(Document(*d) for d in payload.get("documents", ())),
+        documents=tuple(Document(*d) for d in payload["documents"]) if "documents" in payload else (),
         attributes=payload.get("attributes", {}),
-        events=tuple(Event(*e) for e in payload.get("events", ())),
-        links=tuple(Link(*link) for link in payload.get("links", ())),
+        events=tuple(Event(*e) for e in payload["events"]) if "events" in payload else (),
+        links=tuple(Link(*link) for link in payload["links"]) if "links" in payload else (),
         metadata=payload.get("metadata", {}),
         tags=tuple(payload.get("tags", ())),
         project=payload.get("project", "default"),
@@ -470,6 +506,12 @@ def decode_run(trace_id: str, columns: Sequence[Any], payload: Mapping[str, JSON
         example_id=example_id,
         repetition=repetition,
         resource=resource,
+        prompt_name=prompt_name,
+        prompt_version=prompt_version,
+        agent_name=payload.get("agent"),
+        finish_reasons=tuple(payload.get("finish_reasons", ())),
+        time_to_first_token_ms=payload.get("time_to_first_token_ms"),
+        tools=tuple(payload.get("tools", ())),
     )
 
 

@@ -319,6 +319,11 @@ class FilterValueTable:
         values = {("kind", fact.kind) for fact in facts} | {("environment", fact.environment) for fact in facts}
         values |= {("model", fact.model) for fact in facts if fact.model is not None}
         values |= {("tag", tag) for fact in facts for tag in fact.tags}
+        for labels in {fact.labels for fact in facts if fact.labels is not None}:
+            prompt_name, prompt_version, agent_name, finish_reasons, _ = labels
+            named = (("prompt", prompt_name), ("prompt_version", prompt_version), ("agent", agent_name))
+            values |= {(field, value) for field, value in named if value is not None}
+            values |= {("finish_reason", reason) for reason in finish_reasons}
         if new := values - self._stored:
             insert_many(self._db, "known", ("field", "value"), sorted(new), "ON CONFLICT DO NOTHING")
             if len(self._stored) + len(new) > CACHED_VALUES:

@@ -11,8 +11,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from spanwise.collector.errors import Refused, StoreError, Unavailable
-from spanwise.collector.records import JSON, OpenRun
+from spanwise.collector.records import JSON, Feedback, OpenRun, Target
 from spanwise.collector.stores import amendment_merge
+from spanwise.collector.stores.amendment_merge import FEEDBACK_FIELD
 from spanwise.collector.stores.sqlite.database.bulk_statements import build_upsert_clause, insert_many, select_many
 from spanwise.collector.stores.sqlite.database.column_values import loads
 from spanwise.collector.stores.sqlite.database.connections import Reader
@@ -156,6 +157,8 @@ class Appender:
         self.waiting = PendingAmendments(self.db, clock)
         self.destinations = DestinationTable(self.db)
         self.sums, self.responses = HourlyRollups(self.db), pending_amendments.ResponseIdWriter(self.db)
+        # Feedback of amendments whose run is stored now. The caller of `write` or `amend` writes it
+        self.due_feedback: list[Feedback] = []
         self._next_trace = self._next_span = 1
         self.forget()
 
@@ -168,6 +171,7 @@ class Appender:
         self._cache.clear()
         self._weights.clear()
         self._cached_spans = 0
+        self.due_feedback.clear()
         self.recent_rows.update(dict.fromkeys(self.recent_rows))
         self.resources.forget()
         self.filter_values.forget()
@@ -353,7 +357,10 @@ class Appender:
         """
         if target.trace_id == NO_TRACE:
             found = pending_amendments.find_by_response_id(self.reader, target.span_id)
-            targets = [AmendmentTarget(trace_id, span_id, target.project) for trace_id, span_id in found]
+            found = [(trace_id, fact) for trace_id, fact in found if target.project in (ANY_PROJECT, fact.project)]
+            if FEEDBACK_FIELD in fields:
+                found = _choose_evaluated_call(target.span_id, found)
+            targets = [AmendmentTarget(trace_id, fact.span_id, target.project) for trace_id, fact in found]
         elif not select_many(self.db, _SELECT_KEYS, [target.trace_id]) and self.tombstones.among([target.trace_id]):
             self.tombstones.late += 1
             return True
@@ -377,6 +384,7 @@ class Appender:
             raise Refused(f"cannot amend span {target.span_id!r}: {error}") from error
         if target.project not in (ANY_PROJECT, stored.fact.project):
             return False
+        fields = self._take_feedback(target.trace_id, target.span_id, fields)
         run = amendment_merge.apply_amendment(stored.run, fields, stored.amended)
         fields_so_far = amendment_merge.merge_fields(stored.amended, fields)
         if (run, fields_so_far) != (stored.run, stored.amended):
@@ -391,6 +399,14 @@ class Appender:
             self.filter_values.add([fact])
         self._trim_cache()
         return True
+
+    def _take_feedback(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> Mapping[str, JSON]:
+        """Collect the feedback of an amendment in `due_feedback`; return the other fields."""
+        if FEEDBACK_FIELD not in fields:
+            return fields
+        target = Target(trace_id=trace_id, span_id=span_id)
+        self.due_feedback += amendment_merge.make_feedback(target, fields[FEEDBACK_FIELD])
+        return {name: value for name, value in fields.items() if name != FEEDBACK_FIELD}
 
     def _store_amended_run(self, target: AmendmentTarget, change: _SpanChange) -> None:
         incoming = {target.trace_id: {target.span_id: change.came}}
@@ -606,12 +622,13 @@ class Appender:
         if not amendments:
             return came
         run, all_fields = decode_run("", fact, self._read(came.payload), {}), dict[str, JSON]()
-        for fields in amendments:
+        for waiting in amendments:
+            fields = self._take_feedback(trace_id, fact.span_id, waiting)
             run, all_fields = (
                 amendment_merge.apply_amendment(run, fields, all_fields),
                 amendment_merge.merge_fields(all_fields, fields),
             )
-        return _IncomingSpan(*encode_amended_run(run, all_fields, fact.size), came.resource)
+        return _IncomingSpan(*encode_amended_run(run, all_fields, fact.size), came.resource) if all_fields else came
 
     def _read(self, payload: bytes) -> dict[str, JSON]:
         return self.reader.payload(payload) if payload.startswith(ZSTD_FRAME_HEADER) else loads(payload)
@@ -644,6 +661,21 @@ class Appender:
         while self._cached_spans > self.max_cached_spans and len(self._cache) > 1:
             trace_id, _ = self._cache.popitem(last=False)
             self._cached_spans -= self._weights.pop(trace_id)
+
+
+def _choose_evaluated_call(response_id: str, found: Sequence[tuple[str, Fact]]) -> list[tuple[str, Fact]]:
+    """Return the span to which feedback on a response belongs: the earliest model call with its id, or else the
+    earliest other span.
+
+    Raises `Refused` if spans of several projects have this id, and the sender did not say which project it means.
+    """
+    projects = sorted({fact.project for _, fact in found})
+    if len(projects) > 1:
+        raise Refused(
+            f"response {response_id!r} is of several projects ({', '.join(map(repr, projects))}); set the resource"
+            " attribute 'openinference.project.name' of the feedback to one of them"
+        )
+    return sorted(found, key=lambda span: (span[1].kind != "llm", span[1].start_ns, span[1].span_id))[:1]
 
 
 def find_database_folder(db: sqlite3.Connection) -> str:

@@ -4,7 +4,7 @@
 - Tokens and cost are counted once: those of a span count unless a descendant has its own. A chain that repeats the total of its model calls adds nothing, nor does a framework's span around a client's span of the same call.
 - Start and end cover the whole trace. Session, user and metadata are those of the root, else the first of any span.
 - Completeness is `1`, `0`, or None where only a quiet period can tell: see `_check_completeness`. Dropped spans count as arrived: such a trace is settled, but no list shows it as complete.
-- Names, kinds, models and tags are listed in order of arrival, the first `MAX_LISTED` of each.
+- Names, kinds, models, tags and labels (`RunLabels`) are listed in order of arrival, the first `MAX_LISTED` of each.
 
 This module is the definition. `incremental_summary.IncrementalSummary` computes the same from new spans alone.
 """
@@ -12,12 +12,14 @@ This module is the definition. `incremental_summary.IncrementalSummary` computes
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
 
 from spanwise.collector.filters import EVALUATOR_KIND
 from spanwise.collector.stores.sqlite.database.column_values import dumps
-from spanwise.collector.stores.sqlite.write.run_codec import ALWAYS_SAMPLED, Fact, SpanCounts
+from spanwise.collector.stores.sqlite.write.run_codec import ALWAYS_SAMPLED, Fact, RunLabels, SpanCounts
 
 MAX_LISTED = 256  # limit of each list, because the lists are written with every batch
 PICO = 10**12  # costs are added as integers in trillionths, so that the total does not depend on the order
@@ -58,7 +60,53 @@ class SummaryRow(NamedTuple):
     judgement: bool  # evaluator's own trace, or any span is marked as a monitor's
     dropped: int  # spans that the sender reports as dropped
     calls_sent: int  # outgoing calls that carried the trace context
+    prompts: str | None = None  # JSON: names of prompts with the list of their versions
+    agents: str | None = None  # JSON list
+    finish_reasons: str | None = None  # JSON list
+    time_to_first_token_ms: float | None = None  # the longest of all runs
     running: int = 0  # number of open runs, which are stored in `sender_records.OpenRunTable`, not as facts
+
+
+class LabelTotals(msgspec.Struct, array_like=True):
+    """Labels of all runs of a trace: ordered sets, in order of arrival, and the longest time to the first token."""
+
+    prompts: dict[str, dict[str, int]] = {}  # version "" is no version
+    agents: dict[str, int] = {}
+    finish_reasons: dict[str, int] = {}
+    time_to_first_token_ms: float | None = None
+
+    def add(self, labels: Iterable[RunLabels]) -> LabelTotals:
+        """Add the labels of runs, and return the totals."""
+        for name, version, agent, reasons, time_ms in labels:
+            if name is not None or version is not None:
+                versions = self.prompts.get(name or "")
+                if versions is None and len(self.prompts) < MAX_LISTED:
+                    versions = self.prompts[name or ""] = {}
+                if versions is not None and len(versions) < MAX_LISTED:
+                    versions[version or ""] = 1
+            if agent is not None and len(self.agents) < MAX_LISTED:
+                self.agents[agent] = 1
+            for reason in reasons if len(self.finish_reasons) < MAX_LISTED else ():
+                self.finish_reasons[reason] = 1
+            if time_ms is not None:
+                self.time_to_first_token_ms = max(time_ms, self.time_to_first_token_ms or 0.0)
+        return self
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of `SummaryRow` for the labels."""
+        prompts = {name: [version or None for version in versions] for name, versions in self.prompts.items()}
+        return {
+            "prompts": dumps(prompts) if prompts else None,
+            "agents": dumps(list(self.agents)) if self.agents else None,
+            "finish_reasons": dumps(list(self.finish_reasons)) if self.finish_reasons else None,
+            "time_to_first_token_ms": self.time_to_first_token_ms,
+        }
+
+    @property
+    def characters(self) -> int:
+        """Return the number of characters of all labels."""
+        versions = [version for of_prompt in self.prompts.values() for version in of_prompt]
+        return sum(map(len, (*self.prompts, *versions, *self.agents, *self.finish_reasons)))
 
 
 class AncestorIds(NamedTuple):
@@ -85,6 +133,7 @@ def summarize_trace(facts: Sequence[Fact]) -> tuple[SummaryRow, int, AncestorIds
     with_tokens: list[Fact] = []
     with_cost: list[Fact] = []
     with_model: list[Fact] = []
+    labels: list[RunLabels] = []
     errors = size = 0
     start_ns, end_ns = facts[0].start_ns, facts[0].end_ns
     tagged = counted = marked = has_example = False
@@ -104,6 +153,8 @@ def summarize_trace(facts: Sequence[Fact]) -> tuple[SummaryRow, int, AncestorIds
             with_cost.append(fact)
         if fact.model is not None:
             with_model.append(fact)
+        if fact.labels is not None:
+            labels.append(fact.labels)
         if fact.tags:
             tagged = True
         if fact.local_root is not None:
@@ -153,6 +204,7 @@ def summarize_trace(facts: Sequence[Fact]) -> tuple[SummaryRow, int, AncestorIds
         judgement=marked or (root.kind == EVALUATOR_KIND and experiment_id is None),
         dropped=dropped,
         calls_sent=calls_sent,
+        **(LabelTotals().add(labels).columns() if labels else {}),
     )
     return rolled, position, above
 
