@@ -1,4 +1,4 @@
-"""The page of the attribute names that dialects read, made from their tables.
+"""The page of the attribute names that dialects read and the tracer sends, made from their tables.
 
     python docs/conventions.py      # writes docs/senders/conventions.md
 
@@ -29,6 +29,7 @@ OTHER_NAMES = (
     "llm.request.type",
     "llm.content.",
 )  # OpenLLMetry's, although they begin like OpenInference's
+SENT = {value.rstrip(".") for name, value in vars(names).items() if name.isupper() and isinstance(value, str)}
 # field of a run → names that are read into it
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "kind": (
@@ -108,7 +109,7 @@ Of several attributes for one field, the first convention wins: OpenInference, t
 Only `prompt.id` comes last. An attribute whose value is not in the field (another one wins, or it has a wrong type) stays in `Run.attributes`. In
 the same way two equal values are kept once.
 
-The names that Spanwise's tracer sends are not on this page yet; `spanwise.tracer.attribute_names` lists them.
+Spanwise's tracer sends the names in **bold**, each in the [conventions](../conventions.md) that are switched on.
 """
 
 
@@ -147,7 +148,8 @@ def _find_convention(name: str) -> str:
 
 
 def _join(listed: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in listed)
+    """Return the names as Markdown, those that the tracer sends in bold."""
+    return ", ".join(f"**`{name}`**" if name.partition(".N.")[0] in SENT else f"`{name}`" for name in listed)
 
 
 if __name__ == "__main__":

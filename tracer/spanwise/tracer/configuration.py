@@ -166,7 +166,7 @@ def _environment_readers() -> dict[str, Callable[[], Any]]:
         "traces_url": lambda: None if get("SPANWISE_URL") else otlp().traces_url,
         "headers": lambda: {} if get("SPANWISE_URL") else otlp().headers,
         "otlp_grpc": lambda: not get("SPANWISE_URL") and otlp().grpc,
-        "conventions": lambda: _parse_conventions(get("SPANWISE_CONVENTIONS")),
+        "conventions": lambda: _normalize_conventions(get("SPANWISE_CONVENTIONS") or ""),
         "compression": lambda: otlp().compression,
         "timeout": lambda: otlp().timeout,
         "certificate": find_trusted_authorities,
@@ -243,14 +243,14 @@ def _normalize_hosts(patterns: Iterable[str]) -> tuple[str, ...]:
     return tuple(hosts)
 
 
-def _parse_conventions(text: str | None) -> frozenset[str] | None:
-    """Return comma-separated conventions; an empty set for `none`, None if the variable is not set."""
-    parts = [part.strip().lower() for part in (text or "").split(",") if part.strip()]
-    return _normalize_conventions([] if parts == ["none"] else parts) if parts else None
-
-
-def _normalize_conventions(given: Iterable[str]) -> frozenset[str]:
-    conventions = frozenset((given,) if isinstance(given, str) else given)
+def _normalize_conventions(given: Iterable[str]) -> frozenset[str] | None:
+    """Return the names of conventions. A text has them separated by commas; `none` is no convention, "" the default."""
+    if isinstance(given, str):
+        parts = [part.strip().lower() for part in given.split(",") if part.strip()]
+        if not parts:
+            return None
+        given = [] if parts == ["none"] else parts
+    conventions = frozenset(given)
     if unknown := sorted(map(str, conventions - ALL_CONVENTIONS)):
         known = ", ".join(get_args(Convention))
         raise ValueError(f"conventions must be a set of {known}, got {', '.join(map(repr, unknown))}")

@@ -534,18 +534,21 @@ def _print_traces(traces: Iterable[TraceSummary], as_json: bool, *, head: bool =
     if as_json:
         emit(msgspec.to_builtins(trace) for trace in traces)
     elif head:
-        rows = [[*_trace_cells(trace), *_label_cells(trace)] for trace in traces]
+        rows = [_trace_cells(trace) for trace in traces]
         names = (*TRACE_COLUMNS, *LABEL_COLUMNS)
         shown = [at for at, name in enumerate(names) if name in TRACE_COLUMNS or any(row[at] for row in rows)]
         print_table([names[at] for at in shown], [[row[at] for at in shown] for row in rows])
     else:
         for trace in traces:
-            print_line("  ".join(map(escape_line, _trace_cells(trace))))
+            print_line("  ".join(map(escape_line, _trace_cells(trace)[: len(TRACE_COLUMNS)])))
 
 
 def _trace_cells(trace: TraceSummary) -> tuple[str, ...]:
-    """Return the table cells of a trace. Dropped and running spans are shown next to the number of stored spans."""
+    """Return the cells of `TRACE_COLUMNS` and `LABEL_COLUMNS`. Dropped and running spans are shown next to the number
+    of stored spans.
+    """
     counts = ((trace.dropped, "dropped"), (trace.running, "running"))
+    first_ms = trace.time_to_first_token_ms
     return (
         trace.trace_id,
         formatting.date_and_time(trace.start_ns),
@@ -556,15 +559,9 @@ def _trace_cells(trace: TraceSummary) -> tuple[str, ...]:
         str(trace.input_tokens + trace.output_tokens),
         trace.inputs[:60],
         " ".join(f"{key}={_format_outcome(trace, key, value)}" for key, value in trace.feedback.items()),
+        *(", ".join(texts)[:100] for texts in (formatting.prompts(trace.prompts), trace.agents, trace.finish_reasons)),
+        "" if first_ms is None else formatting.milliseconds(first_ms),
     )
-
-
-def _label_cells(trace: TraceSummary) -> tuple[str, ...]:
-    """Return the cells of the columns that are shown only if a trace has a value in them."""
-    first_ms = trace.time_to_first_token_ms
-    first = "" if first_ms is None else formatting.milliseconds(first_ms)
-    lists = (formatting.prompts(trace.prompts), trace.agents, trace.finish_reasons)
-    return (*(", ".join(texts)[:100] for texts in lists), first)
 
 
 def _format_outcome(trace: TraceSummary, key: str, value: float | str | None) -> str:

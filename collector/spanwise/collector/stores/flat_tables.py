@@ -277,7 +277,12 @@ DOCUMENTS = Table(
         Column(
             "document_id", "text", "id of the document; null if the retriever gave none", lambda d: _text(d.document.id)
         ),
-        Column("score", "real", "score of the retriever; null if it gave none", lambda d: _number(d.document.score)),
+        Column(
+            "score",
+            "real",
+            "score of the retriever; null if it gave none",
+            lambda d: None if d.document.score is None else float(d.document.score),
+        ),
         Column("content", "text", "text of the document", lambda d: _text(d.document.content)),
         Column("metadata", "json", "metadata of the document, by name", lambda d: d.document.metadata or None),
         Column("run_name", "text", "name of the run", lambda d: d.run.name),
@@ -399,10 +404,6 @@ EXPERIMENT_RESULTS = Table(
 def _text(value: JSON) -> str | None:
     """Return a value whose type the sender chose as text."""
     return value if value is None or isinstance(value, str) else _encode_json(value)
-
-
-def _number(value: JSON) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
 
 
 TABLES: Mapping[str, Table] = {

@@ -14,7 +14,6 @@ from typing import Any
 
 from spanwise.evaluators.analysis.analysis_report import render_report
 from spanwise.evaluators.analysis.compliance import MAPPING_NOTE
-from spanwise.evaluators.analysis.leaderboards import PromptHeatmap
 from spanwise.evaluators.analysis.result_analysis import AnalysisData
 from spanwise.evaluators.experiments import Row, read_attached_example
 
@@ -47,7 +46,13 @@ def _write_archive(analysis: AnalysisData, path: Path) -> None:
             "keys": board.keys,
             "ranks": board.ranks,
             "cells": list(board.cells.values()),
-            "prompts": {key: _list_prompt_scores(analysis.prompts(key)) for key in board.keys},
+            "prompts": {
+                key: [
+                    {"model": model, "example_id": example_id, "score": score}
+                    for (model, example_id), score in analysis.prompts(key).scores.items()
+                ]
+                for key in board.keys
+            },
         }
     )
     files["llm-bool-leaderboard.json"] = _dump(analysis.boolean_leaderboards)
@@ -56,7 +61,13 @@ def _write_archive(analysis: AnalysisData, path: Path) -> None:
     files["insights.json"] = _dump(analysis.insights)
     files["compliance.json"] = _dump({"note": MAPPING_NOTE, "standards": analysis.compliance})
     files["trade-offs.json"] = _dump(analysis.trade_offs)
-    files["perturbations.json"] = _dump(_list_robustness(analysis))
+    files["perturbations.json"] = _dump(
+        [
+            {"model": model, **_encode(each), "share": each.share, "interval": each.interval}
+            for model, robustness in analysis.robustness.items()
+            for each in robustness.values()
+        ]
+    )
     files["experiments.json"] = _dump(analysis.records)
     manifest = {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
     files["manifest.json"] = _dump(manifest)
@@ -83,22 +94,6 @@ def list_results(analysis: AnalysisData) -> list[dict[str, Any]]:
                 row = Row(example, trace)
                 rows.append({"model": models[trace.trace_id], "experiment": record.name, **row.to_dict()})
     return rows
-
-
-def _list_robustness(analysis: AnalysisData) -> list[dict[str, Any]]:
-    """Return per model, kind of perturbation and key the share of stable base cases, and the flips."""
-    return [
-        {"model": model, **_encode(each), "share": each.share, "interval": each.interval}
-        for model, robustness in analysis.robustness.items()
-        for each in robustness.values()
-    ]
-
-
-def _list_prompt_scores(board: PromptHeatmap) -> list[dict[str, Any]]:
-    return [
-        {"model": model, "example_id": example_id, "score": score}
-        for (model, example_id), score in board.scores.items()
-    ]
 
 
 def _dump(value: Any) -> bytes:

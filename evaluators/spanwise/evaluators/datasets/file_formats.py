@@ -545,7 +545,11 @@ def _encode_parquet(rows: list[dict[str, JSON]]) -> bytes:
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
         types = {type(value) for value in values if value is not None}
-        if len(types) == 1 and (kind := kinds.get(types.pop())) is not None and _fit_into_64_bits(values):
+        if (
+            len(types) == 1
+            and (kind := kinds.get(types.pop())) is not None
+            and all(-(2**63) <= value < 2**63 for value in values if isinstance(value, int))
+        ):
             columns[name] = pyarrow.array(values, kind)
         else:
             texts = [None if value is None else _dump_json(value).decode() for value in values]
@@ -553,10 +557,6 @@ def _encode_parquet(rows: list[dict[str, JSON]]) -> bytes:
     data = io.BytesIO()
     parquet.write_table(pyarrow.table(columns), data, compression="zstd")
     return data.getvalue()
-
-
-def _fit_into_64_bits(values: Iterable[JSON]) -> bool:
-    return all(-(2**63) <= value < 2**63 for value in values if isinstance(value, int))
 
 
 def _encode_cell(value: JSON) -> str:

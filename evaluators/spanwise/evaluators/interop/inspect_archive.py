@@ -42,7 +42,11 @@ class InspectLog:
             is_archive = file.read(2) == b"PK"
         if not is_archive and path.suffix.lower() == ".eval":
             raise ValueError(f"{path.name} is truncated or no ZIP archive, as Inspect's .eval files are")
-        header = _read_archive_header(path) if is_archive else _read_json_header(path)
+        if is_archive:
+            header = _read_archive_header(path)
+        else:
+            with path.open("rb") as file:
+                header = {key: value for key, value, is_element in iterate_members(file, path.name) if not is_element}
         if not isinstance(header.get("eval"), Mapping) or not isinstance(
             header["eval"].get("eval_id") or header["eval"].get("run_id"), str
         ):
@@ -98,11 +102,6 @@ def _read_archive_header(path: Path) -> Mapping[str, Any]:
                 if isinstance(header, Mapping):
                     return header
     raise ValueError(f"{path.name} is no log of Inspect: it has no {HEADER}")
-
-
-def _read_json_header(path: Path) -> Mapping[str, Any]:
-    with path.open("rb") as file:
-        return {key: value for key, value, is_element in iterate_members(file, path.name) if not is_element}
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> Any:

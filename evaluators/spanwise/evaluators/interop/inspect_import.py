@@ -44,7 +44,9 @@ def import_inspect_log(
     source = spec.get("dataset")
     found = source.get("name") if isinstance(source, Mapping) else None
     name = dataset or next((each for each in (found, spec.get("task")) if isinstance(each, str) and each), "inspect")
-    keys = _list_keys(log)  # reads the whole file once, so that a truncated one is refused before anything is stored
+    # Reads the whole file once, so that a truncated one is refused before anything is stored
+    samples = log.samples(ImportReport())
+    keys = list(dict.fromkeys(key for sample in samples for key, *_ in _iterate_values(sample)))
     with open_store_location(store) as opened:
         examples = (example for sample in log.samples(ImportReport()) for example in _make_examples(sample))
         version = save_dataset(opened, name, examples, report)
@@ -63,14 +65,6 @@ def import_inspect_log(
                 runs = _read_sample(log, sample, example, record, importing.next_repetition(example.id))
                 importing.add(runs, _read_scores(sample, runs[0], report))
     return report
-
-
-def _list_keys(log: InspectLog) -> list[str]:
-    """Return the metric keys of all samples, in order."""
-    keys = dict[str, None]()
-    for sample in log.samples(ImportReport()):
-        keys |= dict.fromkeys(key for key, *_ in _iterate_values(sample))
-    return list(keys)
 
 
 def _make_examples(sample: Mapping[str, Any]) -> Iterator[Example]:

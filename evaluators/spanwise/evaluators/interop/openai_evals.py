@@ -140,6 +140,9 @@ def _iterate_objects(files: Iterable[Path], report: ImportReport | None = None) 
                 refuse(f"{path.name} has a value that is no object: {value!r:.100}")
 
 
+_SOURCE_SETTINGS = ("type", "model", "input_messages", "sampling_params")  # of a run's data source
+
+
 def _read_eval(files: Sequence[Path], name: str | None) -> OpenAIEval:
     """Return the eval and its runs. Raises `Refused` if the files belong to several evals or have nothing of one."""
     report, definition, runs = ImportReport(), dict[str, Any](), dict[str, Mapping[str, Any]]()
@@ -154,7 +157,10 @@ def _read_eval(files: Sequence[Path], name: str | None) -> OpenAIEval:
             definition = dict(value)
         elif kind == "eval.run":
             ids[str(value.get("eval_id"))] = None
-            runs[str(value.get("id"))] = _shorten_run(value)
+            source = value.get("data_source")
+            source = source if isinstance(source, Mapping) else {}
+            kept = {name: source[name] for name in _SOURCE_SETTINGS if name in source}  # not the items
+            runs[str(value.get("id"))] = {**value, "data_source": kept}
         elif kind == "eval.run.output_item":
             ids[str(value.get("eval_id"))] = None
             run_id = str(value.get("run_id"))
@@ -170,7 +176,12 @@ def _read_eval(files: Sequence[Path], name: str | None) -> OpenAIEval:
     imported = OpenAIEval(
         eval_id, given if isinstance(given, str) and given.strip() else eval_id, runs=runs, report=report
     )
-    _read_graders(imported, definition.get("testing_criteria"))
+    criteria = definition.get("testing_criteria")
+    for grader in criteria if isinstance(criteria, list) else ():
+        if isinstance(grader, Mapping):
+            imported.graders[make_key(str(grader.get("name") or grader.get("type")), imported.graders)] = grader
+        else:
+            imported.report.leave_out("graders", f"a grader must be an object, got {grader!r:.100}")
     config = definition.get("data_source_config")
     schema = config.get("schema") if isinstance(config, Mapping) else None
     if isinstance(schema, Mapping):
@@ -178,23 +189,6 @@ def _read_eval(files: Sequence[Path], name: str | None) -> OpenAIEval:
         imported.schema = properties.get("item", schema) if isinstance(properties, Mapping) else schema
     imported.reference_fields = _choose_reference_fields(imported)
     return imported
-
-
-def _shorten_run(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a run without the items that its data source contains."""
-    source = run.get("data_source")
-    source = source if isinstance(source, Mapping) else {}
-    kept = {name: source[name] for name in ("type", "model", "input_messages", "sampling_params") if name in source}
-    return {**run, "data_source": kept}
-
-
-def _read_graders(imported: OpenAIEval, criteria: Any) -> None:
-    for definition in criteria if isinstance(criteria, list) else ():
-        if not isinstance(definition, Mapping):
-            imported.report.leave_out("graders", f"a grader must be an object, got {definition!r:.100}")
-            continue
-        key = make_key(str(definition.get("name") or definition.get("type")), imported.graders)
-        imported.graders[key] = definition
 
 
 def _choose_reference_fields(imported: OpenAIEval) -> frozenset[str]:
@@ -381,7 +375,11 @@ def _read_output_item(
     sample = sample if isinstance(sample, Mapping) else {}
     run_id = str(value.get("run_id"))
     identity = ("openai-evals", imported.id, run_id, str(value.get("id")))
-    outputs, error, time_ns = _read_outputs(sample), _read_error(sample, value), _to_ns(value.get("created_at"))
+    outputs, time_ns = _read_outputs(sample), _to_ns(value.get("created_at"))
+    error = "error: the item has the status error" if value.get("status") in ("error", "errored") else None
+    given = sample.get("error")
+    if isinstance(given, Mapping) and (given.get("code") or given.get("message")):
+        error = f"{given.get('code') or 'error'}: {given.get('message') or 'no message'}"
     common: dict[str, Any] = {
         "trace_id": derive_id(*identity),
         "start_ns": time_ns,
@@ -477,13 +475,6 @@ def _read_label(sample: Any, definition: Mapping[str, Any]) -> str | None:
         else parsed
     )
     return found if isinstance(found, str) and found in labels else None
-
-
-def _read_error(sample: Mapping[str, Any], value: Mapping[str, Any]) -> str | None:
-    error = sample.get("error")
-    if isinstance(error, Mapping) and (error.get("code") or error.get("message")):
-        return f"{error.get('code') or 'error'}: {error.get('message') or 'no message'}"
-    return "error: the item has the status error" if value.get("status") in ("error", "errored") else None
 
 
 def _read_usage(given: Any) -> Usage | None:

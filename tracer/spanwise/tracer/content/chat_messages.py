@@ -144,12 +144,12 @@ def _finish(response: ModelResponse, reasons: Any) -> ModelResponse:
 
 def _reduce_arguments(arguments: dict[str, Any]) -> Any:
     """Return the only text or list of messages among the arguments of a function, or else all arguments."""
-    texts = [v for v in arguments.values() if isinstance(v, str) or _holds_messages(v)]
+    texts = [
+        v
+        for v in arguments.values()
+        if isinstance(v, str) or (isinstance(v, list) and any(isinstance(m, dict) and "role" in m for m in v))
+    ]
     return texts[0] if len(texts) == 1 else arguments
-
-
-def _holds_messages(value: Any) -> bool:
-    return isinstance(value, list) and any(isinstance(item, dict) and "role" in item for item in value)
 
 
 def _read_messages(value: Any, role: str) -> list[Message]:

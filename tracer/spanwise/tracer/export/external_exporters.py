@@ -48,7 +48,13 @@ class ExternalExporter:
 
     def put(self, spans: Sequence[ReadableSpan]) -> None:
         """Queue spans. Those beyond the limit are dropped."""
-        weighted = [(span, _estimate_bytes(span)) for span in spans]
+        weighted = [
+            (
+                span,
+                _MIN_SPAN_BYTES + sum(len(value) for value in (span._attributes or {}).values() if type(value) is str),
+            )
+            for span in spans
+        ]
         with self._lock:
             kept: list[tuple[ReadableSpan, int]] = []
             for span, weight in weighted:
@@ -149,7 +155,3 @@ class ExternalExporter:
         source = self.source if self._exporter is None else self._exporter
         name = getattr(source, "__qualname__", None) or type(source).__qualname__
         internal_errors.warn_once(f"{key}:{name}", f"exporter {name}: {to_one_line(text)}")
-
-
-def _estimate_bytes(span: ReadableSpan) -> int:
-    return _MIN_SPAN_BYTES + sum(len(value) for value in (span._attributes or {}).values() if type(value) is str)

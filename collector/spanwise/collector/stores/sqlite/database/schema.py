@@ -14,6 +14,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TypeAlias
 
@@ -396,11 +397,6 @@ _LABEL_COLUMNS = tuple(
 )
 
 
-def _add_label_columns(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Add the columns for prompts, agents, finish reasons and the time to the first token."""
-    _run_statements(db, report, _LABEL_COLUMNS)
-
-
 # The full-text index records positions, for phrases. All traces are indexed again in the background.
 _INDEX_POSITIONS = (
     "DROP TABLE IF EXISTS words",
@@ -412,18 +408,14 @@ _INDEX_POSITIONS = (
 )
 
 
-def _index_positions(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Replace the full-text index by an empty one that records positions."""
-    _run_statements(db, report, _INDEX_POSITIONS)
-
-
 # By version: the step to the next version. Each runs in one transaction and reports its progress in units of its choice
 MigrationStep: TypeAlias = Callable[[sqlite3.Connection, ReportProgress], None]
 MIGRATIONS: Mapping[int, MigrationStep] = {
     19: _convert_names,
     20: _make_sealed_periods_uniform,
-    21: _add_label_columns,
-    22: _index_positions,
+    # Columns for prompts, agents, finish reasons and the time to the first token
+    21: partial(_run_statements, statements=_LABEL_COLUMNS),
+    22: partial(_run_statements, statements=_INDEX_POSITIONS),
 }
 FILE_VERSION = max(MIGRATIONS) + 1
 

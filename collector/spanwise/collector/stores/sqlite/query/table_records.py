@@ -7,7 +7,7 @@ records than requested if they are large, so that its size does not depend on wh
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, takewhile
 from typing import Any
 
@@ -38,14 +38,13 @@ def read_records(reader: Reader, table: str, filter: Filter, limit: int, cursor:
         return _read_runs(reader, filter, limit, cursor, only_documents=False)
     if table == "documents":
         page = _read_runs(reader, filter, limit, cursor, only_documents=True)
-        return Page(items=tuple(record for run in page for record in _document_records(run)), next=page.next)
+        return Page(
+            items=tuple(DocumentRecord(run, place, each) for run in page for place, each in enumerate(run.documents)),
+            next=page.next,
+        )
     if table == "feedback":
         return _read_feedback(reader.db, filter, limit, cursor)
     return _read_results(reader.db, filter, limit, cursor)
-
-
-def _document_records(run: Run) -> Iterator[DocumentRecord]:
-    return (DocumentRecord(run, position, document) for position, document in enumerate(run.documents))
 
 
 def _select_traces(
