@@ -116,3 +116,29 @@ def test_the_names_of_the_public_face():
     }
     for name, wanted in face.items():
         assert set(wanted.split()) <= set(import_module(name).__all__)
+
+
+# package → the extra that installs it ("" for the core), and a module of the product that uses it
+USED_PACKAGES = {
+    "opentelemetry-sdk": ("", "tracer/spanwise/tracer/otel/provider.py"),
+    "opentelemetry-exporter-otlp": ("otlp", "tracer/spanwise/tracer/configuration.py"),
+    "httpx": ("server", "collector/spanwise/collector/client/http_client.py"),
+    "jsonschema": ("server", "evaluators/spanwise/evaluators/builtin/json.py"),
+    "openai": ("server", "evaluators/spanwise/evaluators/judges/llm_client/openai_backend.py"),
+    "sqlite-utils": ("server", "collector/spanwise/collector/import_export/analysis_copy.py"),
+    "sentence-transformers": ("models", "evaluators/spanwise/evaluators/models/embedding_model.py"),
+    "torch": ("models", "evaluators/spanwise/evaluators/models/local_models.py"),
+}
+
+
+@pytest.mark.parametrize("package", USED_PACKAGES)
+def test_the_product_uses_the_packages_that_it_names(package):
+    extra, module = USED_PACKAGES[package]
+    names = [Requirement(text) for text in metadata.requires("spanwise")]
+    marker = f'extra == "{extra}"'
+    assert any(
+        each.name == package and (str(each.marker) == marker if extra else each.marker is None) for each in names
+    )
+    imported = package.replace("-", ".", 1) if package.startswith("opentelemetry") else package.replace("-", "_")
+    imported = imported.removesuffix("-otlp")
+    assert re.search(rf"^\s*(?:from|import) {re.escape(imported)}\b", (ROOT / module).read_text(), re.MULTILINE)
