@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from spanwise.collector.filters import CJK_CHARACTERS, SearchTerm, parse_search_terms
+from spanwise.collector.filters import CJK_CHARACTERS, parse_search_terms
 from spanwise.collector.stores.sqlite.search.searchable_text import LEAF_SEPARATOR
 
 _CJK_RUN = re.compile(f"[{CJK_CHARACTERS}\u3099\u309a]+")  # with the marks that follow decomposed kana
@@ -43,14 +43,15 @@ def compile_match(text: str) -> str:
         for term in beginnings
         if any(word.startswith(term.words[0]) for other in terms if other is not term for word in other.words)
     }
-    return " ".join(_compile_term(term) for term in terms if term not in implied)
-
-
-def _compile_term(term: SearchTerm) -> str:
-    tokens = _CJK_RUN.sub(_split_run, " ".join(term.words)).split()
-    is_prefix = term.is_prefix
-    if _CJK_RUN.match(term.words[-1][-1]):
-        # The run may go on in the text. A pair needs no prefix, and a single character begins all of its pairs
-        is_prefix = _CJK_RUN.match(term.words[-1][-2:-1]) is None
-        tokens = tokens if is_prefix else tokens[:-1]
-    return f'"{" ".join(tokens)}"{"*" if is_prefix else ""}'
+    compiled = []
+    for term in terms:
+        if term in implied:
+            continue
+        tokens, is_prefix = _CJK_RUN.sub(_split_run, " ".join(term.words)).split(), term.is_prefix
+        last_word = term.words[-1]
+        if _CJK_RUN.match(last_word[-1]):
+            # The run may go on in the text. A pair needs no prefix, and a single character begins all of its pairs
+            is_prefix = _CJK_RUN.match(last_word[-2:-1]) is None
+            tokens = tokens if is_prefix else tokens[:-1]
+        compiled.append(f'"{" ".join(tokens)}"{"*" if is_prefix else ""}')
+    return " ".join(compiled)
