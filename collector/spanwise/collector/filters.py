@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from math import isfinite, isnan
-from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
 
 from spanwise.collector import filter_values
 from spanwise.collector.errors import Refused
@@ -229,12 +229,41 @@ def validate_rule_filter(filter: Filter) -> Filter:
 
 # Matches the word boundaries of SQLite's unicode61 tokenizer. It treats a few letters of New Tai Lue and Vedic as
 # separators.
-_WORD_PATTERN = re.compile(r"([^\W_\u19b0-\u19c9\u1cf2]+)(\*?)")
+_WORD_PATTERN = re.compile(r"[^\W_\u19b0-\u19c9\u1cf2]+")
+_TERM_PATTERN = re.compile(r'"([^"]*)"|[“”„]([^"“”„]*)[“”]|([^\s*]+)(\*?)')
+# Scripts without spaces between words, and Korean, whose words carry suffixes: Hangul, kana and Han characters
+CJK_CHARACTERS = "\u1100-\u11ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f" + (
+    "\uac00-\ud7ff\uf900-\ufaff\uff66-\uff9d\U0001b000-\U0001b16f\U00020000-\U0003ffff"
+)
+_CJK_PATTERN = re.compile(f"[{CJK_CHARACTERS}]")
+MAX_PREFIXES = 8  # maximum number of beginnings of words in a search
+MIN_PREFIX_LETTERS = 3  # a shorter word without "*" matches only itself
 
 
-def parse_search_terms(text: str) -> list[tuple[str, str]]:
-    """Return the words of a text condition, each with "*" if it is a prefix; all of them must match."""
-    return _WORD_PATTERN.findall(unicodedata.normalize("NFC", text))
+class SearchTerm(NamedTuple):
+    """Part of a text condition: adjacent words, of which the last may be the beginning of a word."""
+
+    words: tuple[str, ...]
+    is_prefix: bool
+
+
+def parse_search_terms(text: str) -> list[SearchTerm]:
+    """Return the distinct terms of a text condition, all of which must match.
+
+    A term is a quoted phrase, or what stands between spaces: `e-mail` is the phrase "e mail". Without quotes, a word
+    of three or more letters matches every word that begins with it, if the text has at most `MAX_PREFIXES` such
+    terms. A `*` asks for a beginning explicitly.
+    """
+    found = _TERM_PATTERN.findall(unicodedata.normalize("NFC", text))
+    expands = len({plain for *_, plain, _ in found if plain}) <= MAX_PREFIXES
+    terms: dict[SearchTerm, None] = {}
+    for quoted, curly, plain, star in found:
+        words = tuple(_WORD_PATTERN.findall(quoted or curly or plain))
+        if words:
+            tail = _CJK_PATTERN.split(words[-1])[-1]
+            is_long = not tail or len(tail) >= MIN_PREFIX_LETTERS
+            terms[SearchTerm(words, bool(star) or bool(plain and expands and is_long))] = None
+    return list(terms)
 
 
 def unknown_condition_error(name: str) -> ValueError:

@@ -163,7 +163,7 @@ def test_a_beginning_goes_before_a_range():
 
 
 def test_an_address_speaks_the_grammar_of_every_query_string():
-    query = at("/?feedback=a<1&feedback.tone=kind&missing=k&tags=a&tag=b&latency_ms>=5&metadata.tenant=t1&sort=x")
+    query = at("/?feedback=a<1&feedback.tone=kind&missing=k&tags=a&tag=b&latency_ms>=5&metadata.tenant=t1&shape=x")
     assert query.filter == Filter(
         feedback=(("a", "<", 1.0), ("tone", "=", "kind")),
         missing=("k",),
@@ -172,8 +172,8 @@ def test_an_address_speaks_the_grammar_of_every_query_string():
         metadata={"tenant": "t1"},
         experiment="",
     )
-    assert "sort" not in query.fields
-    assert query.problems[0].startswith("unknown condition 'sort'")
+    assert "shape" not in query.fields
+    assert query.problems[0].startswith("unknown condition 'shape'")
 
 
 def test_a_comparison_without_an_equals_sign_is_all_name():

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from collector.conformance_traces import eventually
 from collector.making import run
 from collector.pages.scene import experiment, outcomes, rag
+from spanwise.collector.pages.traces import trace_list
 from spanwise.collector.records import Feedback, Link, OpenRun, Target
+from spanwise.collector.stores.sqlite.query import sorted_lists
 
 
 @pytest.mark.process
@@ -176,6 +179,61 @@ def test_a_mark_says_what_is_missing_of_a_trace(store, client):
         ("Runs that have started but not ended: 1", "running"),
         ("2 spans were dropped by the sender", "2 dropped"),
     ]
+
+
+def make_latencies(store):
+    start = time.time_ns() - 60 * 10**9
+    slow, fast = (run(name, start_ns=start, end_ns=start + s * 10**9) for name, s in (("slow", 9), ("fast", 1)))
+    store.append([fast, slow, run("newest", start_ns=start + 10**9, end_ns=start + 3 * 10**9)])
+
+
+def test_the_list_is_sorted_by_the_address_and_its_headers_link_to_the_orders(store, client):
+    make_latencies(store)
+    text = client.get("/?sort=-latency_ms&since=1h").text
+    assert text.index(">slow</a>") < text.index(">newest</a>") < text.index(">fast</a>")
+    assert re.findall(r'aria-sort="(\w+)"[^>]*><a href="([^"]*)"', text) == [
+        ("descending", "/?since=1h&amp;sort=latency_ms")
+    ]
+    assert 'aria-sort="descending"><a href="/?sort=start"' in client.get("/").text
+    assert 'href="/?since=1h&amp;sort=errors"' in text
+
+
+def test_an_unknown_order_is_a_problem_and_the_list_stays(store, client):
+    make_latencies(store)
+    for address in ("/?sort=nonsense", "/sessions?sort=-latency_ms"):
+        page = client.get(address)
+        assert (page.status_code, "cannot sort by" in page.text) == (422, True)
+    assert ">slow</a>" in client.get("/?sort=nonsense").text
+
+
+def test_every_page_of_a_sorted_list_keeps_its_order(store, client, monkeypatch):
+    monkeypatch.setattr(trace_list, "TRACES_PER_PAGE", 2)
+    make_latencies(store)
+    first = client.get("/?sort=-latency_ms").text
+    [address] = re.findall(r'rel="next" href="([^"]*)"', first)
+    second = client.get(html.unescape(address)).text
+    assert (">slow</a>" in first, ">fast</a>" in first, ">fast</a>" in second) == (True, False, True)
+
+
+def test_a_list_says_which_traces_are_sorted(store, client, monkeypatch):
+    monkeypatch.setattr(sorted_lists, "MAX_SORTED", 2)
+    make_latencies(store)
+    assert "Sorted: the newest 2 matching traces" in client.get("/?sort=cost").text
+    assert "Sorted:" not in client.get("/?sort=start").text
+
+
+def test_matches_of_a_search_are_marked_and_escaped(store, client):
+    store.append([run(inputs="a <script>alert(1)</script> Dépôt \u202e depots", outputs="<mark>none</mark>")])
+    assert eventually(lambda: len(store.traces(text="depot")), 1)
+    text = client.get("/?text=depot").text
+    assert "a &lt;script&gt;alert(1)&lt;/script&gt; <mark>Dépôt</mark> ⟨U+202E⟩ <mark>depot</mark>s" in text
+    assert "&lt;mark&gt;none&lt;/mark&gt;" in text
+
+
+def test_a_search_says_how_many_traces_are_not_indexed_yet(store, client):
+    with store._behind._lock:
+        store.append([run(inputs="parcel")])
+        assert "1 trace is not in the search index yet" in client.get("/?text=parcel").text
 
 
 def test_the_list_can_have_columns_for_prompts_agents_finish_reasons_and_first_tokens(store, client):

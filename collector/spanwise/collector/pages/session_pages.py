@@ -13,6 +13,7 @@ from spanwise.collector.pages.components import feedback_display, filter_form, p
 from spanwise.collector.pages.components.feedback_display import TraceFeedback
 from spanwise.collector.pages.traces import TRACES_PER_PAGE
 from spanwise.collector.records import JSON, Run, Target, Trace, TraceSummary
+from spanwise.collector.sorting import SESSION_COLUMNS
 from spanwise.collector.stores import Store
 
 _MAX_TURNS = 20
@@ -51,12 +52,13 @@ def sessions(store: Store, request: Request) -> Response:
     """Render the session list: `GET /sessions`."""
     zone = preferences.read_preferences(request).time_zone
     query = filter_form.read_query(request.query_params.multi_items(), live=False, zone=zone)
+    sort, query = filter_form.read_sort(query, SESSION_COLUMNS)
     return rendering.render_page(
         request,
         "sessions.html",
         status=422 if query.problems else 200,
         query=query,
-        page=store.sessions(query.filter, limit=TRACES_PER_PAGE, cursor=query.fields.get("cursor")),
+        page=store.sessions(query.filter, sort=sort, limit=TRACES_PER_PAGE, cursor=query.fields.get("cursor")),
         environments=store.values("environment"),
     )
 

@@ -196,12 +196,22 @@ class Bucket:
     newest: int | None = None
 
 
+MAX_UNINDEXED = 1_000  # highest number of `Page.unindexed`
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page(Generic[T]):
-    """Slice of a longer list, and the cursor of the next slice (None at the end)."""
+    """Slice of a longer list, and the cursor of the next slice (None at the end).
+
+    `unindexed` is the number of traces, at most `MAX_UNINDEXED`, that meet all conditions except `text` and that the
+    full-text index does not cover yet. `newest` is set if a list of traces was too long to be sorted: it was then sorted among
+    this number of its newest traces.
+    """
 
     items: tuple[T, ...]
     next: str | None = None
+    unindexed: int = 0
+    newest: int | None = None
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.items)

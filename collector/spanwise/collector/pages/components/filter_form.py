@@ -5,6 +5,7 @@ A page's URL has the same conditions as any query string (see `filters`). The fo
 - `traffic` selects live traces, all traces, or evaluators' own.
 - `feedback_key`, `feedback_op` and `feedback_value` form one condition, because HTML forms cannot combine
   fields.
+- `sort` is the order of the list (see `sorting`).
 - `group_by` is the field by which the charts compare groups of traces.
 - `range` is the former name of `since` in bookmarked URLs.
 - `since` may be `today` or `yesterday`, days in the reader's time zone. Times without a zone are in it, too.
@@ -14,7 +15,7 @@ A page's URL has the same conditions as any query string (see `filters`). The fo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cached_property
 from urllib.parse import urlencode
@@ -32,6 +33,7 @@ from spanwise.collector.filters import (
     validate_filter,
 )
 from spanwise.collector.records import FeedbackStats
+from spanwise.collector.sorting import parse_sort
 
 
 def read_integer(request: Request, name: str) -> int | None:
@@ -81,7 +83,7 @@ GROUP_LABELS = {
 OPERATOR_LABELS = {"<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">": ">", **OUTCOME_LABELS}
 
 # fields that are not conditions themselves, but modify others
-_MODIFIER_FIELDS = frozenset(("traffic", "cursor", "group_by", "feedback_op", "feedback_value"))
+_MODIFIER_FIELDS = frozenset(("traffic", "cursor", "sort", "group_by", "feedback_op", "feedback_value"))
 _FORM_FIELDS = _MODIFIER_FIELDS | {"range", "feedback_key"}
 # fields that the filter form of the trace list shows
 _SHOWN_FIELDS = frozenset(
@@ -264,6 +266,17 @@ def _apply_negations(params: Iterable[tuple[str, str]]) -> list[tuple[str, str]]
     signs = {name: text for name, text in signs.items() if name.endswith("-is")}
     negated = {name.removesuffix("-is") for name, text in signs.items() if text == "not"}
     return [(f"{name}!" if name in negated else name, text) for name, text in params if name not in signs]
+
+
+def read_sort(query: FilterQuery, columns: Sequence[str], *, feedback: bool = False) -> tuple[str | None, FilterQuery]:
+    """Return the sort order of a page's URL. An invalid one is None, and described in the problems of the query."""
+    sort = query.fields.get("sort")
+    try:
+        if sort:
+            parse_sort(sort, columns, feedback=feedback)
+    except Refused as error:
+        return None, replace(query, problems=(*query.problems, str(error)))
+    return sort, query
 
 
 def _is_known(name: str) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from importlib.resources import files
 from inspect import getmembers, isfunction
@@ -21,6 +22,7 @@ from starlette.responses import HTMLResponse, Response
 
 from spanwise.collector import formatting
 from spanwise.collector.diagnostics import trace_completeness
+from spanwise.collector.filters import CJK_CHARACTERS, parse_search_terms
 from spanwise.collector.pages.components import filter_form, preferences, sparkline
 from spanwise.collector.records import JSON
 from spanwise.collector.security.authorization import get_access, get_request_store
@@ -200,6 +202,38 @@ def summarize_json_prefix(text: str, limit: int = 240) -> str:
         return _shorten(text, limit)
 
 
+def mark_matches(text: str, search: str | None) -> Markup:
+    """Return text as HTML, with what a search finds in it in `<mark>` elements."""
+    html, end = Markup(), 0
+    for match in _compile_search(search).finditer("".join(map(_fold, text))) if search else ():
+        before, found = text[end : match.start()], text[match.start() : match.end()]
+        html += Markup("{}<mark>{}</mark>").format(mark_invisible(before), mark_invisible(found))
+        end = match.end()
+    return html + escape(mark_invisible(text[end:]))
+
+
+@lru_cache(maxsize=16)
+def _compile_search(search: str) -> re.Pattern[str]:
+    """Return a pattern that finds the terms of a search in folded text."""
+    terms = []
+    for words, is_prefix in parse_search_terms(search):
+        folded = [re.escape("".join(map(_fold, word))) for word in words]
+        begin = "" if _IS_CJK.match(words[0]) else r"(?<![^\W_])"
+        end = "" if is_prefix or _IS_CJK.match(words[-1][-1]) else r"(?![^\W_])"
+        terms.append(begin + r"[\W_]+".join(folded) + end)
+    return re.compile("|".join(terms) or "(?!)")
+
+
+_IS_CJK = re.compile(f"[{CJK_CHARACTERS}]")
+
+
+@lru_cache(maxsize=4096)
+def _fold(character: str) -> str:
+    """Return one lower-case character without accents, as in the full-text index."""
+    base = unicodedata.normalize("NFD", character)[0] if character < "\u1100" else character
+    return base.lower()[:1]
+
+
 def _shorten(text: str, limit: int) -> str:
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
@@ -264,6 +298,7 @@ def get_environment() -> Environment:
     environment.filters |= {"summarize_json": summarize_json_prefix, "summarize": summarize_value}
     environment.filters |= {"dropped": trace_completeness.describe_dropped, "since": trace_completeness.describe_start}
     environment.filters["named"] = format_name
+    environment.filters |= {"mark_matches": mark_matches}
     environment.filters |= {"path": quote_segment, "breakable": allow_line_breaks, "as_dict": dict}
     return environment
 

@@ -16,6 +16,7 @@ from spanwise.collector.filters import EVALUATOR_KIND, Filter
 from spanwise.collector.pages.components import feedback_display, filter_form, preferences, rendering, sparkline
 from spanwise.collector.pages.components.feedback_display import get_shown_judge_keys
 from spanwise.collector.records import Bucket, OpenRun, Page, TraceSummary
+from spanwise.collector.sorting import TRACE_COLUMNS
 from spanwise.collector.stores import JudgeAgreement, Store, list_open_traces
 
 TRACES_PER_PAGE = 50
@@ -54,7 +55,8 @@ def traces(store: Store, request: Request) -> Response:
     query = filter_form.read_query(
         request.query_params.multi_items(), others=("charts",), zone=preferences.read_preferences(request).time_zone
     )
-    page = store.traces(query.filter, limit=TRACES_PER_PAGE, cursor=query.fields.get("cursor"))
+    sort, query = filter_form.read_sort(query, TRACE_COLUMNS, feedback=True)
+    page = store.traces(query.filter, sort=sort, limit=TRACES_PER_PAGE, cursor=query.fields.get("cursor"))
     feedback = feedback_display.load_feedback(store, page.items)
     chips = {trace_id: own.chips for trace_id, own in feedback.items()}
     open_runs = list_open_runs(store, query)
@@ -67,6 +69,7 @@ def traces(store: Store, request: Request) -> Response:
         status=422 if query.problems else 200,
         query=query,
         page=page,
+        sort=sort or "",
         matches=count_matches(store, query, page),
         running=[run for run in open_runs if run.trace_id not in starts],
         # a run that began before all runs that have ended is the root of its trace
