@@ -142,6 +142,7 @@ class Questions:
             "text: frequent and rare": lambda: _address(traces, text=f"{self._frequent()} {self._rare()}"),
             "text: three words": lambda: _address(traces, text=" ".join(pick.sample(self._words[:2000], 3))),
             "text: a beginning": lambda: _address(traces, text=f"{self._rare()[:4]}*"),
+            "text: a phrase": lambda: _address(traces, text=f'"{self._trace()["inputs"][:20].rpartition(" ")[0]}"'),
             "text: absent": lambda: _address(traces, text=f"absent{pick.random()}"),
             "text: frequent, before a moment": lambda: _address(traces, text=self._frequent(), until_ns=self._moment()),
             "text: rare, of a name and a day": lambda: _address(
@@ -160,6 +161,10 @@ class Questions:
                 traces, model=pick.choice(MODELS), until_ns=self._moment()
             ),
             "metadata": lambda: _address(traces, metadata=f"tenant:t{pick.randrange(20)}"),
+            "sorted: a day": lambda: _address(
+                traces, sort=pick.choice(("-latency_ms", "cost", "errors", "-feedback.concise")), **self._within(24)
+            ),
+            "sorted: a page": lambda: self._page(traces, sort="-latency_ms"),
             "sessions": lambda: self._page("/api/sessions", limit=50),
             "sessions of a day": lambda: _address("/api/sessions", limit=50, **self._within(24)),
             "sessions of a user": lambda: _address("/api/sessions", user=self._trace()["user_id"]),

@@ -28,6 +28,7 @@ NOT_OURS = {
     "Skip",
     "SourceUnavailable",
     "StepLimitExceeded",
+    "UnconfirmedCode",
     "UnparsableRequest",
     "_AccessDenied",
     "_AlreadyAnswered",

@@ -21,6 +21,7 @@ from spanwise.collector.client import HTTPStore
 from spanwise.collector.records import Document, Feedback, OpenRun, Target, Usage
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite.query import sorted_lists
 
 ROOT = run("answer", trace_id="a" * 32, inputs={"question": "why [bold]?"}, outputs="because", project="p")
 SEARCH = child(ROOT, kind="retriever", documents=(Document("some text", "doc-1", 0.5),))
@@ -220,6 +221,31 @@ def test_a_list_steers_no_terminal(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "a.db") as store:
         store.append([run("a\x1b[2Jb", trace_id="b" * 32)])
     assert r"a\x1b[2Jb" in spanwise("traces", "list", "--store", str(tmp_path / "a.db")).stdout
+
+
+def test_traces_are_listed_in_another_order(url: str) -> None:
+    for sort, names in {
+        "-cost": ["answer", "other"],
+        "errors": ["answer", "other"],
+        "-start": ["other", "answer"],
+    }.items():
+        found = spanwise("traces", "list", "--store", url, "--json", f"--sort={sort}").stdout.splitlines()
+        assert [json.loads(line)["name"] for line in found] == names
+    assert "cannot sort by 'nothing'; expected one of: start, latency_ms" in refusal(
+        "traces", "list", "--store", url, "--sort", "nothing"
+    )
+
+
+def test_a_sorted_list_says_which_traces_it_sorted(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorted_lists, "MAX_SORTED", 1)
+    shown = spanwise("traces", "list", "--store", url, "--sort=cost").output
+    assert "sorted: the newest 1 matching traces; add --since" in " ".join(shown.split())
+
+
+def test_datasets_and_experiments_are_listed_in_another_order(url: str) -> None:
+    for group in ("datasets", "experiments"):
+        assert spanwise(group, "list", "--store", url, "--sort=-examples").exit_code == 0
+        assert "cannot sort by 'cost'" in refusal(group, "list", "--store", url, "--sort=cost")
 
 
 def test_a_list_has_columns_for_labels_only_if_a_trace_has_them(tmp_path: Path) -> None:

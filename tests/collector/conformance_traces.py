@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
+import unicodedata
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from time import monotonic, sleep
@@ -758,6 +760,61 @@ def test_a_status_that_nobody_set_can_be_asked_for(store: Store) -> None:
 def test_an_unknown_condition_is_refused(store: Store) -> None:
     with pytest.raises(ValueError, match="'latency_ms'"):
         store.traces(latency_mss=(">", 1))
+
+
+SEARCHED = {
+    "depot": {"inputs": "It is in the depot in Oslo.", "outputs": ["The lithium battery", "left the Dépôt"]},
+    "japanese": {"inputs": "返品の方法を教えてください", "outputs": "電池はリチウムイオンです"},
+    "korean": {"inputs": "환불은 언제 되나요?", "outputs": "즉시환불"},
+    "chinese": {"inputs": "锂离子电池安全吗？", "outputs": "RAG检索"},
+    "decomposed": {"inputs": unicodedata.normalize("NFD", "ガイド café 환급")},
+}
+
+
+# By text: the traces found, latest first
+SEARCHES = {
+    '"in depot"': [],
+    '"depot in"': ["depot"],
+    '"DEPOT in" lith': ["depot"],
+    "“the dépôt in”": ["depot"],
+    '"battery left"': [],  # end of one text and beginning of the next
+    '"lithium battery" "in oslo"': ["depot"],
+    '"lithi"': [],
+    "lithi": ["depot"],
+    "thium": [],
+    "in": ["depot"],
+    "li": [],
+    "返品": ["japanese"],
+    "返品の方法": ["japanese"],
+    "方法 返品": ["japanese"],
+    "方法返品": [],
+    "い": ["japanese"],
+    "リチウム": ["japanese"],
+    "ガイド": ["decomposed"],
+    "환불": ["korean"],
+    "시환": ["korean"],
+    "환급": ["decomposed"],
+    "电池": ["chinese"],
+    "池": ["chinese", "japanese"],
+    '"rag检索"': ["chinese"],
+    "索rag": [],
+}
+
+
+def test_a_search_finds_phrases_beginnings_and_text_without_spaces(store: Store) -> None:
+    store.append([run(name, start_ns=START + n, **fields) for n, (name, fields) in enumerate(SEARCHED.items())])
+    assert eventually(
+        lambda: [names(store.traces(text=word)) for word in ("oslo", "café")], [["depot"], ["decomposed"]]
+    )
+    assert {text: names(store.traces(text=text)) for text in SEARCHES} == SEARCHES
+
+
+@pytest.mark.parametrize(
+    "text", ['"', '""""a', '"a" OR b NOT c', "NEAR(a b)", "text:a", "a^2 + -b", "*a", '"a*"* b', "\ue000"]
+)
+def test_no_search_is_read_as_an_expression_of_the_database(store: Store, text: str) -> None:
+    with suppress(Refused):
+        assert names(store.traces(text=text)) == []
 
 
 def test_words_of_any_run_find_the_trace(store: Store) -> None:

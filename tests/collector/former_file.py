@@ -25,14 +25,19 @@ def build(path: Path) -> None:
                outputs="the parcel", tags=("old",), attributes={"assay.partial": True})  # fmt: skip
     with SQLiteStore(path) as store:
         store.append([call], [Feedback(target=Target(trace_id=TRACE), key="good", score=0.5)])
-    with closing(sqlite3.connect(path)) as db:
-        for column in ("prompts", "agents", "finish_reasons", "time_to_first_token_ms"):  # came with version 22
-            db.execute(f"ALTER TABLE traces DROP COLUMN {column}")
     mark(path)
 
 
 def mark(path: Path, version: int = OLDEST_VERSION) -> None:
     """Mark a file as one of the version before the renaming, or of another version."""
     with closing(sqlite3.connect(path)) as db:
-        db.execute(f"PRAGMA user_version = {version}")
+        lower_version(db, version)
         db.execute(f"PRAGMA application_id = {FORMER_APPLICATION_ID}")
+
+
+def lower_version(db: sqlite3.Connection, version: int) -> None:
+    """Give a file of the newest version a lower one, without the columns that came later."""
+    columns = {row[1] for row in db.execute("PRAGMA table_info(traces)")}
+    for column in columns & {"prompts", "agents", "finish_reasons", "time_to_first_token_ms"}:  # came with version 22
+        db.execute(f"ALTER TABLE traces DROP COLUMN {column}")
+    db.execute(f"PRAGMA user_version = {version}")

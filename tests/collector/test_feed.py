@@ -216,6 +216,22 @@ CONDITIONS: dict[str, st.SearchStrategy[Any]] = {
     "experiments": st.sampled_from([(), ("e",), ("e", "f")]),
     "example": st.sampled_from(["x"]),
     "complete": st.booleans(),
+    "excluded": st.lists(
+        st.sampled_from(
+            [
+                *(
+                    ("project", "p"),
+                    ("environment", "prod"),
+                    ("name", "answer"),
+                    ("kind", "evaluator"),
+                    ("kind", "chain"),
+                ),
+                *(("any_name", "search"), ("any_kind", "llm"), ("status", "ok"), ("status", "error"), ("model", "m")),
+                *(("tags", "x"), ("session", "s0"), ("user", "u")),
+            ]
+        ),
+        max_size=2,
+    ).map(tuple),
     "trace_ids": st.sampled_from([(), tuple(f"{n:032x}" for n in range(4))]),
 }
 FILTERS = (
@@ -226,7 +242,7 @@ FILTERS = (
 
 
 def test_the_whole_grammar_is_asked() -> None:
-    assert {*CONDITIONS, "dataset"} == set(Filter.__slots__)
+    assert {*CONDITIONS, "dataset", "document_feedback"} == set(Filter.__slots__)
 
 
 UNCHECKED = [HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]

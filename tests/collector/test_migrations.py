@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from collector import former_file
+from collector.conformance_traces import eventually
+from collector.making import run
 from spanwise.collector.errors import Refused
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.schema import FILE_VERSION, MIGRATIONS, OLDEST_VERSION, MigrationProgress
@@ -52,11 +54,50 @@ def test_a_file_of_the_oldest_version_is_brought_up_to_date(file: Path) -> None:
     assert version(file) == FILE_VERSION
 
 
+BEFORE_POSITIONS = (  # the full-text index of versions up to 22
+    "DROP TABLE words",
+    "CREATE VIRTUAL TABLE words USING fts5 (text, content='', columnsize=0, detail=none, tokenize='unicode61')",
+    "INSERT INTO words (rowid, text) SELECT id, 'the parcel' FROM traces",
+    "INSERT OR IGNORE INTO indexed SELECT id, 1, 99 FROM traces",
+    "DELETE FROM unindexed",
+    "PRAGMA user_version = 22",
+)
+
+
+def make_file_without_positions(file: Path, traces: int = 1) -> None:
+    with SQLiteStore(file) as store:
+        store.append([run(f"trace{number}", outputs="the parcel") for number in range(traces)])
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        for statement in BEFORE_POSITIONS:
+            db.execute(statement)
+
+
+@pytest.mark.process
+def test_text_of_an_older_file_is_indexed_again_and_found_by_phrases(file: Path) -> None:
+    make_file_without_positions(file)
+    with SQLiteStore(file) as store:
+        assert eventually(lambda: len(store.traces(text='"the parcel"')), 1)
+        assert len(store.traces(text='"parcel the"')) == 0
+        assert store.check(deep=True) == []
+        store.delete(text="parcel")
+        assert store.check(deep=True) == []
+
+
+@pytest.mark.process
+def test_new_traces_are_found_while_an_older_file_is_indexed_again(file: Path) -> None:
+    make_file_without_positions(file, traces=2_000)
+    with SQLiteStore(file) as store:
+        store.append([run(outputs="a new parcel")])
+        assert eventually(lambda: len(store.traces(text='"new parcel"')), 1)
+        assert eventually(lambda: store.traces(text="parcel").unindexed, 0)
+        assert sum(1 for _ in store.each(text="parcel")) == 2_001
+
+
 @pytest.mark.process
 def test_a_file_whose_migration_is_killed_between_two_steps_is_brought_up_to_date(file: Path) -> None:
     former_file.build(file)
-    killed = subprocess.run([sys.executable, "-c", KILLED_AT, str(file), "DROP TABLE IF EXISTS sums_of_days"])
-    assert (killed.returncode, version(file)) == (-9, 20)
+    killed = subprocess.run([sys.executable, "-c", KILLED_AT, str(file), "DROP TABLE IF EXISTS words"])
+    assert (killed.returncode, version(file)) == (-9, FILE_VERSION - 1)
     with SQLiteStore(file) as store:
         assert store.trace(former_file.TRACE).root.attributes == {"spanwise.partial": True}
         assert store.check(deep=True) == []

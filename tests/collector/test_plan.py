@@ -13,8 +13,9 @@ from spanwise.collector.stores.backends import ScoreQuery
 from spanwise.collector.stores.sqlite import SQLiteStore, encode
 from spanwise.collector.stores.sqlite.query import distinct_values
 from spanwise.collector.stores.sqlite.query.feedback_and_sessions import list_rule_scores
-from spanwise.collector.stores.sqlite.query.filter_sql import compile_filter, compile_match
+from spanwise.collector.stores.sqlite.query.filter_sql import compile_filter
 from spanwise.collector.stores.sqlite.query.query_plan import plan_query
+from spanwise.collector.stores.sqlite.search.fulltext_tokens import compile_match
 
 
 @pytest.mark.parametrize(
@@ -73,20 +74,40 @@ BOUNDED = ("SCAN v", "SCAN t", "SCAN j VIRTUAL TABLE", "SCAN (subquery", "SCAN t
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("why not", '"why" "not"'),
+        ("why not", '"why"* "not"*'),
         ("pay*", '"pay"*'),
-        ("state-of-the-art", '"state" "of" "the" "art"'),
-        ("it's x_y a.b", '"it" "s" "x" "y" "a" "b"'),
-        ('"quoted" AND (x)', '"quoted" "AND" "x"'),
-        ("cafe\u0301", '"café"'),
-        ("a\x00b", '"a" "b"'),
-        ("abc* abc* abcd* bcd* bcd", '"abcd"* "bcd"'),
+        ("to be or no", '"to" "be" "or" "no"'),
+        ("state-of-the-art", '"state of the art"*'),
+        ("it's x_y a.b", '"it s" "x y" "a b"'),
+        ('"quoted" AND (x)', '"quoted" "AND"* "x"'),
+        ('"in the depot"', '"in the depot"'),
+        ("“in the” depot", '"in the" "depot"*'),
+        ('"pay lat*"', '"pay lat"'),
+        ('6" pipe', '"6" "pipe"*'),
+        ("cafe\u0301", '"café"*'),
+        ("a\x00b", '"a b"'),
+        ("abc* abc* abcd* bcd* bcd", '"abcd"* "bcd"*'),
+        ('pay "payment"', '"payment"'),
+        ("a b c d e f ggg hhh iii", '"a" "b" "c" "d" "e" "f" "ggg" "hhh" "iii"'),
+        ("返", '"返"*'),
+        ("返品", '"返品"'),
+        ("返品の方法", '"返品 品の の方 方法"'),
+        ('"返品 方法"', '"返品 品 方法"'),
+        ("RAG返品", '"RAG 返品"'),
+        ("返品RAG", '"返品 品 RAG"*'),
+        ("返品A", '"返品 品 A"'),
+        ("환불", '"환불"'),
     ],
 )
 def test_a_text_is_searched_by_its_words(tmp_path, text, words):
     assert compile_match(text) == words
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         assert store.traces(text=text).items == ()
+
+
+def test_a_text_of_many_words_in_one_term_is_refused(tmp_path):
+    with SQLiteStore(tmp_path / "spanwise.db") as store, pytest.raises(Refused, match="20,000 words, more than"):
+        store.traces(text="-".join(map(str, range(20_000))))
 
 
 def test_a_text_of_many_beginnings_is_refused_and_soon(tmp_path):

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from collector.making import run
 from looped_cases import loop_over
 from polling import until
+from spanwise.collector.address_parsing import safe_redirect_path
 from spanwise.collector.api import Authenticator, KeyCache, SecurityMiddleware, create_app
-from spanwise.collector.api.sign_in_routes import safe_redirect_path
 from spanwise.collector.records import Key
 from spanwise.collector.security.authentication import ATTEMPT_BURST, AttemptLimiter, KeyCacheTimes
 from spanwise.collector.security.authorization import RoutePermissions

@@ -1,4 +1,4 @@
-"""Parsing of addresses: database file names, host names, ports, origins and URLs."""
+"""Parsing of addresses: database file names, host names, ports, origins, URLs and redirects."""
 
 from __future__ import annotations
 
@@ -77,6 +77,16 @@ def parse_origin(origin: str) -> str | None:
         return urlsplit(origin).netloc
     except ValueError:  # the text has unbalanced brackets
         return None
+
+
+MAX_REDIRECT_LENGTH = 2048  # maximum length of a redirect URL in characters
+
+
+def safe_redirect_path(address: str) -> str:
+    """Return the path if it belongs to this server, else "/", to prevent redirects to other sites."""
+    ours = address.startswith("/") and not address.startswith(("//", "/sign-")) and len(address) <= MAX_REDIRECT_LENGTH
+    # browsers treat a backslash as a slash, and drop tabs and line breaks
+    return address if ours and "\\" not in address and address.isprintable() else "/"
 
 
 def strip_brackets(host: str) -> str:

@@ -279,6 +279,24 @@ def _each_key(attribute: str, test: Callable[[Any], bool]) -> _Compiler:
     return lambda name, keys: [compile_key(name, key) for key in keys]
 
 
+def _excluded(name: str, pairs: Iterable[tuple[str, str]]) -> list[TraceCondition]:
+    def negate(condition: TraceCondition, pair: tuple[str, str]) -> TraceCondition:
+        return condition._replace(name=name, wanted=pair, test=lambda seen: not condition.test(seen))
+
+    return [
+        negate(condition, (field, value))
+        for field, value in pairs
+        for condition in _COMPILERS[field](field, (value,) if field == "tags" else value)
+    ]
+
+
+def _refuse_document_feedback(name: str, wanted: Iterable[FeedbackCondition]) -> list[TraceCondition]:
+    raise Refused(
+        f"{name} {next(iter(wanted))!r} cannot be evaluated on a single trace; rules have no condition on feedback of "
+        "documents, remove it"
+    )
+
+
 def _text(name: str, text: str) -> list[TraceCondition]:
     if not parse_search_terms(text):  # every trace contains all words of an empty text
         return []
@@ -316,6 +334,7 @@ _COMPILERS: Mapping[str, _Compiler] = {
     "session": _equals("session_id"),
     "user": _equals("user_id"),
     "feedback": _feedback,
+    "document_feedback": _refuse_document_feedback,
     "missing": _each_key("outcome", lambda outcome: outcome != "score"),
     "untried": _each_key("total", operator.not_),
     "failed": _each_key("outcome", lambda outcome: outcome == "error"),
@@ -327,4 +346,5 @@ _COMPILERS: Mapping[str, _Compiler] = {
     "example": _equals("example_id"),
     "complete": _condition("complete", lambda wanted: partial(operator.eq, wanted), bool),
     "trace_ids": _condition("trace_id", lambda ids: frozenset(ids).__contains__),
+    "excluded": _excluded,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import datetime
+from datetime import datetime, tzinfo
 from typing import Any
 
 OPERATOR_ALTERNATIVES = "<=|>=|!=|<|>|="
@@ -14,10 +14,11 @@ UNIT_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 BOOLEAN_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-def parse_time(text: str, now_ns: int | None = None) -> int:
+def parse_time(text: str, now_ns: int | None = None, zone: tzinfo | None = None) -> int:
     """Return nanoseconds since the epoch from a number, a duration before now, or an ISO date or time.
 
-    A number of nine or more digits is in nanoseconds. Raises `ValueError` for any other text, and for times outside
+    A number of nine or more digits is in nanoseconds. A time without a zone is in `zone`, by default that of the
+    machine. Raises `ValueError` for any other text, and for times outside
     of 64-bit nanoseconds (after the year 2262).
     """
     if text.isdecimal() and len(text) > 8:  # eight digits are a date without dashes
@@ -25,7 +26,8 @@ def parse_time(text: str, now_ns: int | None = None) -> int:
     if DURATION_PATTERN.fullmatch(text):
         return _check_int64((time.time_ns() if now_ns is None else now_ns) - parse_duration(text), text)
     try:
-        return datetime_to_ns(datetime.fromisoformat(text))
+        moment = datetime.fromisoformat(text)
+        return datetime_to_ns(moment.replace(tzinfo=zone) if moment.tzinfo is None else moment)
     except (ValueError, OverflowError, OSError):
         raise _invalid_time_error(text) from None
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from math import isfinite, isnan
-from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
 
 from spanwise.collector import filter_values
 from spanwise.collector.errors import Refused
@@ -42,6 +42,10 @@ class Filter:
     - `failed`: the newest outcome under the key is an error.
     - `skipped`: the newest outcome under the key is a skip.
     - `untried`: the trace has no outcome under the key at all.
+
+    A condition of `document_feedback` has the form of `feedback`. It holds if the newest feedback on at least one
+    document of the trace passes the comparison. `excluded` are pairs of a condition in `NEGATABLE_CONDITIONS` and its
+    value, which must not hold: `(("name", "answer"),)`, written `name!=answer`.
 
     Evaluators' own traces (root run of kind "evaluator", not part of an experiment) pass only a filter that asks for
     them by `kind`, `any_kind="evaluator"` or `trace_ids`. Otherwise they appear in no list, total or chart, so that
@@ -72,6 +76,7 @@ class Filter:
     session: str | None = None
     user: str | None = None
     feedback: tuple[FeedbackCondition, ...] = ()
+    document_feedback: tuple[FeedbackCondition, ...] = ()
     missing: tuple[str, ...] = ()
     untried: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
@@ -83,11 +88,17 @@ class Filter:
     example: str | None = None
     complete: bool | None = None  # as in the trace summary: False if spans were dropped or are missing
     trace_ids: tuple[str, ...] | None = None
+    excluded: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         # an unknown status would match every trace without an error
-        if self.status is not None and self.status not in STATUSES:
-            raise ValueError(f"unknown status {self.status!r}; expected one of: {', '.join(STATUSES)}")
+        for status in (self.status, *(value for name, value in self.excluded if name == "status")):
+            if status is not None and status not in STATUSES:
+                raise ValueError(f"unknown status {status!r}; expected one of: {', '.join(STATUSES)}")
+        if unknown := [name for name, _ in self.excluded if name not in NEGATABLE_CONDITIONS]:
+            raise ValueError(
+                f"condition {unknown[0]!r} cannot be negated; expected one of: {', '.join(NEGATABLE_CONDITIONS)}"
+            )
         for name in LIMITED_CONDITIONS:
             value = getattr(self, name)
             limit = MAX_SEARCH_TERMS if isinstance(value, str) else MAX_CONDITION_VALUES
@@ -106,7 +117,14 @@ EVALUATOR_KIND = "evaluator"  # run kind of evaluators' own traces
 STATUSES = get_args(Status)
 CONDITION_ALIASES = {"tag": "tags"}  # accepted wherever condition names are parsed
 LIST_CONDITIONS = ("tags", "missing", "untried", "failed", "skipped", "trace_ids", "experiments")
-LIMITED_CONDITIONS = ("tags", "metadata", "feedback", "missing", "untried", "failed", "skipped", "error", "text")
+LIMITED_CONDITIONS = (
+    *("tags", "metadata", "feedback", "document_feedback", "missing", "untried", "failed", "skipped", "error", "text"),
+    "excluded",
+)
+# Conditions that `!=` negates. Each compares one text
+NEGATABLE_CONDITIONS = (
+    *("project", "environment", "name", "kind", "any_name", "any_kind", "status", "model", "tags", "session", "user"),
+)
 # Maximum number of values, and of words, in one condition: each adds a clause to the SQL query
 MAX_CONDITION_VALUES, MAX_SEARCH_TERMS = 450, 100
 COMPARED_CONDITIONS = ("latency_ms", "time_to_first_token_ms", "tokens", "cost")
@@ -151,7 +169,10 @@ def validate_filter(filter: Filter) -> Filter:
         raise Refused("until must be later than since")
     for name in COMPARED_CONDITIONS:
         _check_amount(name, getattr(filter, name))
-    for key, operator, value in filter.feedback:
+    for name, text in filter.excluded:
+        if not text:
+            raise Refused(f"{name}!= is empty; give the value that traces must not have, or remove the condition")
+    for key, operator, value in (*filter.feedback, *filter.document_feedback):
         if isinstance(value, str) and not (value and operator in ("=", "!=")):
             raise Refused(f"feedback {key!r} {operator} {value!r}: compare with a number, or with = or != and a label")
         if isinstance(value, float) and isnan(value):
@@ -208,12 +229,41 @@ def validate_rule_filter(filter: Filter) -> Filter:
 
 # Matches the word boundaries of SQLite's unicode61 tokenizer. It treats a few letters of New Tai Lue and Vedic as
 # separators.
-_WORD_PATTERN = re.compile(r"([^\W_\u19b0-\u19c9\u1cf2]+)(\*?)")
+_WORD_PATTERN = re.compile(r"[^\W_\u19b0-\u19c9\u1cf2]+")
+_TERM_PATTERN = re.compile(r'"([^"]*)"|[“”„]([^"“”„]*)[“”]|([^\s*]+)(\*?)')
+# Scripts without spaces between words, and Korean, whose words carry suffixes: Hangul, kana and Han characters
+CJK_CHARACTERS = "\u1100-\u11ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f" + (
+    "\uac00-\ud7ff\uf900-\ufaff\uff66-\uff9d\U0001b000-\U0001b16f\U00020000-\U0003ffff"
+)
+_CJK_PATTERN = re.compile(f"[{CJK_CHARACTERS}]")
+MAX_PREFIXES = 8  # maximum number of beginnings of words in a search
+MIN_PREFIX_LETTERS = 3  # a shorter word without "*" matches only itself
 
 
-def parse_search_terms(text: str) -> list[tuple[str, str]]:
-    """Return the words of a text condition, each with "*" if it is a prefix; all of them must match."""
-    return _WORD_PATTERN.findall(unicodedata.normalize("NFC", text))
+class SearchTerm(NamedTuple):
+    """Part of a text condition: adjacent words, of which the last may be the beginning of a word."""
+
+    words: tuple[str, ...]
+    is_prefix: bool
+
+
+def parse_search_terms(text: str) -> list[SearchTerm]:
+    """Return the distinct terms of a text condition, all of which must match.
+
+    A term is a quoted phrase, or what stands between spaces: `e-mail` is the phrase "e mail". Without quotes, a word
+    of three or more letters matches every word that begins with it, if the text has at most `MAX_PREFIXES` such
+    terms. A `*` asks for a beginning explicitly.
+    """
+    found = _TERM_PATTERN.findall(unicodedata.normalize("NFC", text))
+    expands = len({plain for *_, plain, _ in found if plain}) <= MAX_PREFIXES
+    terms: dict[SearchTerm, None] = {}
+    for quoted, curly, plain, star in found:
+        words = tuple(_WORD_PATTERN.findall(quoted or curly or plain))
+        if words:
+            tail = _CJK_PATTERN.split(words[-1])[-1]
+            is_long = not tail or len(tail) >= MIN_PREFIX_LETTERS
+            terms[SearchTerm(words, bool(star) or bool(plain and expands and is_long))] = None
+    return list(terms)
 
 
 def unknown_condition_error(name: str) -> ValueError:
@@ -345,6 +395,10 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {  # parsers of the fields t
     **dict.fromkeys(COMPARED_CONDITIONS, _parse_comparison_condition),
     **dict.fromkeys(("since_ns", "until_ns"), _parse_moment),
     "feedback": _parse_feedback_conditions,
+    "document_feedback": _parse_feedback_conditions,
+    "excluded": lambda name, pairs: tuple(
+        (CONDITION_ALIASES.get(field, field), _check_text(name, text)) for field, text in pairs
+    ),
     "metadata": _parse_metadata_condition,
     "complete": _parse_truth,
 }
@@ -357,8 +411,15 @@ TERM_PATTERN = re.compile(
     rf"(?P<name>[a-z_]+)(?:\.(?P<key>[^<>=!]+))?(?P<operator>{filter_values.OPERATOR_ALTERNATIVES})(?P<value>.*)",
     re.DOTALL,
 )
+FEEDBACK_CONDITIONS = ("feedback", "document_feedback")
 OPERATOR_PATTERN = re.compile(r"[<>=!.]")
-CUMULATIVE_CONDITIONS = (*LIST_CONDITIONS, "feedback", "metadata")  # fields whose repeated conditions accumulate
+CUMULATIVE_CONDITIONS = (
+    *LIST_CONDITIONS,
+    "feedback",
+    "document_feedback",
+    "metadata",
+    "excluded",
+)  # fields whose repeated conditions accumulate
 
 
 def filter_from_items(items: Iterable[tuple[str, str]]) -> Filter:
@@ -402,8 +463,11 @@ def parse_term(text: str) -> Condition:
     if not match:
         raise ValueError(f"invalid condition {text!r}; write it like name=answer or latency_ms>200")
     name, key, operator, value = match.groups()
-    if operator != "=" and name not in COMPARED_CONDITIONS and not (key and name == "feedback"):
-        raise ValueError(f"{text!r}: {name!r} can only be compared with =")
+    if operator == "!=" and key is None and FIELDS.get(name, name) in NEGATABLE_CONDITIONS:
+        return "excluded", ((FIELDS.get(name, name), value),)
+    if operator != "=" and name not in COMPARED_CONDITIONS and not (key and name in FEEDBACK_CONDITIONS):
+        signs = "= or !=" if FIELDS.get(name, name) in NEGATABLE_CONDITIONS else "="
+        raise ValueError(f"{text!r}: {name!r} can only be compared with {signs}")
     if key is None:
         return parse_item(name, value if operator == "=" else operator + value)
     return (name, {key: value}) if name == "metadata" else parse_item(name, f"{key}{operator}{value}")
@@ -423,7 +487,9 @@ def _condition_items(field: str, value: Any) -> Iterator[tuple[str, str]]:
         return
     if field in LIST_CONDITIONS:
         yield from ((field, text) for text in value)
-    elif field == "feedback":
+    elif field == "excluded":
+        yield from ((f"{name}!", text) for name, text in value)
+    elif field in FEEDBACK_CONDITIONS:
         yield from ((field, f"{key}{operator}{bound}") for key, operator, bound in value)
     elif field == "metadata":
         for key, text in value.items():

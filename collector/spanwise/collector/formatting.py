@@ -1,6 +1,6 @@
 """Human-readable formatting of numbers, durations, times and error messages.
 
-Times are nanoseconds since the epoch, shown in the local time zone of the machine.
+Times are nanoseconds since the epoch, shown in the local time zone of the machine, or in a given zone.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from math import floor, log10
 
 from spanwise.collector.records import Experiment
@@ -40,15 +40,15 @@ def milliseconds(ms: float | None) -> str:
     return duration(None if ms is None else ms * 1e6)
 
 
-def when(ns: int) -> str:
+def when(ns: int, zone: tzinfo | None = None) -> str:
     """Format a time as "01:52:03" today, "21 Nov 01:52" this year, else "21 Nov 2025".
 
     A time that the calendar cannot represent is formatted as its number of nanoseconds.
     """
-    moment = _local_time(ns)
+    moment = _local_time(ns, zone)
     if moment is None:
         return f"{ns} ns"
-    now = datetime.now()
+    now = datetime.now(zone)
     if moment.date() == now.date():
         return f"{moment:%H:%M:%S}"
     return f"{moment.day} {moment:%b %H:%M}" if moment.year == now.year else f"{moment.day} {moment:%b %Y}"
@@ -60,9 +60,9 @@ def date_and_time(ns: int) -> str:
     return moment.isoformat(sep=" ", timespec="seconds")[:19] if moment else f"{ns} ns"
 
 
-def iso(ns: int) -> str:
+def iso(ns: int, zone: tzinfo | None = None) -> str:
     """Format a time with date, milliseconds and time zone, for tooltips."""
-    moment = _local_time(ns)
+    moment = _local_time(ns, zone)
     return moment.isoformat(sep=" ", timespec="milliseconds") if moment else f"{ns} ns"
 
 
@@ -95,11 +95,6 @@ def standing(experiment: Experiment) -> str:
     if age_ns < -HEARTBEAT_TIMEOUT_NS:
         return f"running or killed: its last heartbeat is dated {date_and_time(heartbeat_ns)}, which is in the future"
     return "running" if age_ns <= HEARTBEAT_TIMEOUT_NS else f"no heartbeat since {date_and_time(heartbeat_ns)}"
-
-
-def zone() -> str:
-    """Return the name of this machine's time zone, such as "UTC" or "CET"."""
-    return datetime.now().astimezone().tzname() or "local time"
 
 
 def number(value: float | bool | None) -> str:
@@ -159,9 +154,9 @@ def characters(length: int) -> str:
     return f"{length / 1e3:.1f}k characters" if length < 1_000_000 else f"{length / 1e6:.1f}M characters"
 
 
-def _local_time(ns: int) -> datetime | None:
+def _local_time(ns: int, zone: tzinfo | None = None) -> datetime | None:
     try:
-        return datetime.fromtimestamp(ns / 1e9).astimezone()
+        return datetime.fromtimestamp(ns / 1e9, UTC).astimezone(zone)
     except (OverflowError, ValueError, OSError):
         return None
 

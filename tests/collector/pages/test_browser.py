@@ -225,14 +225,14 @@ def test_feedback_is_added_with_the_form(open_page):
     page.get_by_label("Key").fill("correct")
     page.get_by_label("Value").fill("true")
     page.get_by_role("button", name="Save").click()
-    page.get_by_role("button", name="correct true").wait_for()
+    page.get_by_role("button", name="correct yes").wait_for()
 
 
 @pytest.mark.process
 def test_empty_fields_stay_out_of_the_address(open_page):
     page = open_page("traces")
     page.get_by_label("Search inputs and outputs").fill("Because")
-    page.get_by_role("button", name="Filter").click()
+    page.get_by_role("button", name="Search").click()
     page.wait_for_url("**/?text=Because")
 
 

@@ -18,7 +18,7 @@ def feedback(key="k", **fields):
         ({"score": 0}, "0", 0.0),
         ({"score": 1.5}, "1.5", None),
         ({"score": -0.1}, "-0.1", None),
-        ({"score": False}, "false", 0.0),
+        ({"score": False}, "no", 0.0),
         ({"score": 0.5, "label": "middling"}, "middling 0.5", 0.5),
         ({"label": "kind"}, "kind", None),
         ({"outcome": "error", "error": "boom"}, "error", None),

@@ -7,7 +7,7 @@ from spanwise.collector.records import Trace
 
 
 def build_rows(trace: Trace) -> list[TreeRow]:
-    return place_rows(list_nodes(trace), *get_time_range(trace.runs))
+    return place_rows(list_nodes(trace), *get_time_range(trace))
 
 
 def test_children_stand_below_their_parents_by_start():

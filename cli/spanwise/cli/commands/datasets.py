@@ -319,15 +319,19 @@ Older = Annotated[int, typer.Argument(help="The older version.")]
 Newer = Annotated[int | None, typer.Argument(help="The newer version. Default: the newest.")]
 DATASET_COLUMNS = ("name", "version", "kind", "examples")
 
+Sort = Annotated[
+    str | None, typer.Option(help="created, version or examples; for descending order, such as --sort=-examples.")
+]
+
 
 @app.command("list")
-def list_(at: StoreOption = None, as_json: JsonOption = False) -> None:
+def list_(sort: Sort = None, at: StoreOption = None, as_json: JsonOption = False) -> None:
     """List all datasets with their newest version.
 
-    Example: `spanwise datasets list --json`
+    Example: `spanwise datasets list --sort=-examples`
     """
     with open_store(at) as store:
-        datasets = store.datasets()
+        datasets = store.datasets(sort=sort)
     if as_json:
         emit(map(asdict, datasets))
     else:

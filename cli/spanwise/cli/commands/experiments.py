@@ -83,15 +83,25 @@ To = Annotated[
 ]
 Spool = Annotated[Path, typer.Argument(help="Spool file that a failing store left behind: spanwise-spool-….jsonl.")]
 
+Sort = Annotated[
+    str | None, typer.Option(help="start, duration_ms or examples; for descending order, such as --sort=-examples.")
+]
+
 
 @app.command("list")
-def list_(dataset: Dataset = None, limit: Limit = 50, at: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List experiments, newest first.
+def list_(
+    dataset: Dataset = None,
+    sort: Sort = None,
+    limit: Limit = 50,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List experiments, newest first or in another order.
 
     Example: `spanwise experiments list --dataset parcels`
     """
     with open_store(at) as store:
-        records = store.experiments(dataset=dataset, limit=limit)
+        records = store.experiments(dataset=dataset, sort=sort, limit=limit)
         unfinished = tuple(record.id for record in records if record.status != "finished")
         totals = (
             store.aggregate(Filter(experiments=unfinished), group_by="experiment", newest="all") if unfinished else []

@@ -36,7 +36,16 @@ from spanwise.collector.diagnostics.trace_completeness import describe_open_runs
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filter_values import parse_duration, parse_time
 from spanwise.collector.filters import Filter, extend_filter
-from spanwise.collector.records import Feedback, OpenRun, Process, ProcessReport, Run, Trace, TraceSummary
+from spanwise.collector.records import (
+    MAX_UNINDEXED,
+    Feedback,
+    OpenRun,
+    Process,
+    ProcessReport,
+    Run,
+    Trace,
+    TraceSummary,
+)
 from spanwise.collector.stores import Store, derived_fields
 from spanwise.collector.terminal_escaping import escape_line, escape_text, truncate_text
 from spanwise.tracer import attribute_names as names
@@ -262,7 +271,16 @@ Ids = Annotated[list[str] | None, typer.Argument(help="Ids of traces.")]
 Limit = Annotated[int, typer.Option(min=1, max=10_000)]
 Every = Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")]
 Since = Annotated[str | None, typer.Option(help="Only traces since then: 2h, 7d, or a date.")]
-SearchText = Annotated[str | None, typer.Option(help="Search inputs and outputs for these words.")]
+SearchText = Annotated[
+    str | None, typer.Option(help='Search inputs and outputs for these words, beginnings of words and "phrases".')
+]
+Sort = Annotated[
+    str | None,
+    typer.Option(
+        help="start, latency_ms, time_to_first_token_ms, cost, tokens, errors, runs or feedback.KEY;"
+        " with - for descending order: --sort=-cost."
+    ),
+]
 GroupBy = Annotated[
     str | None, typer.Option("--by", help="Group by this field, such as prompt_version, agent, model or user.")
 ]
@@ -283,17 +301,23 @@ def list_(
     where: WhereOption = None,
     since: Since = None,
     text: SearchText = None,
+    sort: Sort = None,
     limit: Limit = 20,
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the latest traces.
+    """List the latest traces, or the first ones in another order.
 
-    Example: `spanwise traces list --where name=answer --where 'feedback=concise<0.5' --since 1d`
+    Example: `spanwise traces list --where name=answer --where 'feedback=concise<0.5' --since 1d --sort=-latency_ms`
     """
     with open_store(at) as store:
-        page = store.traces(build_filter(where, since=since, text=text), limit=limit)
+        page = store.traces(build_filter(where, since=since, text=text), sort=sort, limit=limit)
     _print_traces(page.items, as_json)
+    if page.newest:
+        print_note(f"sorted: the newest {page.newest:,} matching traces; add --since to sort all of a shorter time")
+    if page.unindexed:
+        more = " or more" if page.unindexed >= MAX_UNINDEXED else ""
+        print_note(f"{page.unindexed:,}{more} traces are not in the search index yet, and may be missing")
     if page.next and not as_json:
         print_note(f"there are more: --limit {limit * 5}")
 

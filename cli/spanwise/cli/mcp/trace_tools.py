@@ -206,6 +206,7 @@ def overview(store: Store, since: Since = "7d") -> dict[str, Any]:
             "minimum": stats.minimum,
             "failed": stats.failed,
             "skipped": stats.skipped,
+            "target": stats.target,
             "untrusted": {
                 "key": shorten_name(stats.key),
                 "labels": {shorten_name(label): count for label, count in list(stats.labels.items())[:MAX_NAMES]},

@@ -87,7 +87,7 @@ def reference_page(request: Request) -> Response:
         by_tag.setdefault(operation.tag, []).append(operation)
     schemas = {name: _schema_text(schema) for name, schema in sorted(description["components"]["schemas"].items())}
     return rendering.render_page(
-        request, "docs.html", tags=by_tag, schemas=schemas, version=description["info"]["version"]
+        request, "docs.html", switcher=False, tags=by_tag, schemas=schemas, version=description["info"]["version"]
     )
 
 

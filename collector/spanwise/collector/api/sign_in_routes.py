@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from spanwise.collector import pages
+from spanwise.collector.address_parsing import safe_redirect_path
 from spanwise.collector.errors import Refused
 from spanwise.collector.security.authentication import Authenticator, Refusal, hash_key
 from spanwise.collector.security.browser_sessions import (
@@ -20,7 +21,6 @@ from spanwise.collector.security.browser_sessions import (
 )
 
 SIGN_IN_ROUTES = (("GET", "/sign-in"), ("POST", "/sign-in"), ("POST", "/sign-out"))
-MAX_REDIRECT_LENGTH = 2048  # maximum length of a redirect URL in characters
 
 
 async def sign_in_page(request: Request) -> Response:
@@ -57,13 +57,6 @@ async def sign_out(request: Request) -> Response:
     await pages.read_form(request, (), bond=hash_session_id(_session_id(request)))
     _end_session(request)
     return _redirect("/sign-in", _request_cookie(request).format_delete_cookie())
-
-
-def safe_redirect_path(address: str) -> str:
-    """Return the path if it belongs to this server, else "/", to prevent redirects to other sites."""
-    ours = address.startswith("/") and not address.startswith(("//", "/sign-")) and len(address) <= MAX_REDIRECT_LENGTH
-    # browsers treat a backslash as a slash, and drop tabs and line breaks
-    return address if ours and "\\" not in address and address.isprintable() else "/"
 
 
 def _session_id(request: Request) -> str:

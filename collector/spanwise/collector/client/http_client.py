@@ -6,6 +6,7 @@ import os
 import ssl
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 from urllib.parse import quote
@@ -250,7 +251,7 @@ def _read_pages(transport: HTTPTransport, operation: Operation, values: Mapping[
         items += page.items
         cursor, left = page.next, left - len(page.items)
         if cursor is None or left <= 0:
-            return Page(items=tuple(items), next=cursor)
+            return replace(page, items=tuple(items))
 
 
 def _send_halves(transport: HTTPTransport, operation: Operation, name: str, batch: Sequence[Any]) -> list[Any]:

@@ -48,7 +48,9 @@ _EXAMPLES_PER_PAGE = 50
 
 def datasets(store: Store, request: Request) -> Response:
     """Render the dataset list: `GET /datasets`."""
-    return rendering.render_page(request, "datasets.html", datasets=store.datasets())
+    return rendering.render_page(
+        request, "datasets.html", datasets=store.datasets(sort=request.query_params.get("sort"))
+    )
 
 
 def dataset(store: Store, request: Request) -> Response:
@@ -88,7 +90,7 @@ class ExperimentRow:
 def experiments(store: Store, request: Request) -> Response:
     """Render the experiment list: `GET /experiments?dataset=`."""
     dataset = request.query_params.get("dataset") or None
-    listed = store.experiments(dataset=dataset, limit=_MAX_LISTED)
+    listed = store.experiments(dataset=dataset, sort=request.query_params.get("sort"), limit=_MAX_LISTED)
     try:
         datasets = [known.name for known in store.datasets()]
     except Forbidden:  # the reader may not list datasets

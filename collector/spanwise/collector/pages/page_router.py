@@ -20,7 +20,7 @@ from starlette.responses import RedirectResponse, Response
 from spanwise.collector.address_parsing import parse_origin
 from spanwise.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooSlow, Unavailable
 from spanwise.collector.pages import experiment_pages, rule_pages, session_pages, traces
-from spanwise.collector.pages.components import rendering
+from spanwise.collector.pages.components import preferences, rendering
 from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.security.authorization import get_access, get_request_store
 from spanwise.collector.security.browser_sessions import is_form_token
@@ -28,9 +28,9 @@ from spanwise.collector.stores import Store
 
 TOKEN_FIELD = "token"  # form field of the CSRF token
 MAX_FORM_BYTES = 64 * 1024  # default limit of a form in bytes
-MAX_FORM_FIELDS = 20  # fields of one submission; fields that the form does not declare are dropped
-# Action of a form. It returns the URL to redirect to. Raises `Refused`, whose message the page shows.
-Action: TypeAlias = Callable[[Store, Request, Mapping[str, str]], str]
+MAX_FORM_FIELDS = 30  # fields of one submission; fields that the form does not declare are dropped
+# Action of a form. It returns the URL to redirect to, or a response. Raises `Refused`, whose message the page shows.
+Action: TypeAlias = Callable[[Store, Request, Mapping[str, str]], str | Response]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +45,18 @@ class Form:
 
 
 FORMS: tuple[Form, ...] = (
+    Form("/preferences", preferences.FIELDS, preferences.save_preferences, scope="read"),
     Form("/rules/{name:path}", ("project", "action"), rule_pages.change_rule),
     Form("/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run"), traces.add_feedback),
 )
 
 
-async def handle_form(form: Form, request: Request) -> Response:
-    """Check a form submission, and run its action. Raises `Refused`."""
-    fields = await read_declared_form(form, request)
-    check_token(fields.pop(TOKEN_FIELD, ""), get_access(request.scope).bond)
-    address = await run_in_threadpool(form.action, get_request_store(request), request, fields)
-    return RedirectResponse(address, 303, headers=rendering.SECURITY_HEADERS)
+async def handle_form(form: Form, request: Request, fields: dict[str, str]) -> Response:
+    """Check the token of a form submission, and run its action. Raises `Refused`."""
+    check_token(fields.get(TOKEN_FIELD, ""), get_access(request.scope).bond)
+    declared = {name: text for name, text in fields.items() if name != TOKEN_FIELD}
+    answer = await run_in_threadpool(form.action, get_request_store(request), request, declared)
+    return RedirectResponse(answer, 303, headers=rendering.SECURITY_HEADERS) if isinstance(answer, str) else answer
 
 
 async def read_declared_form(form: Form, request: Request) -> dict[str, str]:
@@ -110,6 +111,12 @@ def is_from_own_page(request: Request) -> bool:
 
 View: TypeAlias = Callable[[Store, Request], Response]
 
+
+def settings(_store: Store, request: Request) -> Response:
+    """Render the display preferences: `GET /settings`."""
+    return rendering.render_page(request, "settings.html")
+
+
 # path, view, permission that the API key needs; the first matching path answers
 VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/", traces.traces, "read"),
@@ -119,6 +126,8 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/traces/{trace_id}/runs/{span_id}/media/{part}", traces.media_page, "read"),
     ("/sessions", session_pages.sessions, "read"),
     ("/sessions/{session_id:path}", session_pages.session, "read"),
+    ("/users/{user_id:path}", session_pages.user, "read"),
+    ("/settings", settings, "read"),
     ("/datasets", experiment_pages.datasets, "read"),
     ("/datasets/{name:path}", experiment_pages.dataset, "read"),
     ("/experiments", experiment_pages.experiments, "read"),
@@ -173,10 +182,12 @@ def _view_handler(view: View) -> Callable[[Request], Awaitable[Response]]:
 
 def _form_handler(form: Form) -> Callable[[Request], Awaitable[Response]]:
     async def target(request: Request) -> Response:
+        fields: dict[str, str] = {}
         try:
-            return await handle_form(form, request)
+            fields = await read_declared_form(form, request)
+            return await handle_form(form, request, fields)
         except StoreError as error:
-            return render_failure(request, error)
+            return render_failure(request, error, typed=fields)
 
     return target
 
@@ -197,31 +208,63 @@ _TITLES = {400: "Invalid request", 401: "Signed out", 403: "Not allowed"}
 
 def render_refusal(request: Request, status: int, message: str) -> Response:
     """Render the page that says why a request was refused."""
-    title = _TITLES.get(status, "Unavailable")
-    return rendering.render_page(
-        request, "error.html", status=status, title=title, message=message, sign_in=status == 401
-    )
+    return _render_error(request, status, _TITLES.get(status, "Unavailable"), message, sign_in=status == 401)
 
 
 def render_sign_in(
     request: Request, onward: str, *, refused: str = "", status: int = 200, after: float | None = None
 ) -> Response:
     """Render the sign-in page, with the reason if the last key was refused."""
-    response = rendering.render_page(request, "sign_in.html", status=status, onward=onward, refused=refused)
+    response = rendering.render_page(
+        request, "sign_in.html", status=status, switcher=False, onward=onward, refused=refused
+    )
     if after is not None:
         response.headers["Retry-After"] = str(max(1, round(after)))
     return response
 
 
-def render_failure(request: Request, error: StoreError) -> Response:
-    """Render the page for an error of the store."""
+def render_failure(request: Request, error: StoreError, typed: Mapping[str, str] | None = None) -> Response:
+    """Render the page for an error of the store. `typed` are the fields of a refused form, to be corrected there."""
     status, title = next((code, title) for kind, code, title in _STATUSES if isinstance(error, kind))
-    response = rendering.render_page(
-        request, "error.html", status=status, title=title, message=str(error), sign_in=False
-    )
+    response = _render_error(request, status, title, str(error), typed=typed)
     if isinstance(error, Unavailable):
         response.headers["Retry-After"] = str(max(1, round(error.retry_after)))
     return response
+
+
+# Advice by status; messages of other errors contain it
+_ADVICE = {
+    404: "It may have been deleted, or the address may be incomplete. Search for it in the list of traces.",
+    403: "Sign in with a key that has this permission, or ask whoever administers this server.",
+    422: "Choose a shorter time range or fewer conditions, and try again.",
+    500: "This is an error of Spanwise. The log of the server says more; `spanwise doctor` checks the store.",
+    503: "Wait a few seconds, and try again.",
+}
+
+
+def _render_error(
+    request: Request,
+    status: int,
+    title: str,
+    message: str,
+    *,
+    sign_in: bool = False,
+    typed: Mapping[str, str] | None = None,
+) -> Response:
+    """Render an error page without reading the store, which may be what failed."""
+    form = {name: text for name, text in (typed or {}).items() if name != TOKEN_FIELD}
+    return rendering.render_page(
+        request,
+        "error.html",
+        status=status,
+        switcher=False,
+        title=title,
+        message=message,
+        advice=_ADVICE.get(status),
+        sign_in=sign_in,
+        retry=status in (422, 500, 503) and request.method == "GET",
+        typed=form if any(form.values()) else None,
+    )
 
 
 def render_not_found(request: Request) -> Response:

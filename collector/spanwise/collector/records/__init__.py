@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         canonical_json,
     )
     from spanwise.collector.records.query_results import (
+        MAX_UNINDEXED,
         Bucket,
         FeedbackStats,
         Page,
@@ -105,13 +106,14 @@ else:
         trace_records="Amendment Document Event Feedback Link OpenRun Process ProcessReport Run Target Trace Usage feedback_id make_fast_constructor make_score normalize_feedback normalize_target restore_feedback",
         dataset_records="PERTURBATION_KINDS Case Dataset EXAMPLE_ATTRIBUTE Example ExampleNumbering Experiment derive_example_id find_root_id is_perturbed number_duplicates",
         json_values="DatasetKind JSON Outcome Period QueueStatus RuleTarget Scope Source Status Verdict canonical_json",
-        query_results="Bucket FeedbackStats Page RunScores SessionSummary TablePage TraceSummary TreeNode iterate_pages",
+        query_results="MAX_UNINDEXED Bucket FeedbackStats Page RunScores SessionSummary TablePage TraceSummary TreeNode iterate_pages",
     )
 
 __all__ = [
     "CHANGEABLE_FIELDS",
     "EXAMPLE_ATTRIBUTE",
     "JSON",
+    "MAX_UNINDEXED",
     "PERTURBATION_KINDS",
     "Amendment",
     "AuditEvent",

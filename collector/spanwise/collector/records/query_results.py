@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from spanwise.collector.records.json_values import JSON, Status
 
@@ -145,7 +145,7 @@ class SessionSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackStats:
-    """Aggregate of the newest feedback under one key. Each record counts in exactly one of n, labelled, failed and
+    """Aggregate of the newest feedback under one key, on traces and their spans or on documents (`target`). Each record counts in exactly one of n, labelled, failed and
     skipped.
 
     The fields `mean`, `minimum` and `maximum` are over the n scores, and None if n is 0. Labels, errors and skips do
@@ -169,6 +169,7 @@ class FeedbackStats:
     skipped: int = 0
     unweighted: int = 0
     effective: float | None = None  # None if every weight is 1
+    target: Literal["trace", "document"] = "trace"  # "trace" also stands for spans, sessions and experiments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,12 +199,22 @@ class Bucket:
     newest: int | None = None
 
 
+MAX_UNINDEXED = 1_000  # highest number of `Page.unindexed`
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page(Generic[T]):
-    """Slice of a longer list, and the cursor of the next slice (None at the end)."""
+    """Slice of a longer list, and the cursor of the next slice (None at the end).
+
+    `unindexed` is the number of traces, at most `MAX_UNINDEXED`, that meet all conditions except `text` and that the
+    full-text index does not cover yet. `newest` is set if a list of traces was too long to be sorted: it was then sorted among
+    this number of its newest traces.
+    """
 
     items: tuple[T, ...]
     next: str | None = None
+    unindexed: int = 0
+    newest: int | None = None
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.items)

@@ -188,7 +188,13 @@ class TraceBackend(Protocol):
         """Return one page of the source records of a flat table other than `examples`. The filter has no dataset."""
 
     def traces(
-        self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
+        self,
+        filter: Filter | None = None,
+        *,
+        sort: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+        **conditions: object,
     ) -> Page[TraceSummary]: ...
 
     def close(self) -> None: ...

@@ -282,13 +282,9 @@ class CombinedStore:
 
     def decisions(self, *, trace_id: str | None = None, **query: Any) -> Page[Decision]:
         """Return stored decisions. See `ControlStore.decisions`."""
-        session = None if trace_id is None else self._find_session(trace_id)
+        traces = self._traces.traces(trace_ids=(trace_id,), limit=1) if trace_id is not None else ()
+        session = next(((trace.project, trace.session_id) for trace in traces if trace.session_id is not None), None)
         return self._control.list_decisions(DecisionQuery(trace_id, session, **query))
-
-    def _find_session(self, trace_id: str) -> tuple[str, str] | None:
-        """Return project and id of a trace's session."""
-        trace = next(iter(self._traces.traces(trace_ids=(trace_id,), limit=1)), None)
-        return None if trace is None or trace.session_id is None else (trace.project, trace.session_id)
 
     def claim(
         self,

@@ -64,8 +64,12 @@ class ControlStore(Protocol):
     def dataset(self, name: str, version: int | None = None) -> Dataset:
         """Return a dataset at a version (None: the newest). Raise `NotFound`, with the closest names."""
 
-    def datasets(self) -> list[Dataset]:
-        """Return all datasets at their newest version, by name."""
+    def datasets(self, *, sort: str | None = None) -> list[Dataset]:
+        """Return all datasets at their newest version, by name or sorted.
+
+        `sort` is `created`, `version` or `examples`, with `-` before it for descending order. Raise `Refused` for
+        another.
+        """
 
     def versions(self, name: str) -> list[Dataset]:
         """Return every version of a dataset, newest first."""
@@ -96,9 +100,13 @@ class ControlStore(Protocol):
         """
 
     def experiments(
-        self, *, dataset: str | None = None, project: str | None = None, limit: int = 100
+        self, *, dataset: str | None = None, project: str | None = None, sort: str | None = None, limit: int = 100
     ) -> list[Experiment]:
-        """Return experiments, newest first."""
+        """Return experiments, newest first or sorted.
+
+        `sort` is `start`, `duration_ms` (last for running experiments) or `examples`, with `-` before it for descending
+        order. Raise `Refused` for another.
+        """
 
     def change_experiment(self, id: str, **fields: JSON) -> Experiment:
         """Change name, status, metadata, ended_ns, example_count or seen_ns. Other fields keep their values.

@@ -43,7 +43,9 @@ def list_history(store: Store, dataset: str, *, limit: int = 50) -> list[History
             continue
         left -= result.traces + sum(stats.n for stats in result.feedback)
         estimates = estimate_keys(store, experiment, result) if left >= 0 else {}
-        means = [(stats.key, stats.n, stats.mean) for stats in result.feedback if stats.key != TASK_OK]
+        # of a key on both runs and documents, the point is the mean over the runs
+        by_key = {stats.key: stats for stats in reversed(result.feedback)}
+        means = [(key, by_key[key].n, by_key[key].mean) for key in sorted(by_key) if key != TASK_OK]
         if result.errors:
             means.insert(0, (TASK_OK, result.traces, 1 - result.errors / result.traces))
         points += [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +43,10 @@ def estimate_keys(store: TraceStore, experiment: Experiment, result: Bucket) -> 
     `MAX_SCORES` runs and scores has none: {}. A key under which some runs have several scores, as on documents, has
     none above `MAX_FEEDBACK` scores.
     """
-    counts = {stats.key: stats.n for stats in result.feedback if stats.n and stats.key != TASK_OK}
+    counts: Counter[str] = Counter()  # scores of runs and of their documents, which `evaluate()` does not tell apart
+    for stats in result.feedback:
+        if stats.n and stats.key != TASK_OK:
+            counts[stats.key] += stats.n
     if result.traces + sum(counts.values()) > MAX_SCORES:
         return {}
     repetitions = _get_repetitions(experiment)

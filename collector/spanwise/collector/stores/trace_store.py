@@ -104,12 +104,24 @@ class TraceStore(Protocol):
         """Delete feedback by id, and return the number deleted."""
 
     def traces(
-        self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
+        self,
+        filter: Filter | None = None,
+        *,
+        sort: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+        **conditions: object,
     ) -> Page[TraceSummary]:
-        """Return one page of the traces that pass, latest start first.
+        """Return one page of the traces that pass, latest start first or sorted.
+
+        `sort` is `start`, `latency_ms`, `time_to_first_token_ms`, `cost`, `tokens`, `errors` (most failed runs first),
+        `runs` or `feedback.KEY`, with `-` before it for descending order. Ties are in the order of the trace id, and missing values come last.
+        Later pages cover the traces that were stored when the first page was read. If more than 100,000 traces pass,
+        the newest 100,000 are sorted, and `Page.newest` says so. A cursor is valid for one filter and order.
 
         `conditions` are `Filter` fields, in the short forms of `extend_filter`: `feedback=("concise", "<", 0.5)`,
-        `latency_ms=">200"`, `since="1h"`. Raise `Refused` for a condition that no trace can pass.
+        `latency_ms=">200"`, `since="1h"`. Raise `Refused` for a condition that no trace can pass, an unknown `sort`, and a
+        cursor of another list.
         """
 
     def each(self, filter: Filter | None = None, **conditions: object) -> Iterator[TraceSummary]:
@@ -189,9 +201,19 @@ class TraceStore(Protocol):
         """
 
     def sessions(
-        self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
+        self,
+        filter: Filter | None = None,
+        *,
+        sort: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+        **conditions: object,
     ) -> Page[SessionSummary]:
-        """Return one page of the sessions of the traces that pass, latest first."""
+        """Return one page of the sessions of the traces that pass, latest first or sorted.
+
+        `sort` is `start`, `duration_ms`, `traces`, `errors` (most failed traces first), `tokens` or `cost`, as in
+        `traces`.
+        """
 
     def aggregate(
         self,

@@ -7,7 +7,7 @@ from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from spanwise.collector.filters import Filter
+from spanwise.collector.filters import Filter, extend_filter
 from spanwise.collector.records import JSON, Example, ExampleNumbering, Trace, canonical_json, number_duplicates
 from spanwise.collector.stores import TraceStore
 from spanwise.evaluators.datasets.column_mapping import (
@@ -128,9 +128,9 @@ def read_traces(
         for start in range(0, len(named), PAGE_TRACES):
             yield from store.many(named[start : start + PAGE_TRACES])
         return
-    cursor: str | None = None
+    wanted, cursor = extend_filter(filter, conditions), None
     while limit > 0:
-        page = store.traces(filter, limit=min(PAGE_TRACES, limit), cursor=cursor, **conditions)
+        page = store.traces(wanted, limit=min(PAGE_TRACES, limit), cursor=cursor)
         yield from store.many([summary.trace_id for summary in page])
         limit, cursor = limit - len(page), page.next
         if cursor is None:

@@ -32,6 +32,9 @@ class FeedbackChip:
         )
 
 
+_YES_NO = {"true": "yes", "false": "no"}  # labels of booleans as evaluators write them, by their lower case
+
+
 def make_chip(feedback: Feedback, more: int = 0) -> FeedbackChip:
     """Return the chip of a feedback: its score or label, "error", or "skipped"."""
     if feedback.outcome == "error":
@@ -39,9 +42,14 @@ def make_chip(feedback: Feedback, more: int = 0) -> FeedbackChip:
     if feedback.outcome == "skip":
         return FeedbackChip(feedback, "skipped", None, more)
     if feedback.score is None:
-        return FeedbackChip(feedback, feedback.label or "", None, more)
+        return FeedbackChip(
+            feedback, _YES_NO.get((feedback.label or "").strip().lower(), feedback.label or ""), None, more
+        )
     has_bar = isinstance(feedback.score, bool) or 0 <= feedback.score <= 1
-    number = formatting.number(feedback.score)
+    if isinstance(feedback.score, bool):
+        number = "yes" if feedback.score else "no"
+    else:
+        number = formatting.number(feedback.score)
     text = f"{feedback.label} {number}" if feedback.label else number
     return FeedbackChip(feedback, text, float(feedback.score) if has_bar else None, more)
 
@@ -72,8 +80,67 @@ def get_author_chips(feedbacks: Iterable[Feedback]) -> list[FeedbackChip]:
     ]
 
 
-def load_chips(store: Store, traces: Sequence[TraceSummary]) -> dict[str, dict[str, FeedbackChip]]:
+@dataclass(frozen=True, slots=True)
+class DocumentFeedback:
+    """Scores of the documents of a trace under one key."""
+
+    key: str
+    documents: int
+    mean: float | None  # None if all evaluations failed or were skipped, or gave only labels
+
+    @property
+    def text(self) -> str:
+        """Return the mean and the number of documents."""
+        count = f"{self.documents} document" + ("s" if self.documents != 1 else "")
+        return count if self.mean is None else f"mean {formatting.number(self.mean)} of {count}"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFeedback:
+    """Feedback on one trace in a list: a chip per key of the trace and its spans, and the scores of its documents."""
+
+    chips: Mapping[str, FeedbackChip]
+    documents: Sequence[DocumentFeedback]
+
+    def hidden_counts(self, columns: Sequence[str]) -> list[int]:
+        """Return how many entries are not visible beside 4, 2, 1 and 0 columns of scores."""
+        total = len(self.chips) + len(self.documents)
+        return [total - sum(key in self.chips for key in columns[:shown]) for shown in (4, 2, 1, 0)]
+
+
+def summarize_documents(feedbacks: Iterable[Feedback]) -> list[DocumentFeedback]:
+    """Return the mean of the latest scores of documents per key, and the number of documents."""
+    by_key: dict[str, list[Feedback]] = {}
+    for feedback in statistics.select_latest(item for item in feedbacks if item.target.document is not None):
+        by_key.setdefault(feedback.key, []).append(feedback)
+    found = []
+    for key, group in sorted(by_key.items()):
+        scores = [float(feedback.score) for feedback in group if feedback.score is not None]
+        documents = len({(feedback.target.span_id, feedback.target.document) for feedback in group})
+        found.append(DocumentFeedback(key, documents, sum(scores) / len(scores) if scores else None))
+    return found
+
+
+def load_feedback(store: Store, traces: Sequence[TraceSummary]) -> dict[str, TraceFeedback]:
     """Load the latest feedback per trace and key, in one query for all traces of a page."""
+    return {
+        trace_id: TraceFeedback(
+            get_latest_chips(item for item in feedbacks if item.target.document is None),
+            summarize_documents(feedbacks),
+        )
+        for trace_id, feedbacks in _load_by_trace(store, traces).items()
+    }
+
+
+def load_chips(store: Store, traces: Sequence[TraceSummary]) -> dict[str, dict[str, FeedbackChip]]:
+    """Load the latest feedback on each trace and its spans per key. Feedback on documents is left out."""
+    return {
+        trace_id: get_latest_chips(item for item in feedbacks if item.target.document is None)
+        for trace_id, feedbacks in _load_by_trace(store, traces).items()
+    }
+
+
+def _load_by_trace(store: Store, traces: Sequence[TraceSummary]) -> dict[str, list[Feedback]]:
     if not traces:
         return {}
     by_trace: dict[str, list[Feedback]] = {}
@@ -85,7 +152,7 @@ def load_chips(store: Store, traces: Sequence[TraceSummary]) -> dict[str, dict[s
         cursor = page.next
         if cursor is None:
             break
-    return {trace_id: get_latest_chips(feedbacks) for trace_id, feedbacks in by_trace.items()}
+    return by_trace
 
 
 def choose_columns(chips: Mapping[str, Mapping[str, FeedbackChip]], most: int = 5) -> list[str]:

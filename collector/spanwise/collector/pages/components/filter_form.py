@@ -5,14 +5,18 @@ A page's URL has the same conditions as any query string (see `filters`). The fo
 - `traffic` selects live traces, all traces, or evaluators' own.
 - `feedback_key`, `feedback_op` and `feedback_value` form one condition, because HTML forms cannot combine
   fields.
+- `sort` is the order of the list (see `sorting`).
 - `group_by` is the field by which the charts compare groups of traces.
 - `range` is the former name of `since` in bookmarked URLs.
+- `since` may be `today` or `yesterday`, days in the reader's time zone. Times without a zone are in it, too.
+- `{condition}-is=not` negates the condition beside it: `name-is=not&name=answer` means `name!=answer`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cached_property
 from urllib.parse import urlencode
 
@@ -28,6 +32,8 @@ from spanwise.collector.filters import (
     unknown_condition_error,
     validate_filter,
 )
+from spanwise.collector.records import FeedbackStats
+from spanwise.collector.sorting import parse_sort
 
 
 def read_integer(request: Request, name: str) -> int | None:
@@ -48,8 +54,18 @@ RANGE_LABELS = {
     "24h": "last 24 hours",
     "7d": "last 7 days",
     "30d": "last 30 days",
+    "today": "today",
+    "yesterday": "yesterday",
 }
 TRAFFIC_LABELS = {"": "live", "all": "live and experiments", "judges": "judge calls"}
+_SCORED = "scored"  # operator that every score passes
+OUTCOME_LABELS = {
+    _SCORED: "has a score",
+    "missing": "is missing",
+    "untried": "was not tried",
+    "failed": "failed",
+    "skipped": "was skipped",
+}
 GROUP_LABELS = {
     "prompt_version": "prompt version",
     "prompt": "prompt",
@@ -64,13 +80,31 @@ GROUP_LABELS = {
     "environment": "environment",
     "project": "project",
 }
-OUTCOME_LABELS = {"missing": "is missing", "untried": "was not tried", "failed": "failed", "skipped": "was skipped"}
 OPERATOR_LABELS = {"<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">": ">", **OUTCOME_LABELS}
 
 # fields that are not conditions themselves, but modify others
-_MODIFIER_FIELDS = frozenset(("traffic", "cursor", "group_by", "feedback_op", "feedback_value"))
+_MODIFIER_FIELDS = frozenset(("traffic", "cursor", "sort", "group_by", "feedback_op", "feedback_value"))
 _FORM_FIELDS = _MODIFIER_FIELDS | {"range", "feedback_key"}
-_BASIC_FIELDS = frozenset(("traffic", "text", "project", "environment", "status", "range", "cursor"))
+# fields that the filter form of the trace list shows
+_SHOWN_FIELDS = frozenset(
+    (
+        *(
+            "text",
+            "project",
+            "environment",
+            "status",
+            "range",
+            "since",
+            "until",
+            "name",
+            "kind",
+            "session",
+            "user",
+            "tag",
+        ),
+        *("metadata", "model", "error", "latency_ms", "tokens", "cost", "dataset", "experiment", "traffic"),
+    )
+)
 _FEEDBACK_FIELDS = frozenset(("feedback_key", "feedback_op", "feedback_value"))
 _HIDDEN_FIELDS = frozenset(("cursor", "feedback_op", "feedback_value"))
 _FIELD_LABELS = {
@@ -100,6 +134,15 @@ class FilterMark:
     label: str
     value: str
     without: str
+    name: str = ""  # name and text of the pair, and the other pairs, for a form that changes the condition
+    text: str = ""
+    negated: bool = False
+    others: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def may_negate(self) -> bool:
+        """Return whether the condition can be negated."""
+        return filters.condition_field(self.name) in filters.NEGATABLE_CONDITIONS
 
 
 @dataclass(frozen=True)
@@ -120,35 +163,65 @@ class FilterQuery:
         unchanged = [(name, text) for name, text in self.items if name != "cursor" and name not in changes]
         return _build_address(path, [*unchanged, *((name, text) for name, text in changes.items() if text)])
 
-    @property
-    def detailed(self) -> bool:
-        """Return whether there is a condition on a field that the form hides by default."""
-        used = self.fields.keys() - ({"since"} if self.fields.get("since") in RANGE_LABELS else set())
-        return not used <= _BASIC_FIELDS
+    def feedback_address(self, stats: FeedbackStats, comparison: str) -> str:
+        """Return the URL of the traces whose feedback, or that of a document, passes a comparison such as `<0.5`."""
+        condition = "document_feedback" if stats.target == "document" else "feedback"
+        items = [item for item in self.items if item[0] != "cursor"]
+        return _build_address("/", [*items, (condition, f"{stats.key}{comparison}")])
 
     def marks(self) -> list[FilterMark]:
         """Return the active conditions with their labels."""
-        shown = [(name, text) for name, text in self.items if name not in _HIDDEN_FIELDS]
         return [
             FilterMark(
-                "time" if name == "since" and text in RANGE_LABELS else _FIELD_LABELS.get(name, name),
+                "time" if name == "since" and text in RANGE_LABELS else _FIELD_LABELS.get(name, name).removesuffix("!"),
                 self._format_value(name, text),
                 self._address_without(name, text),
+                *self._editable(name, text),
+                negated=name.endswith("!"),
+                others=tuple(self._items_without(name, text)),
             )
-            for name, text in shown
+            for name, text in self.items
+            if name not in _HIDDEN_FIELDS
         ]
+
+    def kept(self) -> list[tuple[str, str]]:
+        """Return the pairs that the fields of the form do not show, so that it keeps them. The form's own condition on
+        feedback is among them, because its fields add another one.
+        """
+        kept = [(name, text) for name, text in self.items if name not in _SHOWN_FIELDS | _FEEDBACK_FIELDS | {"cursor"}]
+        shown_tag = [text for name, text in self.items if name == "tag"][-1:]
+        kept += [(name, text) for name, text in self.items if name == "tag" and text not in shown_tag]
+        return kept + (
+            [self._editable("feedback_key", self.fields["feedback_key"])] if self.fields.get("feedback_key") else []
+        )
+
+    def _editable(self, name: str, text: str) -> tuple[str, str]:
+        """Return a pair as a form edits it: the name of a condition, and a text in the grammar of query strings."""
+        if name != "feedback_key":
+            return ("since" if name == "range" else name.removesuffix("!")), text
+        operator = self.fields.get("feedback_op", ">=") or ">="
+        if operator == _SCORED:
+            return "feedback", f"{text}>=-inf"
+        if operator in OUTCOME_LABELS:
+            return operator, text
+        return "feedback", f"{text}{operator}{self.fields.get('feedback_value', '')}"
 
     def _format_value(self, name: str, text: str) -> str:
         if name == "feedback_key":
             operator = self.fields.get("feedback_op", ">=")
-            return f"{text} {OPERATOR_LABELS.get(operator, operator)} {self.fields.get('feedback_value', '')}".strip()
+            value = "" if operator in OUTCOME_LABELS else self.fields.get("feedback_value", "")
+            return f"{text} {OPERATOR_LABELS.get(operator, operator)} {value}".strip()
+        if name in filters.FEEDBACK_CONDITIONS:
+            return text.replace(">=-inf", f" {OUTCOME_LABELS[_SCORED]}")
         labels = {"range": RANGE_LABELS, "since": RANGE_LABELS, "traffic": TRAFFIC_LABELS, "group_by": GROUP_LABELS}
         return labels.get(name, {}).get(text, text)
 
     def _address_without(self, name: str, text: str) -> str:
+        return _build_address("/", self._items_without(name, text))
+
+    def _items_without(self, name: str, text: str) -> list[tuple[str, str]]:
         removed = {"cursor", *(_FEEDBACK_FIELDS if name == "feedback_key" else ())}
-        items = [item for item in self.items if item != (name, text) and item[0] not in removed]
-        return _build_address("/", items)
+        return [item for item in self.items if item != (name, text) and item[0] not in removed]
 
 
 def _build_address(path: str, items: Sequence[tuple[str, str]]) -> str:
@@ -156,22 +229,31 @@ def _build_address(path: str, items: Sequence[tuple[str, str]]) -> str:
 
 
 def read_query(
-    params: Iterable[tuple[str, str]], *, live: bool = True, now_ns: int | None = None, others: Collection[str] = ()
+    params: Iterable[tuple[str, str]],
+    *,
+    live: bool = True,
+    now_ns: int | None = None,
+    others: Collection[str] = (),
+    zone: tzinfo | None = None,
 ) -> FilterQuery:
     """Parse the pairs of a query string. Invalid pairs are left out of the filter and described in `problems`.
 
     The names in `others` belong to the page and are not conditions. With `live`, traces of experiments are excluded,
     unless the query has `traffic=all` or names an experiment. With `traffic=judges` the traces are evaluators' own,
-    which are otherwise hidden.
+    which are otherwise hidden. Days, and times without a zone, are in `zone`, by default that of this machine.
     """
-    params = list(params)
+    # the form's fields `{name}-is` are no conditions: `not` negates the pairs with that name
+    pairs = list(params)
+    negatable = {f"{name}-is" for name in (*filters.NEGATABLE_CONDITIONS, "tag")}
+    negated = {name.removesuffix("-is") for name, text in pairs if name in negatable and text == "not"}
+    params = [(f"{name}!" if name in negated else name, text) for name, text in pairs if name not in negatable]
     items = _select_items(params)
     fields = dict(items)
     conditions: list[Condition] = []
     problems = [str(unknown_condition_error(name)) for name in dict(params) if not (name in others or _is_known(name))]
     for name, text in items:
         try:
-            conditions += _parse_fields(name, text, fields, now_ns)
+            conditions += _parse_fields(name, text, fields, now_ns, zone)
         except ValueError as error:
             problems.append(str(error))
     if live and fields.get("traffic") != "all" and not _EXPERIMENT_FIELDS & {field for field, _ in conditions}:
@@ -179,6 +261,17 @@ def read_query(
     if fields.get("traffic") == "judges":
         conditions.append(("kind", EVALUATOR_KIND))
     return FilterQuery(items, filters.join_conditions(conditions), tuple(problems))
+
+
+def read_sort(query: FilterQuery, columns: Sequence[str], *, feedback: bool = False) -> tuple[str | None, FilterQuery]:
+    """Return the sort order of a page's URL. An invalid one is None, and described in the problems of the query."""
+    sort = query.fields.get("sort")
+    try:
+        if sort:
+            parse_sort(sort, columns, feedback=feedback)
+    except Refused as error:
+        return None, replace(query, problems=(*query.problems, str(error)))
+    return sort, query
 
 
 def _is_known(name: str) -> bool:
@@ -199,16 +292,20 @@ def _select_items(params: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], .
         (name, text)
         for name, text in dict.fromkeys(stripped)
         if (text or filters.TERM_PATTERN.fullmatch(name))  # the pair of `latency_ms>5` has this name and no text
-        and (filters.condition_field(name) in filters.CUMULATIVE_CONDITIONS or last[name] == text)
+        and (filters.condition_field(name) in filters.CUMULATIVE_CONDITIONS or name.endswith("!") or last[name] == text)
     )
 
 
-def _parse_fields(name: str, text: str, fields: Mapping[str, str], now_ns: int | None) -> list[Condition]:
-    """Return the condition of one pair; [] for a field that only modifies another condition."""
+def _parse_fields(
+    name: str, text: str, fields: Mapping[str, str], now_ns: int | None, zone: tzinfo | None
+) -> list[Condition]:
+    """Return the conditions of one pair; [] for a field that only modifies another condition."""
     if name in _MODIFIER_FIELDS or (name == "range" and "since" in fields):
         return []
+    if name in ("since", "range") and text in _DAYS:
+        return _parse_day(text, fields, now_ns, zone)
     try:
-        field, value = _parse_field(name, text, fields, now_ns)
+        field, value = _parse_field(name, text, fields, now_ns, zone)
         validate_filter(Filter(**{field: value}))  # validate each condition alone, so that the error names this pair
     except Refused as error:
         raise ValueError(str(error)) from None
@@ -218,7 +315,22 @@ def _parse_fields(name: str, text: str, fields: Mapping[str, str], now_ns: int |
     return [(field, value)]
 
 
-def _parse_field(name: str, text: str, fields: Mapping[str, str], now_ns: int | None) -> Condition:
+_DAYS = ("today", "yesterday")
+
+
+def _parse_day(text: str, fields: Mapping[str, str], now_ns: int | None, zone: tzinfo | None) -> list[Condition]:
+    """Return the conditions for a day: its beginning, and for a past day its end, unless `until` is given."""
+    now = datetime.now(UTC) if now_ns is None else datetime.fromtimestamp(now_ns / 1e9, UTC)
+    today = now.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=zone)
+    if text == "today":
+        return [("since_ns", filter_values.datetime_to_ns(today))]
+    conditions: list[Condition] = [("since_ns", filter_values.datetime_to_ns(today - timedelta(days=1)))]
+    if not fields.get("until"):
+        conditions.append(("until_ns", filter_values.datetime_to_ns(today)))
+    return conditions
+
+
+def _parse_field(name: str, text: str, fields: Mapping[str, str], now_ns: int | None, zone: tzinfo | None) -> Condition:
     match name:
         case "range":
             if text not in RANGE_LABELS:
@@ -227,9 +339,11 @@ def _parse_field(name: str, text: str, fields: Mapping[str, str], now_ns: int | 
                 )
             return "since_ns", filter_values.parse_time(text, now_ns)
         case "since" | "until":
-            return f"{name}_ns", filter_values.parse_time(text, now_ns)
+            return f"{name}_ns", filter_values.parse_time(text, now_ns, zone)
         case "feedback_key":
             operator = fields.get("feedback_op", ">=")
+            if operator == _SCORED:
+                return "feedback", ((text, ">=", float("-inf")),)
             if operator in OUTCOME_LABELS:
                 return operator, (text,)
             if operator not in OPERATORS:

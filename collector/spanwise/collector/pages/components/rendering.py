@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Mapping
-from functools import cache
+from datetime import UTC
+from functools import cache, lru_cache
 from hashlib import sha256
 from importlib.resources import files
 from inspect import getmembers, isfunction
@@ -11,17 +14,51 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from spanwise.collector import content, formatting
 from spanwise.collector.diagnostics import trace_completeness
-from spanwise.collector.pages.components import filter_form, sparkline
+from spanwise.collector.filters import CJK_CHARACTERS, parse_search_terms
+from spanwise.collector.pages.components import filter_form, preferences, sparkline
 from spanwise.collector.pages.components.content_view import ContentView
 from spanwise.collector.pages.components.escaping import allow_line_breaks, mark_invisible
-from spanwise.collector.security.authorization import get_access
+from spanwise.collector.security.authorization import get_access, get_request_store
 from spanwise.collector.security.browser_sessions import make_form_token
 from spanwise.collector.stores import Store
+
+
+def mark_matches(text: str, search: str | None) -> Markup:
+    """Return text as HTML, with what a search finds in it in `<mark>` elements."""
+    html, end = Markup(), 0
+    for match in _compile_search(search).finditer("".join(map(_fold, text))) if search else ():
+        before, found = text[end : match.start()], text[match.start() : match.end()]
+        html += Markup("{}<mark>{}</mark>").format(mark_invisible(before), mark_invisible(found))
+        end = match.end()
+    return html + escape(mark_invisible(text[end:]))
+
+
+@lru_cache(maxsize=16)
+def _compile_search(search: str) -> re.Pattern[str]:
+    """Return a pattern that finds the terms of a search in folded text."""
+    terms = []
+    for words, is_prefix in parse_search_terms(search):
+        folded = [re.escape("".join(map(_fold, word))) for word in words]
+        begin = "" if _IS_CJK.match(words[0]) else r"(?<![^\W_])"
+        end = "" if is_prefix or _IS_CJK.match(words[-1][-1]) else r"(?![^\W_])"
+        terms.append(begin + r"[\W_]+".join(folded) + end)
+    return re.compile("|".join(terms) or "(?!)")
+
+
+_IS_CJK = re.compile(f"[{CJK_CHARACTERS}]")
+
+
+@lru_cache(maxsize=4096)
+def _fold(character: str) -> str:
+    """Return one lower-case character without accents, as in the full-text index."""
+    base = unicodedata.normalize("NFD", character)[0] if character < "\u1100" else character
+    return base.lower()[:1]
 
 
 def shorten_preview(text: str, limit: int = 240) -> str:
@@ -70,20 +107,41 @@ def get_environment() -> Environment:
     )
     environment.globals |= {
         "static": get_versioned_url,
-        "zone": formatting.zone,
         "chart": sparkline,
         "operators": filter_form.OPERATOR_LABELS,
         "ranges": filter_form.RANGE_LABELS,
         "traffic": filter_form.TRAFFIC_LABELS,
         "content_view": ContentView,
+        "choices_of": preferences.CHOICES,
+        "all_columns": preferences.COLUMNS,
         "groups": filter_form.GROUP_LABELS,
     }
     # every formatting function becomes a filter of the same name
     environment.filters |= dict(getmembers(formatting, isfunction))
+    environment.filters |= {
+        "when": lambda ns: formatting.when(ns, preferences.get_time_zone()),
+        "iso": lambda ns: formatting.iso(ns, preferences.get_time_zone()),
+        "machine_time": format_machine_time,
+    }
     environment.filters |= {"summarize_json": shorten_preview, "summarize": content.summarize}
     environment.filters |= {"dropped": trace_completeness.describe_dropped, "since": trace_completeness.describe_start}
+    environment.filters["named"] = format_name
+    environment.filters |= {"mark_matches": mark_matches}
     environment.filters |= {"path": quote_segment, "breakable": allow_line_breaks, "as_dict": dict}
     return environment
+
+
+def format_machine_time(ns: int) -> str:
+    """Return a time as the attribute `datetime` of HTML has it, in UTC; "" if the calendar has no such time."""
+    text = formatting.iso(ns, UTC)
+    return "" if text.endswith(" ns") else text.replace(" ", "T")
+
+
+def format_name(name: str | None) -> str:
+    """Return a name for a link: "(no name)" if it has no visible character, at most 200 characters."""
+    text = (name or "")[:200]
+    visible = "".join(text.split()).strip("\u2800\u3164\u00ad\u200b\u200c\u200d\ufeff")
+    return text + ("…" if len(name or "") > 200 else "") if visible else "(no name)"
 
 
 def quote_segment(text: object) -> str:
@@ -91,14 +149,28 @@ def quote_segment(text: object) -> str:
     return quote(str(text), safe="", errors="replace")
 
 
-def render_page(request: Request, template: str, /, *, status: int = 200, **context: Any) -> Response:
-    """Render a page with the headers that prevent content of traces from running scripts."""
+def render_page(
+    request: Request, template: str, /, *, status: int = 200, switcher: bool = True, **context: Any
+) -> Response:
+    """Render a page with the headers that prevent content of traces from running scripts.
+
+    The project switcher of the side bar reads the projects from the store. Without `switcher` the store is not read.
+    """
     access = get_access(request.scope)
-    body = (
-        get_environment()
-        .get_template(template)
-        .render(here=request.url.path, access=access, token=make_form_token(access.bond), **context)
-    )
+    view = preferences.read_preferences(request)
+    address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    frame = {
+        "here": request.url.path,
+        "address": address,
+        "server_url": str(request.base_url).rstrip("/"),
+        "project": request.query_params.get("project", ""),
+        "projects": get_request_store(request).values("project") if switcher else [],
+        "access": access,
+        "display": view,
+        "token": make_form_token(access.bond),
+    }
+    with preferences.use_time_zone(view.time_zone):
+        body = get_environment().get_template(template).render(frame | context)
     return HTMLResponse(body.encode("utf-8", "replace"), status, SECURITY_HEADERS)
 
 

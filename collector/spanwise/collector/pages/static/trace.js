@@ -1,12 +1,16 @@
-// The trace page works without this file. It spares reloads, and adds copying, keys, and search in JSON.
+// The trace page works without this file. It spares reloads, follows a running trace, and adds copying, keys, and search
+// in JSON. It comes after spanwise.js, and uses `parse`, `convertTimes`, `announce` and `every` of it.
 "use strict";
 
 const part = (page, id) => document.adoptNode(page.getElementById(id));
-const tree = () => document.querySelector(".tree");
+const tree = () => document.querySelector("section.tree");
 
 async function fetchPage(address, headers = {}) {
   const answer = await fetch(address, { headers });
-  return answer.ok ? new DOMParser().parseFromString(await answer.text(), "text/html") : null;
+  if (!answer.ok) return null;
+  const page = await parse(answer);
+  convertTimes(page);
+  return page;
 }
 
 const findRow = (address) => {
@@ -38,7 +42,7 @@ async function changeTree(link) {
   const page = await fetchPage(address);
   if (!page) return location.assign(address);
   const scroll = tree().scrollTop, label = link.getAttribute("aria-label")?.split(" below ")[1], text = link.textContent;
-  tree().replaceWith(document.adoptNode(page.querySelector(".tree")));
+  tree().replaceWith(document.adoptNode(page.querySelector("section.tree")));
   tree().scrollTop = scroll;
   history.replaceState({}, "", address);
   const again = [...tree().querySelectorAll("a:not([data-run])")].find((other) => label ? other.getAttribute("aria-label")?.endsWith(" below " + label) : other.textContent === text);
@@ -114,7 +118,31 @@ function prepare(root) {
   for (const box of root.querySelectorAll(".content > dl.fields, [data-tree]")) addSearch(box);
 }
 
-if (document.getElementById("detail")) {
+// A running trace notices its next spans.
+if (document.querySelector("[data-running]")) {
+  const timer = every(2000, async () => {
+    if (document.hidden || document.querySelector(":popover-open, details.add[open]")) return;
+    const page = await fetchPage(location.href);
+    if (!page) return;
+    const running = page.querySelector("[data-running]"), rows = page.querySelector("section.tree");
+    const focused = document.activeElement?.getAttribute("href");
+    if (tree() && rows && (running || location.search)) {
+      // what is being read stays: only the title, the facts and the tree change
+      for (const name of [".title", ".facts"]) document.querySelector(name)?.replaceWith(document.adoptNode(page.querySelector(name)));
+      tree().replaceChildren(...document.adoptNode(rows).childNodes);
+    } else {
+      document.getElementById("main").replaceWith(part(page, "main"));
+      reveal();
+    }
+    prepare(document);
+    if (focused) document.querySelector(`main a[href="${CSS.escape(focused)}"]`)?.focus();
+    if (running) return;
+    clearInterval(timer);
+    announce("All runs have ended");
+  });
+}
+
+if (document.querySelector("#detail, [data-running]")) {
   prepare(document);
   reveal();
   document.addEventListener("click", (event) => {
@@ -132,7 +160,7 @@ if (document.getElementById("detail")) {
     const error = { n: 1, p: -1 }[event.key];
     if (error) return stepError(error);
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (!step || !tree().contains(document.activeElement)) return;
+    if (!step || !tree()?.contains(document.activeElement)) return;
     const links = [...tree().querySelectorAll("a[data-run], a[data-more]")];
     const next = links[links.indexOf(document.activeElement) + step];
     if (!next) return;

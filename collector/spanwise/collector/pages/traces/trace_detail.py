@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,34 +16,48 @@ from spanwise.collector.diagnostics import rule_report, trace_completeness
 from spanwise.collector.dialects import CONTENT_REFERENCES
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.formatting import split_stack
-from spanwise.collector.pages.components import feedback_display, rendering
+from spanwise.collector.pages.components import feedback_display, preferences, rendering
 from spanwise.collector.pages.components.content_view import ContentView
 from spanwise.collector.pages.components.escaping import format_json
 from spanwise.collector.pages.traces.trace_overview import build_overview
 from spanwise.collector.pages.traces.tree_rows import MAX_WHOLE_ROWS, TreeQuery, build_tree, find_origin
-from spanwise.collector.records import Example, Experiment, Feedback, Run, Target, Trace, TraceSummary, TreeNode
+from spanwise.collector.records import (
+    Example,
+    Experiment,
+    Feedback,
+    OpenRun,
+    Run,
+    Target,
+    Trace,
+    TraceSummary,
+    TreeNode,
+)
 from spanwise.collector.stores import RunNode, Store, derived_fields, iterate_examples, make_branch, walk_tree
 
 MAX_TREE_RUNS = 20_000  # runs of the tree that are read at once; a larger trace is read in parts of this size
-VIEW_COOKIE = "spanwise_view"
 PART_HEADER = "spanwise-part"  # names the part of the page that a script replaces
 _CALL_ID_ATTRIBUTES = ("gen_ai.tool.call.id", "ai.toolCall.id", "tool_call.id", "tool.call.id", "tool_call_id")
 
 
-def get_time_range(runs: Sequence[Run]) -> tuple[int, int]:
-    """Return the earliest start and the latest end of the runs."""
-    start = min((run.start_ns for run in runs), default=0)
-    return start, max((max(run.end_ns, run.start_ns) for run in runs), default=start)
+def get_time_range(trace: Trace) -> tuple[int, int]:
+    """Return the earliest start and the latest end of the runs; the end is now while a run is open."""
+    starts = [run.start_ns for run in trace.runs] + [run.start_ns for run in trace.running]
+    start = min(starts, default=0)
+    end = max((max(run.end_ns, run.start_ns) for run in trace.runs), default=start)
+    return start, max(end, time.time_ns()) if trace.running else end
 
 
 def list_nodes(trace: Trace) -> list[TreeNode]:
-    """Return all runs in depth-first order, sorted by start time. A run whose parent is missing is a root."""
+    """Return all runs, also those that are open, in depth-first order, sorted by start time.
+
+    A run whose parent is missing is a root. An open run ends now.
+    """
     marks: dict[str, tuple[int, int]] = {}
     for item in trace.feedback:
         if item.target.span_id:
             n, failed = marks.get(item.target.span_id, (0, 0))
             marks[item.target.span_id] = n + 1, failed + (item.outcome == "error")
-    known = {run.span_id for run in trace.runs}
+    now = time.time_ns()
     lines = [
         RunNode(
             run.span_id,
@@ -59,6 +73,22 @@ def list_nodes(trace: Trace) -> list[TreeNode]:
         )
         for run in trace.runs
     ]
+    lines += [
+        RunNode(
+            run.span_id,
+            run.parent_id,
+            run.name,
+            run.kind,
+            "unset",
+            run.start_ns,
+            max(now, run.start_ns),
+            None,
+            None,
+            None,
+        )
+        for run in trace.running
+    ]
+    known = {line.span_id for line in lines}
     return [
         make_branch(position, depth, line, known, *marks.get(line.span_id, (0, 0)))
         for position, (depth, line) in enumerate(walk_tree(lines))
@@ -87,6 +117,23 @@ class TraceView:
     running: int
     dropped: int
     load_run: Callable[[str], Run]
+    open_ids: frozenset[str] = frozenset()  # those of `nodes` that have not ended
+    open_root: OpenRun | None = None  # root of the trace, if it has not ended
+
+    @property
+    def ended(self) -> list[TreeNode]:
+        """Return the nodes whose run has ended, which `load_run` can load."""
+        return [node for node in self.nodes if node.span_id not in self.open_ids]
+
+    @property
+    def name(self) -> str:
+        """Return the name of the trace: that of its root, even if the root has not ended."""
+        return self.open_root.name if self.open_root else self.root.name
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the root, even if the root has not ended."""
+        return self.open_root.kind if self.open_root else self.root.kind
 
     @property
     def of_trace(self) -> list[Feedback]:
@@ -120,7 +167,7 @@ def trace(store: Store, request: Request) -> Response:
         return render_open_trace(store, request)
     run, root = view.run, view.root
     chosen = request.query_params.get("view")
-    raw = (chosen or request.cookies.get(VIEW_COOKIE)) == "raw"
+    raw = (chosen or preferences.read_preferences(request).view) == "raw"
     experiment = find_experiment(store, root)
     origin = find_origin(view.nodes, run.span_id if run.status == "error" else root.span_id)
     address = f"/traces/{rendering.quote_segment(trace_id)}/runs/{rendering.quote_segment(run.span_id)}/"
@@ -150,8 +197,10 @@ def trace(store: Store, request: Request) -> Response:
         "trace.html",
         **shown,
         view=view,
-        tree=build_tree(view.nodes, query, run.span_id, view.start_ns, view.start_ns + view.duration_ns),
-        overview=build_overview(root, view.nodes, view.load_run, view.feedback, raw=raw),
+        tree=build_tree(
+            view.nodes, query, query.run or run.span_id, view.start_ns, view.start_ns + view.duration_ns, view.open_ids
+        ),
+        overview=build_overview(root, view.ended, view.load_run, view.feedback, raw=raw),
         first_failed=next((node for node in view.nodes if node.status == "error"), None),
         summary=summary,
         count=summary.span_count if summary else len(view.nodes),
@@ -161,24 +210,18 @@ def trace(store: Store, request: Request) -> Response:
         verdicts=rule_report,
         now=time.time_ns(),
     )
-    if chosen in ("read", "raw"):
-        response.set_cookie(
-            VIEW_COOKIE,
-            chosen,
-            max_age=31_536_000,
-            httponly=True,
-            samesite="strict",
-            secure=request.url.scheme == "https",
-        )
+    if chosen is not None and chosen in preferences.CHOICES["view"]:
+        preferences.set_preferences(request, response, {"view": chosen})
     return response
 
 
 def view_whole_trace(trace: Trace, span_id: str | None) -> TraceView:
-    """Return the view of a complete trace. Raises `NotFound` for an unknown run."""
-    start, end = get_time_range(trace.runs)
+    """Return the view of a complete trace. Raises `NotFound` for an unknown run. For an open run, the root is selected."""
+    start, end = get_time_range(trace)
+    open_ids = frozenset(run.span_id for run in trace.running)
     return TraceView(
         root=trace.root,
-        run=choose_run(trace, span_id),
+        run=choose_run(trace, None if span_id in open_ids else span_id),
         nodes=list_nodes(trace),
         start_ns=start,
         duration_ns=end - start,
@@ -188,7 +231,14 @@ def view_whole_trace(trace: Trace, span_id: str | None) -> TraceView:
         running=len(trace.running),
         dropped=trace.dropped,
         load_run={run.span_id: run for run in trace.runs}.__getitem__,
+        open_ids=open_ids,
+        open_root=find_open_root(trace.root, trace.running),
     )
+
+
+def find_open_root(root: Run, runs: Iterable[OpenRun]) -> OpenRun | None:
+    """Return the open run without a parent, if the `root` that is stored has a parent that has not arrived."""
+    return next((run for run in runs if run.parent_id is None), None) if root.parent_id is not None else None
 
 
 def view_large_trace(store: Store, trace: TraceSummary, span_id: str | None, *, with_tree: bool) -> TraceView:
@@ -218,6 +268,7 @@ def view_large_trace(store: Store, trace: TraceSummary, span_id: str | None, *, 
         running=trace.running,
         dropped=trace.dropped,
         load_run=partial(store.run, trace.trace_id),
+        open_root=find_open_root(root, store.running(trace_id=trace.trace_id)),
     )
 
 
@@ -233,7 +284,7 @@ def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, str]:
     calls = {block.call_id: block.name for block in blocks if block.call_id}
     runs: dict[str, str] = {}
     unnamed: list[TreeNode] = []
-    tools = [node for node in view.nodes if node.kind == "tool"][:MAX_TOOL_RUNS] if calls else []
+    tools = [node for node in view.ended if node.kind == "tool"][:MAX_TOOL_RUNS] if calls else []
     for node in tools:
         run = view.load_run(node.span_id)
         identity = next((str(run.attributes[name]) for name in _CALL_ID_ATTRIBUTES if run.attributes.get(name)), None)
@@ -382,9 +433,9 @@ def build_human_feedback(trace_id: str, fields: Mapping[str, str]) -> Feedback:
 
 
 def parse_score_or_label(text: str) -> tuple[float | bool | None, str | None]:
-    """Parse a form value as (score, label): numbers and booleans are scores, other texts labels."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true", None
+    """Parse a form value as (score, label): numbers, and yes or no (true or false), are scores, other texts labels."""
+    if (word := text.lower()) in ("true", "false", "yes", "no"):
+        return word in ("true", "yes"), None
     try:
         return float(text), None
     except ValueError:

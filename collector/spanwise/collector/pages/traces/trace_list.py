@@ -12,13 +12,16 @@ from starlette.responses import Response
 
 from spanwise.collector.clock_skew import MAX_CLOCK_SKEW_NS
 from spanwise.collector.errors import Refused
-from spanwise.collector.filters import Filter
-from spanwise.collector.pages.components import feedback_display, filter_form, rendering, sparkline
+from spanwise.collector.filters import EVALUATOR_KIND, Filter
+from spanwise.collector.pages.components import feedback_display, filter_form, preferences, rendering, sparkline
 from spanwise.collector.pages.components.feedback_display import get_shown_judge_keys
-from spanwise.collector.records import Bucket, OpenRun, TraceSummary
+from spanwise.collector.records import Bucket, OpenRun, Page, TraceSummary
+from spanwise.collector.sorting import TRACE_COLUMNS
 from spanwise.collector.stores import JudgeAgreement, Store, list_open_traces
 
 TRACES_PER_PAGE = 50
+MAX_SCORE_COLUMNS = 4  # the style sheet hides some of them where the window is narrow
+MAX_EXACT_MATCHES = 1_000  # matches that are counted one by one if rollups do not apply
 MAX_COUNTED_TRACES = 30_000  # maximum number of traces that charts read if rollups do not apply; takes about 0.1 s
 MAX_SHOWN_GROUPS = 12
 _SHORT_PERIOD_NS = 6 * 3_600 * 10**9
@@ -49,9 +52,15 @@ class Overview:
 
 def traces(store: Store, request: Request) -> Response:
     """Render the trace list: `GET /`."""
-    query = filter_form.read_query(request.query_params.multi_items(), others=("charts",))
-    page = store.traces(query.filter, limit=TRACES_PER_PAGE, cursor=query.fields.get("cursor"))
-    chips = feedback_display.load_chips(store, page.items)
+    query = filter_form.read_query(
+        request.query_params.multi_items(), others=("charts",), zone=preferences.read_preferences(request).time_zone
+    )
+    sort, query = filter_form.read_sort(query, TRACE_COLUMNS, feedback=True)
+    page = store.traces(query.filter, sort=sort, limit=TRACES_PER_PAGE, cursor=query.fields.get("cursor"))
+    feedback = feedback_display.load_feedback(store, page.items)
+    chips = {trace_id: own.chips for trace_id, own in feedback.items()}
+    open_runs = list_open_runs(store, query)
+    starts = {trace.trace_id: trace.start_ns for trace in page}
     times = choose_period(query.filter, page.items) if page.items else None
     waiting = times is not None and "charts" not in request.query_params and is_slow(query.filter, *times)
     return rendering.render_page(
@@ -60,9 +69,13 @@ def traces(store: Store, request: Request) -> Response:
         status=422 if query.problems else 200,
         query=query,
         page=page,
-        running=list_open_runs(store, query),
-        chips=chips,
-        columns=feedback_display.choose_columns(chips),
+        sort=sort or "",
+        matches=count_matches(store, query, page),
+        running=[run for run in open_runs if run.trace_id not in starts],
+        # a run that began before all runs that have ended is the root of its trace
+        titles={run.trace_id: run.name for run in open_runs if run.start_ns <= starts.get(run.trace_id, run.start_ns)},
+        feedback=feedback,
+        score_keys=feedback_display.choose_columns(chips, MAX_SCORE_COLUMNS),
         times=times,
         waiting=waiting,
         overview=load_overview(store, query.filter, *times, group_by=query.fields.get("group_by"))
@@ -70,8 +83,7 @@ def traces(store: Store, request: Request) -> Response:
         else None,
         trust=JudgeAgreement(store).said(get_shown_judge_keys(chips)) if times and not waiting else {},
         choices=load_choices(store),
-        slowest=max((trace.duration_ns for trace in page), default=0),
-        empty=not page.items and not query.fields.get("cursor") and get_empty_reason(store),
+        empty=get_empty_reason(store, query) if not page.items and not query.fields.get("cursor") else "",
     )
 
 
@@ -105,9 +117,25 @@ def load_choices(store: Store) -> dict[str, list[str]]:
     return {field: sorted(store.values(field), key=str.lower) for field in fields}
 
 
-def get_empty_reason(store: Store) -> str:
-    """Return the reason for an empty list: "store" if there are no traces at all, else "filter"."""
-    return "filter" if store.traces(limit=1).items else "store"
+def get_empty_reason(store: Store, query: filter_form.FilterQuery) -> str:
+    """Return the reason for an empty list: "store" if there are no traces at all, "judges" if only evaluators' own
+    traces match, else "filter".
+    """
+    if not store.traces(limit=1).items:
+        return "store"
+    if query.filter.leaves_out_judgements and store.traces(replace(query.filter, kind=EVALUATOR_KIND), limit=1).items:
+        return "judges"
+    return "filter"
+
+
+def count_matches(store: Store, query: filter_form.FilterQuery, page: Page[TraceSummary]) -> str:
+    """Return how many traces match, for display; counts that would need many rows end at `MAX_EXACT_MATCHES`."""
+    if page.next is None and not query.fields.get("cursor"):
+        return f"{len(page)} match" + ("es" if len(page) == 1 else "") if page.items else ""
+    total = next(iter(store.aggregate(query.filter, newest=MAX_EXACT_MATCHES)), None)
+    if total is None:
+        return ""
+    return f"more than {total.newest:,} match" if total.newest else f"{total.traces:,} match"
 
 
 def is_slow(filter: Filter, since_ns: int, until_ns: int) -> bool:

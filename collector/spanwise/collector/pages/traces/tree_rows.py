@@ -6,7 +6,7 @@ The state of the tree is in the address of the page, so that a link shows what i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 from urllib.parse import urlencode
@@ -74,6 +74,7 @@ class TreeRow:
     below: int = 0  # number of runs below it
     folded: bool = False
     context: bool = False
+    is_open: bool = False  # True if the run has not ended: its bar grows until now
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,18 @@ class TreeView:
     next_error: str | None = None
 
 
-def build_tree(nodes: Sequence[TreeNode], query: TreeQuery, selected: str, start_ns: int, end_ns: int) -> TreeView:
-    """Return the page of the tree that contains the selected run. `nodes` are in depth-first order."""
+def build_tree(
+    nodes: Sequence[TreeNode],
+    query: TreeQuery,
+    selected: str,
+    start_ns: int,
+    end_ns: int,
+    open_ids: Container[str] = (),
+) -> TreeView:
+    """Return the page of the tree that contains the selected run.
+
+    `nodes` are in depth-first order. `open_ids` are the span ids of those that have not ended.
+    """
     at = next((place for place, node in enumerate(nodes) if node.span_id == selected), 0)
     places = select_rows(nodes, query, at)
     errors = [place for place, node in enumerate(nodes) if node.status == "error"]
@@ -100,7 +111,7 @@ def build_tree(nodes: Sequence[TreeNode], query: TreeQuery, selected: str, start
     index = next((index for index, row in enumerate(places) if row.place == at), 0)
     first = index - index % size
     return TreeView(
-        rows=place_rows(nodes, start_ns, end_ns, places[first : first + size]),
+        rows=place_rows(nodes, start_ns, end_ns, places[first : first + size], open_ids),
         query=query,
         first=first + 1,
         total=len(places),
@@ -113,7 +124,11 @@ def build_tree(nodes: Sequence[TreeNode], query: TreeQuery, selected: str, start
 
 
 def place_rows(
-    nodes: Sequence[TreeNode], start_ns: int, end_ns: int, shown: Sequence[ShownRow] | None = None
+    nodes: Sequence[TreeNode],
+    start_ns: int,
+    end_ns: int,
+    shown: Sequence[ShownRow] | None = None,
+    open_ids: Container[str] = (),
 ) -> list[TreeRow]:
     """Return a row per shown run, by default per run, with its position in the time range of the trace."""
     length = max(1, end_ns - start_ns)
@@ -122,7 +137,10 @@ def place_rows(
     for row in shown if shown is not None else [ShownRow(place) for place in range(len(nodes))]:
         node, (tokens, cost, below) = nodes[row.place], totals[row.place]
         left, width = 100 * (node.start_ns - start_ns) / length, 100 * node.duration_ns / length
-        rows.append(TreeRow(node, round(left, 2), round(width, 2), tokens, cost, below, row.folded, row.context))
+        is_open = node.span_id in open_ids
+        rows.append(
+            TreeRow(node, round(left, 2), round(width, 2), tokens, cost, below, row.folded, row.context, is_open)
+        )
     return rows
 
 

@@ -147,10 +147,16 @@ class SQLiteTraces(Backend):
     # queries
 
     def traces(
-        self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
+        self,
+        filter: Filter | None = None,
+        *,
+        sort: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+        **conditions: object,
     ) -> Page[TraceSummary]:
         with self._file.read() as reader:
-            return trace_queries.list_traces(reader, extend_filter(filter, conditions), limit, cursor)
+            return trace_queries.list_traces(reader, extend_filter(filter, conditions), limit, cursor, sort)
 
     def trace(self, trace_id: str) -> Trace:
         with self._file.read() as reader:
@@ -212,11 +218,12 @@ class SQLiteTraces(Backend):
         /,
         filter: Filter | None = None,
         *,
+        sort: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
         **conditions: object,
     ) -> Page[SessionSummary]:
-        return feedback_and_sessions.list_sessions(db, extend_filter(filter, conditions), limit, cursor)
+        return feedback_and_sessions.list_sessions(db, extend_filter(filter, conditions), limit, cursor, sort)
 
     @read_operation
     def aggregate(

@@ -14,6 +14,7 @@ from typing import Any
 
 from spanwise.collector.errors import NotFound
 from spanwise.collector.records import JSON, Dataset, Example, Experiment, Page, apply_changes, number_duplicates
+from spanwise.collector.sorting import DATASET_COLUMNS, EXPERIMENT_COLUMNS, parse_sort
 from spanwise.collector.stores.flat_tables import ExampleRecord
 from spanwise.collector.stores.sqlite.database.bulk_statements import build_upsert_clause, insert_many, parse_cursor
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, dumps, encode_record, loads
@@ -57,8 +58,13 @@ class Datasets(Backend):
         return _find_dataset(db, name, version)
 
     @read_operation
-    def datasets(self, db: sqlite3.Connection, /) -> list[Dataset]:
-        sql = f"SELECT {_DATASET_COLUMNS}, max(version) FROM datasets GROUP BY name ORDER BY name"
+    def datasets(self, db: sqlite3.Connection, /, *, sort: str | None = None) -> list[Dataset]:
+        by = "name"
+        if sort:
+            order = parse_sort(sort, DATASET_COLUMNS)
+            values = {"created": "created_ns", "version": "max(version)", "examples": "example_count"}
+            by = f"{values[order.column]} {order.sql}, name"
+        sql = f"SELECT {_DATASET_COLUMNS}, max(version) FROM datasets GROUP BY name ORDER BY {by}"
         return [_dataset_from_row(row) for row in db.execute(sql)]
 
     @read_operation
@@ -221,11 +227,25 @@ class Experiments(Backend):
 
     @read_operation
     def experiments(
-        self, db: sqlite3.Connection, /, *, dataset: str | None = None, project: str | None = None, limit: int = 100
+        self,
+        db: sqlite3.Connection,
+        /,
+        *,
+        dataset: str | None = None,
+        project: str | None = None,
+        sort: str | None = None,
+        limit: int = 100,
     ) -> list[Experiment]:
+        by = "started_ns DESC"
+        if sort:
+            order = parse_sort(sort, EXPERIMENT_COLUMNS)
+            duration = "json_extract(data, '$.ended_ns') - started_ns"
+            examples = "json_extract(data, '$.example_count')"
+            value = {"start": "started_ns", "duration_ms": duration, "examples": examples}[order.column]
+            by = f"{value} IS NULL, {value} {order.sql}"
         sql = (
             "SELECT data FROM experiments WHERE (:dataset IS NULL OR dataset = :dataset)"
-            " AND (:project IS NULL OR project = :project) ORDER BY started_ns DESC, id LIMIT :limit"
+            f" AND (:project IS NULL OR project = :project) ORDER BY {by}, id LIMIT :limit"
         )
         return [
             decode_record(Experiment, row[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from spanwise.collector.errors import Refused
@@ -61,9 +61,8 @@ def delete_many(db: sqlite3.Connection, table: str, column: str, values: Iterabl
 def _execute_in_chunks(
     db: sqlite3.Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()
 ) -> Iterator[sqlite3.Cursor]:
-    rest = list(values)
-    for start in range(0, len(rest), VALUES_PER_IN):
-        chunk = rest[start : start + VALUES_PER_IN]
+    rest = iter(values)  # not a list: the reader of the first rows may need no others
+    while chunk := list(islice(rest, VALUES_PER_IN)):
         yield db.execute(sql % ",".join("?" * len(chunk)), (*before, *chunk))
 
 

@@ -397,6 +397,23 @@ _LABEL_COLUMNS = tuple(
 )
 
 
+# The full-text index records positions, for phrases. All traces are indexed again in the background.
+_INDEX_POSITIONS = (
+    "DROP TABLE IF EXISTS words",
+    "CREATE VIRTUAL TABLE words USING fts5 (text, content='', columnsize=0, detail=full, tokenize='unicode61')",
+    "DELETE FROM indexed",
+    "DELETE FROM replaced",
+    "INSERT OR IGNORE INTO unindexed (trace, since_ns) SELECT id, (SELECT max(clock_ns, 1) FROM feed) FROM traces"
+    " WHERE span_count > 0",
+)
+
+
+def _count_documents_apart(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Recount the rollups of files that have feedback on documents, which is counted apart from that on traces."""
+    if db.execute("SELECT 1 FROM feedback WHERE document IS NOT NULL LIMIT 1").fetchone():
+        mark_rollups_stale(db)
+
+
 # By version: the step to the next version. Each runs in one transaction and reports its progress in units of its choice
 MigrationStep: TypeAlias = Callable[[sqlite3.Connection, ReportProgress], None]
 MIGRATIONS: Mapping[int, MigrationStep] = {
@@ -404,6 +421,8 @@ MIGRATIONS: Mapping[int, MigrationStep] = {
     20: _make_sealed_periods_uniform,
     # Columns for prompts, agents, finish reasons and the time to the first token
     21: partial(_run_statements, statements=_LABEL_COLUMNS),
+    22: partial(_run_statements, statements=_INDEX_POSITIONS),
+    23: _count_documents_apart,
 }
 FILE_VERSION = max(MIGRATIONS) + 1
 

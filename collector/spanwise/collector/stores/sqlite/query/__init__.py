@@ -4,6 +4,7 @@ Modules, in the order in which data flows:
 
 - `filter_sql`: Filters compiled to SQL conditions.
 - `query_plan`: Query plans: choice of the index that leads a query over traces.
+- `sorted_lists`: Traces and sessions sorted by a number, page by page.
 - `trace_queries`: Trace queries: lists of summaries, whole traces, large traces read lazily, tree and pages of runs.
 - `feedback_and_sessions`: Lists of feedback, scores of rules and experiments, and sessions; row counts.
 - `trace_values`: Values of stored traces that filters compare (see `spanwise.collector.filter_evaluation`).

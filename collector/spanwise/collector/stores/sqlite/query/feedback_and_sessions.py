@@ -21,6 +21,7 @@ from spanwise.collector.stores.sqlite.database.bulk_statements import (
 from spanwise.collector.stores.sqlite.database.column_values import dumps
 from spanwise.collector.stores.sqlite.query.filter_sql import VISIBLE_SQL, compile_visible_filter, join_conditions
 from spanwise.collector.stores.sqlite.query.query_plan import FEW_TRACES, plan_query
+from spanwise.collector.stores.sqlite.query.sorted_lists import list_sorted_sessions
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import CHECKS_JUDGE_SQL
 from spanwise.collector.stores.sqlite.write import feedback_table
 
@@ -169,13 +170,21 @@ GROUP BY t.session_id
 """
 
 
-def list_sessions(db: sqlite3.Connection, filter: Filter, limit: int, cursor: str | None) -> Page[SessionSummary]:
-    """Return one page of sessions, latest first, by walking traces from the latest on and aggregating each session
-    found.
+def list_sessions(
+    db: sqlite3.Connection, filter: Filter, limit: int, cursor: str | None, sort: str | None = None
+) -> Page[SessionSummary]:
+    """Return one page of sessions, in an order of `sorted_lists` or latest first.
 
-    All pages cover the traces that were stored when the first page was read, so a session that gets another trace
+    The latest are found by walking traces from the latest on and aggregating each session found. All pages cover the traces that were stored when the first page was read, so a session that gets another trace
     keeps its position.
     """
+    where, values = join_conditions(compile_visible_filter(filter))
+    if sort:
+        page, upto = list_sorted_sessions(db, filter, sort, limit, cursor)
+        sql = _SELECT_SESSIONS.format(marks=",".join("?" * len(page.ids)), where=where)
+        summed = {row[0]: row for row in db.execute(sql, (*page.ids, upto, *values))}
+        found = tuple(_session_from_row(summed[session]) for session in page.ids)
+        return Page(items=found, next=page.next, newest=page.newest)
     [newest] = db.execute("SELECT coalesce(max(id), 0) FROM traces").fetchone()
     after = None
     if cursor is not None:
@@ -183,7 +192,6 @@ def list_sessions(db: sqlite3.Connection, filter: Filter, limit: int, cursor: st
         after = parse_text_cursor(rest)
     rows: list[Any] = []
     sessions = _walk_sessions(db, filter, after, newest)
-    where, values = join_conditions(compile_visible_filter(filter))
     while len(rows) <= limit and (chunk := list(islice(sessions, limit + 1))):
         sql = _SELECT_SESSIONS.format(marks=",".join("?" * len(chunk)), where=where)
         summed = {row[0]: row for row in db.execute(sql, (*chunk, newest, *values))}

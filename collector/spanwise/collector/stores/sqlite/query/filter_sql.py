@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import metadata_text
-from spanwise.collector.filters import EVALUATOR_KIND, OPERATORS, Filter, parse_search_terms, refuse_dataset
+from spanwise.collector.filters import (
+    EVALUATOR_KIND,
+    MAX_CONDITION_VALUES,
+    MAX_PREFIXES,
+    OPERATORS,
+    Filter,
+    refuse_dataset,
+)
 from spanwise.collector.stores.sqlite.database.column_values import dumps
+from spanwise.collector.stores.sqlite.search.fulltext_tokens import compile_match
 from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
 
 
@@ -192,6 +199,25 @@ def _feedback_condition(key: str, column: str, comparisons: Sequence[tuple[str, 
     )
 
 
+def _document_feedback(wanted: Any) -> list[SQLCondition]:
+    """Compile one condition for each comparison, which may hold for different documents."""
+    found = []
+    for key, operator, value in wanted:
+        column = "label" if isinstance(value, str) else "score"
+        holds = f"f.key = ? AND f.document IS NOT NULL AND f.standing >= 1 AND f.{column} {_operator(operator)} ?"
+        found.append(SQLCondition(f"EXISTS (SELECT 1 FROM feedback f {FEEDBACK_OF_TRACE} AND {holds})", (key, value)))
+    return found
+
+
+def _excluded(pairs: Any) -> list[SQLCondition]:
+    """Compile conditions that must not hold. A trace without a value passes."""
+    found = []
+    for name, value in pairs:
+        sql, values = join_conditions(COMPILERS[name]((value,) if name == "tags" else value))
+        found.append(SQLCondition(f"({sql}) IS NOT TRUE", values))
+    return found
+
+
 def _missing(keys: Any) -> list[SQLCondition]:
     # Must equal the expression in the index literally; otherwise SQLite reads the feedback rows
     scored = "(f.standing = 2 AND f.outcome = 'score') = 1"
@@ -209,9 +235,6 @@ def _outcome(outcome: str) -> Callable[[Any], list[SQLCondition]]:
     return lambda keys: [SQLCondition(sql, (key,), ids, (key,)) for key in keys]
 
 
-MAX_PREFIXES = 8  # maximum number of prefixes in a search
-
-
 def _text(value: str) -> list[SQLCondition]:
     match = compile_match(value)
     if not match:
@@ -220,26 +243,15 @@ def _text(value: str) -> list[SQLCondition]:
         raise Refused(f"text has more than {MAX_PREFIXES} prefixes such as `pay*`; write some of the words out")
     if short := _SHORT_PREFIX.search(match):
         raise Refused(f"the prefix {short[1] + '*'!r} in text is too short; write at least three letters before `*`")
+    if (count := match.count(" ") + 1) > MAX_CONDITION_VALUES:
+        raise Refused(f"text has {count:,} words, more than the limit of {MAX_CONDITION_VALUES}")
     ids = "SELECT rowid FROM words WHERE words MATCH ?"
     return [SQLCondition(f"t.id IN ({ids})", (match,), ids, (match,))]
 
 
 # Prefixes with too many matching words: FTS5 takes at least 0.1 s to merge the lists for 200,000 traces. From U+3000
 # on, as in Chinese, a single character is as rare as a word
-_SHORT_PREFIX = re.compile(r'"([\x00-\u2fff]{1,2})"\*')
-
-
-def compile_match(text: str) -> str:
-    """Return the FTS5 expression for "all of these words"; a word that ends in `*` matches every word with that prefix.
-
-    Text that FTS5 would split must be split beforehand, since the index has no positions for phrases: `e-mail`
-    becomes `e` and `mail`. A prefix that another word already implies is left out, because FTS5 merges the lists of
-    all traces for each prefix.
-    """
-    terms = dict.fromkeys(parse_search_terms(text))
-    implied = {word for word, next in pairwise(sorted({word for word, _ in terms})) if next.startswith(word)}
-    implied.update(word for word, star in terms if not star)
-    return " ".join(f'"{word}"{star}' for word, star in terms if not (star and word in implied))
+_SHORT_PREFIX = re.compile(r'["\s]([^"\s\u1100-\u11ff\u3000-\U0010ffff]{1,2})"\*')
 
 
 QUIET_NS = 5_000_000_000  # a trace whose spans cannot be counted is complete if no span has arrived for this long
@@ -279,6 +291,7 @@ COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
     "session": _equals("session_id"),
     "user": _equals("user_id"),
     "feedback": _feedback,
+    "document_feedback": _document_feedback,
     "missing": _missing,
     "untried": lambda keys: [SQLCondition(_UNTRIED_SQL, (key,)) for key in keys],
     "failed": _outcome("error"),
@@ -290,4 +303,5 @@ COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
     "example": _equals("example_id"),
     "complete": lambda value: [SQLCondition(complete_sql() if value else f"NOT {complete_sql()}")],
     "trace_ids": lambda ids: [SQLCondition(f"t.trace_id IN ({','.join('?' * len(ids))})", tuple(ids))],
+    "excluded": _excluded,
 }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from spanwise.collector.content import summarize
 from spanwise.collector.errors import NotFound, TooLarge
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import JSON, Feedback, OpenRun, Page, Run, Trace, TraceSummary, TreeNode
+from spanwise.collector.records import JSON, MAX_UNINDEXED, Feedback, OpenRun, Page, Run, Trace, TraceSummary, TreeNode
 from spanwise.collector.stores.capabilities import LazyTrace
 from spanwise.collector.stores.run_tree import (
     DerivationNode,
@@ -26,8 +27,8 @@ from spanwise.collector.stores.sqlite.database import bulk_statements
 from spanwise.collector.stores.sqlite.database.bulk_statements import parse_cursor, select_many
 from spanwise.collector.stores.sqlite.database.column_values import loads
 from spanwise.collector.stores.sqlite.database.connections import SELECT_RUN, Reader
-from spanwise.collector.stores.sqlite.query import feedback_and_sessions
-from spanwise.collector.stores.sqlite.query.filter_sql import complete_sql
+from spanwise.collector.stores.sqlite.query import feedback_and_sessions, sorted_lists
+from spanwise.collector.stores.sqlite.query.filter_sql import compile_visible_filter, complete_sql, join_conditions
 from spanwise.collector.stores.sqlite.query.query_plan import plan_query
 from spanwise.collector.stores.sqlite.write import feedback_table, sender_records
 
@@ -81,14 +82,25 @@ _SUMMARY_COLUMNS = (
 )
 
 
-def list_traces(reader: Reader, filter: Filter, limit: int, cursor: str | None) -> Page[TraceSummary]:
-    """Return one page of summaries, latest start first."""
-    plan = plan_query(reader.db, filter)
-    if cursor is not None:
-        plan = plan.after(*parse_cursor(cursor))
-    sql = f"SELECT {_SUMMARY_COLUMNS} FROM {plan.source} WHERE {plan.where} ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
-    fetched = reader.db.execute(sql, (*plan.values, limit + 1)).fetchall()
-    rows, next = bulk_statements.cut_page(fetched, limit, time=4, key=0)
+def list_traces(
+    reader: Reader, filter: Filter, limit: int, cursor: str | None, sort: str | None = None
+) -> Page[TraceSummary]:
+    """Return one page of summaries, latest start first or in another order (see `sorted_lists`)."""
+    newest: int | None = None
+    rows: Sequence[Any]
+    if sort:
+        page = sorted_lists.list_sorted_traces(reader.db, filter, sort, limit, cursor)
+        sql = f"SELECT {_SUMMARY_COLUMNS} FROM traces t WHERE t.id IN (%s)"
+        found = {row[0]: row for row in select_many(reader.db, sql, page.ids)}
+        rows, next, newest = [found[key] for key in page.ids if key in found], page.next, page.newest
+    else:
+        plan = plan_query(reader.db, filter)
+        if cursor is not None:
+            plan = plan.after(*parse_cursor(cursor))
+        by = "ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
+        sql = f"SELECT {_SUMMARY_COLUMNS} FROM {plan.source} WHERE {plan.where} {by}"
+        fetched = reader.db.execute(sql, (*plan.values, limit + 1)).fetchall()
+        rows, next = bulk_statements.cut_page(fetched, limit, time=4, key=0)
     roots = read_roots(reader, {row[21]: RootRow(row[0], row[6], row[10]) for row in rows}, make_preview)
     ids = [row[0] for row in rows]
     latest = feedback_and_sessions.read_newest_scores(reader.db, ids)
@@ -102,7 +114,20 @@ def list_traces(reader: Reader, filter: Filter, limit: int, cursor: str | None) 
             for row in rows
         ),
         next=next,
+        unindexed=count_unindexed(reader.db, filter),
+        newest=newest,
     )
+
+
+def count_unindexed(db: sqlite3.Connection, filter: Filter) -> int:
+    """Return the number of traces that meet all conditions except `text` and wait for full-text indexing; 0 for a
+    filter without `text`.
+    """
+    if filter.text is None:
+        return 0
+    where, values = join_conditions(compile_visible_filter(replace(filter, text=None)))
+    waiting = f"SELECT 1 FROM unindexed u CROSS JOIN traces t ON t.id = u.trace WHERE {where} LIMIT {MAX_UNINDEXED}"
+    return int(db.execute(f"SELECT count(*) FROM ({waiting})", values).fetchone()[0])
 
 
 class RootRow(NamedTuple):

@@ -19,7 +19,8 @@ from spanwise.collector.records import ConditionResult
 from spanwise.collector.stores.sqlite.database.bulk_statements import iterate_rows
 from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
 from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.query.filter_sql import compile_match, complete_sql
+from spanwise.collector.stores.sqlite.query.filter_sql import complete_sql
+from spanwise.collector.stores.sqlite.search.fulltext_tokens import compile_match
 from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
 
 MAX_ID_GAP = 2_000  # up to this gap, scanning the ids between two traces is cheaper than a second search
@@ -196,7 +197,7 @@ class _SpanErrors:
 
 
 def find_text(db: sqlite3.Connection, text: str, traces: Iterable[int]) -> set[int]:
-    """Return which of some traces contain all words of a text, by the full-text index.
+    """Return which of some traces contain all terms of a text, by the full-text index.
 
     Traces with adjacent ids are searched together. One query per trace would walk part of the posting list of a
     frequent word each time.

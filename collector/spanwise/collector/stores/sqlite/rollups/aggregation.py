@@ -26,6 +26,7 @@ from spanwise.collector.stores.sqlite.rollups.hourly_rollups import SEALED
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
     ALL_MODELS,
     CHECKS_JUDGE_SQL,
+    COUNTED_KEY_SQL,
     DAY_NS,
     EVALUATOR_TRACE,
     EXPERIMENT_TRACE,
@@ -302,10 +303,10 @@ _ROW_STARTS = "SELECT t.start_ns FROM {source} WHERE {where} ORDER BY t.start_ns
 
 # One row per label; a `Tally` combines the rows of a key.
 _ROW_FEEDBACK = """
-SELECT {bucket} AS b, {group} AS g, f.key, f.label, sum(f.outcome = 'score'), count(f.score), total(f.score),
+SELECT {bucket} AS b, {group} AS g, {key} AS k, f.label, sum(f.outcome = 'score'), count(f.score), total(f.score),
   min(f.score), max(f.score), sum(f.outcome = 'error'), sum(f.outcome = 'skip')
 FROM {source} CROSS JOIN feedback f ON f.trace = t.id WHERE {where} AND f.standing >= 1 AND NOT {checks}
-GROUP BY b, g, f.key, f.label ORDER BY b, g, f.key, f.label
+GROUP BY b, g, k, f.label ORDER BY b, g, k, f.label
 """
 
 
@@ -475,6 +476,7 @@ class _Aggregation:
             "source": chosen.source + _GROUP_JOINS.get(self._group_by or "", ""),
             "where": chosen.where + where,
             "checks": CHECKS_JUDGE_SQL,
+            "key": COUNTED_KEY_SQL,
             "tokens_in": "json_extract(m.value, '$[1]')" if by_model else "t.input_tokens",
             "tokens_out": "json_extract(m.value, '$[2]')" if by_model else "t.output_tokens",
             "cost": "json_extract(m.value, '$[3]')" if by_model else "t.cost",

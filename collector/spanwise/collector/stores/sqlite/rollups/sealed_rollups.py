@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import inf, isclose
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,6 +32,7 @@ from spanwise.collector.stores.sqlite.rollups.latency_histogram import (
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
     ALL_MODELS,
     DAY_NS,
+    DOCUMENT_SUFFIX,
     HOUR_NS,
     MAX_HOUR_ROWS,
     get_hour_bounds,
@@ -120,7 +121,14 @@ class BucketTotals:
 
     def stats(self) -> tuple[FeedbackStats, ...]:
         """Return the statistics of all keys, by key."""
-        return tuple(self.tallies[key].stats(key) for key in sorted(self.tallies))
+        return tuple(name_target(self.tallies[key].stats(key)) for key in sorted(self.tallies))
+
+
+def name_target(stats: FeedbackStats) -> FeedbackStats:
+    """Return statistics under a key of the rollups with the key of the feedback, and with its target."""
+    if not stats.key.endswith(DOCUMENT_SUFFIX):
+        return stats
+    return replace(stats, key=stats.key.removesuffix(DOCUMENT_SUFFIX), target="document")
 
 
 class Period(NamedTuple):
@@ -191,7 +199,8 @@ class SealedBucket(msgspec.Struct, array_like=True, gc=False):
 
     def bucket(self) -> Bucket:
         """Convert to a `Bucket`. Requires that no other totals belong to the bucket."""
-        return msgspec.convert(self, Bucket, from_attributes=True)
+        bucket = msgspec.convert(self, Bucket, from_attributes=True)
+        return replace(bucket, feedback=tuple(map(name_target, bucket.feedback)))
 
     def add_to(self, total: BucketTotals) -> None:
         total.add(self.traces, self.errors, self.input_tokens, self.output_tokens, self.cost)
@@ -292,7 +301,11 @@ def _build_bucket(start_ns: int, width_ns: int, place: _BucketPlace, total: Buck
         int(total.output_tokens),
         total.cost,
         tuple(
-            FeedbackSums(**asdict(tally.stats(key)), total=float(tally.plain))
+            FeedbackSums(
+                total=float(tally.plain),
+                # the key tells the target (see `name_target`)
+                **{name: value for name, value in asdict(tally.stats(key)).items() if name != "target"},
+            )
             for key, tally in sorted(total.tallies.items())
         ),
     )

@@ -1,8 +1,7 @@
 """Full-text index: FTS5 entries per trace, re-indexing of growing traces, merging of segments.
 
-Each trace has one entry in an FTS5 table that records which word is in which trace, without text and positions.
-Queries can find words, combinations of words and prefixes (`pay*`), but no phrases. A background thread makes the
-entries: a write puts the trace's key into `unindexed` in the same transaction, so that pending work survives a crash.
+Each trace has one entry in an FTS5 table that records which word is at which position in which trace, without the text.
+Queries find words, beginnings of words, and phrases (see `fulltext_tokens`). A background thread makes the entries: a write puts the trace's key into `unindexed` in the same transaction, so that pending work survives a crash.
 
 The text of a new trace comes from memory (`searchable_text.TextBuffer`), else from its payloads, which are read in
 parallel to the writer. An existing entry can only be rebuilt as a whole. This is done when the trace has grown by
@@ -34,7 +33,13 @@ from spanwise.collector.stores.sqlite.database.bulk_statements import (
     select_many,
 )
 from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.search.searchable_text import MAX_TRACE_CHARACTERS, TextBuffer, iterate_leaves
+from spanwise.collector.stores.sqlite.search.fulltext_tokens import split_text
+from spanwise.collector.stores.sqlite.search.searchable_text import (
+    LEAF_SEPARATOR,
+    MAX_TRACE_CHARACTERS,
+    TextBuffer,
+    iterate_leaves,
+)
 
 log = logging.getLogger("spanwise.collector")
 
@@ -185,7 +190,7 @@ def _trace_text(
             before = size
         if size > MAX_TRACE_CHARACTERS:
             break
-    whole = "\n".join(seen)[:MAX_TRACE_CHARACTERS]
+    whole = LEAF_SEPARATOR.join(seen)[:MAX_TRACE_CHARACTERS]
     return whole, None if upto is None else whole[: max(0, before - 1)]
 
 
@@ -305,11 +310,13 @@ def _merge_after_write(db: sqlite3.Connection, characters: int) -> None:
 
 
 def _add_texts(db: sqlite3.Connection, rows: Sequence[tuple[int, str | None]]) -> None:
-    insert_many(db, "words", ("rowid", "text"), rows, at_once=TRACES_PER_INSERT)
+    split = [(trace, None if text is None else split_text(text)) for trace, text in rows]
+    insert_many(db, "words", ("rowid", "text"), split, at_once=TRACES_PER_INSERT)
 
 
 def _delete_texts(db: sqlite3.Connection, rows: Sequence[tuple[int, str]]) -> None:
-    db.executemany("INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", rows)
+    split = [(trace, split_text(text)) for trace, text in rows]
+    db.executemany("INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", split)
 
 
 def _record_entries(db: sqlite3.Connection, rows: Sequence[tuple[int, int, int]]) -> None:

@@ -20,6 +20,8 @@ from spanwise.collector.records import JSON
 from spanwise.collector.stores.sqlite.database.column_values import loads
 
 MAX_TRACE_CHARACTERS = 200_000  # indexed characters of a trace, counted from its first span
+# Separates the texts of a trace, so that no phrase matches the end of one text and the beginning of the next
+LEAF_SEPARATOR = "\x1f"
 
 
 def iterate_leaves(value: JSON) -> Iterator[str]:
@@ -83,7 +85,7 @@ def join_leaves(found: dict[str, None]) -> str:
     """Join the leaves of a trace to its text, and cut it to `MAX_TRACE_CHARACTERS` + 1 characters. The extra character
     shows that the text is longer than the limit.
     """
-    return "\n".join(found)[: MAX_TRACE_CHARACTERS + 1]
+    return LEAF_SEPARATOR.join(found)[: MAX_TRACE_CHARACTERS + 1]
 
 
 BLOCK_BYTES = 1024 * 1024  # bytes of a block, and of the largest text that the buffer accepts
@@ -214,7 +216,7 @@ class BufferedText(NamedTuple):
 
 
 class TraceTexts:
-    """Positions of the buffered texts of one trace: UTF-8, to be joined by line breaks."""
+    """Positions of the buffered texts of one trace: UTF-8, to be joined by `LEAF_SEPARATOR`."""
 
     __slots__ = ("arrived", "characters", "parts", "size", "upto")
 
@@ -325,7 +327,7 @@ class TextBuffer:
         data = [part for part in taken if part is not None]
         if len(data) < len(taken):
             return None
-        return BufferedText(b"\n".join(data).decode("utf-8", "surrogatepass"), trace.upto, trace.size)
+        return BufferedText(LEAF_SEPARATOR.encode().join(data).decode("utf-8", "surrogatepass"), trace.upto, trace.size)
 
     def _forget(self, key: int) -> TraceTexts | None:
         self._unsettled.discard(key)
