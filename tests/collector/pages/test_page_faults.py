@@ -141,6 +141,11 @@ def test_an_open_run_is_a_row_without_a_link(store, client):
     assert "open-run" in rows
 
 
+def test_what_a_tool_was_asked_is_not_the_question_of_a_running_trace(store, client):
+    running_agent(store)
+    assert "Question" not in client.get(f"/traces/{OPEN_TRACE}").text
+
+
 def test_the_address_of_an_open_run_shows_the_trace(store, client):
     running_agent(store)
     answer = client.get(f"/traces/{OPEN_TRACE}?run={'e' * 16}")

@@ -208,7 +208,7 @@ def test_a_trace_of_very_many_runs_comes_in_pages(store, client):
     address, names = "", list[str]()
     while address is not None:
         text = client.get(f"/traces/{root.trace_id}{address}").text
-        names += re.findall(r'<span class="name">(\w+)</span>', text)
+        names += re.findall(r'<span class="name" dir="auto">(\w+)</span>', text)
         address = next_of(text)
     assert names == ["answer", *(f"c{i}" for i in range(2_099))]
 

@@ -175,7 +175,7 @@ class FilterQuery:
             FilterMark(
                 "time" if name == "since" and text in RANGE_LABELS else _FIELD_LABELS.get(name, name).removesuffix("!"),
                 self._format_value(name, text),
-                self._address_without(name, text),
+                _build_address("/", self._items_without(name, text)),
                 *self._editable(name, text),
                 negated=name.endswith("!"),
                 others=tuple(self._items_without(name, text)),
@@ -215,9 +215,6 @@ class FilterQuery:
             return text.replace(">=-inf", f" {OUTCOME_LABELS[_SCORED]}")
         labels = {"range": RANGE_LABELS, "since": RANGE_LABELS, "traffic": TRAFFIC_LABELS, "group_by": GROUP_LABELS}
         return labels.get(name, {}).get(text, text)
-
-    def _address_without(self, name: str, text: str) -> str:
-        return _build_address("/", self._items_without(name, text))
 
     def _items_without(self, name: str, text: str) -> list[tuple[str, str]]:
         removed = {"cursor", *(_FEEDBACK_FIELDS if name == "feedback_key" else ())}

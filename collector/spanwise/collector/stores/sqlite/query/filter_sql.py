@@ -209,15 +209,6 @@ def _document_feedback(wanted: Any) -> list[SQLCondition]:
     return found
 
 
-def _excluded(pairs: Any) -> list[SQLCondition]:
-    """Compile conditions that must not hold. A trace without a value passes."""
-    found = []
-    for name, value in pairs:
-        sql, values = join_conditions(COMPILERS[name]((value,) if name == "tags" else value))
-        found.append(SQLCondition(f"({sql}) IS NOT TRUE", values))
-    return found
-
-
 def _missing(keys: Any) -> list[SQLCondition]:
     # Must equal the expression in the index literally; otherwise SQLite reads the feedback rows
     scored = "(f.standing = 2 AND f.outcome = 'score') = 1"
@@ -303,5 +294,9 @@ COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
     "example": _equals("example_id"),
     "complete": lambda value: [SQLCondition(complete_sql() if value else f"NOT {complete_sql()}")],
     "trace_ids": lambda ids: [SQLCondition(f"t.trace_id IN ({','.join('?' * len(ids))})", tuple(ids))],
-    "excluded": _excluded,
+    "excluded": lambda pairs: [  # conditions that must not hold; a trace without a value passes
+        SQLCondition(f"({sql}) IS NOT TRUE", values)
+        for name, value in pairs
+        for sql, values in [join_conditions(COMPILERS[name]((value,) if name == "tags" else value))]
+    ],
 }
