@@ -242,7 +242,11 @@ def read_query(
     unless the query has `traffic=all` or names an experiment. With `traffic=judges` the traces are evaluators' own,
     which are otherwise hidden. Days, and times without a zone, are in `zone`, by default that of this machine.
     """
-    params = _apply_negations(params)
+    params = list(params)
+    negatable = (*filters.NEGATABLE_CONDITIONS, "tag")
+    signs = {name: text for name, text in params if name.endswith("-is") and name.removesuffix("-is") in negatable}
+    negated = {name.removesuffix("-is") for name, text in signs.items() if text == "not"}
+    params = [(f"{name}!" if name in negated else name, text) for name, text in params if name not in signs]
     items = _select_items(params)
     fields = dict(items)
     conditions: list[Condition] = []
@@ -257,15 +261,6 @@ def read_query(
     if fields.get("traffic") == "judges":
         conditions.append(("kind", EVALUATOR_KIND))
     return FilterQuery(items, filters.join_conditions(conditions), tuple(problems))
-
-
-def _apply_negations(params: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the pairs without the form's fields `{name}-is`; `not` negates the pairs with that name."""
-    params = list(params)
-    signs = {name: text for name, text in params if name.removesuffix("-is") in (*filters.NEGATABLE_CONDITIONS, "tag")}
-    signs = {name: text for name, text in signs.items() if name.endswith("-is")}
-    negated = {name.removesuffix("-is") for name, text in signs.items() if text == "not"}
-    return [(f"{name}!" if name in negated else name, text) for name, text in params if name not in signs]
 
 
 def read_sort(query: FilterQuery, columns: Sequence[str], *, feedback: bool = False) -> tuple[str | None, FilterQuery]:
