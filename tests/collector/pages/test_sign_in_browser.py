@@ -127,6 +127,7 @@ def test_the_pages_of_signing_in_are_accessible(browser: Browser, store: SQLiteS
     sign_in(page, server.url, "wrong-in-" + scheme)
     refused = _complaints(page)
     sign_in(page, server.url, "reads")
+    page.get_by_role("button", name="Menu").click()
     page.get_by_role("button", name="Sign out").wait_for()
     assert (refused, _complaints(page)) == ([], [])
     context.close()

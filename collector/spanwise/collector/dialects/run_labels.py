@@ -161,8 +161,10 @@ def labels(draft: Draft) -> None:
         if fill_field(draft, field, read(span.attributes[name], span)) and takes:
             draft.attributes.pop(name, None)
     if fields.get("kind") == "llm":
-        if "finish_reasons" not in fields and (reasons := _find_answer_reasons(fields.get("outputs"))):
-            fields["finish_reasons"] = reasons
+        if "finish_reasons" not in fields and isinstance(answers := fields.get("outputs"), list):
+            given = [answer.get("finish_reason") for answer in answers if isinstance(answer, dict)]
+            if reasons := tuple(dict.fromkeys(reason for reason in given if isinstance(reason, str) and reason)):
+                fields["finish_reasons"] = reasons
         if span.events and "time_to_first_token_ms" not in fields:
             times = [event.time_ns for event in span.events if event.name in FIRST_TOKEN_EVENTS]
             if times and (first_ms := _read_ms((min(times) - span.start_ns) / 1e6, span)) is not None:
@@ -211,10 +213,3 @@ def _build_tool(flat: Mapping[str, JSON]) -> dict[str, JSON] | None:
         return None
     parsed = {key: parse_json(value) if key == "parameters" else value for key, value in flat.items()}
     return {"type": "function", "function": parsed}
-
-
-def _find_answer_reasons(outputs: JSON) -> tuple[str, ...]:
-    """Return the finish reasons that a list of output messages has."""
-    answers = outputs if isinstance(outputs, list) else ()
-    reasons = [answer.get("finish_reason") for answer in answers if isinstance(answer, dict)]
-    return tuple(dict.fromkeys(reason for reason in reasons if isinstance(reason, str) and reason))

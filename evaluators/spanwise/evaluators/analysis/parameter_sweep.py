@@ -116,7 +116,10 @@ def sweep(
     rows = dataset if isinstance(dataset, str | Sequence) or hasattr(dataset, "columns") else list(dataset)
     with_store = connect() if store is None else resolve_store(store)
     metadata = dict(options.pop("metadata", None) or {})
-    earlier = _load_earlier(with_store, names) if options.get("resume") else {}
+    earlier: dict[str, Experiment] = {}
+    for cell in names if options.get("resume") else ():
+        with suppress(NotFound):
+            earlier[cell] = Experiment.load(with_store, cell)
     costs = {cell: _get_cost(experiment) for cell, experiment in earlier.items()}
     done: dict[str, Experiment] = {}
     for cell, variant, values in cells:
@@ -200,15 +203,6 @@ def _find_baseline(baseline: str | Mapping[str, Any] | None, cells: Cells) -> in
         if matches or (isinstance(baseline, str) and baseline == values.get("variant")):
             return place
     raise ValueError(f"baseline {baseline!r} is no cell of the sweep; cells: {', '.join(cell for cell, _, _ in cells)}")
-
-
-def _load_earlier(store: Store, names: Sequence[str]) -> dict[str, Experiment]:
-    """Return the stored experiments of the cells."""
-    found: dict[str, Experiment] = {}
-    for name in names:
-        with suppress(NotFound):
-            found[name] = Experiment.load(store, name)
-    return found
 
 
 def _get_cost(experiment: Experiment) -> float:

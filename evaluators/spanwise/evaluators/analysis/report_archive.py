@@ -118,7 +118,15 @@ def _encode(value: Any) -> Any:
 def _tabulate(rows: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
     """Return the results as Parquet, or as CSV without pyarrow. Values that are no scalars become JSON text."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    plain = [{name: _flatten(row.get(name)) for name in columns} for row in rows]
+    plain = [
+        {
+            name: value
+            if (value := row.get(name)) is None or isinstance(value, str | int | float | bool)
+            else json.dumps(value, ensure_ascii=False, default=repr)
+            for name in columns
+        }
+        for row in rows
+    ]
     try:
         import pandas
         import pyarrow  # type: ignore[import-untyped, unused-ignore]  # noqa: F401
@@ -135,9 +143,3 @@ def _tabulate(rows: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
             frame[name] = [None if value is None else str(value) for value in frame[name]]
     frame.to_parquet(data)
     return {"llm-eval-results.parquet": data.getvalue()}
-
-
-def _flatten(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    return json.dumps(value, ensure_ascii=False, default=repr)

@@ -85,7 +85,8 @@ const live = document.getElementById("live");
 const rowsOf = (root) => new Set([...root.querySelectorAll("a.row-link")].map((link) => link.getAttribute("href")));
 async function refresh() {
   const list = document.getElementById("list");
-  if (document.hidden || document.querySelector(":popover-open") || (list !== document.activeElement && list.contains(document.activeElement))) return;
+  const focused = document.activeElement;
+  if (document.hidden || document.querySelector(":popover-open") || (list.contains(focused) && !["list", "rows"].includes(focused.id))) return;
   const answer = await fetch(location.href);
   if (answer.status === 401) return location.reload(); // signed out: the page says where to sign in
   if (!answer.ok) return;
