@@ -58,6 +58,7 @@ MARKS = {
     ROOT / "docs" / "comparison.md": pytest.mark.process,
     ROOT / "docs" / "evaluate.md": pytest.mark.process,
     ROOT / "docs" / "gates.md": pytest.mark.process,
+    ROOT / "docs" / "judges.md": pytest.mark.process,
     ROOT / "docs" / "mcp.md": pytest.mark.process,
     ROOT / "docs" / "importers.md": pytest.mark.process,
 }

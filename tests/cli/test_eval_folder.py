@@ -69,6 +69,7 @@ def test_other_files_are_passed_over_without_importing_them(
     assert "other.py is not an evaluation: it does not define " in caplog.text
 
 
+@pytest.mark.process
 @loop_over(
     "text",
     [
@@ -173,6 +174,7 @@ def test_a_dataset_that_is_missing_breaks_one_evaluation_only(command: Command, 
     )
 
 
+@pytest.mark.process
 def test_a_baseline_that_is_missing_breaks_one_evaluation_only(command: Command, evals: Path) -> None:
     command.run(evals / "first.py")
     status, said = command.run(evals, "--baseline", "latest")
@@ -197,6 +199,7 @@ def test_an_expression_of_one_file_fails_the_command(command: Command, evals: Pa
     )
 
 
+@pytest.mark.process
 def test_bounds_of_one_file_are_ignored_by_the_others(command: Command, evals: Path) -> None:
     assert command.run(evals, "--fail-under", "exact=0.8")[0] == 0
 
@@ -206,6 +209,7 @@ def test_a_key_that_no_file_reports_is_refused_before_anything_runs(command: Com
     assert (status, "known keys: exact, not_empty, task_ok" in said, command.store.exists()) == (3, True, False)
 
 
+@pytest.mark.process
 def test_a_key_that_could_have_been_reported_but_was_not_fails(command: Command, evals: Path) -> None:
     command.write(EVALUATION + "def mine(outputs): return 1.0\nevaluators = [mine]\n", name="evals/first.py")
     status, said = command.run(evals, *fail_if("unheard-of.mean < 0.8"))
@@ -222,6 +226,7 @@ def test_one_name_for_several_experiments_is_refused(command: Command, evals: Pa
     assert (status, "--name 'mine' names one experiment" in said) == (3, True)
 
 
+@pytest.mark.process
 def test_the_command_that_runs_one_example_names_its_file(command: Command, evals: Path) -> None:
     command.write(EVALUATION + "def task(q): return 1 // q\n", name="evals/first.py")
     status, said = command.run(evals)
@@ -229,6 +234,7 @@ def test_the_command_that_runs_one_example_names_its_file(command: Command, eval
     assert last(said) == "second: passed"
 
 
+@pytest.mark.process
 def test_a_file_that_was_edited_within_the_same_second_runs_in_its_new_form(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

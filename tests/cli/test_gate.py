@@ -114,6 +114,7 @@ def test_task_ok_can_always_be_asked_for(check):
     assert (status, last(said)) == (1, "task_ok is 0.05, below 0.9")
 
 
+@pytest.mark.process
 def test_a_set_level_evaluator_that_fails_fails_on_all_runs(check):
     text = (
         TWENTY
@@ -135,6 +136,7 @@ def test_where_all_evaluators_declare_their_keys_an_unlike_one_is_refused_too(ch
     assert "no evaluator reports this key; known keys: exact, task_ok" in check(text, "--fail-under", "helpful=0.9")[1]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("key", ["judged", "helpful"])
 def test_keys_that_are_known_at_run_time_only_hold_too(check, key):
     text = (

@@ -162,6 +162,7 @@ def test_a_copy_is_the_store_as_it_was_when_it_was_opened(file: Path, out: Path)
         assert len(store.to_pandas("traces")) == 30 + len(written)
 
 
+@pytest.mark.process
 def test_a_file_that_nobody_has_open_may_get_a_writer_during_the_copy(file: Path, out: Path) -> None:
     fill(file)
     snapshot = open_snapshot(file)

@@ -251,6 +251,7 @@ def test_a_store_keeps_every_example_of_a_call(store):
     assert [example.reference_outputs for example in store.examples("d")] == ["one", "two"]
 
 
+@pytest.mark.process
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("AB"), st.sampled_from(["", "x", told("A").id, f"{told('A').id}-2"]))))
 def test_ids_are_always_distinct_and_keep_their_order(rows):

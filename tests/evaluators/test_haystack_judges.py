@@ -71,6 +71,7 @@ def test_faithfulness_has_their_numbers(verdicts):
     assert bare(mine) == bare(other)
 
 
+@pytest.mark.process
 def test_results_are_their_own_form():
     mine, _ = compared(
         "FaithfulnessEvaluator", [{"statements": ["a"], "statement_scores": [1]}, None], predicted_answers=["x", "y"]

@@ -62,6 +62,7 @@ def test_what_has_no_language(text):
     assert detect_language(text) is None
 
 
+@pytest.mark.process
 @given(st.text())
 def test_any_text_has_a_language_or_none(text):
     assert detect_language(text) is None or detect_language(text).isalpha()

@@ -184,6 +184,7 @@ def test_a_folder_without_a_model_is_said_in_one_line(tmp_path):
     assert "\n" not in found.error
 
 
+@pytest.mark.process
 def test_a_model_that_is_not_here_says_where_to_get_it(monkeypatch):
     pytest.importorskip("sentence_transformers")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

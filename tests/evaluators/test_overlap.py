@@ -118,6 +118,7 @@ def test_bleu_without_a_match_of_some_order_is_zero_not_tiny():
     assert bleu("the cat", "the dog") == 0.0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["1", "2", "L"])
 @pytest.mark.parametrize("stemmer", [False, True])
 @given(text=WORDS, reference=WORDS)

@@ -77,6 +77,7 @@ def test_the_threshold_of_hallucination_is_that_of_vectaras_model(tiny_nli):
     assert get_evaluator("hallucination", model=contains, threshold=0.5).metrics[0].threshold == 0.5
 
 
+@pytest.mark.process
 def test_a_long_context_supports_what_its_best_window_does(tiny_nli):
     context = " ".join(f"word{number} is in the alps ." for number in range(30)) + " Paris is high."
     scorer = PairScorer(tiny_nli, device="cpu")
@@ -124,6 +125,7 @@ def test_nothing_to_support_is_a_skip_and_nothing_retrieved_supports_nothing(id)
         assert (found.score, found.comment) == (0.0, "nothing was retrieved")
 
 
+@pytest.mark.process
 def test_faithfulness_is_the_share_of_sentences_that_some_chunk_entails(tiny_nli):
     answer = "Mont Blanc is high. It is in Paris. Hope this helps!"
     told = [max(entailment(tiny_nli, chunk, one + mark) for chunk in CONTEXT) for one, mark in said(answer)]

@@ -55,6 +55,7 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.process
 def test_requests_out_and_wsgi_in(local: Spans, url: str) -> None:
     traced = local
     instrument("requests")

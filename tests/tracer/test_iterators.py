@@ -135,6 +135,7 @@ def test_leaving_a_with_closes_it(traced: Spans) -> None:
     assert (closed(traced), traced.outputs("ask")) == (True, ["a"])
 
 
+@pytest.mark.process
 def test_what_is_forgotten_is_closed(traced: Spans) -> None:
     next(ask(["a", "b"]))
     gc.collect()

@@ -119,6 +119,7 @@ LOTS = {
 }
 
 
+@pytest.mark.process
 @loop_over("lot", LOTS)
 def test_lots_are_read_in_a_time_that_grows_with_them_alone(lot):
     """Quadratic work on any of these would take minutes; only this thread's own time is counted."""

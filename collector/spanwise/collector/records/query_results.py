@@ -145,8 +145,9 @@ class SessionSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackStats:
-    """Aggregate of the newest feedback under one key, on traces and their spans or on documents (`target`). Each record counts in exactly one of n, labelled, failed and
-    skipped.
+    """Aggregate of the newest feedback under one key, on traces and their spans or on documents (`target`).
+
+    Each record counts in exactly one of n, labelled, failed and skipped.
 
     The fields `mean`, `minimum` and `maximum` are over the n scores, and None if n is 0. Labels, errors and skips do
     not count as zeros. `labelled` counts labels without a score, `labels` every label. `passed` is the share of

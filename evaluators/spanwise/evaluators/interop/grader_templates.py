@@ -75,7 +75,8 @@ def find_value(variable: str, namespace: Namespace) -> JSON:
 
 def render_messages(messages: Iterable[Mapping[str, str]], item: JSON) -> list[dict[str, str]]:
     """Return a prompt's messages with their `item` variables replaced. Raises `Skip` for a variable that `item` lacks."""
-    namespace = make_namespace(Case(inputs=item))
+    fields = dict(item) if isinstance(item, Mapping) else {"input": item}
+    namespace = {"item": fields, "sample": make_sample(None)}
     return [{**message, "content": render_template(message["content"], namespace)} for message in messages]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left
 
 from spanwise.collector.filters import CJK_CHARACTERS, parse_search_terms
 from spanwise.collector.stores.sqlite.search.searchable_text import LEAF_SEPARATOR
@@ -37,16 +38,14 @@ def compile_match(text: str) -> str:
     A prefix that another term already implies is left out, because FTS5 merges the lists of all words with a prefix.
     """
     terms = parse_search_terms(text)
-    beginnings = [term for term in terms if term.is_prefix and len(term.words) == 1]
-    implied = {
-        term
-        for term in beginnings
-        if any(word.startswith(term.words[0]) for other in terms if other is not term for word in other.words)
-    }
+    words = sorted(word for term in terms for word in term.words)
     compiled = []
     for term in terms:
-        if term in implied:
-            continue
+        if term.is_prefix and len(term.words) == 1:
+            # The words that begin with the prefix follow each other; the first one is the term's own
+            following = bisect_left(words, term.words[0]) + 1
+            if following < len(words) and words[following].startswith(term.words[0]):
+                continue
         tokens, is_prefix = _CJK_RUN.sub(_split_run, " ".join(term.words)).split(), term.is_prefix
         last_word = term.words[-1]
         if _CJK_RUN.match(last_word[-1]):
