@@ -243,6 +243,20 @@ def test_a_running_trace_fills_in_and_stops_to_be_running(browser, tmp_path):
         assert page.get_by_role("heading", level=1).inner_text().split("\n")[-1].strip().startswith("agent of 12 s")
 
 
+def test_a_running_trace_gets_its_next_runs_and_keeps_the_selected_one(browser, tmp_path):
+    with SQLiteStore(tmp_path / "spanwise.db") as store, Server(store) as server:
+        tool = running_agent(store)
+        page = open_page(browser, f"{server.url}/traces/{OPEN_TRACE}?run={tool.span_id}")
+        later = run("second_tool", kind="tool", trace_id=OPEN_TRACE, parent_id="e" * 16, start_ns=tool.end_ns)
+        store.append([later])
+        row = page.locator("section.tree a[data-run]", has_text="second_tool")
+        row.wait_for()
+        assert page.locator("#detail h2").inner_text().endswith("first_tool")
+        row.click()  # in place: a row that came later works like the others
+        page.locator("#detail h2", has_text="second_tool").wait_for()
+        page.locator(".state", has_text="running").wait_for()
+
+
 def test_times_are_in_the_zone_of_the_browser_and_in_utc_without_scripts(browser, tmp_path):
     with SQLiteStore(tmp_path / "spanwise.db") as store, Server(store) as server:
         store.append([run(start_ns=1_767_225_600 * 10**9)])  # 2026-01-01T00:00:00Z
