@@ -11,6 +11,7 @@ import pytest
 from spanwise.tracer import trace
 from spanwise.tracer.configuration import Settings
 from spanwise.tracer.content.documents import flatten_documents, read_document_list
+from spanwise.tracer.export.conventions import Conventions
 from spanwise.tracer.export.span_sanitizer import SpanSanitizer
 from spanwise.tracer.testing import capture_spans
 
@@ -54,7 +55,7 @@ def test_what_a_retriever_returns_is_recorded_as_documents(result: Any) -> None:
         trace(kind="retriever")(lambda: found)()
     span = SpanSanitizer(Settings()).span(spans.ended[0])
     assert span is not None
-    attributes = span.attributes or {}
+    attributes = Conventions({"openinference"}).attributes(span)
     assert {k.removeprefix(PREFIX): v for k, v in attributes.items() if k.startswith(PREFIX)} == EXPECTED
 
 
