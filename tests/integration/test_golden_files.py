@@ -56,14 +56,15 @@ def renamed(value: Any, field: str = "") -> Any:
 # fields of records, by kind, that later versions have added
 LATER_FIELDS = {
     "runs": {"prompt_name", "prompt_version", "agent_name", "finish_reasons", "time_to_first_token_ms", "tools"},
-    "summaries": {"prompts", "agents", "finish_reasons", "time_to_first_token_ms"},
+    # previews show the main text of a value instead of its JSON; the values themselves are those of "runs"
+    "summaries": {"prompts", "agents", "finish_reasons", "time_to_first_token_ms", "inputs", "outputs"},
     "datasets": {"evaluators"},
     "scores": {"duration_ns", "input_tokens", "output_tokens", "cost", "tags", "models"},
 }
 
 
 def without_later_fields(value: Any, kind: str) -> Any:
-    """Return records of a kind without the fields that the version of the files did not have."""
+    """Return records of a kind without the fields that the version of the files lacked or that changed on purpose."""
     if kind == "totals":  # feedback on documents has been counted apart since
         return [
             {**bucket, "feedback": [{n: v for n, v in stats.items() if n != "target"} for stats in bucket["feedback"]]}
@@ -105,7 +106,8 @@ def store(folder: Path) -> Iterator[SQLiteStore]:
 
 @pytest.mark.parametrize("kind", EXPECTED["database"])
 def test_a_database_has_the_same_records(store, kind):
-    assert without_later_fields(everything_in(store)[kind], kind) == renamed(EXPECTED["database"][kind])
+    expected = without_later_fields(renamed(EXPECTED["database"][kind]), kind)
+    assert without_later_fields(everything_in(store)[kind], kind) == expected
 
 
 def test_a_database_is_sound(store):
