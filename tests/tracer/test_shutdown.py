@@ -105,6 +105,7 @@ def test_what_is_put_while_draining_is_queued_and_starts_no_second_thread(sink: 
         return 200, {}, b""
 
     sink.answer = answer
+    of_others = named("spanwise-delivery")  # threads that other tests of the process have left
     configure(url=sink.url, spill_dir="off")
     delivery = process_runtime.get_runtime().delivery
     work()
@@ -112,10 +113,10 @@ def test_what_is_put_while_draining_is_queued_and_starts_no_second_thread(sink: 
     delivery.drain(IN_TIME)
     for _ in range(600):  # more than a batch
         work()
-    assert (named("spanwise-delivery"), stats().queued) == (1, 601)
+    assert (named("spanwise-delivery") <= of_others + 1, stats().queued) == (True, 601)
     go_on.set()
     delivery.close()
-    assert (len(sink.spans()), named("spanwise-delivery"), stats().dropped) == (601, 0, {})
+    assert (len(sink.spans()), named("spanwise-delivery") <= of_others, stats().dropped) == (601, True, {})
 
 
 def test_after_the_end_a_span_is_dropped_and_counted_and_no_thread_starts(sink: Sink) -> None:
