@@ -151,7 +151,11 @@ def _resolve_exporters(values: dict[str, Any]) -> None:
 
 
 def make_grpc_exporter() -> Any:
-    """Return the exporter of `opentelemetry-exporter-otlp` for gRPC. It reads OpenTelemetry's variables itself."""
+    """Return the exporter of `opentelemetry-exporter-otlp` for gRPC. It reads OpenTelemetry's variables itself.
+
+    gRPC hangs in forked children unless `GRPC_ENABLE_FORK_SUPPORT` is set before the process first uses it.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     return OTLPSpanExporter()
