@@ -59,7 +59,10 @@ def test_a_file_that_a_server_writes_is_read_directly_and_a_server_through_its_a
     with SQLiteStore(file) as store, Server(store) as server:
         for name, location in (("a.db", file), ("b.db", server.url)):
             assert "5 × traces" in spanwise("analyze-copy", str(tmp_path / name), "--store", location).stderr
-    contents = [list(closing(sqlite3.connect(tmp_path / name)).__enter__().iterdump()) for name in ("a.db", "b.db")]
+    contents = []
+    for name in ("a.db", "b.db"):
+        with closing(sqlite3.connect(tmp_path / name)) as db:
+            contents.append(list(db.iterdump()))
     assert contents[0] == contents[1]
 
 

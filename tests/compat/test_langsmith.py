@@ -12,6 +12,9 @@ from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.compat import langsmith as compat
 from spanwise.evaluators import datasets, get_evaluator
 
+# langsmith uses `ast.Str`, which is deprecated from Python 3.12 on
+pytestmark = pytest.mark.filterwarnings("ignore:ast.Str is deprecated")
+
 DATASET = UUID(int=1)
 
 

@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_the_store_keeps_them_and_plain_examples_are_stored_as_before(store):
     assert [example.evaluators for example in store.examples("d")] == [(), ("concise",), ("concise", "exact")]
     assert datasets.save(store, "d", ROWS).version == 1
     assert datasets.save(store, "d", [{**ROWS[1], "evaluators": ["exact"]}]).version == 2
-    with sqlite3.connect(store.where) as db:
+    with closing(sqlite3.connect(store.where)) as db:
         texts = [row[0] for row in db.execute("SELECT data FROM examples ORDER BY id")]
     assert '"evaluators"' not in texts[0]
     assert '"evaluators"' in texts[1]
