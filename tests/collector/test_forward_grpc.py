@@ -43,7 +43,7 @@ def failing(code: grpc.StatusCode, details: str = "no", delay: float | None = No
 
 
 class Target(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """OTLP over gRPC that answers by a script, then always well, and keeps what it took."""
+    """OTLP receiver over gRPC. It gives the scripted answers first, then succeeds, and keeps the requests that it accepted."""
 
     def __init__(self, *script: Step) -> None:
         self.script = list(script)

@@ -198,18 +198,9 @@ def evaluate(
     Other options of LangSmith have no effect, which one warning says. Raises `ValueError` for an evaluator whose
     arguments LangSmith does not know, and `TypeError` for an unknown option.
     """
-    call = _prepare(target, data, evaluators, summary_evaluators, max_concurrency, options)
-    experiment = evaluate_sync(
-        _resolve_data(data, store),
-        call.target,
-        call.evaluators,
-        summary_evaluators=call.summary_evaluators,
-        name=_name_experiment(experiment_prefix, target),
-        metadata={**(metadata or {}), **({"description": description} if description else {})},
-        concurrency=call.concurrency,
-        repetitions=num_repetitions,
-        store=store,
-    )
+    settings = _make_settings(target, data, evaluators, summary_evaluators, max_concurrency, options)
+    settings |= _describe(target, experiment_prefix, description, metadata)
+    experiment = evaluate_sync(_resolve_data(data, store), repetitions=num_repetitions, store=store, **settings)
     return ExperimentResults(experiment)
 
 
@@ -229,39 +220,23 @@ async def aevaluate(
     **options: Any,
 ) -> ExperimentResults:
     """Evaluate as `evaluate` does, from async code, as `langsmith.aevaluate`."""
-    call = _prepare(target, data, evaluators, summary_evaluators, max_concurrency, options)
+    settings = _make_settings(target, data, evaluators, summary_evaluators, max_concurrency, options)
+    settings |= _describe(target, experiment_prefix, description, metadata)
     experiment = await evaluate_async(
-        await asyncio.to_thread(_resolve_data, data, store),
-        call.target,
-        call.evaluators,
-        summary_evaluators=call.summary_evaluators,
-        name=_name_experiment(experiment_prefix, target),
-        metadata={**(metadata or {}), **({"description": description} if description else {})},
-        concurrency=call.concurrency,
-        repetitions=num_repetitions,
-        store=store,
+        await asyncio.to_thread(_resolve_data, data, store), repetitions=num_repetitions, store=store, **settings
     )
     return await asyncio.to_thread(ExperimentResults, experiment)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """Validated arguments of a call, as Spanwise's `evaluate` takes them."""
-
-    target: Callable[..., Any]
-    evaluators: list[Evaluator]
-    summary_evaluators: list[Evaluator]
-    concurrency: int
-
-
-def _prepare(
+def _make_settings(
     target: Any,
     data: Any,
     evaluators: Sequence[Any] | None,
     summary_evaluators: Sequence[Any] | None,
     max_concurrency: int | None,
     options: Mapping[str, Any],
-) -> _Call:
+) -> dict[str, Any]:
+    """Return the validated arguments as Spanwise's `evaluate` takes them."""
     for name in options:
         if name not in _WITHOUT_EFFECT:
             raise TypeError(f"evaluate() has no option {name!r}")
@@ -273,17 +248,23 @@ def _prepare(
         raise ValueError("data must be the name of a dataset, its id, or an iterable of examples, got None")
     if max_concurrency is not None and (not isinstance(max_concurrency, int) or max_concurrency < 0):
         raise ValueError(f"max_concurrency must be an integer >= 0 or None, got {max_concurrency!r}")
-    return _Call(
-        _adapt_target(target),
-        [_adapt_evaluator(each) for each in evaluators or ()],
-        [_adapt_summary_evaluator(each) for each in summary_evaluators or ()],
-        _UNLIMITED if max_concurrency is None else max(1, max_concurrency),
-    )
+    return {
+        "task": _adapt_target(target),
+        "evaluators": [_adapt_evaluator(each) for each in evaluators or ()],
+        "summary_evaluators": [_adapt_summary_evaluator(each) for each in summary_evaluators or ()],
+        "concurrency": _UNLIMITED if max_concurrency is None else max(1, max_concurrency),
+    }
 
 
-def _name_experiment(prefix: str | None, target: Any) -> str:
+def _describe(
+    target: Any, prefix: str | None, description: str | None, metadata: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return name and metadata of the experiment."""
     name = prefix or getattr(target, "__name__", None) or type(target).__name__
-    return f"{name}-{secrets.token_hex(4)}"
+    return {
+        "name": f"{name}-{secrets.token_hex(4)}",
+        "metadata": {**(metadata or {}), **({"description": description} if description else {})},
+    }
 
 
 def _resolve_data(data: Any, store: Any) -> Any:

@@ -6,7 +6,7 @@ Modules, in the order in which data flows:
 
 - `reading`: Reading of a whole value: chat messages, named fields, or blocks.
 - `messages`: Chat messages of OpenAI, Anthropic, Gemini, GenAI, LangChain, LangGraph, Haystack and others.
-- `parts`: Parts of a message, read as blocks: texts, tool calls, results, reasoning, media.
+- `message_parts`: Parts of a message, read as blocks: texts, tool calls, results, reasoning, media.
 - `structured_text`: Texts that hold a structure: JSON, and Python's representations of messages.
 - `text_formats`: Format of a text: plain, Markdown, code or JSON.
 - `media`: Embedded images and audio: decoding, fixed types, size limit.

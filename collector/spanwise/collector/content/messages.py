@@ -8,7 +8,15 @@ from functools import partial
 from typing import Any
 
 from spanwise.collector.content.blocks import Block, Message
-from spanwise.collector.content.parts import Part, get_type, is_result, make_result, read_call, read_part, read_parts
+from spanwise.collector.content.message_parts import (
+    Part,
+    get_type,
+    is_result,
+    make_result,
+    read_call,
+    read_part,
+    read_parts,
+)
 from spanwise.collector.content.structured_text import parse_structure
 from spanwise.collector.content.text_formats import read_text
 from spanwise.collector.records import JSON

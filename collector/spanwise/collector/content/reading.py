@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from spanwise.collector.content.blocks import Block, Content
+from spanwise.collector.content.message_parts import get_type, read_part, read_parts
 from spanwise.collector.content.messages import find_messages
-from spanwise.collector.content.parts import get_type, read_part, read_parts
 from spanwise.collector.content.structured_text import parse_structure
 from spanwise.collector.content.text_formats import read_text
 from spanwise.collector.records import JSON
