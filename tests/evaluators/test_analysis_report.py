@@ -269,3 +269,13 @@ def test_a_problem_links_to_the_traces_of_its_cases(analysis, store):
     with TestClient(create_app(store, render_analysis=render_page)) as client:
         row = re.search(r"<details><summary>6</summary>(.*?)</details>", client.get(f"/analysis?ids={ids}").text)[1]
     assert re.findall(r'href="/traces/(\w+)"', row) == list(problem.cases.values())
+
+
+def test_a_problem_of_a_secondary_metric_has_cases(store):
+    @evaluator(metrics=[Metric("main", threshold=0.5, primary=True), Metric("other", threshold=0.5)])
+    def judge(outputs):
+        return [{"key": "main", "score": 1.0}, {"key": "other", "score": 0.0}]
+
+    rows = [{"inputs": {"question": str(n)}} for n in range(3)]
+    (problem,) = analyze(evaluate(rows, lambda question: "", [judge], store=store, progress=False)).problems
+    assert (problem.key, len(problem.cases)) == ("other", 3)

@@ -106,7 +106,6 @@ def measure_severity(metric: Metric, mean: float) -> float:
 
 
 def _find_threshold_problems(results: ModelResults) -> Iterator[Problem]:
-    primary = set(results.primary_keys)
     for (model, key), cell in results.cells.items():
         metric = results.get_metric(key)
         if cell.mean is None or metric.threshold is None or explain_unreachable(metric) or metric.passes(cell.mean):
@@ -119,9 +118,7 @@ def _find_threshold_problems(results: ModelResults) -> Iterator[Problem]:
             text=f"{key} of {model} is {cell.mean:.4g}, {side} its threshold of {metric.threshold:g} ({cell.n:,} scores)",
             severity=measure_severity(metric, cell.mean),
             certain=_is_certain(cell, metric),
-            cases={id: results.first_traces[model, id] for id in results.list_failed(model, key)}
-            if key in primary
-            else {},
+            cases={id: results.first_traces[model, id] for id in results.list_failed(model, key)},
         )
 
 
