@@ -507,6 +507,60 @@ class Steps:
         return self.left
 
 
+class Source:
+    """A stream of a client library that returns another iterator for each loop."""
+
+    def __init__(self) -> None:
+        self.status = 200
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(2))
+
+    def __next__(self) -> int:
+        raise AssertionError("the loop uses the other iterator")
+
+    async def __anext__(self) -> int:
+        raise AssertionError("the loop uses the other iterator")
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        yield 0
+        yield 1
+
+
+class AsyncSteps(Steps):
+    """A stream that is its own iterator."""
+
+    __iter__ = None  # type: ignore[assignment]
+
+    def __aiter__(self) -> AsyncSteps:
+        return self
+
+    async def __anext__(self) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise StopAsyncIteration
+        return self.left
+
+
+def test_a_stream_object_that_returns_another_iterator_is_recorded(traced: Spans) -> None:
+    @trace
+    def work() -> Source:
+        return Source()
+
+    assert list(work()) == [0, 1]
+    assert asyncio.run(_drained(work())) == [0, 1]
+    assert [span.attributes["output.value"] for span in traced.spans] == ["[0,1]"] * 2  # type: ignore[index]
+
+
+def test_an_async_stream_object_that_is_its_own_iterator_is_recorded_once(traced: Spans) -> None:
+    @trace
+    def work() -> AsyncSteps:
+        return AsyncSteps()
+
+    assert asyncio.run(_drained(work())) == [1, 0]
+    assert traced.outputs("work") == [1, 0]
+
+
 @pytest.mark.parametrize("made", [count, acount, trace(lambda n: map(str, range(n))), trace(lambda n: Steps())])
 def test_what_a_caller_holds_of_a_stream_says_which_trace_it_is(traced: Spans, made: Any) -> None:
     handle = made(2)
