@@ -7,15 +7,18 @@ import contextlib
 import copy
 import gc
 import inspect
+import itertools
 import types
 import weakref
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from spanwise.tracer import current_run, span, stats, trace
+from spanwise.tracer import configure, current_run, flush, span, stats, trace
 from spanwise.tracer.testing import Spans, capture_spans
 
 
@@ -592,3 +595,15 @@ def test_a_traced_function_that_passes_on_a_traced_generator_follows_it(traced: 
 
     assert list(outer(3)) == [0, 1, 2]
     assert traced.outputs("outer") == traced.outputs("count") == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("taken_items", "status"), [(3, StatusCode.OK), (1, StatusCode.UNSET)])
+def test_a_generator_in_a_joined_provider_is_ok_if_it_was_read_to_its_end(taken_items: int, status: StatusCode) -> None:
+    memory = InMemorySpanExporter()
+    configure(exporters=[memory], provider=TracerProvider())
+    stream = count(2)
+    assert len(list(itertools.islice(stream, taken_items))) == min(2, taken_items)
+    stream.close()
+    assert flush(60)
+    [finished] = memory.get_finished_spans()
+    assert finished.status.status_code == status
