@@ -4,11 +4,12 @@ Modules, in the order in which data flows:
 
 - `trace_list`: Trace list page: filter form, charts over time, feedback per trace.
 - `trace_detail`: Trace page: overview, tree of runs, selected run, feedback form, rule decisions.
-- `tree_rows`: Rows of the run tree: positions on the time axis, totals per subtree, filters, folds, errors.
+- `tree_rows`: Rows of the run tree: positions on the time axis, totals per subtree, filters, folds, errors, JSON.
+- `tree_pickup`: Runs of a tree that a page has read, kept for the request of its script that follows.
 - `trace_overview`: Overview of a trace: question, answer, and the documents between them.
 """
 
-from spanwise.collector.pages.traces.trace_detail import add_feedback, media_page, trace, value_page
+from spanwise.collector.pages.traces.trace_detail import add_feedback, media_page, trace, tree, value_page
 from spanwise.collector.pages.traces.trace_list import TRACES_PER_PAGE, charts, traces
 
-__all__ = ["TRACES_PER_PAGE", "add_feedback", "charts", "media_page", "trace", "traces", "value_page"]
+__all__ = ["TRACES_PER_PAGE", "add_feedback", "charts", "media_page", "trace", "traces", "tree", "value_page"]
