@@ -122,6 +122,7 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/", overview_page.overview, "read"),
     ("/traces", traces.traces, "read"),
     ("/charts", traces.charts, "read"),
+    ("/traces/compare", traces.compare_traces, "read"),
     ("/traces/{trace_id}", traces.trace, "read"),
     ("/traces/{trace_id}/runs/{span_id}/{part}", traces.value_page, "read"),
     ("/traces/{trace_id}/runs/{span_id}/media/{part}", traces.media_page, "read"),

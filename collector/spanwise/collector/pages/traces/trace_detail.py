@@ -157,10 +157,7 @@ def trace(store: Store, request: Request) -> Response:
     only_run = request.headers.get(PART_HEADER) == "run"
     summary = load_summary(store, trace_id)
     try:
-        if summary is not None and summary.span_count > MAX_WHOLE_ROWS:
-            view = view_large_trace(store, summary, query.run, with_tree=not only_run)
-        else:
-            view = view_whole_trace(store.trace(trace_id), query.run)
+        view = load_view(store, trace_id, summary, query.run, with_tree=not only_run)
     except NotFound:
         if summary is not None:
             raise
@@ -213,6 +210,15 @@ def trace(store: Store, request: Request) -> Response:
     if chosen is not None and chosen in preferences.CHOICES["view"]:
         preferences.set_preferences(request, response, {"view": chosen})
     return response
+
+
+def load_view(
+    store: Store, trace_id: str, summary: TraceSummary | None, span_id: str | None = None, *, with_tree: bool = True
+) -> TraceView:
+    """Load the view of a trace, with a run selected. Raises `NotFound`, also if no run of the trace has ended."""
+    if summary is not None and summary.span_count > MAX_WHOLE_ROWS:
+        return view_large_trace(store, summary, span_id, with_tree=with_tree)
+    return view_whole_trace(store.trace(trace_id), span_id)
 
 
 def view_whole_trace(trace: Trace, span_id: str | None) -> TraceView:
