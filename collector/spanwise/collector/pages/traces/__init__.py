@@ -10,14 +10,17 @@ Modules, in the order in which data flows:
 """
 
 from spanwise.collector.pages.traces.trace_comparison import compare_traces
-from spanwise.collector.pages.traces.trace_detail import add_feedback, media_page, trace, value_page
+from spanwise.collector.pages.traces.trace_detail import add_feedback, find_open_root, media_page, trace, value_page
 from spanwise.collector.pages.traces.trace_list import TRACES_PER_PAGE, charts, load_overview, traces
+from spanwise.collector.pages.traces.trace_overview import find_exchange
 
 __all__ = [
     "TRACES_PER_PAGE",
     "add_feedback",
     "charts",
     "compare_traces",
+    "find_exchange",
+    "find_open_root",
     "load_overview",
     "media_page",
     "trace",

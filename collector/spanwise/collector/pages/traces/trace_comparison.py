@@ -118,7 +118,7 @@ def compare_traces(store: Store, request: Request) -> Response:
             problem=problem,
             candidates=list_candidates(store, first),
         )
-    raw = preferences.read_preferences(request).view == "raw"
+    raw = preferences.is_raw(request)
     feedback = feedback_display.load_feedback(store, (first, second))
     sides = [
         load_side(store, summary, feedback.get(summary.trace_id, TraceFeedback({}, ())), raw=raw)
@@ -126,10 +126,12 @@ def compare_traces(store: Store, request: Request) -> Response:
     ]
     left, right = sides
     runs = align_runs(left.view.nodes, right.view.nodes)
-    return rendering.render_page(
+    response = rendering.render_page(
         request,
         "compare_traces.html",
         sides=sides,
+        address_of_pair=f"/traces/compare?ids={','.join(map(rendering.quote_segment, ids))}",
+        raw=raw,
         totals=compare_totals(left, right),
         same_question=left.view.root.inputs == right.view.root.inputs,
         same_answer=left.view.root.outputs == right.view.root.outputs,
@@ -138,6 +140,7 @@ def compare_traces(store: Store, request: Request) -> Response:
         runs=runs[:MAX_RUN_ROWS],
         run_count=len(runs),
     )
+    return preferences.remember_view(request, response)
 
 
 def read_trace_id(text: str) -> str:

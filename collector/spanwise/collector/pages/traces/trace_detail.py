@@ -163,8 +163,7 @@ def trace(store: Store, request: Request) -> Response:
             raise
         return render_open_trace(store, request)
     run, root = view.run, view.root
-    chosen = request.query_params.get("view")
-    raw = (chosen or preferences.read_preferences(request).view) == "raw"
+    raw = preferences.is_raw(request)
     experiment = find_experiment(store, root)
     origin = find_origin(view.nodes, run.span_id if run.status == "error" else root.span_id)
     address = f"/traces/{rendering.quote_segment(trace_id)}/runs/{rendering.quote_segment(run.span_id)}/"
@@ -207,9 +206,7 @@ def trace(store: Store, request: Request) -> Response:
         verdicts=rule_report,
         now=time.time_ns(),
     )
-    if chosen is not None and chosen in preferences.CHOICES["view"]:
-        preferences.set_preferences(request, response, {"view": chosen})
-    return response
+    return preferences.remember_view(request, response)
 
 
 def load_view(
