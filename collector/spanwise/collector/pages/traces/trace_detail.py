@@ -259,7 +259,7 @@ def view_large_trace(store: Store, trace: TraceSummary, span_id: str | None, *, 
     span_id = None if span_id in open_ids else span_id
     root, run = store.run(trace.trace_id), store.run(trace.trace_id, span_id)
     nodes: Sequence[TreeNode] = ()
-    if with_tree or run.status == "error" or run.kind in ("llm", "agent"):
+    if with_tree or run.status == "error" or (run.kind in ("llm", "agent") and find_tool_calls(run)):
         nodes = store.tree(trace.trace_id, limit=MAX_TREE_RUNS, cursor=span_id).items
     start_ns, end_ns = trace.start_ns, trace.start_ns + trace.duration_ns
     if running:
@@ -293,10 +293,7 @@ def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, str]:
     A run has the id of its call in an attribute or in its result. Of senders that do not send it, a tool's run
     belongs to a call of its name, in the order of time.
     """
-    chats = [content.read_content(value).messages for value in (view.run.inputs, view.run.outputs)]
-    shown = [message for chat in chats for message in (*chat[:MAX_CALL_MESSAGES], *chat[-MAX_CALL_MESSAGES:])]
-    blocks = [block for message in shown for block in message.blocks if block.kind == "tool_call"]
-    calls = {block.call_id: block.name for block in blocks if block.call_id}
+    calls = find_tool_calls(view.run)
     runs: dict[str, str] = {}
     unnamed: list[TreeNode] = []
     tools = [node for node in view.ended if node.kind == "tool"][:MAX_TOOL_RUNS] if calls else []
@@ -314,6 +311,14 @@ def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, str]:
             runs[identity] = found.span_id
             unnamed.remove(found)
     return {identity: query.address(run=span_id) for identity, span_id in runs.items()}
+
+
+def find_tool_calls(run: Run) -> dict[str, str]:
+    """Return the names of the tools that the messages of a run call, by the ids of the calls."""
+    chats = [content.read_content(value).messages for value in (run.inputs, run.outputs)]
+    shown = [message for chat in chats for message in (*chat[:MAX_CALL_MESSAGES], *chat[-MAX_CALL_MESSAGES:])]
+    blocks = [block for message in shown for block in message.blocks if block.kind == "tool_call"]
+    return {block.call_id: block.name for block in blocks if block.call_id}
 
 
 def render_open_trace(store: Store, request: Request) -> Response:
