@@ -73,10 +73,10 @@ def complete_stored_root(reader: Reader, trace: int, root: Run) -> Run:
 
 
 PREVIEW_CHARACTERS = 300  # characters of inputs and outputs in a summary
-# Previews of the inputs and outputs of large roots, by hash and length of their compressed payload. To parse a payload
-# of 5 MB takes 50 ms, and lists are read again and again.
+# Previews of the inputs and outputs of large roots, by hash and length of their compressed payload, and by what decides
+# whether other runs provide these values. To parse a payload of 5 MB takes 50 ms, and lists are read again and again.
 LARGE_PAYLOAD = 50_000  # bytes of a compressed payload
-_LARGE_PREVIEWS: dict[tuple[int, int], tuple[str, str]] = {}
+_LARGE_PREVIEWS: dict[tuple[int, int, str, int], tuple[str, str]] = {}
 _MAX_LARGE_PREVIEWS = 2_000
 
 _SUMMARY_COLUMNS = (
@@ -153,11 +153,12 @@ def read_roots(
     wanted: dict[int, tuple[int, tuple[str, ...]]] = {}
     for root, blob in reader.encoded_payloads(list(roots)):
         is_large = show is make_preview and len(blob) > LARGE_PAYLOAD
-        key = (hash(blob), len(blob)) if is_large else (0, 0)
+        of_trace = roots[root]
+        key = hash(blob) if is_large else 0, len(blob), of_trace.status, of_trace.runs
         if is_large and (previews := _LARGE_PREVIEWS.get(key)):
             shown[root] = cast(tuple[T, T], previews)
             continue
-        payload, of_trace = reader.payload(blob), roots[root]
+        payload = reader.payload(blob)
         inputs, outputs = payload.get("inputs"), payload.get("outputs")
         shown[root] = show(inputs), show(outputs)
         attributes, documents = payload.get("attributes", {}), payload.get("documents")
@@ -166,7 +167,7 @@ def read_roots(
         )
         if fields:
             wanted[of_trace.trace] = root, fields
-        elif is_large and inputs is not None and outputs is not None:  # otherwise, later runs may provide values
+        elif is_large:
             if len(_LARGE_PREVIEWS) >= _MAX_LARGE_PREVIEWS:
                 _LARGE_PREVIEWS.clear()
             _LARGE_PREVIEWS[key] = cast(tuple[str, str], shown[root])
