@@ -197,7 +197,7 @@ def test_a_key_of_one_project_sees_that_project(store: SQLiteStore, browser: htt
     store.append([run("mine", project="p")])
     store.append([run("theirs", project="q")])
     sign_in(browser, "bound")
-    page = browser.get("/").text
+    page = browser.get("/traces").text
     assert ("mine" in page, "theirs" in page, 'href="/datasets"' in page) == (True, False, False)
     for path, status in (("/datasets", 403), ("/experiments", 200), ("/sessions", 200), ("/rules", 200)):
         assert (path, browser.get(path).status_code) == (path, status)

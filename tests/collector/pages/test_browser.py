@@ -57,9 +57,9 @@ def addresses(kept: SQLiteStore) -> Iterator[dict[str, str]]:
         experiment(kept, name, scores)
     watched = monitored(kept)[0]
     paths = {
-        "traces": "/",
-        "filtered": "/?kind=chain&latency_ms=x",
-        "nothing": "/?name=none",
+        "traces": "/traces",
+        "filtered": "/traces?kind=chain&latency_ms=x",
+        "nothing": "/traces?name=none",
         "trace": f"/traces/{root.trace_id}",
         "under way": f"/traces/{opened.trace_id}",
         "failing": f"/traces/{failing.trace_id}",
@@ -77,7 +77,7 @@ def addresses(kept: SQLiteStore) -> Iterator[dict[str, str]]:
         "rule": "/rules/short",
         "why": f"/traces/{watched}#rules",
         "missing": "/traces/none",
-        "long": "/?since=2025-01-01",
+        "long": "/traces?since=2025-01-01",
     }
     with Server(kept) as server:
         yield {name: server.url + path for name, path in paths.items()}
@@ -146,7 +146,7 @@ def test_charts_that_take_too_long_say_so(browser, tmp_path):
         store.append([run()])
         with browser.new_context() as context:
             page = context.new_page()
-            page.goto(f"{server.url}/?since=2025-01-01")
+            page.goto(f"{server.url}/traces?since=2025-01-01")
             page.get_by_text("/charts took longer than 0.5 seconds").wait_for(timeout=120_000)
 
 
@@ -193,7 +193,7 @@ def test_empty_fields_stay_out_of_the_address(open_page):
     page = open_page("traces")
     page.get_by_label("Search inputs and outputs").fill("Because")
     page.get_by_role("button", name="Search").click()
-    page.wait_for_url("**/?text=Because")
+    page.wait_for_url("**/traces?text=Because")
 
 
 @pytest.mark.process

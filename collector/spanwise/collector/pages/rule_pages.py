@@ -91,4 +91,4 @@ def build_traces_url(rule: Rule, matching: bool = True) -> str:
     scope = [("traffic", "all")] if rule.scope != "live" else []
     conditions = filters.filter_to_items(build_rule_filter(rule.filter)) if matching else []
     items = [("project", rule.project), *scope, *(pair for pair in conditions if pair[0] != "project")]
-    return f"/?{urlencode(items, errors='replace')}"
+    return f"/traces?{urlencode(items, errors='replace')}"

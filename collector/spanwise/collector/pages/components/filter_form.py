@@ -46,6 +46,7 @@ def read_integer(request: Request, name: str) -> int | None:
     return int(text)
 
 
+TRACE_LIST = "/traces"  # path of the trace list
 RANGE_LABELS = {
     "": "any time",
     "15m": "last 15 minutes",
@@ -158,7 +159,7 @@ class FilterQuery:
         """Return the text that the form shows in each field; of a repeated name, the last text."""
         return dict(self.items)
 
-    def address(self, path: str = "/", **changes: str | None) -> str:
+    def address(self, path: str = TRACE_LIST, **changes: str | None) -> str:
         """Return the page's URL with some fields changed; it points to the first page unless `cursor` is given."""
         unchanged = [(name, text) for name, text in self.items if name != "cursor" and name not in changes]
         return _build_address(path, [*unchanged, *((name, text) for name, text in changes.items() if text)])
@@ -167,7 +168,7 @@ class FilterQuery:
         """Return the URL of the traces whose feedback, or that of a document, passes a comparison such as `<0.5`."""
         condition = "document_feedback" if stats.target == "document" else "feedback"
         items = [item for item in self.items if item[0] != "cursor"]
-        return _build_address("/", [*items, (condition, f"{stats.key}{comparison}")])
+        return _build_address(TRACE_LIST, [*items, (condition, f"{stats.key}{comparison}")])
 
     def marks(self) -> list[FilterMark]:
         """Return the active conditions with their labels."""
@@ -175,7 +176,7 @@ class FilterQuery:
             FilterMark(
                 "time" if name == "since" and text in RANGE_LABELS else _FIELD_LABELS.get(name, name).removesuffix("!"),
                 self._format_value(name, text),
-                _build_address("/", self._items_without(name, text)),
+                _build_address(TRACE_LIST, self._items_without(name, text)),
                 *self._editable(name, text),
                 negated=name.endswith("!"),
                 others=tuple(self._items_without(name, text)),

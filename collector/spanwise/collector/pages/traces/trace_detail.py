@@ -60,7 +60,6 @@ def list_nodes(trace: Trace) -> list[TreeNode]:
         if item.target.span_id:
             n, failed = marks.get(item.target.span_id, (0, 0))
             marks[item.target.span_id] = n + 1, failed + (item.outcome == "error")
-    now = time.time_ns()
     lines = [
         RunNode(
             run.span_id,
@@ -76,21 +75,27 @@ def list_nodes(trace: Trace) -> list[TreeNode]:
         )
         for run in trace.runs
     ]
-    lines += [
-        RunNode(
-            run.span_id,
-            run.parent_id,
-            run.name,
-            run.kind,
-            "unset",
-            run.start_ns,
-            max(now, run.start_ns),
-            None,
-            None,
-            None,
+    return _order_nodes(lines, trace.running, marks)
+
+
+def add_open_runs(nodes: Sequence[TreeNode], running: Iterable[OpenRun]) -> Sequence[TreeNode]:
+    """Return all runs of a trace, given those that have ended and those that are open, as `list_nodes` does."""
+    marks = {node.span_id: (node.feedback, node.failed) for node in nodes if node.feedback}
+    fields = RunNode._fields
+    lines = [RunNode(*(getattr(node, name) for name in fields)) for node in nodes]
+    return _order_nodes(lines, running, marks)
+
+
+def _order_nodes(
+    ended: Iterable[RunNode], running: Iterable[OpenRun], marks: Mapping[str, tuple[int, int]]
+) -> list[TreeNode]:
+    """Return runs in depth-first order. `marks` has the number of feedback records and of failed ones by run."""
+    now, lines = time.time_ns(), list(ended)
+    for run in running:
+        end_ns = max(now, run.start_ns)
+        lines.append(
+            RunNode(run.span_id, run.parent_id, run.name, run.kind, "unset", run.start_ns, end_ns, None, None, None)
         )
-        for run in trace.running
-    ]
     known = {line.span_id for line in lines}
     return [
         make_branch(position, depth, line, known, *marks.get(line.span_id, (0, 0)))
@@ -168,17 +173,13 @@ def trace(store: Store, request: Request) -> Response:
     only_run = request.headers.get(PART_HEADER) == "run"
     summary = load_summary(store, trace_id)
     try:
-        if summary is not None and (only_run or summary.span_count > MAX_WHOLE_ROWS):
-            view = view_large_trace(store, summary, query.run)
-        else:
-            view = view_whole_trace(store.trace(trace_id), query.run)
+        view = load_view(store, trace_id, summary, query.run, whole=not only_run)
     except NotFound:
         if summary is not None:
             raise
         return render_open_trace(store, request)
     run, root = view.run, view.root
-    chosen = request.query_params.get("view")
-    raw = (chosen or preferences.read_preferences(request).view) == "raw"
+    raw = preferences.is_raw(request)
     experiment = find_experiment(store, root)
     origin = find_origin(request, view, run if run.status == "error" else root)
     address = f"/traces/{rendering.quote_segment(trace_id)}/runs/{rendering.quote_segment(run.span_id)}/"
@@ -225,9 +226,19 @@ def trace(store: Store, request: Request) -> Response:
         verdicts=rule_report,
         now=time.time_ns(),
     )
-    if chosen is not None and chosen in preferences.CHOICES["view"]:
-        preferences.set_preferences(request, response, {"view": chosen})
-    return response
+    return preferences.remember_view(request, response)
+
+
+def load_view(
+    store: Store, trace_id: str, summary: TraceSummary | None, span_id: str | None = None, *, whole: bool = True
+) -> TraceView:
+    """Load the view of a trace, with a run selected. Raises `NotFound`, also if no run of the trace has ended.
+
+    Without `whole`, only the root and the selected run are read, even if the trace is small.
+    """
+    if summary is not None and (summary.span_count > MAX_WHOLE_ROWS or not whole):
+        return view_large_trace(store, summary, span_id)
+    return view_whole_trace(store.trace(trace_id), span_id)
 
 
 def find_origin(request: Request, view: TraceView, run: Run) -> TreeNode | Run | None:
@@ -252,12 +263,10 @@ def tree(store: Store, request: Request) -> Response:
     left = _read_trees.take(trace_id, request.query_params.get("ticket", ""))
     if left is not None:
         nodes, start_ns, duration_ns, open_ids = left
-    elif summary.running and summary.span_count <= MAX_WHOLE_ROWS:
-        view = view_whole_trace(store.trace(trace_id), None)
-        nodes, start_ns, duration_ns, open_ids = view.nodes, view.start_ns, view.duration_ns, view.open_ids
     else:
-        nodes = store.tree(trace_id, limit=MAX_SCRIPT_RUNS, cursor=span_id).items
-        start_ns, duration_ns, open_ids = summary.start_ns, summary.duration_ns, frozenset()
+        view = load_view(store, trace_id, summary, span_id, whole=summary.running > 0)
+        start_ns, duration_ns, open_ids = view.start_ns, view.duration_ns, view.open_ids
+        nodes = view.nodes if summary.span_count <= MAX_TREE_RUNS else load_nodes(store, summary, span_id)
     total = max(summary.span_count, len(nodes))
     body = encode_tree(
         nodes, total, start_ns, duration_ns, open_ids, lambda name: str(mark_invisible(rendering.format_name(name)))
@@ -293,9 +302,30 @@ def find_open_root(root: Run, runs: Iterable[OpenRun]) -> OpenRun | None:
     return next((run for run in runs if run.parent_id is None), None) if root.parent_id is not None else None
 
 
+def load_nodes(
+    store: Store,
+    trace: TraceSummary,
+    span_id: str | None,
+    running: Sequence[OpenRun] = (),
+    limit: int = MAX_SCRIPT_RUNS,
+) -> Sequence[TreeNode]:
+    """Return the runs of a trace, or the part of `limit` runs that contains the selected one.
+
+    Open runs are among them if the whole tree is read, which alone tells their places.
+    """
+    nodes = store.tree(trace.trace_id, limit=limit, cursor=span_id).items
+    return add_open_runs(nodes, running) if running and trace.span_count <= limit else nodes
+
+
 def view_large_trace(store: Store, trace: TraceSummary, span_id: str | None) -> TraceView:
     """Return the view of a trace whose runs are read one by one. Raises `NotFound` for an unknown run."""
+    running = store.running(trace_id=trace.trace_id)
+    open_ids = frozenset(run.span_id for run in running)
+    span_id = None if span_id in open_ids else span_id
     root, run = store.run(trace.trace_id), store.run(trace.trace_id, span_id)
+    start_ns, end_ns = trace.start_ns, trace.start_ns + trace.duration_ns
+    if running:
+        start_ns, end_ns = min(start_ns, *(item.start_ns for item in running)), max(end_ns, time.time_ns())
     targets = (Target(trace_id=run.trace_id), Target(trace_id=run.trace_id, span_id=run.span_id))
     feedback = [item for target in targets for item in store.feedbacks(target=target)]
     latest = store.feedbacks(trace_ids=(run.trace_id,)) if run.documents else ()
@@ -303,18 +333,17 @@ def view_large_trace(store: Store, trace: TraceSummary, span_id: str | None) -> 
     return TraceView(
         root=root,
         run=run,
-        load_nodes=cache(lambda: store.tree(trace.trace_id, limit=MAX_TREE_RUNS, cursor=span_id).items),
-        start_ns=trace.start_ns,
-        duration_ns=trace.duration_ns,
+        load_nodes=cache(partial(load_nodes, store, trace, span_id, running, MAX_TREE_RUNS)),
+        start_ns=start_ns,
+        duration_ns=end_ns - start_ns,
         feedback=sorted(feedback, key=lambda item: item.created_ns),
-        missing=trace_completeness.describe_known_gaps(
-            trace.dropped, store.running(trace_id=trace.trace_id), complete=trace.complete
-        ),
+        missing=trace_completeness.describe_known_gaps(trace.dropped, running, complete=trace.complete),
         complete=trace.complete,
         running=trace.running,
         dropped=trace.dropped,
         load_run=partial(store.run, trace.trace_id),
-        open_root=find_open_root(root, store.running(trace_id=trace.trace_id)),
+        open_ids=open_ids,
+        open_root=find_open_root(root, running),
     )
 
 
@@ -324,10 +353,7 @@ def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, str]:
     A run has the id of its call in an attribute or in its result. Of senders that do not send it, a tool's run
     belongs to a call of its name, in the order of time.
     """
-    chats = [content.read_content(value).messages for value in (view.run.inputs, view.run.outputs)]
-    shown = [message for chat in chats for message in (*chat[:MAX_CALL_MESSAGES], *chat[-MAX_CALL_MESSAGES:])]
-    blocks = [block for message in shown for block in message.blocks if block.kind == "tool_call"]
-    calls = {block.call_id: block.name for block in blocks if block.call_id}
+    calls = find_tool_calls(view.run)
     runs: dict[str, str] = {}
     unnamed: list[TreeNode] = []
     tools = [node for node in view.ended if node.kind == "tool"][:MAX_TOOL_RUNS] if calls else []
@@ -345,6 +371,14 @@ def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, str]:
             runs[identity] = found.span_id
             unnamed.remove(found)
     return {identity: query.address(run=span_id) for identity, span_id in runs.items()}
+
+
+def find_tool_calls(run: Run) -> dict[str, str]:
+    """Return the names of the tools that the messages of a run call, by the ids of the calls."""
+    chats = [content.read_content(value).messages for value in (run.inputs, run.outputs)]
+    shown = [message for chat in chats for message in (*chat[:MAX_CALL_MESSAGES], *chat[-MAX_CALL_MESSAGES:])]
+    blocks = [block for message in shown for block in message.blocks if block.kind == "tool_call"]
+    return {block.call_id: block.name for block in blocks if block.call_id}
 
 
 def render_open_trace(store: Store, request: Request) -> Response:

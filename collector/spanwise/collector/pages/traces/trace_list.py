@@ -51,7 +51,7 @@ class Overview:
 
 
 def traces(store: Store, request: Request) -> Response:
-    """Render the trace list: `GET /`."""
+    """Render the trace list: `GET /traces`."""
     query = filter_form.read_query(
         request.query_params.multi_items(), others=("charts",), zone=preferences.read_preferences(request).time_zone
     )
