@@ -121,6 +121,7 @@ def settings(_store: Store, request: Request) -> Response:
 VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/", overview_page.overview, "read"),
     ("/traces", traces.traces, "read"),
+    ("/traces/suggestions", traces.suggestions, "read"),
     ("/charts", traces.charts, "read"),
     ("/traces/{trace_id}", traces.trace, "read"),
     ("/traces/{trace_id}/runs/{span_id}/{part}", traces.value_page, "read"),

@@ -109,6 +109,7 @@ def get_environment() -> Environment:
         "static": get_versioned_url,
         "chart": sparkline,
         "operators": filter_form.OPERATOR_LABELS,
+        "sorts": filter_form.SORT_LABELS,
         "ranges": filter_form.RANGE_LABELS,
         "traffic": filter_form.TRAFFIC_LABELS,
         "content_view": ContentView,
@@ -177,7 +178,7 @@ def render_page(
 def serve_static(_store: Store, request: Request) -> Response:
     """Serve a style sheet, script or icon, cacheable for a year because its URL contains a hash."""
     name = request.path_params["name"]
-    if name not in ("spanwise.css", "spanwise.js", "trace.js", "spanwise.svg"):
+    if name not in ("spanwise.css", "spanwise.js", "list.js", "trace.js", "spanwise.svg"):
         return Response("not found", 404, SECURITY_HEADERS, media_type="text/plain")
     headers: Mapping[str, str] = {**SECURITY_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
     return Response(read_asset(name), headers=headers, media_type=_TYPES[name.rpartition(".")[2]])

@@ -35,9 +35,6 @@ for (const form of document.querySelectorAll("form[data-tidy]")) {
     for (const field of form.elements) if (field.name && !field.value) field.disabled = true;
     const key = form.elements["feedback_key"];
     if (key && !key.value) for (const name of ["feedback_op", "feedback_value"]) form.elements[name].disabled = true;
-    // the form has two fields for the beginning; the one that was typed counts
-    const [range, from] = form.querySelectorAll("[name=since]");
-    if (from?.value) range.disabled = true;
   });
   form.addEventListener("change", (event) => {
     if (event.target.tagName === "SELECT" && !event.target.closest("[popover].card")) form.requestSubmit();
@@ -80,39 +77,7 @@ function charts() {
 }
 charts();
 
-// Live: the list is fetched anew every few seconds, while it is looked at and nothing in it is open or focused.
-const live = document.getElementById("live");
-const rowsOf = (root) => new Set([...root.querySelectorAll("a.row-link")].map((link) => link.getAttribute("href")));
-async function refresh() {
-  const list = document.getElementById("list");
-  const focused = document.activeElement;
-  if (document.hidden || document.querySelector(":popover-open") || (list.contains(focused) && !["list", "rows"].includes(focused.id))) return;
-  const answer = await fetch(location.href);
-  if (answer.status === 401) return location.reload(); // signed out: the page says where to sign in
-  if (!answer.ok) return;
-  const page = await parse(answer);
-  convertTimes(page);
-  const known = rowsOf(list);
-  const fresh = [...rowsOf(page)].filter((address) => !known.has(address)).length;
-  for (const id of ["list", "times"]) {
-    const there = page.getElementById(id);
-    if (there) document.getElementById(id)?.replaceWith(document.adoptNode(there));
-  }
-  charts();
-  if (fresh) announce(`${fresh} new`);
-}
 const every = (milliseconds, work) => setInterval(() => work().catch(() => {}), milliseconds);
-if (live) {
-  let timer;
-  live.hidden = false;
-  live.addEventListener("click", () => {
-    const on = live.getAttribute("aria-pressed") !== "true";
-    live.setAttribute("aria-pressed", String(on));
-    clearInterval(timer);
-    if (on) timer = every(3000, refresh);
-    if (on) refresh().catch(() => {});
-  });
-}
 
 // An empty page notices the first trace or session.
 if (document.querySelector("[data-wait]")) {

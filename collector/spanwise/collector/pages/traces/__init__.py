@@ -9,6 +9,16 @@ Modules, in the order in which data flows:
 """
 
 from spanwise.collector.pages.traces.trace_detail import add_feedback, media_page, trace, value_page
-from spanwise.collector.pages.traces.trace_list import TRACES_PER_PAGE, charts, load_overview, traces
+from spanwise.collector.pages.traces.trace_list import TRACES_PER_PAGE, charts, load_overview, suggestions, traces
 
-__all__ = ["TRACES_PER_PAGE", "add_feedback", "charts", "load_overview", "media_page", "trace", "traces", "value_page"]
+__all__ = [
+    "TRACES_PER_PAGE",
+    "add_feedback",
+    "charts",
+    "load_overview",
+    "media_page",
+    "suggestions",
+    "trace",
+    "traces",
+    "value_page",
+]
