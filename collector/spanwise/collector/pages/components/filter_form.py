@@ -16,7 +16,7 @@ A page's URL has the same conditions as any query string (see `filters`). The fo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cached_property
@@ -331,6 +331,22 @@ def read_sort(query: FilterQuery, columns: Sequence[str], *, feedback: bool = Fa
     except Refused as error:
         return None, replace(query, problems=(*query.problems, str(error)))
     return sort, query
+
+
+@dataclass(frozen=True, slots=True)
+class SortLinks:
+    """Links of column heads: the order of a list, and the function that returns the list's URL in another order."""
+
+    order: str
+    address: Callable[[str], str]
+
+    def toggle(self, column: str) -> str:
+        """Return the URL of the list sorted by a column: highest first, or reversed if that is its order."""
+        return self.address(column if self.order == f"-{column}" else f"-{column}")
+
+    def direction(self, column: str) -> str:
+        """Return the direction in which the list is sorted by a column, "" if it is sorted by another one."""
+        return {column: "ascending", f"-{column}": "descending"}.get(self.order, "")
 
 
 def _is_known(name: str) -> bool:

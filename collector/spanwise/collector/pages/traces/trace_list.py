@@ -78,6 +78,7 @@ def traces(store: Store, request: Request) -> Response:
         query=query,
         page=page,
         sort=sort or "",
+        sort_links=filter_form.SortLinks(sort or "-start", lambda order: query.address(sort=order)),
         matches=count_matches(store, query, page),
         running=[run for run in open_runs if run.trace_id not in starts],
         # a run that began before all runs that have ended is the root of its trace
