@@ -59,7 +59,7 @@ def test_sessions(client, store):
 
 def test_the_order_of_sessions_survives_their_filter(client, store):
     store.append([run("a", session_id="s")])
-    assert '<input type="hidden" name="sort" value="-traces">' in client.get("/sessions?sort=-traces").text
+    assert '<option value="-traces" selected>' in client.get("/sessions?sort=-traces").text
 
 
 def test_datasets(client, store):

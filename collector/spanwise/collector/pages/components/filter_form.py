@@ -95,6 +95,15 @@ SORT_LABELS = {
     "-runs": "most spans first",
     "errors": "errors first",
 }
+SESSION_SORT_LABELS = {
+    "": "latest first",
+    "start": "earliest first",
+    "-duration_ms": "longest first",
+    "-traces": "most traces first",
+    "errors": "errors first",
+    "-tokens": "most tokens first",
+    "-cost": "most expensive first",
+}
 OPERATOR_LABELS = {"<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">": ">", **OUTCOME_LABELS}
 
 # fields that are not conditions themselves, but modify others
