@@ -123,6 +123,7 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/traces", traces.traces, "read"),
     ("/traces/suggestions", traces.suggestions, "read"),
     ("/charts", traces.charts, "read"),
+    ("/traces/compare", traces.compare_traces, "read"),
     ("/traces/{trace_id}", traces.trace, "read"),
     ("/traces/{trace_id}/runs/{span_id}/{part}", traces.value_page, "read"),
     ("/traces/{trace_id}/runs/{span_id}/media/{part}", traces.media_page, "read"),

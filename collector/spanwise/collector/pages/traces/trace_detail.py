@@ -57,7 +57,6 @@ def list_nodes(trace: Trace) -> list[TreeNode]:
         if item.target.span_id:
             n, failed = marks.get(item.target.span_id, (0, 0))
             marks[item.target.span_id] = n + 1, failed + (item.outcome == "error")
-    now = time.time_ns()
     lines = [
         RunNode(
             run.span_id,
@@ -73,21 +72,27 @@ def list_nodes(trace: Trace) -> list[TreeNode]:
         )
         for run in trace.runs
     ]
-    lines += [
-        RunNode(
-            run.span_id,
-            run.parent_id,
-            run.name,
-            run.kind,
-            "unset",
-            run.start_ns,
-            max(now, run.start_ns),
-            None,
-            None,
-            None,
+    return _order_nodes(lines, trace.running, marks)
+
+
+def add_open_runs(nodes: Sequence[TreeNode], running: Iterable[OpenRun]) -> Sequence[TreeNode]:
+    """Return all runs of a trace, given those that have ended and those that are open, as `list_nodes` does."""
+    marks = {node.span_id: (node.feedback, node.failed) for node in nodes if node.feedback}
+    fields = RunNode._fields
+    lines = [RunNode(*(getattr(node, name) for name in fields)) for node in nodes]
+    return _order_nodes(lines, running, marks)
+
+
+def _order_nodes(
+    ended: Iterable[RunNode], running: Iterable[OpenRun], marks: Mapping[str, tuple[int, int]]
+) -> list[TreeNode]:
+    """Return runs in depth-first order. `marks` has the number of feedback records and of failed ones by run."""
+    now, lines = time.time_ns(), list(ended)
+    for run in running:
+        end_ns = max(now, run.start_ns)
+        lines.append(
+            RunNode(run.span_id, run.parent_id, run.name, run.kind, "unset", run.start_ns, end_ns, None, None, None)
         )
-        for run in trace.running
-    ]
     known = {line.span_id for line in lines}
     return [
         make_branch(position, depth, line, known, *marks.get(line.span_id, (0, 0)))
@@ -157,17 +162,13 @@ def trace(store: Store, request: Request) -> Response:
     only_run = request.headers.get(PART_HEADER) == "run"
     summary = load_summary(store, trace_id)
     try:
-        if summary is not None and summary.span_count > MAX_WHOLE_ROWS:
-            view = view_large_trace(store, summary, query.run, with_tree=not only_run)
-        else:
-            view = view_whole_trace(store.trace(trace_id), query.run)
+        view = load_view(store, trace_id, summary, query.run, with_tree=not only_run)
     except NotFound:
         if summary is not None:
             raise
         return render_open_trace(store, request)
     run, root = view.run, view.root
-    chosen = request.query_params.get("view")
-    raw = (chosen or preferences.read_preferences(request).view) == "raw"
+    raw = preferences.is_raw(request)
     experiment = find_experiment(store, root)
     origin = find_origin(view.nodes, run.span_id if run.status == "error" else root.span_id)
     address = f"/traces/{rendering.quote_segment(trace_id)}/runs/{rendering.quote_segment(run.span_id)}/"
@@ -210,9 +211,16 @@ def trace(store: Store, request: Request) -> Response:
         verdicts=rule_report,
         now=time.time_ns(),
     )
-    if chosen is not None and chosen in preferences.CHOICES["view"]:
-        preferences.set_preferences(request, response, {"view": chosen})
-    return response
+    return preferences.remember_view(request, response)
+
+
+def load_view(
+    store: Store, trace_id: str, summary: TraceSummary | None, span_id: str | None = None, *, with_tree: bool = True
+) -> TraceView:
+    """Load the view of a trace, with a run selected. Raises `NotFound`, also if no run of the trace has ended."""
+    if summary is not None and summary.span_count > MAX_WHOLE_ROWS:
+        return view_large_trace(store, summary, span_id, with_tree=with_tree)
+    return view_whole_trace(store.trace(trace_id), span_id)
 
 
 def view_whole_trace(trace: Trace, span_id: str | None) -> TraceView:
@@ -246,10 +254,18 @@ def view_large_trace(store: Store, trace: TraceSummary, span_id: str | None, *, 
 
     Without its tree, which takes longest, `nodes` are read only if the selected run needs them: an error, or calls.
     """
+    running = store.running(trace_id=trace.trace_id)
+    open_ids = frozenset(run.span_id for run in running)
+    span_id = None if span_id in open_ids else span_id
     root, run = store.run(trace.trace_id), store.run(trace.trace_id, span_id)
     nodes: Sequence[TreeNode] = ()
     if with_tree or run.status == "error" or run.kind in ("llm", "agent"):
         nodes = store.tree(trace.trace_id, limit=MAX_TREE_RUNS, cursor=span_id).items
+    start_ns, end_ns = trace.start_ns, trace.start_ns + trace.duration_ns
+    if running:
+        start_ns, end_ns = min(start_ns, *(item.start_ns for item in running)), max(end_ns, time.time_ns())
+        if nodes and trace.span_count <= MAX_TREE_RUNS:  # the place of an open run is known only in the whole tree
+            nodes = add_open_runs(nodes, running)
     targets = (Target(trace_id=run.trace_id), Target(trace_id=run.trace_id, span_id=run.span_id))
     feedback = [item for target in targets for item in store.feedbacks(target=target)]
     latest = store.feedbacks(trace_ids=(run.trace_id,)) if run.documents else ()
@@ -258,17 +274,16 @@ def view_large_trace(store: Store, trace: TraceSummary, span_id: str | None, *, 
         root=root,
         run=run,
         nodes=nodes,
-        start_ns=trace.start_ns,
-        duration_ns=trace.duration_ns,
+        start_ns=start_ns,
+        duration_ns=end_ns - start_ns,
         feedback=sorted(feedback, key=lambda item: item.created_ns),
-        missing=trace_completeness.describe_known_gaps(
-            trace.dropped, store.running(trace_id=trace.trace_id), complete=trace.complete
-        ),
+        missing=trace_completeness.describe_known_gaps(trace.dropped, running, complete=trace.complete),
         complete=trace.complete,
         running=trace.running,
         dropped=trace.dropped,
         load_run=partial(store.run, trace.trace_id),
-        open_root=find_open_root(root, store.running(trace_id=trace.trace_id)),
+        open_ids=open_ids,
+        open_root=find_open_root(root, running),
     )
 
 
