@@ -47,7 +47,9 @@ class Form:
 FORMS: tuple[Form, ...] = (
     Form("/preferences", preferences.FIELDS, preferences.save_preferences, scope="read"),
     Form("/rules/{name:path}", ("project", "action"), rule_pages.change_rule),
-    Form("/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run"), traces.add_feedback),
+    Form(
+        "/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run", "from"), traces.add_feedback
+    ),
 )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cached_property
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 
@@ -51,6 +51,7 @@ def read_integer(request: Request, name: str) -> int | None:
 
 
 TRACE_LIST = "/traces"  # path of the trace list
+MAX_ORIGIN_CHARACTERS = 1_500  # longest query of a list that the URLs of its traces contain
 RANGE_LABELS = {
     "": "any time",
     "15m": "last 15 minutes",
@@ -214,6 +215,14 @@ class FilterQuery:
         """Return the page's URL with some fields changed; it points to the first page unless `cursor` is given."""
         unchanged = [(name, text) for name, text in self.items if name != "cursor" and name not in changes]
         return _build_address(path, [*unchanged, *((name, text) for name, text in changes.items() if text)])
+
+    def trace_address(self, trace_id: str) -> str:
+        """Return the URL of a trace of this list. It contains the query of the list, unless that is very long, so that
+        the page of the trace leads to its neighbours.
+        """
+        origin = urlencode(self.items, errors="replace")
+        kept = "" if len(origin) > MAX_ORIGIN_CHARACTERS else f"?{urlencode({'from': origin})}"
+        return f"{TRACE_LIST}/{quote(trace_id, safe='', errors='replace')}{kept}"
 
     def feedback_address(self, stats: FeedbackStats, comparison: str) -> str:
         """Return the URL of the traces whose feedback, or that of a document, passes a comparison such as `<0.5`."""

@@ -1,6 +1,8 @@
-// The script of the list of traces, which works without it. It adds suggestions, ranges by dragging, and live rows.
+// The script of the list of traces, which works without it. It adds a panel beside the rows, suggestions,
+// ranges by dragging, and live rows.
 
 import { announce, every, loadCharts, parse } from "./page";
+import { keepPanel, openPanels } from "./panel";
 import { dragRanges } from "./ranges";
 import { suggestTerms } from "./suggestions";
 
@@ -14,10 +16,12 @@ function followList(button: HTMLElement, notice: HTMLElement): void {
   let timer = 0, latest: Document | null = null;
 
   function replace(page: Document): void {
-    for (const id of ["list", "times"]) {
-      const part = page.getElementById(id);
-      if (part) document.getElementById(id)?.replaceWith(document.adoptNode(part));
-    }
+    keepPanel(() => {
+      for (const id of ["list", "times"]) {
+        const part = page.getElementById(id);
+        if (part) document.getElementById(id)?.replaceWith(document.adoptNode(part));
+      }
+    });
     latest = null;
     notice.hidden = true;
     loadCharts();
@@ -67,3 +71,4 @@ const live = document.getElementById("live"), fresh = document.getElementById("f
 if (live && fresh) followList(live, fresh);
 for (const field of document.querySelectorAll<HTMLInputElement>("[data-suggest]")) suggestTerms(field);
 dragRanges();
+openPanels();

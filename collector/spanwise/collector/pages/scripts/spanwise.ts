@@ -33,6 +33,13 @@ document.addEventListener("click", ({ target }) => {
   if (row) history.replaceState({ ...history.state, opened: row.getAttribute("href") }, "");
 });
 
+// Shift+J and Shift+K lead to the next and the previous trace of the list.
+addEventListener("keydown", ({ key, target, ctrlKey, metaKey, altKey }) => {
+  const rel = { J: "next", K: "prev" }[key];
+  if (!rel || ctrlKey || metaKey || altKey || (target as Element).closest("input, select, textarea")) return;
+  document.querySelector<HTMLAnchorElement>(`.neighbours a[rel=${rel}]`)?.click();
+});
+
 // Commands can be copied.
 for (const button of document.querySelectorAll<HTMLButtonElement>(".command [data-copy]")) {
   if (!navigator.clipboard) continue;

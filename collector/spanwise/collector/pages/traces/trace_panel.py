@@ -45,17 +45,16 @@ def load_panel(store: Store, trace_id: str, *, raw: bool) -> TracePanel:
         nodes = store.tree(trace_id, limit=_MAX_NODES).items
     except NotFound:
         return TracePanel(trace_id)
-    exchange = find_exchange(
-        root, nodes, partial(store.run, trace_id), ContentView(limit=MAX_CHARACTERS, raw=raw), raw=raw
-    )
+    found, view = find_exchange(root, nodes, partial(store.run, trace_id)), ContentView(limit=MAX_CHARACTERS, raw=raw)
+    asked, answered = found.asked_in.inputs, found.answered_in.outputs
     feedback = store.feedbacks(trace_ids=(trace_id,)).items
     chips = get_author_chips(item for item in feedback if item.target.document is None)
     return TracePanel(
         trace_id,
         summary,
         root,
-        exchange.question if root.inputs is not None or exchange.question_run != root.span_id else None,
-        exchange.answer if root.outputs is not None or exchange.answer_run != root.span_id else None,
+        None if asked is None else view.text(found.question) if found.question and not raw else view.value(asked, ""),
+        None if answered is None else view.text(found.answer) if found.answer and not raw else view.value(answered, ""),
         chips[:MAX_SCORES],
         summarize_documents(feedback),
         len(chips),

@@ -22,19 +22,20 @@ MAX_FOLDS = 50
 
 @dataclass(frozen=True, slots=True)
 class TreeQuery:
-    """State of the tree in an address: selected run, filter, folded runs."""
+    """State of the tree in an address: selected run, filter, folded runs; and the list that led to the trace."""
 
     run: str | None = None
     errors: bool = False
     kinds: tuple[str, ...] = ()
     folds: tuple[str, ...] = ()
+    origin: str | None = None  # query string of the list from which the trace was opened (see `neighbours`)
 
     @classmethod
     def read(cls, parameters: QueryParams) -> TreeQuery:
         """Read the state from the parameters of an address."""
         folds = tuple(dict.fromkeys(parameters.getlist("fold")))[:MAX_FOLDS]
         kinds = tuple(dict.fromkeys(parameters.getlist("kind")))[:MAX_FOLDS]
-        return cls(parameters.get("run"), parameters.get("only") == "errors", kinds, folds)
+        return cls(parameters.get("run"), parameters.get("only") == "errors", kinds, folds, parameters.get("from"))
 
     def address(self, **changes: object) -> str:
         """Return the query string of this state with some changes."""
@@ -42,6 +43,7 @@ class TreeQuery:
         pairs = [("run", state.run)] if state.run else []
         pairs += [("only", "errors")] if state.errors else []
         pairs += [("kind", kind) for kind in state.kinds] + [("fold", fold) for fold in state.folds]
+        pairs += [("from", state.origin)] if state.origin is not None else []
         return "?" + urlencode(pairs, errors="replace")
 
     def toggle(self, name: str, value: str) -> str:
