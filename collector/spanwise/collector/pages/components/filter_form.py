@@ -110,7 +110,7 @@ OPERATOR_LABELS = {"<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">
 # fields that are not conditions themselves, but modify others
 _MODIFIER_FIELDS = frozenset(("traffic", "cursor", "sort", "columns", "group_by", "feedback_op", "feedback_value"))
 _FORM_FIELDS = _MODIFIER_FIELDS | {"range", "feedback_key"}
-# fields that the filter form of the trace list shows, besides the line
+# fields of the filter form of the trace list, other than the line
 _SHOWN_FIELDS = frozenset(
     (
         *(

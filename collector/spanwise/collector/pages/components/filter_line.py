@@ -82,7 +82,7 @@ class Suggestion:
 
 
 def parse_line(line: str) -> list[tuple[str, str]]:
-    """Return the pairs of a query string for a line. What is no condition becomes one pair `text`."""
+    """Return the pairs of a query string for a line. Terms that are no conditions become one pair `text`."""
     pairs: list[tuple[str, str]] = []
     words = []
     for term in _TERM.findall(line):

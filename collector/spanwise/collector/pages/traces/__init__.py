@@ -3,7 +3,7 @@
 Modules, in the order in which data flows:
 
 - `trace_list`: Trace list page: filter form, charts over time, feedback per trace.
-- `trace_panel`: Panel beside the trace list: question, answer and scores of one trace.
+- `trace_panel`: Side panel of the trace list: question, answer and scores of one trace.
 - `neighbours`: Neighbours of a trace in the list from which it was opened.
 - `trace_detail`: Trace page: overview, tree of runs, selected run, feedback form, rule decisions.
 - `tree_rows`: Rows of the run tree: positions on the time axis, totals per subtree, filters, folds, errors.

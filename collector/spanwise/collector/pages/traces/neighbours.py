@@ -26,7 +26,7 @@ MAX_TIES = 50  # traces with the same start that are put in order
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """URLs of the list at the row of a trace, and of the traces beside it in the list; "" if there is none."""
+    """URLs of the list at the row of a trace, and of the previous and next trace in it; "" if there is none."""
 
     back: str
     previous: str = ""

@@ -61,7 +61,7 @@ class Overview:
 
 
 def traces(store: Store, request: Request) -> Response:
-    """Render the trace list: `GET /traces`, with a panel beside it: `GET /traces?panel={trace_id}`.
+    """Render the trace list: `GET /traces`, with its side panel: `GET /traces?panel={trace_id}`.
 
     A request with the header `Spanwise-Part: panel` gets only the panel.
     """

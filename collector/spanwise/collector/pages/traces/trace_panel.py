@@ -1,4 +1,4 @@
-"""Panel beside the trace list: question, answer and scores of one trace."""
+"""Side panel of the trace list: question, answer and scores of one trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_NODES = 200  # runs of the tree among which a question or answer that the r
 
 @dataclass(frozen=True, slots=True)
 class TracePanel:
-    """What the panel shows of a trace. `summary` is None if the trace does not exist or no run of it has ended."""
+    """Content of the panel. `summary` is None if the trace does not exist or no run of it has ended."""
 
     trace_id: str
     summary: TraceSummary | None = None
