@@ -47,7 +47,9 @@ class Form:
 FORMS: tuple[Form, ...] = (
     Form("/preferences", preferences.FIELDS, preferences.save_preferences, scope="read"),
     Form("/rules/{name:path}", ("project", "action"), rule_pages.change_rule),
-    Form("/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run"), traces.add_feedback),
+    Form(
+        "/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run", "from"), traces.add_feedback
+    ),
 )
 
 
@@ -121,6 +123,7 @@ def settings(_store: Store, request: Request) -> Response:
 VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/", overview_page.overview, "read"),
     ("/traces", traces.traces, "read"),
+    ("/traces/suggestions", traces.suggestions, "read"),
     ("/charts", traces.charts, "read"),
     ("/traces/compare", traces.compare_traces, "read"),
     ("/traces/{trace_id}", traces.trace, "read"),

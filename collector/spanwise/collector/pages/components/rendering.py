@@ -84,7 +84,10 @@ _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
 # Files that pages may load, by their folder. The build makes those of `bundle/`; an install without npm has none.
-ASSETS = {"spanwise.css": "static", "spanwise.svg": "static", "spanwise.js": "bundle", "trace.js": "bundle"}
+ASSETS = {
+    **dict.fromkeys(("spanwise.css", "spanwise.svg"), "static"),
+    **dict.fromkeys(("spanwise.js", "list.js", "trace.js"), "bundle"),
+}
 
 
 MIN_COMPRESSED_BYTES = 1_000
@@ -133,6 +136,7 @@ def get_environment() -> Environment:
         "has_scripts": has_scripts,
         "chart": sparkline,
         "operators": filter_form.OPERATOR_LABELS,
+        "sorts": filter_form.SORT_LABELS,
         "ranges": filter_form.RANGE_LABELS,
         "traffic": filter_form.TRAFFIC_LABELS,
         "content_view": ContentView,

@@ -45,9 +45,10 @@ export function readAddress(): void {
   };
 }
 
-/** The address of a run, with the present filter and folds. */
+/** The address of a run, with the present filter and folds, and what else the address of the page has. */
 function addressOf(place: number): string {
-  const { find, errors, kinds, folds } = filter.value, query = new URLSearchParams();
+  const { find, errors, kinds, folds } = filter.value, query = new URLSearchParams(location.search);
+  for (const name of ["run", "only", "kind", "fold", "find"]) query.delete(name);
   if (place >= 0) query.set("run", data.value!.id(place));
   if (errors) query.set("only", "errors");
   for (const kind of kinds) query.append("kind", kind);

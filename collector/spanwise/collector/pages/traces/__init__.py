@@ -3,6 +3,8 @@
 Modules, in the order in which data flows:
 
 - `trace_list`: Trace list page: filter form, charts over time, feedback per trace.
+- `trace_panel`: Side panel of the trace list: question, answer and scores of one trace.
+- `neighbours`: Neighbours of a trace in the list from which it was opened.
 - `trace_detail`: Trace page: overview, tree of runs, selected run, feedback form, rule decisions.
 - `tree_rows`: Rows of the run tree: positions on the time axis, totals per subtree, filters, folds, errors, JSON.
 - `tree_pickup`: Runs of a tree that a page has read, kept for the request of its script that follows.
@@ -19,7 +21,7 @@ from spanwise.collector.pages.traces.trace_detail import (
     tree,
     value_page,
 )
-from spanwise.collector.pages.traces.trace_list import TRACES_PER_PAGE, charts, load_overview, traces
+from spanwise.collector.pages.traces.trace_list import TRACES_PER_PAGE, charts, load_overview, suggestions, traces
 from spanwise.collector.pages.traces.trace_overview import find_exchange
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "find_open_root",
     "load_overview",
     "media_page",
+    "suggestions",
     "trace",
     "traces",
     "tree",

@@ -19,6 +19,7 @@ from spanwise.collector.formatting import split_stack
 from spanwise.collector.pages.components import feedback_display, preferences, rendering
 from spanwise.collector.pages.components.content_view import ContentView
 from spanwise.collector.pages.components.escaping import format_json, mark_invisible
+from spanwise.collector.pages.traces.neighbours import find_neighbours
 from spanwise.collector.pages.traces.trace_overview import build_overview
 from spanwise.collector.pages.traces.tree_pickup import Pickup
 from spanwise.collector.pages.traces.tree_rows import MAX_WHOLE_ROWS, TreeQuery, build_tree, encode_tree, find_origins
@@ -216,6 +217,9 @@ def trace(store: Store, request: Request) -> Response:
         tree=build_tree(
             view.nodes, query, query.run or run.span_id, view.start_ns, view.start_ns + view.duration_ns, view.open_ids
         ),
+        neighbours=None
+        if query.origin is None or summary is None
+        else find_neighbours(store, query.origin, summary, preferences.read_preferences(request).time_zone),
         overview=build_overview(root, view.ended, view.load_run, view.feedback, raw=raw),
         first_failed=next((node for node in view.nodes if node.status == "error"), None),
         summary=summary,
@@ -481,12 +485,12 @@ def list_stack_traces(run: Run) -> list[str]:
 def add_feedback(store: Store, request: Request, fields: Mapping[str, str]) -> str:
     """Store human feedback: `POST /traces/{trace_id}/feedback`.
 
-    Returns the URL of the trace with the run that was shown.
+    Returns the URL of the trace with the run that was shown, and with the list that led to it.
     """
     trace_id = request.path_params["trace_id"]
     store.add_feedback([build_human_feedback(trace_id, fields)])
-    run = f"?run={rendering.quote_segment(fields['run'])}" if fields.get("run") else ""
-    return f"/traces/{rendering.quote_segment(trace_id)}{run}#feedback"
+    state = TreeQuery(fields.get("run") or None, origin=fields.get("from")).address().removesuffix("?")
+    return f"/traces/{rendering.quote_segment(trace_id)}{state}#feedback"
 
 
 def build_human_feedback(trace_id: str, fields: Mapping[str, str]) -> Feedback:

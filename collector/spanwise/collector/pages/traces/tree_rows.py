@@ -24,13 +24,17 @@ MAX_FIND_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class TreeQuery:
-    """State of the tree in an address: selected run, filter, folded runs. `find` is part of the name of a run."""
+    """State of the tree in an address: selected run, filter, folded runs; and the list that led to the trace.
+
+    `find` is part of the name of a run.
+    """
 
     run: str | None = None
     find: str = ""
     errors: bool = False
     kinds: tuple[str, ...] = ()
     folds: tuple[str, ...] = ()
+    origin: str | None = None  # query string of the list from which the trace was opened (see `neighbours`)
 
     @classmethod
     def read(cls, parameters: QueryParams) -> TreeQuery:
@@ -38,7 +42,9 @@ class TreeQuery:
         folds = tuple(dict.fromkeys(parameters.getlist("fold")))[:MAX_FOLDS]
         kinds = tuple(dict.fromkeys(parameters.getlist("kind")))[:MAX_FOLDS]
         find = parameters.get("find", "")[:MAX_FIND_CHARACTERS]
-        return cls(parameters.get("run"), find, parameters.get("only") == "errors", kinds, folds)
+        return cls(
+            parameters.get("run"), find, parameters.get("only") == "errors", kinds, folds, parameters.get("from")
+        )
 
     def pairs(self, **changes: object) -> list[tuple[str, str]]:
         """Return the parameters of this state with some changes."""
@@ -46,6 +52,7 @@ class TreeQuery:
         pairs = [("run", state.run)] if state.run else []
         pairs += [("only", "errors")] if state.errors else []
         pairs += [("kind", kind) for kind in state.kinds] + [("fold", fold) for fold in state.folds]
+        pairs += [("from", state.origin)] if state.origin is not None else []
         return pairs + ([("find", state.find)] if state.find else [])
 
     def address(self, **changes: object) -> str:
