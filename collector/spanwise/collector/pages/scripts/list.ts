@@ -2,7 +2,7 @@
 // ranges by dragging, and live rows.
 
 import { followChanges } from "./live";
-import { announce, loadCharts, parse } from "./page";
+import { announce, parse } from "./page";
 import { keepPanel, openPanels } from "./panel";
 import { dragRanges } from "./ranges";
 import { suggestTerms } from "./suggestions";
@@ -25,7 +25,7 @@ function followList(button: HTMLElement, notice: HTMLElement): void {
     });
     latest = null;
     notice.hidden = true;
-    loadCharts();
+    window.htmx.process(list());
   }
 
   async function refresh(): Promise<void> {
