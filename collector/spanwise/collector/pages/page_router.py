@@ -28,7 +28,7 @@ from spanwise.collector.stores import Store
 
 TOKEN_FIELD = "token"  # form field of the CSRF token
 MAX_FORM_BYTES = 64 * 1024  # default limit of a form in bytes
-MAX_FORM_FIELDS = 30  # fields of one submission; fields that the form does not declare are dropped
+MAX_FORM_FIELDS = 48  # fields of one submission; fields that the form does not declare are dropped
 # Action of a form. It returns the URL to redirect to, or a response. Raises `Refused`, whose message the page shows.
 Action: TypeAlias = Callable[[Store, Request, Mapping[str, str]], str | Response]
 

@@ -136,6 +136,7 @@ def get_environment() -> Environment:
         "content_view": ContentView,
         "choices_of": preferences.CHOICES,
         "all_columns": preferences.COLUMNS,
+        "resizable": preferences.RESIZABLE,
         "groups": filter_form.GROUP_LABELS,
     }
     # every formatting function becomes a filter of the same name

@@ -2,6 +2,7 @@
 // ranges by dragging, and live rows.
 
 import { announce, every, loadCharts, parse } from "./page";
+import { moveColumns, resizeColumns } from "./columns";
 import { keepPanel, openPanels } from "./panel";
 import { dragRanges } from "./ranges";
 import { suggestTerms } from "./suggestions";
@@ -25,6 +26,7 @@ function followList(button: HTMLElement, notice: HTMLElement): void {
     latest = null;
     notice.hidden = true;
     loadCharts();
+    if (view) resizeColumns(view);
   }
 
   async function refresh(): Promise<void> {
@@ -72,3 +74,8 @@ if (live && fresh) followList(live, fresh);
 for (const field of document.querySelectorAll<HTMLInputElement>("[data-suggest]")) suggestTerms(field);
 dragRanges();
 openPanels();
+const view = document.querySelector<HTMLFormElement>("form.view-form");
+if (view) {
+  moveColumns(view);
+  resizeColumns(view);
+}
