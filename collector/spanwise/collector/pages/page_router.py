@@ -127,6 +127,7 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/charts", traces.charts, "read"),
     ("/traces/compare", traces.compare_traces, "read"),
     ("/traces/{trace_id}", traces.trace, "read"),
+    ("/traces/{trace_id}/tree", traces.tree, "read"),
     ("/traces/{trace_id}/runs/{span_id}/{part}", traces.value_page, "read"),
     ("/traces/{trace_id}/runs/{span_id}/media/{part}", traces.media_page, "read"),
     ("/sessions", session_pages.sessions, "read"),

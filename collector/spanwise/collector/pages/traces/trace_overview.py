@@ -81,7 +81,7 @@ def build_overview(
     view = ContentView(limit=MAX_CHARACTERS, raw=raw)
     found = find_exchange(root, nodes, load_run)
     question, answer = found.question, found.answer
-    rows = list_documents(nodes, load_run, answer or content.summarize(root.outputs), feedback)
+    rows = list_documents(nodes, load_run, root, answer, feedback)
     return TraceOverview(
         question=view.text(question) if question and not raw else view.value(found.asked_in.inputs, ""),
         answer=view.text(answer) if answer and not raw else view.value(found.answered_in.outputs, ""),
@@ -93,9 +93,12 @@ def build_overview(
 
 
 def list_documents(
-    nodes: Sequence[TreeNode], load_run: Callable[[str], Run], answer: str, feedback: Sequence[Feedback]
+    nodes: Sequence[TreeNode], load_run: Callable[[str], Run], root: Run, answer: str, feedback: Sequence[Feedback]
 ) -> list[DocumentRow]:
-    """Return the retrieved documents with their use: those of the last reranker, else of the outermost retrievers."""
+    """Return the retrieved documents with their use: those of the last reranker, else of the outermost retrievers.
+
+    Without an `answer`, their use in the outputs of the root is shown.
+    """
     rerankers = [node for node in nodes if node.kind == "reranker"]
     retrievers = [node for node in nodes if node.kind == "retriever"]
     outer = {node.span_id for node in retrievers}
@@ -109,6 +112,9 @@ def list_documents(
         if holders and (holders[0].kind != "retriever" or len(holders) == _MAX_HOLDERS):
             break
     found = [(run, place, document) for run in holders for place, document in enumerate(run.documents)]
+    if not found:
+        return []
+    answer = answer or content.summarize(root.outputs)
     uses = content.find_used_documents(answer, [document for _, _, document in found[:100]])
     by_document: dict[tuple[str, int], list[Feedback]] = {}
     for item in feedback:
