@@ -20,7 +20,7 @@ from starlette.responses import RedirectResponse, Response
 from spanwise.collector.address_parsing import parse_origin
 from spanwise.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooSlow, Unavailable
 from spanwise.collector.pages import experiment_pages, overview_page, rule_pages, session_pages, traces
-from spanwise.collector.pages.components import preferences, rendering
+from spanwise.collector.pages.components import preferences, rendering, saved_views
 from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.security.authorization import get_access, get_request_store
 from spanwise.collector.security.browser_sessions import is_form_token
@@ -46,6 +46,7 @@ class Form:
 
 FORMS: tuple[Form, ...] = (
     Form("/preferences", preferences.FIELDS, preferences.save_preferences, scope="read"),
+    Form("/views", saved_views.FIELDS, saved_views.change_views, scope="read"),
     Form("/rules/{name:path}", ("project", "action"), rule_pages.change_rule),
     Form(
         "/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run", "from"), traces.add_feedback

@@ -53,8 +53,16 @@ COLUMNS: Mapping[str, str] = {
 MIN_WIDTH, MAX_WIDTH = 60, 800  # pixels of a column whose width the reader sets
 # Width of a column in pixels that the style sheet gives it; of a column of text, the least that is readable
 DEFAULT_WIDTHS: Mapping[str, int] = {
-    "name": 216, "scores": 216, "kind": 100, "spans": 64, "environment": 112, "first_token": 84,
-    "latency": 76, "tokens": 68, "cost": 72, "started": 108,
+    "name": 216,
+    "scores": 216,
+    "kind": 100,
+    "spans": 64,
+    "environment": 112,
+    "first_token": 84,
+    "latency": 76,
+    "tokens": 68,
+    "cost": 72,
+    "started": 108,
     **dict.fromkeys(("input", "output"), 160),
     **dict.fromkeys(("session", "user", "tags", "prompt", "agent", "finish_reason"), 132),
 }

@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, Response
 from spanwise.collector import content, formatting
 from spanwise.collector.diagnostics import trace_completeness
 from spanwise.collector.filters import CJK_CHARACTERS, parse_search_terms
-from spanwise.collector.pages.components import filter_form, preferences, sparkline
+from spanwise.collector.pages.components import filter_form, preferences, saved_views, sparkline
 from spanwise.collector.pages.components.content_view import ContentView
 from spanwise.collector.pages.components.escaping import allow_line_breaks, mark_invisible
 from spanwise.collector.security.authorization import get_access, get_request_store
@@ -196,6 +196,7 @@ def render_page(
         "projects": get_request_store(request).values("project") if switcher else [],
         "access": access,
         "display": view,
+        "views": saved_views.read_views(request),
         "token": make_form_token(access.bond),
     }
     with preferences.use_time_zone(view.time_zone):
