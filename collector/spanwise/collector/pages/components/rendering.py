@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, Response
 from spanwise.collector import content, formatting
 from spanwise.collector.diagnostics import trace_completeness
 from spanwise.collector.filters import CJK_CHARACTERS, parse_search_terms
-from spanwise.collector.pages.components import filter_form, preferences, sparkline
+from spanwise.collector.pages.components import filter_form, preferences, saved_views, sparkline
 from spanwise.collector.pages.components.content_view import ContentView
 from spanwise.collector.pages.components.escaping import allow_line_breaks, mark_invisible
 from spanwise.collector.security.authorization import get_access, get_request_store
@@ -62,9 +62,15 @@ def _fold(character: str) -> str:
     return base.lower()[:1]
 
 
-def shorten_preview(text: str, limit: int = 240) -> str:
-    """Return the preview of a value on one line of at most `limit` characters."""
+_MAX_BEFORE_MATCH = 32  # characters before the first match of a search that a narrow column still shows
+
+
+def shorten_preview(text: str, limit: int = 240, search: str | None = None) -> str:
+    """Return the preview of a value on one line of at most `limit` characters. It begins near what a search finds."""
     line = " ".join(text.split())
+    match = _compile_search(search).search("".join(map(_fold, line))) if search else None
+    if match and match.start() > _MAX_BEFORE_MATCH:
+        line = "…" + line[match.start() - _MAX_BEFORE_MATCH // 2 :]
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
@@ -142,6 +148,7 @@ def get_environment() -> Environment:
         "content_view": ContentView,
         "choices_of": preferences.CHOICES,
         "all_columns": preferences.COLUMNS,
+        "resizable": preferences.RESIZABLE,
         "groups": filter_form.GROUP_LABELS,
     }
     # every formatting function becomes a filter of the same name
@@ -195,6 +202,7 @@ def render_page(
         "projects": get_request_store(request).values("project") if switcher else [],
         "access": access,
         "display": view,
+        "views": saved_views.read_views(request),
         "token": make_form_token(access.bond),
     }
     with preferences.use_time_zone(view.time_zone):
