@@ -437,6 +437,7 @@ QUESTIONS = (
     "/api/aggregate?bucket_ns=1&newest=all",
     "/api/aggregate?group_by=user&bucket_ns=1000&newest=all",
     "/?since=1w",
+    "/traces?since=1w",
     "/charts",
     "/healthz",
     "/docs",

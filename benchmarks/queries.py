@@ -251,17 +251,20 @@ class Questions:
         pick = self._pick
         since = lambda hours: {key[:-3]: value for key, value in self._within(hours).items()}  # noqa: E731
         return {
-            "page: traces": lambda: "/",
-            "page: traces of a name": lambda: _address("/", name=pick.choice(NAMES)),
-            "page: traces with errors": lambda: _address("/", status="error", until=self._moment()),
+            "page: traces": lambda: "/traces",
+            "page: traces of a name": lambda: _address("/traces", name=pick.choice(NAMES)),
+            "page: traces with errors": lambda: _address("/traces", status="error", until=self._moment()),
             "page: traces, feedback below": lambda: _address(
-                "/", feedback_key="concise", feedback_op="<", feedback_value=f"{10 ** pick.uniform(-4, 0):.6f}"
+                "/traces", feedback_key="concise", feedback_op="<", feedback_value=f"{10 ** pick.uniform(-4, 0):.6f}"
             ),
-            "page: traces, feedback missing": lambda: _address("/", feedback_key="correct", feedback_op="missing"),
-            "page: traces, text: a rare word": lambda: _address("/", text=self._rare()),
+            "page: traces, feedback missing": lambda: _address(
+                "/traces", feedback_key="correct", feedback_op="missing"
+            ),
+            "page: traces, text: a rare word": lambda: _address("/traces", text=self._rare()),
             "page: a trace": lambda: f"/traces/{self._trace()['trace_id']}",
             "page: sessions": lambda: "/sessions",
             "page: a session": lambda: f"/sessions/{self._trace()['session_id']}",
+            "page: overview of 30 days": lambda: "/?since=30d",
             "page: charts of an hour": lambda: _address("/charts", **since(1)),
             "page: charts of a day": lambda: _address("/charts", **since(24)),
             "page: datasets": lambda: "/datasets",

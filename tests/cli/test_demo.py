@@ -45,7 +45,7 @@ def test_prints_both_experiments_and_where_to_look():
     shown = demo("--port", "0")
     assert shown.exit_code == 0, shown.output
     assert all(key in shown.stdout for key in (*KEYS, "bm25-k1", "bm25-k5"))
-    assert re.search(r"http://127\.0\.0\.1:\d+/\?project=demo", shown.stdout)
+    assert re.search(r"http://127\.0\.0\.1:\d+/traces\?project=demo", shown.stdout)
     assert re.search(r"/compare\?ids=[0-9a-f]{32},[0-9a-f]{32}", shown.stdout)
 
 

@@ -165,7 +165,11 @@ PAGES = [
     "/?since=1h",
     "/?since=2200-01-01",
     "/?until=2262-04-11",
-    "/?text=n",
+    "/traces?text=n",
+    "/traces",
+    "/traces?since=1h",
+    "/traces?since=2200-01-01",
+    "/traces?until=2262-04-11",
     "/sessions",
     "/sessions/s",
     "/rules",
@@ -191,6 +195,6 @@ def test_no_page_breaks_over_what_a_file_holds_already(filled: httpx.Client, pat
 
 
 def test_charts_stay_with_the_traces_whose_clock_is_right(filled: httpx.Client) -> None:
-    page = filled.get("/").text
+    page = filled.get("/traces").text
     assert 'class="overview"' in page
     assert "2262" not in page.partition('class="overview"')[2].partition("</section>")[0]

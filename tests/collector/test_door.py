@@ -438,7 +438,7 @@ def test_otlp_is_held_to_the_project_span_by_span(locked, store, theirs):
 
 def test_pages_show_the_project_and_nothing_else(locked, mine, theirs):
     mine.append([run(name="seen-by-all")])
-    page = httpx.get(f"{locked.url}/", headers=bearer("p"))
+    page = httpx.get(f"{locked.url}/traces", headers=bearer("p"))
     assert page.status_code == 200
     assert "seen-by-all" in page.text
     assert httpx.get(f"{locked.url}/traces/{theirs}", headers=bearer("p")).status_code == 404

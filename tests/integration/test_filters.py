@@ -105,7 +105,7 @@ def test_command_line(url: str, terms: str) -> None:
 
 @pytest.mark.parametrize("terms", CONDITIONS)
 def test_pages(url: str, terms: str) -> None:
-    page = httpx.get(url, params={**CONDITIONS[terms], "traffic": "all"}, timeout=60).text
+    page = httpx.get(f"{url}/traces", params={**CONDITIONS[terms], "traffic": "all"}, timeout=60).text
     assert (WANTED in page, OTHER in page) == (True, False)
 
 
@@ -117,7 +117,7 @@ def test_what_cannot_be_is_refused_in_all_four_places(url: str, terms: str) -> N
     where = [word for term in terms.split("&") for word in ("--where", term)]
     shell = CliRunner().invoke(app, ["traces", "list", "--store", url, "--json", *where])
     assert httpx.get(f"{url}/api/traces?{terms}").status_code == 400
-    assert httpx.get(f"{url}/?{terms}&traffic=all").status_code in (400, 422)
+    assert httpx.get(f"{url}/traces?{terms}&traffic=all").status_code in (400, 422)
     assert (shell.exit_code != 0, shell.stdout) == (True, "")
 
 
@@ -140,6 +140,6 @@ def test_what_the_verb_itself_takes_is_no_condition(url: str) -> None:
     assert [one["key"] for one in answer["items"]] == ["concise"]
 
 
-@pytest.mark.parametrize("path", ["/", "/sessions", "/api/traces"])
+@pytest.mark.parametrize("path", ["/", "/traces", "/sessions", "/api/traces"])
 def test_since_is_the_same_word_everywhere(url: str, path: str) -> None:
     assert httpx.get(f"{url}{path}?since=1h").status_code == 200

@@ -57,9 +57,9 @@ def addresses(kept: SQLiteStore) -> Iterator[dict[str, str]]:
         experiment(kept, name, scores)
     watched = monitored(kept)[0]
     paths = {
-        "traces": "/",
-        "filtered": "/?kind=chain&latency_ms=x",
-        "nothing": "/?name=none",
+        "traces": "/traces",
+        "filtered": "/traces?kind=chain&latency_ms=x",
+        "nothing": "/traces?name=none",
         "trace": f"/traces/{root.trace_id}",
         "under way": f"/traces/{opened.trace_id}",
         "failing": f"/traces/{failing.trace_id}",
@@ -77,7 +77,7 @@ def addresses(kept: SQLiteStore) -> Iterator[dict[str, str]]:
         "rule": "/rules/short",
         "why": f"/traces/{watched}#rules",
         "missing": "/traces/none",
-        "long": "/?since=2025-01-01",
+        "long": "/traces?since=2025-01-01",
     }
     with Server(kept) as server:
         yield {name: server.url + path for name, path in paths.items()}
@@ -146,39 +146,8 @@ def test_charts_that_take_too_long_say_so(browser, tmp_path):
         store.append([run()])
         with browser.new_context() as context:
             page = context.new_page()
-            page.goto(f"{server.url}/?since=2025-01-01")
+            page.goto(f"{server.url}/traces?since=2025-01-01")
             page.get_by_text("/charts took longer than 0.5 seconds").wait_for(timeout=120_000)
-
-
-@pytest.mark.process
-def test_more_spans_come_below_without_losing_the_place(open_page):
-    page = open_page("parts")
-    page.get_by_role("link", name="Show more spans").click()
-    rows = page.locator("[data-run]")
-    rows.nth(999).wait_for(state="attached")
-    focused = page.locator("[data-run]:focus")
-    focused.wait_for()
-    assert focused.inner_text().split("\n")[1] == rows.nth(500).inner_text().split("\n")[1] == "step 500"
-    focused.press("ArrowUp")
-    assert "step 499" in page.locator("[data-run]:focus").inner_text()
-    page.get_by_role("link", name="Show more spans").click()
-    rows.nth(1200).wait_for(state="attached")
-    assert page.get_by_role("link", name="Show more spans").count() == 0
-    rows.nth(700).click()
-    page.get_by_role("heading", name="step 700").wait_for()
-    assert rows.count() == 1201
-
-
-@pytest.mark.process
-def test_a_chosen_span_far_down_is_in_sight(open_page, addresses):
-    page = open_page("a part")
-    page.goto(f"{page.url}")
-    page.locator("[data-run]").nth(300).click()
-    page.get_by_role("heading", name="step 800").wait_for()
-    page.reload()
-    assert page.locator(".tree .current").inner_text().split("\n")[1] == "step 800"
-    box, tree = page.locator(".tree .current").bounding_box(), page.locator(".tree").bounding_box()
-    assert tree["y"] <= box["y"] <= tree["y"] + tree["height"]
 
 
 @pytest.mark.process
@@ -197,16 +166,7 @@ def test_a_span_is_shown_in_place(open_page):
     page.locator("#detail").get_by_text("First passage.").wait_for()
     page.wait_for_url("**?run=*")
     page.go_back()
-    page.locator("#detail").get_by_text("Because.").wait_for()
-
-
-@pytest.mark.process
-def test_the_tree_is_walked_with_the_arrow_keys(open_page):
-    page = open_page("trace")
-    page.locator("a[data-run]").first.focus()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    page.locator("#detail").get_by_text("First passage.").wait_for()
+    page.locator("#detail h2", has_text="answer").wait_for()
 
 
 @pytest.mark.process
@@ -231,9 +191,9 @@ def test_feedback_is_added_with_the_form(open_page):
 @pytest.mark.process
 def test_empty_fields_stay_out_of_the_address(open_page):
     page = open_page("traces")
-    page.get_by_label("Search inputs and outputs").fill("Because")
+    page.get_by_label("Search, or filter").fill("Because")
     page.get_by_role("button", name="Search").click()
-    page.wait_for_url("**/?text=Because")
+    page.wait_for_url("**/traces?where=Because")
 
 
 @pytest.mark.process
@@ -246,10 +206,10 @@ def test_charts_over_a_long_time_come_after_the_list(open_page):
 @pytest.mark.process
 def test_a_live_list_shows_what_arrives(open_page, kept):
     page = open_page("traces")
-    page.clock.install()
-    page.get_by_role("button", name="Live").click()
+    with page.expect_request("**/live*"):
+        page.get_by_role("button", name="Live").click()
     kept.append([run("just_arrived")])
-    page.clock.fast_forward(10_000)
+    page.get_by_role("button", name="1 new").click()
     page.get_by_role("link", name="just_arrived").wait_for()
 
 

@@ -26,14 +26,20 @@ def test_an_empty_form_asks_for_live_traffic():
 
 @pytest.mark.parametrize(
     ("address", "experiment"),
-    [("/?traffic=all", None), ("/?traffic=live", ""), ("/?experiment=e1", "e1"), ("/?dataset=d", None), ("/", "")],
+    [
+        ("/traces?traffic=all", None),
+        ("/traces?traffic=live", ""),
+        ("/traces?experiment=e1", "e1"),
+        ("/traces?dataset=d", None),
+        ("/traces", ""),
+    ],
 )
 def test_experiments_come_in_when_asked_for(address, experiment):
     assert at(address).filter.experiment == experiment
 
 
 def test_several_experiments_are_not_shut_out():
-    assert at("/?experiments=a&experiments=b").filter == Filter(experiments=("a", "b"))
+    assert at("/traces?experiments=a&experiments=b").filter == Filter(experiments=("a", "b"))
 
 
 def test_lists_that_are_not_of_live_traffic_see_everything():
@@ -67,7 +73,7 @@ def test_a_key_of_feedback_may_hold_anything(key):
 
 
 def test_without_a_key_the_rest_of_a_condition_on_feedback_says_nothing():
-    assert at("/?feedback_op=<&feedback_value=low") == filter_form.FilterQuery(
+    assert at("/traces?feedback_op=<&feedback_value=low") == filter_form.FilterQuery(
         (("feedback_op", "<"), ("feedback_value", "low")), Filter(experiment="")
     )
 
@@ -152,7 +158,7 @@ def test_a_range_counts_back_from_now(length, seconds):
     assert (filter.since_ns, filter.until_ns) == (10**15 - seconds * 10**9, None)
 
 
-@pytest.mark.parametrize("address", ["/?since=1h&since=", "/?range=1h", "/?since=7d&since=1h"])
+@pytest.mark.parametrize("address", ["/traces?since=1h&since=", "/traces?range=1h", "/traces?since=7d&since=1h"])
 def test_the_form_says_since_as_everybody_does(address):
     assert at(address, now_ns=10**15).filter.since_ns == 10**15 - 3_600 * 10**9
 
@@ -163,7 +169,9 @@ def test_a_beginning_goes_before_a_range():
 
 
 def test_an_address_speaks_the_grammar_of_every_query_string():
-    query = at("/?feedback=a<1&feedback.tone=kind&missing=k&tags=a&tag=b&latency_ms>=5&metadata.tenant=t1&shape=x")
+    query = at(
+        "/traces?feedback=a<1&feedback.tone=kind&missing=k&tags=a&tag=b&latency_ms>=5&metadata.tenant=t1&shape=x"
+    )
     assert query.filter == Filter(
         feedback=(("a", "<", 1.0), ("tone", "=", "kind")),
         missing=("k",),
@@ -177,61 +185,64 @@ def test_an_address_speaks_the_grammar_of_every_query_string():
 
 
 def test_a_comparison_without_an_equals_sign_is_all_name():
-    query = at("/?latency_ms>5&name=a")
+    query = at("/traces?latency_ms>5&name=a")
     assert query.filter == Filter(latency_ms=(">", 5.0), name="a", experiment="")
     assert at(query.address()) == query
     assert [(mark.label, mark.without) for mark in query.marks()] == [
-        ("latency_ms>5", "/?name=a"),
-        ("name", "/?latency_ms%3E5="),
+        ("latency_ms>5", "/traces?name=a"),
+        ("name", "/traces?latency_ms%3E5="),
     ]
 
 
-@pytest.mark.parametrize("address", ["/?name=a&name=b&name=+b+", "/?name=b&name=&kind=", "/?name=+b"])
+@pytest.mark.parametrize("address", ["/traces?name=a&name=b&name=+b+", "/traces?name=b&name=&kind=", "/traces?name=+b"])
 def test_of_what_cannot_add_up_the_last_counts(address):
-    wanted = {"/?name=b&name=&kind=": None}.get(address, "b")
+    wanted = {"/traces?name=b&name=&kind=": None}.get(address, "b")
     assert at(address).filter == Filter(name=wanted, experiment="")
 
 
 def test_a_mark_leads_to_the_page_without_its_condition():
-    query = at("/?name=a%26b&feedback_key=k&feedback_op=<&feedback_value=1&cursor=x")
+    query = at("/traces?name=a%26b&feedback_key=k&feedback_op=<&feedback_value=1&cursor=x")
     addresses = {mark.label: mark.without for mark in query.marks()}
     assert addresses == {
-        "feedback": "/?name=a%26b",
-        "name": "/?feedback_key=k&feedback_op=%3C&feedback_value=1",
+        "feedback": "/traces?name=a%26b",
+        "name": "/traces?feedback_key=k&feedback_op=%3C&feedback_value=1",
     }
 
 
 def test_of_several_tags_each_can_be_taken_away():
-    assert [(mark.value, mark.without) for mark in at("/?tag=a&tag=b").marks()] == [("a", "/?tag=b"), ("b", "/?tag=a")]
+    assert [(mark.value, mark.without) for mark in at("/traces?tag=a&tag=b").marks()] == [
+        ("a", "/traces?tag=b"),
+        ("b", "/traces?tag=a"),
+    ]
 
 
 @loop_over(
     ("address", "label", "value"),
     [
-        ("/?range=1h", "time", "last hour"),
-        ("/?range=1y", "time", "1y"),
-        ("/?traffic=all", "traffic", "live and experiments"),
-        ("/?latency_ms=5", "latency", "5"),
-        ("/?feedback_key=k&feedback_op=!%3D&feedback_value=curt", "feedback", "k ≠ curt"),
-        ("/?feedback_key=k&feedback_value=1", "feedback", "k ≥ 1"),
-        ("/?feedback_key=k&feedback_op=missing", "feedback", "k is missing"),
-        ("/?user=all", "user", "all"),
+        ("/traces?range=1h", "time", "last hour"),
+        ("/traces?range=1y", "time", "1y"),
+        ("/traces?traffic=all", "traffic", "live and experiments"),
+        ("/traces?latency_ms=5", "latency", "5"),
+        ("/traces?feedback_key=k&feedback_op=!%3D&feedback_value=curt", "feedback", "k ≠ curt"),
+        ("/traces?feedback_key=k&feedback_value=1", "feedback", "k ≥ 1"),
+        ("/traces?feedback_key=k&feedback_op=missing", "feedback", "k is missing"),
+        ("/traces?user=all", "user", "all"),
     ],
 )
 def test_marks_are_for_people(address, label, value):
     (mark,) = at(address).marks()
-    assert (mark.label, mark.value, mark.without) == (label, value, "/")
+    assert (mark.label, mark.value, mark.without) == (label, value, "/traces")
 
 
 def test_an_address_changes_in_some_fields_and_starts_at_the_first_page():
-    query = at("/?name=a&kind=llm&cursor=x")
-    assert query.address() == "/?name=a&kind=llm"
+    query = at("/traces?name=a&kind=llm&cursor=x")
+    assert query.address() == "/traces?name=a&kind=llm"
     assert query.address("/charts", kind=None, cursor="y", since="") == "/charts?name=a&cursor=y"
-    assert at("/?cursor=x").address("/sessions") == "/sessions"
+    assert at("/traces?cursor=x").address("/sessions") == "/sessions"
 
 
 def test_a_lone_surrogate_in_an_address_does_no_harm():
-    assert read({"name": "\ud800"}).address() == "/?name=%3F"
+    assert read({"name": "\ud800"}).address() == "/traces?name=%3F"
 
 
 texts = strategies.text(min_size=1, max_size=8)

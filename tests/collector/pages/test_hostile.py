@@ -70,9 +70,10 @@ def addresses(store):
         store.save_experiment(Experiment(id=id, name=EVIL, dataset=EVIL, dataset_version=1))
     return [
         "/",
-        "/?traffic=all",
-        "/?group_by=prompt_version",
-        "/?group_by=agent",
+        "/traces",
+        "/traces?traffic=all",
+        "/traces?group_by=prompt_version",
+        "/traces?group_by=agent",
         f"/traces/{root.trace_id}",
         "/sessions",
         "/datasets",
@@ -83,6 +84,7 @@ def addresses(store):
     ]
 
 
+@pytest.mark.usefixtures("scripts")
 def test_nothing_in_a_trace_becomes_an_element_or_a_handler(client, addresses):
     for address in addresses:
         page = Elements()
@@ -196,6 +198,7 @@ VALUES = st.one_of(
     path=st.sampled_from(
         [
             "/",
+            "/traces",
             "/charts",
             "/sessions",
             "/sessions/x",

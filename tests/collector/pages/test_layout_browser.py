@@ -96,20 +96,21 @@ def violations(page: Page) -> list[tuple[str, str]]:
 
 ORDINARY_PAGES = (
     "/",
-    "/?status=ok&feedback=grounded<0.5&name!=x",
+    "/traces",
+    "/traces?status=ok&feedback=grounded<0.5&name!=x",
     "/sessions",
     "/sessions/conversation-3",
     "/users/u-2",
 )
-OTHER_PAGES = ("/settings", "/experiments", "/rules", "/traces/none", "/?name=nothing")
-ODD_PAGES = ("/", "/sessions", "/sessions/%20", f"/users/{LONG_USER}", f"/traces/{OPEN_TRACE}")
+OTHER_PAGES = ("/settings", "/experiments", "/rules", "/traces/none", "/traces?name=nothing")
+ODD_PAGES = ("/", "/traces", "/sessions", "/sessions/%20", f"/users/{LONG_USER}", f"/traces/{OPEN_TRACE}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(width, ("light", "dark")[width in (1280, 390)]) for width in HEIGHTS])
 def test_nothing_reaches_beyond_the_window_and_axe_finds_nothing(browser, ordinary, odd, empty, width, scheme):
     addresses = [f"{ordinary}{path}" for path in (*ORDINARY_PAGES, *OTHER_PAGES)]
-    addresses += [f"{odd}{path}" for path in ODD_PAGES] + [f"{empty}/", f"{empty}/sessions"]
+    addresses += [f"{odd}{path}" for path in ODD_PAGES] + [f"{empty}/", f"{empty}/traces", f"{empty}/sessions"]
     page = open_page(browser, addresses[0], width, color_scheme=scheme)
     problems = {}
     for address in addresses:
@@ -117,8 +118,8 @@ def test_nothing_reaches_beyond_the_window_and_axe_finds_nothing(browser, ordina
         reach = page.evaluate("document.documentElement.scrollWidth")
         if found := violations(page) + ([("too wide", str(reach))] if reach > width else []):
             problems[address] = found
-    page.goto(f"{odd}/")
-    page.locator("a.row-link").first.click()
+    page.goto(f"{odd}/traces")
+    page.locator("a.row-link").first.press("Enter")
     page.wait_for_url("**/traces/*")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert violations(page) == []
@@ -127,9 +128,9 @@ def test_nothing_reaches_beyond_the_window_and_axe_finds_nothing(browser, ordina
 
 @pytest.mark.parametrize("width", HEIGHTS)
 def test_text_columns_of_lists_are_wide_enough_to_read(browser, ordinary, odd, width):
-    page = open_page(browser, f"{ordinary}/", width)
+    page = open_page(browser, f"{ordinary}/traces", width)
     for base in (ordinary, odd):
-        page.goto(f"{base}/")
+        page.goto(f"{base}/traces")
         widths = page.locator("tbody :is(.c-input, .c-output) > .text:not(:empty)").evaluate_all(
             "texts => texts.map((text) => text.clientWidth)"
         )
@@ -143,7 +144,7 @@ def test_text_columns_of_lists_are_wide_enough_to_read(browser, ordinary, odd, w
 
 @pytest.mark.parametrize(("width", "rows"), [(1440, 18), (390, 3)])
 def test_the_first_screen_shows_rows(browser, ordinary, width, rows):
-    page = open_page(browser, f"{ordinary}/", width)
+    page = open_page(browser, f"{ordinary}/traces", width)
     boxes = page.locator("table.traces tbody tr").evaluate_all(
         "rows => rows.map((row) => row.getBoundingClientRect().toJSON())"
     )
@@ -154,7 +155,7 @@ def test_the_first_screen_shows_rows(browser, ordinary, width, rows):
 
 
 def test_rows_have_one_height_whatever_the_names_are(browser, odd):
-    page = open_page(browser, f"{odd}/", 1024)
+    page = open_page(browser, f"{odd}/traces", 1024)
     heights = page.locator("table.traces tbody tr").evaluate_all(
         "rows => rows.map((row) => Math.round(row.getBoundingClientRect().height))"
     )
@@ -162,7 +163,7 @@ def test_rows_have_one_height_whatever_the_names_are(browser, odd):
 
 
 def test_cards_print_values_with_what_they_are(browser, ordinary):
-    page = open_page(browser, f"{ordinary}/", 390)
+    page = open_page(browser, f"{ordinary}/traces", 390)
     shown = " ".join(page.locator("tbody tr").first.inner_text().split())
     assert [part for part in ("answer", "1.00 s", "$0.002", "+6") if part not in shown] == [], shown
     after = page.locator("tbody tr td[data-key=tokens]").first.evaluate(
@@ -172,7 +173,7 @@ def test_cards_print_values_with_what_they_are(browser, ordinary):
 
 
 def test_hidden_scores_are_counted_and_open_in_a_card(browser, ordinary):
-    page = open_page(browser, f"{ordinary}/", 1440)
+    page = open_page(browser, f"{ordinary}/traces", 1440)
     more = page.get_by_role("button", name="All scores").first
     assert more.inner_text() == "+4"
     more.click()
@@ -182,14 +183,14 @@ def test_hidden_scores_are_counted_and_open_in_a_card(browser, ordinary):
 
 
 def test_the_header_stays_in_sight(browser, ordinary):
-    page = open_page(browser, f"{ordinary}/", 1280)
+    page = open_page(browser, f"{ordinary}/traces", 1280)
     page.mouse.wheel(0, 900)
     page.wait_for_function("scrollY > 500")
     assert page.locator("table.traces thead th").first.bounding_box()["y"] == 0
 
 
 def test_the_first_row_is_a_few_keys_away(browser, ordinary):
-    page = open_page(browser, f"{ordinary}/")
+    page = open_page(browser, f"{ordinary}/traces")
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the list"
@@ -199,7 +200,7 @@ def test_the_first_row_is_a_few_keys_away(browser, ordinary):
 
 
 def test_going_back_returns_the_focus_to_the_row(browser, ordinary):
-    page = open_page(browser, f"{ordinary}/")
+    page = open_page(browser, f"{ordinary}/traces")
     row = page.locator("a.row-link").nth(3)
     opened = row.get_attribute("href")
     row.focus()
@@ -213,7 +214,7 @@ def test_going_back_returns_the_focus_to_the_row(browser, ordinary):
 def test_new_rows_are_announced(browser, tmp_path):
     with SQLiteStore(tmp_path / "spanwise.db") as store, Server(store) as server:
         store.append([run("before")])
-        page = open_page(browser, server.url)
+        page = open_page(browser, f"{server.url}/traces")
         page.get_by_role("button", name="Live").click()
         store.append([run("after")])
         page.get_by_role("status").get_by_text("1 new").wait_for(state="attached")
@@ -222,10 +223,13 @@ def test_new_rows_are_announced(browser, tmp_path):
 @pytest.mark.parametrize("scripts", [True, False])
 def test_an_empty_page_notices_the_first_trace(browser, tmp_path, scripts):
     with SQLiteStore(tmp_path / "spanwise.db") as store, Server(store) as server:
-        page = open_page(browser, server.url, java_script_enabled=scripts)
-        page.get_by_text("No traces yet").wait_for()
-        store.append([run("the first")])
+        page = open_page(browser, f"{server.url}/traces", java_script_enabled=scripts)
+        overview = open_page(browser, f"{server.url}/", java_script_enabled=scripts)
+        for empty in (page, overview):
+            empty.get_by_text("No traces yet").wait_for()
+        store.append([run("the first", start_ns=time.time_ns())])
         page.get_by_role("link", name="the first").wait_for()
+        overview.get_by_role("heading", name="Latency p95").wait_for()
 
 
 def test_a_running_trace_fills_in_and_stops_to_be_running(browser, tmp_path):
@@ -261,15 +265,15 @@ def test_times_are_in_the_zone_of_the_browser_and_in_utc_without_scripts(browser
             ({"timezone_id": "Asia/Tokyo"}, "1 Jan 09:00"),
             ({"timezone_id": "Asia/Tokyo", "java_script_enabled": False}, "1 Jan 00:00"),
         ):
-            page = open_page(browser, server.url, **options)
+            page = open_page(browser, f"{server.url}/traces", **options)
             for _ in range(2):  # the script converts the first page, the server prints the second one
                 assert page.locator("td.c-started time").inner_text().startswith(shown)
                 page.reload()
 
 
 def test_every_preference_works_without_scripts(browser, ordinary):
-    page = open_page(browser, f"{ordinary}/", java_script_enabled=False)
-    page.get_by_role("button", name="View").click()
+    page = open_page(browser, f"{ordinary}/traces", java_script_enabled=False)
+    page.get_by_role("button", name="View", exact=True).click()
     page.get_by_label("Rows").select_option("compact")
     page.get_by_role("checkbox", name="User").check()
     page.get_by_role("button", name="Apply").click()
@@ -284,7 +288,7 @@ def test_every_preference_works_without_scripts(browser, ordinary):
 
 
 def test_a_condition_is_edited_and_removed_at_its_chip_without_scripts(browser, ordinary):
-    page = open_page(browser, f"{ordinary}/?name=answer&status=ok", java_script_enabled=False)
+    page = open_page(browser, f"{ordinary}/traces?name=answer&status=ok", java_script_enabled=False)
     page.get_by_role("button", name="Edit: name answer").click()
     page.locator("#mark-1 select").select_option("not")
     page.get_by_role("button", name="Apply").click()

@@ -45,7 +45,7 @@ def test_a_count_of_feedback_on_documents_links_to_the_traces_that_it_counts(sto
     low, high = answered(store, (0.2, 0.9)), answered(store, (0.8,))
     without = run("no documents")
     store.append([without])
-    text = client.get("/").text
+    text = client.get("/traces").text
     assert "of documents" in text
     counted = client.get(link_to(text, "n 3")).text
     assert low.trace_id in counted
@@ -76,7 +76,7 @@ def test_a_session_shows_feedback_on_documents_as_theirs(store, client):
 
 def test_a_list_shows_no_score_of_a_document_in_a_column_of_the_trace(store, client):
     answered(store, (0.0, 0.5))
-    text = client.get("/").text
+    text = client.get("/traces").text
     assert 'data-key="relevant"' not in text
 
 
@@ -94,16 +94,16 @@ def test_a_rule_cannot_filter_by_feedback_on_documents(store):
 
 def test_a_filter_that_only_judge_calls_pass_says_so_and_leads_to_them(store, client):
     store.append([run(), judge := run("polite", kind="evaluator", environment="judges")])
-    text = client.get("/?environment=judges").text
+    text = client.get("/traces?environment=judges").text
     assert "calls of judges" in text
     assert judge.trace_id in client.get(link_to(text, "Show judge calls")).text
 
 
 def test_the_list_says_how_many_traces_match(store, client):
     store.append([run("a"), run("a"), run("b")])
-    assert "<b>2 match</b>" in client.get("/?name=a").text
+    assert "<b>2 match</b>" in client.get("/traces?name=a").text
     store.append([run("a") for _ in range(60)])
-    assert "<b>62 match</b>" in client.get("/?name=a").text
+    assert "<b>62 match</b>" in client.get("/traces?name=a").text
 
 
 # --- Running traces ---------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_a_running_trace_has_the_name_of_its_root_and_its_tools_have_a_parent(st
 
 def test_the_list_names_a_running_trace_by_its_root(store, client):
     running_agent(store)
-    text = client.get("/").text
+    text = client.get("/traces").text
     assert re.search(r'class="row-link"[^>]*>agent of 12 s<', text)
     assert ">first_tool<" not in text
     assert "of the tool" not in text
@@ -170,7 +170,7 @@ def test_a_call_whose_tool_still_runs_has_no_link(store, client):
 # --- Odd names --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("address", ["/", "/sessions"])
+@pytest.mark.parametrize("address", ["/", "/traces", "/sessions"])
 def test_every_link_has_a_visible_text(store, client, address):
     odd_traces(store)
     for link in re.findall(r"<a\s[^>]*>(.*?)</a>", client.get(address).text, re.DOTALL):
@@ -180,12 +180,12 @@ def test_every_link_has_a_visible_text(store, client, address):
 @pytest.mark.parametrize("name", [" ", "\u2800\u200b", "", "\u3164"])
 def test_a_name_without_a_visible_character_is_called_that(store, client, name):
     store.append([run(name)])
-    assert "(no name)" in client.get("/").text
+    assert "(no name)" in client.get("/traces").text
 
 
 def test_texts_of_others_have_their_own_direction(store, client):
     store.append([run("answer", inputs="سؤال", outputs="جواب")])
-    assert client.get("/").text.count('dir="auto"') >= 3
+    assert client.get("/traces").text.count('dir="auto"') >= 3
 
 
 # --- Filters ----------------------------------------------------------------------------------------------------------
@@ -193,15 +193,15 @@ def test_texts_of_others_have_their_own_direction(store, client):
 
 def test_a_condition_is_negated(store, client):
     store.append([run("a"), run("b", session_id="s")])
-    text = client.get("/?name!=a").text
+    text = client.get("/traces?name!=a").text
     assert ">b</a>" in text
     assert ">a</a>" not in text
-    assert ">a</a>" in client.get("/?session!=s").text  # a trace without a session is in no session s
-    assert client.get("/?name-is=not&name=a").text.count("row-link") == 1
+    assert ">a</a>" in client.get("/traces?session!=s").text  # a trace without a session is in no session s
+    assert client.get("/traces?name-is=not&name=a").text.count("row-link") == 1
 
 
 def test_several_conditions_on_feedback_are_kept_by_the_form(store, client):
-    text = client.get("/?feedback=a<1&feedback_key=b&feedback_op=<&feedback_value=2").text
+    text = client.get("/traces?feedback=a<1&feedback_key=b&feedback_op=<&feedback_value=2").text
     assert '<input type="hidden" name="feedback" value="a&lt;1">' in text
     assert '<input type="hidden" name="feedback" value="b&lt;2">' in text
 
@@ -209,24 +209,24 @@ def test_several_conditions_on_feedback_are_kept_by_the_form(store, client):
 def test_yesterday_is_a_day_of_the_reader(store, client):
     noon = time.time_ns() // (24 * HOUR_NS) * 24 * HOUR_NS + 12 * HOUR_NS  # of today in UTC
     store.append([run("today", start_ns=noon), run("before", start_ns=noon - 24 * HOUR_NS)])
-    text = client.get("/?since=yesterday").text
+    text = client.get("/traces?since=yesterday").text
     assert (">before</a>" in text, ">today</a>" in text) == (True, False)
     client.cookies.set(
         "spanwise-zone", "Pacific%2FKiritimati"
     )  # 14 hours ahead of UTC, so noon is tomorrow's 2 o'clock
-    ahead = client.get("/?since=today").text
+    ahead = client.get("/traces?since=today").text
     assert (">before</a>" in ahead, ">today</a>" in ahead) in ((True, True), (False, True))
 
 
 def test_a_time_is_printed_in_the_zone_of_the_reader_or_in_utc(store, client):
     store.append([run("answer", start_ns=1_750_000_000 * 10**9)])
-    assert "15 Jun 2025" in (text := client.get("/").text)
+    assert "15 Jun 2025" in (text := client.get("/traces").text)
     assert 'datetime="2025-06-15T15:06:40.000+00:00"' in text
     assert "2025-06-15 15:06:40.000+00:00" in text
     client.cookies.set("spanwise-zone", "Asia%2FTokyo")
-    assert "2025-06-16 00:06:40.000+09:00" in client.get("/").text
+    assert "2025-06-16 00:06:40.000+09:00" in client.get("/traces").text
     client.cookies.set("spanwise-zone", "../../etc/passwd")
-    assert "2025-06-15 15:06:40.000+00:00" in client.get("/").text
+    assert "2025-06-15 15:06:40.000+00:00" in client.get("/traces").text
 
 
 # --- Preferences ------------------------------------------------------------------------------------------------------
@@ -234,14 +234,20 @@ def test_a_time_is_printed_in_the_zone_of_the_reader_or_in_utc(store, client):
 
 def test_preferences_are_remembered_and_lead_back(store, client):
     store.append([run(user_id="u-1")])
-    form = {"density": "compact", "columns": "1", "column_user": "1", "column_latency": "1", "back": "/?name=answer"}
+    form = {
+        "density": "compact",
+        "columns": "1",
+        "column_user": "1",
+        "column_latency": "1",
+        "back": "/traces?name=answer",
+    }
     answer = client.post("/preferences", data=form, follow_redirects=False)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/?name=answer")
-    text = client.get("/").text
+    assert (answer.status_code, answer.headers["location"]) == (303, "/traces?name=answer")
+    text = client.get("/traces").text
     assert 'data-density="compact"' in text
     assert re.findall(r'<th scope="col" class="c-(\w+)"', text) == ["name", "user", "latency"]
     client.post("/preferences", data={"theme": "dark"})
-    text = client.get("/").text
+    text = client.get("/traces").text
     assert 'data-theme="dark"' in text
     assert 'data-density="compact"' in text
 
@@ -258,7 +264,7 @@ def test_preferences_lead_to_no_other_server(client, back):
 def test_a_damaged_cookie_of_preferences_does_no_harm(store, client, cookie):
     store.append([run()])
     client.cookies.set("spanwise-view", cookie)
-    assert client.get("/").status_code == 200
+    assert client.get("/traces").status_code == 200
 
 
 def test_the_choice_of_raw_values_keeps_the_other_preferences(store, client):
@@ -273,7 +279,7 @@ def test_the_choice_of_raw_values_keeps_the_other_preferences(store, client):
 
 def test_the_side_bar_offers_the_projects_and_keeps_the_chosen_one(store, client):
     store.append([run(project="shop"), run(project="support")])
-    text = client.get("/?project=shop").text
+    text = client.get("/traces?project=shop").text
     assert "<option selected>shop</option>" in text
     assert 'href="/sessions?project=shop"' in text
 
@@ -334,3 +340,57 @@ def test_a_yes_is_written_one_way(store, client):
     for key, fields in (("a", {"score": True}), ("b", {"label": "True"}), ("c", {"label": "true"})):
         store.add_feedback([Feedback(target=Target(trace_id=root.trace_id), key=key, **fields)])
     assert re.findall(r'<span class="value">([^<]*)', client.get(f"/traces/{root.trace_id}").text)[::2] == ["yes"] * 3
+
+
+# --- Large traces that run, and traces that are deleted ---------------------------------------------------------------
+
+
+def large_running_trace(store):
+    """Store 1,200 ended steps of an open root, the last 100 of them below an open batch; returns the batch."""
+    started = time.time_ns() - 60 * 10**9
+    root = OpenRun(trace_id=OPEN_TRACE, span_id="e" * 16, name="batch job", kind="agent", start_ns=started)
+    batch = OpenRun(
+        trace_id=OPEN_TRACE, span_id="d" * 16, parent_id=root.span_id, name="open batch", start_ns=started + 1_100
+    )
+    store.add_running([root, batch])
+    steps = [
+        run(
+            f"step {n}",
+            trace_id=OPEN_TRACE,
+            parent_id=batch.span_id if n >= 1_100 else root.span_id,
+            start_ns=started + n,
+            end_ns=started + n + 10**9,
+        )
+        for n in range(1_200)
+    ]
+    store.append(steps)
+    return batch
+
+
+@pytest.mark.process
+def test_a_large_trace_shows_the_runs_that_have_not_ended(store, client):
+    batch = large_running_trace(store)
+    text = client.get(f"/traces/{OPEN_TRACE}").text
+    assert "<h1" in text
+    assert "batch job" in text[text.index("<h1") : text.index("</h1>")]
+    assert text.count("open-run") == 1  # the root; the batch is in the last part of the tree
+    last = client.get(f"/traces/{OPEN_TRACE}?run={batch.span_id}").text
+    assert '<span class="name" dir="auto">open batch</span><span class="flag open">running</span>' in last
+    assert "no parent" not in last
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("count", "operation"), [(3, "trace"), (3, "why"), (1_200, "run"), (1_200, "tree")])
+def test_a_trace_that_is_deleted_while_its_page_is_read_is_not_found(store, client, monkeypatch, count, operation):
+    root = run()
+    store.append([root, *(child(root, f"step {n}") for n in range(count))])
+    read = getattr(store, operation)
+
+    def delete_and_read(*args, **options):
+        store.delete(trace_ids=(root.trace_id,))
+        return read(*args, **options)
+
+    monkeypatch.setattr(store, operation, delete_and_read)
+    answer = client.get(f"/traces/{root.trace_id}")
+    assert answer.status_code == 404
+    assert "It may have been deleted" in answer.text

@@ -42,7 +42,7 @@ def test_numbers_lead_to_traces(store, client):
     monitored(store)
     _, source = page(client, "/rules")
     links = [html.unescape(link) for link in re.findall(r'href="(/[^"]*)"', source)]
-    for address in ("/?project=default&name=answer", "/rules/short?project=default&verdict=waiting"):
+    for address in ("/traces?project=default&name=answer", "/rules/short?project=default&verdict=waiting"):
         assert address in links
     for address in links:
         assert client.get(address).status_code == 200

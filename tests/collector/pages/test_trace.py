@@ -81,7 +81,7 @@ def test_derived_values_are_marked_on_the_page_and_in_the_list(store, client):
     assert (text.count("derived from the first child run"), text.count("derived from the last child run")) == (1, 1)
     below = store.trace(root.trace_id).children(root.span_id)[0]
     assert "derived from" not in client.get(f"/traces/{root.trace_id}?run={below.span_id}").text
-    assert 'title="derived from the first child of the root">When?' in client.get("/").text
+    assert 'title="derived from the first child of the root">When?' in client.get("/traces").text
 
 
 def test_feedback_shows_comment_error_and_source(store, client):
@@ -220,7 +220,7 @@ def test_a_run_far_down_is_shown_among_its_neighbours(store, client):
     store.feedback(root.trace_id, "k", 1.0, span_id=run.span_id, author="ann")
     text = client.get(f"/traces/{root.trace_id}?run={run.span_id}").text
     assert (text.count("data-run"), text.count('aria-current="true" data-run')) == (500, 1)
-    for words in ("c776</span></h2>", "501 to 1,000 of 2,100", "1,000 of 2,100 so far", "a person, ann"):
+    for words in ("c776</span></h2>", "501 to 1,000 of 2,100", "a person, ann"):
         assert words in text
 
 
@@ -291,7 +291,7 @@ def test_a_run_shows_prompt_agent_finish_reason_first_token_and_tools(store, cli
     text = client.get(f"/traces/{call.trace_id}").text
     for words in ("first token after 120 ms", "finish reason stop, length", ">greet</a>", ">v2</a>", ">planner</a>"):
         assert words in text
-    assert 'href="/?prompt=greet&amp;prompt_version=v2"' in text
+    assert 'href="/traces?prompt=greet&amp;prompt_version=v2"' in text
     assert "track" in text
     assert client.get(f"/traces/{call.trace_id}/runs/{call.span_id}/tools").status_code == 200
 

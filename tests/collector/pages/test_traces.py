@@ -16,7 +16,7 @@ from spanwise.collector.stores.sqlite.query import sorted_lists
 
 @pytest.mark.process
 def test_a_new_store_says_what_to_do(client):
-    page = client.get("/")
+    page = client.get("/traces")
     assert page.status_code == 200
     assert "No traces yet" in page.text
     assert "spanwise demo" in page.text
@@ -24,13 +24,15 @@ def test_a_new_store_says_what_to_do(client):
 
 def test_the_list_shows_traces_latest_first(store, client):
     store.append([run("first"), run("second")])
-    text = client.get("/").text
+    text = client.get("/traces").text
     assert text.index(">second</a>") < text.index(">first</a>")
 
 
 def test_an_error_and_a_skip_never_look_like_a_score(store, client):
     outcomes(store, rag(store).trace_id)
-    chips = re.findall(r'class="chip (\w+)"[^>]*popovertarget.*?<span class="value">([^<]*)', client.get("/").text)
+    chips = re.findall(
+        r'class="chip (\w+)"[^>]*popovertarget.*?<span class="value">([^<]*)', client.get("/traces").text
+    )
     assert sorted(chips) == [("error", "error"), ("score", "0.25"), ("skip", "skipped")]
 
 
@@ -39,14 +41,14 @@ def test_means_stand_beside_n_failed_and_skipped(store, client):
         target = Target(trace_id=rag(store).trace_id)
         outcome = {"score": score} if score is not None else {"outcome": "error", "error": "boom"}
         store.add_feedback([Feedback(target=target, key="exact", **outcome)])
-    text = client.get("/").text
+    text = client.get("/traces").text
     assert '<span class="mean">0.5</span>' in text
     assert re.search(r'">n 2</a><a class="failed" href="[^"]+">1 failed</a>', text)
 
 
 def test_the_filter_form_narrows_the_list(store, client):
     store.append([run("kept", project="p"), run("gone", project="q")])
-    text = client.get("/?project=p").text
+    text = client.get("/traces?project=p").text
     assert ">kept</a>" in text
     assert ">gone</a>" not in text
 
@@ -55,7 +57,7 @@ def test_feedback_conditions_narrow_the_list(store, client):
     roots = [rag(store) for _ in range(2)]
     store.feedback(roots[0].trace_id, "concise", 0.2)
     store.feedback(roots[1].trace_id, "concise", 0.9)
-    text = client.get("/?feedback_key=concise&feedback_op=<&feedback_value=0.5").text
+    text = client.get("/traces?feedback_key=concise&feedback_op=<&feedback_value=0.5").text
     assert roots[0].trace_id in text
     assert roots[1].trace_id not in text
 
@@ -63,10 +65,10 @@ def test_feedback_conditions_narrow_the_list(store, client):
 def test_the_examples_of_code_on_empty_pages_use_names_that_exist(client):
     examples = [
         html.unescape(code)
-        for address in ("/", "/sessions", "/datasets", "/experiments", "/rules")
+        for address in ("/", "/traces", "/sessions", "/datasets", "/experiments", "/rules")
         for code in re.findall(r"<code>([^<]*import [^<]*)</code>", client.get(address).text)
     ]
-    assert len(examples) == 5
+    assert len(examples) == 6
     for example in examples:
         for statement in ast.parse(example).body:
             if isinstance(statement, ast.ImportFrom):
@@ -75,7 +77,7 @@ def test_the_examples_of_code_on_empty_pages_use_names_that_exist(client):
 
 def test_older_traces_are_a_link_away(store, client):
     store.append([run(f"t{i}") for i in range(55)])
-    older = re.search(r'rel="next" href="([^"]+)"', client.get("/").text).group(1)
+    older = re.search(r'rel="next" href="([^"]+)"', client.get("/traces").text).group(1)
     text = client.get(older.replace("&amp;", "&")).text
     assert text.count("row-link") == 5
     assert 'rel="next"' not in text
@@ -83,25 +85,25 @@ def test_older_traces_are_a_link_away(store, client):
 
 def test_experiments_stay_out_until_asked_for(store, client):
     experiment(store, "first", (1.0, 0.0))
-    assert "No matching traces" in client.get("/").text
-    assert client.get("/?traffic=all").text.count("row-link") == 2
+    assert "No matching traces" in client.get("/traces").text
+    assert client.get("/traces?traffic=all").text.count("row-link") == 2
 
 
 def test_judgements_stay_out_until_asked_for(store, client):
     store.append([answer := run(), own := run("polite", kind="evaluator", links=(Link(answer.trace_id, "f" * 16),))])
     on = Target(trace_id=answer.trace_id)
     store.add_feedback([Feedback(target=on, key="polite", score=1.0, judge_trace_id=own.trace_id)])
-    assert client.get("/").text.count("row-link") == client.get("/?traffic=all").text.count("row-link") == 1
+    assert client.get("/traces").text.count("row-link") == client.get("/traces?traffic=all").text.count("row-link") == 1
     assert 'href="/traces/' + own.trace_id in client.get(f"/traces/{answer.trace_id}").text
     assert answer.trace_id in client.get(f"/traces/{own.trace_id}").text
-    for address in ("/?traffic=judges", "/?kind=evaluator"):
+    for address in ("/traces?traffic=judges", "/traces?kind=evaluator"):
         assert own.trace_id in (text := client.get(address).text)
         assert answer.trace_id not in text
 
 
 def test_a_condition_that_makes_no_sense_is_said_beside_the_form(store, client):
     rag(store)
-    page = client.get("/?latency_ms=fast")
+    page = client.get("/traces?latency_ms=fast")
     assert page.status_code == 422
     assert "latency must be a comparison such as &gt; 500, got &#39;fast&#39;" in page.text
 
@@ -109,7 +111,7 @@ def test_a_condition_that_makes_no_sense_is_said_beside_the_form(store, client):
 @pytest.mark.process
 def test_a_cursor_from_elsewhere_is_no_server_error(store, client):
     rag(store)
-    assert client.get("/?cursor=nonsense").status_code in (200, 400)
+    assert client.get("/traces?cursor=nonsense").status_code in (200, 400)
 
 
 def test_sessions_are_listed_and_told_as_conversations(store, client):
@@ -140,12 +142,12 @@ def test_feedback_on_a_session_stands_above_its_turns(store, client):
 
 def test_charts_over_a_long_time_do_not_hold_up_the_list(store, client):
     store.append([run("answer", start_ns=time.time_ns())])
-    page = client.get("/?range=30d&name=answer").text
+    page = client.get("/traces?range=30d&name=answer").text
     assert 'class="overview"' not in page
-    address = html.unescape(re.search(r'data-charts="([^"]+)"', page).group(1))
+    address = html.unescape(re.search(r'class="waiting" hx-get="([^"]+)"', page).group(1))
     assert address.startswith("/charts?range=30d&name=answer&since=")
     assert 'aria-label="Traces over time"' in client.get(address).text
-    assert 'class="overview"' in client.get("/?range=30d&name=answer&charts=1").text
+    assert 'class="overview"' in client.get("/traces?range=30d&name=answer&charts=1").text
 
 
 def test_charts_need_a_stretch_of_time(client):
@@ -159,13 +161,13 @@ def test_traces_under_way_stand_above_the_list(store, client):
     judge = OpenRun(trace_id="c" * 32, span_id="c" * 16, name="judging", kind="evaluator", start_ns=50)
     inner = OpenRun(trace_id=f"{8:032x}", span_id="d" * 16, parent_id="b" * 16, name="inner", start_ns=60, project="p")
     store.add_running([*begun, judge, inner])
-    text = client.get("/?project=p").text
+    text = client.get("/traces?project=p").text
     assert f'<a href="/traces/{8:032x}" dir="auto">slow8</a>' in text
     assert "and 1 more" in text
     assert not any(name in text for name in (">slow0<", ">inner<", ">judging<"))
     store.append([run("first to end", trace_id=inner.trace_id, parent_id="b" * 16)])
-    assert ">slow8<" in client.get("/").text
-    for address in ("/?project=q", "/?text=word", "/?status=error", "/?cursor=1.1"):
+    assert ">slow8<" in client.get("/traces").text
+    for address in ("/traces?project=q", "/traces?text=word", "/traces?status=error", "/traces?cursor=1.1"):
         assert ">slow8<" not in client.get(address).text
 
 
@@ -174,7 +176,7 @@ def test_a_mark_says_what_is_missing_of_a_trace(store, client):
     counts = {"spanwise.spans.started": 3, "spanwise.spans.open": 0, "spanwise.spans.dropped": 2}
     store.append([replace(first, attributes={"spanwise.local_root": first.span_id, **counts}), second])
     store.add_running([OpenRun(trace_id=second.trace_id, span_id="b" * 16, name="slow")])
-    marks = re.findall(r'<span class="open" title="([^"]*)">([^<]*)</span>', client.get("/").text)
+    marks = re.findall(r'<span class="open" title="([^"]*)">([^<]*)</span>', client.get("/traces").text)
     assert marks == [
         ("Runs that have started but not ended: 1", "running"),
         ("2 spans were dropped by the sender", "2 dropped"),
@@ -189,27 +191,27 @@ def make_latencies(store):
 
 def test_the_list_is_sorted_by_the_address_and_its_headers_link_to_the_orders(store, client):
     make_latencies(store)
-    text = client.get("/?sort=-latency_ms&since=1h").text
+    text = client.get("/traces?sort=-latency_ms&since=1h").text
     assert text.index(">slow</a>") < text.index(">newest</a>") < text.index(">fast</a>")
-    assert re.findall(r'aria-sort="(\w+)"[^>]*><a href="([^"]*)"', text) == [
-        ("descending", "/?since=1h&amp;sort=latency_ms")
+    assert re.findall(r'aria-sort="(\w+)"[^>]*><a class="sort" href="([^"]*)"', text) == [
+        ("descending", "/traces?since=1h&amp;sort=latency_ms")
     ]
-    assert 'aria-sort="descending"><a href="/?sort=start"' in client.get("/").text
-    assert 'href="/?since=1h&amp;sort=errors"' in text
+    assert 'aria-sort="descending"><a class="sort" href="/traces?sort=start"' in client.get("/traces").text
+    assert 'href="/traces?since=1h&amp;sort=errors"' in text
 
 
 def test_an_unknown_order_is_a_problem_and_the_list_stays(store, client):
     make_latencies(store)
-    for address in ("/?sort=nonsense", "/sessions?sort=-latency_ms"):
+    for address in ("/traces?sort=nonsense", "/sessions?sort=-latency_ms"):
         page = client.get(address)
         assert (page.status_code, "cannot sort by" in page.text) == (422, True)
-    assert ">slow</a>" in client.get("/?sort=nonsense").text
+    assert ">slow</a>" in client.get("/traces?sort=nonsense").text
 
 
 def test_every_page_of_a_sorted_list_keeps_its_order(store, client, monkeypatch):
     monkeypatch.setattr(trace_list, "TRACES_PER_PAGE", 2)
     make_latencies(store)
-    first = client.get("/?sort=-latency_ms").text
+    first = client.get("/traces?sort=-latency_ms").text
     [address] = re.findall(r'rel="next" href="([^"]*)"', first)
     second = client.get(html.unescape(address)).text
     assert (">slow</a>" in first, ">fast</a>" in first, ">fast</a>" in second) == (True, False, True)
@@ -218,14 +220,14 @@ def test_every_page_of_a_sorted_list_keeps_its_order(store, client, monkeypatch)
 def test_a_list_says_which_traces_are_sorted(store, client, monkeypatch):
     monkeypatch.setattr(sorted_lists, "MAX_SORTED", 2)
     make_latencies(store)
-    assert "Sorted: the newest 2 matching traces" in client.get("/?sort=cost").text
-    assert "Sorted:" not in client.get("/?sort=start").text
+    assert "Sorted: the newest 2 matching traces" in client.get("/traces?sort=cost").text
+    assert "Sorted:" not in client.get("/traces?sort=start").text
 
 
 def test_matches_of_a_search_are_marked_and_escaped(store, client):
     store.append([run(inputs="a <script>alert(1)</script> Dépôt \u202e depots", outputs="<mark>none</mark>")])
     assert eventually(lambda: len(store.traces(text="depot")), 1)
-    text = client.get("/?text=depot").text
+    text = client.get("/traces?text=depot").text
     assert "a &lt;script&gt;alert(1)&lt;/script&gt; <mark>Dépôt</mark> ⟨U+202E⟩ <mark>depot</mark>s" in text
     assert "&lt;mark&gt;none&lt;/mark&gt;" in text
 
@@ -233,15 +235,15 @@ def test_matches_of_a_search_are_marked_and_escaped(store, client):
 def test_a_search_says_how_many_traces_are_not_indexed_yet(store, client):
     with store._behind._lock:
         store.append([run(inputs="parcel")])
-        assert "1 trace is not in the search index yet" in client.get("/?text=parcel").text
+        assert "1 trace is not in the search index yet" in client.get("/traces?text=parcel").text
 
 
 def test_the_list_can_have_columns_for_prompts_agents_finish_reasons_and_first_tokens(store, client):
     labels = {"agent_name": "planner", "finish_reasons": ("length",), "time_to_first_token_ms": 120.0}
     store.append([run("told", prompt_name="greet", prompt_version="v2", **labels), run("plain")])
-    assert "First token" not in client.get("/").text.partition("<table")[2]
+    assert "First token" not in client.get("/traces").text.partition("<table")[2]
     client.cookies.set("spanwise-view", "columns=prompt.agent.finish_reason.first_token")
-    table = client.get("/").text.partition("<table")[2]
+    table = client.get("/traces").text.partition("<table")[2]
     for words in (">Prompt<", ">greet@v2<", ">Agent<", ">planner<", ">Finish reason<", ">length<", ">First token<"):
         assert words in table
     assert "120" in table
@@ -249,26 +251,26 @@ def test_the_list_can_have_columns_for_prompts_agents_finish_reasons_and_first_t
 
 def test_the_filter_form_has_prompts_agents_finish_reasons_and_first_tokens(store, client):
     store.append([run("kept", prompt_name="greet", prompt_version="v2", agent_name="planner"), run("gone")])
-    page = client.get("/?prompt=greet&prompt_version=v2&agent=planner").text
+    page = client.get("/traces?prompt=greet&prompt_version=v2&agent=planner").text
     assert ">kept</a>" in page
     assert ">gone</a>" not in page
     assert '<datalist id="prompts"><option value="greet">' in page
-    assert "first token must be a comparison" in client.get("/?time_to_first_token_ms=fast").text
+    assert "first token must be a comparison" in client.get("/traces?time_to_first_token_ms=fast").text
 
 
 def test_charts_compare_groups(store, client):
     for number, version in enumerate(["v1", "v1", "v2"]):
         call = run("call", prompt_name="greet", prompt_version=version, start_ns=time.time_ns() - number * 10**9)
         store.append([call], [Feedback(target=Target(trace_id=call.trace_id), key="good", score=float(number))])
-    groups = client.get("/?group_by=prompt_version").text.partition('class="panel wide groups"')[2]
+    groups = client.get("/traces?group_by=prompt_version").text.partition('class="panel wide groups"')[2]
     assert "By prompt version" in groups
     assert groups.index("greet@v1") < groups.index("greet@v2")
     assert '<span class="mean">0.5</span>' in groups
     assert 'aria-label="Traces of greet@v2 over time"' in groups
-    assert "By prompt" not in client.get("/").text
-    assert client.get("/?group_by=nothing").status_code in (400, 422)
+    assert "By prompt" not in client.get("/traces").text
+    assert client.get("/traces?group_by=nothing").status_code in (400, 422)
 
 
 def test_charts_show_the_largest_of_many_groups(store, client):
     store.append([run("call", user_id=f"u{number}", start_ns=time.time_ns()) for number in range(20)])
-    assert "12 groups with the most traces, of 20" in client.get("/?group_by=user").text
+    assert "12 groups with the most traces, of 20" in client.get("/traces?group_by=user").text

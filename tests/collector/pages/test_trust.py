@@ -29,7 +29,7 @@ PAGES = {
     "experiments": "/experiments",
     "experiment": "/experiments/one",
     "compare": "/compare?ids=one,two",
-    "traces": "/?traffic=all",
+    "traces": "/traces?traffic=all",
 }
 
 
@@ -43,7 +43,7 @@ def test_every_page_says_how_far_a_judge_agrees_with_people(store: SQLiteStore, 
 @pytest.mark.process
 def test_it_is_said_where_people_had_the_last_word_on_every_trace(store: SQLiteStore, client: TestClient) -> None:
     judged(store, "one", votes=True)
-    assert SAID in client.get("/?traffic=all").text
+    assert SAID in client.get("/traces?traffic=all").text
 
 
 @pytest.mark.parametrize("path", PAGES.values(), ids=PAGES)
@@ -58,4 +58,4 @@ def test_code_and_people_are_not_checked(store: SQLiteStore, client: TestClient)
     store.append([root])
     store.add_feedback([Feedback(target=Target(trace_id=root.trace_id), key="exact", score=1.0)])
     store.feedback(root.trace_id, "good", True, author="ann")
-    assert "never checked" not in client.get("/").text
+    assert "never checked" not in client.get("/traces").text

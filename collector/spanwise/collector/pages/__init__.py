@@ -3,11 +3,13 @@
 Modules, in the order in which data flows:
 
 - `page_router`: Page routes: views, form submissions and their CSRF checks, error pages.
+- `overview_page`: Overview page: totals of live traffic over a time range.
 - `session_pages`: Session list, and a session shown as a conversation.
 - `experiment_pages`: Dataset, experiment and comparison pages.
 - `rule_pages`: Rule list with funnels and costs, and the decisions of one rule.
 """
 
+from spanwise.collector.pages.components.rendering import has_scripts
 from spanwise.collector.pages.experiment_pages import AnalysisRenderer
 from spanwise.collector.pages.page_router import (
     PAGE_ROUTES,
@@ -22,6 +24,7 @@ __all__ = [
     "PAGE_ROUTES",
     "AnalysisRenderer",
     "create_router",
+    "has_scripts",
     "read_form",
     "render_not_found",
     "render_refusal",

@@ -19,8 +19,8 @@ from starlette.responses import RedirectResponse, Response
 
 from spanwise.collector.address_parsing import parse_origin
 from spanwise.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooSlow, Unavailable
-from spanwise.collector.pages import experiment_pages, rule_pages, session_pages, traces
-from spanwise.collector.pages.components import preferences, rendering
+from spanwise.collector.pages import experiment_pages, live_updates, overview_page, rule_pages, session_pages, traces
+from spanwise.collector.pages.components import preferences, rendering, saved_views
 from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.security.authorization import get_access, get_request_store
 from spanwise.collector.security.browser_sessions import is_form_token
@@ -28,7 +28,7 @@ from spanwise.collector.stores import Store
 
 TOKEN_FIELD = "token"  # form field of the CSRF token
 MAX_FORM_BYTES = 64 * 1024  # default limit of a form in bytes
-MAX_FORM_FIELDS = 30  # fields of one submission; fields that the form does not declare are dropped
+MAX_FORM_FIELDS = 48  # fields of one submission; fields that the form does not declare are dropped
 # Action of a form. It returns the URL to redirect to, or a response. Raises `Refused`, whose message the page shows.
 Action: TypeAlias = Callable[[Store, Request, Mapping[str, str]], str | Response]
 
@@ -46,8 +46,11 @@ class Form:
 
 FORMS: tuple[Form, ...] = (
     Form("/preferences", preferences.FIELDS, preferences.save_preferences, scope="read"),
+    Form("/views", saved_views.FIELDS, saved_views.change_views, scope="read"),
     Form("/rules/{name:path}", ("project", "action"), rule_pages.change_rule),
-    Form("/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run"), traces.add_feedback),
+    Form(
+        "/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run", "from"), traces.add_feedback
+    ),
 )
 
 
@@ -119,9 +122,13 @@ def settings(_store: Store, request: Request) -> Response:
 
 # path, view, permission that the API key needs; the first matching path answers
 VIEWS: tuple[tuple[str, View, str], ...] = (
-    ("/", traces.traces, "read"),
+    ("/", overview_page.overview, "read"),
+    ("/traces", traces.traces, "read"),
+    ("/traces/suggestions", traces.suggestions, "read"),
     ("/charts", traces.charts, "read"),
+    ("/traces/compare", traces.compare_traces, "read"),
     ("/traces/{trace_id}", traces.trace, "read"),
+    ("/traces/{trace_id}/tree", traces.tree, "read"),
     ("/traces/{trace_id}/runs/{span_id}/{part}", traces.value_page, "read"),
     ("/traces/{trace_id}/runs/{span_id}/media/{part}", traces.media_page, "read"),
     ("/sessions", session_pages.sessions, "read"),
@@ -141,6 +148,7 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
 )
 
 SCAN_VIEWS = (
+    overview_page.overview,
     traces.charts,
     experiment_pages.compare,
     experiment_pages.analysis,
@@ -150,6 +158,7 @@ SCAN_VIEWS = (
 # all routes of the pages: path, permission that the API key needs, methods
 PAGE_ROUTES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     *((path, scope, ("GET",)) for path, _, scope in VIEWS),
+    ("/live", "read", ("GET",)),
     *((form.path, form.scope, ("POST",)) for form in FORMS),
 )
 
@@ -159,6 +168,7 @@ def create_router() -> APIRouter:
     routes = APIRouter()
     for path, view, _ in VIEWS:
         routes.add_route(path, _view_handler(view), methods=["GET"], include_in_schema=False)
+    routes.add_route("/live", _live, methods=["GET"], include_in_schema=False)
     for form in FORMS:
         routes.add_route(form.path, _form_handler(form), methods=["POST"], include_in_schema=False)
     return routes
@@ -178,6 +188,13 @@ def _view_handler(view: View) -> Callable[[Request], Awaitable[Response]]:
             return render_failure(request, error)
 
     return page
+
+
+async def _live(request: Request) -> Response:
+    try:
+        return await live_updates.live(request)
+    except StoreError as error:
+        return render_failure(request, error)
 
 
 def _form_handler(form: Form) -> Callable[[Request], Awaitable[Response]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from starlette.responses import HTMLResponse, Response
 from spanwise.collector import content, formatting
 from spanwise.collector.diagnostics import trace_completeness
 from spanwise.collector.filters import CJK_CHARACTERS, parse_search_terms
-from spanwise.collector.pages.components import filter_form, preferences, sparkline
+from spanwise.collector.pages.components import filter_form, preferences, saved_views, sparkline
 from spanwise.collector.pages.components.content_view import ContentView
 from spanwise.collector.pages.components.escaping import allow_line_breaks, mark_invisible
 from spanwise.collector.security.authorization import get_access, get_request_store
@@ -61,9 +62,15 @@ def _fold(character: str) -> str:
     return base.lower()[:1]
 
 
-def shorten_preview(text: str, limit: int = 240) -> str:
-    """Return the preview of a value on one line of at most `limit` characters."""
+_MAX_BEFORE_MATCH = 32  # characters before the first match of a search that a narrow column still shows
+
+
+def shorten_preview(text: str, limit: int = 240, search: str | None = None) -> str:
+    """Return the preview of a value on one line of at most `limit` characters. It begins near what a search finds."""
     line = " ".join(text.split())
+    match = _compile_search(search).search("".join(map(_fold, line))) if search else None
+    if match and match.start() > _MAX_BEFORE_MATCH:
+        line = "…" + line[match.start() - _MAX_BEFORE_MATCH // 2 :]
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
@@ -82,16 +89,40 @@ SECURITY_HEADERS = {
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
+# Files that pages may load, by their folder. The build makes those of `bundle/`; an install without npm has none.
+ASSETS = {
+    **dict.fromkeys(("spanwise.css", "spanwise.svg"), "static"),
+    **dict.fromkeys(("spanwise.js", "list.js", "trace.js"), "bundle"),
+}
+
+
+MIN_COMPRESSED_BYTES = 1_000
+COMPRESSION_LEVEL = 4  # level 9 takes seven times as long, for pages that are 4 % smaller
+
+
 @cache
-def read_asset(name: str) -> bytes:
-    """Return a file of `static/`."""
-    return (files("spanwise.collector.pages") / "static" / name).read_bytes()
+def read_asset(name: str) -> bytes | None:
+    """Return one of `ASSETS`; None for a script that was not built."""
+    path = files("spanwise.collector.pages") / ASSETS[name] / name
+    return path.read_bytes() if path.is_file() else None
 
 
 @cache
 def get_versioned_url(name: str) -> str:
-    """Return the address of a file of `static/`, which changes with its content."""
-    return f"/static/{name}?{sha256(read_asset(name)).hexdigest()[:12]}"
+    """Return the address of one of `ASSETS`, which changes with its content."""
+    return f"/static/{name}?{sha256(read_asset(name) or b'').hexdigest()[:12]}"
+
+
+def make_script_tag(name: str) -> Markup:
+    """Return the element that loads a script, "" if it was not built."""
+    if read_asset(name) is None:
+        return Markup()
+    return Markup('<script src="{}" defer></script>').format(get_versioned_url(name))
+
+
+def has_scripts() -> bool:
+    """Return whether the scripts of the pages were built."""
+    return read_asset("spanwise.js") is not None
 
 
 @cache
@@ -107,13 +138,17 @@ def get_environment() -> Environment:
     )
     environment.globals |= {
         "static": get_versioned_url,
+        "script": make_script_tag,
+        "has_scripts": has_scripts,
         "chart": sparkline,
         "operators": filter_form.OPERATOR_LABELS,
+        "sorts": filter_form.SORT_LABELS,
         "ranges": filter_form.RANGE_LABELS,
         "traffic": filter_form.TRAFFIC_LABELS,
         "content_view": ContentView,
         "choices_of": preferences.CHOICES,
         "all_columns": preferences.COLUMNS,
+        "resizable": preferences.RESIZABLE,
         "groups": filter_form.GROUP_LABELS,
     }
     # every formatting function becomes a filter of the same name
@@ -167,17 +202,31 @@ def render_page(
         "projects": get_request_store(request).values("project") if switcher else [],
         "access": access,
         "display": view,
+        "views": saved_views.read_views(request),
         "token": make_form_token(access.bond),
     }
     with preferences.use_time_zone(view.time_zone):
         body = get_environment().get_template(template).render(frame | context)
-    return HTMLResponse(body.encode("utf-8", "replace"), status, SECURITY_HEADERS)
+    return compress(request, HTMLResponse(body.encode("utf-8", "replace"), status, SECURITY_HEADERS))
+
+
+def compress(request: Request, response: Response) -> Response:
+    """Compress the body of a response if it is long and the browser accepts gzip."""
+    body = bytes(response.body)
+    if len(body) < MIN_COMPRESSED_BYTES or "gzip" not in request.headers.get("accept-encoding", ""):
+        return response
+    response.body = gzip.compress(body, COMPRESSION_LEVEL, mtime=0)
+    response.headers["content-length"] = str(len(response.body))
+    response.headers["content-encoding"] = "gzip"
+    response.headers["vary"] = "accept-encoding"
+    return response
 
 
 def serve_static(_store: Store, request: Request) -> Response:
     """Serve a style sheet, script or icon, cacheable for a year because its URL contains a hash."""
     name = request.path_params["name"]
-    if name not in ("spanwise.css", "spanwise.js", "trace.js", "spanwise.svg"):
+    asset = read_asset(name) if name in ASSETS else None
+    if asset is None:
         return Response("not found", 404, SECURITY_HEADERS, media_type="text/plain")
     headers: Mapping[str, str] = {**SECURITY_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
-    return Response(read_asset(name), headers=headers, media_type=_TYPES[name.rpartition(".")[2]])
+    return compress(request, Response(asset, headers=headers, media_type=_TYPES[name.rpartition(".")[2]]))
