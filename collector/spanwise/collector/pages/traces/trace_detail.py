@@ -37,6 +37,7 @@ from spanwise.collector.stores import RunNode, Store, derived_fields, iterate_ex
 MAX_TREE_RUNS = 20_000  # runs of the tree that are read at once; a larger trace is read in parts of this size
 PART_HEADER = "spanwise-part"  # names the part of the page that a script replaces
 _CALL_ID_ATTRIBUTES = ("gen_ai.tool.call.id", "ai.toolCall.id", "tool_call.id", "tool.call.id", "tool_call_id")
+_TOOL_NAME_ATTRIBUTES = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name")
 
 
 def get_time_range(trace: Trace) -> tuple[int, int]:
@@ -198,6 +199,7 @@ def trace(store: Store, request: Request) -> Response:
         "trace.html",
         **shown,
         view=view,
+        root_derived=derived_fields(root),
         tree=build_tree(
             view.nodes, query, query.run or run.span_id, view.start_ns, view.start_ns + view.duration_ns, view.open_ids
         ),
@@ -291,11 +293,11 @@ def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, str]:
     """Return the address of the run of each tool call by the call's id, for the calls of the selected run.
 
     A run has the id of its call in an attribute or in its result. Of senders that do not send it, a tool's run
-    belongs to a call of its name, in the order of time.
+    belongs to a call of its name, or of the name of its tool, in the order of time.
     """
     calls = find_tool_calls(view.run)
     runs: dict[str, str] = {}
-    unnamed: list[TreeNode] = []
+    unnamed: list[tuple[TreeNode, list[str]]] = []  # with the names of the tool
     tools = [node for node in view.ended if node.kind == "tool"][:MAX_TOOL_RUNS] if calls else []
     for node in tools:
         run = view.load_run(node.span_id)
@@ -305,10 +307,11 @@ def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, str]:
         if identity in calls:
             runs.setdefault(identity, node.span_id)
         elif identity is None:
-            unnamed.append(node)
+            unnamed.append((node, [str(run.attributes.get(name)) for name in _TOOL_NAME_ATTRIBUTES]))
     for identity, name in calls.items():
-        if identity not in runs and (found := next((node for node in unnamed if name and name in node.name), None)):
-            runs[identity] = found.span_id
+        matching = (tool for tool in unnamed if name and (name in tool[0].name or name in tool[1]))
+        if identity not in runs and (found := next(matching, None)):
+            runs[identity] = found[0].span_id
             unnamed.remove(found)
     return {identity: query.address(run=span_id) for identity, span_id in runs.items()}
 

@@ -67,7 +67,7 @@ def find_exchange(root: Run, nodes: Sequence[TreeNode | Run], load_run: Callable
     for span_id in calls[:_MAX_MODEL_CALLS] if not question else ():
         if question := content.find_question((asking := load_run(span_id)).inputs):
             break
-    opaque = not answer and root.status != "error" and (root.outputs is None or isinstance(root.outputs, str))
+    opaque = not answer and root.status != "error" and content.is_opaque(root.outputs)
     for span_id in calls[: -_MAX_MODEL_CALLS - 1 : -1] if opaque else ():
         if answer := content.find_answer((answering := load_run(span_id)).outputs):
             break
