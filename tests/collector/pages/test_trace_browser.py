@@ -183,17 +183,6 @@ def test_the_next_and_previous_error_are_one_key_away(open_page):
     page.locator("#detail h2", has_text="failing 0").wait_for()
 
 
-def test_a_fold_stays_in_the_address(open_page):
-    page = open_page("rich")
-    page.get_by_role("link", name="Fold 6 below answer").click()
-    page.get_by_role("link", name="Open 6 below answer").wait_for()
-    assert "fold=" in page.url
-    page.reload()
-    assert page.locator("[data-run]").count() == 1
-    page.get_by_role("link", name="Errors only").click()
-    page.wait_for_url("**only=errors**")
-
-
 def test_a_tool_call_leads_to_its_run_in_place(open_page):
     page = open_page("model call")
     page.get_by_role("link", name="Open its run").click()

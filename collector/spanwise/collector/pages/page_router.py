@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 
 from spanwise.collector.address_parsing import parse_origin
 from spanwise.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooSlow, Unavailable
-from spanwise.collector.pages import experiment_pages, overview_page, rule_pages, session_pages, traces
+from spanwise.collector.pages import experiment_pages, live_updates, overview_page, rule_pages, session_pages, traces
 from spanwise.collector.pages.components import preferences, rendering
 from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.security.authorization import get_access, get_request_store
@@ -47,7 +47,9 @@ class Form:
 FORMS: tuple[Form, ...] = (
     Form("/preferences", preferences.FIELDS, preferences.save_preferences, scope="read"),
     Form("/rules/{name:path}", ("project", "action"), rule_pages.change_rule),
-    Form("/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run"), traces.add_feedback),
+    Form(
+        "/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run", "from"), traces.add_feedback
+    ),
 )
 
 
@@ -121,9 +123,11 @@ def settings(_store: Store, request: Request) -> Response:
 VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/", overview_page.overview, "read"),
     ("/traces", traces.traces, "read"),
+    ("/traces/suggestions", traces.suggestions, "read"),
     ("/charts", traces.charts, "read"),
     ("/traces/compare", traces.compare_traces, "read"),
     ("/traces/{trace_id}", traces.trace, "read"),
+    ("/traces/{trace_id}/tree", traces.tree, "read"),
     ("/traces/{trace_id}/runs/{span_id}/{part}", traces.value_page, "read"),
     ("/traces/{trace_id}/runs/{span_id}/media/{part}", traces.media_page, "read"),
     ("/sessions", session_pages.sessions, "read"),
@@ -153,6 +157,7 @@ SCAN_VIEWS = (
 # all routes of the pages: path, permission that the API key needs, methods
 PAGE_ROUTES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     *((path, scope, ("GET",)) for path, _, scope in VIEWS),
+    ("/live", "read", ("GET",)),
     *((form.path, form.scope, ("POST",)) for form in FORMS),
 )
 
@@ -162,6 +167,7 @@ def create_router() -> APIRouter:
     routes = APIRouter()
     for path, view, _ in VIEWS:
         routes.add_route(path, _view_handler(view), methods=["GET"], include_in_schema=False)
+    routes.add_route("/live", _live, methods=["GET"], include_in_schema=False)
     for form in FORMS:
         routes.add_route(form.path, _form_handler(form), methods=["POST"], include_in_schema=False)
     return routes
@@ -181,6 +187,13 @@ def _view_handler(view: View) -> Callable[[Request], Awaitable[Response]]:
             return render_failure(request, error)
 
     return page
+
+
+async def _live(request: Request) -> Response:
+    try:
+        return await live_updates.live(request)
+    except StoreError as error:
+        return render_failure(request, error)
 
 
 def _form_handler(form: Form) -> Callable[[Request], Awaitable[Response]]:

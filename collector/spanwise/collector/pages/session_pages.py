@@ -74,7 +74,9 @@ def sessions(store: Store, request: Request) -> Response:
         "sessions.html",
         status=422 if query.problems else 200,
         query=query,
+        sort_links=filter_form.SortLinks(sort or "-start", lambda order: query.address("/sessions", sort=order)),
         page=store.sessions(query.filter, sort=sort, limit=TRACES_PER_PAGE, cursor=query.fields.get("cursor")),
+        sorts=filter_form.SESSION_SORT_LABELS,
         environments=store.values("environment"),
     )
 
