@@ -206,9 +206,14 @@ def test_the_deepest_of_2000_runs_is_selected_and_in_sight(open_page):
     assert tree["y"] <= row["y"] <= tree["y"] + tree["height"]
 
 
+OUTLINES = (
+    "e => [...new Set([e, ...e.children].map(each => getComputedStyle(each).outlineStyle))].filter(s => s !== 'none')"
+)
+
+
 def test_marks_stay_visible_in_high_contrast(open_page):
     page = open_page("deep", 1024, forced_colors="active")
     style = "(e, name) => getComputedStyle(e)[name]"
     assert page.locator("h1 .status").evaluate(style, "borderTopWidth") == "4px"
-    assert page.locator(".tree .current a[data-run]").evaluate(style, "outlineStyle") == "solid"
-    assert page.locator(".tree-tools [aria-current]").evaluate(style, "outlineStyle") == "solid"
+    assert page.locator(".tree .current").first.evaluate(OUTLINES) == ["solid"]
+    assert page.locator(".choice [aria-current]").first.evaluate(style, "outlineStyle") == "solid"
