@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import orjson
 from markupsafe import Markup, escape
 
 from spanwise.collector import content, formatting
@@ -93,9 +92,9 @@ class ContentView:
         view = self.render_raw(value) if self.raw else self._render_content(value, part, turn)
         if not self._cut:
             return view
-        if not (self.address and part):
-            return replace(view, note="Showing a part of the value.")
-        return replace(view, note=f"Showing a part of {describe_size(value)}.", whole=f"{self.address}{part}")
+        size = formatting.characters(len(value)) if isinstance(value, str) else "the value"
+        whole = f"{self.address}{part}" if self.address and part else ""
+        return replace(view, note=f"Showing a part of {size}.", whole=whole)
 
     def text(self, text: str) -> BlockView:
         """Render a text as the block that it looks like."""
@@ -259,13 +258,3 @@ def _dump_start(value: JSON, most: int) -> str:
         if length >= most:
             break
     return "".join(parts)
-
-
-def describe_size(value: JSON) -> str:
-    """Describe the size of a value in characters."""
-    if isinstance(value, str):
-        return formatting.characters(len(value))
-    try:
-        return formatting.characters(len(orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS)))
-    except (orjson.JSONEncodeError, TypeError):
-        return "the value"
