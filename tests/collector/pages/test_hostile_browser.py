@@ -1,4 +1,4 @@
-"""Hostile traces in a real browser: every kind of content, text from right to left, high contrast, zoom, depth."""
+"""Hostile traces in a real browser: every kind of content, text from right to left, high contrast, zoom, depth, deletion."""
 
 from __future__ import annotations
 
@@ -217,3 +217,40 @@ def test_marks_stay_visible_in_high_contrast(open_page):
     assert page.locator("h1 .status").evaluate(style, "borderTopWidth") == "4px"
     assert page.locator(".tree .current").first.evaluate(OUTLINES) == ["solid"]
     assert page.locator(".choice [aria-current]").first.evaluate(style, "outlineStyle") == "solid"
+
+
+def test_a_trace_that_is_deleted_while_it_is_read_says_so_at_the_next_click(browser, tmp_path):
+    with SQLiteStore(tmp_path / "a.db") as store, Server(store) as server:
+        root = run("agent", outputs="The answer.")
+        store.append([root, child(root, "first"), child(root, "second")])
+        page = browser.new_page()
+        page.goto(f"{server.url}/traces/{root.trace_id}")
+        page.locator("section.tree [data-run]", has_text="first").click()
+        page.locator("#detail h2", has_text="first").wait_for()
+        store.delete(trace_ids=(root.trace_id,))
+        assert page.get_by_text("The answer.").first.is_visible()  # what is there stays
+        page.locator("section.tree [data-run]", has_text="second").click()
+        page.get_by_text("It may have been deleted").wait_for()
+        page.close()
+
+
+def test_two_tabs_of_a_trace_keep_their_selection_and_both_add_feedback(browser, tmp_path):
+    with SQLiteStore(tmp_path / "a.db") as store, Server(store) as server:
+        root = run("agent")
+        store.append([root, child(root, "first"), child(root, "second")])
+        context = browser.new_context()
+        tabs = {}
+        for name in ("first", "second"):
+            tabs[name] = page = context.new_page()
+            page.goto(f"{server.url}/traces/{root.trace_id}")
+            page.locator("section.tree [data-run]", has_text=name).click()
+            page.locator("#detail h2", has_text=name).wait_for()
+        for name, page in tabs.items():
+            page.get_by_text("Add feedback", exact=True).click()
+            page.get_by_label("Key").fill(f"key of {name}")
+            page.get_by_label("Value").fill("yes")
+            page.get_by_role("button", name="Save").click()
+            page.locator(".chip", has_text=f"key of {name}").first.wait_for()
+            page.locator("#detail h2", has_text=name).wait_for()
+        assert {item.key for item in store.feedbacks(trace_ids=(root.trace_id,))} == {"key of first", "key of second"}
+        context.close()

@@ -250,6 +250,7 @@ def render_failure(request: Request, error: StoreError, typed: Mapping[str, str]
 
 # Advice by status; messages of other errors contain it
 _ADVICE = {
+    401: "Sign in, then go back to the form: the browser still has what you typed.",  # only for a submission
     404: "It may have been deleted, or the address may be incomplete. Search for it in the list of {list}.",
     403: "Sign in with a key that has this permission, or ask whoever administers this server.",
     422: "Choose a shorter time range or fewer conditions, and try again.",
@@ -288,7 +289,7 @@ def _render_error(
         switcher=False,
         title=title,
         message=message,
-        advice=_ADVICE.get(status, "").format(list=found),
+        advice="" if status == 401 and request.method == "GET" else _ADVICE.get(status, "").format(list=found),
         list=found,
         sign_in=sign_in,
         retry=status in (422, 500, 503) and request.method == "GET",
