@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 
 from spanwise.collector.address_parsing import parse_origin
 from spanwise.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooSlow, Unavailable
-from spanwise.collector.pages import experiment_pages, overview_page, rule_pages, session_pages, traces
+from spanwise.collector.pages import experiment_pages, overview, rule_pages, session_pages, traces
 from spanwise.collector.pages.components import preferences, rendering
 from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.security.authorization import get_access, get_request_store
@@ -119,7 +119,7 @@ def settings(_store: Store, request: Request) -> Response:
 
 # path, view, permission that the API key needs; the first matching path answers
 VIEWS: tuple[tuple[str, View, str], ...] = (
-    ("/", overview_page.overview, "read"),
+    ("/", overview.overview, "read"),
     ("/traces", traces.traces, "read"),
     ("/charts", traces.charts, "read"),
     ("/traces/{trace_id}", traces.trace, "read"),
@@ -142,7 +142,7 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
 )
 
 SCAN_VIEWS = (
-    overview_page.overview,
+    overview.overview,
     traces.charts,
     experiment_pages.compare,
     experiment_pages.analysis,

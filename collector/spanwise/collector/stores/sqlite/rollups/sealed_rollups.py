@@ -115,12 +115,12 @@ class BucketTotals:
         """Return the 50th, 95th and 99th percentile of the latencies, and their relative error."""
         if not self.blobs:
             self.latencies.sort()
-            p50, p95, p99 = (percentile(self.latencies, percent) for percent in (50, 95, 99))
-            return p50 / 1e6, p95 / 1e6, p99 / 1e6, 0.0
+            p50, p95, p99 = (percentile(self.latencies, percent) / 1e6 for percent in (50, 95, 99))
+            return p50, p95, p99, 0.0
         bins = unpack_bins(self.blobs)
         bins.update(map(find_bin, self.latencies))
-        p50, p95, p99 = compute_bin_percentiles(bins, 50, 95, 99)
-        return p50 / 1e6, p95 / 1e6, p99 / 1e6, RELATIVE_ERROR
+        p50, p95, p99 = (ns / 1e6 for ns in compute_bin_percentiles(bins, 50, 95, 99))
+        return p50, p95, p99, RELATIVE_ERROR
 
     def stats(self) -> tuple[FeedbackStats, ...]:
         """Return the statistics of all keys, by key."""
