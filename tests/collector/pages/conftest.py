@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from page_scripts import require_scripts
 from spanwise.collector.api import create_app
 from spanwise.collector.security.browser_sessions import make_form_token
 from spanwise.collector.stores import Store
@@ -19,6 +20,11 @@ from spanwise.collector.stores.sqlite import SQLiteStore
 def store(tmp_path: Path) -> Iterator[Store]:
     with SQLiteStore(tmp_path / "spanwise.db") as made:
         yield made
+
+
+@pytest.fixture
+def scripts() -> None:
+    require_scripts()
 
 
 class Reader(TestClient):

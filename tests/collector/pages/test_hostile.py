@@ -84,6 +84,7 @@ def addresses(store):
     ]
 
 
+@pytest.mark.usefixtures("scripts")
 def test_nothing_in_a_trace_becomes_an_element_or_a_handler(client, addresses):
     for address in addresses:
         page = Elements()

@@ -9,7 +9,8 @@ from starlette.requests import Request
 
 from collector.pages.scene import experiment
 from spanwise.collector.errors import NotFound, Refused, StoreError, Unavailable
-from spanwise.collector.pages import render_not_found
+from spanwise.collector.pages import has_scripts, render_not_found
+from spanwise.collector.pages.components import rendering
 from spanwise.collector.pages.page_router import render_failure
 
 
@@ -53,6 +54,7 @@ def test_pages_are_kept_by_no_cache_and_tell_nobody_where_they_were(client):
 
 
 @pytest.mark.parametrize(("ending", "kind"), [("css", "text/css"), ("js", "text/javascript"), ("svg", "image/svg+xml")])
+@pytest.mark.usefixtures("scripts")
 def test_static_files_are_kept_for_a_year_under_an_address_of_their_content(client, ending, kind):
     (address,) = set(re.findall(rf'/static/spanwise\.{ending}\?[0-9a-f]{{12}}"', client.get("/").text))
     answer = client.get(address.strip('"'))
@@ -61,7 +63,18 @@ def test_static_files_are_kept_for_a_year_under_an_address_of_their_content(clie
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize("name", ["secrets", "base.html", "spanwise.map"])
+def test_pages_without_scripts_load_none(client, monkeypatch):
+    monkeypatch.setitem(rendering.ASSETS, "spanwise.js", "nowhere")
+    rendering.read_asset.cache_clear()
+    try:
+        assert "<script" not in client.get("/").text
+        assert client.get("/static/spanwise.js").status_code == 404
+        assert not has_scripts()
+    finally:
+        rendering.read_asset.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["licenses.txt", "secrets", "base.html", "spanwise.map"])
 def test_nothing_else_is_static(client, name):
     answer = client.get(f"/static/{name}")
     assert (answer.status_code, answer.text) == (404, "not found")

@@ -202,6 +202,8 @@ def render_analysis(sides: Sequence[tuple[Store, Experiment]], page: str) -> tup
 
 
 def _print_addresses(server: Server, path: str, forwarder: Forwarder, why_keys: str) -> None:
+    from spanwise.collector.pages import has_scripts
+
     error_console.print(f"[bold]{server.url}[/]  keeps {os.path.abspath(path)}", soft_wrap=True)
     if server.grpc_url is not None:
         error_console.print(f"[bold]{server.grpc_url}[/]  accepts OTLP over gRPC", soft_wrap=True)
@@ -217,6 +219,11 @@ def _print_addresses(server: Server, path: str, forwarder: Forwarder, why_keys: 
         )
     if why_keys:
         print_note(f"API keys are required ({why_keys})")
+    if not has_scripts():
+        print_note(
+            "the pages are served without scripts, which were not built; to build them, install Node.js 18 or newer, "
+            "and install Spanwise again from its checkout, or run `npm ci && npm run build` there"
+        )
 
 
 def _key_reasons(host: str, key: str | None, require_key: bool) -> str:

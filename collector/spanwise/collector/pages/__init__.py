@@ -8,6 +8,7 @@ Modules, in the order in which data flows:
 - `rule_pages`: Rule list with funnels and costs, and the decisions of one rule.
 """
 
+from spanwise.collector.pages.components.rendering import has_scripts
 from spanwise.collector.pages.experiment_pages import AnalysisRenderer
 from spanwise.collector.pages.page_router import (
     PAGE_ROUTES,
@@ -22,6 +23,7 @@ __all__ = [
     "PAGE_ROUTES",
     "AnalysisRenderer",
     "create_router",
+    "has_scripts",
     "read_form",
     "render_not_found",
     "render_refusal",

@@ -82,16 +82,33 @@ SECURITY_HEADERS = {
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
+# Files that pages may load, by their folder. The build makes those of `bundle/`; an install without npm has none.
+ASSETS = {"spanwise.css": "static", "spanwise.svg": "static", "spanwise.js": "bundle", "trace.js": "bundle"}
+
+
 @cache
-def read_asset(name: str) -> bytes:
-    """Return a file of `static/`."""
-    return (files("spanwise.collector.pages") / "static" / name).read_bytes()
+def read_asset(name: str) -> bytes | None:
+    """Return one of `ASSETS`; None for a script that was not built."""
+    path = files("spanwise.collector.pages") / ASSETS[name] / name
+    return path.read_bytes() if path.is_file() else None
 
 
 @cache
 def get_versioned_url(name: str) -> str:
-    """Return the address of a file of `static/`, which changes with its content."""
-    return f"/static/{name}?{sha256(read_asset(name)).hexdigest()[:12]}"
+    """Return the address of one of `ASSETS`, which changes with its content."""
+    return f"/static/{name}?{sha256(read_asset(name) or b'').hexdigest()[:12]}"
+
+
+def make_script_tag(name: str) -> Markup:
+    """Return the element that loads a script, "" if it was not built."""
+    if read_asset(name) is None:
+        return Markup()
+    return Markup('<script src="{}" defer></script>').format(get_versioned_url(name))
+
+
+def has_scripts() -> bool:
+    """Return whether the scripts of the pages were built."""
+    return read_asset("spanwise.js") is not None
 
 
 @cache
@@ -107,6 +124,7 @@ def get_environment() -> Environment:
     )
     environment.globals |= {
         "static": get_versioned_url,
+        "script": make_script_tag,
         "chart": sparkline,
         "operators": filter_form.OPERATOR_LABELS,
         "ranges": filter_form.RANGE_LABELS,
@@ -177,7 +195,8 @@ def render_page(
 def serve_static(_store: Store, request: Request) -> Response:
     """Serve a style sheet, script or icon, cacheable for a year because its URL contains a hash."""
     name = request.path_params["name"]
-    if name not in ("spanwise.css", "spanwise.js", "trace.js", "spanwise.svg"):
+    asset = read_asset(name) if name in ASSETS else None
+    if asset is None:
         return Response("not found", 404, SECURITY_HEADERS, media_type="text/plain")
     headers: Mapping[str, str] = {**SECURITY_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
-    return Response(read_asset(name), headers=headers, media_type=_TYPES[name.rpartition(".")[2]])
+    return Response(asset, headers=headers, media_type=_TYPES[name.rpartition(".")[2]])
