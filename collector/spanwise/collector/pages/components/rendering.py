@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, Response
 from spanwise.collector import content, formatting
 from spanwise.collector.diagnostics import trace_completeness
 from spanwise.collector.filters import CJK_CHARACTERS, parse_search_terms
-from spanwise.collector.pages.components import filter_form, preferences, sparkline
+from spanwise.collector.pages.components import feedback_display, filter_form, preferences, sparkline
 from spanwise.collector.pages.components.content_view import ContentView
 from spanwise.collector.pages.components.escaping import allow_line_breaks, mark_invisible
 from spanwise.collector.security.authorization import get_access, get_request_store
@@ -144,6 +144,7 @@ def get_environment() -> Environment:
     environment.filters |= {"summarize_json": shorten_preview, "summarize": content.summarize}
     environment.filters |= {"dropped": trace_completeness.describe_dropped, "since": trace_completeness.describe_start}
     environment.filters["named"] = format_name
+    environment.filters["label"] = feedback_display.format_label
     environment.filters |= {"mark_matches": mark_matches}
     environment.filters |= {"path": quote_segment, "breakable": allow_line_breaks, "as_dict": dict}
     return environment

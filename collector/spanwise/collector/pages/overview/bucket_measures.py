@@ -13,6 +13,7 @@ from math import sqrt
 from typing import Literal, TypeAlias
 
 from spanwise.collector import formatting
+from spanwise.collector.pages.components.feedback_display import format_label
 from spanwise.collector.records import Bucket, FeedbackStats
 
 Unit = Literal["traces", "tokens", "share", "ms", "$", "score"]
@@ -64,8 +65,7 @@ class Measure:
             return ""
         sign, size = "+" if now > before else "−", abs(now - before)
         if self.unit == "share":
-            points = formatting.number(round(size * 100, 1))
-            return "±0 points" if points == "0" else f"{sign}{points} point{'s' if points != '1' else ''}"
+            return formatting.points(now - before)
         if self.unit == "score":
             return formatting.signed(round(now - before, 3))
         if not before:
@@ -116,7 +116,9 @@ def get_feedback_measure(stats: FeedbackStats) -> Measure:
             labels = at.feedback[key].labels if key in at.feedback else {}
             return labels.get(label, 0) / sum(labels.values()) if labels else None
 
-        return Measure(f"{stats.key}: {label}", "share", share, ((condition, f"{stats.key}={label}"),), key=key)
+        return Measure(
+            f"{stats.key}: {format_label(label)}", "share", share, ((condition, f"{stats.key}={label}"),), key=key
+        )
 
     def mean(at: MeasuredBucket) -> float | None:
         found = at.feedback.get(key)
