@@ -1541,3 +1541,15 @@ def test_parts_of_what_is_not_there_are_not_found(store: Store) -> None:
     for given in (("f" * 32,), (trace_id, "nope")):
         with pytest.raises(NotFound):
             store.run(*given)
+
+
+def test_menus_leave_out_what_only_judgements_have(store: Store) -> None:
+    judge = run("polite", kind="evaluator", environment="judges")
+    both = run("answer", kind="evaluator", environment="prod")
+    store.append([judge, child(judge, kind="llm", model="judge-model", environment="judges")])
+    store.append(
+        [both, child(both, kind="llm", model="gpt-5", environment="prod"), first := run("answer", environment="prod")]
+    )
+    store.append([child(first, kind="llm", model="gpt-5", environment="prod"), run("summarize", environment="test")])
+    known = {field: store.values(field) for field in ("environment", "name", "model")}
+    assert known == {"environment": ["prod", "test"], "name": ["answer", "summarize"], "model": ["gpt-5"]}

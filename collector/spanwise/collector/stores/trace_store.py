@@ -240,8 +240,8 @@ class TraceStore(Protocol):
         """Return known values of project, environment, name, kind, model, tag, session, user, prompt, prompt_version,
         agent, finish_reason or feedback (keys).
 
-        With `project`, the values are those of the project's newest traces (1,000). Raise `Refused` for another
-        field.
+        With `project`, the values are those of the project's newest traces (1,000). Names, environments and models
+        that only evaluators' own traces have are left out. Raise `Refused` for another field.
         """
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
