@@ -335,12 +335,16 @@ class Overview:
     def _groups(self, field: str, select: Callable[[str], Sequence[tuple[str, str]]]) -> GroupTable:
         aggregate = partial(self._store.aggregate, group_by=field, newest=MAX_GROUPED_TRACES)
         totals = sorted(aggregate(self._filter), key=lambda bucket: -bucket.traces)
-        before = {bucket.group: bucket for bucket in aggregate(self._filter_before)} if self.comparable else {}
-        newest = next((bucket.newest for bucket in (*totals, *before.values()) if bucket.newest), None)
+        newest = next((bucket.newest for bucket in totals if bucket.newest), None)
+        before: dict[str | None, Bucket] = {}
+        if self.comparable and not newest:
+            before = {bucket.group: bucket for bucket in aggregate(self._filter_before)}
+            newest = next((bucket.newest for bucket in before.values() if bucket.newest), None)
         shown = totals[:MAX_GROUPS]
         series: dict[str | None, list[Bucket]] = {bucket.group: [] for bucket in shown}
+        # charts would end in the middle if not all traces were counted
         with suppress(Refused):  # so many groups that their buckets exceed the limit of an answer: no charts
-            for bucket in aggregate(self._filter, bucket_ns=self._window.width_ns):
+            for bucket in [] if newest else aggregate(self._filter, bucket_ns=self._window.width_ns):
                 if bucket.group in series:
                     series[bucket.group].append(bucket)
         filled = {
