@@ -66,7 +66,7 @@ def browser(locked: Server) -> Iterator[httpx.Client]:
 
 
 def token_in(page: str) -> str:
-    found = re.search(r'name="token" value="([0-9a-f]{64})"', page)
+    found = re.search(r'name="token" value="([0-9a-f]{80})"', page)
     assert found, page
     return found[1]
 
@@ -230,7 +230,7 @@ def test_another_sites_page_rides_no_session(store: SQLiteStore, browser: httpx.
     right = {**form, "token": token_in(browser.get(f"/traces/{kept.trace_id}").text)}
     asked: list[tuple[dict[str, str], dict[str, str]]] = [
         (form, {}),
-        ({**form, "token": "0" * 64}, {}),
+        ({**form, "token": "0" * 80}, {}),
         ({**form, "token": make_form_token(b"")}, {}),
         (right, {"origin": "http://evil.test"}),
         (right, {"origin": "null"}),

@@ -151,37 +151,6 @@ def test_charts_that_take_too_long_say_so(browser, tmp_path):
 
 
 @pytest.mark.process
-def test_more_spans_come_below_without_losing_the_place(open_page):
-    page = open_page("parts")
-    page.get_by_role("link", name="Show more spans").click()
-    rows = page.locator("[data-run]")
-    rows.nth(999).wait_for(state="attached")
-    focused = page.locator("[data-run]:focus")
-    focused.wait_for()
-    assert focused.inner_text().split("\n")[1] == rows.nth(500).inner_text().split("\n")[1] == "step 500"
-    focused.press("ArrowUp")
-    assert "step 499" in page.locator("[data-run]:focus").inner_text()
-    page.get_by_role("link", name="Show more spans").click()
-    rows.nth(1200).wait_for(state="attached")
-    assert page.get_by_role("link", name="Show more spans").count() == 0
-    rows.nth(700).click()
-    page.get_by_role("heading", name="step 700").wait_for()
-    assert rows.count() == 1201
-
-
-@pytest.mark.process
-def test_a_chosen_span_far_down_is_in_sight(open_page, addresses):
-    page = open_page("a part")
-    page.goto(f"{page.url}")
-    page.locator("[data-run]").nth(300).click()
-    page.get_by_role("heading", name="step 800").wait_for()
-    page.reload()
-    assert page.locator(".tree .current").inner_text().split("\n")[1] == "step 800"
-    box, tree = page.locator(".tree .current").bounding_box(), page.locator(".tree").bounding_box()
-    assert tree["y"] <= box["y"] <= tree["y"] + tree["height"]
-
-
-@pytest.mark.process
 def test_a_chip_opens_to_its_comment(open_page):
     page = open_page("trace")
     comment = page.get_by_role("dialog", name="Feedback concise").get_by_text("rather long")
@@ -197,16 +166,7 @@ def test_a_span_is_shown_in_place(open_page):
     page.locator("#detail").get_by_text("First passage.").wait_for()
     page.wait_for_url("**?run=*")
     page.go_back()
-    page.locator("#detail").get_by_text("Because.").wait_for()
-
-
-@pytest.mark.process
-def test_the_tree_is_walked_with_the_arrow_keys(open_page):
-    page = open_page("trace")
-    page.locator("a[data-run]").first.focus()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    page.locator("#detail").get_by_text("First passage.").wait_for()
+    page.locator("#detail h2", has_text="answer").wait_for()
 
 
 @pytest.mark.process

@@ -98,7 +98,7 @@ def test_what_was_done_is_answered_by_sending_the_reader_on(store, client):
     root = rag(store)
     form = {"key": "k", "value": "1", "run": "a b/c"}
     answer = client.post(f"/traces/{root.trace_id}/feedback", data=form, follow_redirects=False)
-    assert (answer.status_code, answer.headers["location"]) == (303, f"/traces/{root.trace_id}?run=a%20b%2Fc#feedback")
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/traces/{root.trace_id}?run=a+b%2Fc#feedback")
     assert answer.headers["cache-control"] == "no-store"
 
 

@@ -357,3 +357,57 @@ def test_a_yes_is_written_one_way(store, client):
     for key, fields in (("a", {"score": True}), ("b", {"label": "True"}), ("c", {"label": "true"})):
         store.add_feedback([Feedback(target=Target(trace_id=root.trace_id), key=key, **fields)])
     assert re.findall(r'<span class="value">([^<]*)', client.get(f"/traces/{root.trace_id}").text)[::2] == ["yes"] * 3
+
+
+# --- Large traces that run, and traces that are deleted ---------------------------------------------------------------
+
+
+def large_running_trace(store):
+    """Store 1,200 ended steps of an open root, the last 100 of them below an open batch; returns the batch."""
+    started = time.time_ns() - 60 * 10**9
+    root = OpenRun(trace_id=OPEN_TRACE, span_id="e" * 16, name="batch job", kind="agent", start_ns=started)
+    batch = OpenRun(
+        trace_id=OPEN_TRACE, span_id="d" * 16, parent_id=root.span_id, name="open batch", start_ns=started + 1_100
+    )
+    store.add_running([root, batch])
+    steps = [
+        run(
+            f"step {n}",
+            trace_id=OPEN_TRACE,
+            parent_id=batch.span_id if n >= 1_100 else root.span_id,
+            start_ns=started + n,
+            end_ns=started + n + 10**9,
+        )
+        for n in range(1_200)
+    ]
+    store.append(steps)
+    return batch
+
+
+@pytest.mark.process
+def test_a_large_trace_shows_the_runs_that_have_not_ended(store, client):
+    batch = large_running_trace(store)
+    text = client.get(f"/traces/{OPEN_TRACE}").text
+    assert "<h1" in text
+    assert "batch job" in text[text.index("<h1") : text.index("</h1>")]
+    assert text.count("open-run") == 1  # the root; the batch is in the last part of the tree
+    last = client.get(f"/traces/{OPEN_TRACE}?run={batch.span_id}").text
+    assert '<span class="name" dir="auto">open batch</span><span class="flag open">running</span>' in last
+    assert "no parent" not in last
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("count", "operation"), [(3, "trace"), (3, "why"), (1_200, "run"), (1_200, "tree")])
+def test_a_trace_that_is_deleted_while_its_page_is_read_is_not_found(store, client, monkeypatch, count, operation):
+    root = run()
+    store.append([root, *(child(root, f"step {n}") for n in range(count))])
+    read = getattr(store, operation)
+
+    def delete_and_read(*args, **options):
+        store.delete(trace_ids=(root.trace_id,))
+        return read(*args, **options)
+
+    monkeypatch.setattr(store, operation, delete_and_read)
+    answer = client.get(f"/traces/{root.trace_id}")
+    assert answer.status_code == 404
+    assert "It may have been deleted" in answer.text

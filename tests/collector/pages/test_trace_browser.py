@@ -110,6 +110,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             "raw": f"{server.url}/traces/{root.trace_id}?view=raw",
             "hostile": f"{server.url}/traces/{hostile.trace_id}",
             "long": f"{server.url}/traces/{long.trace_id}",
+            "compared": f"{server.url}/traces/compare?ids={root.trace_id},{hostile.trace_id}",
+            "choice": f"{server.url}/traces/compare?ids={hostile.trace_id}",
         }
 
 
@@ -140,7 +142,7 @@ def open_page(browser: Browser, site: dict[str, str]) -> Iterator[Callable[..., 
     assert not [url for url in asked if url.endswith("/x")]
 
 
-@pytest.mark.parametrize("name", ["rich", "model call", "failing", "raw", "hostile", "long"])
+@pytest.mark.parametrize("name", ["rich", "model call", "failing", "raw", "hostile", "long", "compared", "choice"])
 @pytest.mark.parametrize("width", [1440, pytest.param(768, marks=pytest.mark.slow), 390])
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_content_fits_and_is_accessible(open_page, name, width, scheme):
@@ -181,17 +183,6 @@ def test_the_next_and_previous_error_are_one_key_away(open_page):
     page.locator("#detail h2", has_text="failing 0").wait_for()
 
 
-def test_a_fold_stays_in_the_address(open_page):
-    page = open_page("rich")
-    page.get_by_role("link", name="Fold 6 below answer").click()
-    page.get_by_role("link", name="Open 6 below answer").wait_for()
-    assert "fold=" in page.url
-    page.reload()
-    assert page.locator("[data-run]").count() == 1
-    page.get_by_role("link", name="Errors only").click()
-    page.wait_for_url("**only=errors**")
-
-
 def test_a_tool_call_leads_to_its_run_in_place(open_page):
     page = open_page("model call")
     page.get_by_role("link", name="Open its run").click()
@@ -230,3 +221,13 @@ def test_everything_is_there_without_javascript(open_page):
     page.locator("#detail pre.raw").first.wait_for()
     page.goto(page.url.split("?")[0])
     page.locator("#detail pre.raw").first.wait_for()
+
+
+def test_two_traces_are_compared_without_javascript(open_page, site):
+    page = open_page("rich", java_script_enabled=False)
+    page.get_by_role("link", name="Compare").click()
+    page.get_by_label("Trace").fill(site["hostile"])
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("region", name="Spans").get_by_text("only in A").first.wait_for()
+    page.get_by_role("link", name="Swap").click()
+    page.get_by_role("region", name="Spans").get_by_text("only in B").first.wait_for()

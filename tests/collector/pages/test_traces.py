@@ -193,10 +193,10 @@ def test_the_list_is_sorted_by_the_address_and_its_headers_link_to_the_orders(st
     make_latencies(store)
     text = client.get("/traces?sort=-latency_ms&since=1h").text
     assert text.index(">slow</a>") < text.index(">newest</a>") < text.index(">fast</a>")
-    assert re.findall(r'aria-sort="(\w+)"[^>]*><a href="([^"]*)"', text) == [
+    assert re.findall(r'aria-sort="(\w+)"[^>]*><a class="sort" href="([^"]*)"', text) == [
         ("descending", "/traces?since=1h&amp;sort=latency_ms")
     ]
-    assert 'aria-sort="descending"><a href="/traces?sort=start"' in client.get("/traces").text
+    assert 'aria-sort="descending"><a class="sort" href="/traces?sort=start"' in client.get("/traces").text
     assert 'href="/traces?since=1h&amp;sort=errors"' in text
 
 

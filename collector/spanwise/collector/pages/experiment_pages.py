@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from operator import itemgetter
 from typing import TypeAlias
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -30,6 +31,7 @@ from spanwise.collector.records import (
     TraceSummary,
     iterate_pages,
 )
+from spanwise.collector.sorting import EXPERIMENT_COLUMNS, SortOrder, parse_sort
 from spanwise.collector.stores import (
     Change,
     ComparisonOptions,
@@ -48,9 +50,9 @@ _EXAMPLES_PER_PAGE = 50
 
 def datasets(store: Store, request: Request) -> Response:
     """Render the dataset list: `GET /datasets`."""
-    return rendering.render_page(
-        request, "datasets.html", datasets=store.datasets(sort=request.query_params.get("sort"))
-    )
+    sort = request.query_params.get("sort") or None
+    links = filter_form.SortLinks(sort or "", lambda order: f"/datasets?{urlencode({'sort': order})}")
+    return rendering.render_page(request, "datasets.html", datasets=store.datasets(sort=sort), sort_links=links)
 
 
 def dataset(store: Store, request: Request) -> Response:
@@ -88,19 +90,28 @@ class ExperimentRow:
 
 
 def experiments(store: Store, request: Request) -> Response:
-    """Render the experiment list: `GET /experiments?dataset=`."""
-    dataset = request.query_params.get("dataset") or None
-    listed = store.experiments(dataset=dataset, sort=request.query_params.get("sort"), limit=_MAX_LISTED)
+    """Render the experiment list: `GET /experiments?dataset=&sort=`.
+
+    The store sorts by the columns of experiments; of the numbers of their results, the page sorts what it lists.
+    """
+    dataset, sort = request.query_params.get("dataset") or None, request.query_params.get("sort") or "-start"
+    order = parse_sort(sort, (*EXPERIMENT_COLUMNS, *_RESULT_COLUMNS), feedback=True)
+    is_stored = order.column in EXPERIMENT_COLUMNS
+    listed = store.experiments(dataset=dataset, sort=sort if is_stored else None, limit=_MAX_LISTED)
     try:
         datasets = [known.name for known in store.datasets()]
     except Forbidden:  # the reader may not list datasets
         datasets = sorted({experiment.dataset for experiment in listed})
     results = aggregate_experiments(store, listed)
     checks = JudgeAgreement(store)
+    kept = {"dataset": dataset} if dataset else {}
     return rendering.render_page(
         request,
         "experiments.html",
-        experiments=listed,
+        experiments=listed if is_stored else sort_experiments(listed, results, order),
+        sort=sort,
+        sort_links=filter_form.SortLinks(sort, lambda order: f"/experiments?{urlencode({**kept, 'sort': order})}"),
+        sorted_newest=None if is_stored or len(listed) < _MAX_LISTED else _MAX_LISTED,
         results=results,
         keys=sorted({stats.key for bucket in results.values() for stats in bucket.feedback}),
         dataset=dataset,
@@ -112,6 +123,28 @@ def experiments(store: Store, request: Request) -> Response:
         history=load_history(store, dataset) if dataset else {},
         datasets=datasets,
     )
+
+
+_RESULT_COLUMNS = ("runs", "errors", "p50_ms", "p95_ms", "tokens", "cost")
+
+
+def sort_experiments(
+    experiments: Sequence[Experiment], results: Mapping[str, Bucket], order: SortOrder
+) -> list[Experiment]:
+    """Return the experiments sorted by a number of their results; those without it come last."""
+
+    def get_value(experiment: Experiment) -> float | None:
+        result = results.get(experiment.id)
+        if result is None:
+            return None
+        if order.column == "feedback":
+            return next((stats.mean for stats in result.feedback if stats.key == order.key), None)
+        numbers = {"runs": result.traces, "tokens": result.input_tokens + result.output_tokens}
+        return numbers[order.column] if order.column in numbers else getattr(result, order.column)
+
+    known = [(value, experiment) for experiment in experiments if (value := get_value(experiment)) is not None]
+    known.sort(key=itemgetter(0), reverse=order.is_descending)
+    return [experiment for _, experiment in known] + [item for item in experiments if get_value(item) is None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +195,9 @@ def experiment(store: Store, request: Request) -> Response:
         experiment=experiment,
         query=query,
         sort=sort,
+        sort_links=filter_form.SortLinks(
+            sort, lambda order: query.address(request.url.path, experiment=None, sort=order)
+        ),
         rows=shown,
         offset=offset,
         total=len(rows),

@@ -47,7 +47,9 @@ class Form:
 FORMS: tuple[Form, ...] = (
     Form("/preferences", preferences.FIELDS, preferences.save_preferences, scope="read"),
     Form("/rules/{name:path}", ("project", "action"), rule_pages.change_rule),
-    Form("/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run"), traces.add_feedback),
+    Form(
+        "/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run", "from"), traces.add_feedback
+    ),
 )
 
 
@@ -121,8 +123,11 @@ def settings(_store: Store, request: Request) -> Response:
 VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/", overview.overview, "read"),
     ("/traces", traces.traces, "read"),
+    ("/traces/suggestions", traces.suggestions, "read"),
     ("/charts", traces.charts, "read"),
+    ("/traces/compare", traces.compare_traces, "read"),
     ("/traces/{trace_id}", traces.trace, "read"),
+    ("/traces/{trace_id}/tree", traces.tree, "read"),
     ("/traces/{trace_id}/runs/{span_id}/{part}", traces.value_page, "read"),
     ("/traces/{trace_id}/runs/{span_id}/media/{part}", traces.media_page, "read"),
     ("/sessions", session_pages.sessions, "read"),

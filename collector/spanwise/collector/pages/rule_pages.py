@@ -13,7 +13,7 @@ from spanwise.collector import filters
 from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.pages.components import rendering
-from spanwise.collector.records import Rule
+from spanwise.collector.records import Rule, RuleStatus
 from spanwise.collector.rule_policy import build_rule_filter
 from spanwise.collector.stores import Store, summarize_rule
 
@@ -23,10 +23,31 @@ _DECISIONS_PER_PAGE = 50
 ACTIONS = ("pause", "resume", "remove")
 
 
+# Orders of the list, highest number first, with their labels
+ORDERS: Mapping[str, str] = {
+    "": "by name",
+    "-behind": "most undecided changes first",
+    "-lag_s": "longest lag first",
+    "-rate": "highest sample rate first",
+    "-scored": "most scored first",
+    "-failed": "most failed first",
+    "-over_budget": "most over budget first",
+    "-skipped": "most skipped first",
+}
+
+
+def get_sort_value(status: RuleStatus, order: str) -> float:
+    """Return the number by which an order sorts a rule: of its status, or of its outcomes of one kind."""
+    name = order.removeprefix("-")
+    return status.counts.get(name, 0) if name not in ("behind", "lag_s", "rate") else getattr(status, name)
+
+
 def rules(store: Store, request: Request) -> Response:
-    """Render the rule list: `GET /rules?project=`."""
-    project = request.query_params.get("project") or None
-    statuses = store.status(project=project)
+    """Render the rule list: `GET /rules?project=&sort=`."""
+    project, sort = request.query_params.get("project") or None, request.query_params.get("sort", "")
+    if sort not in ORDERS:
+        raise Refused(f"cannot sort by {sort[:100]!r}; expected one of: {', '.join(filter(None, ORDERS))}")
+    statuses = sorted(store.status(project=project), key=lambda status: get_sort_value(status, sort), reverse=True)
     most = max(MIN_OUTCOMES, MAX_OUTCOMES // max(1, len(statuses)))
     return rendering.render_page(
         request,
@@ -38,6 +59,8 @@ def rules(store: Store, request: Request) -> Response:
             (worker for status in statuses for worker in status.workers), time.time_ns()
         ),
         project=project,
+        sort=sort,
+        orders=ORDERS,
         projects=sorted({status.rule.project for status in (store.status() if project else statuses)}),
         verdicts=rule_report,
         traces=build_traces_url,

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
+from spanwise.collector import content
 from spanwise.collector.errors import NotFound
 from spanwise.collector.pages.components import feedback_display, filter_form, preferences, rendering
+from spanwise.collector.pages.components.content_view import BlockView, ContentView, ValueView
 from spanwise.collector.pages.components.feedback_display import TraceFeedback
-from spanwise.collector.pages.traces import TRACES_PER_PAGE
-from spanwise.collector.records import JSON, Run, Target, Trace, TraceSummary
+from spanwise.collector.pages.traces import TRACES_PER_PAGE, find_exchange, find_open_root
+from spanwise.collector.records import OpenRun, Run, Target, Trace, TraceSummary
 from spanwise.collector.sorting import SESSION_COLUMNS
 from spanwise.collector.stores import Store
 
 _MAX_TURNS = 20
 _STEP_KINDS = frozenset(("tool", "retriever"))  # kinds of runs that a conversation shows between question and answer
+MAX_TURN_CHARACTERS = 16_000  # of question and answer of one turn
 _LISTED = 10  # sessions and traces on the page of a user
 
 
@@ -28,16 +31,9 @@ class Turn:
     summary: TraceSummary
     trace: Trace | None  # None if it was deleted meanwhile
     feedback: TraceFeedback | None
-
-    @property
-    def inputs(self) -> JSON:
-        """Return the complete inputs; their beginning if the trace no longer exists."""
-        return self.trace.root.inputs if self.trace else rendering.shorten_preview(self.summary.inputs)
-
-    @property
-    def outputs(self) -> JSON:
-        """Return the complete outputs; their beginning if the trace no longer exists."""
-        return self.trace.root.outputs if self.trace else rendering.shorten_preview(self.summary.outputs)
+    question: BlockView | ValueView
+    answer: BlockView | ValueView
+    open_root: OpenRun | None = None  # root of the trace, if it has not ended: its question is not known yet
 
     @property
     def steps(self) -> Sequence[Run]:
@@ -46,6 +42,26 @@ class Turn:
             return []
         root = self.trace.root.span_id
         return [run for run in self.trace.runs if run.kind in _STEP_KINDS and run.span_id != root]
+
+
+def build_turn(summary: TraceSummary, trace: Trace | None, feedback: TraceFeedback | None, *, raw: bool) -> Turn:
+    """Return a turn with the question and the answer of its trace; with `raw`, as they were sent."""
+    view = ContentView(limit=MAX_TURN_CHARACTERS, raw=raw)
+    question: BlockView | ValueView
+    answer: BlockView | ValueView
+    open_root = None
+    if trace is None:
+        question, answer = (view.text(rendering.shorten_preview(text)) for text in (summary.inputs, summary.outputs))
+    else:
+        open_root = find_open_root(trace.root, trace.running)
+        found = find_exchange(trace.root, trace.runs, {run.span_id: run for run in trace.runs}.__getitem__)
+        inputs, outputs = found.asked_in.inputs, found.answered_in.outputs
+        if raw:
+            question, answer = view.value(inputs), view.value(outputs)
+        else:
+            question = view.text(found.question or content.summarize(inputs))
+            answer = view.text(found.answer or content.summarize(outputs))
+    return Turn(summary, trace, feedback, question, answer, open_root)
 
 
 def sessions(store: Store, request: Request) -> Response:
@@ -58,7 +74,9 @@ def sessions(store: Store, request: Request) -> Response:
         "sessions.html",
         status=422 if query.problems else 200,
         query=query,
+        sort_links=filter_form.SortLinks(sort or "-start", lambda order: query.address("/sessions", sort=order)),
         page=store.sessions(query.filter, sort=sort, limit=TRACES_PER_PAGE, cursor=query.fields.get("cursor")),
+        sorts=filter_form.SESSION_SORT_LABELS,
         environments=store.values("environment"),
     )
 
@@ -66,29 +84,35 @@ def sessions(store: Store, request: Request) -> Response:
 def session(store: Store, request: Request) -> Response:
     """Render one session as a conversation: `GET /sessions/{session_id}`.
 
-    A page shows the newest twenty turns, oldest first, or latest first with `order=latest`. Its cursor leads to older
-    turns.
+    A page shows twenty turns from the start of the conversation, or from its end with `order=latest`. Its cursor leads
+    to the next ones. With `view=raw`, inputs and outputs are shown as they were sent; a cookie remembers the choice.
     """
     session_id = request.path_params["session_id"]
     cursor = request.query_params.get("cursor")
     order = "latest" if request.query_params.get("order") == "latest" else "oldest"
-    page = store.traces(session=session_id, limit=_MAX_TURNS, cursor=cursor)
+    sort = "start" if order == "oldest" else None
+    page = store.traces(session=session_id, limit=_MAX_TURNS, cursor=cursor, sort=sort)
     if not page.items and not cursor:
         raise NotFound(f"there is no session {session_id!r}")
     by_id = {trace.trace_id: trace for trace in store.many([summary.trace_id for summary in page])}
     feedback = feedback_display.load_feedback(store, page.items)
-    turns = [Turn(summary, by_id.get(summary.trace_id), feedback.get(summary.trace_id)) for summary in page]
-    return rendering.render_page(
+    raw = preferences.is_raw(request)
+    turns = [
+        build_turn(summary, by_id.get(summary.trace_id), feedback.get(summary.trace_id), raw=raw) for summary in page
+    ]
+    response = rendering.render_page(
         request,
         "session.html",
         session_id=session_id,
-        turns=turns if order == "latest" else turns[::-1],
+        turns=turns,
         order=order,
         further=page.next,
         own=feedback_display.get_author_chips(store.feedbacks(target=Target(session_id=session_id))),
         summary=next(iter(store.sessions(session=session_id, limit=1)), None),
-        paged=cursor is not None,
+        cursor=cursor,
+        raw=raw,
     )
+    return preferences.remember_view(request, response)
 
 
 def user(store: Store, request: Request) -> Response:

@@ -15,6 +15,7 @@ from spanwise.collector.address_parsing import parse_port
 SESSION_LIFETIME_S = 12 * 3600  # seconds until readers must sign in again
 # maximum number of sessions in total, and per key; the oldest sessions are ended first
 MAX_SESSIONS, MAX_SESSIONS_PER_KEY = 10_000, 100
+_SALT_LENGTH = 16  # characters at the beginning of a form token
 _SECRET = secrets.token_bytes(32)  # random per process, so forms that were rendered before a restart must be reloaded
 
 
@@ -115,11 +116,16 @@ def read_session_cookie(headers: Collection[tuple[bytes, bytes]], host: str) -> 
     return None
 
 
-def make_form_token(bond: bytes) -> str:
-    """Return the CSRF token of forms that are rendered for the session or key with this bond."""
-    return hmac.new(_SECRET, bond, sha256).hexdigest()
+def make_form_token(bond: bytes, salt: str = "") -> str:
+    """Return the CSRF token of forms that are rendered for the session or key with this bond.
+
+    Without `salt`, every token is different, so that the length of compressed pages does not reveal it.
+    """
+    salt = salt or secrets.token_hex(_SALT_LENGTH // 2)
+    return salt + hmac.new(_SECRET, salt.encode("utf-8", "replace") + bond, sha256).hexdigest()
 
 
 def is_form_token(token: str, bond: bytes) -> bool:
     """Return whether the token was made for this bond."""
-    return hmac.compare_digest(token.encode("utf-8", "replace"), make_form_token(bond).encode())
+    expected = make_form_token(bond, token[:_SALT_LENGTH])
+    return hmac.compare_digest(token.encode("utf-8", "replace"), expected.encode("utf-8", "replace"))

@@ -238,10 +238,11 @@ class TraceStore(Protocol):
 
     def values(self, field: str, *, limit: int = 100, project: str | None = None) -> list[str]:
         """Return known values of project, environment, name, kind, model, tag, session, user, prompt, prompt_version,
-        agent, finish_reason or feedback (keys).
+        agent, finish_reason, feedback (keys), metadata (keys) or metadata.KEY.
 
-        With `project`, the values are those of the project's newest traces (1,000). Names, environments and models
-        that only evaluators' own traces have are left out. Raise `Refused` for another field.
+        With `project`, the values are those of the project's newest traces (1,000). Metadata is that of the newest
+        traces in any case. Names, environments and models that only evaluators' own traces have are left out. Raise
+        `Refused` for another field.
         """
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:

@@ -2,6 +2,7 @@
 
 Modules, in the order in which data flows:
 
+- `filter_line`: Filter line: conditions typed in the grammar of the command line, and suggestions while they are typed.
 - `filter_form`: Filter form: page URL to filter and back, removable conditions, integer parameters.
 - `preferences`: Display preferences of a reader: theme, time zone, row height, side bar, columns. They are kept in cookies.
 - `feedback_display`: Feedback display: chips, metric units and directions, keys scored by judges.
@@ -19,6 +20,7 @@ SHARED_MODULES = [
     "escaping",
     "feedback_display",
     "filter_form",
+    "filter_line",
     "line_chart",
     "preferences",
     "rendering",

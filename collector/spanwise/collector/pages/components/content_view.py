@@ -93,8 +93,9 @@ class ContentView:
         view = self.render_raw(value) if self.raw else self._render_content(value, part, turn)
         if not self._cut:
             return view
-        whole = f"{self.address}{part}" if self.address and part else ""
-        return replace(view, note=f"Showing a part of {describe_size(value)}.", whole=whole)
+        if not (self.address and part):
+            return replace(view, note="Showing a part of the value.")
+        return replace(view, note=f"Showing a part of {describe_size(value)}.", whole=f"{self.address}{part}")
 
     def text(self, text: str) -> BlockView:
         """Render a text as the block that it looks like."""

@@ -5,24 +5,26 @@ A page's URL has the same conditions as any query string (see `filters`). The fo
 - `traffic` selects live traces, all traces, or evaluators' own.
 - `feedback_key`, `feedback_op` and `feedback_value` form one condition, because HTML forms cannot combine
   fields.
-- `sort` is the order of the list (see `sorting`).
+- `sort` is the order of the list (see `sorting`), and `columns` are its columns (see `preferences`).
+- `where` is a line of conditions (see `filter_line`). It is replaced by what it says.
 - `group_by` is the field by which the charts compare groups of traces.
 - `range` is the former name of `since` in bookmarked URLs.
 - `since` may be `today` or `yesterday`, days in the reader's time zone. Times without a zone are in it, too.
+  `since=A/B` means `since=A&until=B`; it is the choice of the form for the range that is set.
 - `{condition}-is=not` negates the condition beside it: `name-is=not&name=answer` means `name!=answer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cached_property
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 
-from spanwise.collector import filter_values, filters
+from spanwise.collector import filter_values, filters, formatting
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import (
     EVALUATOR_KIND,
@@ -32,6 +34,8 @@ from spanwise.collector.filters import (
     unknown_condition_error,
     validate_filter,
 )
+from spanwise.collector.pages.components import filter_line
+from spanwise.collector.pages.components.preferences import get_time_zone
 from spanwise.collector.records import FeedbackStats
 from spanwise.collector.sorting import parse_sort
 
@@ -47,6 +51,7 @@ def read_integer(request: Request, name: str) -> int | None:
 
 
 TRACE_LIST = "/traces"  # path of the trace list
+MAX_ORIGIN_CHARACTERS = 1_500  # longest query of a list that the URLs of its traces contain
 RANGE_LABELS = {
     "": "any time",
     "15m": "last 15 minutes",
@@ -81,33 +86,53 @@ GROUP_LABELS = {
     "environment": "environment",
     "project": "project",
 }
+SORT_LABELS = {
+    "": "latest first",
+    "start": "earliest first",
+    "-latency_ms": "slowest first",
+    "latency_ms": "fastest first",
+    "-cost": "most expensive first",
+    "-tokens": "most tokens first",
+    "-runs": "most spans first",
+    "errors": "errors first",
+}
+SESSION_SORT_LABELS = {
+    "": "latest first",
+    "start": "earliest first",
+    "-duration_ms": "longest first",
+    "-traces": "most traces first",
+    "errors": "errors first",
+    "-tokens": "most tokens first",
+    "-cost": "most expensive first",
+}
 OPERATOR_LABELS = {"<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">": ">", **OUTCOME_LABELS}
 
 # fields that are not conditions themselves, but modify others
-_MODIFIER_FIELDS = frozenset(("traffic", "cursor", "sort", "group_by", "feedback_op", "feedback_value"))
+_MODIFIER_FIELDS = frozenset(("traffic", "cursor", "sort", "columns", "group_by", "feedback_op", "feedback_value"))
 _FORM_FIELDS = _MODIFIER_FIELDS | {"range", "feedback_key"}
-# fields that the filter form of the trace list shows
+# fields of the filter form of the trace list, other than the line
 _SHOWN_FIELDS = frozenset(
     (
         *(
             "text",
-            "project",
-            "environment",
-            "status",
             "range",
             "since",
             "until",
+            "project",
+            "environment",
+            "status",
             "name",
             "kind",
             "session",
             "user",
             "tag",
         ),
-        *("metadata", "model", "error", "latency_ms", "tokens", "cost", "dataset", "experiment", "traffic"),
+        *("metadata", "model", "prompt", "prompt_version", "agent", "finish_reason", "time_to_first_token_ms", "error"),
+        *("latency_ms", "tokens", "cost", "dataset", "experiment", "traffic", "group_by", "sort"),
     )
 )
 _FEEDBACK_FIELDS = frozenset(("feedback_key", "feedback_op", "feedback_value"))
-_HIDDEN_FIELDS = frozenset(("cursor", "feedback_op", "feedback_value"))
+_HIDDEN_FIELDS = frozenset(("cursor", "columns", "feedback_op", "feedback_value"))
 _FIELD_LABELS = {
     "range": "time",
     "group_by": "group by",
@@ -153,6 +178,33 @@ class FilterQuery:
     items: tuple[tuple[str, str], ...]
     filter: Filter
     problems: tuple[str, ...] = ()
+    unknown: tuple[tuple[str, str], ...] = ()  # pairs of the line that are no conditions, to be corrected there
+
+    @property
+    def line(self) -> str:
+        """Return what the filter line shows: the searched text, and what was typed there and is no condition."""
+        terms = [f"{name}={text}" if text else name for name, text in self.unknown]
+        return " ".join([*terms, *([self.fields["text"]] if "text" in self.fields else [])])
+
+    @property
+    def range(self) -> tuple[str, str]:
+        """Return the choice for a time range that is not among `RANGE_LABELS`, and its label; ("", "") if it is."""
+        since, until = self.fields.get("since", self.fields.get("range", "")), self.fields.get("until", "")
+        if since in RANGE_LABELS and not until:
+            return "", ""
+        ends = [
+            self._format_value("since", since) if since else "",
+            self._format_value("until", until) if until else "",
+        ]
+        label = " – ".join(ends) if all(ends) else f"from {ends[0]}" if ends[0] else f"until {ends[1]}"
+        return f"{since}/{until}", label
+
+    @property
+    def range_ends(self) -> tuple[str, str]:
+        """Return the ends of the time range as fields of type `datetime-local` show them, "" where it is open."""
+        ends = (self.filter.since_ns, self.filter.until_ns)
+        iso = ("" if end is None else formatting.iso(end, get_time_zone())[:19].replace(" ", "T") for end in ends)
+        return next(iso), next(iso)
 
     @cached_property
     def fields(self) -> Mapping[str, str]:
@@ -163,6 +215,14 @@ class FilterQuery:
         """Return the page's URL with some fields changed; it points to the first page unless `cursor` is given."""
         unchanged = [(name, text) for name, text in self.items if name != "cursor" and name not in changes]
         return build_address(path, [*unchanged, *((name, text) for name, text in changes.items() if text)])
+
+    def trace_address(self, trace_id: str) -> str:
+        """Return the URL of a trace of this list. It contains the query of the list, unless that is very long, so that
+        the page of the trace leads to its neighbours.
+        """
+        origin = urlencode(self.items, errors="replace")
+        kept = "" if len(origin) > MAX_ORIGIN_CHARACTERS else f"?{urlencode({'from': origin})}"
+        return f"{TRACE_LIST}/{quote(trace_id, safe='', errors='replace')}{kept}"
 
     def feedback_address(self, stats: FeedbackStats, comparison: str) -> str:
         """Return the URL of the traces whose feedback, or that of a document, passes a comparison such as `<0.5`."""
@@ -189,9 +249,11 @@ class FilterQuery:
         """Return the pairs that the fields of the form do not show, so that it keeps them. The form's own condition on
         feedback is among them, because its fields add another one.
         """
-        kept = [(name, text) for name, text in self.items if name not in _SHOWN_FIELDS | _FEEDBACK_FIELDS | {"cursor"}]
-        shown_tag = [text for name, text in self.items if name == "tag"][-1:]
-        kept += [(name, text) for name, text in self.items if name == "tag" and text not in shown_tag]
+        kept = [
+            (name, text)
+            for name, text in self.items
+            if name not in _FEEDBACK_FIELDS | {"cursor"} and (name not in _SHOWN_FIELDS or self.fields[name] != text)
+        ]
         return kept + (
             [self._editable("feedback_key", self.fields["feedback_key"])] if self.fields.get("feedback_key") else []
         )
@@ -214,7 +276,12 @@ class FilterQuery:
             return f"{text} {OPERATOR_LABELS.get(operator, operator)} {value}".strip()
         if name in filters.FEEDBACK_CONDITIONS:
             return text.replace(">=-inf", f" {OUTCOME_LABELS[_SCORED]}")
+        if name in ("since", "until") and text not in RANGE_LABELS:
+            ns = self.filter.since_ns if name == "since" else self.filter.until_ns
+            is_duration = filter_values.DURATION_PATTERN.fullmatch(text)
+            return text if ns is None or is_duration else formatting.when(ns, get_time_zone())
         labels = {"range": RANGE_LABELS, "since": RANGE_LABELS, "traffic": TRAFFIC_LABELS, "group_by": GROUP_LABELS}
+        labels["sort"] = SORT_LABELS
         return labels.get(name, {}).get(text, text)
 
     def _items_without(self, name: str, text: str) -> list[tuple[str, str]]:
@@ -241,14 +308,16 @@ def read_query(
     which are otherwise hidden. Days, and times without a zone, are in `zone`, by default that of this machine.
     """
     # the form's fields `{name}-is` are no conditions: `not` negates the pairs with that name
-    pairs = list(params)
+    ordered = sorted(params, key=lambda pair: pair[0] == "where")  # what was typed overrides the form's other fields
+    pairs = [pair for name, text in ordered for pair in _expand_pair(name, text)]
     negatable = {f"{name}-is" for name in (*filters.NEGATABLE_CONDITIONS, "tag")}
     negated = {name.removesuffix("-is") for name, text in pairs if name in negatable and text == "not"}
     params = [(f"{name}!" if name in negated else name, text) for name, text in pairs if name not in negatable]
     items = _select_items(params)
     fields = dict(items)
     conditions: list[Condition] = []
-    problems = [str(unknown_condition_error(name)) for name in dict(params) if not (name in others or _is_known(name))]
+    unknown = {name: text for name, text in params if not (name in others or _is_known(name))}
+    problems = [str(unknown_condition_error(name)) for name in unknown]
     for name, text in items:
         try:
             conditions += _parse_fields(name, text, fields, now_ns, zone)
@@ -258,7 +327,17 @@ def read_query(
         conditions.append(("experiment", ""))
     if fields.get("traffic") == "judges":
         conditions.append(("kind", EVALUATOR_KIND))
-    return FilterQuery(items, filters.join_conditions(conditions), tuple(problems))
+    return FilterQuery(items, filters.join_conditions(conditions), tuple(problems), tuple(unknown.items()))
+
+
+def _expand_pair(name: str, text: str) -> list[tuple[str, str]]:
+    """Return the pairs for which a pair of the form stands: those of a line, or the two ends of a time range."""
+    if name == "where":
+        return filter_line.parse_line(text)
+    if name == "since" and "/" in text:
+        since, _, until = text.partition("/")
+        return [("since", since), ("until", until)]
+    return [(name, text)]
 
 
 def read_sort(query: FilterQuery, columns: Sequence[str], *, feedback: bool = False) -> tuple[str | None, FilterQuery]:
@@ -270,6 +349,22 @@ def read_sort(query: FilterQuery, columns: Sequence[str], *, feedback: bool = Fa
     except Refused as error:
         return None, replace(query, problems=(*query.problems, str(error)))
     return sort, query
+
+
+@dataclass(frozen=True, slots=True)
+class SortLinks:
+    """Links of column heads: the order of a list, and the function that returns the list's URL in another order."""
+
+    order: str
+    address: Callable[[str], str]
+
+    def toggle(self, column: str) -> str:
+        """Return the URL of the list sorted by a column: highest first, or reversed if that is its order."""
+        return self.address(column if self.order == f"-{column}" else f"-{column}")
+
+    def direction(self, column: str) -> str:
+        """Return the direction in which the list is sorted by a column, "" if it is sorted by another one."""
+        return {column: "ascending", f"-{column}": "descending"}.get(self.order, "")
 
 
 def _is_known(name: str) -> bool:

@@ -101,6 +101,18 @@ def save_preferences(_store: Store, request: Request, fields: Mapping[str, str])
     return response
 
 
+def is_raw(request: Request) -> bool:
+    """Return whether to show values as they were sent: `view=raw` in the address, or else the remembered choice."""
+    return (request.query_params.get("view") or read_preferences(request).view) == "raw"
+
+
+def remember_view(request: Request, response: Response) -> Response:
+    """Remember the choice `view` in the address of a page, if it has one."""
+    if (chosen := request.query_params.get("view", "")) in CHOICES["view"]:
+        set_preferences(request, response, {"view": chosen})
+    return response
+
+
 def set_preferences(request: Request, response: Response, changes: Mapping[str, str]) -> None:
     """Set the cookie to the choices of the request with some changes, which are valid."""
     fields = {**_read_fields(request), **changes}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -83,7 +84,14 @@ _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
 # Files that pages may load, by their folder. The build makes those of `bundle/`; an install without npm has none.
-ASSETS = {"spanwise.css": "static", "spanwise.svg": "static", "spanwise.js": "bundle", "trace.js": "bundle"}
+ASSETS = {
+    **dict.fromkeys(("spanwise.css", "spanwise.svg"), "static"),
+    **dict.fromkeys(("spanwise.js", "list.js", "trace.js"), "bundle"),
+}
+
+
+MIN_COMPRESSED_BYTES = 1_000
+COMPRESSION_LEVEL = 4  # level 9 takes seven times as long, for pages that are 4 % smaller
 
 
 @cache
@@ -125,8 +133,10 @@ def get_environment() -> Environment:
     environment.globals |= {
         "static": get_versioned_url,
         "script": make_script_tag,
+        "has_scripts": has_scripts,
         "chart": sparkline,
         "operators": filter_form.OPERATOR_LABELS,
+        "sorts": filter_form.SORT_LABELS,
         "ranges": filter_form.RANGE_LABELS,
         "traffic": filter_form.TRAFFIC_LABELS,
         "content_view": ContentView,
@@ -190,7 +200,19 @@ def render_page(
     }
     with preferences.use_time_zone(view.time_zone):
         body = get_environment().get_template(template).render(frame | context)
-    return HTMLResponse(body.encode("utf-8", "replace"), status, SECURITY_HEADERS)
+    return compress(request, HTMLResponse(body.encode("utf-8", "replace"), status, SECURITY_HEADERS))
+
+
+def compress(request: Request, response: Response) -> Response:
+    """Compress the body of a response if it is long and the browser accepts gzip."""
+    body = bytes(response.body)
+    if len(body) < MIN_COMPRESSED_BYTES or "gzip" not in request.headers.get("accept-encoding", ""):
+        return response
+    response.body = gzip.compress(body, COMPRESSION_LEVEL, mtime=0)
+    response.headers["content-length"] = str(len(response.body))
+    response.headers["content-encoding"] = "gzip"
+    response.headers["vary"] = "accept-encoding"
+    return response
 
 
 def serve_static(_store: Store, request: Request) -> Response:
@@ -200,4 +222,4 @@ def serve_static(_store: Store, request: Request) -> Response:
     if asset is None:
         return Response("not found", 404, SECURITY_HEADERS, media_type="text/plain")
     headers: Mapping[str, str] = {**SECURITY_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
-    return Response(asset, headers=headers, media_type=_TYPES[name.rpartition(".")[2]])
+    return compress(request, Response(asset, headers=headers, media_type=_TYPES[name.rpartition(".")[2]]))

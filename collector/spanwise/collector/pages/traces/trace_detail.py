@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -18,9 +18,11 @@ from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.formatting import split_stack
 from spanwise.collector.pages.components import feedback_display, preferences, rendering
 from spanwise.collector.pages.components.content_view import ContentView
-from spanwise.collector.pages.components.escaping import format_json
+from spanwise.collector.pages.components.escaping import format_json, mark_invisible
+from spanwise.collector.pages.traces.neighbours import find_neighbours
 from spanwise.collector.pages.traces.trace_overview import build_overview
-from spanwise.collector.pages.traces.tree_rows import MAX_WHOLE_ROWS, TreeQuery, build_tree, find_origin
+from spanwise.collector.pages.traces.tree_pickup import Pickup
+from spanwise.collector.pages.traces.tree_rows import MAX_WHOLE_ROWS, TreeQuery, build_tree, encode_tree, find_origins
 from spanwise.collector.records import (
     Example,
     Experiment,
@@ -35,7 +37,9 @@ from spanwise.collector.records import (
 from spanwise.collector.stores import RunNode, Store, derived_fields, iterate_examples, make_branch, walk_tree
 
 MAX_TREE_RUNS = 20_000  # runs of the tree that are read at once; a larger trace is read in parts of this size
+MAX_SCRIPT_RUNS = 200_000  # runs that the script of the tree gets; of a larger trace, the part with the selected run
 PART_HEADER = "spanwise-part"  # names the part of the page that a script replaces
+ORIGIN_HEADER = "spanwise-origin"  # id of the run where the selected run's error began, "" if it is that run
 _CALL_ID_ATTRIBUTES = ("gen_ai.tool.call.id", "ai.toolCall.id", "tool_call.id", "tool.call.id", "tool_call_id")
 
 
@@ -57,7 +61,6 @@ def list_nodes(trace: Trace) -> list[TreeNode]:
         if item.target.span_id:
             n, failed = marks.get(item.target.span_id, (0, 0))
             marks[item.target.span_id] = n + 1, failed + (item.outcome == "error")
-    now = time.time_ns()
     lines = [
         RunNode(
             run.span_id,
@@ -73,21 +76,27 @@ def list_nodes(trace: Trace) -> list[TreeNode]:
         )
         for run in trace.runs
     ]
-    lines += [
-        RunNode(
-            run.span_id,
-            run.parent_id,
-            run.name,
-            run.kind,
-            "unset",
-            run.start_ns,
-            max(now, run.start_ns),
-            None,
-            None,
-            None,
+    return _order_nodes(lines, trace.running, marks)
+
+
+def add_open_runs(nodes: Sequence[TreeNode], running: Iterable[OpenRun]) -> Sequence[TreeNode]:
+    """Return all runs of a trace, given those that have ended and those that are open, as `list_nodes` does."""
+    marks = {node.span_id: (node.feedback, node.failed) for node in nodes if node.feedback}
+    fields = RunNode._fields
+    lines = [RunNode(*(getattr(node, name) for name in fields)) for node in nodes]
+    return _order_nodes(lines, running, marks)
+
+
+def _order_nodes(
+    ended: Iterable[RunNode], running: Iterable[OpenRun], marks: Mapping[str, tuple[int, int]]
+) -> list[TreeNode]:
+    """Return runs in depth-first order. `marks` has the number of feedback records and of failed ones by run."""
+    now, lines = time.time_ns(), list(ended)
+    for run in running:
+        end_ns = max(now, run.start_ns)
+        lines.append(
+            RunNode(run.span_id, run.parent_id, run.name, run.kind, "unset", run.start_ns, end_ns, None, None, None)
         )
-        for run in trace.running
-    ]
     known = {line.span_id for line in lines}
     return [
         make_branch(position, depth, line, known, *marks.get(line.span_id, (0, 0)))
@@ -104,11 +113,11 @@ _VALUE_FIELDS = ("inputs", "outputs", "documents", "attributes", "metadata", "re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceView:
-    """Data of a trace page. `nodes` are all runs, or a part of those of a very large trace."""
+    """Data of a trace page. `load_nodes` returns all runs, or a part of those of a very large trace."""
 
     root: Run
     run: Run  # the selected run
-    nodes: Sequence[TreeNode]
+    load_nodes: Callable[[], Sequence[TreeNode]]
     start_ns: int
     duration_ns: int
     feedback: Sequence[Feedback]  # on the trace, and on at least the selected run and its documents
@@ -119,6 +128,11 @@ class TraceView:
     load_run: Callable[[str], Run]
     open_ids: frozenset[str] = frozenset()  # those of `nodes` that have not ended
     open_root: OpenRun | None = None  # root of the trace, if it has not ended
+
+    @property
+    def nodes(self) -> Sequence[TreeNode]:
+        """Return the runs as the tree shows them. Those of a large trace are read when they are first needed."""
+        return self.load_nodes()
 
     @property
     def ended(self) -> list[TreeNode]:
@@ -146,6 +160,9 @@ class TraceView:
         return [feedback for feedback in self.feedback if feedback.target.span_id == self.run.span_id]
 
 
+_read_trees = Pickup[tuple[Sequence[TreeNode], int, int, frozenset[str]]]()
+
+
 def trace(store: Store, request: Request) -> Response:
     """Render a trace: `GET /traces/{trace_id}?run={span_id}`.
 
@@ -157,19 +174,15 @@ def trace(store: Store, request: Request) -> Response:
     only_run = request.headers.get(PART_HEADER) == "run"
     summary = load_summary(store, trace_id)
     try:
-        if summary is not None and summary.span_count > MAX_WHOLE_ROWS:
-            view = view_large_trace(store, summary, query.run, with_tree=not only_run)
-        else:
-            view = view_whole_trace(store.trace(trace_id), query.run)
+        view = load_view(store, trace_id, summary, query.run, whole=not only_run)
     except NotFound:
         if summary is not None:
             raise
         return render_open_trace(store, request)
     run, root = view.run, view.root
-    chosen = request.query_params.get("view")
-    raw = (chosen or preferences.read_preferences(request).view) == "raw"
+    raw = preferences.is_raw(request)
     experiment = find_experiment(store, root)
-    origin = find_origin(view.nodes, run.span_id if run.status == "error" else root.span_id)
+    origin = find_origin(request, view, run if run.status == "error" else root)
     address = f"/traces/{rendering.quote_segment(trace_id)}/runs/{rendering.quote_segment(run.span_id)}/"
     shown = {
         "trace_id": trace_id,
@@ -189,7 +202,10 @@ def trace(store: Store, request: Request) -> Response:
         "references": CONTENT_REFERENCES,
     }
     if only_run:
-        return rendering.render_page(request, "run_part.html", **shown)
+        return rendering.render_page(request, "run_part.html", switcher=False, **shown)
+    ticket = ""
+    if rendering.has_scripts() and (summary is None or summary.span_count <= MAX_TREE_RUNS):
+        ticket = _read_trees.leave(trace_id, (view.nodes, view.start_ns, view.duration_ns, view.open_ids))
     why = store.why(trace_id)
     rules = [] if why else store.rules()
     response = rendering.render_page(
@@ -197,9 +213,13 @@ def trace(store: Store, request: Request) -> Response:
         "trace.html",
         **shown,
         view=view,
+        ticket=ticket,
         tree=build_tree(
             view.nodes, query, query.run or run.span_id, view.start_ns, view.start_ns + view.duration_ns, view.open_ids
         ),
+        neighbours=None
+        if query.origin is None or summary is None
+        else find_neighbours(store, query.origin, summary, preferences.read_preferences(request).time_zone),
         overview=build_overview(root, view.ended, view.load_run, view.feedback, raw=raw),
         first_failed=next((node for node in view.nodes if node.status == "error"), None),
         summary=summary,
@@ -210,9 +230,54 @@ def trace(store: Store, request: Request) -> Response:
         verdicts=rule_report,
         now=time.time_ns(),
     )
-    if chosen is not None and chosen in preferences.CHOICES["view"]:
-        preferences.set_preferences(request, response, {"view": chosen})
-    return response
+    return preferences.remember_view(request, response)
+
+
+def load_view(
+    store: Store, trace_id: str, summary: TraceSummary | None, span_id: str | None = None, *, whole: bool = True
+) -> TraceView:
+    """Load the view of a trace, with a run selected. Raises `NotFound`, also if no run of the trace has ended.
+
+    Without `whole`, only the root and the selected run are read, even if the trace is small.
+    """
+    if summary is not None and (summary.span_count > MAX_WHOLE_ROWS or not whole):
+        return view_large_trace(store, summary, span_id)
+    return view_whole_trace(store.trace(trace_id), span_id)
+
+
+def find_origin(request: Request, view: TraceView, run: Run) -> TreeNode | Run | None:
+    """Return the run where the error of a failed run began, if that is another. The script of the tree knows its id."""
+    if run.status != "error":
+        return None
+    known = request.headers.get(ORIGIN_HEADER)
+    if known is None:
+        return find_origins(view.nodes).get(run.span_id)
+    return view.load_run(known) if known else None
+
+
+def tree(store: Store, request: Request) -> Response:
+    """Return the runs of a trace for the script of the tree, as JSON: `GET /traces/{trace_id}/tree?run={span_id}`.
+
+    Of a trace with more than `MAX_SCRIPT_RUNS` runs, it returns the part that contains the selected run.
+    """
+    trace_id, span_id = request.path_params["trace_id"], request.query_params.get("run")
+    summary = load_summary(store, trace_id)
+    if summary is None:
+        raise NotFound(f"there is no trace {trace_id!r} in this store, or none of its runs has ended")
+    left = _read_trees.take(trace_id, request.query_params.get("ticket", ""))
+    if left is not None:
+        nodes, start_ns, duration_ns, open_ids = left
+    else:
+        view = load_view(store, trace_id, summary, span_id, whole=summary.running > 0)
+        start_ns, duration_ns, open_ids = view.start_ns, view.duration_ns, view.open_ids
+        nodes = view.nodes if summary.span_count <= MAX_TREE_RUNS else load_nodes(store, summary, span_id)
+    total = max(summary.span_count, len(nodes))
+    body = encode_tree(
+        nodes, total, start_ns, duration_ns, open_ids, lambda name: str(mark_invisible(rendering.format_name(name)))
+    )
+    return rendering.compress(
+        request, Response(body, headers=rendering.SECURITY_HEADERS, media_type="application/json")
+    )
 
 
 def view_whole_trace(trace: Trace, span_id: str | None) -> TraceView:
@@ -222,7 +287,7 @@ def view_whole_trace(trace: Trace, span_id: str | None) -> TraceView:
     return TraceView(
         root=trace.root,
         run=choose_run(trace, None if span_id in open_ids else span_id),
-        nodes=list_nodes(trace),
+        load_nodes=cache(partial(list_nodes, trace)),
         start_ns=start,
         duration_ns=end - start,
         feedback=trace.feedback,
@@ -241,15 +306,30 @@ def find_open_root(root: Run, runs: Iterable[OpenRun]) -> OpenRun | None:
     return next((run for run in runs if run.parent_id is None), None) if root.parent_id is not None else None
 
 
-def view_large_trace(store: Store, trace: TraceSummary, span_id: str | None, *, with_tree: bool) -> TraceView:
-    """Return the view of a trace whose runs are read one by one. Raises `NotFound` for an unknown run.
+def load_nodes(
+    store: Store,
+    trace: TraceSummary,
+    span_id: str | None,
+    running: Sequence[OpenRun] = (),
+    limit: int = MAX_SCRIPT_RUNS,
+) -> Sequence[TreeNode]:
+    """Return the runs of a trace, or the part of `limit` runs that contains the selected one.
 
-    Without its tree, which takes longest, `nodes` are read only if the selected run needs them: an error, or calls.
+    Open runs are among them if the whole tree is read, which alone tells their places.
     """
+    nodes = store.tree(trace.trace_id, limit=limit, cursor=span_id).items
+    return add_open_runs(nodes, running) if running and trace.span_count <= limit else nodes
+
+
+def view_large_trace(store: Store, trace: TraceSummary, span_id: str | None) -> TraceView:
+    """Return the view of a trace whose runs are read one by one. Raises `NotFound` for an unknown run."""
+    running = store.running(trace_id=trace.trace_id)
+    open_ids = frozenset(run.span_id for run in running)
+    span_id = None if span_id in open_ids else span_id
     root, run = store.run(trace.trace_id), store.run(trace.trace_id, span_id)
-    nodes: Sequence[TreeNode] = ()
-    if with_tree or run.status == "error" or run.kind in ("llm", "agent"):
-        nodes = store.tree(trace.trace_id, limit=MAX_TREE_RUNS, cursor=span_id).items
+    start_ns, end_ns = trace.start_ns, trace.start_ns + trace.duration_ns
+    if running:
+        start_ns, end_ns = min(start_ns, *(item.start_ns for item in running)), max(end_ns, time.time_ns())
     targets = (Target(trace_id=run.trace_id), Target(trace_id=run.trace_id, span_id=run.span_id))
     feedback = [item for target in targets for item in store.feedbacks(target=target)]
     latest = store.feedbacks(trace_ids=(run.trace_id,)) if run.documents else ()
@@ -257,18 +337,17 @@ def view_large_trace(store: Store, trace: TraceSummary, span_id: str | None, *, 
     return TraceView(
         root=root,
         run=run,
-        nodes=nodes,
-        start_ns=trace.start_ns,
-        duration_ns=trace.duration_ns,
+        load_nodes=cache(partial(load_nodes, store, trace, span_id, running, MAX_TREE_RUNS)),
+        start_ns=start_ns,
+        duration_ns=end_ns - start_ns,
         feedback=sorted(feedback, key=lambda item: item.created_ns),
-        missing=trace_completeness.describe_known_gaps(
-            trace.dropped, store.running(trace_id=trace.trace_id), complete=trace.complete
-        ),
+        missing=trace_completeness.describe_known_gaps(trace.dropped, running, complete=trace.complete),
         complete=trace.complete,
         running=trace.running,
         dropped=trace.dropped,
         load_run=partial(store.run, trace.trace_id),
-        open_root=find_open_root(root, store.running(trace_id=trace.trace_id)),
+        open_ids=open_ids,
+        open_root=find_open_root(root, running),
     )
 
 
@@ -278,10 +357,7 @@ def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, str]:
     A run has the id of its call in an attribute or in its result. Of senders that do not send it, a tool's run
     belongs to a call of its name, in the order of time.
     """
-    chats = [content.read_content(value).messages for value in (view.run.inputs, view.run.outputs)]
-    shown = [message for chat in chats for message in (*chat[:MAX_CALL_MESSAGES], *chat[-MAX_CALL_MESSAGES:])]
-    blocks = [block for message in shown for block in message.blocks if block.kind == "tool_call"]
-    calls = {block.call_id: block.name for block in blocks if block.call_id}
+    calls = find_tool_calls(view.run)
     runs: dict[str, str] = {}
     unnamed: list[TreeNode] = []
     tools = [node for node in view.ended if node.kind == "tool"][:MAX_TOOL_RUNS] if calls else []
@@ -299,6 +375,14 @@ def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, str]:
             runs[identity] = found.span_id
             unnamed.remove(found)
     return {identity: query.address(run=span_id) for identity, span_id in runs.items()}
+
+
+def find_tool_calls(run: Run) -> dict[str, str]:
+    """Return the names of the tools that the messages of a run call, by the ids of the calls."""
+    chats = [content.read_content(value).messages for value in (run.inputs, run.outputs)]
+    shown = [message for chat in chats for message in (*chat[:MAX_CALL_MESSAGES], *chat[-MAX_CALL_MESSAGES:])]
+    blocks = [block for message in shown for block in message.blocks if block.kind == "tool_call"]
+    return {block.call_id: block.name for block in blocks if block.call_id}
 
 
 def render_open_trace(store: Store, request: Request) -> Response:
@@ -401,12 +485,12 @@ def list_stack_traces(run: Run) -> list[str]:
 def add_feedback(store: Store, request: Request, fields: Mapping[str, str]) -> str:
     """Store human feedback: `POST /traces/{trace_id}/feedback`.
 
-    Returns the URL of the trace with the run that was shown.
+    Returns the URL of the trace with the run that was shown, and with the list that led to it.
     """
     trace_id = request.path_params["trace_id"]
     store.add_feedback([build_human_feedback(trace_id, fields)])
-    run = f"?run={rendering.quote_segment(fields['run'])}" if fields.get("run") else ""
-    return f"/traces/{rendering.quote_segment(trace_id)}{run}#feedback"
+    state = TreeQuery(fields.get("run") or None, origin=fields.get("from")).address().removesuffix("?")
+    return f"/traces/{rendering.quote_segment(trace_id)}{state}#feedback"
 
 
 def build_human_feedback(trace_id: str, fields: Mapping[str, str]) -> Feedback:

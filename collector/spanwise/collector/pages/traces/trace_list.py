@@ -8,13 +8,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from spanwise.collector.clock_skew import MAX_CLOCK_SKEW_NS
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import EVALUATOR_KIND, Filter
-from spanwise.collector.pages.components import feedback_display, filter_form, preferences, rendering, sparkline
+from spanwise.collector.pages.components import (
+    feedback_display,
+    filter_form,
+    filter_line,
+    preferences,
+    rendering,
+    sparkline,
+)
 from spanwise.collector.pages.components.feedback_display import get_shown_judge_keys
+from spanwise.collector.pages.traces.trace_panel import load_panel
 from spanwise.collector.records import Bucket, OpenRun, Page, TraceSummary
 from spanwise.collector.sorting import TRACE_COLUMNS
 from spanwise.collector.stores import JudgeAgreement, Store, list_open_traces
@@ -24,6 +32,8 @@ MAX_SCORE_COLUMNS = 4  # the style sheet hides some of them where the window is 
 MAX_EXACT_MATCHES = 1_000  # matches that are counted one by one if rollups do not apply
 MAX_COUNTED_TRACES = 30_000  # maximum number of traces that charts read if rollups do not apply; takes about 0.1 s
 MAX_SHOWN_GROUPS = 12
+PART_HEADER = "spanwise-part"  # names the part of the page that a script shows
+MAX_TERM_CHARACTERS = 400  # longest term of the filter line that is completed
 _SHORT_PERIOD_NS = 6 * 3_600 * 10**9
 _MAX_PERIOD_NS = 366 * 86_400 * 10**9
 _PERIODS_NS = tuple(s * 10**9 for s in (15, 60, 300, 900, 3_600, 21_600, 86_400, 604_800, 2_592_000, 7_776_000))
@@ -51,10 +61,19 @@ class Overview:
 
 
 def traces(store: Store, request: Request) -> Response:
-    """Render the trace list: `GET /traces`."""
+    """Render the trace list: `GET /traces`, with its side panel: `GET /traces?panel={trace_id}`.
+
+    A request with the header `Spanwise-Part: panel` gets only the panel.
+    """
     query = filter_form.read_query(
-        request.query_params.multi_items(), others=("charts",), zone=preferences.read_preferences(request).time_zone
+        request.query_params.multi_items(),
+        others=("charts", "panel"),
+        zone=preferences.read_preferences(request).time_zone,
     )
+    panel_id = request.query_params.get("panel")
+    panel = load_panel(store, panel_id, raw=preferences.is_raw(request)) if panel_id else None
+    if request.headers.get(PART_HEADER) == "panel" and panel is not None:
+        return rendering.render_page(request, "panel.html", query=query, panel=panel)
     sort, query = filter_form.read_sort(query, TRACE_COLUMNS, feedback=True)
     page = store.traces(query.filter, sort=sort, limit=TRACES_PER_PAGE, cursor=query.fields.get("cursor"))
     feedback = feedback_display.load_feedback(store, page.items)
@@ -72,7 +91,9 @@ def traces(store: Store, request: Request) -> Response:
         status=422 if query.problems else 200,
         query=query,
         page=page,
+        panel=panel,
         sort=sort or "",
+        sort_links=filter_form.SortLinks(sort or "-start", lambda order: query.address(sort=order)),
         matches=count_matches(store, query, page, overview),
         running=[run for run in open_runs if run.trace_id not in starts],
         # a run that began before all runs that have ended is the root of its trace
@@ -101,6 +122,13 @@ def charts(store: Store, request: Request) -> Response:
     return rendering.render_page(
         request, "charts.html", query=query, overview=overview, trust=JudgeAgreement(store).said(judges)
     )
+
+
+def suggestions(store: Store, request: Request) -> Response:
+    """Return what could complete a term of the filter line: `GET /traces/suggestions?term=&project=`."""
+    typed = request.query_params.get("term", "")[:MAX_TERM_CHARACTERS]
+    found = filter_line.suggest(store, typed, request.query_params.get("project") or None)
+    return JSONResponse([{"text": item.text, "hint": item.hint} for item in found], headers=rendering.SECURITY_HEADERS)
 
 
 def list_open_runs(store: Store, query: filter_form.FilterQuery) -> list[OpenRun]:

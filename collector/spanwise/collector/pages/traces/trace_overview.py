@@ -48,38 +48,57 @@ class TraceOverview:
     document_count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What was asked and answered in a trace, "" if unknown, and the runs that say so."""
+
+    question: str
+    asked_in: Run
+    answer: str
+    answered_in: Run
+
+
+def find_exchange(root: Run, nodes: Sequence[TreeNode | Run], load_run: Callable[[str], Run]) -> Exchange:
+    """Return the question and the answer of a trace: those of the root, else those of its first and last model call."""
+    question, asking = content.find_question(root.inputs), root
+    answer, answering = content.find_answer(root.outputs), root
+    calls = [node.span_id for node in nodes if node.kind == "llm"]
+    # an agent of LlamaIndex, for example, has Python objects that say neither
+    for span_id in calls[:_MAX_MODEL_CALLS] if not question else ():
+        if question := content.find_question((asking := load_run(span_id)).inputs):
+            break
+    opaque = not answer and root.status != "error" and (root.outputs is None or isinstance(root.outputs, str))
+    for span_id in calls[: -_MAX_MODEL_CALLS - 1 : -1] if opaque else ():
+        if answer := content.find_answer((answering := load_run(span_id)).outputs):
+            break
+    return Exchange(question, asking if question else root, answer, answering if answer else root)
+
+
 def build_overview(
     root: Run, nodes: Sequence[TreeNode], load_run: Callable[[str], Run], feedback: Sequence[Feedback], *, raw: bool
 ) -> TraceOverview:
     """Return the overview of a trace. `nodes` are its runs without content, and `load_run` returns one by its id."""
     view = ContentView(limit=MAX_CHARACTERS, raw=raw)
-    question, asking = content.find_question(root.inputs), root
-    answer, answering = content.find_answer(root.outputs), root
-    calls = [node for node in nodes if node.kind == "llm"]
-    # an agent of LlamaIndex, for example, has Python objects that say neither
-    for node in calls[:_MAX_MODEL_CALLS] if not question else ():
-        if question := content.find_question((asking := load_run(node.span_id)).inputs):
-            break
-    opaque = not answer and root.status != "error" and (root.outputs is None or isinstance(root.outputs, str))
-    for node in calls[: -_MAX_MODEL_CALLS - 1 : -1] if opaque else ():
-        if answer := content.find_answer((answering := load_run(node.span_id)).outputs):
-            break
-    asking, answering = asking if question else root, answering if answer else root
-    rows = list_documents(nodes, load_run, answer or content.summarize(root.outputs), feedback)
+    found = find_exchange(root, nodes, load_run)
+    question, answer = found.question, found.answer
+    rows = list_documents(nodes, load_run, root, answer, feedback)
     return TraceOverview(
-        question=view.text(question) if question and not raw else view.value(asking.inputs, ""),
-        answer=view.text(answer) if answer and not raw else view.value(answering.outputs, ""),
-        question_run=asking.span_id,
-        answer_run=answering.span_id,
+        question=view.text(question) if question and not raw else view.value(found.asked_in.inputs, ""),
+        answer=view.text(answer) if answer and not raw else view.value(found.answered_in.outputs, ""),
+        question_run=found.asked_in.span_id,
+        answer_run=found.answered_in.span_id,
         documents=rows[:MAX_DOCUMENTS],
         document_count=len(rows),
     )
 
 
 def list_documents(
-    nodes: Sequence[TreeNode], load_run: Callable[[str], Run], answer: str, feedback: Sequence[Feedback]
+    nodes: Sequence[TreeNode], load_run: Callable[[str], Run], root: Run, answer: str, feedback: Sequence[Feedback]
 ) -> list[DocumentRow]:
-    """Return the retrieved documents with their use: those of the last reranker, else of the outermost retrievers."""
+    """Return the retrieved documents with their use: those of the last reranker, else of the outermost retrievers.
+
+    Without an `answer`, their use in the outputs of the root is shown.
+    """
     rerankers = [node for node in nodes if node.kind == "reranker"]
     retrievers = [node for node in nodes if node.kind == "retriever"]
     outer = {node.span_id for node in retrievers}
@@ -93,6 +112,9 @@ def list_documents(
         if holders and (holders[0].kind != "retriever" or len(holders) == _MAX_HOLDERS):
             break
     found = [(run, place, document) for run in holders for place, document in enumerate(run.documents)]
+    if not found:
+        return []
+    answer = answer or content.summarize(root.outputs)
     uses = content.find_used_documents(answer, [document for _, _, document in found[:100]])
     by_document: dict[tuple[str, int], list[Feedback]] = {}
     for item in feedback:

@@ -1,4 +1,4 @@
-"""Rows of the run tree: positions on the time axis, totals per subtree, filters, folds, errors.
+"""Rows of the run tree: positions on the time axis, totals per subtree, filters, folds, errors, JSON.
 
 The state of the tree is in the address of the page, so that a link shows what its sender saw.
 """
@@ -6,11 +6,12 @@ The state of the tree is in the address of the page, so that a link shows what i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 from urllib.parse import urlencode
 
+import orjson
 from starlette.datastructures import QueryParams
 
 from spanwise.collector.records import TreeNode
@@ -18,31 +19,45 @@ from spanwise.collector.records import TreeNode
 ROWS_PER_PAGE = 500  # rows per page of a trace with more than `MAX_WHOLE_ROWS`
 MAX_WHOLE_ROWS = 1_000
 MAX_FOLDS = 50
+MAX_FIND_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class TreeQuery:
-    """State of the tree in an address: selected run, filter, folded runs."""
+    """State of the tree in an address: selected run, filter, folded runs; and the list that led to the trace.
+
+    `find` is part of the name of a run.
+    """
 
     run: str | None = None
+    find: str = ""
     errors: bool = False
     kinds: tuple[str, ...] = ()
     folds: tuple[str, ...] = ()
+    origin: str | None = None  # query string of the list from which the trace was opened (see `neighbours`)
 
     @classmethod
     def read(cls, parameters: QueryParams) -> TreeQuery:
         """Read the state from the parameters of an address."""
         folds = tuple(dict.fromkeys(parameters.getlist("fold")))[:MAX_FOLDS]
         kinds = tuple(dict.fromkeys(parameters.getlist("kind")))[:MAX_FOLDS]
-        return cls(parameters.get("run"), parameters.get("only") == "errors", kinds, folds)
+        find = parameters.get("find", "")[:MAX_FIND_CHARACTERS]
+        return cls(
+            parameters.get("run"), find, parameters.get("only") == "errors", kinds, folds, parameters.get("from")
+        )
 
-    def address(self, **changes: object) -> str:
-        """Return the query string of this state with some changes."""
+    def pairs(self, **changes: object) -> list[tuple[str, str]]:
+        """Return the parameters of this state with some changes."""
         state = replace(self, **changes)  # type: ignore[arg-type]
         pairs = [("run", state.run)] if state.run else []
         pairs += [("only", "errors")] if state.errors else []
         pairs += [("kind", kind) for kind in state.kinds] + [("fold", fold) for fold in state.folds]
-        return "?" + urlencode(pairs, errors="replace")
+        pairs += [("from", state.origin)] if state.origin is not None else []
+        return pairs + ([("find", state.find)] if state.find else [])
+
+    def address(self, **changes: object) -> str:
+        """Return the query string of this state with some changes."""
+        return "?" + urlencode(self.pairs(**changes), errors="replace")
 
     def toggle(self, name: str, value: str) -> str:
         """Return the address with a kind or a fold added, or removed if it is there."""
@@ -169,7 +184,7 @@ def sum_subtrees(nodes: Sequence[TreeNode]) -> list[tuple[int, float | None, int
 def select_rows(nodes: Sequence[TreeNode], query: TreeQuery, selected: int) -> list[ShownRow]:
     """Return the rows that pass the filter, with the rows above them, and without those below folded rows.
 
-    Rows above the selected one are never folded.
+    Rows above the selected one are never folded. A search looks into folded rows, too.
     """
     parents = _find_parents(nodes)
     path: set[int] = set()
@@ -186,7 +201,7 @@ def select_rows(nodes: Sequence[TreeNode], query: TreeQuery, selected: int) -> l
         while above >= 0 and above not in context:
             context[above] = True
             above = parents[above]
-    folds, fold_depth = set(query.folds), None
+    folds, fold_depth = set(() if query.find else query.folds), None
     shown = []
     for place, node in enumerate(nodes):
         if fold_depth is not None and node.depth > fold_depth:
@@ -212,21 +227,62 @@ def _find_parents(nodes: Sequence[TreeNode]) -> list[int]:
 
 def passes_filter(node: TreeNode, query: TreeQuery) -> bool:
     """Return whether a run passes the filter of the tree."""
-    return (not query.errors or node.status == "error") and (not query.kinds or node.kind in query.kinds)
+    return (
+        (not query.errors or node.status == "error")
+        and (not query.kinds or node.kind in query.kinds)
+        and query.find.strip().lower() in node.name.lower()
+    )
 
 
-def find_origin(nodes: Sequence[TreeNode], span_id: str) -> TreeNode | None:
-    """Return the run where the error of a failed run began: the last failed run at every level below it.
+def find_origins(nodes: Sequence[TreeNode]) -> dict[str, TreeNode]:
+    """Return the run where the error of each failed run began: the last failed run at every level below it.
 
-    Return None if no run below it has failed.
+    Failed runs below which no run has failed are left out.
     """
-    failed: dict[str | None, TreeNode] = {}
+    failed: dict[str | None, TreeNode] = {}  # by span id: the last failed run right below
     for node in nodes:
         if node.status == "error" and (node.parent_id not in failed or node.end_ns >= failed[node.parent_id].end_ns):
             failed[node.parent_id] = node
-    origin: TreeNode | None = None
-    visited = {span_id}
-    while (below := failed.get(span_id)) is not None and below.span_id not in visited:
-        origin, span_id = below, below.span_id
-        visited.add(span_id)
-    return origin
+    origins: dict[str, TreeNode] = {}
+    for node in reversed(nodes):  # runs below come before those above
+        if node.status == "error" and (below := failed.get(node.span_id)) is not None and below is not node:
+            origins[node.span_id] = origins.get(below.span_id, below)
+    return origins
+
+
+_STATUSES = ("unset", "ok", "error", "cancelled")  # numbered as in scripts/tree/data.ts
+
+
+def encode_tree(
+    nodes: Sequence[TreeNode],
+    total: int,
+    start_ns: int,
+    duration_ns: int,
+    open_ids: Container[str],
+    clean_name: Callable[[str], str],
+) -> bytes:
+    """Return the runs as JSON for the script of the tree: one list per field, with an item per run.
+
+    Times are in nanoseconds from the start of the trace. Tokens, cost and the number of runs below are totals of
+    `sum_subtrees`. Names and kinds are indexes of lists of distinct texts. `total` counts all runs of the trace.
+    """
+    totals = sum_subtrees(nodes)
+    names, kinds = dict[str, int](), dict[str, int]()
+    rows = {
+        "ids": [node.span_id.encode("utf-8", "replace").decode() for node in nodes],
+        "name": [names.setdefault(node.name, len(names)) for node in nodes],
+        "kind": [kinds.setdefault(node.kind, len(kinds)) for node in nodes],
+        "depth": [node.depth for node in nodes],
+        "start": [node.start_ns - start_ns for node in nodes],
+        "took": [node.duration_ns for node in nodes],
+        "status": [_STATUSES.index(node.status) for node in nodes],
+        "open": [place for place, node in enumerate(nodes) if node.span_id in open_ids],
+        "orphans": [place for place, node in enumerate(nodes) if node.lost_parent],
+        "feedback": [(place, node.feedback, node.failed) for place, node in enumerate(nodes) if node.feedback],
+        "tokens": [tokens for tokens, _, _ in totals],
+        "cost": [cost for _, cost, _ in totals],
+        "below": [below for _, _, below in totals],
+        "origins": {span_id: origin.span_id for span_id, origin in find_origins(nodes).items()},
+    }
+    texts = {"names": list(map(clean_name, names)), "kinds": list(map(clean_name, kinds))}
+    return orjson.dumps({**rows, **texts, "total": total, "length": duration_ns})

@@ -291,8 +291,12 @@ class Reader:
 
     def payloads(self, rows: Sequence[int]) -> Iterator[tuple[int, dict[str, JSON]]]:
         """Yield row ids and payloads of spans one at a time, because each payload may have megabytes."""
-        for row, blob in iterate_rows(self.db, "SELECT id, payload FROM spans WHERE id IN (%s)", rows):
+        for row, blob in self.encoded_payloads(rows):
             yield row, self.payload(blob)
+
+    def encoded_payloads(self, rows: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+        """Yield row ids and payloads of spans as they are stored, for `payload`."""
+        yield from iterate_rows(self.db, "SELECT id, payload FROM spans WHERE id IN (%s)", rows)
 
     def run(self, trace_id: str, row: Sequence[Any]) -> Run:
         """Decode a row: trace key or row id, resource, payload, and the columns of `Fact`."""

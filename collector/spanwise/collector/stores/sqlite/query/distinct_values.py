@@ -2,7 +2,8 @@
 
 Without a project, a loose index scan takes one step per value, independent of the number of traces that share it.
 With a project, the values come from its newest traces, because only the index by start time covers the traces of one
-project. Names, environments and models that only evaluators' own traces have are left out, as in lists.
+project. Names, environments and models that only evaluators' own traces have are left out, as in lists. Metadata has
+no index, and always comes from the newest traces.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 
 from spanwise.collector.errors import Refused
-from spanwise.collector.stores.sqlite.query.filter_sql import VISIBLE_SQL
+from spanwise.collector.stores.sqlite.query.filter_sql import METADATA_TEXT_SQL, VISIBLE_SQL
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import EVALUATOR_TRACE
 
 NEWEST_TRACES = 1000  # newest traces of a project from which values are read; about 5 ms of CPU
@@ -105,11 +106,20 @@ ONE_PROJECT_SQL = {
     " ON f.trace = t.x WHERE f.standing = 2 ORDER BY 1 LIMIT ?1",
 }
 
+METADATA_FIELD = "metadata"
+_METADATA = (
+    "(SELECT metadata AS x FROM traces INDEXED BY {}"
+    f" WHERE {{}} {_VISIBLE} ORDER BY start_ns DESC LIMIT {NEWEST_TRACES}) t, json_each(t.x) m"
+)
+
 
 def list_values(db: sqlite3.Connection, field: str, limit: int, project: str | None) -> list[str]:
     """Return the values of a field in order, at most `limit`. Raise `Refused` for an unknown field."""
+    name, _, key = field.partition(".")
+    if name == METADATA_FIELD:
+        return _list_metadata(db, key, limit, project)
     if field not in ALL_PROJECTS_SQL:
-        raise Refused(f"unknown field {field!r}; expected one of: {', '.join(ALL_PROJECTS_SQL)}")
+        raise Refused(f"unknown field {field!r}; expected one of: {', '.join((*ALL_PROJECTS_SQL, METADATA_FIELD))}")
     if project is None:
         rows = db.execute(ALL_PROJECTS_SQL[field], (limit,))
     elif field == "project":
@@ -117,3 +127,12 @@ def list_values(db: sqlite3.Connection, field: str, limit: int, project: str | N
     else:
         rows = db.execute(ONE_PROJECT_SQL[field], (limit, project))
     return [row[0] for row in rows]
+
+
+def _list_metadata(db: sqlite3.Connection, key: str, limit: int, project: str | None) -> list[str]:
+    """Return the metadata keys of the newest traces, or the values of one key as filters compare them."""
+    index, where = ("traces_by_start", "") if project is None else ("traces_shown_by_project", "project = ?3 AND")
+    column = METADATA_TEXT_SQL if key else "m.key"
+    sql = f"SELECT DISTINCT {column} FROM {_METADATA.format(index, where)} WHERE ?2 IN ('', m.key) ORDER BY 1 LIMIT ?1"
+    rows = db.execute(sql, (limit, key, project) if project is not None else (limit, key))
+    return [row[0] for row in rows if row[0] is not None]

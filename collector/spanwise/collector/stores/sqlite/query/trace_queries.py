@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from spanwise.collector.content import summarize
 from spanwise.collector.errors import NotFound, TooLarge
@@ -73,6 +73,11 @@ def complete_stored_root(reader: Reader, trace: int, root: Run) -> Run:
 
 
 PREVIEW_CHARACTERS = 300  # characters of inputs and outputs in a summary
+# Previews of the inputs and outputs of large roots, by hash and length of their compressed payload, and by what decides
+# whether other runs provide these values. To parse a payload of 5 MB takes 50 ms, and lists are read again and again.
+LARGE_PAYLOAD = 50_000  # bytes of a compressed payload
+_LARGE_PREVIEWS: dict[tuple[int, int, str, int], tuple[str, str]] = {}
+_MAX_LARGE_PREVIEWS = 2_000
 
 _SUMMARY_COLUMNS = (
     "t.id, t.trace_id, t.name, t.kind, t.start_ns, t.end_ns, t.status, t.error, t.project, t.environment, t.span_count,"
@@ -146,8 +151,15 @@ def read_roots(
     """
     shown: dict[int, tuple[T, T]] = {}
     wanted: dict[int, tuple[int, tuple[str, ...]]] = {}
-    for root, payload in reader.payloads(list(roots)):
-        inputs, outputs, of_trace = payload.get("inputs"), payload.get("outputs"), roots[root]
+    for root, blob in reader.encoded_payloads(list(roots)):
+        is_large = show is make_preview and len(blob) > LARGE_PAYLOAD
+        of_trace = roots[root]
+        key = hash(blob) if is_large else 0, len(blob), of_trace.status, of_trace.runs
+        if is_large and (previews := _LARGE_PREVIEWS.get(key)):
+            shown[root] = cast(tuple[T, T], previews)
+            continue
+        payload = reader.payload(blob)
+        inputs, outputs = payload.get("inputs"), payload.get("outputs")
         shown[root] = show(inputs), show(outputs)
         attributes, documents = payload.get("attributes", {}), payload.get("documents")
         fields = find_derivable(
@@ -155,6 +167,10 @@ def read_roots(
         )
         if fields:
             wanted[of_trace.trace] = root, fields
+        elif is_large:
+            if len(_LARGE_PREVIEWS) >= _MAX_LARGE_PREVIEWS:
+                _LARGE_PREVIEWS.clear()
+            _LARGE_PREVIEWS[key] = cast(tuple[str, str], shown[root])
     sql = "SELECT id, span_id FROM spans WHERE id IN (%s)"
     span_ids = dict(select_many(reader.db, sql, [root for root, _ in wanted.values()]))
     derived = derive_root_values(reader, {trace: (span_ids[root], fields) for trace, (root, fields) in wanted.items()})
