@@ -86,7 +86,7 @@ _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 # Files that pages may load, by their folder. The build makes those of `bundle/`; an install without npm has none.
 ASSETS = {
     **dict.fromkeys(("spanwise.css", "spanwise.svg"), "static"),
-    **dict.fromkeys(("spanwise.js", "list.js", "trace.js"), "bundle"),
+    **dict.fromkeys(("spanwise.js", "list.js", "overview.js", "overview.css", "trace.js"), "bundle"),
 }
 
 
@@ -105,6 +105,13 @@ def read_asset(name: str) -> bytes | None:
 def get_versioned_url(name: str) -> str:
     """Return the address of one of `ASSETS`, which changes with its content."""
     return f"/static/{name}?{sha256(read_asset(name) or b'').hexdigest()[:12]}"
+
+
+def make_style_tag(name: str) -> Markup:
+    """Return the element that loads a style sheet of a script, "" if it was not built."""
+    if read_asset(name) is None:
+        return Markup()
+    return Markup('<link rel="stylesheet" href="{}">').format(get_versioned_url(name))
 
 
 def make_script_tag(name: str) -> Markup:
@@ -133,6 +140,7 @@ def get_environment() -> Environment:
     environment.globals |= {
         "static": get_versioned_url,
         "script": make_script_tag,
+        "style": make_style_tag,
         "has_scripts": has_scripts,
         "chart": sparkline,
         "operators": filter_form.OPERATOR_LABELS,

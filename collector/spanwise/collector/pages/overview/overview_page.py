@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -273,6 +274,17 @@ class Overview:
     def suffix(self, measure: Measure) -> str:
         """Return what the address of an interval needs to show the traces of a measure."""
         return "".join(f"&{pair}" for pair in [urlencode(measure.conditions, errors="replace")] if pair)
+
+    def numbers(self, chart: TimeChart, measures: Sequence[Measure]) -> str:
+        """Return the numbers of a chart as JSON, for the script that draws it on a canvas."""
+        return json.dumps(
+            {
+                "series": [[measure.value(interval.at) for interval in self.intervals] for measure in measures],
+                "low": chart.axis[0],
+                "high": chart.axis[2],
+                "bars": not chart.lines,
+            }
+        )
 
     def stats_address(self, measure: Measure, outcome: str) -> str:
         """Return the address of the traces for which a key has an outcome, "failed" or "skipped"."""
