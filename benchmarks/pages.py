@@ -24,6 +24,7 @@ STYLE, EVERYWHERE = PAGES / "static/spanwise.css", PAGES / "bundle/spanwise.js"
 PAGE_FILES = {
     "list": ((STYLE, EVERYWHERE), 35),
     "trace": ((STYLE, EVERYWHERE, PAGES / "bundle/trace.js"), 60),
+    "overview": ((STYLE, EVERYWHERE, PAGES / "bundle/overview.css", PAGES / "bundle/overview.js"), 75),
 }
 
 

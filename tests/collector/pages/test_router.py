@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from collector.pages.scene import experiment
 from spanwise.collector.errors import NotFound, Refused, StoreError, Unavailable
-from spanwise.collector.pages import has_scripts, render_not_found
+from spanwise.collector.pages import has_scripts, render_not_found, render_refusal
 from spanwise.collector.pages.components import rendering
 from spanwise.collector.pages.page_router import render_failure
 
