@@ -128,7 +128,7 @@ def test_nothing_reaches_beyond_the_window_and_axe_finds_nothing(browser, ordina
         if found := violations(page) + ([("too wide", str(reach))] if reach > width else []):
             problems[address] = found
     page.goto(f"{odd}/traces")
-    page.locator("a.row-link").first.click()
+    page.locator("a.row-link").first.press("Enter")
     page.wait_for_url("**/traces/*")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert violations(page) == []
@@ -282,7 +282,7 @@ def test_times_are_in_the_zone_of_the_browser_and_in_utc_without_scripts(browser
 
 def test_every_preference_works_without_scripts(browser, ordinary):
     page = open_page(browser, f"{ordinary}/traces", java_script_enabled=False)
-    page.get_by_role("button", name="View").click()
+    page.get_by_role("button", name="View", exact=True).click()
     page.get_by_label("Rows").select_option("compact")
     page.get_by_role("checkbox", name="User").check()
     page.get_by_role("button", name="Apply").click()

@@ -20,7 +20,7 @@ from starlette.responses import RedirectResponse, Response
 from spanwise.collector.address_parsing import parse_origin
 from spanwise.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooSlow, Unavailable
 from spanwise.collector.pages import experiment_pages, live_updates, overview, rule_pages, session_pages, traces
-from spanwise.collector.pages.components import preferences, rendering
+from spanwise.collector.pages.components import preferences, rendering, saved_views
 from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.security.authorization import get_access, get_request_store
 from spanwise.collector.security.browser_sessions import is_form_token
@@ -28,7 +28,7 @@ from spanwise.collector.stores import Store
 
 TOKEN_FIELD = "token"  # form field of the CSRF token
 MAX_FORM_BYTES = 64 * 1024  # default limit of a form in bytes
-MAX_FORM_FIELDS = 30  # fields of one submission; fields that the form does not declare are dropped
+MAX_FORM_FIELDS = 48  # fields of one submission; fields that the form does not declare are dropped
 # Action of a form. It returns the URL to redirect to, or a response. Raises `Refused`, whose message the page shows.
 Action: TypeAlias = Callable[[Store, Request, Mapping[str, str]], str | Response]
 
@@ -46,6 +46,7 @@ class Form:
 
 FORMS: tuple[Form, ...] = (
     Form("/preferences", preferences.FIELDS, preferences.save_preferences, scope="read"),
+    Form("/views", saved_views.FIELDS, saved_views.change_views, scope="read"),
     Form("/rules/{name:path}", ("project", "action"), rule_pages.change_rule),
     Form(
         "/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run", "from"), traces.add_feedback

@@ -5,6 +5,7 @@ Modules, in the order in which data flows:
 - `filter_line`: Filter line: conditions typed in the grammar of the command line, and suggestions while they are typed.
 - `filter_form`: Filter form: page URL to filter and back, removable conditions, integer parameters.
 - `preferences`: Display preferences of a reader: theme, time zone, row height, side bar, columns. They are kept in cookies.
+- `saved_views`: Saved views of the trace list: names for filters, orders and columns, kept in a cookie of the browser.
 - `feedback_display`: Feedback display: chips, metric units and directions, keys scored by judges.
 - `sparkline`: SVG sparklines: time buckets and bar geometry.
 - `line_chart`: SVG line charts: one value per experiment with the band of its interval.
@@ -24,5 +25,6 @@ SHARED_MODULES = [
     "line_chart",
     "preferences",
     "rendering",
+    "saved_views",
     "sparkline",
 ]

@@ -1,4 +1,4 @@
-"""Display preferences of a reader: theme, time zone, row height, side bar, values, columns. They are kept in cookies.
+"""Display preferences of a reader: theme, time zone, row height, side bar, values, columns and their widths. They are kept in cookies.
 
 The cookie `spanwise-view` has the choices of the forms. The script sets `spanwise-zone` to the browser's time zone, so
 that the server can print times in it. Without the script, times are in UTC.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 from zoneinfo import ZoneInfo
@@ -50,8 +50,30 @@ COLUMNS: Mapping[str, str] = {
     "cost": "Cost",
     "started": "Started",
 }
+MIN_WIDTH, MAX_WIDTH = 60, 800  # pixels of a column whose width the reader sets
+# Width of a column in pixels that the style sheet gives it; of a column of text, the least that is readable
+DEFAULT_WIDTHS: Mapping[str, int] = {
+    "name": 216,
+    "scores": 216,
+    "kind": 100,
+    "spans": 64,
+    "environment": 112,
+    "first_token": 84,
+    "latency": 76,
+    "tokens": 68,
+    "cost": 72,
+    "started": 108,
+    **dict.fromkeys(("input", "output"), 160),
+    **dict.fromkeys(("session", "user", "tags", "prompt", "agent", "finish_reason"), 132),
+}
+RESIZABLE = {"name": "Trace", **{name: label for name, label in COLUMNS.items() if name != "scores"}}
 DEFAULT_COLUMNS = ("input", "output", "scores", "latency", "tokens", "cost", "started")
-FIELDS = (*CHOICES, "columns", "back", *(f"column_{name}" for name in COLUMNS))
+FIELDS = (
+    *(*CHOICES, "columns", "move", "back"),
+    *(f"column_{name}" for name in COLUMNS),
+    *(f"width_{name}" for name in RESIZABLE),
+)
+_KEPT = frozenset((*CHOICES, "columns", "widths"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +86,13 @@ class Preferences:
     side: str = "open"
     view: str = "read"
     columns: tuple[str, ...] = DEFAULT_COLUMNS
+    widths: Mapping[str, int] = field(default_factory=dict)  # in pixels, of the columns that the reader has resized
     time_zone: tzinfo = UTC
+
+    @property
+    def table_width(self) -> int:
+        """Return the least width in pixels of the trace list in which all of its columns are readable."""
+        return sum(self.widths.get(name, DEFAULT_WIDTHS[name]) for name in ("name", *self.columns))
 
 
 def read_preferences(request: Request) -> Preferences:
@@ -72,30 +100,44 @@ def read_preferences(request: Request) -> Preferences:
     fields = _read_fields(request)
     chosen = {name: fields[name] for name, options in CHOICES.items() if fields.get(name) in options}
     columns: tuple[str, ...] = DEFAULT_COLUMNS
-    if "columns" in fields:
-        columns = tuple(name for name in COLUMNS if name in fields["columns"].split("."))
+    if (text := request.query_params.get("columns", fields.get("columns"))) is not None:
+        columns = tuple(name for name in dict.fromkeys(text.split(".")) if name in COLUMNS)
     time_zone: tzinfo = UTC
     if chosen.get("zone") != "utc" and (key := unquote(request.cookies.get(ZONE_COOKIE, ""))):
         try:
             time_zone = ZoneInfo(key[:64])
         except (KeyError, ValueError, OSError):  # a zone that this machine does not know, or no name of a zone
             time_zone = UTC
-    return Preferences(**chosen, columns=columns, time_zone=time_zone)
+    return Preferences(**chosen, columns=columns, widths=_read_widths(fields), time_zone=time_zone)
 
 
 def _read_fields(request: Request) -> dict[str, str]:
     return dict(parse_qsl(unquote(request.cookies.get(VIEW_COOKIE, ""))[:2_000]))
 
 
+def _read_widths(fields: Mapping[str, str]) -> dict[str, int]:
+    """Return the widths in a cookie: `name-200.input-300`. Others than those of known columns are left out."""
+    pairs = (pair.partition("-") for pair in fields.get("widths", "").split("."))
+    known = ((name, text) for name, _, text in pairs if name in RESIZABLE and text.isascii() and text.isdecimal())
+    return {name: min(MAX_WIDTH, max(MIN_WIDTH, int(text[:6]))) for name, text in known}
+
+
 def save_preferences(_store: Store, request: Request, fields: Mapping[str, str]) -> Response:
     """Set the cookie to the submitted choices, and return to the page: `POST /preferences`.
 
     Preferences that the form does not contain stay unchanged. The field `columns` marks a form with one checkbox
-    `column_{name}` per column.
+    `column_{name}` per column, in the order of the columns; `move={name}.up` moves one of them. A field `width_{name}`
+    sets the width of a column, and resets it if it is empty.
     """
     changes = {name: fields[name] for name, options in CHOICES.items() if fields.get(name) in options}
     if "columns" in fields:
-        changes["columns"] = ".".join(name for name in COLUMNS if f"column_{name}" in fields)
+        columns = [name for field in fields if (name := field.removeprefix("column_")) in COLUMNS]
+        changes["columns"] = ".".join(_move_column(columns, *fields.get("move", "").split(".", 1)))
+    resized = {name: fields[f"width_{name}"].strip() for name in RESIZABLE if f"width_{name}" in fields}
+    if resized:
+        widths = {name: str(width) for name, width in _read_widths(_read_fields(request)).items()} | resized
+        valid = _read_widths({"widths": ".".join(f"{name}-{width}" for name, width in widths.items())})
+        changes["widths"] = ".".join(f"{name}-{width}" for name, width in valid.items())
     response = RedirectResponse(safe_redirect_path(fields.get("back", "")), 303)
     set_preferences(request, response, changes)
     return response
@@ -113,10 +155,19 @@ def remember_view(request: Request, response: Response) -> Response:
     return response
 
 
+def _move_column(columns: list[str], name: str, direction: str = "") -> list[str]:
+    """Return the columns with one of them moved `up` or `down` by one place."""
+    if name not in columns or direction not in ("up", "down"):
+        return columns
+    others = [other for other in columns if other != name]
+    target = max(0, columns.index(name) + (-1 if direction == "up" else 1))
+    return [*others[:target], name, *others[target:]]
+
+
 def set_preferences(request: Request, response: Response, changes: Mapping[str, str]) -> None:
     """Set the cookie to the choices of the request with some changes, which are valid."""
     fields = {**_read_fields(request), **changes}
-    known = {name: text for name, text in fields.items() if name in CHOICES or name == "columns"}
+    known = {name: text for name, text in fields.items() if name in _KEPT}
     response.set_cookie(
         VIEW_COOKIE,
         quote(urlencode(known)),

@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, Response
 from spanwise.collector import content, formatting
 from spanwise.collector.diagnostics import trace_completeness
 from spanwise.collector.filters import CJK_CHARACTERS, parse_search_terms
-from spanwise.collector.pages.components import feedback_display, filter_form, preferences, sparkline
+from spanwise.collector.pages.components import feedback_display, filter_form, preferences, saved_views, sparkline
 from spanwise.collector.pages.components.content_view import ContentView
 from spanwise.collector.pages.components.escaping import allow_line_breaks, mark_invisible
 from spanwise.collector.security.authorization import get_access, get_request_store
@@ -150,6 +150,7 @@ def get_environment() -> Environment:
         "content_view": ContentView,
         "choices_of": preferences.CHOICES,
         "all_columns": preferences.COLUMNS,
+        "resizable": preferences.RESIZABLE,
         "groups": filter_form.GROUP_LABELS,
     }
     # every formatting function becomes a filter of the same name
@@ -204,6 +205,7 @@ def render_page(
         "projects": get_request_store(request).values("project") if switcher else [],
         "access": access,
         "display": view,
+        "views": saved_views.read_views(request),
         "token": make_form_token(access.bond),
     }
     with preferences.use_time_zone(view.time_zone):

@@ -1,6 +1,7 @@
 // The script of the list of traces, which works without it. It adds a panel beside the rows, suggestions,
 // ranges by dragging, and live rows.
 
+import { moveColumns, resizeColumns } from "./columns";
 import { followChanges } from "./live";
 import { announce, loadCharts, parse } from "./page";
 import { keepPanel, openPanels } from "./panel";
@@ -26,6 +27,7 @@ function followList(button: HTMLElement, notice: HTMLElement): void {
     latest = null;
     notice.hidden = true;
     loadCharts();
+    if (view) resizeColumns(view);
   }
 
   async function refresh(): Promise<void> {
@@ -71,3 +73,8 @@ if (live && fresh) followList(live, fresh);
 for (const field of document.querySelectorAll<HTMLInputElement>("[data-suggest]")) suggestTerms(field);
 dragRanges();
 openPanels();
+const view = document.querySelector<HTMLFormElement>("form.view-form");
+if (view) {
+  moveColumns(view);
+  resizeColumns(view);
+}
