@@ -149,6 +149,14 @@ def test_a_tool_call_of_every_agent_has_its_result_and_leads_to_its_run(file):
     assert result in shown
 
 
-def test_a_tool_that_failed_is_marked_in_the_conversation():
-    page = read("vercel/ai6", 4, last_model_call)
-    assert re.search(r'call-result failing"><span class="role">error</span>.*?no such parcel', page, re.DOTALL)
+@pytest.mark.parametrize(
+    ("file", "number", "error"),
+    [
+        ("vercel/ai6", 4, "no such parcel"),  # the result says so
+        ("vercel/ai7", 4, "Error: no such parcel"),  # the run of the tool says so
+        ("openinference/llama_index_agent", 0, "order P1 is too old"),
+    ],
+)
+def test_a_tool_that_failed_is_marked_in_the_conversation(file, number, error):
+    page = read(file, number, last_model_call)
+    assert re.search(f'call-result failing"><span class="role">error</span>.*?{error}', page, re.DOTALL)

@@ -17,7 +17,7 @@ from spanwise.collector.dialects import CONTENT_REFERENCES
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.formatting import split_stack
 from spanwise.collector.pages.components import feedback_display, preferences, rendering
-from spanwise.collector.pages.components.content_view import ContentView
+from spanwise.collector.pages.components.content_view import ContentView, ToolRun
 from spanwise.collector.pages.components.escaping import format_json, mark_invisible
 from spanwise.collector.pages.traces.neighbours import find_neighbours
 from spanwise.collector.pages.traces.trace_overview import build_overview
@@ -353,14 +353,14 @@ def view_large_trace(store: Store, trace: TraceSummary, span_id: str | None) -> 
     )
 
 
-def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, str]:
-    """Return the address of the run of each tool call by the call's id, for the calls of the selected run.
+def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, ToolRun]:
+    """Return the run of each tool call by the call's id, for the calls of the selected run.
 
     A run has the id of its call in an attribute or in its result. Of senders that do not send it, a tool's run
     belongs to a call of its name, or of the name of its tool, in the order of time.
     """
     calls = find_tool_calls(view.run)
-    runs: dict[str, str] = {}
+    runs: dict[str, TreeNode] = {}
     unnamed: list[tuple[TreeNode, list[str]]] = []  # with the names of the tool
     tools = [node for node in view.ended if node.kind == "tool"][:MAX_TOOL_RUNS] if calls else []
     for node in tools:
@@ -369,15 +369,17 @@ def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, str]:
         results = [block for message in content.read_content(run.outputs).messages for block in message.blocks]
         identity = identity or next((block.call_id for block in results if block.call_id), None)
         if identity in calls:
-            runs.setdefault(identity, node.span_id)
+            runs.setdefault(identity, node)
         elif identity is None:
             unnamed.append((node, [str(run.attributes.get(name)) for name in _TOOL_NAME_ATTRIBUTES]))
     for identity, name in calls.items():
         matching = (tool for tool in unnamed if name and (name in tool[0].name or name in tool[1]))
         if identity not in runs and (found := next(matching, None)):
-            runs[identity] = found[0].span_id
+            runs[identity] = found[0]
             unnamed.remove(found)
-    return {identity: query.address(run=span_id) for identity, span_id in runs.items()}
+    return {
+        identity: ToolRun(query.address(run=node.span_id), node.status == "error") for identity, node in runs.items()
+    }
 
 
 def find_tool_calls(run: Run) -> dict[str, str]:
