@@ -27,7 +27,7 @@ _LISTED = 10  # sessions and traces on the page of a user
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One trace of a session: what the user said, the tools that ran, and the answer with its feedback.
+    """One trace of a session: the question, the tools that ran, and the answer with its feedback.
 
     `steps` are the tool calls and retrievals below the root, by start time; None if the trace is too large to read.
     """

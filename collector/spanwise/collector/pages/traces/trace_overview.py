@@ -50,7 +50,7 @@ class TraceOverview:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What was asked and answered in a trace, "" if unknown, and the runs that say so."""
+    """Question and answer of a trace, "" if unknown, with the runs that contain them."""
 
     question: str
     asked_in: Run
