@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page
 
 from collector.chromium import chromium
 from collector.making import child, run
+from polling import until
 from spanwise.collector.records import Document, Event, Feedback, Run, Target
 from spanwise.collector.server import Server
 from spanwise.collector.stores import Store
@@ -254,3 +255,24 @@ def test_two_tabs_of_a_trace_keep_their_selection_and_both_add_feedback(browser,
             page.locator("#detail h2", has_text=name).wait_for()
         assert {item.key for item in store.feedbacks(trace_ids=(root.trace_id,))} == {"key of first", "key of second"}
         context.close()
+
+
+def test_a_slow_answer_does_not_replace_the_run_that_was_selected_after_it(browser, tmp_path):
+    with SQLiteStore(tmp_path / "a.db") as store, Server(store) as server:
+        root = run("agent")
+        slow, quick = child(root, "slow"), child(root, "quick", start_ns=root.start_ns + 9)
+        store.append([root, slow, quick])
+        page = browser.new_page()
+        held: list[Any] = []
+        page.route(f"**/*run={slow.span_id}*", lambda route: held.append(route))
+        page.goto(f"{server.url}/traces/{root.trace_id}")
+        page.locator("section.tree [data-run]", has_text="slow").click()
+        page.locator("section.tree [data-run]", has_text="quick").click()
+        page.locator("#detail h2", has_text="quick").wait_for()
+        until(lambda: held or None)
+        with page.expect_event("requestfinished", lambda request: slow.span_id in request.url):
+            held[0].continue_()
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        assert page.locator("#detail h2").inner_text().endswith("quick")
+        assert f"run={quick.span_id}" in page.url
+        page.close()
