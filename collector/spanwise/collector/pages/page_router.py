@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 
 from spanwise.collector.address_parsing import parse_origin
 from spanwise.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooSlow, Unavailable
-from spanwise.collector.pages import experiment_pages, live_updates, overview_page, rule_pages, session_pages, traces
+from spanwise.collector.pages import experiment_pages, live_updates, overview, rule_pages, session_pages, traces
 from spanwise.collector.pages.components import preferences, rendering, saved_views
 from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.security.authorization import get_access, get_request_store
@@ -122,7 +122,7 @@ def settings(_store: Store, request: Request) -> Response:
 
 # path, view, permission that the API key needs; the first matching path answers
 VIEWS: tuple[tuple[str, View, str], ...] = (
-    ("/", overview_page.overview, "read"),
+    ("/", overview.overview, "read"),
     ("/traces", traces.traces, "read"),
     ("/traces/suggestions", traces.suggestions, "read"),
     ("/charts", traces.charts, "read"),
@@ -148,7 +148,7 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
 )
 
 SCAN_VIEWS = (
-    overview_page.overview,
+    overview.overview,
     traces.charts,
     experiment_pages.compare,
     experiment_pages.analysis,
@@ -251,11 +251,23 @@ def render_failure(request: Request, error: StoreError, typed: Mapping[str, str]
 
 # Advice by status; messages of other errors contain it
 _ADVICE = {
-    404: "It may have been deleted, or the address may be incomplete. Search for it in the list of traces.",
+    401: "Sign in, then go back to the form: the browser still has what you typed.",  # only for a submission
+    404: "It may have been deleted, or the address may be incomplete. Search for it in the list of {list}.",
     403: "Sign in with a key that has this permission, or ask whoever administers this server.",
     422: "Choose a shorter time range or fewer conditions, and try again.",
     500: "This is an error of Spanwise. The log of the server says more; `spanwise doctor` checks the store.",
     503: "Wait a few seconds, and try again.",
+}
+
+
+# Beginning of a page's path → list that leads to such pages; other pages have the list of traces
+_LISTS = {
+    "/sessions": "sessions",
+    "/datasets": "datasets",
+    "/experiments": "experiments",
+    "/compare": "experiments",
+    "/analysis": "experiments",
+    "/rules": "rules",
 }
 
 
@@ -270,6 +282,7 @@ def _render_error(
 ) -> Response:
     """Render an error page without reading the store, which may be what failed."""
     form = {name: text for name, text in (typed or {}).items() if name != TOKEN_FIELD}
+    found = next((name for start, name in _LISTS.items() if request.url.path.startswith(start)), "traces")
     return rendering.render_page(
         request,
         "error.html",
@@ -277,7 +290,8 @@ def _render_error(
         switcher=False,
         title=title,
         message=message,
-        advice=_ADVICE.get(status),
+        advice="" if status == 401 and request.method == "GET" else _ADVICE.get(status, "").format(list=found),
+        list=found,
         sign_in=sign_in,
         retry=status in (422, 500, 503) and request.method == "GET",
         typed=form if any(form.values()) else None,
