@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 
 from spanwise.collector.address_parsing import parse_origin
 from spanwise.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooSlow, Unavailable
-from spanwise.collector.pages import experiment_pages, overview, rule_pages, session_pages, traces
+from spanwise.collector.pages import experiment_pages, live_updates, overview, rule_pages, session_pages, traces
 from spanwise.collector.pages.components import preferences, rendering
 from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.security.authorization import get_access, get_request_store
@@ -157,6 +157,7 @@ SCAN_VIEWS = (
 # all routes of the pages: path, permission that the API key needs, methods
 PAGE_ROUTES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     *((path, scope, ("GET",)) for path, _, scope in VIEWS),
+    ("/live", "read", ("GET",)),
     *((form.path, form.scope, ("POST",)) for form in FORMS),
 )
 
@@ -166,6 +167,7 @@ def create_router() -> APIRouter:
     routes = APIRouter()
     for path, view, _ in VIEWS:
         routes.add_route(path, _view_handler(view), methods=["GET"], include_in_schema=False)
+    routes.add_route("/live", _live, methods=["GET"], include_in_schema=False)
     for form in FORMS:
         routes.add_route(form.path, _form_handler(form), methods=["POST"], include_in_schema=False)
     return routes
@@ -185,6 +187,13 @@ def _view_handler(view: View) -> Callable[[Request], Awaitable[Response]]:
             return render_failure(request, error)
 
     return page
+
+
+async def _live(request: Request) -> Response:
+    try:
+        return await live_updates.live(request)
+    except StoreError as error:
+        return render_failure(request, error)
 
 
 def _form_handler(form: Form) -> Callable[[Request], Awaitable[Response]]:

@@ -7,7 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from spanwise.collector.records import Feedback, OpenRun, Outlet, Run, Trace
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import ChangePage, Feedback, OpenRun, Outlet, Run, Trace
 
 
 @runtime_checkable
@@ -31,6 +32,17 @@ class LocalStore(Protocol):
         """Append without waiting. The future resolves when the runs are durable. Raise `Unavailable` if the queue is
         full.
         """
+
+
+@runtime_checkable
+class FeedStore(Protocol):
+    """Store with a change feed that can be read from now on."""
+
+    def latest_change(self) -> int:
+        """Return the highest change number so far. As text, it is the cursor of all later changes."""
+
+    def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
+        """Return a page of the change feed. See `TraceStore.changes`."""
 
 
 @runtime_checkable

@@ -418,6 +418,10 @@ class CombinedStore:
         """Return a page of the change feed. See `TraceStore.changes`."""
         return self._traces.changes(after, limit=limit, filters=[self._resolve_dataset(filter) for filter in filters])
 
+    def latest_change(self) -> int:
+        """Return the highest change number so far. See `FeedStore`."""
+        return self._traces.latest_change()
+
     def explain(self, trace_id: str, filter: Filter) -> list[ConditionResult]:
         """Explain why a trace does or does not pass a filter. See `TraceStore.explain`."""
         return self._traces.explain(trace_id, self._resolve_dataset(filter))

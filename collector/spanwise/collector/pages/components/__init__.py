@@ -7,6 +7,7 @@ Modules, in the order in which data flows:
 - `preferences`: Display preferences of a reader: theme, time zone, row height, side bar, columns. They are kept in cookies.
 - `feedback_display`: Feedback display: chips, metric units and directions, keys scored by judges.
 - `sparkline`: SVG sparklines: time buckets and bar geometry.
+- `time_chart`: SVG charts over time: bars or lines on axes, with gaps where there are no values.
 - `line_chart`: SVG line charts: one value per experiment with the band of its interval.
 - `escaping`: Escaping of untrusted text for HTML: visible marks for invisible characters, JSON with highlighted tokens.
 - `markdown_rendering`: Markdown and code as HTML: without HTML of the author, remote images, scripts.
@@ -25,4 +26,5 @@ SHARED_MODULES = [
     "preferences",
     "rendering",
     "sparkline",
+    "time_chart",
 ]

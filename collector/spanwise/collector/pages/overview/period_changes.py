@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from spanwise.collector.pages.overview.bucket_measures import (
-    COST,
+    COST_PER_TRACE,
     ERRORS,
     P50,
     P95,
     P99,
-    TOKENS,
+    TOKENS_PER_TRACE,
     TRACES,
     Measure,
     MeasuredBucket,
@@ -26,19 +26,6 @@ MIN_RATIO_OF_ESTIMATES = 0.2  # the same for percentiles and averages, whose sta
 MIN_TRACES_ABOVE = 5  # a percentile counts if at least this many traces are above it
 MIN_TRACES = 30  # an average per trace counts from this number of traces on
 _SMALLEST_SHARE = 0.02  # smaller shares and scores are compared with this one, because their ratios mean little
-
-
-def _per_trace(measure: Measure, label: str) -> Measure:
-    """Return the measure of a sum, per trace."""
-
-    def average(at: MeasuredBucket) -> float | None:
-        total = measure.value(at)
-        return None if total is None or not at.bucket.traces else total / at.bucket.traces
-
-    return Measure(label, measure.unit, average, measure.conditions, measure.rises_are_bad)
-
-
-_TOKENS_PER_TRACE, _COST_PER_TRACE = _per_trace(TOKENS, "Tokens per trace"), _per_trace(COST, "Cost per trace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +64,19 @@ def find_changes(
 
 
 def _compare(now: MeasuredBucket, before: MeasuredBucket, group: str | None) -> Iterable[Change]:
-    measures = (TRACES, ERRORS, P50, P95, P99, _TOKENS_PER_TRACE, _COST_PER_TRACE, *list_feedback_measures(now.bucket))
+    measures = (TRACES, ERRORS, P50, P95, P99, TOKENS_PER_TRACE, COST_PER_TRACE, *list_feedback_measures(now.bucket))
     for measure in measures:
         value, value_before = measure.value(now), measure.value(before)
         if value is None or value_before is None or value == value_before:
             continue
         smallest = _SMALLEST_SHARE if measure.unit in ("share", "score") else 0.0
         size = abs(value - value_before) / max(abs(value_before), smallest) if value_before or smallest else 0.0
-        if size and _is_notable(measure, now, before, size):
+        if size and is_notable(measure, now, before, size):
             yield Change(measure, group, value, value_before, size)
 
 
-def _is_notable(measure: Measure, now: MeasuredBucket, before: MeasuredBucket, size: float) -> bool:
+def is_notable(measure: Measure, now: MeasuredBucket, before: MeasuredBucket, size: float) -> bool:
+    """Return whether a difference, of `size` times the value before, is large and unlikely to be chance."""
     traces = min(now.bucket.traces, before.bucket.traces)
     if measure.percentile is not None:
         return size >= MIN_RATIO_OF_ESTIMATES and traces * (100 - measure.percentile) >= 100 * MIN_TRACES_ABOVE

@@ -1,7 +1,8 @@
 // The script of the list of traces, which works without it. It adds a panel beside the rows, suggestions,
 // ranges by dragging, and live rows.
 
-import { announce, every, loadCharts, parse } from "./page";
+import { followChanges } from "./live";
+import { announce, loadCharts, parse } from "./page";
 import { keepPanel, openPanels } from "./panel";
 import { dragRanges } from "./ranges";
 import { suggestTerms } from "./suggestions";
@@ -10,10 +11,10 @@ const list = () => document.getElementById("list")!;
 const listRows = (root: ParentNode) => [...root.querySelectorAll<HTMLAnchorElement>("a.row-link")];
 const listIds = (root: ParentNode) => listRows(root).map((link) => link.dataset.trace!);
 
-// Live: the list is fetched every few seconds. New rows are counted, and shown on request, so that nothing moves while it
+// Live: the list is fetched when traces have changed. New rows are counted, and shown on request, so that nothing moves while it
 // is read. Without new rows the list is brought up to date, unless something in it is open or focused.
 function followList(button: HTMLElement, notice: HTMLElement): void {
-  let timer = 0, latest: Document | null = null;
+  let stop = () => {}, latest: Document | null = null;
 
   function replace(page: Document): void {
     keepPanel(() => {
@@ -50,10 +51,8 @@ function followList(button: HTMLElement, notice: HTMLElement): void {
   button.addEventListener("click", () => {
     const isOn = button.ariaPressed !== "true";
     button.ariaPressed = String(isOn);
-    clearInterval(timer);
-    if (!isOn) return;
-    timer = every(3000, refresh);
-    refresh().catch(() => {});
+    stop();
+    stop = isOn ? followChanges(refresh) : () => {};
   });
   notice.addEventListener("click", () => {
     if (latest) replace(latest);
