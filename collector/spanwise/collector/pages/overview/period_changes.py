@@ -20,6 +20,7 @@ from spanwise.collector.pages.overview.bucket_measures import (
 )
 
 MAX_CHANGES = 5
+NEARLY = 0.7  # a group does not stand out if all traces changed by at least this part of its change
 MIN_STANDARD_SCORE = 3.0  # counts, shares and scores must differ by this many standard errors
 MIN_RATIO = 0.1  # and by this part of the value before
 MIN_RATIO_OF_ESTIMATES = 0.2  # the same for percentiles and averages, whose standard errors are unknown
@@ -39,11 +40,21 @@ class Change:
     size: float  # difference as a part of the value before, by which changes are ranked
 
     @property
+    def subject(self) -> str:
+        """Return the name under which related measures are one: all percentiles are the latency."""
+        return "latency" if self.measure.percentile else self.measure.label
+
+    @property
     def judgement(self) -> str:
         """Return "worse" or "better" if a rise has such a meaning, else ""."""
         if not self.measure.rises_are_bad:
             return ""
-        return "worse" if self.now > self.before else "better"
+        return "worse" if self.rises else "better"
+
+    @property
+    def rises(self) -> bool:
+        """Return whether the value has risen."""
+        return self.now > self.before
 
 
 def find_changes(
@@ -51,16 +62,21 @@ def find_changes(
     before: MeasuredBucket,
     groups: Mapping[str, tuple[MeasuredBucket, MeasuredBucket]],
 ) -> list[Change]:
-    """Return the largest notable changes of a period and of its groups, each given as (now, before)."""
-    found = list(_compare(now, before, None))
-    for name, (group_now, group_before) in groups.items():
-        found += _compare(group_now, group_before, name)
-    # of the percentiles of one group, only the one that changed most
-    largest: dict[tuple[str | None, str], Change] = {}
-    for change in sorted(found, key=lambda change: -change.size):
-        name = "latency" if change.measure.percentile else change.measure.label
-        largest.setdefault((change.group, name), change)
-    return list(largest.values())[:MAX_CHANGES]
+    """Return the largest notable changes of a period and of its groups, each given as (now, before).
+
+    Of percentiles, only the one that changed most is returned. A change of a group is left out if the same measure of
+    all traces changed nearly as much.
+    """
+    overall: dict[str, Change] = {}
+    for change in sorted(_compare(now, before, None), key=lambda change: -change.size):
+        overall.setdefault(change.subject, change)
+    found = dict[tuple[str | None, str], Change]({(None, subject): change for subject, change in overall.items()})
+    of_groups = [change for name, pair in groups.items() for change in _compare(*pair, name)]
+    for change in sorted(of_groups, key=lambda change: -change.size):
+        common = overall.get(change.subject)
+        if common is None or common.rises != change.rises or common.size < NEARLY * change.size:
+            found.setdefault((change.group, change.subject), change)
+    return sorted(found.values(), key=lambda change: -change.size)[:MAX_CHANGES]
 
 
 def _compare(now: MeasuredBucket, before: MeasuredBucket, group: str | None) -> Iterable[Change]:
