@@ -33,6 +33,7 @@ STYLE, EVERYWHERE = PAGES / "static/spanwise.css", PAGES / "bundle/spanwise.js"
 PAGE_FILES = {
     "list": ((STYLE, EVERYWHERE, PAGES / "bundle/list.js"), 35),
     "trace": ((STYLE, EVERYWHERE, PAGES / "bundle/trace.js"), 60),
+    "overview": ((STYLE, EVERYWHERE, PAGES / "bundle/overview.css", PAGES / "bundle/overview.js"), 75),
 }
 KINDS = ("agent", "chain", "tool", "llm", "retriever")
 ERROR_EVERY = 123  # every 123rd run has failed

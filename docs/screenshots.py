@@ -38,6 +38,7 @@ def addresses(store: Store) -> dict[str, str]:
     trace = store.trace(store.traces(experiment=newer.id, limit=1).items[0].trace_id)
     retriever = next(run for run in trace.runs if run.kind == "retriever")
     return {
+        "overview": "/?since=1h",
         "traces": "/traces?traffic=all",
         "trace": f"/traces/{trace.trace_id}?run={retriever.span_id}",
         "rules": "/rules",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from page_scripts import PAGES, ROOT, require_scripts
+from spanwise.collector.pages.components import rendering
 
 BUNDLE = "spanwise/collector/pages/bundle/"
 
@@ -41,7 +42,7 @@ def test_a_wheel_has_the_scripts_and_the_licence_texts_of_their_packages(checkou
     require_scripts()
     wheel, _ = build_wheel(checkout)
     files = {name.removeprefix(BUNDLE) for name in wheel.namelist() if name.startswith(BUNDLE)}
-    assert files == {"spanwise.js", "trace.js", "licenses.txt"}
+    assert files == {name for name, folder in rendering.ASSETS.items() if folder == "bundle"} | {"licenses.txt"}
     assert not [name for name in wheel.namelist() if name.endswith(".ts") or "node_modules" in name]
 
 

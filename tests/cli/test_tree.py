@@ -28,7 +28,7 @@ def feedback(**fields) -> Feedback:
     ("fields", "value"),
     [
         ({"score": 0.25}, "0.25"),
-        ({"score": True}, "true"),
+        ({"score": True}, "yes"),
         ({"score": 1.0}, "1"),
         ({"score": 0.5, "label": "middling"}, "0.5"),
         ({"label": "kind"}, "kind"),

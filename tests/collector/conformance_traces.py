@@ -947,6 +947,7 @@ def test_aggregates_over_time(store: Store) -> None:
     store.append([run(start_ns=165 * SECOND, end_ns=166 * SECOND, status="error", error="E", usage=Usage(5, 1))])
     first, second = store.aggregate(bucket_ns=60 * SECOND)
     assert (first.start_ns, first.traces, first.errors, first.p50_ms, first.p95_ms) == (60 * SECOND, 4, 0, 2000, 4000)
+    assert first.p99_ms == 4000
     assert (second.start_ns, second.errors, second.input_tokens, second.output_tokens) == (120 * SECOND, 1, 5, 1)
     [whole] = store.aggregate()
     assert (whole.traces, whole.start_ns, whole.start_ns + whole.width_ns) == (5, 100 * SECOND, 165 * SECOND + 1)
@@ -1057,6 +1058,37 @@ def test_aggregates_by_agent_finish_reason_and_time_to_first_token(store: Store)
     assert counted("agent") == {"a": 1, "b": 1}
     assert counted("finish_reason") == {"stop": 3, "length": 2}
     assert counted("time_to_first_token_ms") == {"< 100": 1, "100 to 200": 1, ">= 10000": 1, None: 1}
+
+
+def test_aggregates_by_tag_and_by_version_of_the_service(store: Store) -> None:
+    old, new = ({"service.version": version} for version in ("1.0", "1.1"))
+    store.append([run(tags=("a", "b"), resource=old), run(tags=("a",), resource=new), run(resource=new), run()])
+
+    def counted(group_by: str) -> dict[str | None, int]:
+        return {one.group: one.traces for one in store.aggregate(group_by=group_by)}
+
+    assert counted("tag") == {"a": 2, "b": 1}
+    assert counted("version") == {"1.0": 1, "1.1": 2, None: 1}
+    assert len(store.traces(version="1.1")) == 2
+    assert len(store.traces(version="1")) == 0
+
+
+@pytest.mark.parametrize("bucket_ns", [None, 3600 * SECOND])
+def test_an_aggregate_tells_whether_all_scores_are_zero_or_one(store: Store, bucket_ns: int | None) -> None:
+    scores: dict[str, list[Any]] = {
+        "yes": [True, False],
+        "ones": [1, 1.0],
+        "mixed": [True, 0.5],
+        "between": [0.0, 0.5, 1.0],
+    }
+    scores |= {"label": ["good"], "outside": [-1, 0]}
+    for key, given in scores.items():
+        for value in given:
+            root = run()
+            field = {"label": value} if isinstance(value, str) else {"score": value}
+            store.append([root], [Feedback(target=Target(trace_id=root.trace_id), key=key, **field)])
+    [bucket] = store.aggregate(bucket_ns=bucket_ns)
+    assert {stats.key for stats in bucket.feedback if stats.binary} == {"yes", "ones"}
 
 
 def test_known_prompts_agents_and_finish_reasons_are_listed(store: Store) -> None:
@@ -1509,3 +1541,15 @@ def test_parts_of_what_is_not_there_are_not_found(store: Store) -> None:
     for given in (("f" * 32,), (trace_id, "nope")):
         with pytest.raises(NotFound):
             store.run(*given)
+
+
+def test_menus_leave_out_what_only_judgements_have(store: Store) -> None:
+    judge = run("polite", kind="evaluator", environment="judges")
+    both = run("answer", kind="evaluator", environment="prod")
+    store.append([judge, child(judge, kind="llm", model="judge-model", environment="judges")])
+    store.append(
+        [both, child(both, kind="llm", model="gpt-5", environment="prod"), first := run("answer", environment="prod")]
+    )
+    store.append([child(first, kind="llm", model="gpt-5", environment="prod"), run("summarize", environment="test")])
+    known = {field: store.values(field) for field in ("environment", "name", "model")}
+    assert known == {"environment": ["prod", "test"], "name": ["answer", "summarize"], "model": ["gpt-5"]}

@@ -37,8 +37,8 @@ def test_durations(ns, text):
 @loop_over(
     ("value", "text"),
     [
-        (True, "true"),
-        (False, "false"),
+        (True, "yes"),
+        (False, "no"),
         (1.0, "1"),
         (0.8333, "0.833"),
         (1234.5, "1,234"),

@@ -308,6 +308,7 @@ def test_percentiles_of_many_are_within_the_error_that_they_say(here):
     assert (summed.latency_error, exact.latency_error) == (0.01, 0.0)
     assert summed.p95_ms == pytest.approx(exact.p95_ms, rel=0.01)
     assert summed.p50_ms == pytest.approx(exact.p50_ms, rel=0.01)
+    assert summed.p99_ms == pytest.approx(exact.p99_ms, rel=0.01)
 
 
 @pytest.mark.process
@@ -345,8 +346,9 @@ def test_percentiles_of_more_are_within_their_error_in_each_bucket(many, group_b
                 for one, other in zip(summed, exact, strict=True):
                     assert one.p50_ms == pytest.approx(other.p50_ms, rel=0.0101)
                     assert one.p95_ms == pytest.approx(other.p95_ms, rel=0.0101)
-                    assert replace(one, p50_ms=0, p95_ms=0, latency_error=0) == replace(
-                        other, p50_ms=0, p95_ms=0, latency_error=0
+                    assert one.p99_ms == pytest.approx(other.p99_ms, rel=0.0101)
+                    assert replace(one, p50_ms=0, p95_ms=0, p99_ms=0, latency_error=0) == replace(
+                        other, p50_ms=0, p95_ms=0, p99_ms=0, latency_error=0
                     )
                 assert {one.latency_error for one in summed} <= {0.0, 0.01}
                 assert 0.01 in {one.latency_error for one in summed} or sum(one.traces for one in summed) <= 10_000
@@ -582,8 +584,10 @@ def test_an_hour_of_very_many_says_that_its_percentiles_are_approximate(here, bu
     assert whole.p95_ms == pytest.approx(exact.p95_ms, rel=0.01)
     for one, other in zip(by_name, exact_by_name, strict=True):
         assert one.latency_error == 0.01
-        assert (one.p50_ms, one.p95_ms) == pytest.approx((other.p50_ms, other.p95_ms), rel=0.01)
-        without = {"p50_ms": 0, "p95_ms": 0, "latency_error": 0}
+        assert (one.p50_ms, one.p95_ms, one.p99_ms) == pytest.approx(
+            (other.p50_ms, other.p95_ms, other.p99_ms), rel=0.01
+        )
+        without = {"p50_ms": 0, "p95_ms": 0, "p99_ms": 0, "latency_error": 0}
         assert replace(one, **without) == replace(other, **without)
 
 
@@ -614,7 +618,7 @@ def test_a_part_of_an_hour_has_all_that_a_bucket_has(here):
     """Where records change, what is in files is to be made anew: by another version of the file."""
     of_stats = [field.name for field in fields(FeedbackStats) if field.name != "target"]  # part of the key in files
     theirs = [field.name for field in fields(Bucket)], of_stats
-    of_file = (*sealed_rollups.SealedBucket.__struct_fields__[5:], sealed_rollups.FeedbackSums.__struct_fields__[:-1])
+    of_file = (*sealed_rollups.SealedBucket.__struct_fields__[5:], sealed_rollups.FeedbackSums.__struct_fields__[:-2])
     assert ([*of_file[:-1]], list(of_file[-1])) == theirs
 
 

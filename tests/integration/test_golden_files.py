@@ -66,9 +66,11 @@ LATER_FIELDS = {
 def without_later_fields(value: Any, kind: str) -> Any:
     """Return records of a kind without the fields that the version of the files lacked or that changed on purpose."""
     if kind == "totals":  # feedback on documents has been counted apart since
+        later = ("target", "binary", "p99_ms")
+        of_stats = [[{n: v for n, v in stats.items() if n not in later} for stats in one["feedback"]] for one in value]
         return [
-            {**bucket, "feedback": [{n: v for n, v in stats.items() if n != "target"} for stats in bucket["feedback"]]}
-            for bucket in value
+            {n: v for n, v in bucket.items() if n not in later} | {"feedback": stats}
+            for bucket, stats in zip(value, of_stats, strict=True)
         ]
     later = LATER_FIELDS.get(kind)
     if later is None:

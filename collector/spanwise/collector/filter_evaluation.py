@@ -71,6 +71,7 @@ class TraceValues(TypedDict, total=False):
     prompts: Mapping[str, Collection[str | None]]  # versions by name
     agents: Collection[str]
     finish_reasons: Collection[str]
+    version: str | None
     time_to_first_token_ms: float | None
     errors: Iterable[str]  # one text per run with an error; may be read from the store while it is iterated
     feedback: Mapping[str, KeyFeedback]  # by key
@@ -325,6 +326,7 @@ _COMPILERS: Mapping[str, _Compiler] = {
     "prompt": _contains("prompts"),
     "agent": _contains("agents"),
     "finish_reason": _contains("finish_reasons"),
+    "version": _equals("version"),
     "time_to_first_token_ms": _compares(("time_to_first_token_ms",), _identity),
     "latency_ms": _compares(("start_ns", "end_ns"), lambda times: (times[1] - times[0]) / 1e6),
     "tokens": _compares(("input_tokens", "output_tokens"), lambda tokens: None if None in tokens else sum(tokens)),

@@ -67,6 +67,7 @@ class Filter:
     prompt_version: str | None = None  # at least one run used this version (of `prompt`, if that is given)
     agent: str | None = None  # name of an agent; at least one run belongs to it
     finish_reason: str | None = None  # at least one run ended for this reason, as its sender names it
+    version: str | None = None  # version of the service that sent the root run (`service.version` of its resource)
     latency_ms: Comparison | None = None
     time_to_first_token_ms: Comparison | None = None  # of the run that took longest
     tokens: Comparison | None = None
@@ -386,7 +387,7 @@ _DEFAULTS = {name: getattr(Filter(), name) for name in CONDITIONS}
 # the store never has an empty text in these fields, so an empty condition could never match
 _NON_EMPTY_CONDITIONS = (
     *("session", "user", "dataset", "example"),
-    *("prompt", "prompt_version", "agent", "finish_reason"),
+    *("prompt", "prompt_version", "agent", "finish_reason", "version"),
 )
 # conditions that are lists of feedback keys or trace ids
 _NAME_LIST_CONDITIONS = ("missing", "untried", "failed", "skipped", "trace_ids")

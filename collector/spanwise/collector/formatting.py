@@ -98,11 +98,11 @@ def standing(experiment: Experiment) -> str:
 
 
 def number(value: float | bool | None) -> str:
-    """Format a score: at most three significant digits below 1000, whole numbers above, booleans as words."""
+    """Format a score: at most three significant digits below 1000, whole numbers above, booleans as "yes" and "no"."""
     if value is None:
         return "–"
     if isinstance(value, bool):
-        return "true" if value else "false"
+        return "yes" if value else "no"
     if abs(value) < 1e15 and value == int(value):
         return f"{int(value):,}"
     return f"{value:,.0f}" if 999.5 <= abs(value) < 1e15 else f"{value:.3g}"  # ".3g" of 999.9 would be 1e+03
@@ -134,6 +134,14 @@ def percent(part: float, whole: float) -> str:
     """Format a part of a total in percent; "0 %" if the total is 0."""
     share = 100 * part / whole if whole else 0.0
     return f"{share:.1f} %" if 0 < share < 10 else f"{share:.0f} %"
+
+
+def points(difference: float) -> str:
+    """Format the difference of two shares in percentage points, always with its sign."""
+    size = number(round(abs(difference) * 100, 1))
+    if size == "0":
+        return "±0 points"
+    return f"{'+' if difference > 0 else '−'}{size} point{'' if size == '1' else 's'}"
 
 
 def cost(usd: float | None) -> str:

@@ -3,7 +3,8 @@ import pytest
 from collector.making import run
 from looped_cases import loop_over
 from spanwise.collector.pages.components import feedback_display
-from spanwise.collector.records import Feedback, Target
+from spanwise.collector.pages.components.feedback_display import get_metric_info
+from spanwise.collector.records import Feedback, FeedbackStats, Target
 
 
 def feedback(key="k", **fields):
@@ -16,6 +17,10 @@ def feedback(key="k", **fields):
         ({"score": 0.25}, "0.25", 0.25),
         ({"score": 1}, "1", 1.0),
         ({"score": 0}, "0", 0.0),
+        ({"score": True}, "yes", 1.0),
+        ({"score": True, "label": "True"}, "yes", 1.0),
+        ({"score": False, "label": "curt"}, "curt no", 0.0),
+        ({"label": "TRUE"}, "yes", None),
         ({"score": 1.5}, "1.5", None),
         ({"score": -0.1}, "-0.1", None),
         ({"score": False}, "no", 0.0),
@@ -84,3 +89,16 @@ def test_the_commonest_keys_get_columns_and_of_equals_the_first():
     chip = feedback_display.make_chip(feedback(score=1))
     of_traces = {"1": {"z": chip, "b": chip, "a": chip}, "2": {"z": chip}, "3": {"c": chip}}
     assert feedback_display.choose_columns(of_traces, most=3) == ["z", "a", "b"]
+
+
+def test_means_of_zeros_and_ones_are_shares_unless_one_experiment_has_other_scores():
+    shares, scores = FeedbackStats(key="k", n=2, mean=0.5, binary=True), FeedbackStats(key="k", n=2, mean=0.4)
+    known = get_metric_info([], [shares, FeedbackStats(key="k", failed=1)])["k"]
+    assert (known.number(0.934), known.signed(0.057), known.signed(-0.01), known.signed(0)) == (
+        "93 %",
+        "+5.7 points",
+        "−1 point",
+        "±0 points",
+    )
+    assert known.score(True, "yes") == "yes"
+    assert "k" not in get_metric_info([], [shares, scores])

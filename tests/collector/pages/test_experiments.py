@@ -18,7 +18,7 @@ def test_a_store_without_experiments_says_how_to_make_one(client):
 def test_the_list_shows_means_with_n_and_failed(store, client):
     experiment(store, "first", (1.0, None))
     text = client.get("/experiments").text
-    assert '<span class="mean">1</span>' in text
+    assert '<span class="mean">100 %</span>' in text
     assert '<span>n 1</span><span class="failed">1 failed</span>' in text
 
 
@@ -31,7 +31,7 @@ def test_labels_are_told_beside_the_scores_and_are_no_zeros(store, client):
     for address in ("/experiments", "/experiments/id-first"):
         text = client.get(address).text
         assert "<span>n 2</span><span>2 labels</span>" in text
-        assert '<span class="mean">1</span>' in text
+        assert '<span class="mean">100 %</span>' in text
 
 
 def test_a_key_with_labels_only_shows_how_often_and_no_n_of_nothing(store, client):
@@ -91,7 +91,7 @@ def test_experiments_are_compared_example_by_example(store, client):
     experiment(store, "first", (1.0, 0.0))
     experiment(store, "second", (1.0, 1.0))
     text = client.get("/compare?ids=id-first,id-second").text
-    assert re.search(r'class="delta moved">\+0\.5<', text)
+    assert re.search(r'class="delta moved">\+50 points<', text)
     assert "<span>1 higher</span><span>0 lower</span><span>1 same</span>" in text
     assert "1 of 2 examples" in text
 
@@ -102,7 +102,7 @@ def test_a_key_whose_good_side_is_known_is_better_or_worse(store, client):
     store.save_experiment(replace(second, evaluators=({"key": "exact", "metrics": metrics},)))
     text = client.get(f"/compare?ids={first.id},{second.id}").text
     assert "<span>0 worse</span><span>1 better</span><span>1 same</span>" in text
-    assert 'class="delta moved">−0.5<' in text
+    assert 'class="delta moved">−50 points<' in text
     assert '<span class="conclusion inconclusive">inconclusive' in text  # two pairs are too few
 
 
@@ -123,7 +123,7 @@ def many(store, name, scores, *, failing=0, rising=True):
 def test_what_is_more_than_chance_has_a_colour_an_arrow_and_a_word(store, client, rising, word):
     many(store, "a", [0.0] * 10, rising=rising), many(store, "b", [1.0] * 10, rising=rising)
     text = client.get("/compare?ids=a,b").text
-    assert f'class="delta moved {word}">+1<' in text
+    assert f'class="delta moved {word}">+100 points<' in text
     assert re.search(f'<span class="conclusion {word}"><span aria-hidden="true">▲</span> {word}\\s*</span>', text)
     assert f"<span>over 10 pairs</span><span>10 {word}</span>" in text
     assert "<span>p 0.002</span>" in text
@@ -134,7 +134,7 @@ def test_tasks_that_failed_are_compared_too(store, client):
     text = client.get("/compare?ids=a,b").text
     table = text[text.index("<tbody>") :]
     row = table[table.index(">task_ok<") : table.index(">k<")]
-    assert 'class="delta moved worse">−0.667<' in row
+    assert 'class="delta moved worse">−66.7 points<' in row
     assert "<span>over 12 pairs</span><span>0 better</span><span>8 worse</span>" in row
     assert "8 of 12 examples" in text
 
@@ -183,7 +183,7 @@ def test_an_interval_and_a_p_stand_beside_what_moved(store, client):
     experiment(store, "first", (1.0, 0.0))
     experiment(store, "second", (1.0, 1.0))
     text = client.get("/compare?ids=id-first,id-second").text
-    assert "<span>95 %: −0.563 to +1</span><span>p 1.000</span>" in text
+    assert "<span>95 %: −56.3 points to +100 points</span><span>p 1.000</span>" in text
     assert "unpaired" not in text
 
 
@@ -265,7 +265,7 @@ def test_tasks_that_failed_stand_before_the_scores(store, client):
     many(store, "a", [1.0] * 4, failing=1)
     text = client.get("/experiments/a").text
     assert text.index('<h2 title="task_ok">task_ok</h2>') < text.index('<h2 title="k">')
-    assert '<span class="mean">0.75</span>' in text
+    assert '<span class="mean">75 %</span>' in text
 
 
 def test_display_names_are_shown_next_to_keys(store, client):

@@ -96,6 +96,7 @@ def violations(page: Page) -> list[tuple[str, str]]:
 
 ORDINARY_PAGES = (
     "/",
+    "/?since=1h&group=name",
     "/traces",
     "/traces?status=ok&feedback=grounded<0.5&name!=x",
     "/sessions",
@@ -103,7 +104,15 @@ ORDINARY_PAGES = (
     "/users/u-2",
 )
 OTHER_PAGES = ("/settings", "/experiments", "/rules", "/traces/none", "/traces?name=nothing")
-ODD_PAGES = ("/", "/traces", "/sessions", "/sessions/%20", f"/users/{LONG_USER}", f"/traces/{OPEN_TRACE}")
+ODD_PAGES = (
+    "/?since=2025-01-01",
+    "/?since=2025-01-01&group=user",
+    "/traces",
+    "/sessions",
+    "/sessions/%20",
+    f"/users/{LONG_USER}",
+    f"/traces/{OPEN_TRACE}",
+)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from collector.pages.odd_traces import OPEN_TRACE, odd_traces, running_agent
 from collector.pages.scene import rag
 from spanwise.collector.records import Document, Feedback, OpenRun, Run, Target
 from spanwise.collector.stores import Store
+from spanwise.collector.stores.sqlite.rollups import aggregation
 
 HOUR_NS = 3_600 * 10**9
 
@@ -97,6 +98,22 @@ def test_a_filter_that_only_judge_calls_pass_says_so_and_leads_to_them(store, cl
     text = client.get("/traces?environment=judges").text
     assert "calls of judges" in text
     assert judge.trace_id in client.get(link_to(text, "Show judge calls")).text
+
+
+def test_the_menu_of_environments_has_none_that_only_judge_calls_have(store, client):
+    store.append([run(environment="prod"), run("polite", kind="evaluator", environment="judges")])
+    for address in ("/traces", "/", "/sessions"):
+        text = client.get(address).text
+        assert ("<option>prod</option>" in text, "<option>judges</option>" in text) == (True, False)
+
+
+def test_matches_and_charts_of_a_time_range_are_counted_once(store, client, monkeypatch):
+    start = time.time_ns() - 60 * 10**9
+    store.append([run(start_ns=start + number) for number in range(55)])
+    filters, compute = [], aggregation.compute_buckets
+    monkeypatch.setattr(aggregation, "compute_buckets", lambda *given: filters.append(given[2]) or compute(*given))
+    assert "<b>55 match</b>" in client.get("/traces?since=1h").text
+    assert [bucket_ns is None for bucket_ns in filters] == [False, True]
 
 
 def test_the_list_says_how_many_traces_match(store, client):

@@ -35,7 +35,7 @@ def test_each_rule_has_its_funnel(store, client):
 def test_the_mean_is_the_weighted_one(store, client):
     monitored(store)
     text, _ = page(client, "/rules")
-    assert re.search(r"concise 0\.5 0\.\d+ to 0\.\d+ 2 2 1 1 0 ", text)
+    assert re.search(r"concise 50 % [\d.]+ % to [\d.]+ % 2 2 1 1 0 ", text)
 
 
 def test_numbers_lead_to_traces(store, client):

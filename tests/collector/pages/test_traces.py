@@ -42,7 +42,7 @@ def test_means_stand_beside_n_failed_and_skipped(store, client):
         outcome = {"score": score} if score is not None else {"outcome": "error", "error": "boom"}
         store.add_feedback([Feedback(target=target, key="exact", **outcome)])
     text = client.get("/traces").text
-    assert '<span class="mean">0.5</span>' in text
+    assert '<span class="mean">50 %</span>' in text
     assert re.search(r'">n 2</a><a class="failed" href="[^"]+">1 failed</a>', text)
 
 
@@ -265,7 +265,7 @@ def test_charts_compare_groups(store, client):
     groups = client.get("/traces?group_by=prompt_version").text.partition('class="panel wide groups"')[2]
     assert "By prompt version" in groups
     assert groups.index("greet@v1") < groups.index("greet@v2")
-    assert '<span class="mean">0.5</span>' in groups
+    assert '<span class="mean">50 %</span>' in groups
     assert 'aria-label="Traces of greet@v2 over time"' in groups
     assert "By prompt" not in client.get("/traces").text
     assert client.get("/traces?group_by=nothing").status_code in (400, 422)

@@ -114,7 +114,8 @@ def run_walkthrough(store: Store, url: str, *, models: bool = True) -> None:
     console.print(compare(few, many))
     if not wait_for_rules(store):
         print_note("the rules have not evaluated all traces yet")
-    console.print(f"\ntraces      {url}/traces?project={DEMO_PROJECT}", soft_wrap=True)
+    console.print(f"\noverview    {url}/?project={DEMO_PROJECT}", soft_wrap=True)
+    console.print(f"traces      {url}/traces?project={DEMO_PROJECT}", soft_wrap=True)
     console.print(f"rules       {url}/rules", soft_wrap=True)
     console.print(f"experiments {url}/compare?ids={few.id},{many.id}", soft_wrap=True)
 

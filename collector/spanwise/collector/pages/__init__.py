@@ -3,7 +3,6 @@
 Modules, in the order in which data flows:
 
 - `page_router`: Page routes: views, form submissions and their CSRF checks, error pages.
-- `overview_page`: Overview page: totals of live traffic over a time range.
 - `session_pages`: Session list, and a session shown as a conversation.
 - `experiment_pages`: Dataset, experiment and comparison pages.
 - `rule_pages`: Rule list with funnels and costs, and the decisions of one rule.

@@ -115,7 +115,10 @@ def experiments(store: Store, request: Request) -> Response:
         results=results,
         keys=sorted({stats.key for bucket in results.values() for stats in bucket.feedback}),
         dataset=dataset,
-        known=feedback_display.get_metric_info(reversed(listed)),
+        known=feedback_display.get_metric_info(
+            reversed(listed), (stats for result in results.values() for stats in result.feedback)
+        ),
+        plain=feedback_display.MetricInfo(),
         trusts={experiment.id: checks.said(get_judge_keys(experiment)) for experiment in listed},
         history=load_history(store, dataset) if dataset else {},
         datasets=datasets,
@@ -205,7 +208,7 @@ def experiment(store: Store, request: Request) -> Response:
         stats=feedback_display.get_stats_with_task_ok(result) if result else [],
         estimates=estimate_keys(store, experiment, result) if result else {},
         judged=judged,
-        known=feedback_display.get_metric_info([experiment]),
+        known=feedback_display.get_metric_info([experiment], result.feedback if result else ()),
         trust=JudgeAgreement(store).said(judged),
         chips=chips,
         of_whole=feedback_display.get_latest_chips(store.feedbacks(target=Target(experiment_id=experiment.id))),
@@ -351,7 +354,9 @@ def compare(store: Store, request: Request) -> Response:
         labels=label_experiments(experiments),
         keys=stored.keys if contrasts else [],
         known={
-            **feedback_display.get_metric_info(experiments),
+            **feedback_display.get_metric_info(
+                experiments, (stats for side in sides if side.result for stats in side.result.feedback)
+            ),
             **{
                 key: feedback_display.MetricInfo(rising=False, bounded=False, unit=statistics.MEASURES[key])
                 for key in (stored.measures if contrasts else ())

@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 
 from spanwise.collector.address_parsing import parse_origin
 from spanwise.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooSlow, Unavailable
-from spanwise.collector.pages import experiment_pages, live_updates, overview_page, rule_pages, session_pages, traces
+from spanwise.collector.pages import experiment_pages, live_updates, overview, rule_pages, session_pages, traces
 from spanwise.collector.pages.components import preferences, rendering, saved_views
 from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.security.authorization import get_access, get_request_store
@@ -122,7 +122,7 @@ def settings(_store: Store, request: Request) -> Response:
 
 # path, view, permission that the API key needs; the first matching path answers
 VIEWS: tuple[tuple[str, View, str], ...] = (
-    ("/", overview_page.overview, "read"),
+    ("/", overview.overview, "read"),
     ("/traces", traces.traces, "read"),
     ("/traces/suggestions", traces.suggestions, "read"),
     ("/charts", traces.charts, "read"),
@@ -148,7 +148,7 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
 )
 
 SCAN_VIEWS = (
-    overview_page.overview,
+    overview.overview,
     traces.charts,
     experiment_pages.compare,
     experiment_pages.analysis,

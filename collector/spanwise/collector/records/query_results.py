@@ -151,7 +151,8 @@ class FeedbackStats:
 
     The fields `mean`, `minimum` and `maximum` are over the n scores, and None if n is 0. Labels, errors and skips do
     not count as zeros. `labelled` counts labels without a score, `labels` every label. `passed` is the share of
-    scores that pass. It is None if passing is not defined, as in a store, which does not know the thresholds.
+    scores that pass. It is None if passing is not defined, as in a store, which does not know the thresholds. If
+    `binary`, every score is 0 or 1 (or a boolean), so that the mean is a share.
 
     If scores are weighted, `mean` and `passed` are Σwy/Σw. `effective` is the effective sample size: the number of
     equally weighted scores whose mean would be as precise. Scores of unknown weight are counted in `unweighted` and
@@ -170,6 +171,7 @@ class FeedbackStats:
     skipped: int = 0
     unweighted: int = 0
     effective: float | None = None  # None if every weight is 1
+    binary: bool = False
     target: Literal["trace", "document"] = "trace"  # "trace" also stands for spans, sessions and experiments
 
 
@@ -192,6 +194,7 @@ class Bucket:
     errors: int = 0
     p50_ms: float | None = None
     p95_ms: float | None = None
+    p99_ms: float | None = None
     latency_error: float = 0.0
     input_tokens: int = 0
     output_tokens: int = 0

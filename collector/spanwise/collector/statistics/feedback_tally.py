@@ -184,6 +184,7 @@ class Tally:
     skipped: int = 0
     judged: int = 0
     passed: int = 0
+    binary: int = 0  # number of scores that are 0 or 1
     minimum: float = inf
     maximum: float = -inf
     labels: dict[str, int] = field(default_factory=dict)
@@ -220,6 +221,8 @@ class Tally:
         if passes is not None:
             self.judged += 1
             self.passed += passes
+        if value == 1.0 or value == 0.0:
+            self.binary += 1
         if value < self.minimum:
             self.minimum = value
         if value > self.maximum:
@@ -231,6 +234,7 @@ class Tally:
         *,
         n: int = 0,
         total: float = 0.0,
+        binary: int = 0,
         minimum: float = inf,
         maximum: float = -inf,
         labelled: int = 0,
@@ -240,6 +244,7 @@ class Tally:
     ) -> None:
         """Add outcomes that were counted elsewhere, as in SQL: `n` scores of weight 1 with their `total`."""
         self.n += n
+        self.binary += binary
         self.plain.add(total)
         self.minimum = min(self.minimum, minimum)
         self.maximum = max(self.maximum, maximum)
@@ -253,6 +258,7 @@ class Tally:
         """Add all outcomes of another tally of the key."""
         self.add_counts(
             n=other.n,
+            binary=other.binary,
             minimum=other.minimum,
             maximum=other.maximum,
             labelled=other.labelled,
@@ -307,6 +313,7 @@ class Tally:
             skipped=self.skipped,
             unweighted=self.weighted.unknown if self.weighted else 0,
             effective=self.effective,
+            binary=self.binary == self.n > 0,
         )
 
 

@@ -126,6 +126,7 @@ class SampledMean:
     kinds of scores are excluded: `unknown` counts those whose sampling probability is unknown, and `outside` those
     whose target the present rate would not select. `unweighted` is the plain mean of the `unknown` scores if no other
     score counts, as for senders without sampling information. `failed` and `skipped` count outcomes without a score.
+    If `binary`, all n scores are 0 or 1, so that the mean is a share.
     """
 
     key: str
@@ -139,6 +140,7 @@ class SampledMean:
     failed: int = 0
     skipped: int = 0
     unweighted: float | None = None
+    binary: bool = False
 
     def __str__(self) -> str:
         """Return the estimate as a sentence."""
@@ -227,6 +229,7 @@ def _estimate_mean(key: str, sums: _KeySums) -> SampledMean:
         failed=sums.failed,
         skipped=sums.skipped,
         unweighted=float(sums.of_unknown) / sums.unknown if sums.unknown and not sums.n else None,
+        binary=sums.binary and sums.n > 0,
     )
 
 

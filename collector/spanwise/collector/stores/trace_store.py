@@ -228,12 +228,12 @@ class TraceStore(Protocol):
         bucket.
 
         `group_by` is one of project, environment, name, model, user, session, experiment, error, prompt,
-        prompt_version, agent, finish_reason, time_to_first_token_ms. An error is the first line of the root's error,
-        without addresses and task numbers; None for traces without one. A prompt version is written `name@version`,
-        and of the prompts in `filter` only those count. Times to the first token are grouped in ranges. A trace counts
-        in the group of each of its models, prompts, agents or finish reasons, and in none if it has none. Queries that
-        the rollups do not cover scan traces: the newest 10,000, or `newest` of them ("all": every trace). Each
-        `Bucket` tells if it is partial. Raise `Refused` for more than 10,000 buckets.
+        prompt_version, agent, finish_reason, time_to_first_token_ms, tag, version. An error is the first line of the
+        root's error, without addresses and task numbers; None for traces without one. A prompt version is written
+        `name@version`, and of the prompts in `filter` only those count. Times to the first token are grouped in
+        ranges. A trace counts in the group of each of its models, prompts, agents, finish reasons or tags, and in none
+        if it has none. Queries that the rollups do not cover scan traces: the newest 10,000, or `newest` of them
+        ("all": every trace). Each `Bucket` tells if it is partial. Raise `Refused` for more than 10,000 buckets.
         """
 
     def values(self, field: str, *, limit: int = 100, project: str | None = None) -> list[str]:
@@ -241,7 +241,8 @@ class TraceStore(Protocol):
         agent, finish_reason, feedback (keys), metadata (keys) or metadata.KEY.
 
         With `project`, the values are those of the project's newest traces (1,000). Metadata is that of the newest
-        traces in any case. Raise `Refused` for another field.
+        traces in any case. Names, environments and models that only evaluators' own traces have are left out. Raise
+        `Refused` for another field.
         """
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:

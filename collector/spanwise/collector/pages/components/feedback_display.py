@@ -35,6 +35,11 @@ class FeedbackChip:
 _YES_NO = {"true": "yes", "false": "no"}  # labels of booleans as evaluators write them, by their lower case
 
 
+def format_label(label: str) -> str:
+    """Return a label as pages show it: "yes" and "no" for booleans, however an evaluator wrote them."""
+    return _YES_NO.get(label.strip().lower(), label)
+
+
 def make_chip(feedback: Feedback, more: int = 0) -> FeedbackChip:
     """Return the chip of a feedback: its score or label, "error", or "skipped"."""
     if feedback.outcome == "error":
@@ -42,15 +47,14 @@ def make_chip(feedback: Feedback, more: int = 0) -> FeedbackChip:
     if feedback.outcome == "skip":
         return FeedbackChip(feedback, "skipped", None, more)
     if feedback.score is None:
-        return FeedbackChip(
-            feedback, _YES_NO.get((feedback.label or "").strip().lower(), feedback.label or ""), None, more
-        )
+        return FeedbackChip(feedback, format_label(feedback.label or ""), None, more)
     has_bar = isinstance(feedback.score, bool) or 0 <= feedback.score <= 1
     if isinstance(feedback.score, bool):
         number = "yes" if feedback.score else "no"
     else:
         number = formatting.number(feedback.score)
-    text = f"{feedback.label} {number}" if feedback.label else number
+    label = format_label(feedback.label or "")
+    text = f"{label} {number}" if label and label != number else number
     return FeedbackChip(feedback, text, float(feedback.score) if has_bar else None, more)
 
 
@@ -176,7 +180,8 @@ _UNITS = {"latency": "s", "cost": "$"}  # evaluator id → unit; other scores ar
 class MetricInfo:
     """Declared properties of a feedback key.
 
-    `bounded` means that its scores are in 0…1, so that a bar is meaningful. `name` is the display name, or "".
+    `bounded` means that its scores are in 0…1, so that a bar is meaningful. `unit` is "s", "$", "%" for means of
+    scores that are all 0 or 1, or "". `name` is the display name, or "".
     """
 
     rising: bool = True
@@ -188,19 +193,30 @@ class MetricInfo:
         """Format a score in its unit."""
         if self.unit == "s":
             return formatting.duration(float(value) * 1e9)
+        if self.unit == "%":
+            return formatting.percent(float(value), 1)
         return formatting.cost(float(value)) if self.unit == "$" else formatting.number(value)
 
     def signed(self, difference: float) -> str:
         """Format a difference in the unit, always with its sign."""
+        if self.unit == "%":
+            return formatting.points(difference)
         sign = formatting.signed(difference)
         return sign if sign == "±0" or not self.unit else sign[0] + self.number(abs(difference))
 
+    def score(self, value: float | bool, text: str) -> str:
+        """Format a single score: in its unit, or as `text` if it has none or only means are shares."""
+        return self.number(value) if self.unit in ("s", "$") else text
 
-TASK_OK_INFO = MetricInfo()
+
+TASK_OK_INFO = MetricInfo(unit="%")
 
 
-def get_metric_info(experiments: Iterable[Experiment]) -> dict[str, MetricInfo]:
-    """Return the declared properties by key; the last experiment that declares a key wins."""
+def get_metric_info(experiments: Iterable[Experiment], results: Iterable[FeedbackStats]) -> dict[str, MetricInfo]:
+    """Return the declared properties by key; the last experiment that declares a key wins.
+
+    Keys without a unit whose scores in all `results` are 0 or 1 have the unit "%".
+    """
     found = {TASK_OK: TASK_OK_INFO}
     for experiment in experiments:
         for key, recorded in list_metrics(experiment).items():
@@ -211,6 +227,13 @@ def get_metric_info(experiments: Iterable[Experiment]) -> dict[str, MetricInfo]:
                 unit=_UNITS.get(recorded.evaluator_id, ""),
                 name=name[:MAX_NAME_LENGTH] if isinstance(name, str) else "",
             )
+    binary: dict[str, bool] = {}
+    for stats in results:
+        if stats.n:
+            binary[stats.key] = binary.get(stats.key, True) and stats.binary
+    for key in (key for key, is_binary in binary.items() if is_binary):
+        info = found.get(key, MetricInfo())
+        found[key] = info if info.unit else replace(info, unit="%")
     return found
 
 
@@ -223,4 +246,4 @@ def get_stats_with_task_ok(result: Bucket) -> list[FeedbackStats]:
 def get_task_ok_stats(result: Bucket) -> FeedbackStats:
     """Return the share of an experiment's runs whose task ended without error, as statistics of a key."""
     share = 1 - result.errors / result.traces if result.traces else None
-    return FeedbackStats(key=TASK_OK, n=result.traces, mean=share, minimum=0.0, maximum=1.0)
+    return FeedbackStats(key=TASK_OK, n=result.traces, mean=share, minimum=0.0, maximum=1.0, binary=True)

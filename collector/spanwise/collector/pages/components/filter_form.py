@@ -214,7 +214,7 @@ class FilterQuery:
     def address(self, path: str = TRACE_LIST, **changes: str | None) -> str:
         """Return the page's URL with some fields changed; it points to the first page unless `cursor` is given."""
         unchanged = [(name, text) for name, text in self.items if name != "cursor" and name not in changes]
-        return _build_address(path, [*unchanged, *((name, text) for name, text in changes.items() if text)])
+        return build_address(path, [*unchanged, *((name, text) for name, text in changes.items() if text)])
 
     def trace_address(self, trace_id: str) -> str:
         """Return the URL of a trace of this list. It contains the query of the list, unless that is very long, so that
@@ -228,7 +228,7 @@ class FilterQuery:
         """Return the URL of the traces whose feedback, or that of a document, passes a comparison such as `<0.5`."""
         condition = "document_feedback" if stats.target == "document" else "feedback"
         items = [item for item in self.items if item[0] != "cursor"]
-        return _build_address(TRACE_LIST, [*items, (condition, f"{stats.key}{comparison}")])
+        return build_address(TRACE_LIST, [*items, (condition, f"{stats.key}{comparison}")])
 
     def marks(self) -> list[FilterMark]:
         """Return the active conditions with their labels."""
@@ -236,7 +236,7 @@ class FilterQuery:
             FilterMark(
                 "time" if name == "since" and text in RANGE_LABELS else _FIELD_LABELS.get(name, name).removesuffix("!"),
                 self._format_value(name, text),
-                _build_address(TRACE_LIST, self._items_without(name, text)),
+                build_address(TRACE_LIST, self._items_without(name, text)),
                 *self._editable(name, text),
                 negated=name.endswith("!"),
                 others=tuple(self._items_without(name, text)),
@@ -289,7 +289,7 @@ class FilterQuery:
         return [item for item in self.items if item != (name, text) and item[0] not in removed]
 
 
-def _build_address(path: str, items: Sequence[tuple[str, str]]) -> str:
+def build_address(path: str, items: Sequence[tuple[str, str]]) -> str:
     return f"{path}?{urlencode(items, errors='replace')}" if items else path
 
 

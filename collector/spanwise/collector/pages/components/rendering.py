@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, Response
 from spanwise.collector import content, formatting
 from spanwise.collector.diagnostics import trace_completeness
 from spanwise.collector.filters import CJK_CHARACTERS, parse_search_terms
-from spanwise.collector.pages.components import filter_form, preferences, saved_views, sparkline
+from spanwise.collector.pages.components import feedback_display, filter_form, preferences, saved_views, sparkline
 from spanwise.collector.pages.components.content_view import ContentView
 from spanwise.collector.pages.components.escaping import allow_line_breaks, mark_invisible
 from spanwise.collector.security.authorization import get_access, get_request_store
@@ -92,7 +92,7 @@ _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 # Files that pages may load, by their folder. The build makes those of `bundle/`; an install without npm has none.
 ASSETS = {
     **dict.fromkeys(("spanwise.css", "spanwise.svg"), "static"),
-    **dict.fromkeys(("spanwise.js", "list.js", "trace.js"), "bundle"),
+    **dict.fromkeys(("spanwise.js", "list.js", "overview.js", "overview.css", "trace.js"), "bundle"),
 }
 
 
@@ -111,6 +111,13 @@ def read_asset(name: str) -> bytes | None:
 def get_versioned_url(name: str) -> str:
     """Return the address of one of `ASSETS`, which changes with its content."""
     return f"/static/{name}?{sha256(read_asset(name) or b'').hexdigest()[:12]}"
+
+
+def make_style_tag(name: str) -> Markup:
+    """Return the element that loads a style sheet of a script, "" if it was not built."""
+    if read_asset(name) is None:
+        return Markup()
+    return Markup('<link rel="stylesheet" href="{}">').format(get_versioned_url(name))
 
 
 def make_script_tag(name: str) -> Markup:
@@ -139,6 +146,7 @@ def get_environment() -> Environment:
     environment.globals |= {
         "static": get_versioned_url,
         "script": make_script_tag,
+        "style": make_style_tag,
         "has_scripts": has_scripts,
         "chart": sparkline,
         "operators": filter_form.OPERATOR_LABELS,
@@ -161,6 +169,7 @@ def get_environment() -> Environment:
     environment.filters |= {"summarize_json": shorten_preview, "summarize": content.summarize}
     environment.filters |= {"dropped": trace_completeness.describe_dropped, "since": trace_completeness.describe_start}
     environment.filters["named"] = format_name
+    environment.filters["label"] = feedback_display.format_label
     environment.filters |= {"mark_matches": mark_matches}
     environment.filters |= {"path": quote_segment, "breakable": allow_line_breaks, "as_dict": dict}
     return environment

@@ -6,7 +6,7 @@ import { fileURLToPath } from "node:url";
 
 const sources = dirname(fileURLToPath(import.meta.url));
 const target = join(sources, "..", "bundle"), unfinished = `${target}-${process.pid}`;
-const entries = ["spanwise.ts", "list.ts", "trace.ts"]; // one script per kind of page
+const entries = ["spanwise.ts", "list.ts", "overview.ts", "trace.ts"]; // one script per kind of page
 
 /** The folder of the npm package that a bundled file is from; null for our own. */
 function packageOf(file) {

@@ -82,6 +82,9 @@ def traces(store: Store, request: Request) -> Response:
     starts = {trace.trace_id: trace.start_ns for trace in page}
     times = choose_period(query.filter, page.items) if page.items else None
     waiting = times is not None and "charts" not in request.query_params and is_slow(query.filter, *times)
+    overview = None
+    if times and not waiting:
+        overview = load_overview(store, query.filter, *times, group_by=query.fields.get("group_by"))
     return rendering.render_page(
         request,
         "traces.html",
@@ -91,7 +94,7 @@ def traces(store: Store, request: Request) -> Response:
         panel=panel,
         sort=sort or "",
         sort_links=filter_form.SortLinks(sort or "-start", lambda order: query.address(sort=order)),
-        matches=count_matches(store, query, page),
+        matches=count_matches(store, query, page, overview),
         running=[run for run in open_runs if run.trace_id not in starts],
         # a run that began before all runs that have ended is the root of its trace
         titles={run.trace_id: run.name for run in open_runs if run.start_ns <= starts.get(run.trace_id, run.start_ns)},
@@ -99,9 +102,7 @@ def traces(store: Store, request: Request) -> Response:
         score_keys=feedback_display.choose_columns(chips, MAX_SCORE_COLUMNS),
         times=times,
         waiting=waiting,
-        overview=load_overview(store, query.filter, *times, group_by=query.fields.get("group_by"))
-        if times and not waiting
-        else None,
+        overview=overview,
         trust=JudgeAgreement(store).said(get_shown_judge_keys(chips)) if times and not waiting else {},
         choices=load_choices(store, query.fields.get("project")),
         empty=get_empty_reason(store, query) if not page.items and not query.fields.get("cursor") else "",
@@ -157,11 +158,18 @@ def get_empty_reason(store: Store, query: filter_form.FilterQuery) -> str:
     return "filter"
 
 
-def count_matches(store: Store, query: filter_form.FilterQuery, page: Page[TraceSummary]) -> str:
-    """Return how many traces match, for display; counts that would need many rows end at `MAX_EXACT_MATCHES`."""
+def count_matches(
+    store: Store, query: filter_form.FilterQuery, page: Page[TraceSummary], overview: Overview | None
+) -> str:
+    """Return how many traces match, for display. The charts know it if the filter has a time range; otherwise counts
+    that would need many rows end at `MAX_EXACT_MATCHES`.
+    """
     if page.next is None and not query.fields.get("cursor"):
         return f"{len(page)} match" + ("es" if len(page) == 1 else "") if page.items else ""
-    total = next(iter(store.aggregate(query.filter, newest=MAX_EXACT_MATCHES)), None)
+    if overview and query.filter.since_ns is not None:
+        total: Bucket | None = overview.total
+    else:
+        total = next(iter(store.aggregate(query.filter, newest=MAX_EXACT_MATCHES)), None)
     if total is None:
         return ""
     return f"more than {total.newest:,} match" if total.newest else f"{total.traces:,} match"
@@ -185,7 +193,8 @@ def load_overview(
     If the filter cannot be answered from rollups, only the `newest` traces are counted.
     """
     view = sparkline.choose_window(since_ns, until_ns)
-    within = replace(filter, since_ns=view.since_ns, until_ns=view.until_ns)
+    # a filter with a time range counts the traces that the list has, not those of whole buckets
+    within = replace(filter, since_ns=view.since_ns, until_ns=view.until_ns) if filter.since_ns is None else filter
     buckets = store.aggregate(within, bucket_ns=view.width_ns, newest=newest)
     total = store.aggregate(within, newest=newest) if buckets else []
     if not total:

@@ -414,6 +414,16 @@ def _count_documents_apart(db: sqlite3.Connection, report: ReportProgress) -> No
         mark_rollups_stale(db)
 
 
+# Sealed hours and days have the 99th percentile of latencies, and the number of scores that are 0 or 1. All periods are
+# sealed again in the background.
+_SEAL_AGAIN = (
+    "DELETE FROM sums_of_hours",
+    "DELETE FROM sums_of_days",
+    "DELETE FROM sums_days",
+    "UPDATE sums_hours SET rest = 0, named = 0 WHERE rest > 0",
+)
+
+
 # By version: the step to the next version. Each runs in one transaction and reports its progress in units of its choice
 MigrationStep: TypeAlias = Callable[[sqlite3.Connection, ReportProgress], None]
 MIGRATIONS: Mapping[int, MigrationStep] = {
@@ -423,6 +433,7 @@ MIGRATIONS: Mapping[int, MigrationStep] = {
     21: partial(_run_statements, statements=_LABEL_COLUMNS),
     22: partial(_run_statements, statements=_INDEX_POSITIONS),
     23: _count_documents_apart,
+    24: partial(_run_statements, statements=_SEAL_AGAIN),
 }
 FILE_VERSION = max(MIGRATIONS) + 1
 

@@ -2,7 +2,8 @@
 
 Without a project, a loose index scan takes one step per value, independent of the number of traces that share it.
 With a project, the values come from its newest traces, because only the index by start time covers the traces of one
-project. Metadata has no index, and always comes from the newest traces.
+project. Names, environments and models that only evaluators' own traces have are left out, as in lists. Metadata has
+no index, and always comes from the newest traces.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sqlite3
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.stores.sqlite.query.filter_sql import METADATA_TEXT_SQL, VISIBLE_SQL
+from spanwise.collector.stores.sqlite.rollups.rollup_delta import EVALUATOR_TRACE
 
 NEWEST_TRACES = 1000  # newest traces of a project from which values are read; about 5 ms of CPU
 
@@ -43,13 +45,28 @@ SELECT project FROM (
 ORDER BY 1 LIMIT ?1
 """
 _SELECT_KNOWN = "SELECT value FROM known WHERE field = '{}' ORDER BY value LIMIT ?1"
+# Of the values of evaluators' own traces, only those that other traces have, too: lists show no others. The rollups
+# tell which these are
+_IS_SHOWN = (
+    "(x NOT IN (SELECT {of_trace} FROM (SELECT name, environment, models FROM traces INDEXED BY traces_of_evaluators"
+    f" WHERE kind = 'evaluator' ORDER BY start_ns DESC LIMIT {NEWEST_TRACES}) t{{join}} WHERE {{of_trace}} IS NOT NULL)"
+    f" OR EXISTS (SELECT 1 FROM sums s WHERE {{of_rollup}} = x AND s.shown > {EVALUATOR_TRACE}))"
+)
+
+
+def _shown(values: str, of_trace: str, of_rollup: str, join: str = "") -> str:
+    condition = _IS_SHOWN.format(of_trace=of_trace, of_rollup=of_rollup, join=join)
+    return f"SELECT x FROM ({values}) WHERE {condition} ORDER BY x LIMIT ?1"
+
+
+_ALL_KNOWN = "SELECT value AS x FROM known WHERE field = '{}'"
 # One parameter: the limit
 ALL_PROJECTS_SQL = {
     "project": _PROJECTS,
-    "environment": _SELECT_KNOWN.format("environment"),
-    "name": _loose_scan("name", "traces", "traces_by_name", "name IS NOT NULL") + "LIMIT ?1",
+    "environment": _shown(_ALL_KNOWN.format("environment"), "t.environment", "s.environment"),
+    "name": _shown(_loose_scan("name", "traces", "traces_by_name", "name IS NOT NULL"), "t.name", "s.name"),
     "kind": _SELECT_KNOWN.format("kind"),
-    "model": _SELECT_KNOWN.format("model"),
+    "model": _shown(_ALL_KNOWN.format("model"), "m.key", "substr(s.model, 2)", " CROSS JOIN json_each(t.models) m"),
     **{field: _SELECT_KNOWN.format(field) for field in ("tag", "prompt", "prompt_version", "agent", "finish_reason")},
     "session": _loose_scan("session_id", "traces", "traces_by_session", "session_id IS NOT NULL") + "LIMIT ?1",
     "user": _loose_scan("user_id", "traces", "traces_by_user", "user_id IS NOT NULL") + "LIMIT ?1",

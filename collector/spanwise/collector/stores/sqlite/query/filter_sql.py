@@ -258,6 +258,13 @@ def complete_sql() -> str:
     return f"(t.dropped = 0 AND {settled})"
 
 
+# Version of the service that sent the root run of a trace `t`
+VERSION_SQL = (
+    "(SELECT CAST(json_extract(r.data, '$.\"service.version\"') AS TEXT)"
+    " FROM spans s JOIN resources r ON r.id = s.resource WHERE s.id = t.root)"
+)
+
+
 COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
     "project": _equals("project"),
     "environment": _equals("environment"),
@@ -273,6 +280,7 @@ COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
     "prompt": _element("prompts", "key"),
     "agent": _element("agents"),
     "finish_reason": _element("finish_reasons"),
+    "version": lambda value: [SQLCondition(f"{VERSION_SQL} = ?", (value,))],
     "time_to_first_token_ms": _comparison("t.time_to_first_token_ms"),
     "latency_ms": _comparison("(t.end_ns - t.start_ns) / 1e6"),
     "tokens": _comparison("(t.input_tokens + t.output_tokens)"),

@@ -19,7 +19,7 @@ from spanwise.collector.records import ConditionResult
 from spanwise.collector.stores.sqlite.database.bulk_statements import iterate_rows
 from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
 from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.query.filter_sql import complete_sql
+from spanwise.collector.stores.sqlite.query.filter_sql import VERSION_SQL, complete_sql
 from spanwise.collector.stores.sqlite.search.fulltext_tokens import compile_match
 from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
 
@@ -53,6 +53,7 @@ _COLUMNS: Mapping[str, str] = {
     "prompts": "t.prompts",
     "agents": "t.agents",
     "finish_reasons": "t.finish_reasons",
+    "version": VERSION_SQL,
     "time_to_first_token_ms": "t.time_to_first_token_ms",
     "errors": "t.error_count",
     "feedback": "NULL",

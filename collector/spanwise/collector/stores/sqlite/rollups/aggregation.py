@@ -21,6 +21,7 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Bucket
 from spanwise.collector.stores.sqlite.database.column_values import INT_MAX, dumps
+from spanwise.collector.stores.sqlite.query.filter_sql import VERSION_SQL
 from spanwise.collector.stores.sqlite.query.query_plan import QueryPlan, plan_experiments, plan_latencies, plan_query
 from spanwise.collector.stores.sqlite.rollups.hourly_rollups import SEALED
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
@@ -35,6 +36,7 @@ from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
     get_period_range,
 )
 from spanwise.collector.stores.sqlite.rollups.sealed_rollups import (
+    BINARY_SQL,
     BY_MODEL,
     BY_NAME,
     DAYS,
@@ -63,6 +65,7 @@ _ROLLUP_COUNTS = (
 _ROLLUP_LATENCIES = "SELECT {bucket} AS b, {group} AS g, s.latencies FROM {source} WHERE {where}"
 _ROLLUP_FEEDBACK = (
     "SELECT {bucket} AS b, {group} AS g, f.key, nullif(f.label, ''), sum(f.said), sum(f.n), total(f.total),"
+    f" sum({BINARY_SQL}),"
     " min(f.minimum), max(f.maximum), sum(f.failed), sum(f.skipped)"
     " FROM {source} CROSS JOIN sums_said f ON f.cell = s.id WHERE {where}"
     " GROUP BY b, g, f.key, f.label ORDER BY b, g, f.key, f.label"
@@ -278,6 +281,8 @@ _ROW_GROUPS = {
     "prompt_version": "m.key || coalesce('@' || v.value, '')",
     "agent": "m.value",
     "finish_reason": "m.value",
+    "tag": "m.value",
+    "version": VERSION_SQL,
     "time_to_first_token_ms": make_range_sql("t.time_to_first_token_ms", FIRST_TOKEN_RANGES_MS),
 }
 # Groups of which a trace may belong to several: what a query joins to `traces t`. A trace without any is in no group
@@ -287,6 +292,7 @@ _GROUP_JOINS = {
     "prompt_version": " CROSS JOIN json_each(t.prompts) m CROSS JOIN json_each(m.value) v",
     "agent": " CROSS JOIN json_each(t.agents) m",
     "finish_reason": " CROSS JOIN json_each(t.finish_reasons) m",
+    "tag": " CROSS JOIN json_each(t.tags) m",
 }
 
 # SQLite converts an array of numbers to JSON much faster than it concatenates text.
@@ -304,6 +310,7 @@ _ROW_STARTS = "SELECT t.start_ns FROM {source} WHERE {where} ORDER BY t.start_ns
 # One row per label; a `Tally` combines the rows of a key.
 _ROW_FEEDBACK = """
 SELECT {bucket} AS b, {group} AS g, {key} AS k, f.label, sum(f.outcome = 'score'), count(f.score), total(f.score),
+  count(CASE WHEN f.score IN (0, 1) THEN 1 END),
   min(f.score), max(f.score), sum(f.outcome = 'error'), sum(f.outcome = 'skip')
 FROM {source} CROSS JOIN feedback f ON f.trace = t.id WHERE {where} AND f.standing >= 1 AND NOT {checks}
 GROUP BY b, g, k, f.label ORDER BY b, g, k, f.label
@@ -533,7 +540,7 @@ class _Aggregation:
             since, until = self._filter.since_ns, self._filter.until_ns
             start = since if since is not None else min(total.starts)
             width = (until if until is not None else max(total.starts) + 1) - start
-        p50_ms, p95_ms, latency_error = total.percentiles_ms()
+        p50_ms, p95_ms, p99_ms, latency_error = total.percentiles_ms()
         return Bucket(
             start_ns=start,
             width_ns=width,
@@ -542,6 +549,7 @@ class _Aggregation:
             errors=total.errors,
             p50_ms=p50_ms,
             p95_ms=p95_ms,
+            p99_ms=p99_ms,
             latency_error=latency_error,
             input_tokens=int(total.input_tokens),
             output_tokens=int(total.output_tokens),

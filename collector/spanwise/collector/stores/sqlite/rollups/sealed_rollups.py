@@ -90,17 +90,19 @@ class BucketTotals:
         said: int,
         n: int,
         total: float,
+        binary: int,
         minimum: float | None,
         maximum: float | None,
         failed: int,
         skipped: int,
     ) -> None:
         """Add outcomes with the same key and label. `said` counts those that are neither error nor skip; `n` of them
-        have a score. Without any, the extremes are None.
+        have a score, and `binary` the score 0 or 1. Without any score, the extremes are None.
         """
         self.tallies[key].add_counts(
             n=n,
             total=total,
+            binary=binary,
             minimum=inf if minimum is None else minimum,
             maximum=-inf if maximum is None else maximum,
             labelled=said - n,
@@ -109,15 +111,16 @@ class BucketTotals:
             skipped=skipped,
         )
 
-    def percentiles_ms(self) -> tuple[float, float, float]:
-        """Return the 50th and the 95th percentile of the latencies, and their relative error."""
+    def percentiles_ms(self) -> tuple[float, float, float, float]:
+        """Return the 50th, 95th and 99th percentile of the latencies, and their relative error."""
         if not self.blobs:
             self.latencies.sort()
-            return percentile(self.latencies, 50) / 1e6, percentile(self.latencies, 95) / 1e6, 0.0
+            p50, p95, p99 = (percentile(self.latencies, percent) / 1e6 for percent in (50, 95, 99))
+            return p50, p95, p99, 0.0
         bins = unpack_bins(self.blobs)
         bins.update(map(find_bin, self.latencies))
-        p50, p95 = compute_bin_percentiles(bins, 50, 95)
-        return p50 / 1e6, p95 / 1e6, RELATIVE_ERROR
+        p50, p95, p99 = (ns / 1e6 for ns in compute_bin_percentiles(bins, 50, 95, 99))
+        return p50, p95, p99, RELATIVE_ERROR
 
     def stats(self) -> tuple[FeedbackStats, ...]:
         """Return the statistics of all keys, by key."""
@@ -149,8 +152,14 @@ _SELECT_CELLS = (
     f" CASE WHEN s.model <> '{ALL_MODELS}' THEN substr(s.model, 2) END, s.latencies,"
     " s.n, s.errors, s.input_tokens, s.output_tokens, s.cost FROM sums s WHERE s.hour = ?"
 )
+# Number of scores of a row of `sums_said` that are 0 or 1, as far as its extremes tell: all of them, if all are
+BINARY_SQL = (
+    "CASE WHEN f.minimum < f.maximum THEN (f.minimum IN (0, 1)) * f.minimum_n + (f.maximum IN (0, 1)) * f.maximum_n"
+    " ELSE f.n * (coalesce(f.minimum, 0) IN (0, 1)) END"
+)
 _SELECT_HOUR_FEEDBACK = (
-    "SELECT f.cell, f.key, nullif(f.label, ''), f.said, f.n, f.total, f.minimum, f.maximum, f.failed, f.skipped"
+    "SELECT f.cell, f.key, nullif(f.label, ''), f.said, f.n, f.total,"
+    f" {BINARY_SQL}, f.minimum, f.maximum, f.failed, f.skipped"
     " FROM sums s CROSS JOIN sums_said f ON f.cell = s.id WHERE s.hour = ?"
 )
 
@@ -158,7 +167,7 @@ SealedRow: TypeAlias = tuple[int, str, bytes]  # side, project, encoded buckets
 
 
 class FeedbackSums(msgspec.Struct, array_like=True, gc=False):
-    """Fields of `FeedbackStats`, and the sum of the scores."""
+    """Fields of `FeedbackStats`, the sum of the scores, and the number of those that are 0 or 1."""
 
     key: str
     n: int
@@ -172,7 +181,9 @@ class FeedbackSums(msgspec.Struct, array_like=True, gc=False):
     skipped: int
     unweighted: int
     effective: float | None
+    binary: bool
     total: float
+    zeros_and_ones: int
 
 
 class SealedBucket(msgspec.Struct, array_like=True, gc=False):
@@ -190,6 +201,7 @@ class SealedBucket(msgspec.Struct, array_like=True, gc=False):
     errors: int
     p50_ms: float | None
     p95_ms: float | None
+    p99_ms: float | None
     latency_error: float
     input_tokens: int
     output_tokens: int
@@ -210,6 +222,7 @@ class SealedBucket(msgspec.Struct, array_like=True, gc=False):
             total.tallies[one.key].add_counts(
                 n=one.n,
                 total=one.total,
+                binary=one.zeros_and_ones,
                 minimum=inf if one.minimum is None else one.minimum,
                 maximum=-inf if one.maximum is None else one.maximum,
                 labelled=one.labelled,
@@ -303,6 +316,7 @@ def _build_bucket(start_ns: int, width_ns: int, place: _BucketPlace, total: Buck
         tuple(
             FeedbackSums(
                 total=float(tally.plain),
+                zeros_and_ones=tally.binary,
                 # the key tells the target (see `name_target`)
                 **{name: value for name, value in asdict(tally.stats(key)).items() if name != "target"},
             )

@@ -1,0 +1,2 @@
+// Style sheets of packages, which esbuild bundles.
+declare module "*.css";
