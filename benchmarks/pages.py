@@ -1,131 +1,202 @@
-"""Sizes of the style sheet and scripts that each kind of page loads, compressed, against their budgets; and what pages
-of large traces cost.
+"""Pages in a browser, and what they load, against their budgets.
 
-python benchmarks/pages.py --sizes --check
-python benchmarks/pages.py --traces               CPU time and size of pages over 10,000 spans and values of 5 MB
+    python benchmarks/pages.py --sizes --check   # compressed style sheet and scripts by kind of page; needs no browser
+    python benchmarks/pages.py                   # also the tree of 10,000 and 100,000 spans, and live updates
+
+Times are medians of `--rounds` new browser profiles; the server is a process of its own, as `spanwise serve` starts it.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import gzip
+import random
+import socket
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from spanwise.collector.records import Document, Run, Usage
+from playwright.sync_api import Browser, sync_playwright
+
+from spanwise.collector import connect
+from spanwise.collector.records import Run, Usage
 
 PAGES = Path(__file__).parent.parent / "collector/spanwise/collector/pages"
 STYLE, EVERYWHERE = PAGES / "static/spanwise.css", PAGES / "bundle/spanwise.js"
 # page → files that it loads, and their budget in KB (1,000 bytes)
 PAGE_FILES = {
-    "list": ((STYLE, EVERYWHERE), 35),
+    "list": ((STYLE, EVERYWHERE, PAGES / "bundle/list.js"), 35),
     "trace": ((STYLE, EVERYWHERE, PAGES / "bundle/trace.js"), 60),
     "overview": ((STYLE, EVERYWHERE, PAGES / "bundle/overview.css", PAGES / "bundle/overview.js"), 75),
 }
+KINDS = ("agent", "chain", "tool", "llm", "retriever")
+ERROR_EVERY = 123  # every 123rd run has failed
+CLICKED_ROWS = (3, 5, 7)  # row 7 has failed
+CLICK = """async place => {
+  const before = document.getElementById("detail"), begin = performance.now();
+  document.querySelectorAll(".run-row")[place].click();
+  while (document.getElementById("detail") === before) await new Promise(requestAnimationFrame);
+  await new Promise(done => requestAnimationFrame(() => setTimeout(done)));
+  return performance.now() - begin;
+}"""
+WATCH_ROWS = """new MutationObserver(() => {
+  if (!window.rowsAt && document.querySelector(".run-row")) window.rowsAt = performance.now();
+}).observe(document, { subtree: true, childList: true })"""
 
 
-def measure_sizes() -> list[tuple[str, float, float]]:
-    """Return the page, its size in KB, and the budget, of each kind of page."""
-    return [
-        (page, sum(len(gzip.compress(path.read_bytes())) for path in paths) / 1_000, budget)
-        for page, (paths, budget) in PAGE_FILES.items()
-    ]
+class Report:
+    """Prints figures beside their budgets, and remembers whether one was exceeded."""
+
+    exceeded = False
+
+    def add(self, name: str, value: float, unit: str, budget: float | None = None) -> None:
+        """Print one figure."""
+        is_over = budget is not None and value > budget
+        self.exceeded |= is_over
+        limit = "" if budget is None else f"   budget {budget:,g}{'   EXCEEDED' if is_over else ''}"
+        print(f"{name:<58} {value:>10,.1f} {unit:<5}{limit}", flush=True)
 
 
-TRACE, VALUE, TEXT, CHAT = ("a" * 31 + str(number) for number in range(4))
-SPANS, REPETITIONS = 10_000, 20
-# page → path, headers
-TRACE_PAGES: dict[str, tuple[str, dict[str, str]]] = {
-    "trace of 10,000 spans": (f"/traces/{TRACE}", {}),
-    "trace of 10,000 spans, a run far down": (f"/traces/{TRACE}?run=span-9000", {}),
-    "click on a model call of 10,000 spans": (f"/traces/{TRACE}?run=span-9002", {"Spanwise-Part": "run"}),
-    "JSON value of 5 MB": (f"/traces/{VALUE}", {}),
-    "text of 5 MB": (f"/traces/{TEXT}", {}),
-    "chat of 2,000 messages": (f"/traces/{CHAT}", {}),
-    "session of 20 turns": ("/sessions/session", {}),
-    "10,000 spans beside themselves": (f"/traces/compare?ids={TRACE},{TRACE}", {}),
-}
+def measure_sizes(report: Report) -> None:
+    """Report the compressed size of what each kind of page loads."""
+    for page, (paths, budget) in PAGE_FILES.items():
+        size = sum(len(gzip.compress(path.read_bytes())) for path in paths) / 1_000
+        report.add(f"{page}: CSS and JS", size, "KB", budget)
 
 
-def make_traces() -> Iterator[list[Run]]:
-    """Yield the runs of an agent with 10,000 spans, large values, and a session, in batches."""
-    start = 1_750_000_000 * 10**9
+def make_trace(trace_id: str, spans: int) -> list[Run]:
+    """Return the runs of an agent with up to 12 levels of steps."""
+    draw = random.Random(spans)
+    begin = time.time_ns() - 600 * 10**9
+    path, runs = list[str](), list[Run]()
+    for n in range(spans):
+        while len(path) > 1 and (len(path) >= 12 or draw.random() < 0.3):
+            path.pop()
+        is_failed, kind = n % ERROR_EVERY == 7, KINDS[len(path) % 5]
+        start = begin + n * 1_000_000
+        runs.append(
+            Run(
+                trace_id=trace_id,
+                span_id=f"{draw.getrandbits(64):016x}",
+                parent_id=path[-1] if path else None,
+                name=f"step {n}" if n % 3 else f"tool {n % 17}",
+                kind=kind,
+                start_ns=start,
+                end_ns=start + draw.randrange(10**5, 5 * 10**6) if n else begin + spans * 1_000_000,
+                status="error" if is_failed else "ok",
+                error="ValueError: no" if is_failed else None,
+                inputs={"question": f"Where is parcel {n}?"},
+                outputs={"answer": "In the depot. " * 20},
+                usage=Usage(100, 20) if kind == "llm" else None,
+                cost=0.0001 if kind == "llm" else None,
+            )
+        )
+        path.append(runs[-1].span_id)
+    return runs
 
-    def make_run(trace_id: str, number: int, **fields: object) -> Run:
-        parent = {"parent_id": "span-0"} if number else {}
-        begin = start + number * 1_000_000
-        given = {"name": "step", "status": "ok", "start_ns": begin, "end_ns": begin + 900_000, **parent, **fields}
-        return Run(trace_id=trace_id, span_id=f"span-{number}", **given)  # type: ignore[arg-type]
 
-    documents = tuple(Document(f"passage {number} " * 40, f"d{number}", 0.5) for number in range(3))
-    kinds: tuple[dict[str, object], ...] = (
-        {"name": "search", "kind": "retriever", "documents": documents},
-        {"name": "lookup", "kind": "tool"},
-        {"name": "chat", "kind": "llm", "usage": Usage(900, 80), "cost": 0.002},
-    )
-    runs = [make_run(TRACE, 0, name="agent", kind="agent", inputs={"question": "What?"}, outputs="That. " * 50)]
-    for number in range(1, SPANS):
-        values = {"inputs": {"q": f"question {number} " * 30}, "outputs": "answer " * 60}
-        runs.append(make_run(TRACE, number, **kinds[number % 3], **values))
-    yield from (runs[first : first + 2_000] for first in range(0, SPANS, 2_000))
-    items = [{"id": number, "text": f"value {number} " * 8, "deep": {"a": [number]}} for number in range(36_000)]
-    chat = [
-        {"role": ("user", "assistant")[number % 2], "content": f"message {number} " * 200} for number in range(2_000)
-    ]
-    yield [make_run(VALUE, 0, outputs={"items": items}), make_run(TEXT, 0, outputs="word " * 1_000_000)]
-    yield [make_run(CHAT, 0, kind="llm", inputs=chat, outputs="ok")]
-    answer = "# Answer\n\n" + "- **bold** `code`\n" * 50
-    yield [make_run(f"{number:032x}", 0, session_id="session", inputs="Why?", outputs=answer) for number in range(20)]
+@contextmanager
+def serve(store: Path) -> Iterator[str]:
+    """Run `spanwise serve` over a file; yields its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "spanwise", "serve", "--store", str(store), "--port", str(port), "--no-grpc"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(200):
+            try:
+                urllib.request.urlopen(f"{url}/settings").close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
 
 
-def measure_traces() -> None:
-    """Print CPU time of the whole process and size of each page, without a network between."""
-    from fastapi.testclient import TestClient
+def measure_tree(browser: Browser, url: str, rounds: int, report: Report, name: str, is_budgeted: bool) -> None:
+    """Report how long a trace page takes to its first paint and until all rows can be reached, and a click on a run."""
+    paints, rows, clicks, errors = list[float](), list[float](), list[float](), list[float]()
+    nodes = bytes_ = 0.0
+    for _ in range(rounds):
+        context = browser.new_context(viewport={"width": 1440, "height": 900})
+        page = context.new_page()
+        page.add_init_script(WATCH_ROWS)
+        page.goto(url)
+        page.locator(".run-row").first.wait_for(timeout=120_000)
+        paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+        rows.append(page.evaluate("window.rowsAt"))
+        nodes = max(nodes, page.evaluate("document.querySelectorAll('*').length"))
+        for place in CLICKED_ROWS:
+            with page.expect_response(lambda answer: "?run=" in answer.url and "/tree" not in answer.url) as answer:
+                (errors if place == CLICKED_ROWS[-1] else clicks).append(page.evaluate(CLICK, place))
+            sizes = answer.value.request.sizes()
+            bytes_ = max(bytes_, sizes["responseBodySize"] + sizes["responseHeadersSize"])
+        context.close()
+    limit = (lambda value: value) if is_budgeted else (lambda value: None)
+    report.add(f"{name}: first paint", statistics.median(paints), "ms", limit(400))
+    report.add(f"{name}: all runs can be reached", statistics.median(rows), "ms", limit(600))
+    report.add(f"{name}: elements", nodes, "", limit(1_500))
+    report.add(f"{name}: click on a run, until it is drawn", statistics.median(clicks), "ms", limit(100))
+    report.add(f"{name}: click on a failed run, until it is drawn", statistics.median(errors), "ms", limit(100))
+    report.add(f"{name}: click on a run, transferred", bytes_ / 1_000, "KB", limit(30))
 
-    from spanwise.collector.api import create_app
-    from spanwise.collector.stores.sqlite import SQLiteStore
 
-    with tempfile.TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "pages.db") as store:
-        for runs in make_traces():
-            store.append(runs)
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(10_000)  # as `spanwise serve` does
-        with TestClient(create_app(store)) as client:
-            for name, (path, headers) in TRACE_PAGES.items():
-                client.get(path, headers=headers)  # the first one fills caches
-                times = []
-                for _ in range(REPETITIONS):
-                    begin = time.process_time()
-                    answer = client.get(path, headers=headers)
-                    times.append((time.process_time() - begin) * 1e3)
-                    answer.raise_for_status()
-                times.sort()
-                size, packed = len(answer.content) / 1e3, len(gzip.compress(answer.content)) / 1e3
-                p50, p95 = times[REPETITIONS // 2], times[int(REPETITIONS * 0.95) - 1]
-                print(f"{name:40} CPU p50 {p50:4.0f} p95 {p95:4.0f} ms  {size:4.0f} KB, {packed:.0f} KB compressed")
+def measure_live(url: str, seconds: float, report: Report) -> None:
+    """Report what a viewer of the list receives while nothing happens, and for 12 new traces."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(f"GET /live HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+        received, end = 0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                received += len(connection.recv(65_536))
+            except TimeoutError:
+                continue
+    report.add("live: nothing new, with the head of the answer", received * 60 / seconds / 1_000, "KB/m", 1)
+    with connect(url) as store:
+        for n in range(12):
+            store.append(make_trace(f"{n + 1:032x}", 5))
+    request = urllib.request.Request(f"{url}/traces", headers={"Accept-Encoding": "gzip"})
+    with urllib.request.urlopen(request) as answer:
+        report.add("live: 12 new rows", len(answer.read()) / 1_000, "KB", 30)
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--sizes", action="store_true", help="only the sizes")
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--sizes", action="store_true", help="only the sizes of style sheet and scripts")
     arguments.add_argument("--check", action="store_true", help="fail if a budget is exceeded")
-    arguments.add_argument("--traces", action="store_true", help="the pages of large traces")
+    arguments.add_argument("--rounds", type=int, default=7, help="browser profiles per trace (7)")
+    arguments.add_argument("--quiet", type=float, default=60, help="seconds in which nothing happens (60)")
     options = arguments.parse_args()
-    if options.traces:
-        measure_traces()
-        return
     if not EVERYWHERE.exists():
         sys.exit("the scripts are not built: run `npm ci && npm run build` in the checkout")
-    exceeded = False
-    for name, value, budget in measure_sizes():
-        exceeded |= value > budget
-        print(f"{name}: CSS and JS {value:.1f} KB, budget {budget} KB{'  EXCEEDED' if value > budget else ''}")
-    if options.check and exceeded:
+    report = Report()
+    measure_sizes(report)
+    if not options.sizes:
+        with tempfile.TemporaryDirectory() as folder, serve(Path(folder) / "spanwise.db") as url:
+            with connect(url) as store:
+                for trace_id, spans in (("a" * 32, 10_000), ("b" * 32, 100_000)):
+                    runs = make_trace(trace_id, spans)
+                    for n in range(0, spans, 5_000):
+                        store.append(runs[n : n + 5_000])
+            with sync_playwright() as playwright:
+                flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+                browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=flags)
+                measure_tree(browser, f"{url}/traces/{'a' * 32}", options.rounds, report, "10,000 spans", True)
+                measure_tree(browser, f"{url}/traces/{'b' * 32}", 3, report, "100,000 spans", False)
+                browser.close()
+            measure_live(url, options.quiet, report)
+    if options.check and report.exceeded:
         sys.exit(1)
 
 

@@ -168,6 +168,23 @@ def test_menus_of_a_project_have_the_values_of_its_newest_traces(store):
     assert ProjectScopedStore(store, "mine").values("user") == store.values("user", project="mine") == ["new", "u2"]
 
 
+def test_metadata_of_the_newest_traces_is_a_menu(store):
+    tenants = ("t1", True, 5, None, "t1")
+    store.append([later(number, metadata={"tenant": each}, project="mine") for number, each in enumerate(tenants)])
+    store.append([later(9, metadata={"a.b": "y z", "": "x"}, project="other"), later(10)])
+    assert store.values("metadata") == ["a.b", "tenant"]
+    assert store.values("metadata.tenant") == ["5", "t1", "true"]
+    assert store.values("metadata.a.b") == ["y z"]
+    assert store.values("metadata.tenant", limit=1) == ["5"]
+    assert store.values("metadata", project="mine") == ["tenant"]
+    scoped = ProjectScopedStore(store, "mine")
+    assert (scoped.values("metadata"), scoped.values("metadata.a.b")) == (["tenant"], [])
+    with Server(store) as server, HTTPStore(server.url) as client:
+        assert client.values("metadata.tenant") == store.values("metadata.tenant")
+    with pytest.raises(Refused, match="unknown field 'colour'"):
+        store.values("colour")
+
+
 @pytest.mark.process
 def test_a_page_says_that_its_charts_show_the_newest_alone(store):
     for start in range(0, trace_list.MAX_COUNTED_TRACES + 1, 2_000):

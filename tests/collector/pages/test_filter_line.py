@@ -166,3 +166,14 @@ def test_the_order_survives_filtering_and_paging(client, store):
     following = page.split('rel="next" href="')[1].split('"')[0]
     assert "sort=-latency_ms" in following
     assert client.get(following.replace("&amp;", "&")).status_code == 200
+
+
+def test_the_form_offers_the_feedback_keys_of_the_project(client, stored):
+    def list_keys(address):
+        page = client.get(address).text
+        found = page[page.index('<datalist id="keys">') :].split("</datalist>")[0]
+        return [part.split('"')[0] for part in found.split('value="')[1:]]
+
+    assert list_keys("/traces") == ["concise", "faithful"]
+    assert list_keys("/traces?project=shop") == ["faithful"]
+    assert list_keys("/traces?project=nothing") == []

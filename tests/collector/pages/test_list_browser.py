@@ -326,3 +326,77 @@ def test_nothing_shifts_while_the_list_loads_and_a_panel_opens(browser, ordinary
     rows(page).first.click()
     shown(page)
     assert page.evaluate(script) < 0.02
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
+def test_the_menus_of_the_list_fit_and_are_accessible(browser, ordinary, width, scheme):
+    page = open_page(browser, f"{ordinary}/traces?status=ok&sort=-cost", width, color_scheme=scheme)
+    page.get_by_role("button", name="Save view").click()
+    page.get_by_label("Name of this filter, order and columns").fill("a long name of a view, with spaces in it")
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.wait_for_url("**columns=**")
+    for name, dialog in (
+        ("Save view", "Saved views"),
+        ("View", "View"),
+        ("Filters", "Filters"),
+        ("Choose a time range", "Time range"),
+        ("Edit: sort most expensive first", "Condition on sort"),
+    ):
+        page.get_by_role("button", name=name, exact=True).click()
+        box = page.get_by_role("dialog", name=dialog, exact=True).bounding_box()
+        assert box["x"] >= 0, dialog
+        assert box["x"] + box["width"] <= width, dialog
+        assert box["y"] >= 0, dialog
+        assert violations(page) == [], dialog
+        page.keyboard.press("Escape")
+
+
+def test_a_view_is_saved_used_renamed_and_deleted_without_scripts(browser, ordinary):
+    page = open_page(browser, f"{ordinary}/traces?status=error&sort=-latency_ms", java_script_enabled=False)
+    page.get_by_role("button", name="Save view").click()
+    page.get_by_label("Name of this filter, order and columns").fill("Slow errors")
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.goto(f"{ordinary}/sessions")
+    page.get_by_role("link", name="Slow errors").click()
+    assert rows(page).count() == 7
+    assert page.locator("th[aria-sort=descending]").inner_text().startswith("Latency")
+    page.get_by_role("button", name="Save view").click()
+    page.get_by_label("New name of Slow errors").fill("Failed")
+    page.get_by_role("button", name="Rename").click()
+    page.get_by_role("button", name="Save view").click()
+    page.get_by_role("button", name="Delete Failed").click()
+    expect(page.get_by_role("list", name="Saved views")).to_have_count(0)
+
+
+def test_columns_are_dragged_moved_and_reset(browser, ordinary):
+    page = open_page(browser, f"{ordinary}/traces")
+
+    def width_of(column: str) -> int:
+        return page.locator(f"th.c-{column}").evaluate("head => head.offsetWidth")
+
+    before = width_of("latency")
+    box = page.locator("th.c-latency .resize").bounding_box()
+    with page.expect_response("**/preferences"):
+        page.mouse.move(box["x"] + 4, box["y"] + 4)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 44, box["y"] + 4)
+        page.mouse.up()
+    assert width_of("latency") == before + 40
+    page.reload()
+    assert width_of("latency") == before + 40
+    page.get_by_role("button", name="View", exact=True).click()
+    page.get_by_role("button", name="Move Output to the left").click()
+    page.get_by_role("button", name="Apply").click()
+    page.wait_for_load_state()
+    heads = [text.strip() for text in page.locator("th:is(.c-input, .c-output)").all_inner_texts()]
+    assert heads == ["Output", "Input"]
+    with page.expect_response("**/preferences"):
+        page.locator("th.c-latency .resize").dblclick()
+    assert width_of("latency") == before
+    box = page.locator("th.c-name .resize").bounding_box()
+    with page.expect_response("**/preferences"):
+        page.mouse.move(box["x"] + 4, box["y"] + 4)
+        page.mouse.down()
+        page.mouse.move(1400, box["y"] + 4, steps=4)
+        page.mouse.up()
+    assert min(width_of("input"), width_of("output")) >= SIXTEEN_CHARACTERS

@@ -288,6 +288,16 @@ def test_groups_are_compared_and_may_be_what_changed_most(store, client):
     assert ">ann</bdi>" in text.partition('class="changes"')[2].partition("</section>")[0]
 
 
+def test_a_group_that_changed_like_all_traces_does_not_stand_out(store, client):
+    for n in range(400):
+        start = time.time_ns() - (n % 20 + (25 if n < 200 else 1)) * HOUR
+        seconds = 2 if n < 200 else 4
+        store.append([run(start_ns=start, end_ns=start + seconds * SECOND, user_id=f"u{n % 2}")])
+    changes = client.get("/?since=24h&group=user").text.partition('class="changes"')[2].partition("</section>")[0]
+    assert changes.count('<th scope="row">') == 1
+    assert "+100 %" in changes
+
+
 def test_groups_that_need_too_many_traces_say_so(store, client, monkeypatch):
     monkeypatch.setattr(overview_page, "MAX_GROUPED_TRACES", 5)
     store.append([ago(n / 4, tags=("t",)) for n in range(1, 20)])

@@ -102,7 +102,7 @@ def test_a_reader_signs_in_votes_and_signs_out(context: BrowserContext, store: S
     page.get_by_label("Key").fill("correct")
     page.get_by_label("Value").fill("1")
     page.get_by_role("button", name="Save").click()
-    page.wait_for_url("**#feedback")
+    page.get_by_role("button", name="correct 1").wait_for()
     assert [row.key for row in store.trace(root.trace_id).feedback] == ["correct"]
     assert "session" not in page.evaluate("document.cookie")  # no script sees it
     page.get_by_role("button", name="Sign out").click()

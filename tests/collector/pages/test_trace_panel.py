@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 
+import httpx
 import pytest
 
-from collector.making import child, run
+from collector.making import START, child, run
 from collector.pages.odd_traces import OPEN_TRACE, odd_traces, running_agent
 from collector.pages.scene import outcomes, rag
-from spanwise.collector.records import Feedback, Target
+from spanwise.collector.records import Feedback, Key, Target
+from spanwise.collector.server import Server
 
 LARGEST = 30_000
 
@@ -95,3 +98,24 @@ def test_hostile_content_is_escaped(client, store):
     )
     text = panel(client, root.trace_id).text
     assert [found for found in ("<script>", "<img", "<u>", "<k>") if found in text] == []
+
+
+@pytest.mark.process
+def test_a_key_of_another_project_sees_neither_panel_nor_suggestions_nor_neighbours(store):
+    mine = [run("mine", project="mine", start_ns=START + number, metadata={"m": "1"}) for number in (0, 2)]
+    theirs = run(
+        "theirs", project="theirs", start_ns=START + 1, metadata={"secret": "x"}, user_id="them", inputs="hidden"
+    )
+    store.append([*mine, theirs])
+    store.save_key(Key(id="k", name="k", sha256=sha256(b"k").hexdigest(), scopes=("read",), project="mine"))
+    headers = {"authorization": "Bearer k"}
+    with Server(store, require_key=True) as server, httpx.Client(base_url=server.url, headers=headers) as reader:
+        answer = panel(reader, theirs.trace_id)
+        assert (answer.status_code, "hidden" in answer.text) == (200, False)
+        assert "deleted" in answer.text
+        for term, found in (("metadata.", ["metadata.m="]), ("user=", []), ("metadata.secret=", [])):
+            assert reader.get("/traces/suggestions", params={"term": term, "project": "theirs"}).status_code == 403
+            answer = reader.get("/traces/suggestions", params={"term": term})
+            assert [item["text"] for item in answer.json()] == found
+        page = reader.get(f"/traces/{mine[0].trace_id}?from=").text
+        assert f'rel="prev" href="/traces/{mine[1].trace_id}?from="' in page

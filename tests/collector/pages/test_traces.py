@@ -144,7 +144,7 @@ def test_charts_over_a_long_time_do_not_hold_up_the_list(store, client):
     store.append([run("answer", start_ns=time.time_ns())])
     page = client.get("/traces?range=30d&name=answer").text
     assert 'class="overview"' not in page
-    address = html.unescape(re.search(r'data-charts="([^"]+)"', page).group(1))
+    address = html.unescape(re.search(r'class="waiting" hx-get="([^"]+)"', page).group(1))
     assert address.startswith("/charts?range=30d&name=answer&since=")
     assert 'aria-label="Traces over time"' in client.get(address).text
     assert 'class="overview"' in client.get("/traces?range=30d&name=answer&charts=1").text

@@ -8,6 +8,7 @@ Modules, in the order in which data flows:
 - `saved_views`: Saved views of the trace list: names for filters, orders and columns, kept in a cookie of the browser.
 - `feedback_display`: Feedback display: chips, metric units and directions, keys scored by judges.
 - `sparkline`: SVG sparklines: time buckets and bar geometry.
+- `time_chart`: SVG charts over time: bars or lines on axes, with gaps where there are no values.
 - `line_chart`: SVG line charts: one value per experiment with the band of its interval.
 - `escaping`: Escaping of untrusted text for HTML: visible marks for invisible characters, JSON with highlighted tokens.
 - `markdown_rendering`: Markdown and code as HTML: without HTML of the author, remote images, scripts.
@@ -27,4 +28,5 @@ SHARED_MODULES = [
     "rendering",
     "saved_views",
     "sparkline",
+    "time_chart",
 ]

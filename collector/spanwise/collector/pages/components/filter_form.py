@@ -182,7 +182,7 @@ class FilterQuery:
 
     @property
     def line(self) -> str:
-        """Return what the filter line shows: the searched text, and what was typed there and is no condition."""
+        """Return the text of the filter line: the searched text, and typed terms that are no conditions."""
         terms = [f"{name}={text}" if text else name for name, text in self.unknown]
         return " ".join([*terms, *([self.fields["text"]] if "text" in self.fields else [])])
 
@@ -308,8 +308,8 @@ def read_query(
     which are otherwise hidden. Days, and times without a zone, are in `zone`, by default that of this machine.
     """
     # the form's fields `{name}-is` are no conditions: `not` negates the pairs with that name
-    ordered = sorted(params, key=lambda pair: pair[0] == "where")  # what was typed overrides the form's other fields
-    pairs = [pair for name, text in ordered for pair in _expand_pair(name, text)]
+    ordered = sorted(params, key=lambda pair: pair[0] == "where")  # a typed line overrides the other fields of the form
+    pairs = [pair for name, text in ordered for pair in expand_pair(name, text)]
     negatable = {f"{name}-is" for name in (*filters.NEGATABLE_CONDITIONS, "tag")}
     negated = {name.removesuffix("-is") for name, text in pairs if name in negatable and text == "not"}
     params = [(f"{name}!" if name in negated else name, text) for name, text in pairs if name not in negatable]
@@ -330,8 +330,8 @@ def read_query(
     return FilterQuery(items, filters.join_conditions(conditions), tuple(problems), tuple(unknown.items()))
 
 
-def _expand_pair(name: str, text: str) -> list[tuple[str, str]]:
-    """Return the pairs for which a pair of the form stands: those of a line, or the two ends of a time range."""
+def expand_pair(name: str, text: str) -> list[tuple[str, str]]:
+    """Return the pairs that a pair of the form means: those of a line, or the two ends of a time range."""
     if name == "where":
         return filter_line.parse_line(text)
     if name == "since" and "/" in text:

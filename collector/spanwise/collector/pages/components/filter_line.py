@@ -128,7 +128,7 @@ def suggest(store: Store, typed: str, project: str | None = None) -> list[Sugges
 
 
 def _complete(values: Sequence[str], typed: str, before: str, after: str = "") -> list[Suggestion]:
-    """Return terms with the values that contain what was typed; those that begin with it come first."""
+    """Return terms with the values that contain the typed text; those that begin with it are first."""
     wanted = typed.strip('"').lower()
     found = [value for value in values if wanted in value.lower() and '"' not in value]
     found.sort(key=lambda value: not value.lower().startswith(wanted))

@@ -132,7 +132,7 @@ def save_preferences(_store: Store, request: Request, fields: Mapping[str, str])
     changes = {name: fields[name] for name, options in CHOICES.items() if fields.get(name) in options}
     if "columns" in fields:
         columns = [name for field in fields if (name := field.removeprefix("column_")) in COLUMNS]
-        changes["columns"] = ".".join(_move_column(columns, *fields.get("move", "").split(".", 1)))
+        changes["columns"] = ".".join(move_column(columns, *fields.get("move", "").split(".", 1)))
     resized = {name: fields[f"width_{name}"].strip() for name in RESIZABLE if f"width_{name}" in fields}
     if resized:
         widths = {name: str(width) for name, width in _read_widths(_read_fields(request)).items()} | resized
@@ -155,7 +155,7 @@ def remember_view(request: Request, response: Response) -> Response:
     return response
 
 
-def _move_column(columns: list[str], name: str, direction: str = "") -> list[str]:
+def move_column(columns: list[str], name: str, direction: str = "") -> list[str]:
     """Return the columns with one of them moved `up` or `down` by one place."""
     if name not in columns or direction not in ("up", "down"):
         return columns

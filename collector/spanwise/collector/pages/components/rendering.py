@@ -62,9 +62,15 @@ def _fold(character: str) -> str:
     return base.lower()[:1]
 
 
-def shorten_preview(text: str, limit: int = 240) -> str:
-    """Return the preview of a value on one line of at most `limit` characters."""
+_MAX_BEFORE_MATCH = 32  # characters before the first match of a search that a narrow column still shows
+
+
+def shorten_preview(text: str, limit: int = 240, search: str | None = None) -> str:
+    """Return the preview of a value on one line of at most `limit` characters. It begins near what a search finds."""
     line = " ".join(text.split())
+    match = _compile_search(search).search("".join(map(_fold, line))) if search else None
+    if match and match.start() > _MAX_BEFORE_MATCH:
+        line = "…" + line[match.start() - _MAX_BEFORE_MATCH // 2 :]
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 

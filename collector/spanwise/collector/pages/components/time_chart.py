@@ -1,6 +1,6 @@
 """SVG charts over time: bars or lines on axes, with gaps where there are no values.
 
-Text is HTML beside the SVG, because the SVG is stretched to the width of its place.
+Texts are HTML around the SVG, because the SVG is stretched to the width of its place.
 """
 
 from __future__ import annotations

@@ -78,26 +78,34 @@ class Measure:
         return bucket.feedback.get(self.key) if self.key else None
 
 
-def _share_of_errors(at: MeasuredBucket) -> float | None:
-    return at.bucket.errors / at.bucket.traces if at.bucket.traces else None
+def divide_by_traces(get: Callable[[Bucket], float]) -> Callable[[MeasuredBucket], float | None]:
+    """Return the value of a measure that is an average of all traces; None without traces."""
+    return lambda at: get(at.bucket) / at.bucket.traces if at.bucket.traces else None
 
 
-def _tokens(at: MeasuredBucket) -> float | None:
-    return at.bucket.input_tokens + at.bucket.output_tokens if at.bucket.traces else None
-
-
-def _cost(at: MeasuredBucket) -> float | None:
-    return at.bucket.cost if at.bucket.traces else None
+def count_tokens(bucket: Bucket) -> int:
+    """Return the tokens of a bucket."""
+    return bucket.input_tokens + bucket.output_tokens
 
 
 _SLOWEST = (("sort", "-latency_ms"),)
 TRACES = Measure("Traces", "traces", lambda at: at.bucket.traces)
-ERRORS = Measure("Errors", "share", _share_of_errors, (("status", "error"),), rises_are_bad=True)
+ERRORS = Measure(
+    "Errors", "share", divide_by_traces(lambda bucket: bucket.errors), (("status", "error"),), rises_are_bad=True
+)
 P50 = Measure("p50", "ms", lambda at: at.bucket.p50_ms, _SLOWEST, rises_are_bad=True, percentile=50)
 P95 = Measure("p95", "ms", lambda at: at.bucket.p95_ms, _SLOWEST, rises_are_bad=True, percentile=95)
 P99 = Measure("p99", "ms", lambda at: at.bucket.p99_ms, _SLOWEST, rises_are_bad=True, percentile=99)
-TOKENS = Measure("Tokens", "tokens", _tokens, (("sort", "-tokens"),))
-COST = Measure("Cost", "$", _cost, (("sort", "-cost"),), rises_are_bad=True)
+TOKENS = Measure(
+    "Tokens", "tokens", lambda at: count_tokens(at.bucket) if at.bucket.traces else None, (("sort", "-tokens"),)
+)
+COST = Measure(
+    "Cost", "$", lambda at: at.bucket.cost if at.bucket.traces else None, (("sort", "-cost"),), rises_are_bad=True
+)
+TOKENS_PER_TRACE = Measure("Tokens per trace", "tokens", divide_by_traces(count_tokens), TOKENS.conditions)
+COST_PER_TRACE = Measure(
+    "Cost per trace", "$", divide_by_traces(lambda bucket: bucket.cost), COST.conditions, rises_are_bad=True
+)
 MEASURES = (TRACES, ERRORS, P50, P95, P99, TOKENS, COST)
 
 

@@ -60,7 +60,7 @@ GROUPS: Mapping[str, tuple[str, str, Callable[[str], Sequence[tuple[str, str]]]]
     "tag": ("tag", "tag", lambda group: [("tags", group)]),
     "user": ("user", "user", lambda group: [("user", group)]),
     "version": ("version", "version", lambda group: [("version", group)]),
-    "prompt": ("prompt version", "prompt_version", lambda group: _prompt_conditions(group)),
+    "prompt": ("prompt version", "prompt_version", lambda group: select_prompt(group)),
 }
 MAX_KEY_CHARTS = 8
 MAX_GROUPS = 12
@@ -70,7 +70,8 @@ MAX_GROUPED_TRACES = 10_000  # the same for groups, which take three aggregates
 _HOUR_NS, _SECOND_NS = 3_600 * 10**9, 10**9
 
 
-def _prompt_conditions(group: str) -> list[tuple[str, str]]:
+def select_prompt(group: str) -> list[tuple[str, str]]:
+    """Return the conditions that select the group `name@version` of a prompt."""
     prompt, at, version = group.rpartition("@")
     return [("prompt", prompt), ("prompt_version", version)] if at else [("prompt", group)]
 
@@ -363,7 +364,8 @@ class Overview:
             group: list(map(MeasuredBucket, sparkline.fill_buckets(buckets, self._window)))
             for group, buckets in series.items()
         }
-        axes = [self._group_axis(measure, filled) for measure in (TRACES, ERRORS, P95)]
+        every = [at for buckets in filled.values() for at in buckets]
+        axes = [choose_axis(0.0, get_extent(list(map(measure.value, every)))[1]) for measure in (TRACES, ERRORS, P95)]
         rows = []
         for bucket in shown:
             charts = [
@@ -382,12 +384,6 @@ class Overview:
                 )
             )
         return GroupTable(rows, len(totals), newest)
-
-    def _group_axis(
-        self, measure: Measure, filled: Mapping[str | None, Sequence[MeasuredBucket]]
-    ) -> tuple[float, float]:
-        """Return the axis that the charts of a measure share in all groups."""
-        return choose_axis(0.0, get_extent([measure.value(at) for buckets in filled.values() for at in buckets])[1])
 
 
 def choose_window(period: Period) -> sparkline.Window:

@@ -3,7 +3,7 @@
 
 import { moveColumns, resizeColumns } from "./columns";
 import { followChanges } from "./live";
-import { announce, loadCharts, parse } from "./page";
+import { announce, parse } from "./page";
 import { keepPanel, openPanels } from "./panel";
 import { dragRanges } from "./ranges";
 import { suggestTerms } from "./suggestions";
@@ -26,7 +26,7 @@ function followList(button: HTMLElement, notice: HTMLElement): void {
     });
     latest = null;
     notice.hidden = true;
-    loadCharts();
+    window.htmx.process(list());
     if (view) resizeColumns(view);
   }
 

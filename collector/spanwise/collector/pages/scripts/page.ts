@@ -1,5 +1,11 @@
 // Helpers that the scripts of all pages share.
 
+import type { Htmx } from "htmx.org";
+
+declare global {
+  interface Window { htmx: Htmx } // `spanwise.ts` contains it, which every page loads first
+}
+
 export const announce = (text: string): void => {
   const status = document.getElementById("announcement");
   if (status) status.textContent = text;
@@ -40,16 +46,4 @@ export function convertTimes(root: ParentNode): void {
   }
   const place = document.getElementById("zone");
   if (place) place.textContent = `Times in ${zone}`;
-}
-
-/** Fetches charts over a long time, for which the list does not wait. */
-export function loadCharts(): void {
-  for (const place of document.querySelectorAll<HTMLElement>("[data-charts]")) {
-    void fetch(place.dataset.charts!).then(async (answer) => {
-      const page = await parse(answer);
-      const why = answer.ok ? null : page.querySelector(".long-text"); // the page of an error, such as charts that take too long
-      if (why) why.className = "muted";
-      place.replaceWith(...(answer.ok ? page.body.childNodes : why ? [why] : []));
-    }).catch(() => place.remove());
-  }
 }

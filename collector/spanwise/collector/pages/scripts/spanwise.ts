@@ -1,9 +1,12 @@
 // The script of every page. Everything works without it. It spares reloads, keeps addresses short, and shows times in
 // the reader's zone.
 
-import { announce, convertTimes, every, loadCharts, parse } from "./page";
+import htmx from "htmx.org";
+
+import { announce, convertTimes, every, parse } from "./page";
 
 convertTimes(document);
+htmx.onLoad(convertTimes); // of what htmx swaps in
 
 type Field = HTMLInputElement | HTMLSelectElement;
 
@@ -50,8 +53,6 @@ for (const button of document.querySelectorAll<HTMLButtonElement>(".command [dat
     announce("Copied");
   });
 }
-
-loadCharts();
 
 // An empty page notices the first trace or session.
 if (document.querySelector("[data-wait]")) {

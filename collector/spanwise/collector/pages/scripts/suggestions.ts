@@ -70,6 +70,12 @@ export function suggestTerms(field: HTMLInputElement): void {
     }
   }
 
+  document.addEventListener("keydown", (event) => {
+    const isTyping = (event.target as Element).closest("input, select, textarea");
+    if (event.key !== "/" || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    field.select();
+  });
   field.addEventListener("input", () => {
     clearTimeout(timer);
     if (findTerm(field).text) timer = setTimeout(load, 100);

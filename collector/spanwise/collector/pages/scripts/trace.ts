@@ -4,10 +4,11 @@
 import { announce, every, parse } from "./page";
 import { hasRun, loadTree, mountTree, nameOf, originOf, readAddress, selectRun, stepError } from "./tree";
 
-const treeSection = document.querySelector<HTMLElement>("section.tree[data-tree]");
-const { tree: treeSource = "", ticket = "", root = "" } = treeSection?.dataset ?? {};
-if (treeSection) void mountTree(treeSection, treeSource, root, ticket, (address) => void show(address, true));
-const runOf = (address: string) => new URL(address, location.href).searchParams.get("run") ?? root;
+const treeSection = document.querySelector<HTMLElement>(".split[data-runs] > section.tree");
+const treeData = () => treeSection?.parentElement?.dataset ?? {};
+const rootId = () => treeData().root ?? ""; // another run if the root has not ended yet
+const runOf = (address: string) => new URL(address, location.href).searchParams.get("run") ?? rootId();
+if (treeSection) void mountTree(treeSection, treeData().runs!, treeData().ticket!, rootId, (address) => void show(address, true));
 let latest: Promise<Document | null> | null = null; // answer for the run that was selected last
 
 async function fetchPage(address: string, options: RequestInit = {}): Promise<Document | null> {
@@ -38,7 +39,7 @@ function aimFeedback(run: string): void {
   const form = document.querySelector<HTMLFormElement>("#feedback form");
   const shown = form?.querySelector<HTMLInputElement>("[name=run]"), target = form?.querySelector<HTMLSelectElement>("[name=span]")?.options[1];
   if (!shown || !target) return;
-  shown.value = run === root ? "" : run;
+  shown.value = run === rootId() ? "" : run;
   target.value = run;
   target.text = `span ${nameOf(run)}`;
 }
@@ -79,19 +80,17 @@ function prepare(root: ParentNode): void {
   for (const box of root.querySelectorAll<HTMLElement>(".content > dl.fields, [data-tree]")) addSearch(box);
 }
 
-// A running trace notices its next spans.
+// A running trace notices its next spans. What is being read stays: the page changes only where it differs.
 if (document.querySelector("[data-running]")) {
   const timer = every(2000, async () => {
-    if (document.hidden || document.querySelector(":popover-open, details.add[open]")) return;
-    const page = await fetchPage(location.href);
-    if (!page) return;
-    const running = page.querySelector("[data-running]"), isRead = !!location.search;
-    if (treeSection ? !running && !isRead : page.querySelector("section.tree")) return location.reload();
-    // what is being read stays: only the title, the facts and the tree change
-    for (const name of [".title", ".facts"]) document.querySelector(name)?.replaceWith(document.adoptNode(page.querySelector(name)!));
-    if (treeSection) await loadTree(treeSource, root);
+    if (document.hidden) return;
+    const isChosen = new URL(location.href).searchParams.has("run");
+    document.getElementById("detail")?.toggleAttribute("hx-morph-skip", isChosen); // a run that has ended changes no more
+    await window.htmx.ajax("GET", location.href, { target: "#main", select: "#main", swap: "outerMorph" });
+    if (!treeSection && document.querySelector("section.tree")) return location.reload();
+    if (treeSection) await loadTree(treeData().runs!, rootId());
     prepare(document);
-    if (running) return;
+    if (document.querySelector("[data-running]")) return;
     clearInterval(timer);
     announce("All runs have ended");
   });
@@ -115,4 +114,5 @@ if (document.querySelector("#detail, [data-running]")) {
     if (step) stepError(step);
   });
   addEventListener("popstate", () => void show(location.href, false));
+  window.htmx.onLoad(() => prepare(document));
 }

@@ -340,26 +340,26 @@ function Tree() {
 
 /** Fetches the runs, or fetches them anew. Returns whether they could be fetched. */
 export async function loadTree(source: string, root: string, ticket = ""): Promise<boolean> {
-  const query = new URLSearchParams({ ticket });
-  const run = new URL(location.href).searchParams.get("run");
+  const query = new URLSearchParams({ ticket }), run = new URL(location.href).searchParams.get("run");
   if (run) query.set("run", run);
   const answer = await fetch(`${source}?${query}`);
   if (!answer.ok) return false;
-  const known = data.value && selected.value >= 0 ? data.value.id(selected.value) : run;
-  const at = data.value && active.value >= 0 ? data.value.id(active.value) : null;
-  const tree = new TreeData(await answer.json());
-  const place = tree.place(known ?? root);
-  data.value = tree;
-  selected.value = place;
-  active.value = at ? tree.place(at) : place;
+  const at = data.value && active.value >= 0 ? data.value.id(active.value) : null, tree = new TreeData(await answer.json());
+  batch(() => {
+    data.value = tree;
+    selected.value = tree.place(run ?? root);
+    active.value = at ? tree.place(at) : selected.value;
+  });
   return true;
 }
 
 /** Shows the tree in place of the rows that the server rendered. `follow` opens the run of an address. */
-export async function mountTree(section: HTMLElement, source: string, root: string, ticket: string, follow: (address: string) => void): Promise<void> {
+export async function mountTree(
+  section: HTMLElement, source: string, ticket: string, root: () => string, follow: (address: string) => void,
+): Promise<void> {
   openRun = follow;
   readAddress();
-  if (!(await loadTree(source, root, ticket))) return;
+  if (!(await loadTree(source, root(), ticket))) return;
   if (selected.value >= 0) uncover(selected.value);
   section.replaceChildren();
   section.classList.add("tree-island");

@@ -104,7 +104,7 @@ def traces(store: Store, request: Request) -> Response:
         waiting=waiting,
         overview=overview,
         trust=JudgeAgreement(store).said(get_shown_judge_keys(chips)) if times and not waiting else {},
-        choices=load_choices(store),
+        choices=load_choices(store, query.fields.get("project")),
         empty=get_empty_reason(store, query) if not page.items and not query.fields.get("cursor") else "",
     )
 
@@ -137,13 +137,14 @@ def list_open_runs(store: Store, query: filter_form.FilterQuery) -> list[OpenRun
     return list_open_traces(store, query.filter) if first else []
 
 
-def load_choices(store: Store) -> dict[str, list[str]]:
-    """Return the choices that the filter form offers."""
+def load_choices(store: Store, project: str | None) -> dict[str, list[str]]:
+    """Return the choices that the filter form offers. The keys of feedback are those of the project."""
     fields = (
-        *("project", "environment", "kind", "name", "model", "feedback"),
+        *("project", "environment", "kind", "name", "model"),
         *("prompt", "prompt_version", "agent", "finish_reason"),
     )
-    return {field: sorted(store.values(field), key=str.lower) for field in fields}
+    choices = {field: sorted(store.values(field), key=str.lower) for field in fields}
+    return choices | {"feedback": sorted(store.values("feedback", project=project), key=str.lower)}
 
 
 def get_empty_reason(store: Store, query: filter_form.FilterQuery) -> str:

@@ -117,7 +117,7 @@ def list_values(db: sqlite3.Connection, field: str, limit: int, project: str | N
     """Return the values of a field in order, at most `limit`. Raise `Refused` for an unknown field."""
     name, _, key = field.partition(".")
     if name == METADATA_FIELD:
-        return _list_metadata(db, key, limit, project)
+        return list_metadata(db, key, limit, project)
     if field not in ALL_PROJECTS_SQL:
         raise Refused(f"unknown field {field!r}; expected one of: {', '.join((*ALL_PROJECTS_SQL, METADATA_FIELD))}")
     if project is None:
@@ -129,10 +129,10 @@ def list_values(db: sqlite3.Connection, field: str, limit: int, project: str | N
     return [row[0] for row in rows]
 
 
-def _list_metadata(db: sqlite3.Connection, key: str, limit: int, project: str | None) -> list[str]:
+def list_metadata(db: sqlite3.Connection, key: str, limit: int, project: str | None) -> list[str]:
     """Return the metadata keys of the newest traces, or the values of one key as filters compare them."""
     index, where = ("traces_by_start", "") if project is None else ("traces_shown_by_project", "project = ?3 AND")
     column = METADATA_TEXT_SQL if key else "m.key"
-    sql = f"SELECT DISTINCT {column} FROM {_METADATA.format(index, where)} WHERE ?2 IN ('', m.key) ORDER BY 1 LIMIT ?1"
+    sql = f"SELECT DISTINCT {column} FROM {_METADATA.format(index, where)} WHERE m.key <> '' AND ?2 IN ('', m.key) ORDER BY 1 LIMIT ?1"
     rows = db.execute(sql, (limit, key, project) if project is not None else (limit, key))
     return [row[0] for row in rows if row[0] is not None]
