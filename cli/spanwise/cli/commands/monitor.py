@@ -1,6 +1,6 @@
 """`spanwise monitor`: run the rules of a file; list, pause, resume and remove rules.
 
-The reports (`check`, `diff`, `status`, `why`) are in `monitor_reports`.
+The reports (`check`, `diff`, `compare`, `status`, `why`) are in `monitor_reports`.
 """
 
 from __future__ import annotations
@@ -274,5 +274,6 @@ app.command("resume")(resume)
 app.command("remove")(remove)
 app.command("check")(monitor_reports.check)
 app.command("diff")(monitor_reports.diff)
+app.command("compare")(monitor_reports.compare)
 app.command("status")(monitor_reports.status)
 app.command("why")(monitor_reports.why)

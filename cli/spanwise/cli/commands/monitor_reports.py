@@ -1,4 +1,4 @@
-"""`spanwise monitor status`, `why`, `check` and `diff`: reports on rules and their decisions."""
+"""`spanwise monitor status`, `why`, `check`, `diff` and `compare`: reports on rules and their decisions."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from spanwise.cli.command_io import (
 from spanwise.cli.commands.feedback import format_value
 from spanwise.collector import formatting
 from spanwise.collector.diagnostics import rule_report
-from spanwise.collector.filter_values import parse_duration
-from spanwise.collector.records import DecisionExplanation, RuleStatus
+from spanwise.collector.errors import NotFound
+from spanwise.collector.filter_values import parse_duration, parse_time
+from spanwise.collector.records import DecisionExplanation, Rule, RuleStatus
 from spanwise.collector.rule_policy import MIN_PACING_FACTOR
-from spanwise.collector.statistics import SampledMean
-from spanwise.collector.stores import Store, summarize_rule
+from spanwise.collector.statistics import MIN_VERSION_SCORES, SampledMean, VersionDifference
+from spanwise.collector.stores import Store, compare_rule_versions, summarize_rule
 from spanwise.collector.terminal_escaping import MAX_MESSAGE_LENGTH, escape_line
 
 if TYPE_CHECKING:
@@ -379,3 +380,93 @@ def _format_interval(mean: SampledMean, signed: bool = False) -> str:
 
 def _format_usd(cost: float | None) -> str:
     return "an unknown amount" if cost is None else f"${cost:.5f}"
+
+
+ByField = Annotated[
+    str,
+    typer.Option("--by", help="Field that tells the versions: tag, model, environment, prompt_version, metadata.KEY."),
+]
+VersionA = Annotated[str, typer.Option("--a", help="The version to compare with.")]
+VersionB = Annotated[str, typer.Option("--b", help="The other version. Differences are b minus a.")]
+OnlyKey = Annotated[str | None, typer.Option("--key", help="Only this feedback key.")]
+StartSince = Annotated[str | None, typer.Option("--since", help="Traces that started since then: 7d, or a date.")]
+StartUntil = Annotated[str | None, typer.Option("--until", help="Traces that started before then.")]
+Margin = Annotated[float | None, typer.Option(min=0, help="Difference that does not matter, in units of the score.")]
+ScaleOption = Annotated[str, typer.Option(help="Lowest and highest possible score, as LOW:HIGH.")]
+
+
+def compare(
+    rule: RuleName,
+    a: VersionA,
+    b: VersionB,
+    by: ByField = "tag",
+    key: OnlyKey = None,
+    since: StartSince = None,
+    until: StartUntil = None,
+    margin: Margin = None,
+    scale: ScaleOption = "0:1",
+    project: RuleProject = "default",
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two versions in production by the scores of a rule. The intervals hold however often you look.
+
+    Example: `spanwise monitor compare support --by tag --a v1 --b v2`
+    """
+    low, _, high = scale.partition(":")
+    try:
+        bounds = float(low), float(high)
+    except ValueError:
+        raise ValueError(f"--scale must be LOW:HIGH, such as 0:10, got {scale!r}") from None
+    with open_store(at) as store:
+        found = next((each for each in store.rules(project=project) if each.name == rule), None)
+        if found is None:
+            raise NotFound(f"there is no rule {rule!r} in project {project!r}")
+        versions = compare_rule_versions(
+            store,
+            found,
+            by=by,
+            a=a,
+            b=b,
+            key=key,
+            since_ns=parse_time(since) if since else None,
+            until_ns=parse_time(until) if until else None,
+            margin=margin,
+            scale=bounds,
+            rising=_list_directions(found),
+        )
+    if as_json:
+        emit([{**asdict(versions), "ran_together": versions.ran_together}])
+        return
+    typer.echo(versions.describe_hours())
+    head = ("key", f"n {a}", f"n {b}", f"mean {a}", f"mean {b}", "difference (95 %, at all looks)", "conclusion")
+    print_table(tuple(map(escape_line, head)), map(_version_cells, versions.differences.items()))
+    if versions.of_both:
+        print_note(f"{versions.of_both} scores of traces of both versions were left out")
+    if versions.unknown:
+        print_note(f"{versions.unknown} scores of unknown sampling probability were left out")
+
+
+def _list_directions(rule: Rule) -> dict[str, bool]:
+    """Return whether a higher score is better, for the keys of the rule's built-in evaluators."""
+    from spanwise.evaluators import get_evaluator
+
+    directions: dict[str, bool] = {}
+    for evaluator in rule.evaluators:
+        if isinstance(id := evaluator.get("id"), str):
+            directions |= {metric.key: metric.higher_is_better for metric in get_evaluator(id).metrics}
+    return directions
+
+
+def _version_cells(item: tuple[str, VersionDifference]) -> tuple[str, ...]:
+    key, found = item
+    counts = [0 if side is None else side.n for side in (found.a, found.b)]
+    means = ["–" if side is None else formatting.number(side.mean) for side in (found.a, found.b)]
+    if found.low is None or found.high is None:
+        difference, conclusion = "–", f"inconclusive: {MIN_VERSION_SCORES} scores of each version are needed"
+    else:
+        difference = f"{found.difference:+.3g} [{found.low:+.3g}, {found.high:+.3g}]"
+        conclusion = found.conclusion
+        if found.further:
+            conclusion += f" (about {formatting.count(found.further)} more scores of each version)"
+    return (key, *map(formatting.count, counts), *means, difference, conclusion)

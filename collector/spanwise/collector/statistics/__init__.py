@@ -15,11 +15,24 @@ Modules, in the order in which data flows:
 - `repeated_runs`: Statistics of repeated runs: pass@k, pass^k, variance within and between examples, flaky examples.
 - `survey_sampling`: Survey sampling: sampling position of a target, samples for labelling, Hajek means with
   intervals.
+- `alert_evaluation`: Evaluation of alerts: estimate of a window, one-sided bound, breach, and the state that follows.
 - `human_agreement`: Agreement of a judge with human labels: pairing, Cohen's kappa, fitted thresholds.
 - `ppi`: Prediction-powered inference: a judge's mean corrected by human labels.
+- `version_comparison`: Comparison of two versions in production: weighted difference of means, confidence sequence.
 - `vendor_result_formats`: Results in the formats of Databricks, Haystack and H2O.
 """
 
+from spanwise.collector.statistics.alert_evaluation import (
+    WINDOW_BLOCKS,
+    AlertCondition,
+    AlertLook,
+    AlertState,
+    AlertStatus,
+    BlockSums,
+    WindowEstimate,
+    estimate_window,
+    evaluate_condition,
+)
 from spanwise.collector.statistics.feedback_tally import (
     UNPARSED,
     PassCondition,
@@ -101,9 +114,30 @@ from spanwise.collector.statistics.vendor_result_formats import (
     databricks_table,
     haystack_results,
 )
+from spanwise.collector.statistics.version_comparison import (
+    MIN_VERSION_SCORES,
+    VersionDifference,
+    VersionMean,
+    VersionScore,
+    compare_versions,
+)
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
+    "MIN_VERSION_SCORES",
+    "WINDOW_BLOCKS",
     "Agreement",
+    "AlertCondition",
+    "AlertLook",
+    "AlertState",
+    "AlertStatus",
+    "BlockSums",
+    "VersionDifference",
+    "VersionMean",
+    "VersionScore",
+    "WindowEstimate",
+    "compare_versions",
+    "estimate_window",
+    "evaluate_condition",
     "JudgeCheck",
     "Contrast",
     "CorrectedMean",

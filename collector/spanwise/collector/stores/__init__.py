@@ -20,6 +20,7 @@ Modules, in the order in which data flows:
 - `experiment_statistics`: Statistics of a stored experiment per key: interval of the mean, repeated runs.
 - `stored_robustness`: Robustness of a stored experiment against perturbations: stable base cases and flips.
 - `score_statistics`: Statistics over stored scores: agreement of judges with people, and weighted means of rules.
+- `rule_versions`: Comparison of two versions of an application by the scores that one rule gave to live traffic.
 """
 
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from spanwise.collector.stores.experiment_history import HistoryPoint, list_history
     from spanwise.collector.stores.experiment_statistics import KeyStatistics, estimate_keys
     from spanwise.collector.stores.recorded_metrics import RecordedMetric, list_metrics
+    from spanwise.collector.stores.rule_versions import RuleVersions, compare_rule_versions
     from spanwise.collector.stores.run_tree import RunNode, derived_fields, make_branch, walk_tree
     from spanwise.collector.stores.score_statistics import (
         JudgeAgreement,
@@ -71,6 +73,7 @@ else:
         experiment_examples="iterate_examples read_run_examples",
         recorded_metrics="RecordedMetric list_metrics",
         trace_store="TraceStore list_open_traces",
+        rule_versions="RuleVersions compare_rule_versions",
         run_tree="RunNode derived_fields make_branch walk_tree",
     )
 
@@ -91,6 +94,7 @@ __all__ = [
     "OutgoingFeedback",
     "RecordedMetric",
     "RowStore",
+    "RuleVersions",
     "RunNode",
     "Slice",
     "Store",
@@ -98,6 +102,7 @@ __all__ = [
     "StreamingStore",
     "TraceStore",
     "compare_perturbations",
+    "compare_rule_versions",
     "derived_fields",
     "estimate_keys",
     "get_judge_keys",
