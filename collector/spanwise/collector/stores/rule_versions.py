@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -85,7 +85,9 @@ def compare_rule_versions(
         raise Refused(
             f"rule {rule.name!r} scores sessions, which belong to no version; name a rule of traces, spans or documents"
         )
-    scores = list(_read_scores(store, rule, key, since_ns, until_ns))
+    ask = partial(store.weighted, rule.name, key=key, version=rule.version, project=rule.project)
+    pages = iterate_pages(partial(ask, since_ns=since_ns, until_ns=until_ns, limit=1000))
+    scores = [score for score in islice(pages, MAX_VERSION_SCORES) if score.outcome == "score"]
     clusters = [_find_clusters(store, conditions[value], scores) for value in (a, b)]
     of_both = clusters[0].keys() & clusters[1].keys()
     sides: dict[str, tuple[list[VersionScore], list[VersionScore]]] = {}
@@ -130,14 +132,6 @@ def _make_condition(by: str, value: str) -> dict[str, object]:
     if by in VERSION_FIELDS:
         return {by: value}
     raise Refused(f"unknown field {by!r}; expected one of: {', '.join(VERSION_FIELDS)}, metadata.KEY")
-
-
-def _read_scores(
-    store: Store, rule: Rule, key: str | None, since_ns: int | None, until_ns: int | None
-) -> Iterator[WeightedScore]:
-    ask = partial(store.weighted, rule.name, key=key, version=rule.version, project=rule.project)
-    pages = iterate_pages(partial(ask, since_ns=since_ns, until_ns=until_ns, limit=1000))
-    return (score for score in islice(pages, MAX_VERSION_SCORES) if score.outcome == "score")
 
 
 def _find_clusters(store: Store, version: Filter, scores: list[WeightedScore]) -> dict[str, str]:
