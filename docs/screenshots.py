@@ -18,6 +18,7 @@ from spanwise.collector.stores.sqlite import SQLiteStore
 
 IMAGES = Path(__file__).parent / "images"
 SIZE: ViewportSize = {"width": 1280, "height": 800}
+SECOND = 10**9
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
@@ -35,10 +36,11 @@ def main() -> None:
 def addresses(store: Store) -> dict[str, str]:
     """The pages worth a picture, by the name of its file."""
     newer, older = store.experiments(limit=2)
+    live = store.traces(experiment="", limit=1000).items
     trace = store.trace(store.traces(experiment=newer.id, limit=1).items[0].trace_id)
     retriever = next(run for run in trace.runs if run.kind == "retriever")
     return {
-        "overview": "/?since=1h",
+        "overview": f"/?since={live[-1].start_ns // SECOND * SECOND}&until={(live[0].start_ns // SECOND + 1) * SECOND}",
         "traces": "/traces?traffic=all",
         "trace": f"/traces/{trace.trace_id}?run={retriever.span_id}",
         "rules": "/rules",

@@ -278,6 +278,14 @@ def test_groups_lead_to_their_traces(store, client, group, name):
     assert listed(client, links(row)["3"]) == 3
 
 
+def test_feedback_of_a_group_leads_to_the_traces_of_the_group(store, client):
+    roots = [ago(n + 1, user_id="ann" if n < 3 else "bob") for n in range(5)]
+    store.append(roots, [score(root, "good", 0.25) for root in roots[1:]])
+    table = client.get("/?since=24h&group=user").text.partition('class="by-group"')[2]
+    row = re.search(r">ann</a>.*?</tr>", table, re.DOTALL).group()
+    assert listed(client, links(row)["0.25"]) == 2
+
+
 def test_groups_are_compared_and_may_be_what_changed_most(store, client):
     for n in range(100):
         store.append(

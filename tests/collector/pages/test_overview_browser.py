@@ -119,6 +119,17 @@ def test_canvases_follow_the_width_of_the_window(browser: Browser, site: str) ->
     )
 
 
+def test_cost_by_model_this_week_takes_two_choices_and_the_error_rate_none(browser: Browser, site: str) -> None:
+    page = open_page(browser, f"{site}/")
+    assert page.locator('.plot[aria-label="Errors"] canvas').count() == 1
+    page.locator("select[name=since]").select_option("7d")
+    page.wait_for_url("**since=7d*")
+    page.locator("select[name=group]").select_option("model")
+    page.wait_for_url("**group=model*")
+    cost = page.locator(".by-group tbody tr td").nth(6).inner_text()
+    assert cost.startswith("$0.")
+
+
 def test_without_scripts_the_charts_are_drawings_with_links_and_a_table(browser: Browser, site: str) -> None:
     page = open_page(browser, f"{site}/?since=24h", java_script_enabled=False)
     assert page.locator("canvas").count() == 0

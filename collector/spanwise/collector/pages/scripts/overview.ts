@@ -8,6 +8,7 @@ import "uplot/dist/uPlot.min.css";
 interface Plot { series: (number | null)[][]; low: number; high: number; bars: boolean }
 
 const sync = uPlot.sync("overview");
+const EDGE = 4; // px above and below the axis, so that lines at its ends are not cut; the style sheet has it, too
 const tip = Object.assign(document.createElement("div"), { className: "plot-tip", hidden: true });
 document.body.append(tip);
 
@@ -35,16 +36,17 @@ function draw(box: HTMLElement): void {
     }
     return { fill, stroke: null };
   };
+  const edge = (high - low) * EDGE / svg.clientHeight;
   const place = document.createElement("div");
   place.className = "canvas";
   svg.before(place);
   const chart = new uPlot({
     width: svg.clientWidth,
-    height: svg.clientHeight,
+    height: svg.clientHeight + 2 * EDGE,
     pxAlign: 0,
     legend: { show: false },
     axes: [{ show: false }, { show: false }],
-    scales: { x: { time: false, range: () => [0, svg.viewBox.baseVal.width] }, y: { range: () => [low, high] } },
+    scales: { x: { time: false, range: () => [0, svg.viewBox.baseVal.width] }, y: { range: () => [low - edge, high + edge] } },
     cursor: { y: false, sync: { key: sync.key }, drag: { x: true, y: false, setScale: false } },
     series: [{}, ...series.map((_, index) => ({
       paths: bars ? drawBars : uPlot.paths.linear!(),
@@ -52,7 +54,7 @@ function draw(box: HTMLElement): void {
       stroke: () => color(index),
       ...(bars && { fill: () => color(index) }),
       ...(!bars && index === 2 && { dash: [1, 4] }),
-      points: { show: !bars, size: 5, fill: () => color(index), filter: () => findSingles(series[index]!) },
+      points: { show: false }, // single values are dots of the SVG
     }))],
     hooks: {
       setCursor: [(plot) => show(plot)],
@@ -82,13 +84,8 @@ function draw(box: HTMLElement): void {
     else location.assign(address(index));
   });
   sync.sub(chart);
-  new ResizeObserver(() => chart.setSize({ width: svg.clientWidth, height: svg.clientHeight })).observe(svg);
+  new ResizeObserver(() => chart.setSize({ width: svg.clientWidth, height: svg.clientHeight + 2 * EDGE })).observe(svg);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => chart.redraw(false));
-}
-
-/** The positions of values between two gaps, which no line reaches. */
-function findSingles(values: (number | null)[]): number[] {
-  return [...values.keys()].filter((index) => values[index] != null && values[index - 1] == null && values[index + 1] == null);
 }
 
 /** Opens the overview of the time from the first bucket to the last. */
