@@ -165,3 +165,11 @@ def test_large_bodies_leave_room_for_small_ones():
     pending.add(LARGE_BODY_BYTES - 1, LARGE_BODY_BYTES - 1)
     with pytest.raises(RetryableError):
         pending.add(1, LARGE_BODY_BYTES)
+
+
+def test_a_compressed_body_may_have_as_many_bytes_as_the_limit() -> None:
+    packed = gzip.compress(bytes(LIMIT))
+    body = BodyBuffer(LIMIT, 31)
+    for place in range(len(packed)):
+        assert body.feed(packed[place : place + 1]) == b""
+    assert body.finish() == bytes(LIMIT)

@@ -1,5 +1,6 @@
 """Which fields of a case an argument gets, and what happens to those that are missing."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ from looped_cases import loop_over
 from spanwise.collector.records import Case, Document, Example
 from spanwise.evaluators import as_evaluator, evaluate, evaluator, score
 from spanwise.evaluators.interface import BindingError, get_case_field
-from spanwise.evaluators.interface.argument_binding import FIELDS, bind, read_call_fields
+from spanwise.evaluators.interface.argument_binding import FIELDS, MAX_CASE_SCORES, bind, read_call_fields
 
 EXAMPLE = Example(inputs="of the example", reference_outputs="expected", guidelines="short", metadata={"city": "Bonn"})
 
@@ -141,6 +142,12 @@ def test_a_set_sees_columns_of_equal_length_over_the_complete_cases():
     # no case has documents: their default counts
     assert columns.arguments == {"outputs": [1, 3], "inputs": ["a", None]}
     assert (columns.complete, columns.incomplete, columns.missing) == (2, 1, ["outputs"])
+
+
+def test_the_traces_of_the_first_cases_are_kept_up_to_a_limit():
+    case = Case(outputs=1, trace=SimpleNamespace(trace_id="a"))
+    columns = bind(lambda outputs: 0).columns(itertools.repeat(case, MAX_CASE_SCORES + 1))
+    assert (columns.complete, len(columns.trace_ids)) == (MAX_CASE_SCORES + 1, MAX_CASE_SCORES)
 
 
 def test_what_the_cases_of_a_set_lack_is_sorted_and_told_once():

@@ -3,6 +3,7 @@
 import decimal
 import fractions
 import time
+import types
 
 import pytest
 
@@ -200,3 +201,12 @@ GIVEN = Example(inputs=1, outputs="o")
 )
 def test_a_skip_says_what_is_missing_and_why(names, case, why):
     assert explain_missing_fields(names, case) == why
+
+
+def test_an_item_of_a_list_may_be_any_mapping():
+    first, second = made([types.MappingProxyType({"key": "a", "score": 1}), {"key": "b", "score": 0}])
+    assert [(first.key, first.score), (second.key, second.score)] == [("a", 1.0), ("b", 0.0)]
+
+
+def test_an_empty_dict_is_a_skip():
+    assert (only({}).outcome, only({}).comment) == ("skip", "the evaluator gave no score")

@@ -366,3 +366,34 @@ def test_what_is_begun_while_another_process_looks_is_not_taken_for_done(tmp_pat
     thread.join()
     Spool(tmp_path).replay(lambda path, body, count: sent.append(body) or "ok")  # type: ignore[func-returns-value]
     assert sorted(sent) == sorted(bodies)
+
+
+def is_locked(segment: Path) -> bool:
+    with open_segment(segment) as descriptor:
+        return descriptor is None
+
+
+@pytest.mark.parametrize("kind", ["spooled", "being sent"])
+def test_a_forked_child_does_not_keep_a_segment_locked_that_its_parent_closes(kind: str, tmp_path: Path) -> None:
+    spool = Spool(tmp_path, MAX_BYTES)
+    copy = spool.write_copy(TRACES_PATH, b"body", 1) if kind == "being sent" else None
+    if copy is None:
+        spool.append(TRACES_PATH, b"body", 1)
+    [segment] = list_segments(tmp_path)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.read(reader, 1)  # until the parent ends
+        os._exit(0)
+    os.close(reader)
+    try:
+        assert is_locked(segment)
+        if copy is None:
+            spool.close_segment()
+        else:
+            copy.keep()
+        assert not is_locked(segment)
+    finally:
+        os.close(writer)
+        os.waitpid(child, 0)

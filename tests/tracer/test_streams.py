@@ -7,15 +7,18 @@ import contextlib
 import copy
 import gc
 import inspect
+import itertools
 import types
 import weakref
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from spanwise.tracer import current_run, span, stats, trace
+from spanwise.tracer import configure, current_run, flush, span, stats, trace
 from spanwise.tracer.testing import Spans, capture_spans
 
 
@@ -507,6 +510,60 @@ class Steps:
         return self.left
 
 
+class Source:
+    """A stream of a client library that returns another iterator for each loop."""
+
+    def __init__(self) -> None:
+        self.status = 200
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(2))
+
+    def __next__(self) -> int:
+        raise AssertionError("the loop uses the other iterator")
+
+    async def __anext__(self) -> int:
+        raise AssertionError("the loop uses the other iterator")
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        yield 0
+        yield 1
+
+
+class AsyncSteps(Steps):
+    """A stream that is its own iterator."""
+
+    __iter__ = None  # type: ignore[assignment]
+
+    def __aiter__(self) -> AsyncSteps:
+        return self
+
+    async def __anext__(self) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise StopAsyncIteration
+        return self.left
+
+
+def test_a_stream_object_that_returns_another_iterator_is_recorded(traced: Spans) -> None:
+    @trace
+    def work() -> Source:
+        return Source()
+
+    assert list(work()) == [0, 1]
+    assert asyncio.run(_drained(work())) == [0, 1]
+    assert [span.attributes["output.value"] for span in traced.spans] == ["[0,1]"] * 2  # type: ignore[index]
+
+
+def test_an_async_stream_object_that_is_its_own_iterator_is_recorded_once(traced: Spans) -> None:
+    @trace
+    def work() -> AsyncSteps:
+        return AsyncSteps()
+
+    assert asyncio.run(_drained(work())) == [1, 0]
+    assert traced.outputs("work") == [1, 0]
+
+
 @pytest.mark.parametrize("made", [count, acount, trace(lambda n: map(str, range(n))), trace(lambda n: Steps())])
 def test_what_a_caller_holds_of_a_stream_says_which_trace_it_is(traced: Spans, made: Any) -> None:
     handle = made(2)
@@ -538,3 +595,15 @@ def test_a_traced_function_that_passes_on_a_traced_generator_follows_it(traced: 
 
     assert list(outer(3)) == [0, 1, 2]
     assert traced.outputs("outer") == traced.outputs("count") == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("taken_items", "status"), [(3, StatusCode.OK), (1, StatusCode.UNSET)])
+def test_a_generator_in_a_joined_provider_is_ok_if_it_was_read_to_its_end(taken_items: int, status: StatusCode) -> None:
+    memory = InMemorySpanExporter()
+    configure(exporters=[memory], provider=TracerProvider())
+    stream = count(2)
+    assert len(list(itertools.islice(stream, taken_items))) == min(2, taken_items)
+    stream.close()
+    assert flush(60)
+    [finished] = memory.get_finished_spans()
+    assert finished.status.status_code == status

@@ -180,6 +180,19 @@ def test_a_failed_tool_is_marked():
     assert (message.role, message.blocks[0].failed) == ("tool", True)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "tool-result", "toolCallId": "c1", "output": {"type": "error-text", "value": "away"}},  # Vercel
+        {"toolResult": {"toolUseId": "c1", "status": "error", "content": [{"text": "away"}]}},  # Bedrock
+    ],
+)
+def test_a_failed_tool_of_other_conventions_is_marked(part):
+    (message,) = content.read_content([{"role": "tool", "content": [part]}]).messages
+    (block,) = message.blocks
+    assert (block.call_id, block.value, block.failed) == ("c1", "away", True)
+
+
 def test_an_audio_answer_has_its_transcript():
     audio = {"id": "a1", "data": "UklGRg==", "transcript": "Hi"}
     (message,) = content.read_content([{"role": "assistant", "content": None, "audio": audio}]).messages

@@ -156,6 +156,21 @@ def test_the_question_is_the_users_last_message_and_the_answer_the_models():
     assert content.find_answer({"messages": chat[:2]}) == "A"
 
 
+@pytest.mark.parametrize(
+    ("value", "opaque"),
+    [
+        (None, True),
+        ("StopEvent(result=AgentOutput(...", True),
+        ({"response_gen": "<generator object gen at 0x7f0a>", "source_nodes": []}, True),
+        ({"result": "<shop.Answer object at 0x7f0a>"}, True),
+        ({"days": 3, "html": "<b>bold</b>"}, False),
+        ([0.5, 0.25], False),
+    ],
+)
+def test_outputs_of_python_objects_are_opaque(value, opaque):
+    assert content.is_opaque(value) is opaque
+
+
 def test_a_python_object_that_was_cut_is_no_answer():
     assert content.find_answer("StopEvent(result=AgentOutput(response=ChatMessage(role=<MessageRo...") == ""
     assert content.summarize("StopEvent(result=Agent...") == "StopEvent(result=Agent..."

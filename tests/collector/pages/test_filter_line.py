@@ -177,3 +177,16 @@ def test_the_form_offers_the_feedback_keys_of_the_project(client, stored):
     assert list_keys("/traces") == ["concise", "faithful"]
     assert list_keys("/traces?project=shop") == ["faithful"]
     assert list_keys("/traces?project=nothing") == []
+
+
+@pytest.mark.parametrize(
+    ("order", "label"),
+    [
+        ("-latency_ms", "slowest first"),
+        ("-feedback.faithful", "faithful, highest first"),
+        ("feedback.-a", "-a, lowest first"),
+        ("tokens", "tokens, lowest first"),
+    ],
+)
+def test_an_order_is_named_on_its_chip(order, label):
+    assert [mark.value for mark in filter_form.read_query([("sort", order)]).marks()] == [label]

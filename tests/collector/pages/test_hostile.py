@@ -219,3 +219,21 @@ def test_no_address_is_a_server_error(store, client, path, query):
         store.save_experiment(Experiment(id="e1", name="e", dataset="d"))
     answer = client.get(path, params={name: value.encode("utf-8", "replace") for name, value in query.items()})
     assert answer.status_code in (200, 400, 404, 422)
+
+
+@pytest.mark.process
+def test_hundreds_of_long_labels_and_comments_make_no_huge_page(store, client):
+    root = run(session_id="talk")
+    store.append([root])
+    target = Target(trace_id=root.trace_id)
+    labels = [Feedback(target=target, key=f"key {n}", label="L" * 10_000, comment="c" * 10_000) for n in range(400)]
+    store.add_feedback(labels)
+    for path, most in (
+        (f"/traces/{root.trace_id}", 4.5e6),
+        ("/traces", 1e6),
+        ("/sessions/talk", 4.5e6),
+        (f"/traces/compare?ids={root.trace_id},{root.trace_id}", 9e6),
+    ):
+        text = client.get(path).text
+        assert len(text) < most, path
+        assert "L" * 1_000 not in text or "Showing the first 4,000 of 10.0k characters" in text

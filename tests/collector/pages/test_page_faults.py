@@ -6,13 +6,16 @@ import html
 import re
 import time
 from collections.abc import Iterable
+from hashlib import sha256
 
+import httpx
 import pytest
 
 from collector.making import child, run
 from collector.pages.odd_traces import OPEN_TRACE, odd_traces, running_agent
 from collector.pages.scene import rag
-from spanwise.collector.records import Document, Feedback, OpenRun, Run, Target
+from spanwise.collector.records import Document, Feedback, Key, OpenRun, Run, Target
+from spanwise.collector.server import Server
 from spanwise.collector.stores import Store
 from spanwise.collector.stores.sqlite.rollups import aggregation
 
@@ -411,3 +414,43 @@ def test_a_trace_that_is_deleted_while_its_page_is_read_is_not_found(store, clie
     answer = client.get(f"/traces/{root.trace_id}")
     assert answer.status_code == 404
     assert "It may have been deleted" in answer.text
+
+
+# --- Empty pages and error pages --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/", "/traces", "/sessions", "/datasets", "/experiments", "/rules"])
+def test_every_empty_page_names_this_server_and_waits_for_the_first_record(client, path):
+    text = client.get(f"http://trace.example:5000{path}", headers={"Host": "localhost:5000"}).text
+    assert "export SPANWISE_URL=http://localhost:5000<" in text
+    assert "SPANWISE_API_KEY" not in text
+    assert "data-wait" in text
+    assert '<noscript><meta http-equiv="refresh"' in text
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("path", ["/traces", "/sessions", "/datasets", "/rules"])
+def test_an_empty_page_of_a_server_that_requires_a_key_says_so(store, path):
+    store.save_key(Key(id="k", name="k", sha256=sha256(b"k").hexdigest(), scopes=("read",)))
+    with Server(store, require_key=True) as server:
+        text = httpx.get(f"{server.url}{path}", headers={"authorization": "Bearer k"}).text
+    assert f"export SPANWISE_URL={server.url}\nexport SPANWISE_API_KEY=YOUR_KEY<" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/traces/none", "traces"),
+        ("/sessions/none", "sessions"),
+        ("/datasets/none", "datasets"),
+        ("/experiments/none", "experiments"),
+        ("/compare?ids=none", "experiments"),
+        ("/rules/none", "rules"),
+        ("/users/none", "traces"),
+        ("/none", "traces"),
+    ],
+)
+def test_an_error_page_leads_to_the_list_in_which_to_search(client, path, kind):
+    text = client.get(path, headers={"accept": "text/html"}).text
+    assert f"Search for it in the list of {kind}." in text
+    assert f'<a class="button" href="/{kind}">All {kind}</a>' in text

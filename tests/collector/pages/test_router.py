@@ -9,13 +9,13 @@ from starlette.requests import Request
 
 from collector.pages.scene import experiment
 from spanwise.collector.errors import NotFound, Refused, StoreError, Unavailable
-from spanwise.collector.pages import has_scripts, render_not_found
+from spanwise.collector.pages import has_scripts, render_not_found, render_refusal
 from spanwise.collector.pages.components import rendering
 from spanwise.collector.pages.page_router import render_failure
 
 
-def request(path: str = "/") -> Request:
-    return Request({"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""})
+def request(path: str = "/", method: str = "GET") -> Request:
+    return Request({"type": "http", "method": method, "path": path, "headers": [], "query_string": b""})
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,13 @@ def test_what_a_store_cannot_do_gets_a_page(error, status, title):
 def test_what_may_work_later_says_when(seconds, header):
     assert render_failure(request(), Unavailable("busy", seconds)).headers["retry-after"] == header
     assert "retry-after" not in render_failure(request(), Refused("never")).headers
+
+
+@pytest.mark.parametrize(("method", "advised"), [("GET", False), ("POST", True)])
+def test_who_submits_a_form_after_signing_out_learns_that_the_text_is_not_lost(method, advised):
+    page = render_refusal(request(method=method), 401, "the session has expired").body.decode()
+    assert ("the browser still has what you typed" in page) is advised
+    assert 'href="/sign-in"' in page
 
 
 def test_an_address_that_nothing_answers():

@@ -82,3 +82,19 @@ def test_a_trace_that_is_deleted_while_its_session_is_read_keeps_its_beginning(s
     text = client.get("/sessions/talk").text
     assert all(words in text for words in ("question 1", "answer 1"))
     assert client.get("/sessions/talk").status_code == 404
+
+
+@pytest.mark.process
+def test_only_the_root_of_a_large_turn_is_read(store, client, monkeypatch):
+    large, small = (run(inputs=f"question {n}", outputs=f"answer {n}", session_id="talk") for n in (1, 2))
+    store.append([large, *(child(large, f"step {n}", kind="tool") for n in range(1_000)), small])
+    asked, many = [], store.many
+
+    def record(trace_ids):
+        asked.extend(trace_ids)
+        return many(trace_ids)
+
+    monkeypatch.setattr(store, "many", record)
+    text = client.get("/sessions/talk").text
+    assert all(words in text for words in ("question 1", "answer 1", "question 2", "answer 2", ">1,001 spans</a>"))
+    assert asked == [small.trace_id]

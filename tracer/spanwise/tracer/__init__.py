@@ -83,5 +83,6 @@ SHARED_MODULES = [
     "source_loader",
     "spool_management",
     "suggestions",
+    "testing",
     "trace_capture",
 ]

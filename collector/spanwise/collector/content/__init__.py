@@ -16,7 +16,7 @@ Modules, in the order in which data flows:
 """
 
 from spanwise.collector.content.blocks import Block, Content, Message
-from spanwise.collector.content.main_text import find_answer, find_question, find_used_documents, summarize
+from spanwise.collector.content.main_text import find_answer, find_question, find_used_documents, is_opaque, summarize
 from spanwise.collector.content.media import MAX_MEDIA_BYTES, Media, decode_media, find_media_type
 from spanwise.collector.content.messages import find_turn, join_tool_results
 from spanwise.collector.content.model_request import format_curl
@@ -39,6 +39,7 @@ __all__ = [
     "find_turn",
     "find_used_documents",
     "format_curl",
+    "is_opaque",
     "join_tool_results",
     "parse_structure",
     "read_content",

@@ -53,6 +53,19 @@ def find_answer(value: JSON) -> str:
     return "" if is_representation(text) else text
 
 
+_PYTHON_OBJECT = re.compile(r"<(?:async_)?generator object|<[\w.<> ]{1,200} at 0x")
+
+
+def is_opaque(value: JSON) -> bool:
+    """Return whether outputs without an answer say nothing else either: nothing, or Python objects.
+
+    LlamaIndex, for example, sends a streamed answer as `{"response_gen": "<generator object …>", …}`.
+    """
+    if isinstance(value, Mapping):
+        return any(isinstance(item, str) and _PYTHON_OBJECT.match(item) for item in value.values())
+    return value is None or isinstance(value, str)
+
+
 def _find_text(value: JSON, names: Sequence[str], role: str | None = None, depth: int = _MAX_DEPTH) -> str:
     value = parse_structure(value)
     if isinstance(value, str):

@@ -121,12 +121,14 @@ def read_result(part: Part, kind: str) -> Block | None:
     )
     value = _first(result, ("response", "result", "output", "raw_output", "tool_output", "content"))
     failed = bool(result.get("is_error") or result.get("isError") or result.get("error"))
+    failed |= result.get("status") == "error"  # Bedrock
     return make_result(_first_text(about, ("name", "tool_name", "toolName")), identity or None, value, failed)
 
 
 def make_result(name: str, call_id: str | None, value: JSON, failed: bool = False) -> Block:
     """Return the block of a tool result. A list of text parts is joined."""
     if isinstance(value, Mapping) and value.keys() == {"type", "value"}:  # Vercel
+        failed |= get_type(value).startswith("error")
         value = value["value"]
     if isinstance(value, list) and value and all(isinstance(part, Mapping) for part in value):
         texts = [part.get("text") for part in value if get_type(part) in _TEXT_TYPES]

@@ -8,6 +8,7 @@ OpenInference, may apply; it goes through all dialects.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -288,11 +289,17 @@ def _last_exception(events: Sequence[Event]) -> Event | None:
     return next((event for event in reversed(events) if event.name == "exception"), None)
 
 
+# LangSmith sends "Exception" as the type of every exception, and its representation as the message
+_REPRESENTED_EXCEPTION = re.compile(r"[A-Z]\w{1,100}\(")
+
+
 def _make_error_text(span: RawSpan, attributes: Mapping[str, JSON]) -> str:
     exception = _last_exception(span.events)
     if exception:
         fields = exception.attributes
         parts = [to_text(part) for name in ("type", "message") if (part := fields.get(f"exception.{name}"))]
+        if len(parts) == 2 and parts[0] == "Exception" and _REPRESENTED_EXCEPTION.match(parts[1]):
+            parts = parts[1:]
         message, _ = split_stack(": ".join(parts))  # some senders append a stack trace to the message
         if message:
             return message

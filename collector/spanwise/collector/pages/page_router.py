@@ -251,11 +251,23 @@ def render_failure(request: Request, error: StoreError, typed: Mapping[str, str]
 
 # Advice by status; messages of other errors contain it
 _ADVICE = {
-    404: "It may have been deleted, or the address may be incomplete. Search for it in the list of traces.",
+    401: "Sign in, then go back to the form: the browser still has what you typed.",  # only for a submission
+    404: "It may have been deleted, or the address may be incomplete. Search for it in the list of {list}.",
     403: "Sign in with a key that has this permission, or ask whoever administers this server.",
     422: "Choose a shorter time range or fewer conditions, and try again.",
     500: "This is an error of Spanwise. The log of the server says more; `spanwise doctor` checks the store.",
     503: "Wait a few seconds, and try again.",
+}
+
+
+# Beginning of a page's path → list that leads to such pages; other pages have the list of traces
+_LISTS = {
+    "/sessions": "sessions",
+    "/datasets": "datasets",
+    "/experiments": "experiments",
+    "/compare": "experiments",
+    "/analysis": "experiments",
+    "/rules": "rules",
 }
 
 
@@ -270,6 +282,7 @@ def _render_error(
 ) -> Response:
     """Render an error page without reading the store, which may be what failed."""
     form = {name: text for name, text in (typed or {}).items() if name != TOKEN_FIELD}
+    found = next((name for start, name in _LISTS.items() if request.url.path.startswith(start)), "traces")
     return rendering.render_page(
         request,
         "error.html",
@@ -277,7 +290,8 @@ def _render_error(
         switcher=False,
         title=title,
         message=message,
-        advice=_ADVICE.get(status),
+        advice="" if status == 401 and request.method == "GET" else _ADVICE.get(status, "").format(list=found),
+        list=found,
         sign_in=sign_in,
         retry=status in (422, 500, 503) and request.method == "GET",
         typed=form if any(form.values()) else None,

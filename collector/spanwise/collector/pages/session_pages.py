@@ -20,48 +20,54 @@ from spanwise.collector.stores import Store
 
 _MAX_TURNS = 20
 _STEP_KINDS = frozenset(("tool", "retriever"))  # kinds of runs that a conversation shows between question and answer
+MAX_TURN_RUNS = 1_000  # runs of a trace that is read whole; of a larger one, only the root is read
 MAX_TURN_CHARACTERS = 16_000  # of question and answer of one turn
 _LISTED = 10  # sessions and traces on the page of a user
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One trace of a session: what the user said, the tools that ran, and the answer with its feedback."""
+    """One trace of a session: the question, the tools that ran, and the answer with its feedback.
+
+    `steps` are the tool calls and retrievals below the root, by start time; None if the trace is too large to read.
+    """
 
     summary: TraceSummary
-    trace: Trace | None  # None if it was deleted meanwhile
     feedback: TraceFeedback | None
     question: BlockView | ValueView
     answer: BlockView | ValueView
+    steps: Sequence[Run] | None = ()
     open_root: OpenRun | None = None  # root of the trace, if it has not ended: its question is not known yet
 
-    @property
-    def steps(self) -> Sequence[Run]:
-        """Return the tool calls and retrievals below the root, by start time."""
-        if self.trace is None:
-            return []
-        root = self.trace.root.span_id
-        return [run for run in self.trace.runs if run.kind in _STEP_KINDS and run.span_id != root]
 
+def build_turn(
+    store: Store, summary: TraceSummary, trace: Trace | None, feedback: TraceFeedback | None, *, raw: bool
+) -> Turn:
+    """Return a turn with the question and the answer of its trace; with `raw`, as they were sent.
 
-def build_turn(summary: TraceSummary, trace: Trace | None, feedback: TraceFeedback | None, *, raw: bool) -> Turn:
-    """Return a turn with the question and the answer of its trace; with `raw`, as they were sent."""
+    `trace` is None if it is too large, so that only its root is read, or was deleted meanwhile, so that the beginnings
+    of its values remain.
+    """
     view = ContentView(limit=MAX_TURN_CHARACTERS, raw=raw)
+    is_large = summary.span_count > MAX_TURN_RUNS
     question: BlockView | ValueView
     answer: BlockView | ValueView
-    open_root = None
-    if trace is None:
+    try:
+        root = trace.root if trace else store.run(summary.trace_id)
+    except NotFound:
         question, answer = (view.text(rendering.shorten_preview(text)) for text in (summary.inputs, summary.outputs))
+        return Turn(summary, feedback, question, answer)
+    runs = trace.runs if trace else ()
+    found = find_exchange(root, runs, {run.span_id: run for run in runs}.__getitem__)
+    inputs, outputs = found.asked_in.inputs, found.answered_in.outputs
+    if raw:
+        question, answer = view.value(inputs), view.value(outputs)
     else:
-        open_root = find_open_root(trace.root, trace.running)
-        found = find_exchange(trace.root, trace.runs, {run.span_id: run for run in trace.runs}.__getitem__)
-        inputs, outputs = found.asked_in.inputs, found.answered_in.outputs
-        if raw:
-            question, answer = view.value(inputs), view.value(outputs)
-        else:
-            question = view.text(found.question or content.summarize(inputs))
-            answer = view.text(found.answer or content.summarize(outputs))
-    return Turn(summary, trace, feedback, question, answer, open_root)
+        question = view.text(found.question or content.summarize(inputs))
+        answer = view.text(found.answer or content.summarize(outputs))
+    steps = [run for run in runs if run.kind in _STEP_KINDS and run.span_id != root.span_id]
+    running = trace.running if trace else store.running(trace_id=summary.trace_id) if summary.running else ()
+    return Turn(summary, feedback, question, answer, None if is_large else steps, find_open_root(root, running))
 
 
 def sessions(store: Store, request: Request) -> Response:
@@ -94,11 +100,13 @@ def session(store: Store, request: Request) -> Response:
     page = store.traces(session=session_id, limit=_MAX_TURNS, cursor=cursor, sort=sort)
     if not page.items and not cursor:
         raise NotFound(f"there is no session {session_id!r}")
-    by_id = {trace.trace_id: trace for trace in store.many([summary.trace_id for summary in page])}
+    small = [summary.trace_id for summary in page if summary.span_count <= MAX_TURN_RUNS]
+    by_id = {trace.trace_id: trace for trace in store.many(small)}
     feedback = feedback_display.load_feedback(store, page.items)
     raw = preferences.is_raw(request)
     turns = [
-        build_turn(summary, by_id.get(summary.trace_id), feedback.get(summary.trace_id), raw=raw) for summary in page
+        build_turn(store, summary, by_id.get(summary.trace_id), feedback.get(summary.trace_id), raw=raw)
+        for summary in page
     ]
     response = rendering.render_page(
         request,

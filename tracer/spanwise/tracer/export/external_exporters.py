@@ -9,9 +9,10 @@ of the process).
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from opentelemetry import context as otel_context
@@ -115,6 +116,9 @@ class ExternalExporter:
 
     def _run(self) -> None:
         otel_context.attach(otel_context.Context({otel_context._SUPPRESS_INSTRUMENTATION_KEY: True}))
+        with internal_errors.error_boundary("exporter"):
+            for session in _iterate_sessions(self._exporter):
+                session.close()  # in a forked child, its idle connections are also the parent's; it opens others
         while (batch := self._batches.get()) is not None:
             if isinstance(batch, list):
                 self._export(batch)
@@ -155,3 +159,13 @@ class ExternalExporter:
         source = self.source if self._exporter is None else self._exporter
         name = getattr(source, "__qualname__", None) or type(source).__qualname__
         internal_errors.warn_once(f"{key}:{name}", f"exporter {name}: {to_one_line(text)}")
+
+
+def _iterate_sessions(value: Any, depth: int = 4) -> Iterator[Any]:
+    """Iterate over the HTTP sessions of `requests` that an exporter holds, itself or in the client that it wraps."""
+    requests = sys.modules.get("requests")
+    if requests is not None and isinstance(value, requests.Session):
+        yield value
+    elif depth and type(value).__module__ != "builtins":
+        for each in list(getattr(value, "__dict__", {}).values()):
+            yield from _iterate_sessions(each, depth - 1)

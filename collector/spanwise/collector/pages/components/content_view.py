@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-import orjson
 from markupsafe import Markup, escape
 
 from spanwise.collector import content, formatting
@@ -31,6 +31,13 @@ _MAX_NUMBERS = 4  # numbers of a list that are shown, such as of an embedding
 _OPEN_ITEMS = 12  # a value inside a JSON value is open if it has at most this many items
 
 
+class ToolRun(NamedTuple):
+    """Run of the tool that a model has called."""
+
+    address: str
+    failed: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class BlockView:
     """One block with the HTML of its text or value."""
@@ -40,7 +47,7 @@ class BlockView:
     result: BlockView | None = None
     source: str = ""  # address on this server of an image or a recording
     link: str = ""  # address on another server
-    run: str = ""  # address of the tool's run
+    run: ToolRun | None = None
     note: str = ""  # why a medium is not shown
 
 
@@ -71,8 +78,8 @@ class ValueView:
 class ContentView:
     """Renderer of the values of a page.
 
-    `address` is the start of the addresses of the run's values, and `tool_runs` has the address of the run of each
-    tool call by its id. With `raw`, values are shown as they were sent.
+    `address` is the start of the addresses of the run's values, and `tool_runs` has the run of each tool call by
+    its id. With `raw`, values are shown as they were sent.
     """
 
     def __init__(
@@ -81,7 +88,7 @@ class ContentView:
         *,
         limit: int = MAX_PAGE_CHARACTERS,
         raw: bool = False,
-        tool_runs: Mapping[str, str] | None = None,
+        tool_runs: Mapping[str, ToolRun] | None = None,
     ) -> None:
         self.address, self.raw, self.tool_runs = address, raw, tool_runs or {}
         self._left = limit
@@ -93,9 +100,9 @@ class ContentView:
         view = self.render_raw(value) if self.raw else self._render_content(value, part, turn)
         if not self._cut:
             return view
-        if not (self.address and part):
-            return replace(view, note="Showing a part of the value.")
-        return replace(view, note=f"Showing a part of {describe_size(value)}.", whole=f"{self.address}{part}")
+        size = formatting.characters(len(value)) if isinstance(value, str) else "the value"
+        whole = f"{self.address}{part}" if self.address and part else ""
+        return replace(view, note=f"Showing a part of {size}.", whole=whole)
 
     def text(self, text: str) -> BlockView:
         """Render a text as the block that it looks like."""
@@ -157,7 +164,7 @@ class ContentView:
             return self._medium(block, (sources or {}).get(id(block), ""))
         html = self.render_any_value(block.value)
         result = self._block(block.result) if block.result else None
-        return BlockView(block, html, result, run=self.tool_runs.get(block.call_id or "", ""))
+        return BlockView(block, html, result, run=self.tool_runs.get(block.call_id or ""))
 
     def render_any_value(self, value: JSON) -> Markup:
         """Render the arguments or the result of a tool, or a JSON value."""
@@ -259,13 +266,3 @@ def _dump_start(value: JSON, most: int) -> str:
         if length >= most:
             break
     return "".join(parts)
-
-
-def describe_size(value: JSON) -> str:
-    """Describe the size of a value in characters."""
-    if isinstance(value, str):
-        return formatting.characters(len(value))
-    try:
-        return formatting.characters(len(orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS)))
-    except (orjson.JSONEncodeError, TypeError):
-        return "the value"

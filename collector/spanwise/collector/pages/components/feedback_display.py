@@ -11,10 +11,13 @@ from spanwise.collector.records import Bucket, Experiment, Feedback, FeedbackSta
 from spanwise.collector.statistics import TASK_OK
 from spanwise.collector.stores import Store, list_metrics
 
+MAX_CHIP_CHARACTERS = 200  # of a label on a chip
+MAX_HINT_CHARACTERS = 300
+
 
 @dataclass(frozen=True, slots=True)
 class FeedbackChip:
-    """Chip that shows one feedback. `share` in 0…1 fills its bar; None draws no bar."""
+    """Chip that shows one feedback. `share` in 0…1 fills its bar; None draws no bar. A long label is cut."""
 
     feedback: Feedback
     text: str
@@ -27,9 +30,10 @@ class FeedbackChip:
         """Return the tooltip text."""
         outcome = self.feedback.outcome
         detail = self.feedback.error or self.feedback.comment or ""
-        return f"{self.feedback.key}: {outcome if outcome != 'score' else self.text}" + (
+        hint = f"{self.feedback.key}: {outcome if outcome != 'score' else self.text}" + (
             f", {detail}" if detail else ""
         )
+        return _cut(hint, MAX_HINT_CHARACTERS)
 
 
 _YES_NO = {"true": "yes", "false": "no"}  # labels of booleans as evaluators write them, by their lower case
@@ -46,16 +50,20 @@ def make_chip(feedback: Feedback, more: int = 0) -> FeedbackChip:
         return FeedbackChip(feedback, "error", None, more)
     if feedback.outcome == "skip":
         return FeedbackChip(feedback, "skipped", None, more)
+    label = _cut(format_label(feedback.label or ""), MAX_CHIP_CHARACTERS)
     if feedback.score is None:
-        return FeedbackChip(feedback, format_label(feedback.label or ""), None, more)
+        return FeedbackChip(feedback, label, None, more)
     has_bar = isinstance(feedback.score, bool) or 0 <= feedback.score <= 1
     if isinstance(feedback.score, bool):
         number = "yes" if feedback.score else "no"
     else:
         number = formatting.number(feedback.score)
-    label = format_label(feedback.label or "")
     text = f"{label} {number}" if label and label != number else number
     return FeedbackChip(feedback, text, float(feedback.score) if has_bar else None, more)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def get_latest_chips(feedbacks: Iterable[Feedback]) -> dict[str, FeedbackChip]:

@@ -37,7 +37,7 @@ from spanwise.collector.filters import (
 from spanwise.collector.pages.components import filter_line
 from spanwise.collector.pages.components.preferences import get_time_zone
 from spanwise.collector.records import FeedbackStats
-from spanwise.collector.sorting import parse_sort
+from spanwise.collector.sorting import FEEDBACK_PREFIX, parse_sort
 
 
 def read_integer(request: Request, name: str) -> int | None:
@@ -276,6 +276,9 @@ class FilterQuery:
             return f"{text} {OPERATOR_LABELS.get(operator, operator)} {value}".strip()
         if name in filters.FEEDBACK_CONDITIONS:
             return text.replace(">=-inf", f" {OUTCOME_LABELS[_SCORED]}")
+        if name == "sort" and text not in SORT_LABELS:
+            column = text.removeprefix("-").removeprefix(FEEDBACK_PREFIX)
+            return f"{column}, {'highest' if text.startswith('-') else 'lowest'} first"
         if name in ("since", "until") and text not in RANGE_LABELS:
             ns = self.filter.since_ns if name == "since" else self.filter.until_ns
             is_duration = filter_values.DURATION_PATTERN.fullmatch(text)

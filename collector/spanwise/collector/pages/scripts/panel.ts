@@ -1,6 +1,6 @@
 // A row of the list opens a panel beside it; Enter opens the whole trace. The address has the panel, so that Back closes it.
 
-import { parse } from "./page";
+import { announce, parse } from "./page";
 
 const getPanel = () => document.getElementById("panel");
 const getRows = () => [...document.querySelectorAll<HTMLAnchorElement>("#rows a.row-link")];
@@ -76,6 +76,7 @@ async function show(row: HTMLAnchorElement): Promise<void> {
     document.getElementById("beside")?.append(document.adoptNode(panel));
     mark();
     if (covers()) panel.focus();
+    else announce(`Beside the list: ${panel.querySelector("h2")?.innerText ?? ""}`);
   } catch (error) {
     if (!signal.aborted) throw error;
   }

@@ -17,7 +17,7 @@ from spanwise.collector.dialects import CONTENT_REFERENCES
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.formatting import split_stack
 from spanwise.collector.pages.components import feedback_display, preferences, rendering
-from spanwise.collector.pages.components.content_view import ContentView
+from spanwise.collector.pages.components.content_view import ContentView, ToolRun
 from spanwise.collector.pages.components.escaping import format_json, mark_invisible
 from spanwise.collector.pages.traces.neighbours import find_neighbours
 from spanwise.collector.pages.traces.trace_overview import build_overview
@@ -41,6 +41,7 @@ MAX_SCRIPT_RUNS = 200_000  # runs that the script of the tree gets; of a larger 
 PART_HEADER = "spanwise-part"  # names the part of the page that a script replaces
 ORIGIN_HEADER = "spanwise-origin"  # id of the run where the selected run's error began, "" if it is that run
 _CALL_ID_ATTRIBUTES = ("gen_ai.tool.call.id", "ai.toolCall.id", "tool_call.id", "tool.call.id", "tool_call_id")
+_TOOL_NAME_ATTRIBUTES = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name")
 
 
 def get_time_range(trace: Trace) -> tuple[int, int]:
@@ -213,6 +214,7 @@ def trace(store: Store, request: Request) -> Response:
         "trace.html",
         **shown,
         view=view,
+        root_derived=derived_fields(root),
         ticket=ticket,
         tree=build_tree(
             view.nodes, query, query.run or run.span_id, view.start_ns, view.start_ns + view.duration_ns, view.open_ids
@@ -351,15 +353,15 @@ def view_large_trace(store: Store, trace: TraceSummary, span_id: str | None) -> 
     )
 
 
-def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, str]:
-    """Return the address of the run of each tool call by the call's id, for the calls of the selected run.
+def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, ToolRun]:
+    """Return the run of each tool call by the call's id, for the calls of the selected run.
 
     A run has the id of its call in an attribute or in its result. Of senders that do not send it, a tool's run
-    belongs to a call of its name, in the order of time.
+    belongs to a call of its name, or of the name of its tool, in the order of time.
     """
     calls = find_tool_calls(view.run)
-    runs: dict[str, str] = {}
-    unnamed: list[TreeNode] = []
+    runs: dict[str, TreeNode] = {}
+    unnamed: list[tuple[TreeNode, list[str]]] = []  # with the names of the tool
     tools = [node for node in view.ended if node.kind == "tool"][:MAX_TOOL_RUNS] if calls else []
     for node in tools:
         run = view.load_run(node.span_id)
@@ -367,14 +369,17 @@ def index_tool_runs(view: TraceView, query: TreeQuery) -> dict[str, str]:
         results = [block for message in content.read_content(run.outputs).messages for block in message.blocks]
         identity = identity or next((block.call_id for block in results if block.call_id), None)
         if identity in calls:
-            runs.setdefault(identity, node.span_id)
+            runs.setdefault(identity, node)
         elif identity is None:
-            unnamed.append(node)
+            unnamed.append((node, [str(run.attributes.get(name)) for name in _TOOL_NAME_ATTRIBUTES]))
     for identity, name in calls.items():
-        if identity not in runs and (found := next((node for node in unnamed if name and name in node.name), None)):
-            runs[identity] = found.span_id
+        matching = (tool for tool in unnamed if name and (name in tool[0].name or name in tool[1]))
+        if identity not in runs and (found := next(matching, None)):
+            runs[identity] = found[0]
             unnamed.remove(found)
-    return {identity: query.address(run=span_id) for identity, span_id in runs.items()}
+    return {
+        identity: ToolRun(query.address(run=node.span_id), node.status == "error") for identity, node in runs.items()
+    }
 
 
 def find_tool_calls(run: Run) -> dict[str, str]:

@@ -50,7 +50,7 @@ class TraceOverview:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What was asked and answered in a trace, "" if unknown, and the runs that say so."""
+    """Question and answer of a trace, "" if unknown, with the runs that contain them."""
 
     question: str
     asked_in: Run
@@ -67,7 +67,7 @@ def find_exchange(root: Run, nodes: Sequence[TreeNode | Run], load_run: Callable
     for span_id in calls[:_MAX_MODEL_CALLS] if not question else ():
         if question := content.find_question((asking := load_run(span_id)).inputs):
             break
-    opaque = not answer and root.status != "error" and (root.outputs is None or isinstance(root.outputs, str))
+    opaque = not answer and root.status != "error" and content.is_opaque(root.outputs)
     for span_id in calls[: -_MAX_MODEL_CALLS - 1 : -1] if opaque else ():
         if answer := content.find_answer((answering := load_run(span_id)).outputs):
             break
