@@ -1,7 +1,8 @@
 """Pages in a browser, and what they load, against their budgets.
 
     python benchmarks/pages.py --sizes --check   # compressed style sheet and scripts by kind of page; needs no browser
-    python benchmarks/pages.py                   # also the tree of 10,000 and 100,000 spans, and live updates
+    python benchmarks/pages.py --cpu             # CPU time and size of pages over 10,000 spans and values of 5 MB
+    python benchmarks/pages.py                   # sizes, the tree of 10,000 and 100,000 spans, and live updates
 
 Times are medians of `--rounds` new browser profiles; the server is a process of its own, as `spanwise serve` starts it.
 """
@@ -9,6 +10,7 @@ Times are medians of `--rounds` new browser profiles; the server is a process of
 from __future__ import annotations
 
 import argparse
+import gc
 import gzip
 import random
 import socket
@@ -21,11 +23,15 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from fastapi.testclient import TestClient
 from playwright.sync_api import Browser, sync_playwright
 
 from spanwise.collector import connect
+from spanwise.collector.api import create_app
 from spanwise.collector.records import Run, Usage
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 PAGES = Path(__file__).parent.parent / "collector/spanwise/collector/pages"
 STYLE, EVERYWHERE = PAGES / "static/spanwise.css", PAGES / "bundle/spanwise.js"
@@ -34,6 +40,19 @@ PAGE_FILES = {
     "list": ((STYLE, EVERYWHERE, PAGES / "bundle/list.js"), 35),
     "trace": ((STYLE, EVERYWHERE, PAGES / "bundle/trace.js"), 60),
     "overview": ((STYLE, EVERYWHERE, PAGES / "bundle/overview.css", PAGES / "bundle/overview.js"), 75),
+}
+TRACE, VALUE, TEXT, CHAT = ("a" * 31 + str(number) for number in range(4))
+LARGE_SPANS, REQUESTS = 10_000, 20
+# page → path, headers, budgets of CPU time in ms and of size in KB
+LARGE_PAGES: dict[str, tuple[str, dict[str, str], float | None, float | None]] = {
+    "10,000 spans: page": (f"/traces/{TRACE}", {}, None, None),
+    "10,000 spans: page, the last run selected": (f"/traces/{TRACE}?run={{last}}", {}, None, None),
+    "10,000 spans: click on a run": (f"/traces/{TRACE}?run={{last}}", {"Spanwise-Part": "run"}, None, 30),
+    "10,000 spans beside themselves": (f"/traces/compare?ids={TRACE},{TRACE}", {}, None, None),
+    "JSON value of 5 MB": (f"/traces/{VALUE}", {}, 60, 60),
+    "text of 5 MB": (f"/traces/{TEXT}", {}, 60, 60),
+    "chat of 2,000 messages": (f"/traces/{CHAT}", {}, None, 60),
+    "session of 20 turns": ("/sessions/session", {}, None, None),
 }
 KINDS = ("agent", "chain", "tool", "llm", "retriever")
 ERROR_EVERY = 123  # every 123rd run has failed
@@ -99,6 +118,48 @@ def make_trace(trace_id: str, spans: int) -> list[Run]:
         )
         path.append(runs[-1].span_id)
     return runs
+
+
+def make_large_values() -> list[Run]:
+    """Return roots with values of 5 MB, a long chat, and the turns of a session."""
+    items = [{"id": number, "text": f"value {number} " * 8, "deep": {"a": [number]}} for number in range(36_000)]
+    roles = ("user", "assistant")
+    chat = [{"role": roles[number % 2], "content": f"message {number} " * 200} for number in range(2_000)]
+    answer = "# Answer\n\n" + "- **bold** `code`\n" * 50
+    turn = {"session_id": "session", "inputs": "Why?", "outputs": answer}
+    fields: list[tuple[str, dict[str, Any]]] = [
+        (VALUE, {"outputs": {"items": items}}),
+        (TEXT, {"outputs": "word " * 1_000_000}),
+        (CHAT, {"kind": "llm", "inputs": chat, "outputs": "ok"}),
+        *((f"{number:032x}", turn) for number in range(1, 21)),
+    ]
+    times = {"start_ns": time.time_ns() - 10**9, "end_ns": time.time_ns()}
+    return [Run(trace_id=id, span_id="1" * 16, name="answer", status="ok", **times, **given) for id, given in fields]
+
+
+def measure_cpu(report: Report) -> None:
+    """Report CPU time (p95) and size of pages of large traces, served in this process without a network between."""
+    with tempfile.TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "spanwise.db") as store:
+        runs = make_trace(TRACE, LARGE_SPANS)
+        for n in range(0, LARGE_SPANS, 5_000):
+            store.append(runs[n : n + 5_000])
+        last = runs[-1].span_id
+        del runs
+        store.append(make_large_values())
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000)  # as `spanwise serve` does
+        with TestClient(create_app(store), headers={"Accept-Encoding": "identity"}) as client:
+            for name, (path, headers, most_ms, most_kb) in LARGE_PAGES.items():
+                times = []
+                for _ in range(REQUESTS + 1):
+                    begin = time.process_time()
+                    answer = client.get(path.format(last=last), headers=headers)
+                    times.append((time.process_time() - begin) * 1e3)
+                    answer.raise_for_status()
+                times = sorted(times[1:])  # the first one fills caches
+                report.add(f"{name}: CPU p95", times[int(REQUESTS * 0.95) - 1], "ms", most_ms)
+                report.add(f"{name}: size", len(answer.content) / 1e3, "KB", most_kb)
 
 
 @contextmanager
@@ -177,12 +238,16 @@ def main() -> None:
     arguments.add_argument("--check", action="store_true", help="fail if a budget is exceeded")
     arguments.add_argument("--rounds", type=int, default=7, help="browser profiles per trace (7)")
     arguments.add_argument("--quiet", type=float, default=60, help="seconds in which nothing happens (60)")
+    arguments.add_argument("--cpu", action="store_true", help="only CPU time and size of pages of large traces")
     options = arguments.parse_args()
     if not EVERYWHERE.exists():
         sys.exit("the scripts are not built: run `npm ci && npm run build` in the checkout")
     report = Report()
-    measure_sizes(report)
-    if not options.sizes:
+    if options.cpu:
+        measure_cpu(report)
+    else:
+        measure_sizes(report)
+    if not (options.sizes or options.cpu):
         with tempfile.TemporaryDirectory() as folder, serve(Path(folder) / "spanwise.db") as url:
             with connect(url) as store:
                 for trace_id, spans in (("a" * 32, 10_000), ("b" * 32, 100_000)):
