@@ -4,11 +4,12 @@
 import { announce, every, parse } from "./page";
 import { hasRun, loadTree, mountTree, nameOf, originOf, readAddress, selectRun, stepError } from "./tree";
 
-const treeSection = document.querySelector<HTMLElement>(".split[data-runs] > section.tree");
+const treeSection = document.querySelector<HTMLElement>(".split[data-tree-url] > section.tree");
 const treeData = () => treeSection?.parentElement?.dataset ?? {};
 const rootId = () => treeData().root ?? ""; // another run if the root has not ended yet
 const runOf = (address: string) => new URL(address, location.href).searchParams.get("run") ?? rootId();
-if (treeSection) void mountTree(treeSection, treeData().runs!, treeData().ticket!, rootId, (address) => void show(address, true));
+if (treeSection) void mountTree(treeSection, treeData().treeUrl!, treeData().ticket!, rootId, (address) => void show(address, true));
+let shown = runOf(location.href); // run whose detail is on the page
 let latest: Promise<Document | null> | null = null; // answer for the run that was selected last
 
 async function fetchPage(address: string, options: RequestInit = {}): Promise<Document | null> {
@@ -23,6 +24,8 @@ async function show(address: string, push: boolean): Promise<void> {
   if (push) history.pushState({}, "", address);
   readAddress();
   selectRun(run);
+  if (run === shown) return;
+  shown = run;
   const headers = { "Spanwise-Part": "run", "Spanwise-Origin": originOf(run) };
   const request = (latest = fetchPage(address, { headers }).catch(() => null)), page = await request;
   if (request !== latest) return; // answers may come in another order than their requests
@@ -37,9 +40,9 @@ async function show(address: string, push: boolean): Promise<void> {
 // The feedback form keeps what was typed, and offers the selected run as its target.
 function aimFeedback(run: string): void {
   const form = document.querySelector<HTMLFormElement>("#feedback form");
-  const shown = form?.querySelector<HTMLInputElement>("[name=run]"), target = form?.querySelector<HTMLSelectElement>("[name=span]")?.options[1];
-  if (!shown || !target) return;
-  shown.value = run === rootId() ? "" : run;
+  const field = form?.querySelector<HTMLInputElement>("[name=run]"), target = form?.querySelector<HTMLSelectElement>("[name=span]")?.options[1];
+  if (!field || !target) return;
+  field.value = run === rootId() ? "" : run;
   target.value = run;
   target.text = `span ${nameOf(run)}`;
 }
@@ -88,7 +91,8 @@ if (document.querySelector("[data-running]")) {
     document.getElementById("detail")?.toggleAttribute("hx-morph-skip", isChosen); // a run that has ended changes no more
     await window.htmx.ajax("GET", location.href, { target: "#main", select: "#main", swap: "outerMorph" });
     if (!treeSection && document.querySelector("section.tree")) return location.reload();
-    if (treeSection) await loadTree(treeData().runs!, rootId());
+    shown = runOf(location.href);
+    if (treeSection) await loadTree(treeData().treeUrl!, rootId());
     prepare(document);
     if (document.querySelector("[data-running]")) return;
     clearInterval(timer);
