@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from spanwise.collector.records import JSON, Run, Status, TreeNode, make_fast_constructor
 from spanwise.tracer import attribute_names as names
@@ -34,13 +34,33 @@ class RunNode(NamedTuple):
 _new_node: Callable[..., TreeNode] = make_fast_constructor(TreeNode)
 
 
+class _NodeDraft:
+    """Mutable substitute for `TreeNode`. Setting the fields of a frozen dataclass costs several times as much."""
+
+    __slots__ = TreeNode.__slots__
+
+
 def make_branch(
     position: int, depth: int, line: RunNode, known: Container[str], feedback: int = 0, failed: int = 0
 ) -> TreeNode:
     """Return the tree record of a run. `known` holds the ids of all runs of the trace."""
-    lost_parent = line.parent_id is not None and line.parent_id not in known
-    # by position, which is faster for thousands of runs: the fields of a line before and after those of the tree
-    return _new_node(*line[:7], position, depth, lost_parent, feedback, failed, *line[7:])
+    node: Any = _NodeDraft()
+    (
+        node.span_id,
+        node.parent_id,
+        node.name,
+        node.kind,
+        node.status,
+        node.start_ns,
+        node.end_ns,
+        node.input_tokens,
+        node.output_tokens,
+        node.cost,
+    ) = line
+    node.position, node.depth, node.feedback, node.failed = position, depth, feedback, failed
+    node.lost_parent = line.parent_id is not None and line.parent_id not in known
+    node.__class__ = TreeNode  # both classes have the same slots
+    return cast(TreeNode, node)
 
 
 def walk_tree(lines: Sequence[RunNode]) -> Iterator[tuple[int, RunNode]]:
