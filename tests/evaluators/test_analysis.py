@@ -549,7 +549,7 @@ def test_the_page_of_a_datasets_experiments_draws_a_line_per_key(store):
     with TestClient(create_app(store)) as client:
         text = client.get("/experiments?dataset=daily").text
         every = client.get("/experiments").text
-    assert 'aria-label="exact, earliest first: run 5 0.25; run 10 0.5; run 20 1"' in text
+    assert 'aria-label="exact, earliest first: run 5 25 %; run 10 50 %; run 20 100 %"' in text
     assert 'class="band" d="M' in text
     assert 'class="band"' not in every
 

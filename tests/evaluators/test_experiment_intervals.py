@@ -149,7 +149,7 @@ def test_the_ends_of_the_interval_are_columns_of_the_data_frame(store):
 
 def test_the_page_shows_the_interval_beside_the_mean(store, page):
     text = page(evaluate(DATA, lambda q: q, [small], store=store, progress=False))
-    assert re.search(r'<span class="mean">0\.292</span>\s*<span class="interval[^>]*>\[0\.149, 0\.492\]</span>', text)
+    assert re.search(r'<span class="mean">29 %</span>\s*<span class="interval[^>]*>\[15 %, 49 %\]</span>', text)
 
 
 def test_table_and_page_say_whose_mean_the_interval_of_a_judge_is(store, page):
@@ -174,8 +174,8 @@ def test_the_table_shows_pass_at_k_and_pass_hat_k_of_keys_that_pass(store):
 def test_the_page_shows_pass_at_k_and_flaky_examples(store, page):
     experiment = ran(store, repetitions=4, seed=1)
     text, found = page(experiment), experiment.repeats("small")
-    assert f"pass@4 {found.pass_at(4).value:.3g} [" in text
-    assert f"pass^4 {found.pass_hat(4).value:.3g} [" in text
+    assert f"pass@4 {100 * found.pass_at(4).value:.0f} % [" in text
+    assert f"pass^4 {100 * found.pass_hat(4).value:.0f} % [" in text
     assert f"{len(found.flaky)} flaky" in text
 
 

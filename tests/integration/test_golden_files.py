@@ -72,6 +72,8 @@ def without_later_fields(value: Any, kind: str) -> Any:
             {n: v for n, v in bucket.items() if n not in later} | {"feedback": stats}
             for bucket, stats in zip(value, of_stats, strict=True)
         ]
+    if kind == "values":  # menus have left out since what only judges have
+        return value | {"model": [name for name in value["model"] if name != "gpt-4o-mini-2024-07-18"]}
     later = LATER_FIELDS.get(kind)
     if later is None:
         return value

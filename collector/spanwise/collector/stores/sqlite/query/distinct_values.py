@@ -2,7 +2,7 @@
 
 Without a project, a loose index scan takes one step per value, independent of the number of traces that share it.
 With a project, the values come from its newest traces, because only the index by start time covers the traces of one
-project. Names, environments and models that only evaluators' own traces have are left out, as in lists. Metadata has
+project. Names, environments and models that only evaluators' own traces have (of the newest of both) are left out. Metadata has
 no index, and always comes from the newest traces.
 """
 
@@ -12,7 +12,6 @@ import sqlite3
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.stores.sqlite.query.filter_sql import METADATA_TEXT_SQL, VISIBLE_SQL
-from spanwise.collector.stores.sqlite.rollups.rollup_delta import EVALUATOR_TRACE
 
 NEWEST_TRACES = 1000  # newest traces of a project from which values are read; about 5 ms of CPU
 
@@ -45,28 +44,29 @@ SELECT project FROM (
 ORDER BY 1 LIMIT ?1
 """
 _SELECT_KNOWN = "SELECT value FROM known WHERE field = '{}' ORDER BY value LIMIT ?1"
-# Of the values of evaluators' own traces, only those that other traces have, too: lists show no others. The rollups
-# tell which these are
-_IS_SHOWN = (
-    "(x NOT IN (SELECT {of_trace} FROM (SELECT name, environment, models FROM traces INDEXED BY traces_of_evaluators"
-    f" WHERE kind = 'evaluator' ORDER BY start_ns DESC LIMIT {NEWEST_TRACES}) t{{join}} WHERE {{of_trace}} IS NOT NULL)"
-    f" OR EXISTS (SELECT 1 FROM sums s WHERE {{of_rollup}} = x AND s.shown > {EVALUATOR_TRACE}))"
+# Values that the newest traces of evaluators have are shown only if the newest other traces have them, too
+_OF_NEWEST = (
+    "SELECT {of_trace} FROM (SELECT name, environment, models FROM traces INDEXED BY {index}"
+    f" WHERE {{condition}} ORDER BY start_ns DESC LIMIT {NEWEST_TRACES}) t{{join}} WHERE {{of_trace}} IS NOT NULL"
 )
 
 
-def _shown(values: str, of_trace: str, of_rollup: str, join: str = "") -> str:
-    condition = _IS_SHOWN.format(of_trace=of_trace, of_rollup=of_rollup, join=join)
-    return f"SELECT x FROM ({values}) WHERE {condition} ORDER BY x LIMIT ?1"
+def _shown(values: str, of_trace: str, join: str = "") -> str:
+    of_evaluators = _OF_NEWEST.format(
+        of_trace=of_trace, join=join, index="traces_of_evaluators", condition="kind = 'evaluator'"
+    )
+    of_others = _OF_NEWEST.format(of_trace=of_trace, join=join, index="traces_shown", condition=_VISIBLE)
+    return f"SELECT x FROM ({values}) WHERE x NOT IN ({of_evaluators}) OR x IN ({of_others}) ORDER BY x LIMIT ?1"
 
 
 _ALL_KNOWN = "SELECT value AS x FROM known WHERE field = '{}'"
 # One parameter: the limit
 ALL_PROJECTS_SQL = {
     "project": _PROJECTS,
-    "environment": _shown(_ALL_KNOWN.format("environment"), "t.environment", "s.environment"),
-    "name": _shown(_loose_scan("name", "traces", "traces_by_name", "name IS NOT NULL"), "t.name", "s.name"),
+    "environment": _shown(_ALL_KNOWN.format("environment"), "t.environment"),
+    "name": _shown(_loose_scan("name", "traces", "traces_by_name", "name IS NOT NULL"), "t.name"),
     "kind": _SELECT_KNOWN.format("kind"),
-    "model": _shown(_ALL_KNOWN.format("model"), "m.key", "substr(s.model, 2)", " CROSS JOIN json_each(t.models) m"),
+    "model": _shown(_ALL_KNOWN.format("model"), "m.key", " CROSS JOIN json_each(t.models) m"),
     **{field: _SELECT_KNOWN.format(field) for field in ("tag", "prompt", "prompt_version", "agent", "finish_reason")},
     "session": _loose_scan("session_id", "traces", "traces_by_session", "session_id IS NOT NULL") + "LIMIT ?1",
     "user": _loose_scan("user_id", "traces", "traces_by_user", "user_id IS NOT NULL") + "LIMIT ?1",
