@@ -17,7 +17,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 from spanwise.collector.errors import Refused
-from spanwise.collector.filter_values import metadata_text
+from spanwise.collector.filter_values import YES_AND_NO, metadata_text
 from spanwise.collector.filters import (
     CONDITIONS,
     EVALUATOR_KIND,
@@ -261,11 +261,24 @@ def _see_feedback(key: str, attribute: str) -> Callable[[Mapping[str, KeyFeedbac
     return lambda feedback: see(feedback.get(key, _NO_FEEDBACK))
 
 
+def _see_yes_or_no(key: str) -> Callable[[Mapping[str, KeyFeedback]], str | None]:
+    def see(feedback: Mapping[str, KeyFeedback]) -> str | None:
+        found = feedback.get(key, _NO_FEEDBACK)
+        if found.label is not None or found.score is None:
+            return found.label
+        return YES_AND_NO.get(float(found.score))
+
+    return see
+
+
 def _feedback(name: str, wanted: Iterable[FeedbackCondition]) -> list[TraceCondition]:
     found = []
     for condition in wanted:
         key, sign, bound = condition
-        see = _see_feedback(key, "label" if isinstance(bound, str) else "score")
+        if bound in YES_AND_NO.values():
+            see = _see_yes_or_no(key)
+        else:
+            see = _see_feedback(key, "label" if isinstance(bound, str) else "score")
         found.append(TraceCondition(name, condition, ("feedback",), _comparison(see, sign, bound), see))
     return found
 

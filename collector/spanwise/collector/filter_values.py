@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from datetime import datetime, tzinfo
 from typing import Any
 
@@ -56,9 +57,12 @@ def parse_duration(text: str) -> int:
     return int(match[1]) * UNIT_SECONDS[match[2]] * 1_000_000_000
 
 
+YES_AND_NO: Mapping[float, str] = {1.0: "yes", 0.0: "no"}  # names of scores that pages show, and conditions accept
+
+
 def parse_bound(text: str) -> float | str:
     """Parse the right side of a feedback condition: a number, `true` and `false` as 1 and 0, any other text as a
-    label.
+    label. The labels "yes" and "no" are also compared with the scores 1 and 0.
     """
     if text.lower() in ("true", "false"):
         return float(text.lower() == "true")

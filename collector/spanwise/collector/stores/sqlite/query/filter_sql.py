@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from spanwise.collector.errors import Refused
-from spanwise.collector.filter_values import metadata_text
+from spanwise.collector.filter_values import YES_AND_NO, metadata_text
 from spanwise.collector.filters import (
     EVALUATOR_KIND,
     MAX_CONDITION_VALUES,
@@ -188,23 +188,30 @@ def _feedback(wanted: Any) -> list[SQLCondition]:
 
 
 def _feedback_condition(key: str, column: str, comparisons: Sequence[tuple[str, float | str]]) -> SQLCondition:
-    each = "".join(f" AND f.{column} {_operator(operator)} ?" for operator, _ in comparisons)
+    each = "".join(f" AND {_feedback_value(value)} {_operator(operator)} ?" for operator, value in comparisons)
     holds = f"f.key = ? AND f.standing = 2{each}"
     values = (key, *(value for _, value in comparisons))
-    return SQLCondition(
-        f"EXISTS (SELECT 1 FROM feedback f {FEEDBACK_OF_TRACE} AND {holds})",
-        values,
-        f"SELECT f.trace FROM feedback f INDEXED BY feedback_by_{column} WHERE {holds}",
-        values,
-    )
+    sql = f"EXISTS (SELECT 1 FROM feedback f {FEEDBACK_OF_TRACE} AND {holds})"
+    if any(value in YES_AND_NO.values() for _, value in comparisons):  # no index has both labels and scores
+        return SQLCondition(sql, values)
+    ids = f"SELECT f.trace FROM feedback f INDEXED BY feedback_by_{column} WHERE {holds}"
+    return SQLCondition(sql, values, ids, values)
+
+
+def _feedback_value(wanted: float | str) -> str:
+    """Return the expression that a bound is compared with. A score without a label is "yes" or "no" if it is 1 or 0."""
+    if wanted in YES_AND_NO.values():
+        named = " ".join(f"WHEN {score} THEN '{name}'" for score, name in YES_AND_NO.items())
+        return f"coalesce(f.label, CASE f.score {named} END)"
+    return "f.label" if isinstance(wanted, str) else "f.score"
 
 
 def _document_feedback(wanted: Any) -> list[SQLCondition]:
     """Compile one condition for each comparison, which may hold for different documents."""
     found = []
     for key, operator, value in wanted:
-        column = "label" if isinstance(value, str) else "score"
-        holds = f"f.key = ? AND f.document IS NOT NULL AND f.standing >= 1 AND f.{column} {_operator(operator)} ?"
+        compared = f"{_feedback_value(value)} {_operator(operator)} ?"
+        holds = f"f.key = ? AND f.document IS NOT NULL AND f.standing >= 1 AND {compared}"
         found.append(SQLCondition(f"EXISTS (SELECT 1 FROM feedback f {FEEDBACK_OF_TRACE} AND {holds})", (key, value)))
     return found
 
