@@ -318,7 +318,7 @@ def test_only_the_largest_groups_are_shown(store, client):
     store.append([ago(1, project=f"p{n:02}") for n in range(30)])
     text = client.get("/?group=project").text
     assert "12 groups with the most traces, of 30" in text
-    assert text.partition('class="by-group"')[2].count("<tr>") == 13
+    assert text.partition('class="by-group"')[2].partition("</table>")[0].count("<tr>") == 13
 
 
 def test_traces_without_a_value_are_a_group_without_a_link(store, client):

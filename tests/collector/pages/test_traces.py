@@ -274,3 +274,39 @@ def test_charts_compare_groups(store, client):
 def test_charts_show_the_largest_of_many_groups(store, client):
     store.append([run("call", user_id=f"u{number}", start_ns=time.time_ns()) for number in range(20)])
     assert "12 groups with the most traces, of 20" in client.get("/traces?group_by=user").text
+
+
+def test_a_yes_or_no_that_is_shown_can_be_filtered_for(store, client):
+    good, bad = run("good"), run("bad")
+    store.append([good, bad])
+    store.add_feedback(
+        [Feedback(target=Target(trace_id=each.trace_id), key="faithful", score=each is good) for each in (good, bad)]
+    )
+    text = client.get("/traces?feedback=faithful%3Dno").text
+    assert (">bad</a>" in text, ">good</a>" in text) == (True, False)
+
+
+def test_an_unknown_condition_offers_the_key_that_has_its_name(store, client):
+    answer = run("answer", metadata={"release": "v1"})
+    store.append([answer])
+    store.add_feedback([Feedback(target=Target(trace_id=answer.trace_id), key="faithful", score=0.0)])
+    page = client.get("/traces?where=faithful%3C0.5+release%3Dv1").text
+    offered = {
+        label: html.unescape(address)
+        for address, label in re.findall(r'class="button" href="([^"]*)">(Filter by [^<]*)<', page)
+    }
+    assert list(offered) == ["Filter by feedback.faithful&lt;0.5", "Filter by metadata.release=v1"]
+    for address in offered.values():
+        assert ">answer</a>" in client.get(address).text
+
+
+def test_a_search_for_a_user_that_finds_nothing_offers_the_users_traces(store, client):
+    store.append([run("answer", user_id="user-7", outputs="nothing of that name")])
+    page = client.get("/traces?text=user-7").text
+    [address] = re.findall(r'href="([^"]*)">Show traces with user=user-7<', page)
+    assert ">answer</a>" in client.get(html.unescape(address)).text
+
+
+def test_a_search_that_finds_nothing_offers_nothing_that_is_not_there(store, client):
+    store.append([run("answer")])
+    assert "Show traces with" not in client.get("/traces?text=user-8").text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +34,9 @@ MAX_EXACT_MATCHES = 1_000  # matches that are counted one by one if rollups do n
 MAX_COUNTED_TRACES = 30_000  # maximum number of traces that charts read if rollups do not apply; takes about 0.1 s
 MAX_SHOWN_GROUPS = 12
 PART_HEADER = "spanwise-part"  # names the part of the page that a script shows
+MAX_OFFERED_VALUES = 1_000  # feedback keys or metadata keys among which an unknown condition is searched
 MAX_TERM_CHARACTERS = 400  # longest term of the filter line that is completed
+_COMPARISON = re.compile(r"[<>=!]")
 _SHORT_PERIOD_NS = 6 * 3_600 * 10**9
 _MAX_PERIOD_NS = 366 * 86_400 * 10**9
 _PERIODS_NS = tuple(s * 10**9 for s in (15, 60, 300, 900, 3_600, 21_600, 86_400, 604_800, 2_592_000, 7_776_000))
@@ -106,6 +109,7 @@ def traces(store: Store, request: Request) -> Response:
         trust=JudgeAgreement(store).said(get_shown_judge_keys(chips)) if times and not waiting else {},
         choices=load_choices(store, query.fields.get("project")),
         empty=get_empty_reason(store, query) if not page.items and not query.fields.get("cursor") else "",
+        offers=make_offers(store, query) if query.unknown or not page.items else [],
     )
 
 
@@ -156,6 +160,40 @@ def get_empty_reason(store: Store, query: filter_form.FilterQuery) -> str:
     if query.filter.leaves_out_judgements and store.traces(replace(query.filter, kind=EVALUATOR_KIND), limit=1).items:
         return "judges"
     return "filter"
+
+
+def make_offers(store: Store, query: filter_form.FilterQuery) -> list[tuple[str, str]]:
+    """Return labels and URLs of queries that were perhaps meant.
+
+    An unknown condition may be a feedback key or a metadata key. A searched word may be a user, a session or a tag.
+    """
+    project = query.fields.get("project") or None
+    items = [item for item in query.items if item[0] != "cursor"]
+    offers = []
+    for name, text in query.unknown:
+        term = f"{name}={text}" if text else name
+        key = _COMPARISON.split(term, maxsplit=1)[0]
+        comparison = term.removeprefix(key)
+        if comparison and key in store.values("feedback", limit=MAX_OFFERED_VALUES, project=project):
+            address = filter_form.build_address(filter_form.TRACE_LIST, [*items, ("feedback", key + comparison)])
+            offers.append((f"Filter by feedback.{key}{comparison}", address))
+        if comparison.startswith("=") and key in store.values("metadata", limit=MAX_OFFERED_VALUES, project=project):
+            pair = (f"metadata.{key}", comparison.removeprefix("="))
+            offers.append(
+                (
+                    f"Filter by metadata.{key}{comparison}",
+                    filter_form.build_address(filter_form.TRACE_LIST, [*items, pair]),
+                )
+            )
+    if text := (query.filter.text or "").strip('"'):
+        for field, filter in (
+            ("user", Filter(user=text)),
+            ("session", Filter(session=text)),
+            ("tag", Filter(tags=(text,))),
+        ):
+            if store.traces(replace(filter, project=project), limit=1).items:
+                offers.append((f"Show traces with {field}={text}", query.address(text=None, **{field: text})))
+    return offers
 
 
 def count_matches(
