@@ -150,12 +150,22 @@ def _resolve_exporters(values: dict[str, Any]) -> None:
     values["exporters"], values["delivers"] = exporters, "url" in values or not exporters
 
 
+_grpc_process: int | None = None  # the process that has created a gRPC exporter
+
+
 def make_grpc_exporter() -> Any:
     """Return the exporter of `opentelemetry-exporter-otlp` for gRPC. It reads OpenTelemetry's variables itself.
 
-    gRPC hangs in forked children unless `GRPC_ENABLE_FORK_SUPPORT` is set before the process first uses it.
+    Raises `RuntimeError` in a child that was forked after its parent had created one: calls of gRPC can then hang, or
+    end the process.
     """
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
+    global _grpc_process
+    if _grpc_process not in (None, os.getpid()):
+        raise RuntimeError(
+            "gRPC cannot be used in a child that was forked after its parent had exported over gRPC; fork before the "
+            "first span ends, or set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"
+        )
+    _grpc_process = os.getpid()
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     return OTLPSpanExporter()
