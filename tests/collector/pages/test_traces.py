@@ -310,3 +310,32 @@ def test_a_search_for_a_user_that_finds_nothing_offers_the_users_traces(store, c
 def test_a_search_that_finds_nothing_offers_nothing_that_is_not_there(store, client):
     store.append([run("answer")])
     assert "Show traces with" not in client.get("/traces?text=user-8").text
+
+
+def test_the_form_finds_traces_that_contain_a_run_of_a_kind(store, client):
+    root = run("answer", kind="agent")
+    store.append([root, run("lookup", kind="tool", trace_id=root.trace_id, parent_id=root.span_id), run("other")])
+    form = client.get("/traces").text
+    assert re.search(r'<select name="any_kind">.*?<option>tool<', form, re.S)
+    text = client.get("/traces?any_kind=tool").text
+    assert (">answer</a>" in text, ">other</a>" in text) == (True, False)
+
+
+def test_a_condition_on_a_user_leads_to_the_user(store, client):
+    store.append([run("answer", user_id="user-7")])
+    assert 'href="/users/user-7">Open user</a>' in client.get("/traces?user=user-7").text
+    assert 'href="/users/user-7">Show user user-7</a>' in client.get("/traces?text=user-7").text
+
+
+def test_totals_of_the_latest_traces_say_since_when_they_count(store, client):
+    store.append([run("answer")])
+    tile = re.compile(r'<div class="stat"><h2>Traces <span class="muted">since <time')
+    assert tile.search(client.get("/traces").text)
+    assert not tile.search(client.get("/traces?since=24h").text)
+
+
+def test_a_session_of_several_users_names_them_all(store, client):
+    store.append([run("a", session_id="s", user_id="ann"), run("b", session_id="s", user_id="bob")])
+    text = client.get("/sessions/s").text
+    assert "<dt>Users</dt>" in text
+    assert re.search(r'class="who">user <a href="/users/(ann|bob)"', text)

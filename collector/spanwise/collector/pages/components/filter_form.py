@@ -122,7 +122,7 @@ _SHOWN_FIELDS = frozenset(
             "environment",
             "status",
             "name",
-            "kind",
+            "any_kind",
             "session",
             "user",
             "tag",
@@ -134,6 +134,8 @@ _SHOWN_FIELDS = frozenset(
 _FEEDBACK_FIELDS = frozenset(("feedback_key", "feedback_op", "feedback_value"))
 _HIDDEN_FIELDS = frozenset(("cursor", "columns", "feedback_op", "feedback_value"))
 _FIELD_LABELS = {
+    "any_kind": "contains a run of kind",
+    "any_name": "contains a run named",
     "range": "time",
     "group_by": "group by",
     "latency_ms": "latency",

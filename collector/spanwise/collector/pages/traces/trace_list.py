@@ -168,31 +168,31 @@ def make_offers(store: Store, query: filter_form.FilterQuery) -> list[tuple[str,
     An unknown condition may be a feedback key or a metadata key. A searched word may be a user, a session or a tag.
     """
     project = query.fields.get("project") or None
-    items = [item for item in query.items if item[0] != "cursor"]
+    items = [item for item in query.items if item[0] not in ("cursor", "text")]
+    words = [item for item in query.items if item[0] == "text"]
     offers = []
-    for name, text in query.unknown:
-        term = f"{name}={text}" if text else name
+    for name, value in query.unknown:
+        term = f"{name}={value}" if value else name
         key = _COMPARISON.split(term, maxsplit=1)[0]
         comparison = term.removeprefix(key)
-        if comparison and key in store.values("feedback", limit=MAX_OFFERED_VALUES, project=project):
-            address = filter_form.build_address(filter_form.TRACE_LIST, [*items, ("feedback", key + comparison)])
-            offers.append((f"Filter by feedback.{key}{comparison}", address))
-        if comparison.startswith("=") and key in store.values("metadata", limit=MAX_OFFERED_VALUES, project=project):
-            pair = (f"metadata.{key}", comparison.removeprefix("="))
-            offers.append(
-                (
-                    f"Filter by metadata.{key}{comparison}",
-                    filter_form.build_address(filter_form.TRACE_LIST, [*items, pair]),
-                )
-            )
+        pairs = {
+            "feedback": ("feedback", key + comparison),
+            "metadata": (f"metadata.{key}", comparison.removeprefix("=")),
+        }
+        for kind, pair in pairs.items():
+            is_possible = comparison.startswith("=") or (kind == "feedback" and comparison)
+            if is_possible and key in store.values(kind, limit=MAX_OFFERED_VALUES, project=project):
+                address = filter_form.build_address(filter_form.TRACE_LIST, [*items, *words, pair])
+                offers.append((f"Filter by {kind}.{key}{comparison}", address))
     if text := (query.filter.text or "").strip('"'):
-        for field, filter in (
-            ("user", Filter(user=text)),
-            ("session", Filter(session=text)),
-            ("tag", Filter(tags=(text,))),
-        ):
-            if store.traces(replace(filter, project=project), limit=1).items:
-                offers.append((f"Show traces with {field}={text}", query.address(text=None, **{field: text})))
+        named = {"user": Filter(user=text), "session": Filter(session=text), "tag": Filter(tags=(text,))}
+        for name, filter in named.items():
+            if not store.traces(replace(filter, project=project), limit=1).items:
+                continue
+            if name == "user":
+                offers.append((f"Show user {text}", f"/users/{rendering.quote_segment(text)}"))
+            address = filter_form.build_address(filter_form.TRACE_LIST, [*items, (name, text)])
+            offers.append((f"Show traces with {name}={text}", address))
     return offers
 
 
