@@ -43,9 +43,11 @@ PAGE_FILES = {
 }
 TRACE, VALUE, TEXT, CHAT = ("a" * 31 + str(number) for number in range(4))
 LARGE_SPANS, REQUESTS = 10_000, 20
+WITH_SCRIPTS = {"Cookie": "spanwise-zone=UTC"}  # that the script of all pages sets at the first visit
 # page → path, headers, budgets of CPU time in ms and of size in KB
 LARGE_PAGES: dict[str, tuple[str, dict[str, str], float | None, float | None]] = {
     "10,000 spans: page": (f"/traces/{TRACE}", {}, None, None),
+    "10,000 spans: page, browser with scripts": (f"/traces/{TRACE}", WITH_SCRIPTS, 100, 60),
     "10,000 spans: page, the last run selected": (f"/traces/{TRACE}?run={{last}}", {}, None, None),
     "10,000 spans: click on a run": (f"/traces/{TRACE}?run={{last}}", {"Spanwise-Part": "run"}, None, 30),
     "10,000 spans beside themselves": (f"/traces/compare?ids={TRACE},{TRACE}", {}, None, None),

@@ -159,6 +159,26 @@ def test_beside_the_panel_the_list_is_readable(browser, ordinary, odd, width):
         page.close()
 
 
+@pytest.mark.parametrize(("width", "has_scripts"), [(1440, True), (390, True), (1440, False)])
+def test_two_rows_are_compared(browser, ordinary, width, has_scripts):
+    page = open_page(browser, f"{ordinary}/traces", width, java_script_enabled=has_scripts)
+    first, second, *_ = ids(page)
+    picks = page.locator("#rows .pick")
+    expect(picks.first).to_be_hidden()
+    height = page.locator("tbody tr").first.bounding_box()["height"]
+    page.get_by_role("checkbox", name="Compare: select two traces").focus()
+    page.keyboard.press("Space")
+    picks.nth(0).click()
+    picks.nth(1).click()
+    assert page.locator("tbody tr").first.bounding_box()["height"] == height
+    if has_scripts:
+        expect_no_panel(page)
+        assert violations(page) == []
+    page.get_by_role("button", name="Compare selected").click()
+    page.wait_for_url(f"**/traces/compare?ids={first}&ids={second}")
+    assert page.locator("h1", has_text="Compare").count() == 1
+
+
 def test_without_scripts_a_row_opens_the_trace_and_an_address_the_panel(browser, ordinary):
     page = open_page(browser, f"{ordinary}/traces", java_script_enabled=False)
     trace = rows(page).nth(1).get_attribute("data-trace")
@@ -219,6 +239,20 @@ def test_a_state_is_brought_up_to_date_without_moving_rows(live):
     store.feedback(first, "grounded", 0.75)
     page.locator("tbody tr").first.locator(".c-score", has_text="0.75").wait_for()
     expect(page.locator("#fresh")).to_be_hidden()
+
+
+def test_selected_rows_stay_selected_while_the_list_is_live(live):
+    page, store = live
+    page.locator(".pick-toggle").click()
+    page.locator("#rows .pick").nth(1).click()
+    page.evaluate("document.activeElement.blur()")
+    first = rows(page).first.get_attribute("data-trace")
+    with page.expect_response(lambda answer: answer.url.endswith("/traces")) as answer:
+        store.feedback(first, "grounded", 0.75)
+    answer.value.finished()
+    store.append([run("after")])
+    page.get_by_role("button", name="1 new").wait_for()
+    expect(page.locator(".pick :checked")).to_have_count(1)
 
 
 def test_the_order_survives_live_rows(browser, tmp_path):

@@ -62,6 +62,19 @@ def test_the_order_of_sessions_survives_their_filter(client, store):
     assert '<option value="-traces" selected>' in client.get("/sessions?sort=-traces").text
 
 
+def test_sessions_and_traces_of_a_user_are_sorted_apart(client, store):
+    for name, count in (("dear", 3), ("cheap", 1)):
+        store.append(
+            [run(name, user_id="u", session_id=name, usage=Usage(count, 1), cost=float(count)) for _ in range(count)]
+        )
+    page = client.get("/users/u?sort=cost&sort_sessions=-cost").text
+    assert texts(page, r'href="/sessions/(\w+)"') == ["dear", "cheap"]
+    assert texts(page, r'href="/traces/\w+" dir="auto">(\w+)') == ["cheap", "dear", "dear", "dear"]
+    assert 'href="?sort=-cost&amp;sort_sessions=-cost" title="Sort by cost"' in page
+    assert 'href="?sort=cost&amp;sort_sessions=cost" title="Sort by cost"' in page
+    assert client.get("/users/u?sort=size").status_code == 400
+
+
 def test_datasets(client, store):
     store.save_examples("few", [Example(inputs="a")])
     store.save_examples("many", [Example(inputs=str(number)) for number in range(3)])

@@ -373,6 +373,26 @@ def test_a_running_trace_fills_in(open_page, store, site):
     expect(row(page, "slow agent")).not_to_contain_text("running")
 
 
+@pytest.mark.parametrize("zone", ["local", "utc"])
+def test_the_server_sends_few_rows_to_a_browser_whose_scripts_ran_before(open_page, site, zone):
+    page = open_page("small")
+    page.context.add_cookies([{"name": "spanwise-view", "value": f"zone={zone}", "url": site["server"]}])
+    answer = page.goto(site["far"])
+    assert len(answer.text().split(" data-run")) - 1 == 60
+    expect_run(page, "step 7001")
+    page.get_by_role("tree").focus()
+    page.keyboard.press("End")
+    expect_active(page, "step 9999")
+
+
+def test_few_rows_lead_to_all_if_scripts_are_off_later(open_page):
+    visited = open_page("small")
+    page = open_page("large", java_script_enabled=False, storage_state=visited.context.storage_state())
+    assert page.locator("a[data-run]:visible").count() == 60
+    page.get_by_role("link", name="Show more spans").click()
+    expect(page.locator("#detail h2")).to_contain_text("step 60")
+
+
 def test_without_javascript_all_rows_of_a_part_are_there(open_page):
     page = open_page("large", java_script_enabled=False)
     assert page.locator("a[data-run]:visible").count() == 500

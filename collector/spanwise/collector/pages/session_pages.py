@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -124,16 +125,26 @@ def session(store: Store, request: Request) -> Response:
 
 
 def user(store: Store, request: Request) -> Response:
-    """Render the page of a user: totals, feedback, sessions and latest traces: `GET /users/{user_id}`."""
+    """Render a user: totals, feedback, sessions and traces: `GET /users/{user_id}?sort=&sort_sessions=`."""
     user_id = request.path_params["user_id"]
     total = next(iter(store.aggregate(user=user_id)), None)
     if total is None:
         raise NotFound(f"there is no trace of user {user_id!r}")
+    orders = {name: order for name in ("sort", "sort_sessions") if (order := request.query_params.get(name))}
+
+    def address(**changed: str) -> str:
+        return f"?{urlencode({**orders, **changed}, errors='replace')}"
+
     return rendering.render_page(
         request,
         "user.html",
         user_id=user_id,
         total=total,
-        sessions=store.sessions(user=user_id, limit=_LISTED),
-        traces=store.traces(user=user_id, limit=_LISTED),
+        orders=orders,
+        session_links=filter_form.SortLinks(
+            orders.get("sort_sessions", "-start"), lambda order: address(sort_sessions=order)
+        ),
+        trace_links=filter_form.SortLinks(orders.get("sort", "-start"), lambda order: address(sort=order)),
+        sessions=store.sessions(user=user_id, sort=orders.get("sort_sessions"), limit=_LISTED),
+        traces=store.traces(user=user_id, sort=orders.get("sort"), limit=_LISTED),
     )

@@ -1,7 +1,8 @@
 """Display preferences of a reader: theme, time zone, row height, side bar, values, columns and their widths. They are kept in cookies.
 
 The cookie `spanwise-view` has the choices of the forms. The script sets `spanwise-zone` to the browser's time zone, so
-that the server can print times in it. Without the script, times are in UTC.
+that the server can print times in it. Without the script, times are in UTC. The trace page takes the cookie as a sign
+that scripts run.
 """
 
 from __future__ import annotations

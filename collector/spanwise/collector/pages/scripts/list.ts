@@ -65,7 +65,7 @@ function followList(button: HTMLElement, notice: HTMLElement): void {
 
 function isInUse(): boolean {
   const focused = document.activeElement;
-  return !!document.querySelector(":popover-open") || (list().contains(focused) && !["list", "rows"].includes(focused!.id));
+  return !!document.querySelector(":popover-open, .pick :checked") || (list().contains(focused) && !["list", "rows"].includes(focused!.id));
 }
 
 const live = document.getElementById("live"), fresh = document.getElementById("fresh");

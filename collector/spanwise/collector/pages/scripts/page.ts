@@ -22,10 +22,11 @@ export async function parse(answer: Response): Promise<Document> {
 }
 
 // The server prints times in the zone that this cookie names, in UTC without it. The first page is converted here.
-const zone = document.documentElement.dataset.zone === "local" ? Intl.DateTimeFormat().resolvedOptions().timeZone : "UTC";
+// The cookie also tells that scripts run, so it is set for readers of UTC, too.
+const ownZone = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC", isLocal = document.documentElement.dataset.zone === "local";
 const named = document.cookie.split("; ").find((pair) => pair.startsWith("spanwise-zone="))?.slice(14);
-const isForeign = document.documentElement.dataset.zone === "local" && !!zone && decodeURIComponent(named ?? "") !== zone;
-if (isForeign) document.cookie = `spanwise-zone=${encodeURIComponent(zone)}; path=/; max-age=31622400; samesite=lax`;
+const isNew = decodeURIComponent(named ?? "") !== ownZone, zone = isLocal ? ownZone : "UTC", isForeign = isLocal && isNew;
+if (isNew) document.cookie = `spanwise-zone=${encodeURIComponent(ownZone)}; path=/; max-age=31622400; samesite=lax`;
 
 const format = (moment: Date, options: Intl.DateTimeFormatOptions): string =>
   new Intl.DateTimeFormat("en-GB", { timeZone: zone, ...options }).format(moment);

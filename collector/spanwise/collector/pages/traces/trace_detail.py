@@ -217,7 +217,13 @@ def trace(store: Store, request: Request) -> Response:
         root_derived=derived_fields(root),
         ticket=ticket,
         tree=build_tree(
-            view.nodes, query, query.run or run.span_id, view.start_ns, view.start_ns + view.duration_ns, view.open_ids
+            view.nodes,
+            query,
+            query.run or run.span_id,
+            view.start_ns,
+            view.start_ns + view.duration_ns,
+            view.open_ids,
+            with_scripts=rendering.has_scripts() and preferences.ZONE_COOKIE in request.cookies,
         ),
         neighbours=None
         if query.origin is None or summary is None

@@ -18,6 +18,7 @@ from spanwise.collector.records import TreeNode
 
 ROWS_PER_PAGE = 500  # rows per page of a trace with more than `MAX_WHOLE_ROWS`
 MAX_WHOLE_ROWS = 1_000
+SCRIPT_ROWS = 60  # rows that a browser with scripts gets, which then fetches all runs and shows those instead
 MAX_FOLDS = 50
 MAX_FIND_CHARACTERS = 200
 
@@ -114,8 +115,10 @@ def build_tree(
     start_ns: int,
     end_ns: int,
     open_ids: Container[str] = (),
+    *,
+    with_scripts: bool = False,
 ) -> TreeView:
-    """Return the page of the tree that contains the selected run.
+    """Return the page of the tree that contains the selected run. It has few rows for a browser `with_scripts`.
 
     `nodes` are in depth-first order. `open_ids` are the span ids of those that have not ended.
     """
@@ -123,6 +126,7 @@ def build_tree(
     places = select_rows(nodes, query, at)
     errors = [place for place, node in enumerate(nodes) if node.status == "error"]
     size = ROWS_PER_PAGE if len(nodes) > MAX_WHOLE_ROWS else max(1, len(places))
+    size = SCRIPT_ROWS if with_scripts else size
     index = next((index for index, row in enumerate(places) if row.place == at), 0)
     first = index - index % size
     return TreeView(
@@ -186,6 +190,8 @@ def select_rows(nodes: Sequence[TreeNode], query: TreeQuery, selected: int) -> l
 
     Rows above the selected one are never folded. A search looks into folded rows, too.
     """
+    if not (query.find or query.errors or query.kinds or query.folds):
+        return [ShownRow(place) for place in range(len(nodes))]
     parents = _find_parents(nodes)
     path: set[int] = set()
     above = parents[selected] if nodes else -1
