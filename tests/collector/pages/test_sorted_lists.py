@@ -73,6 +73,13 @@ def test_sessions_and_traces_of_a_user_are_sorted_apart(client, store):
     assert 'href="?sort=-cost&amp;sort_sessions=-cost" title="Sort by cost"' in page
     assert 'href="?sort=cost&amp;sort_sessions=cost" title="Sort by cost"' in page
     assert client.get("/users/u?sort=size").status_code == 400
+    assert "Latest traces" in client.get("/users/u").text
+
+
+def test_the_order_of_a_user_is_kept_in_the_complete_list(client, store):
+    store.append([run("a", user_id="u") for _ in range(11)])
+    assert 'href="/traces?user=u&amp;traffic=all">All traces' in client.get("/users/u").text
+    assert 'href="/traces?user=u&amp;traffic=all&amp;sort=-cost">All traces' in client.get("/users/u?sort=-cost").text
 
 
 def test_datasets(client, store):

@@ -109,6 +109,19 @@ def test_a_condition_that_makes_no_sense_is_said_beside_the_form(store, client):
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(("sort", "label"), [("", "Newest"), ("&sort=-cost", "First page")])
+def test_a_later_page_leads_back_to_the_first(store, client, sort, label):
+    store.append([run(f"run {n}") for n in range(60)])
+    first = client.get(f"/traces?status=ok{sort}").text
+    link = f'<a href="/traces?status=ok{sort.replace("&", "&amp;")}">{label}</a>'
+    assert link not in first
+    address = re.search('<a rel="next" href="([^"]*)"', first)[1].replace("&amp;", "&")
+    assert client.get(address).text.count(link) == 2  # above and below the list
+    store.append([run("other", status="error", error="x")])
+    store.delete(status="ok")
+    assert label in client.get(address).text
+
+
 def test_a_cursor_from_elsewhere_is_no_server_error(store, client):
     rag(store)
     assert client.get("/traces?cursor=nonsense").status_code in (200, 400)

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from collector.chromium import chromium
 from collector.making import child, run
+from collector.pages.test_layout_browser import SIXTEEN_CHARACTERS
 from spanwise.collector.records import OpenRun, Usage
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -158,6 +159,28 @@ def test_a_chain_of_2000_runs_is_shown(open_page):
     page.keyboard.press("ArrowLeft")
     expect(page.get_by_role("treeitem")).to_have_count(1)
     expect(row(page, "level 0")).to_have_attribute("aria-expanded", "false")
+
+
+@pytest.mark.parametrize(("width", "has_scripts"), [(1440, True), (1280, True), (1024, True), (1024, False)])
+def test_names_of_deep_runs_keep_16_characters(open_page, store, site, width, has_scripts):
+    runs = [run("level 0")]
+    for n in range(1, 20):
+        fields = {"status": "error", "error": "x"} if n % 2 else {}
+        deeper = child(
+            runs[-1], "a step with a long name", kind="guardrail", usage=Usage(10_000, 2), cost=0.0123, **fields
+        )
+        runs.append(deeper)
+    store.append(runs)
+    page = open_page(f"{site['server']}/traces/{runs[0].trace_id}", width, java_script_enabled=has_scripts)
+    rows = page.locator(".run-row, li > a[data-run]")
+    expect(rows).to_have_count(20)
+    for place in range(1, 20):
+        name, error = rows.nth(place).locator(".name"), rows.nth(place).locator(".flag.bad")
+        if width == 1440 or not error.count():
+            assert name.bounding_box()["width"] >= SIXTEEN_CHARACTERS
+        assert not error.count() or error.evaluate("flag => flag.scrollWidth <= flag.clientWidth")
+    indents = rows.locator(".what").evaluate_all("cells => cells.map((cell) => getComputedStyle(cell).paddingLeft)")
+    assert len(set(indents)) >= 4
 
 
 def test_the_keys_of_a_tree(open_page):
