@@ -47,7 +47,7 @@ class ScriptsBuildHook(BuildHookInterface[Any]):
             shutil.rmtree(root / BUNDLE, ignore_errors=True)  # an older bundle does not fit the pages
             self.app.display_warning(
                 f"The scripts of the pages were not built ({describe(error)}). Spanwise works without them. "
-                "To build them: install Node.js 18 or newer, and install again where registry.npmjs.org can be reached."
+                "To build them: install Node.js 18 or newer, and install again where npm's registry can be reached."
             )
 
 
