@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from page_scripts import require_scripts
 
@@ -25,3 +26,29 @@ def chromium(*flags: str) -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=found, args=[*FLAGS, *flags])
         yield browser
         browser.close()
+
+
+class PageWatch:
+    """Pages of contexts of their own. What they log, and the addresses that they request, is recorded."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._contexts: list[BrowserContext] = []
+        self.complaints: list[str] = []
+        self.requested: list[str] = []
+
+    def open(self, url: str, width: int, height: int, **options: Any) -> Page:
+        context = self._browser.new_context(viewport={"width": width, "height": height}, **options)
+        self._contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
+        page.on("request", lambda request: self.requested.append(request.url))
+        page.goto(url)
+        return page
+
+    def close(self) -> None:
+        for context in self._contexts:
+            context.close()

@@ -11,7 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
-from collector.chromium import chromium
+from collector.chromium import PageWatch, chromium
 from collector.making import child, run
 from polling import until
 from spanwise.collector.records import Document, Event, Feedback, Run, Target
@@ -118,31 +118,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 @pytest.fixture
 def open_page(browser: Browser, site: dict[str, str]) -> Iterator[Callable[..., Page]]:
     """Open a page by name, with all that it hides. In the end nothing ran, and nothing but its own files was requested."""
-    complaints: list[str] = []
-    requested: list[str] = []
-    contexts = []
+    watch = PageWatch(browser)
 
     def open_(name: str, width: int = 1440, **options: Any) -> Page:
-        context = browser.new_context(viewport={"width": width, "height": 800}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: complaints.append(dialog.message))
-        page.on("request", lambda request: requested.append(request.url))
-        page.goto(site[name])
+        page = watch.open(site[name], width, 800, **options)
         page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
         return page
 
     yield open_
-    for context in contexts:
-        context.close()
-    assert complaints == []
+    watch.close()
+    assert watch.complaints == []
     root = site["list"].removesuffix("/traces")
     known = {f"{root}/static/", f"{root}/traces", f"{root}/sessions/", f"{root}/charts"}
-    assert [url for url in requested if not any(url.startswith(each) for each in known)] == []
-    assert [url for url in requested if url.endswith("/x")] == []
+    assert [url for url in watch.requested if not any(url.startswith(each) for each in known)] == []
+    assert [url for url in watch.requested if url.endswith("/x")] == []
 
 
 PAGES = (

@@ -11,7 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
-from collector.chromium import chromium
+from collector.chromium import PageWatch, chromium
 from collector.making import child, run
 from spanwise.collector.records import Document, Feedback, Target, Usage
 from spanwise.collector.server import Server
@@ -118,28 +118,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 @pytest.fixture
 def open_page(browser: Browser, site: dict[str, str]) -> Iterator[Callable[..., Page]]:
     """Open a page by name. In the end nothing was complained of, and nothing was asked of other servers."""
-    complaints: list[str] = []
-    asked: list[str] = []
-    contexts = []
+    watch = PageWatch(browser)
 
     def open_(name: str, width: int = 1440, **options: object) -> Page:
-        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: complaints.append(dialog.message))
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(site[name])
-        return page
+        return watch.open(site[name], width, 900, **options)
 
     yield open_
-    for context in contexts:
-        context.close()
-    assert complaints == []
-    assert {url.split("/")[2] for url in asked} == {site["rich"].split("/")[2]}
-    assert not [url for url in asked if url.endswith("/x")]
+    watch.close()
+    assert watch.complaints == []
+    assert {url.split("/")[2] for url in watch.requested} == {site["rich"].split("/")[2]}
+    assert not [url for url in watch.requested if url.endswith("/x")]
 
 
 @pytest.mark.parametrize("name", ["rich", "model call", "failing", "raw", "hostile", "long", "compared", "choice"])

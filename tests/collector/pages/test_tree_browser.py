@@ -11,7 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from collector.chromium import chromium
+from collector.chromium import PageWatch, chromium
 from collector.making import child, run
 from collector.pages.test_layout_browser import SIXTEEN_CHARACTERS
 from spanwise.collector.records import OpenRun, Usage
@@ -87,30 +87,19 @@ def site(store: SQLiteStore) -> Iterator[dict[str, str]]:
 @pytest.fixture
 def open_page(browser: Browser, site: dict[str, str]) -> Iterator[Callable[..., Page]]:
     """Open a page by name, and wait for its tree. In the end nothing was complained of, and no other server was asked."""
-    complaints: list[str] = []
-    asked: list[str] = []
-    contexts = []
+    watch = PageWatch(browser)
 
     def open_(name: str, width: int = 1440, **options: object) -> Page:
-        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: complaints.append(dialog.message))
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(site.get(name, name))
+        page = watch.open(site.get(name, name), width, 900, **options)
         if options.get("java_script_enabled", True):
             page.get_by_role("tree").wait_for()
         return page
 
     yield open_
-    for context in contexts:
-        context.close()
-    assert [text for text in complaints if "responded with a status of 400" not in text] == []
-    assert {url.split("/")[2] for url in asked} == {site["server"].split("/")[2]}
-    assert not [url for url in asked if url.endswith("/x")]
+    watch.close()
+    assert [text for text in watch.complaints if "responded with a status of 400" not in text] == []
+    assert {url.split("/")[2] for url in watch.requested} == {site["server"].split("/")[2]}
+    assert not [url for url in watch.requested if url.endswith("/x")]
 
 
 def row(page: Page, name: str) -> Locator:
