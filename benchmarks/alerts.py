@@ -100,7 +100,7 @@ KINDS = (
 
 
 def make_blocks(scores: Floats, weights: Floats, hours: NDArray[np.int64], count: int) -> list[BlockSums]:
-    """Return the sums of every hour; each trace is a cluster."""
+    """Return the sums of each hour. Every trace is a cluster of its own."""
     totals = weights * scores
     is_graded = ((scores != 0) & (scores != 1)).astype(float)
     columns = [

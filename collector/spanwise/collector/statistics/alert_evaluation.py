@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from math import inf, sqrt
-from statistics import NormalDist
 
+from spanwise.collector.statistics.intervals import wilson_interval, z_quantile
 from spanwise.collector.statistics.quantiles import t_quantile
 
 WINDOW_BLOCKS = 24  # blocks of a window, and looks per window
@@ -88,16 +87,8 @@ class WindowEstimate:
             half = t_quantile(sure, WINDOW_BLOCKS - 1) * sqrt(self.variance)
             return self.mean + half if upper else self.mean - half
         spread = self.mean * (1 - self.mean)
-        n = spread / self.variance if self.variance > _NO_VARIANCE else self.effective_n
-        z = _normal_quantile(sure)
-        middle = (self.mean + z * z / (2 * n)) / (1 + z * z / n)
-        half = z / (1 + z * z / n) * sqrt(spread / n + z * z / (4 * n * n))
-        return min(1.0, middle + half) if upper else max(0.0, middle - half)
-
-
-@lru_cache(maxsize=256)
-def _normal_quantile(probability: float) -> float:
-    return NormalDist().inv_cdf(probability)
+        n = max(1.0, spread / self.variance if self.variance > _NO_VARIANCE else self.effective_n)
+        return wilson_interval(self.mean * n, n, 2 * sure - 1)[upper]
 
 
 def estimate_window(blocks: Sequence[BlockSums]) -> WindowEstimate:
@@ -195,7 +186,7 @@ def evaluate_condition(
     assert before.mean is not None
     assert condition.drop is not None
     variance = max(window.variance, _MIN_DROP_VARIANCE) + max(before.variance, _MIN_DROP_VARIANCE)
-    bound = before.mean - window.mean - _normal_quantile(sure) * sqrt(variance)
+    bound = before.mean - window.mean - z_quantile(sure) * sqrt(variance)
     return AlertLook(window=window, baseline=before, bound=bound, is_breach=bound > condition.drop)
 
 

@@ -133,7 +133,7 @@ def _conclude(low: float, high: float, rising: bool | None, margin: float | None
 
 
 def _further_scores(difference: float, variance: float, n: int, tau: float, margin: float | None) -> int | None:
-    """Return how many more scores of each version give an interval without 0, or within the margin."""
+    """Return how many more scores of each version would decide: the interval then excludes 0, or is within the margin."""
     target = abs(difference)
     if margin is not None:
         target = max(target, margin - abs(difference))

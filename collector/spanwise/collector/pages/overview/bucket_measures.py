@@ -165,7 +165,7 @@ def get_standard_score(measure: Measure, now: MeasuredBucket, before: MeasuredBu
         low, high = 0.0, 1.0
         if measure.unit == "score" and stats is not None and stats.minimum is not None and stats.maximum is not None:
             low, high = float(stats.minimum), float(stats.maximum)
-        # at least that of one deviating value, because few values may be equal by chance
+        # a few values may be equal by chance, so the variance is at least what one different value would cause
         variance += max((high - value) * (value - low), (high - low) ** 2 / n) / n
         means.append(value)
     return (means[0] - means[1]) / sqrt(variance) if variance else None

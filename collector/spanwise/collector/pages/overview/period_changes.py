@@ -26,7 +26,7 @@ MIN_RATIO = 0.1  # and by this part of the value before
 MIN_RATIO_OF_ESTIMATES = 0.2  # the same for percentiles and averages, whose standard errors are unknown
 MIN_TRACES_ABOVE = 5  # a percentile counts if at least this many traces are above it
 MIN_TRACES = 30  # an average per trace counts from this number of traces on
-_SMALLEST_SHARE = 0.02  # smaller shares and scores are compared with this one, because their ratios mean little
+_SMALLEST_SHARE = 0.02  # lower limit of the divisor for shares and scores, because a ratio to nearly 0 is huge
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Change:
     group: str | None
     now: float
     before: float
-    size: float  # difference as a part of the value before, by which changes are ranked
+    size: float  # difference divided by the value before; larger changes are shown first
 
     @property
     def subject(self) -> str:

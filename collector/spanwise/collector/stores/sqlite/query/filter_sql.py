@@ -199,7 +199,9 @@ def _feedback_condition(key: str, column: str, comparisons: Sequence[tuple[str, 
 
 
 def _feedback_value(wanted: float | str) -> str:
-    """Return the expression that a bound is compared with. A score without a label is "yes" or "no" if it is 1 or 0."""
+    """Return the SQL of the value that a condition compares: score or label. For the bounds "yes" and "no", a score of
+    1 or 0 without a label is compared as "yes" or "no".
+    """
     if wanted in YES_AND_NO.values():
         named = " ".join(f"WHEN {score} THEN '{name}'" for score, name in YES_AND_NO.items())
         return f"coalesce(f.label, CASE f.score {named} END)"
