@@ -78,7 +78,7 @@ def compare_rule_versions(
     weighted as in `summarize_rule`; a user is a cluster, otherwise a session, otherwise a trace. Raises `Refused` for
     an unknown field, equal versions, a rule whose targets are sessions, and scores outside the scale.
     """
-    conditions = {value: extend_filter(None, _make_condition(by, value)) for value in (a, b)}
+    conditions = {value: extend_filter(None, make_version_condition(by, value)) for value in (a, b)}
     if a == b:
         raise Refused(f"a and b are the same version, {a!r}; name two versions")
     if rule.target == "session":
@@ -124,7 +124,7 @@ def compare_rule_versions(
     )
 
 
-def _make_condition(by: str, value: str) -> dict[str, object]:
+def make_version_condition(by: str, value: str) -> dict[str, object]:
     if by == "tag":
         return {"tags": (value,)}
     if by.startswith("metadata.") and by != "metadata.":

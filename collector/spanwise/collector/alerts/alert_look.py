@@ -1,0 +1,181 @@
+"""Look at an alert: read the sums of its window, and evaluate the condition for each group."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from spanwise.collector.alert_policy import BASELINE_S, MAX_GROUPS, get_block_s, is_operational
+from spanwise.collector.alerts.operational_measures import read_measure
+from spanwise.collector.records import Alert, AlertGroup, AlertNumbers, ScoreSums
+from spanwise.collector.statistics import (
+    WINDOW_BLOCKS,
+    AlertCondition,
+    AlertLook,
+    BlockSums,
+    evaluate_condition,
+)
+from spanwise.collector.stores import Store
+
+MAX_LEFT_OUT_NAMES = 20
+_SECOND = 1_000_000_000
+
+
+class LookResult(NamedTuple):
+    """Numbers of each group, and the groups that were left out because others have more traffic."""
+
+    groups: Mapping[str | None, AlertNumbers]
+    left_out_groups: int = 0
+    left_out_names: tuple[str, ...] = ()
+
+
+class SumsHistory:
+    """Sums of an alert's quantity by group and time block, read once for a range of time.
+
+    The range starts at a multiple of the block length before `until_ns`.
+    """
+
+    def __init__(self, store: Store, alert: Alert, since_ns: int, until_ns: int) -> None:
+        self._block_ns = get_block_s(alert) * _SECOND
+        self._sums: dict[str | None, dict[int, ScoreSums]] = defaultdict(dict)
+        for sums in _read_sums(store, alert, since_ns, until_ns):
+            self._sums[sums.group][sums.start_ns] = sums
+
+    @property
+    def groups(self) -> Iterable[str | None]:
+        """Return the groups that have sums in the range."""
+        return self._sums.keys()
+
+    def count_scores(self, group: str | None, since_ns: int) -> int:
+        """Return the number of a group's scores since a time."""
+        return sum(sums.n for start, sums in self._sums[group].items() if start >= since_ns)
+
+    def read_blocks(self, group: str | None, since_ns: int, until_ns: int) -> tuple[list[BlockSums], AlertNumbers]:
+        """Return the sums of each block between two times, and the counts of scores that are not among them."""
+        of_group, blocks = self._sums.get(group, {}), []
+        failed = skipped = left_out = 0
+        for start in range(since_ns, until_ns, self._block_ns):
+            block = BlockSums()
+            if (sums := of_group.get(start)) is not None:
+                for name in BlockSums.__dataclass_fields__:
+                    setattr(block, name, getattr(sums, name))
+                failed, skipped, left_out = failed + sums.failed, skipped + sums.skipped, left_out + sums.left_out
+            blocks.append(block)
+        return blocks, AlertNumbers(
+            failed=failed, skipped=skipped, left_out=left_out, since_ns=since_ns, until_ns=until_ns
+        )
+
+
+def _read_sums(store: Store, alert: Alert, since_ns: int, until_ns: int) -> list[ScoreSums]:
+    if alert.rule is None:
+        assert alert.measure is not None
+        return store.measure_sums(
+            alert.measure,
+            alert.filter,
+            project=alert.project,
+            since_ns=since_ns,
+            until_ns=until_ns,
+            block_s=get_block_s(alert),
+            by=alert.by,
+        )
+    sums = store.score_sums(
+        alert.rule,
+        project=alert.project,
+        key=alert.key,
+        since_ns=since_ns,
+        until_ns=until_ns,
+        block_s=get_block_s(alert),
+        by=alert.by,
+    )
+    return [each for each in sums if each.label == alert.label]
+
+
+def look(
+    store: Store, alert: Alert, until_ns: int, states: Mapping[str | None, AlertGroup], *, undecided: int = 0
+) -> LookResult:
+    """Evaluate an alert for the window that ends at `until_ns`, a multiple of its block length.
+
+    `states` are the stored groups: a firing one is evaluated even if others have more traffic, and its baseline ends
+    before the window with which the firing began. `undecided` is the number of traces without a decision.
+    """
+    if is_operational(alert):
+        return LookResult({None: read_measure(store, alert, until_ns)})
+    window_ns = int(alert.window_s) * _SECOND
+    fired = {group: state.fired_ns for group, state in states.items() if state.fired_ns is not None}
+    earliest = min([until_ns, *fired.values()]) if alert.drop is not None else until_ns
+    before_ns = BASELINE_S * _SECOND if alert.drop is not None else 0
+    history = SumsHistory(store, alert, earliest - window_ns - before_ns, until_ns)
+    return evaluate_groups(
+        alert,
+        history,
+        until_ns,
+        firing=fired,
+        describe=lambda numbers: replace(numbers, undecided=undecided),
+    )
+
+
+def evaluate_groups(
+    alert: Alert,
+    history: SumsHistory,
+    until_ns: int,
+    *,
+    firing: Mapping[str | None, int],
+    describe: Callable[[AlertNumbers], AlertNumbers] = lambda numbers: numbers,
+) -> LookResult:
+    """Evaluate the condition on each group's window that ends at `until_ns`.
+
+    `firing` has the groups that fire, with the time since which their baseline does not move.
+    """
+    condition = AlertCondition(below=alert.below, above=alert.above, drop=alert.drop, sure=alert.sure)
+    since_ns = until_ns - int(alert.window_s) * _SECOND
+    if alert.by is None:
+        names: list[str | None] = [None]
+        left_out = []
+    else:
+        traffic = {name: count for name in history.groups if (count := history.count_scores(name, since_ns))}
+        ranked = sorted(traffic, key=lambda name: (-traffic[name], str(name)))
+        names = [*ranked[:MAX_GROUPS], *(name for name in firing if name not in ranked[:MAX_GROUPS])]
+        left_out = [str(name) for name in ranked[MAX_GROUPS:] if name not in firing]
+    inputs = {}
+    for name in names:
+        blocks, numbers = history.read_blocks(name, since_ns, until_ns)
+        baseline: list[BlockSums] = []
+        if condition.drop is not None:
+            end = firing.get(name, until_ns) - int(alert.window_s) * _SECOND
+            baseline = history.read_blocks(name, end - BASELINE_S * _SECOND, end)[0]
+        inputs[name] = blocks, baseline, numbers
+    looks = {name: _evaluate(alert, condition, *inputs[name][:2], groups=1) for name in names}
+    if (with_data := sum(1 for each in looks.values() if each.is_breach is not None)) > 1:
+        looks = {name: _evaluate(alert, condition, *inputs[name][:2], groups=with_data) for name in names}
+    groups = {name: describe(_make_numbers(condition, looks[name], inputs[name][2])) for name in names}
+    return LookResult(groups, len(left_out), tuple(left_out[:MAX_LEFT_OUT_NAMES]))
+
+
+def _evaluate(
+    alert: Alert, condition: AlertCondition, blocks: list[BlockSums], baseline: list[BlockSums], *, groups: int
+) -> AlertLook:
+    assert len(blocks) == WINDOW_BLOCKS
+    return evaluate_condition(condition, blocks, seconds=alert.window_s, baseline=baseline, groups=groups)
+
+
+def _make_numbers(condition: AlertCondition, result: AlertLook, counts: AlertNumbers) -> AlertNumbers:
+    missing = result.missing
+    if missing and not result.window.n and counts.left_out:
+        missing = (
+            f"all {counts.left_out} scores have an unknown sampling probability; their senders do not say how they sample"
+        )
+    threshold = next(value for value in (condition.below, condition.above, condition.drop) if value is not None)
+    return replace(
+        counts,
+        value=result.window.mean,
+        bound=result.bound,
+        threshold=threshold,
+        baseline=result.baseline.mean if result.baseline is not None else None,
+        n=result.window.n,
+        effective_n=result.window.effective_n,
+        filled_blocks=result.window.filled_blocks,
+        missing=missing,
+        is_breach=result.is_breach,
+    )

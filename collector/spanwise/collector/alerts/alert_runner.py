@@ -1,0 +1,129 @@
+"""Alert runner: a thread that looks at each alert when a look is due, under one lease for the whole store."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+
+from spanwise.collector.alert_policy import get_interval_ns, is_operational
+from spanwise.collector.alerts.alert_look import LookResult, look
+from spanwise.collector.alerts.status_changes import apply_look
+from spanwise.collector.errors import StoreError
+from spanwise.collector.records import Alert, AlertGroup, AlertNumbers, AlertResult
+from spanwise.collector.stores import Store
+
+ALERT_LEASE = "alerts"  # name of the lease
+LEASE_S = 30.0
+POLL_S = 5.0  # seconds between two searches for due looks
+MAX_WAIT_S = 600.0  # seconds that a look waits until every trace of its window is decided
+_SECOND = 1_000_000_000
+_log = logging.getLogger("spanwise.alerts")
+
+
+class AlertRunner:
+    """Runner of the looks at the alerts of a store. Several runners may share a store: one of them has the lease.
+
+    Each look reads the store again, so that a killed runner loses one look at most; the next one continues when its
+    lease has expired.
+    """
+
+    def __init__(self, store: Store, *, holder: str | None = None, poll_s: float = POLL_S, lease_s: float = LEASE_S):
+        name = holder or f"{socket.gethostname()}/{os.getpid()}"
+        self.holder = f"{name}/alerts/{secrets.token_hex(4)}"
+        self._store, self._poll_s, self._lease_s = store, poll_s, lease_s
+        self._stopped = threading.Event()
+        self._logged: dict[tuple[str, str], str] = {}  # the latest logged error of each alert
+
+    def run(self) -> None:
+        """Run until `stop`. While the store does not answer, retry."""
+        while not self._stopped.is_set():
+            try:
+                self.step()
+            except Exception as error:  # an unexpected error must not end the looks at all alerts
+                self._log_once(("", ""), f"the looks are postponed: {type(error).__name__}: {error}")
+            self._stopped.wait(self._poll_s)
+        try:
+            self._store.release(ALERT_LEASE, self.holder)
+        except StoreError:
+            pass  # it expires
+
+    def stop(self) -> None:
+        """End `run`, from any thread."""
+        self._stopped.set()
+
+    def step(self) -> int:
+        """Perform all due looks, if this runner has the lease. Return their number."""
+        lease = self._store.acquire(ALERT_LEASE, self.holder, self._lease_s)
+        if lease is None:
+            return 0
+        now_ns = lease.expires_ns - int(self._lease_s * _SECOND)  # the store's clock
+        done = 0
+        for alert in self._store.alerts():
+            interval_ns = get_interval_ns(alert)
+            due_ns = now_ns // interval_ns * interval_ns
+            if not alert.enabled or due_ns <= alert.looked_ns:
+                continue
+            try:
+                done += self._look(alert, due_ns, now_ns, lease.token)
+            except StoreError as error:
+                self._log_once((alert.project, alert.name), f"alert {alert.name!r} was not evaluated: {error}")
+            # a look may take long: renew the lease, or stop if another runner has taken it over
+            if self._stopped.is_set() or self._store.acquire(ALERT_LEASE, self.holder, self._lease_s) is None:
+                break
+        return done
+
+    def _look(self, alert: Alert, due_ns: int, now_ns: int, token: int) -> bool:
+        """Perform one look, unless it still waits for decisions. Return whether it was stored."""
+        undecided = 0
+        if alert.rule is not None and not is_operational(alert):
+            undecided = self._store.undecided(alert.rule, project=alert.project, before_ns=due_ns)
+            if undecided and now_ns - due_ns < MAX_WAIT_S * _SECOND:
+                return False
+        states: Mapping[str | None, AlertGroup] = {
+            group.group: group for group in self._store.alert_groups(alert.name, project=alert.project)
+        }
+        result = look(self._store, alert, due_ns, states, undecided=undecided)
+        if alert.by is not None:
+            result = _keep_firing_groups(result, states)
+        changes = apply_look(self._store, alert, states, result, due_ns)
+        is_stored = self._store.record_look(
+            AlertResult(
+                project=alert.project,
+                alert=alert.name,
+                version=alert.version,
+                token=token,
+                looked_ns=due_ns,
+                groups=changes.groups,
+                events=changes.events,
+                notifications=changes.notifications,
+                dropped=changes.dropped,
+                left_out_groups=result.left_out_groups,
+                left_out_names=result.left_out_names,
+            )
+        )
+        for event in changes.events if is_stored else ():
+            group = "" if event.group is None else f" [{event.group}]"
+            _log.info("alert %s%s of project %s: %s → %s", alert.name, group, alert.project, event.before, event.after)
+        self._logged.pop((alert.project, alert.name), None)
+        return is_stored
+
+    def _log_once(self, alert: tuple[str, str], message: str) -> None:
+        if self._logged.get(alert) != message:
+            self._logged[alert] = message
+            _log.warning("spanwise alerts: %s", message)
+
+
+def _keep_firing_groups(result: LookResult, states: Mapping[str | None, AlertGroup]) -> LookResult:
+    """Return the result with those firing groups that have no scores any more, without data."""
+    gone = {
+        name: replace(state.numbers, value=None, n=0, is_breach=None, missing="no scores in the window")
+        for name, state in states.items()
+        if state.status == "firing" and name not in result.groups
+    }
+    groups: dict[str | None, AlertNumbers] = {**result.groups, **gone}
+    return result._replace(groups=groups)

@@ -1,0 +1,60 @@
+"""Traces that moved the estimate of an alert most."""
+
+from __future__ import annotations
+
+from functools import partial
+from heapq import nlargest
+from itertools import islice
+
+from spanwise.collector.alert_policy import is_operational, parse_measure
+from spanwise.collector.filters import extend_filter
+from spanwise.collector.records import Alert, AlertGroup, iterate_pages
+from spanwise.collector.stores import Store
+from spanwise.collector.stores.rule_versions import make_version_condition
+
+MAX_TRACES = 10
+MAX_SCORES_READ = 20_000  # scores of the window that are read to find the traces, the latest first
+_CANDIDATES = 500  # traces of which those of the group are selected
+
+
+def find_moving_traces(store: Store, alert: Alert, group: AlertGroup) -> list[str]:
+    """Return up to ten trace ids of an alert's window, those with the largest weight × distance from the mean first.
+
+    Only scores in the direction of the condition count: low ones for `below` and `drop`, high ones for `above`. For a
+    measure of traces, these are the latest traces for which it is true.
+    """
+    numbers = group.numbers
+    if is_operational(alert) or numbers.value is None:
+        return []
+    in_group = make_version_condition(alert.by, group.group) if alert.by and group.group is not None else {}
+    if alert.measure is not None:
+        measure = parse_measure(alert.measure)
+        wanted = extend_filter(
+            None,
+            {
+                **alert.filter,
+                **in_group,
+                "project": alert.project,
+                "since_ns": numbers.since_ns,
+                "until_ns": numbers.until_ns,
+                measure.field: (measure.operator, measure.number),
+            },
+        )
+        return [trace.trace_id for trace in store.traces(wanted, limit=MAX_TRACES)]
+    assert alert.rule is not None
+    ask = partial(store.weighted, alert.rule, key=alert.key, project=alert.project, limit=1000)
+    scores = iterate_pages(partial(ask, since_ns=numbers.since_ns, until_ns=numbers.until_ns))
+    sign = 1 if alert.above is not None else -1
+    distances: dict[str, float] = {}
+    for score in islice(scores, MAX_SCORES_READ):
+        if score.trace_id is None or score.score is None or not score.probability:
+            continue
+        distance = sign * (float(score.score) - numbers.value) / score.probability
+        if distance > 0:
+            distances[score.trace_id] = max(distance, distances.get(score.trace_id, 0.0))
+    ids = nlargest(_CANDIDATES if in_group else MAX_TRACES, distances, key=lambda id: distances[id])
+    if not in_group:
+        return ids
+    wanted = extend_filter(None, {**in_group, "trace_ids": tuple(ids), "project": alert.project})
+    stored = {trace.trace_id for trace in store.traces(wanted, limit=_CANDIDATES)} if ids else set()
+    return [id for id in ids if id in stored][:MAX_TRACES]

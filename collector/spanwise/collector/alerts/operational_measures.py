@@ -1,0 +1,133 @@
+"""Operational measures of alerts, read from the state of rules and of the store: errors, lag, spend, silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from spanwise.collector.alert_policy import GRAIN_S, OPERATIONAL_MEASURES
+from spanwise.collector.records import Alert, AlertNumbers, RuleStatus
+from spanwise.collector.statistics import WINDOW_BLOCKS
+from spanwise.collector.stores import Store
+from spanwise.collector.stores.decision_explanation import WORKER_TIMEOUT_NS, find_blocking_reason, find_load_error
+
+_SECOND = 1_000_000_000
+
+
+def read_measure(store: Store, alert: Alert, now_ns: int) -> AlertNumbers:
+    """Return the present value of an alert's operational measure, and whether it is a breach.
+
+    An alert without a rule covers all rules of its project: the largest value counts. For measures that are true or
+    false, the value is the number of rules for which it is true, and `missing` names the first reason.
+    """
+    window = AlertNumbers(since_ns=now_ns - int(alert.window_s) * _SECOND, until_ns=now_ns)
+    if alert.no_score_for_s is not None:
+        return _measure_silence(store, alert, now_ns)
+    assert alert.measure is not None
+    if alert.measure == "store_full":
+        is_full = bool(getattr(store, "is_full", False))
+        return _make_numbers(alert, window, float(is_full))
+    found = [status for status in store.status(project=alert.project) if alert.rule in (None, status.rule.name)]
+    if not found:
+        name = f"no rule {alert.rule!r}" if alert.rule is not None else "no rules"
+        return _make_numbers(alert, window, None, f"there are {name} in project {alert.project!r}")
+    if alert.measure == "evaluator_errors":
+        values = [_share_of_errors(store, status, window) for status in found]
+        known = [value for value in values if value is not None]
+        return _make_numbers(alert, window, max(known, default=None), "" if known else "no results in the window")
+    measure = _MEASURES[alert.measure]
+    values = [measure(status, now_ns) for status in found]
+    total = max if OPERATIONAL_MEASURES[alert.measure][0] else sum
+    return _make_numbers(alert, window, float(total(value for value in values if value is not None)))
+
+
+def _make_numbers(alert: Alert, window: AlertNumbers, value: float | None, missing: str = "") -> AlertNumbers:
+    threshold, is_breach = 0.0, None if value is None else value > 0
+    if alert.above is not None:
+        threshold, is_breach = alert.above, None if value is None else value > alert.above
+    elif alert.below is not None:
+        threshold, is_breach = alert.below, None if value is None else value < alert.below
+    return AlertNumbers(
+        value=value,
+        threshold=threshold,
+        missing=missing,
+        is_breach=is_breach,
+        since_ns=window.since_ns,
+        until_ns=window.until_ns,
+    )
+
+
+def _measure_silence(store: Store, alert: Alert, now_ns: int) -> AlertNumbers:
+    """Return the seconds since the rule gave its last score; a rule that never gave one has no data.
+
+    The time of scoring counts here, not the start of the trace: a rule that works off old traces is not silent.
+    """
+    assert alert.rule is not None
+    latest = store.weighted(alert.rule, key=alert.key, project=alert.project, limit=1000)
+    newest = max((score.created_ns for score in latest if score.outcome == "score"), default=None)
+    seconds = None if newest is None else max(0.0, (now_ns - newest) / _SECOND)
+    assert alert.no_score_for_s is not None
+    return AlertNumbers(
+        value=seconds,
+        threshold=alert.no_score_for_s,
+        missing="" if newest is not None else f"rule {alert.rule!r} has never given a score",
+        is_breach=None if seconds is None else seconds > alert.no_score_for_s,
+        since_ns=newest or now_ns,
+        until_ns=now_ns,
+    )
+
+
+def _share_of_errors(store: Store, status: RuleStatus, window: AlertNumbers) -> float | None:
+    grain_ns = GRAIN_S * _SECOND
+    until_ns = (window.until_ns // grain_ns + 1) * grain_ns
+    block_ns = (window.until_ns - window.since_ns) // WINDOW_BLOCKS
+    sums = store.score_sums(
+        status.rule.name,
+        project=status.rule.project,
+        since_ns=until_ns - WINDOW_BLOCKS * block_ns,
+        until_ns=until_ns,
+        block_s=block_ns // _SECOND,
+    )
+    of_keys = [each for each in sums if each.label is None]
+    failed = sum(each.failed for each in of_keys)
+    results = failed + sum(each.n + each.left_out for each in of_keys)
+    return failed / results if results else None
+
+
+def _get_lag(status: RuleStatus, now_ns: int) -> float:
+    return status.lag_s
+
+
+def _get_used_budget(status: RuleStatus, now_ns: int) -> float:
+    """Return the used share of the rule's tightest budget; 0 without a budget."""
+    shares = [0.0]
+    for usage in status.booked:
+        limit = status.rule.settings.budget.get(usage.budget.rsplit("/", 1)[-1])
+        if limit:
+            shares.append((usage.settled + usage.reserved + usage.unknown) / limit)
+    return max(shares)
+
+
+def _lacks_worker(status: RuleStatus, now_ns: int) -> float:
+    living = [worker for worker in status.workers if now_ns - worker.seen_ns < WORKER_TIMEOUT_NS]
+    return float(status.rule.enabled and not any(status.rule.name in worker.rules for worker in living))
+
+
+def _is_broken(status: RuleStatus, now_ns: int) -> float:
+    reason = find_blocking_reason(status.rule, status.workers, now_ns)
+    living = [worker for worker in status.workers if now_ns - worker.seen_ns < WORKER_TIMEOUT_NS]
+    return float(reason is not None and any(find_load_error(status.rule, worker) for worker in living))
+
+
+def _has_paused_evaluators(status: RuleStatus, now_ns: int) -> float:
+    living = [worker for worker in status.workers if now_ns - worker.seen_ns < WORKER_TIMEOUT_NS]
+    paused = (worker.data.get("paused") for worker in living)
+    return float(any(isinstance(one, Mapping) and one.get(status.rule.name) for one in paused))
+
+
+_MEASURES: Mapping[str, Callable[[RuleStatus, int], float]] = {
+    "lag_s": _get_lag,
+    "budget_used": _get_used_budget,
+    "no_worker": _lacks_worker,
+    "rules_broken": _is_broken,
+    "rule_paused": _has_paused_evaluators,
+}

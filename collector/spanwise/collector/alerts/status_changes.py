@@ -1,0 +1,247 @@
+"""Status changes of an alert: next state of each group, history events, and the notifications that follow."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import NamedTuple
+from urllib.parse import quote, urlencode
+
+from spanwise.collector.alert_policy import is_operational
+from spanwise.collector.alerts.alert_look import LookResult
+from spanwise.collector.alerts.moving_traces import find_moving_traces
+from spanwise.collector.records import JSON, Alert, AlertEvent, AlertGroup, AlertNumbers, Notification
+from spanwise.collector.statistics import AlertState
+from spanwise.collector.statistics import AlertStatus as Status
+from spanwise.collector.stores import Store
+
+
+class StatusChanges(NamedTuple):
+    """New states of the groups, with the changes of status, notifications, and groups that are no longer kept."""
+
+    groups: tuple[AlertGroup, ...]
+    events: tuple[AlertEvent, ...]
+    notifications: tuple[Notification, ...]
+    dropped: tuple[str, ...]
+
+
+def apply_look(
+    store: Store, alert: Alert, states: Mapping[str | None, AlertGroup], result: LookResult, now_ns: int
+) -> StatusChanges:
+    """Return what follows from a look at `now_ns`.
+
+    A stored group without numbers has no traffic any more: a firing one stays, without data; others are dropped.
+    """
+    groups: list[AlertGroup] = []
+    events: list[AlertEvent] = []
+    notifications: list[Notification] = []
+    for name, numbers in result.groups.items():
+        before = states.get(name) or AlertGroup(project=alert.project, alert=alert.name, group=name, changed_ns=now_ns)
+        after, event = _advance(alert, before, numbers, now_ns)
+        if event is not None:
+            events.append(event)
+        if (notification := _make_notification(store, alert, before, after, now_ns)) is not None:
+            notifications.append(notification)
+            after = replace(after, notified_event=after.event, notified_ns=now_ns)
+        groups.append(after)
+    dropped = tuple(name for name in states if name is not None and name not in result.groups)
+    return StatusChanges(tuple(groups), tuple(events), tuple(notifications), dropped)
+
+
+def _advance(
+    alert: Alert, before: AlertGroup, numbers: AlertNumbers, now_ns: int
+) -> tuple[AlertGroup, AlertEvent | None]:
+    state = AlertState(status=Status(before.status), breaches=before.breaches, clears=before.clears)
+    after = state.advance(numbers.is_breach, fire_after=alert.fire_after, resolve_after=alert.resolve_after)
+    group = replace(
+        before, status=after.status.value, breaches=after.breaches, clears=after.clears, numbers=numbers
+    )
+    if after.status == state.status:
+        return group, None
+    event = AlertEvent(
+        id=derive_event_id(alert, before.group, after.status.value, now_ns),
+        project=alert.project,
+        alert=alert.name,
+        version=alert.version,
+        group=before.group,
+        before=before.status,
+        after=after.status.value,
+        at_ns=now_ns,
+        numbers=numbers,
+        reason=numbers.missing,
+    )
+    fired_ns = now_ns if after.status is Status.FIRING else None
+    return replace(group, changed_ns=now_ns, event=event.id, fired_ns=fired_ns), event
+
+
+def derive_event_id(alert: Alert, group: str | None, status: str, now_ns: int) -> str:
+    """Return the id of a change of status. A look that is repeated after a crash derives the same id."""
+    content = repr((alert.project, alert.name, alert.version, group, status, now_ns))
+    return hashlib.sha256(content.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def _make_notification(
+    store: Store, alert: Alert, before: AlertGroup, after: AlertGroup, now_ns: int
+) -> Notification | None:
+    """Return the notification that is due, or None.
+
+    A firing is notified once, and again every `repeat_s` until somebody acknowledges it; a resolved one if its firing
+    was notified; a group without data after `no_data_s`. While an alert or group is snoozed, nothing is sent; a firing
+    that lasts longer than the snooze is notified after it.
+    """
+    if not alert.to:
+        return None
+    is_new = after.notified_event != after.event
+    if after.status == "resolved":
+        if before.status != "firing" or before.notified_event != before.event:
+            return None
+        return make_notification(store, alert, after, now_ns, "resolved")
+    if max(alert.snoozed_until_ns or 0, after.snoozed_until_ns or 0) > now_ns:
+        return None
+    if after.status == "firing":
+        is_repeated = (
+            alert.repeat_s is not None
+            and not after.is_acknowledged
+            and now_ns - after.notified_ns >= alert.repeat_s * 1e9
+        )
+        if is_new or is_repeated:
+            return make_notification(store, alert, after, now_ns, "firing", repeated=not is_new)
+    if after.status == "no data" and is_new and alert.no_data_s is not None:
+        if now_ns - after.changed_ns >= alert.no_data_s * 1e9:
+            return make_notification(store, alert, after, now_ns, "no data")
+    return None
+
+
+def make_notification(
+    store: Store, alert: Alert, group: AlertGroup, now_ns: int, status: str, *, repeated: bool = False
+) -> Notification:
+    """Return the notification of a group's status.
+
+    Its id is that of the change of status. A repeated notification of the same firing, and a test, have an id that
+    ends with the time.
+    """
+    event = group.event or derive_event_id(alert, group.group, status, group.changed_ns)
+    is_unique = not repeated and status != "test"
+    return Notification(
+        id=event if is_unique else f"{event}-{now_ns // 1_000_000_000}",
+        project=alert.project,
+        alert=alert.name,
+        group=group.group,
+        status=status,
+        headline=describe_status(alert, group, status, repeated=repeated),
+        facts=_list_facts(alert, group),
+        links=_list_links(store, alert, group),
+        created_ns=now_ns,
+        targets=alert.to,
+    )
+
+
+def describe_quantity(alert: Alert) -> str:
+    """Return the quantity of an alert in words, such as "mean of groundedness (rule support)"."""
+    if alert.no_score_for_s is not None:
+        return f"time since the last score of rule {alert.rule}"
+    if alert.measure is not None and is_operational(alert):
+        return alert.measure + (f" of rule {alert.rule}" if alert.rule else "")
+    if alert.measure is not None:
+        return f"share of traces with {alert.measure}"
+    of = f"share of {alert.label!r} in {alert.key}" if alert.label is not None else f"mean of {alert.key}"
+    return f"{of} (rule {alert.rule})"
+
+
+def describe_condition(alert: Alert) -> str:
+    """Return the condition of an alert, such as "below 0.8 over 24 h"."""
+    if alert.no_score_for_s is not None:
+        return f"more than {format_duration(alert.no_score_for_s)}"
+    if alert.below is not None:
+        condition = f"below {alert.below:g}"
+    elif alert.above is not None:
+        condition = f"above {alert.above:g}"
+    elif alert.drop is not None:
+        condition = f"more than {alert.drop:g} below the 7 days before"
+    else:
+        condition = "true"
+    return condition if is_operational(alert) else f"{condition} over {format_duration(alert.window_s)}"
+
+
+def describe_status(alert: Alert, group: AlertGroup, status: str, *, repeated: bool = False) -> str:
+    """Return one sentence that says what an alert has found."""
+    name = f"{alert.name} [{group.group}]" if group.group is not None else alert.name
+    quantity, numbers = describe_quantity(alert), group.numbers
+    if status == "test":
+        return f"This is a test of alert {name}; nothing has happened."
+    if status == "no data":
+        return f"{name}: no data ({numbers.missing})"
+    value = "unknown" if numbers.value is None else format_value(alert, numbers.value)
+    if status == "firing":
+        still = "still " if repeated else ""
+        return f"{name} {still}fires: the {quantity} is {value}, {_describe_bound(alert, numbers)}"
+    if status == "resolved":
+        return f"{name} is resolved: the {quantity} is {value}, no longer clearly {describe_condition(alert)}"
+    return f"{name}: {status}"
+
+
+def _describe_bound(alert: Alert, numbers: AlertNumbers) -> str:
+    sure = f"{100 * alert.sure:g} % sure"
+    if numbers.bound is None or numbers.threshold is None:
+        return describe_condition(alert)
+    if alert.drop is not None:
+        return f"at least {numbers.bound:.3g} below the {numbers.baseline:.3g} of the 7 days before ({sure})"
+    word = "at most" if alert.below is not None else "at least"
+    return f"{word} {numbers.bound:.3g} ({sure}); the threshold is {numbers.threshold:g}"
+
+
+def format_value(alert: Alert, value: float) -> str:
+    """Return a value with its unit: durations, or a number of three digits."""
+    if alert.no_score_for_s is not None or alert.measure == "lag_s":
+        return format_duration(value)
+    return f"{value:.3g}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration such as "24 h", "90 s" or "3 d"."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size and (seconds % size == 0 or seconds >= 3 * size) and not (unit == "d" and seconds <= 86_400):
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def format_time(ns: int) -> str:
+    """Return a time as an ISO text in UTC, to the second."""
+    return datetime.fromtimestamp(ns // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _list_facts(alert: Alert, group: AlertGroup) -> Mapping[str, JSON]:
+    numbers = group.numbers
+    facts: dict[str, JSON] = {
+        "alert": alert.name,
+        "project": alert.project,
+        "group": group.group,
+        "quantity": describe_quantity(alert),
+        "condition": describe_condition(alert),
+        "estimate": numbers.value,
+        "bound": numbers.bound,
+        "threshold": numbers.threshold,
+        "baseline": numbers.baseline,
+        "since": format_time(group.changed_ns) if group.changed_ns else None,
+        "scores": numbers.n if not is_operational(alert) else None,
+        "effective n": round(numbers.effective_n, 1) if numbers.effective_n else None,
+        "missing": numbers.missing or None,
+        "traces without a decision": numbers.undecided or None,
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _list_links(store: Store, alert: Alert, group: AlertGroup) -> Mapping[str, str]:
+    """Return paths to the alert, to the chart of its window, and to the traces that moved the estimate most."""
+    numbers = group.numbers
+    links = {"Alert": f"/alerts/{quote(alert.name, safe='')}?{urlencode({'project': alert.project})}"}
+    span = urlencode({"project": alert.project, "since": numbers.since_ns, "until": numbers.until_ns})
+    if alert.rule is not None:
+        links["Chart"] = f"/rules/{quote(alert.rule, safe='')}?{span}"
+    elif not is_operational(alert):
+        links["Chart"] = f"/traces?{span}"
+    for number, trace_id in enumerate(find_moving_traces(store, alert, group), start=1):
+        links[f"Trace {number}"] = f"/traces/{quote(trace_id, safe='')}"
+    return links
