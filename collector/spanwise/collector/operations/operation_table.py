@@ -162,6 +162,16 @@ class ControlOperations:
     report = store_operation(Control.report, "POST /api/workers", "monitor")
     weighted = store_operation(Control.weighted, "GET /api/weighted", "monitor", project="argument")
 
+    notifications = store_operation(Control.notifications, "GET /api/notifications", "monitor", project="argument")
+    # for notifiers; the targets belong to the server, not to one project
+    count_due_deliveries = store_operation(
+        Control.count_due_deliveries, "GET /api/deliveries", "monitor", permission="admin"
+    )
+    due_deliveries = store_operation(
+        Control.due_deliveries, "GET /api/deliveries/{target:path}", "monitor", permission="admin"
+    )
+    record_delivery = store_operation(Control.record_delivery, "POST /api/deliveries", "monitor", permission="admin")
+
     retention = store_operation(Control.retention, "GET /api/retention", "keeping")
     set_retention = store_operation(Control.set_retention, "POST /api/retention", "keeping", permission="admin")
 

@@ -7,6 +7,7 @@ Modules, in the order in which data flows:
 - `dataset_records`: Dataset records: examples and their ids, datasets, experiments, evaluation cases.
 - `query_results`: Query results: trace and session summaries, buckets, feedback statistics, pages.
 - `control_records`: Control records: rules, decisions, leases, budgets, keys, queues, retention; changeable fields.
+- `notification_records`: Notification records: what an alert reports, and the state of its delivery to each target.
 """
 
 from typing import TYPE_CHECKING
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from spanwise.collector.records.json_values import (
         JSON,
         DatasetKind,
+        DeliveryOutcome,
         Outcome,
         Period,
         QueueStatus,
@@ -66,6 +68,12 @@ if TYPE_CHECKING:
         Status,
         Verdict,
         canonical_json,
+    )
+    from spanwise.collector.records.notification_records import (
+        Delivery,
+        Notification,
+        NotificationStatus,
+        make_test_notification,
     )
     from spanwise.collector.records.query_results import (
         MAX_UNINDEXED,
@@ -105,7 +113,8 @@ else:
         control_records="AuditEvent Booking BudgetUsage CHANGEABLE_FIELDS ChangePage Claim ClaimResult ConditionResult Decision DecisionBatch DecisionExplanation Key Lease Outlet QueueItem Retention Rule RuleSettings RuleStatus SettingsVersion Stratum TraceHead WeightedScore WorkerReport apply_changes",
         trace_records="Amendment Document Event Feedback Link OpenRun Process ProcessReport Run Target Trace Usage feedback_id make_fast_constructor make_score normalize_feedback normalize_target restore_feedback",
         dataset_records="PERTURBATION_KINDS Case Dataset EXAMPLE_ATTRIBUTE Example ExampleNumbering Experiment derive_example_id find_root_id is_perturbed number_duplicates",
-        json_values="DatasetKind JSON Outcome Period QueueStatus RuleTarget Scope Source Status Verdict canonical_json",
+        json_values="DatasetKind DeliveryOutcome JSON Outcome Period QueueStatus RuleTarget Scope Source Status Verdict canonical_json",
+        notification_records="Delivery Notification NotificationStatus make_test_notification",
         query_results="MAX_UNINDEXED Bucket FeedbackStats Page RunScores SessionSummary TablePage TraceSummary TreeNode iterate_pages",
     )
 
@@ -130,6 +139,8 @@ __all__ = [
     "Decision",
     "DecisionBatch",
     "DecisionExplanation",
+    "Delivery",
+    "DeliveryOutcome",
     "Document",
     "Event",
     "Example",
@@ -140,6 +151,8 @@ __all__ = [
     "Key",
     "Lease",
     "Link",
+    "Notification",
+    "NotificationStatus",
     "OpenRun",
     "Outcome",
     "Outlet",
@@ -181,6 +194,7 @@ __all__ = [
     "iterate_pages",
     "make_fast_constructor",
     "make_score",
+    "make_test_notification",
     "normalize_feedback",
     "normalize_target",
     "number_duplicates",

@@ -30,6 +30,7 @@ RuleTarget = Literal["trace", "span", "document", "session"]
 Scope = Literal["live", "experiments", "both"]
 Period = Literal["minute", "day"]
 QueueStatus = Literal["waiting", "done", "skipped"]
+DeliveryOutcome = Literal["delivered", "retry", "gave up"]
 
 
 _CANONICAL_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS

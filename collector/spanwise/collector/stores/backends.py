@@ -18,6 +18,7 @@ from spanwise.collector.records import (
     Experiment,
     Feedback,
     Key,
+    Notification,
     Page,
     Retention,
     Rule,
@@ -280,6 +281,11 @@ class ControlBackend(Protocol):
         """Return the latest failed decisions of a version, newest first."""
 
     def booked(self, budget: str | None = None) -> list[BudgetUsage]: ...
+
+    def add_notifications(self, notifications: Sequence[Notification]) -> None:
+        """Store notifications, each with one open delivery per target. A notification whose id is stored changes
+        nothing.
+        """
 
     def workers(self) -> list[WorkerReport]:
         """Return the newest report of each worker."""

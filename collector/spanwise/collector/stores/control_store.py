@@ -16,10 +16,12 @@ from spanwise.collector.records import (
     Decision,
     DecisionBatch,
     DecisionExplanation,
+    DeliveryOutcome,
     Example,
     Experiment,
     Key,
     Lease,
+    NotificationStatus,
     Page,
     QueueItem,
     Retention,
@@ -33,7 +35,7 @@ from spanwise.collector.stores.trace_store import TraceStore
 
 
 class ControlStore(Protocol):
-    """Store of datasets, experiments, rules, decisions, leases, budgets, keys and annotation queues.
+    """Store of datasets, experiments, rules, decisions, leases, budgets, notifications, keys and annotation queues.
 
     Its data is small, and all operations are transactional.
     """
@@ -294,6 +296,39 @@ class ControlStore(Protocol):
 
     def delete_budget(self, budget: str, *, before_ns: int | None = None) -> int:
         """Delete the bookings of all periods, or of those that start before a time. Return the number of periods."""
+
+    def notifications(
+        self, *, project: str | None = None, alert: str | None = None, limit: int = 100, cursor: str | None = None
+    ) -> Page[NotificationStatus]:
+        """Return notifications of alerts with the states of their deliveries, newest first.
+
+        The store keeps the newest 10,000, and older ones while a delivery is open.
+        """
+
+    def count_due_deliveries(self) -> Mapping[str, int]:
+        """Return the number of deliveries whose next attempt is due, by name of the target."""
+
+    def due_deliveries(self, target: str, *, limit: int = 100) -> list[NotificationStatus]:
+        """Return notifications whose delivery to a target is due, earliest first, each with this delivery only.
+
+        A notification waits while an earlier one of its alert and group is open, but only in the first hour after the
+        first attempt to deliver that one.
+        """
+
+    def record_delivery(
+        self,
+        notification: str,
+        target: str,
+        outcome: DeliveryOutcome,
+        *,
+        error: str | None = None,
+        retry_s: float = 0.0,
+    ) -> None:
+        """Record an attempt to deliver a notification, by id, to a target.
+
+        With the outcome "retry" the next attempt is due in `retry_s` seconds. A delivery that is no longer open is left
+        unchanged. Raise `NotFound` if there is no such delivery.
+        """
 
     def save_key(self, key: Key) -> None:
         """Create or overwrite the record of an API key."""

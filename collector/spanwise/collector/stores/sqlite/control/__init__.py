@@ -1,4 +1,4 @@
-"""Control backend: datasets, experiments, rules, decisions, leases, budgets, keys and the audit log.
+"""Control backend: datasets, experiments, rules, decisions, leases, budgets, notifications, keys and the audit log.
 
 Modules, in the order in which data flows:
 
@@ -10,6 +10,7 @@ Modules, in the order in which data flows:
 - `decision_rows`: Rows of decisions, addresses of their targets, and per-rule counts of traces by outcome.
 - `leases`: Leases with expiry and fencing token: on a rule's feed, and on decisions that a worker executes.
 - `budget_bookings`: Budgets: amounts reserved before they are spent, settled or expired, per period.
+- `notifications`: Notifications of alerts, and the durable state of their deliveries.
 """
 
 # Modules that other packages may import; the others are internal

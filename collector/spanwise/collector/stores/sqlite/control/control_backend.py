@@ -20,6 +20,7 @@ from spanwise.collector.stores.sqlite.control.decisions import (
     delete_trace_decisions,
 )
 from spanwise.collector.stores.sqlite.control.leases import DecisionLeases, Leases
+from spanwise.collector.stores.sqlite.control.notifications import Notifications
 from spanwise.collector.stores.sqlite.control.rule_versions import Rules
 from spanwise.collector.stores.sqlite.database.bulk_statements import delete_many, parse_cursor
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
@@ -57,7 +58,9 @@ _DELETE_OLD = (
 )
 
 
-class SQLiteControl(Datasets, Experiments, Rules, Decisions, DecisionLeases, Leases, Budgets, WorkerReports, AuditLog):
+class SQLiteControl(
+    Datasets, Experiments, Rules, Decisions, DecisionLeases, Leases, Budgets, WorkerReports, Notifications, AuditLog
+):
     """Control backend on a database file: `ControlStore`, and the methods that the combined store needs."""
 
     @write_operation

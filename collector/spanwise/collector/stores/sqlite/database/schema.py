@@ -423,6 +423,19 @@ _SEAL_AGAIN = (
     "UPDATE sums_hours SET rest = 0, named = 0 WHERE rest > 0",
 )
 
+# Notifications of alerts, and one row per target of each. A row is open, and due at `next_ns`, until it is delivered or
+# given up. Open rows with one `order_key` and target are delivered in order
+_NOTIFICATION_TABLES = (
+    "CREATE TABLE notifications (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, project TEXT NOT NULL,"
+    " alert TEXT NOT NULL, data TEXT NOT NULL)",
+    "CREATE INDEX notifications_by_alert ON notifications (project, alert, number)",
+    "CREATE TABLE deliveries (notification INTEGER NOT NULL, target TEXT NOT NULL, order_key TEXT NOT NULL,"
+    " attempts INTEGER NOT NULL, first_ns INTEGER, next_ns INTEGER, delivered_ns INTEGER, gave_up_ns INTEGER,"
+    " error TEXT, PRIMARY KEY (notification, target)) WITHOUT ROWID",
+    "CREATE INDEX deliveries_due ON deliveries (target, next_ns) WHERE next_ns IS NOT NULL",
+    "CREATE INDEX deliveries_in_order ON deliveries (target, order_key, notification) WHERE next_ns IS NOT NULL",
+)
+
 
 # By version: the step to the next version. Each runs in one transaction and reports its progress in units of its choice
 MigrationStep: TypeAlias = Callable[[sqlite3.Connection, ReportProgress], None]
@@ -434,6 +447,7 @@ MIGRATIONS: Mapping[int, MigrationStep] = {
     22: partial(_run_statements, statements=_INDEX_POSITIONS),
     23: _count_documents_apart,
     24: partial(_run_statements, statements=_SEAL_AGAIN),
+    25: partial(_run_statements, statements=_NOTIFICATION_TABLES),
 }
 FILE_VERSION = max(MIGRATIONS) + 1
 
