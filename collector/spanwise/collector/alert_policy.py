@@ -33,7 +33,7 @@ OPERATIONAL_MEASURES: Mapping[str, tuple[bool, str]] = MappingProxyType(
         "store_full": (False, "the disk of the store is full"),
     }
 )
-GROUPING_FIELDS = ("tag", "model", "environment", "prompt_version", "agent", "name", "user_id")  # and metadata.KEY
+GROUPING_FIELDS = ("tag", "model", "environment", "prompt_version", "agent", "name", "user")  # and metadata.KEY
 _VERSIONED_FIELDS = (
     *("rule", "key", "label", "measure", "filter", "below", "above", "drop", "no_score_for_s", "window_s", "by"),
     *("sure", "fire_after", "resolve_after"),

@@ -162,6 +162,28 @@ class ControlOperations:
     report = store_operation(Control.report, "POST /api/workers", "monitor")
     weighted = store_operation(Control.weighted, "GET /api/weighted", "monitor", project="argument")
 
+    undecided = store_operation(Control.undecided, "GET /api/undecided/{rule:path}", "monitor", project="argument")
+    alerts = store_operation(Control.alerts, "GET /api/alerts", "alerts", project="argument")
+    save_alert = store_operation(Control.save_alert, "POST /api/alerts", "alerts", project="method")
+    record_look = store_operation(Control.record_look, "POST /api/alert-looks", "alerts", project="method")
+    alert_events = store_operation(Control.alert_events, "GET /api/alert-events", "alerts", project="argument")
+    alert_groups = store_operation(
+        Control.alert_groups, "GET /api/alert-groups", "alerts", project="argument"
+    )
+    acknowledge_alert = store_operation(
+        Control.acknowledge_alert, "POST /api/alerts/{name:path}/acknowledge", "alerts", project="argument"
+    )
+    snooze_alert = store_operation(
+        Control.snooze_alert, "POST /api/alerts/{name:path}/snooze", "alerts", project="argument"
+    )
+    test_alert = store_operation(Control.test_alert, "POST /api/alerts/{name:path}/test", "alerts", project="argument")
+    change_alert = store_operation(
+        Control.change_alert, "PATCH /api/alerts/{name:path}", "alerts", project="argument"
+    )
+    delete_alert = store_operation(
+        Control.delete_alert, "DELETE /api/alerts/{name:path}", "alerts", project="argument"
+    )
+
     notifications = store_operation(Control.notifications, "GET /api/notifications", "monitor", project="argument")
     # for notifiers; the targets belong to the server, not to one project
     count_due_deliveries = store_operation(

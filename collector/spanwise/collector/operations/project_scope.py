@@ -24,6 +24,8 @@ from spanwise.collector.filters import Filter, extend_filter, validate_deletion_
 from spanwise.collector.operations.operation_table import PROJECT_SCOPES
 from spanwise.collector.records import (
     JSON,
+    Alert,
+    AlertResult,
     Amendment,
     ChangePage,
     Experiment,
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     import pandas
 
 log = logging.getLogger("spanwise.collector")
-R = TypeVar("R", bound=Run | OpenRun | ProcessReport | Rule | Experiment)
+R = TypeVar("R", bound=Run | OpenRun | ProcessReport | Rule | Experiment | Alert)
 DEFAULT_PROJECT = "default"  # project of records that do not name one
 QUERY_SIZE = 500  # maximum number of ids in a query
 
@@ -310,6 +312,17 @@ class ProjectScopedStore:
 
     def delete_experiment(self, id: str) -> bool:
         return bool(self._store.delete_experiment(self.experiment(id).id))
+
+    def save_alert(self, *alerts: Alert, owner: str | None = None) -> None:
+        """Save alerts. An owner is forbidden, because a rules file may contain alerts of several projects."""
+        if owner is not None:
+            raise self._forbidden(f"the rules file {owner!r} may contain alerts of several projects")
+        self._store.save_alert(*map(self.assign_project, alerts))
+
+    def record_look(self, result: AlertResult) -> bool:
+        """Store a look at an alert of this project."""
+        self._check_project(result.project)
+        return bool(self._store.record_look(result))
 
     def save_rule(self, *rules: Rule, owner: str | None = None, activate: bool = False) -> None:
         """Put rules in force. An owner is forbidden, because a rules file may contain rules of several projects."""

@@ -8,6 +8,7 @@ Modules, in the order in which data flows:
 - `query_results`: Query results: trace and session summaries, buckets, feedback statistics, pages.
 - `control_records`: Control records: rules, decisions, leases, budgets, keys, queues, retention; changeable fields.
 - `notification_records`: Notification records: what an alert reports, and the state of its delivery to each target.
+- `alert_records`: Alert records: definitions, the state of each group, looks, and the history of status changes.
 """
 
 from typing import TYPE_CHECKING
@@ -15,6 +16,16 @@ from typing import TYPE_CHECKING
 from spanwise.tracer.lazy_imports import lazy
 
 if TYPE_CHECKING:
+    from spanwise.collector.records.alert_records import (
+        Alert,
+        AlertCheck,
+        AlertEvent,
+        AlertFiring,
+        AlertGroup,
+        AlertNumbers,
+        AlertResult,
+        AlertStatus,
+    )
     from spanwise.collector.records.control_records import (
         CHANGEABLE_FIELDS,
         AuditEvent,
@@ -110,6 +121,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy(
         __name__,
+        alert_records="Alert AlertCheck AlertEvent AlertFiring AlertGroup AlertNumbers AlertResult AlertStatus",
         control_records="AuditEvent Booking BudgetUsage CHANGEABLE_FIELDS ChangePage Claim ClaimResult ConditionResult Decision DecisionBatch DecisionExplanation Key Lease Outlet QueueItem Retention Rule RuleSettings RuleStatus SettingsVersion Stratum TraceHead WeightedScore WorkerReport apply_changes",
         trace_records="Amendment Document Event Feedback Link OpenRun Process ProcessReport Run Target Trace Usage feedback_id make_fast_constructor make_score normalize_feedback normalize_target restore_feedback",
         dataset_records="PERTURBATION_KINDS Case Dataset EXAMPLE_ATTRIBUTE Example ExampleNumbering Experiment derive_example_id find_root_id is_perturbed number_duplicates",
@@ -124,6 +136,14 @@ __all__ = [
     "JSON",
     "MAX_UNINDEXED",
     "PERTURBATION_KINDS",
+    "Alert",
+    "AlertCheck",
+    "AlertEvent",
+    "AlertFiring",
+    "AlertGroup",
+    "AlertNumbers",
+    "AlertResult",
+    "AlertStatus",
     "Amendment",
     "AuditEvent",
     "Booking",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from spanwise.collector.records.json_values import JSON
+from spanwise.collector.records.notification_records import Notification
 
 AlertStatus = Literal["no data", "ok", "firing", "resolved"]
 
@@ -153,6 +154,7 @@ class AlertResult:
     looked_ns: int
     groups: tuple[AlertGroup, ...]
     events: tuple[AlertEvent, ...] = ()
+    notifications: tuple[Notification, ...] = ()
     dropped: tuple[str, ...] = ()
     left_out_groups: int = 0
     left_out_names: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from spanwise.collector.errors import Refused
+from spanwise.collector.records.alert_records import Alert
 from spanwise.collector.records.dataset_records import Experiment
 from spanwise.collector.records.json_values import JSON, Outcome, Period, QueueStatus, RuleTarget, Scope, Verdict
 from spanwise.collector.records.trace_records import Feedback, Target
@@ -424,12 +425,13 @@ class WeightedScore:
     outcome: Outcome = "score"
 
 
-R = TypeVar("R", Feedback, Experiment, Rule)
+R = TypeVar("R", Alert, Feedback, Experiment, Rule)
 
 CHANGEABLE_FIELDS: Mapping[type, tuple[str, ...]] = {
     Feedback: ("score", "label", "comment", "metadata"),
     Experiment: ("name", "status", "metadata", "ended_ns", "example_count", "seen_ns"),
     Rule: ("enabled", "settings", "metadata"),
+    Alert: ("enabled", "to", "no_data_s", "repeat_s"),
 }
 
 

@@ -277,6 +277,9 @@ class ControlBackend(Protocol):
     def count_outcomes(self, rule: Rule) -> Mapping[str, int]:
         """Return the number of traces of a version by verdict."""
 
+    def count_open_decisions(self, rule: Rule, before_ns: int) -> int:
+        """Return the number of decisions of a version, made before a time, whose target is not scored yet."""
+
     def list_failures(self, rule: Rule) -> Sequence[Decision]:
         """Return the latest failed decisions of a version, newest first."""
 

@@ -391,6 +391,16 @@ class CombinedStore:
             ),
         )
 
+    def undecided(self, rule: str, *, project: str = "default", before_ns: int) -> int:
+        """Return the number of a rule's targets that are not decided or scored yet. See `ControlStore.undecided`."""
+        active = {one.name: one for one in self._control.rules(project=project)}.get(rule)
+        if active is None or not active.enabled:
+            return 0
+        cursor = self._control.cursor(active.name, active.version, project=project)
+        behind, oldest_ns = self._traces.count_changes_after(cursor or get_initial_cursor(active))
+        late = behind if oldest_ns is not None and oldest_ns < before_ns else 0
+        return late + self._control.count_open_decisions(active, before_ns)
+
     def weighted(
         self, rule: str, *, version: str | None = None, project: str = "default", **query: Any
     ) -> Page[WeightedScore]:

@@ -7,6 +7,10 @@ from typing import Protocol
 
 from spanwise.collector.records import (
     JSON,
+    Alert,
+    AlertEvent,
+    AlertGroup,
+    AlertResult,
     AuditEvent,
     Booking,
     BudgetUsage,
@@ -296,6 +300,76 @@ class ControlStore(Protocol):
 
     def delete_budget(self, budget: str, *, before_ns: int | None = None) -> int:
         """Delete the bookings of all periods, or of those that start before a time. Return the number of periods."""
+
+    def undecided(self, rule: str, *, project: str = "default", before_ns: int) -> int:
+        """Return the number of a rule's targets that changed before a time and are not decided or not scored yet.
+
+        A rule that is paused, or not in force, has none.
+        """
+
+    def save_alert(self, *alerts: Alert, owner: str | None = None) -> None:
+        """Create or change alerts, by project and name, all of them or none. The store computes their versions.
+
+        - A new version starts without data. Groups that fire are closed, with the reason.
+        - The same version with other targets or times keeps its state.
+        - With `owner` (a rules file), all other alerts of that owner are deleted.
+
+        Raise `Refused` for an invalid definition and for an alert of another owner.
+        """
+
+    def alerts(self, *, project: str | None = None) -> list[Alert]:
+        """Return the alerts, by project and name."""
+
+    def alert_groups(self, name: str | None = None, *, project: str | None = None) -> list[AlertGroup]:
+        """Return the states of the groups of one alert or of all, by project, alert and group.
+
+        An alert without `by` has one group, whose name is None. There are none before the first look.
+        """
+
+    def change_alert(self, name: str, *, project: str = "default", **fields: JSON) -> Alert:
+        """Change `enabled`, `to`, `no_data_s` or `repeat_s` of an alert. Other fields need a new version.
+
+        An alert paused with `enabled=False` stays paused, whatever its file contains, until it is resumed in the same
+        way. Raise `NotFound` for an unknown alert.
+        """
+
+    def delete_alert(self, name: str, *, project: str = "default") -> bool:
+        """Delete an alert. Groups that fire are closed; the history remains. Return False if there was none."""
+
+    def acknowledge_alert(
+        self, name: str, *, project: str = "default", group: str | None = None
+    ) -> list[AlertGroup]:
+        """Acknowledge a firing alert: one group, or all that fire. Return them. It is not notified again.
+
+        Raise `NotFound` for an unknown alert or group, and `Refused` if none fires.
+        """
+
+    def snooze_alert(
+        self, name: str, *, project: str = "default", group: str | None = None, until_ns: int | None = None
+    ) -> Alert:
+        """Send no notifications of an alert, or of one group, until a time; None ends the snooze.
+
+        Looks continue. What still fires after the snooze is notified then. Raise `NotFound` for an unknown alert or
+        group.
+        """
+
+    def alert_events(
+        self, *, project: str | None = None, alert: str | None = None, limit: int = 100, cursor: str | None = None
+    ) -> Page[AlertEvent]:
+        """Return changes of status, newest first. The store keeps the newest 50,000."""
+
+    def record_look(self, result: AlertResult) -> bool:
+        """Store a look with its changes of status and notifications, in one transaction.
+
+        Return False, and store nothing, if the alert was edited or deleted, a runner with a newer lease has looked, or
+        this look or a later one is stored.
+        """
+
+    def test_alert(self, name: str, *, project: str = "default") -> str:
+        """Send a notification that says it is a test to the targets of an alert, and return its id.
+
+        Raise `NotFound` for an unknown alert, and `Refused` for one without targets.
+        """
 
     def notifications(
         self, *, project: str | None = None, alert: str | None = None, limit: int = 100, cursor: str | None = None

@@ -3,6 +3,7 @@
 Modules, in the order in which data flows:
 
 - `monitored_rule`: Rule definition: `monitor(...)`, content version, and its state in the store.
+- `alert_definition`: Alert definition in a rules file: `alert(...)`.
 - `rule_loading`: Rule loading: Python files and API data, file watching, description of the loaded rules.
 - `rule_spending`: Spending of a rule: budget ledger in the store, and pacing of the sample rate over the day.
 - `rule_decision`: Decision of a rule on a trace: filter, sampling probability, targets, decision record.
@@ -20,6 +21,7 @@ Modules, in the order in which data flows:
 - `rule_analysis`: Analysis of rules: preview on stored traffic, comparison with a shadow rule, estimated means.
 """
 
+from spanwise.evaluators.monitors.alert_definition import alert
 from spanwise.evaluators.monitors.job_executor import Stuck
 from spanwise.evaluators.monitors.monitor_runtime import Monitor
 from spanwise.evaluators.monitors.monitored_rule import MonitoredRule, monitor
@@ -33,7 +35,7 @@ from spanwise.evaluators.monitors.rule_analysis import (
     diff,
     summary,
 )
-from spanwise.evaluators.monitors.rule_loading import BrokenRules, load
+from spanwise.evaluators.monitors.rule_loading import BrokenRules, RulesFile, load, load_file
 from spanwise.evaluators.monitors.supervisor import Supervisor
 from spanwise.evaluators.monitors.worker_process import LoadedRules, WorkerPlan
 
@@ -45,14 +47,17 @@ __all__ = [
     "MonitoredRule",
     "RuleComparison",
     "RulePreview",
+    "RulesFile",
     "Stuck",
     "Supervisor",
     "TrialScore",
     "WorkerPlan",
+    "alert",
     "check",
     "default_memory_limit",
     "diff",
     "load",
+    "load_file",
     "monitor",
     "summary",
 ]

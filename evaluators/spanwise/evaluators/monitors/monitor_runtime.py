@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from spanwise.collector.alerts import AlertRunner
 from spanwise.collector.errors import StoreError, Unavailable
-from spanwise.collector.records import JSON, WorkerReport
+from spanwise.collector.records import JSON, Alert, WorkerReport
 from spanwise.collector.stores import Store
 from spanwise.evaluators.monitors.feed_follower import FeedFollower
 from spanwise.evaluators.monitors.job_executor import TIMEOUT_CHECK_S, JobExecutor, Stuck
@@ -37,7 +38,7 @@ class Monitor:
     """Monitor that executes rules on the traces of a store until it is stopped.
 
     The name `holder` identifies the process for people; a random part distinguishes restarts. The rules of a file
-    replace all rules that the file owned before. With `activate`, superseded versions are put in force again; without
+    replace all rules that the file owned before; the same holds for its `alerts`. With `activate`, superseded versions are put in force again; without
     it, the worker does not execute such rules. Nothing is saved or read before the first step.
     """
 
@@ -51,11 +52,13 @@ class Monitor:
         claim_s: float = CLAIM_S,
         now: Callable[[], float] = time.monotonic,
         memory: WorkerMemory | None = None,
+        alerts: Sequence[Alert] = (),
     ) -> None:
         self.holder = f"{holder or f'{socket.gethostname()}/{os.getpid()}'}/{secrets.token_hex(4)}"
-        owners = {rule.record.owner for rule in rules} - {API_OWNER}
+        owners = {*(rule.record.owner for rule in rules), *(alert.owner for alert in alerts)} - {API_OWNER}
         self._owner = owners.pop() if len(owners) == 1 else None
         self._store, self._activate, self._claim_s, self._now = store, activate, claim_s, now
+        self._alerts, self._alert_runner = alerts, AlertRunner(store, holder=holder)
         self._rules = [ActiveRule(rule) for rule in rules]
         for rule in self._rules:
             rule.barred = find_unpriced_judge(rule.record.settings.budget, rule.evaluators)
@@ -111,6 +114,7 @@ class Monitor:
         threads = [
             threading.Thread(target=self._follow_feed, name="spanwise-monitor-feed", daemon=True),
             threading.Thread(target=self._keep_alive, name="spanwise-monitor-keep", daemon=True),
+            threading.Thread(target=self._alert_runner.run, name="spanwise-monitor-alerts", daemon=True),
         ]
         try:
             # save the rules as soon as the store answers
@@ -131,6 +135,7 @@ class Monitor:
                     self._wake_executor.wait(min(longest, max(0.001, self._executor.next - self._now())))
         finally:
             self._stopped.set()
+            self._alert_runner.stop()
             for thread in threads:
                 if thread.ident is not None:
                     thread.join(SHUTDOWN_GRACE_S)
@@ -201,6 +206,8 @@ class Monitor:
 
     def _save_rules(self) -> None:
         save_rules(self._store, self._rules, self._owner, activate=self._activate)
+        if self._owner is not None:
+            self._store.save_alert(*self._alerts, owner=self._owner)
 
     def _read_feed(self) -> int:
         done = self._follower.step()

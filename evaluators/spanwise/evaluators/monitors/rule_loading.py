@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from spanwise.collector.errors import SpanwiseError
-from spanwise.collector.records import JSON, Rule
+from spanwise.collector.records import JSON, Alert, Rule
 from spanwise.evaluators.interface import Evaluator, from_dict, list_evaluators
 from spanwise.evaluators.interface.evaluator_registry import get_registration
 from spanwise.evaluators.models.model_resolution import PRESETS, PRESETS_BY_HUB, URL_VARIABLES, is_configured_url
+from spanwise.evaluators.monitors.alert_definition import alerts_being_loaded
 from spanwise.evaluators.monitors.monitored_rule import MonitoredRule, check_evaluators, rules_being_loaded
 from spanwise.evaluators.monitors.rule_spending import find_unpriced_judge
 from spanwise.tracer.source_loader import UncachedSourceLoader
@@ -31,15 +32,27 @@ class BrokenRules(SpanwiseError, ValueError):
     """
 
 
-def load(file: str | os.PathLike[str]) -> list[MonitoredRule]:
-    """Return the rules of a file. Raises `BrokenRules`, with the file's own exception as the cause.
+class RulesFile(NamedTuple):
+    """Rules and alerts of a file. Its path, as given, is their owner."""
 
-    The file is executed as a module. As with `python FILE`, modules in its folder can be imported. Its path, as
-    given, is the owner of its rules.
+    rules: list[MonitoredRule]
+    alerts: list[Alert]
+
+
+def load(file: str | os.PathLike[str]) -> list[MonitoredRule]:
+    """Return the rules of a file. See `load_file`."""
+    return load_file(file).rules
+
+
+def load_file(file: str | os.PathLike[str]) -> RulesFile:
+    """Return the rules and alerts of a file. Raises `BrokenRules`, with the file's own exception as the cause.
+
+    The file is executed as a module. As with `python FILE`, modules in its folder can be imported.
     """
     path = Path(file)
     rules: list[MonitoredRule] = []
-    token = rules_being_loaded.set(rules)
+    alerts: list[Alert] = []
+    token, alerts_token = rules_being_loaded.set(rules), alerts_being_loaded.set(alerts)
     try:
         _execute_file(path)
     except (BrokenRules, KeyboardInterrupt):
@@ -48,15 +61,23 @@ def load(file: str | os.PathLike[str]) -> list[MonitoredRule]:
         raise BrokenRules(f"{str(path)!r} does not run: {type(error).__name__}: {error}") from error
     finally:
         rules_being_loaded.reset(token)
-    if not rules:
+        alerts_being_loaded.reset(alerts_token)
+    if not rules and not alerts:
         raise BrokenRules(f"{str(path)!r} defines no rule; call spanwise.evaluators.monitor(…) in it")
-    names = [(rule.record.project, rule.record.name) for rule in rules]
-    if duplicate := next((name for name in names if names.count(name) > 1), None):
-        raise BrokenRules(f"{str(path)!r} defines two rules named {duplicate[1]!r} in project {duplicate[0]!r}")
+    for kind, names in (
+        ("rules", [(rule.record.project, rule.record.name) for rule in rules]),
+        ("alerts", [(alert.project, alert.name) for alert in alerts]),
+    ):
+        if duplicate := next((name for name in names if names.count(name) > 1), None):
+            raise BrokenRules(f"{str(path)!r} defines two {kind} named {duplicate[1]!r} in project {duplicate[0]!r}")
     for rule in rules:
         if reason := find_unpriced_judge(rule.record.settings.budget, rule.evaluators):
             raise BrokenRules(f"{str(path)!r}: rule {rule.record.name!r}: {reason}")
-    return [MonitoredRule(replace(rule.record, owner=path.as_posix()), rule.evaluators) for rule in rules]
+    owner = path.as_posix()
+    return RulesFile(
+        [MonitoredRule(replace(rule.record, owner=owner), rule.evaluators) for rule in rules],
+        [replace(alert, owner=owner) for alert in alerts],
+    )
 
 
 def _execute_file(path: Path) -> None:

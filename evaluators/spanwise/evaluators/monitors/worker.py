@@ -32,9 +32,10 @@ from spanwise.evaluators.monitors.monitored_rule import API_OWNER, REASON_UNSAVE
 from spanwise.evaluators.monitors.process_limits import WorkerMemory, memory_in_use, protect_process
 from spanwise.evaluators.monitors.rule_loading import (
     BrokenRules,
+    RulesFile,
     content_digest,
     describe_rules,
-    load,
+    load_file,
     rule_from_data,
     source_files,
 )
@@ -114,21 +115,21 @@ def _receive_messages(line: int, inbox: queue.SimpleQueue[Message], ending: floa
 def _run_rules(
     arguments: argparse.Namespace, sender: MessageSender, inbox: queue.SimpleQueue[Message], memory: WorkerMemory
 ) -> int:
-    rules = _load_rules(arguments.file, arguments.url, sender)
-    if rules is None:
+    loaded = _load_rules(arguments.file, arguments.url, sender)
+    if loaded is None:
         return ExitCode.BROKEN_RULES
     memory.rules_are_loaded()
     first = inbox.get()
     if "end" in first:
         return ExitCode.ENDED
     store = connect(arguments.url)
-    return WorkerController(store, rules, inbox, sender, claim_s=arguments.claim, memory=memory).run(first)
+    return WorkerController(store, loaded, inbox, sender, claim_s=arguments.claim, memory=memory).run(first)
 
 
-def _load_rules(file: Path, url: str, sender: MessageSender) -> list[MonitoredRule] | None:
+def _load_rules(file: Path, url: str, sender: MessageSender) -> RulesFile | None:
     """Load the rules and report them to the supervisor. Return None if the file is broken."""
     try:
-        rules = load(file)
+        loaded = load_file(file)
     except BrokenRules as error:
         message = _describe_error(error, file)
         _report_file(url, file, message)
@@ -136,9 +137,9 @@ def _load_rules(file: Path, url: str, sender: MessageSender) -> list[MonitoredRu
         return None
     _report_file(url, file, None)
     files = source_files(file)
-    longest = max(rule.record.settings.timeout_s for rule in rules)
-    sender.send("loaded", rules=describe_rules(rules), files=files, content=content_digest(files), longest=longest)
-    return rules
+    longest = max((rule.record.settings.timeout_s for rule in loaded.rules), default=0.0)
+    sender.send("loaded", rules=describe_rules(loaded.rules), files=files, content=content_digest(files), longest=longest)
+    return loaded
 
 
 def _report_file(url: str, file: Path, broken: str | None) -> None:
@@ -168,14 +169,14 @@ class WorkerController:
     def __init__(
         self,
         store: Store,
-        file_rules: Sequence[MonitoredRule],
+        file: RulesFile,
         inbox: queue.SimpleQueue[Message],
         sender: MessageSender,
         *,
         claim_s: float,
         memory: WorkerMemory,
     ) -> None:
-        self._store, self._file_rules, self._inbox, self._sender = store, file_rules, inbox, sender
+        self._store, self._file, self._inbox, self._sender = store, file, inbox, sender
         self._claim_s, self._memory = claim_s, memory
         self._logged: Mapping[str, str] = {}  # idle rules and their reasons, as they were last logged
         self._quarantined: set[tuple[str, str]] = set()
@@ -208,9 +209,14 @@ class WorkerController:
         return monitor.status
 
     def _start_monitor(self, message: Message, activate: bool) -> _ReportingMonitor:
-        rules = [*self._file_rules, *self._valid_rules]
         monitor = _ReportingMonitor(
-            self._store, rules, self._sender, activate=activate, claim_s=self._claim_s, memory=self._memory
+            self._store,
+            [*self._file.rules, *self._valid_rules],
+            self._sender,
+            activate=activate,
+            claim_s=self._claim_s,
+            memory=self._memory,
+            alerts=self._file.alerts,
         )
         monitor.invalid = self._invalid_rules
         self._apply_message({"dead": self._dead, **message}, monitor)

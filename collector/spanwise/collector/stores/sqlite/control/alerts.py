@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
 
 from spanwise.collector.alert_policy import assign_alert_version, validate_alert
 from spanwise.collector.errors import NotFound, Refused
@@ -19,6 +20,7 @@ from spanwise.collector.records import (
     Notification,
     Page,
     apply_changes,
+    make_test_notification,
 )
 from spanwise.collector.request_context import get_current_actor
 from spanwise.collector.stores.sqlite.control.notifications import enqueue_notifications
@@ -28,22 +30,6 @@ from spanwise.collector.stores.sqlite.database_file import Backend, read_operati
 
 MAX_EVENTS = 50_000  # status changes that are kept
 PRUNE_INTERVAL = 100  # changes added between two deletions of old ones
-ALERT_TABLES = (
-    "CREATE TABLE alerts ("
-    "id INTEGER PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, version TEXT NOT NULL, owner TEXT NOT NULL,"
-    " token INTEGER NOT NULL DEFAULT 0, looked_ns INTEGER NOT NULL DEFAULT 0, off INTEGER NOT NULL DEFAULT 0,"
-    " snoozed_until_ns INTEGER, snoozed_by TEXT NOT NULL DEFAULT '', left_out TEXT NOT NULL DEFAULT '[0, []]',"
-    " data TEXT NOT NULL)",
-    "CREATE UNIQUE INDEX alerts_by_name ON alerts (project, name)",
-    "CREATE TABLE alert_groups ("
-    "alert INTEGER NOT NULL, is_group INTEGER NOT NULL, name TEXT NOT NULL, data TEXT NOT NULL,"
-    " acknowledged_event TEXT NOT NULL DEFAULT '', acknowledged_by TEXT NOT NULL DEFAULT '', acknowledged_ns INTEGER,"
-    " snoozed_until_ns INTEGER, snoozed_by TEXT NOT NULL DEFAULT '',"
-    " PRIMARY KEY (alert, is_group, name)) WITHOUT ROWID",
-    "CREATE TABLE alert_events ("
-    "number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, project TEXT NOT NULL, alert TEXT NOT NULL, data TEXT NOT NULL)",
-    "CREATE INDEX alert_events_by_alert ON alert_events (project, alert, number)",
-)
 _COLUMNS = "id, version, token, looked_ns, off, snoozed_until_ns, snoozed_by, left_out, data"
 _GROUP_COLUMNS = (
     "g.data, g.acknowledged_event, g.acknowledged_by, g.acknowledged_ns, g.snoozed_until_ns, g.snoozed_by"
@@ -180,6 +166,16 @@ class Alerts(Backend):
             sql = "UPDATE alert_groups SET snoozed_until_ns = ?, snoozed_by = ? WHERE alert = ? AND is_group AND name = ?"
             db.execute(sql, (until_ns, by, stored.id, group))
         return _get(db, project, name).alert
+
+    @write_operation
+    def test_alert(self, db: sqlite3.Connection, /, name: str, *, project: str = "default") -> str:
+        alert = _get(db, project, name).alert
+        if not alert.to:
+            raise Refused(f"alert {name!r} has no targets; name some in its definition, such as to=['ops']")
+        path = f"/alerts/{quote(name, safe='')}?{urlencode({'project': project})}"
+        notification = make_test_notification(name, project=project, targets=alert.to, path=path)
+        enqueue_notifications(db, [notification])
+        return notification.id
 
     @read_operation
     def alert_events(

@@ -401,6 +401,15 @@ class WorkerReports(Backend):
         return {**dict(zip(COUNTED_OUTCOMES, map(int, sums), strict=True)), **dict(rows)}
 
     @read_operation
+    def count_open_decisions(self, db: sqlite3.Connection, /, rule: Rule, before_ns: int) -> int:
+        """Return the number of decisions of a version, made before a time, whose target is not scored yet."""
+        sql = (
+            "SELECT count(*) FROM decisions WHERE rule = ? AND verdict IN ('waiting', 'throttled', 'running')"
+            " AND created_ns < ?"
+        )
+        return int(db.execute(sql, (_find_rule_id(db, rule), before_ns)).fetchone()[0])
+
+    @read_operation
     def list_failures(self, db: sqlite3.Connection, /, rule: Rule) -> Sequence[Decision]:
         """Return the latest failed decisions of a version, newest first."""
         sql = f"{SELECT_DECISIONS} WHERE d.rule = ? AND d.verdict = 'failed' ORDER BY d.id DESC LIMIT ?"

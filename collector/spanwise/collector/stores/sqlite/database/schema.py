@@ -436,6 +436,25 @@ _NOTIFICATION_TABLES = (
     "CREATE INDEX deliveries_in_order ON deliveries (target, order_key, notification) WHERE next_ns IS NOT NULL",
 )
 
+# Alerts, the states of their groups, and changes of status. Columns of people (off, acknowledged, snoozed) are separate
+# from `data`, which looks overwrite
+_ALERT_TABLES = (
+    "CREATE TABLE IF NOT EXISTS alerts ("
+    "id INTEGER PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, version TEXT NOT NULL, owner TEXT NOT NULL,"
+    " token INTEGER NOT NULL DEFAULT 0, looked_ns INTEGER NOT NULL DEFAULT 0, off INTEGER NOT NULL DEFAULT 0,"
+    " snoozed_until_ns INTEGER, snoozed_by TEXT NOT NULL DEFAULT '', left_out TEXT NOT NULL DEFAULT '[0, []]',"
+    " data TEXT NOT NULL)",
+    "CREATE UNIQUE INDEX IF NOT EXISTS alerts_by_name ON alerts (project, name)",
+    "CREATE TABLE IF NOT EXISTS alert_groups ("
+    "alert INTEGER NOT NULL, is_group INTEGER NOT NULL, name TEXT NOT NULL, data TEXT NOT NULL,"
+    " acknowledged_event TEXT NOT NULL DEFAULT '', acknowledged_by TEXT NOT NULL DEFAULT '', acknowledged_ns INTEGER,"
+    " snoozed_until_ns INTEGER, snoozed_by TEXT NOT NULL DEFAULT '',"
+    " PRIMARY KEY (alert, is_group, name)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS alert_events ("
+    "number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, project TEXT NOT NULL, alert TEXT NOT NULL, data TEXT NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS alert_events_by_alert ON alert_events (project, alert, number)",
+)
+
 
 # By version: the step to the next version. Each runs in one transaction and reports its progress in units of its choice
 MigrationStep: TypeAlias = Callable[[sqlite3.Connection, ReportProgress], None]
@@ -448,6 +467,7 @@ MIGRATIONS: Mapping[int, MigrationStep] = {
     23: _count_documents_apart,
     24: partial(_run_statements, statements=_SEAL_AGAIN),
     25: partial(_run_statements, statements=_NOTIFICATION_TABLES),
+    26: partial(_run_statements, statements=_ALERT_TABLES),
 }
 FILE_VERSION = max(MIGRATIONS) + 1
 
