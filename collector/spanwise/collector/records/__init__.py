@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         FeedbackStats,
         Page,
         RunScores,
+        ScoreSums,
         SessionSummary,
         TablePage,
         TraceSummary,
@@ -106,7 +107,7 @@ else:
         trace_records="Amendment Document Event Feedback Link OpenRun Process ProcessReport Run Target Trace Usage feedback_id make_fast_constructor make_score normalize_feedback normalize_target restore_feedback",
         dataset_records="PERTURBATION_KINDS Case Dataset EXAMPLE_ATTRIBUTE Example ExampleNumbering Experiment derive_example_id find_root_id is_perturbed number_duplicates",
         json_values="DatasetKind JSON Outcome Period QueueStatus RuleTarget Scope Source Status Verdict canonical_json",
-        query_results="MAX_UNINDEXED Bucket FeedbackStats Page RunScores SessionSummary TablePage TraceSummary TreeNode iterate_pages",
+        query_results="MAX_UNINDEXED Bucket FeedbackStats Page RunScores ScoreSums SessionSummary TablePage TraceSummary TreeNode iterate_pages",
     )
 
 __all__ = [
@@ -157,6 +158,7 @@ __all__ = [
     "Run",
     "RunScores",
     "Scope",
+    "ScoreSums",
     "SessionSummary",
     "SettingsVersion",
     "Source",
