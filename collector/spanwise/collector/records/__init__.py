@@ -92,6 +92,7 @@ if TYPE_CHECKING:
         FeedbackStats,
         Page,
         RunScores,
+        ScoreSums,
         SessionSummary,
         TablePage,
         TraceSummary,
@@ -127,7 +128,7 @@ else:
         dataset_records="PERTURBATION_KINDS Case Dataset EXAMPLE_ATTRIBUTE Example ExampleNumbering Experiment derive_example_id find_root_id is_perturbed number_duplicates",
         json_values="DatasetKind DeliveryOutcome JSON Outcome Period QueueStatus RuleTarget Scope Source Status Verdict canonical_json",
         notification_records="Delivery Notification NotificationStatus make_test_notification",
-        query_results="MAX_UNINDEXED Bucket FeedbackStats Page RunScores SessionSummary TablePage TraceSummary TreeNode iterate_pages",
+        query_results="MAX_UNINDEXED Bucket FeedbackStats Page RunScores ScoreSums SessionSummary TablePage TraceSummary TreeNode iterate_pages",
     )
 
 __all__ = [
@@ -190,6 +191,7 @@ __all__ = [
     "Run",
     "RunScores",
     "Scope",
+    "ScoreSums",
     "SessionSummary",
     "SettingsVersion",
     "Source",

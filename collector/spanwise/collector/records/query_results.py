@@ -203,6 +203,35 @@ class Bucket:
     newest: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreSums:
+    """Sums of a rule's weighted scores under one key, over the traces that started in the block at `start_ns`.
+
+    A score y with the sampling probability p has the weight w = 1/p. A cluster is a session, or a trace without one; W
+    and Y are its sums of w and w·y. The sums of blocks can be added. A session in several blocks of a window is one
+    cluster: the products with its earlier blocks are in the sums of its later ones.
+
+    With a `label`, y is 1 for scores with this label and 0 for all other labelled scores. `left_out` counts scores
+    whose sampling probability is unknown. They, `failed` and `skipped` are in no other sum.
+    """
+
+    key: str
+    label: str | None = None  # None: the scores themselves
+    group: str | None = None  # value of the field by which the sums are grouped
+    start_ns: int
+    n: int = 0
+    weight: float = 0.0  # ΣW
+    total: float = 0.0  # ΣY
+    weight_squares: float = 0.0  # ΣW²
+    products: float = 0.0  # ΣWY
+    total_squares: float = 0.0  # ΣY²
+    graded: int = 0  # scores other than 0 and 1
+    failed: int = 0
+    skipped: int = 0
+    left_out: int = 0
+    left_out_total: float = 0.0  # sum of the scores that are left out, each with weight 1
+
+
 MAX_UNINDEXED = 1_000  # highest number of `Page.unindexed`
 
 

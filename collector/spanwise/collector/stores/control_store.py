@@ -31,6 +31,7 @@ from spanwise.collector.records import (
     Retention,
     Rule,
     RuleStatus,
+    ScoreSums,
     SettingsVersion,
     WeightedScore,
     WorkerReport,
@@ -266,6 +267,26 @@ class ControlStore(Protocol):
 
         A score belongs to the time at which its trace started (a session: its first trace), not to the time of
         evaluation. `since_ns` and `until_ns` select by that time, and the scores of the latest traces come first.
+        """
+
+    def score_sums(
+        self,
+        rule: str,
+        *,
+        project: str = "default",
+        key: str | None = None,
+        version: str | None = None,
+        since_ns: int,
+        until_ns: int,
+        block_s: int = 150,
+        by: str | None = None,
+    ) -> list[ScoreSums]:
+        """Return the sums of a rule's weighted scores, labels, errors and skips, in equal blocks of a window.
+
+        A score belongs to the block in which its trace started (a session: its first trace). `since_ns`, `until_ns`
+        and `block_s` are multiples of 150 seconds; the first block starts at `since_ns`. Blocks without any of them
+        are left out. `version` selects the scores of one version of the rule. With `by`, the sums are grouped by the
+        values of a field of the traces: tag, model, environment, prompt_version, agent, name, user or metadata.KEY.
         """
 
     def acquire(self, name: str, holder: str, seconds: float) -> Lease | None:

@@ -16,4 +16,5 @@ Modules, in the order in which data flows:
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
     "control_backend",
+    "decision_rows",
 ]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from spanwise.collector.errors import Refused
-from spanwise.collector.records import AuditEvent, Key, Page, QueueItem, QueueStatus, Retention
+from spanwise.collector.records import AuditEvent, Key, Page, QueueItem, QueueStatus, Retention, ScoreSums
 from spanwise.collector.stores.backends import DeletedTraces
 from spanwise.collector.stores.sqlite.control.alerts import Alerts
 from spanwise.collector.stores.sqlite.control.budget_bookings import Budgets
@@ -26,6 +26,7 @@ from spanwise.collector.stores.sqlite.control.rule_versions import Rules
 from spanwise.collector.stores.sqlite.database.bulk_statements import delete_many, parse_cursor
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
+from spanwise.collector.stores.sqlite.score_sums.window_sums import SumsQuery, sum_rows
 
 # Events about API keys (True) have a separate limit, so that many deletions cannot displace them
 MAX_EVENTS = {True: 10_000, False: 40_000}
@@ -105,6 +106,24 @@ class SQLiteControl(
         item = decode_record(QueueItem, row[0])
         _put_item(db, replace(item, status=checked, assignee=assignee or item.assignee))
         return True
+
+    @read_operation
+    def score_sums(
+        self,
+        db: sqlite3.Connection,
+        /,
+        rule: str,
+        *,
+        project: str = "default",
+        key: str | None = None,
+        version: str | None = None,
+        since_ns: int,
+        until_ns: int,
+        block_s: int = 150,
+        by: str | None = None,
+    ) -> list[ScoreSums]:
+        query = SumsQuery(rule, project, since_ns, until_ns, block_s, key=key, by=by, version=version)
+        return sum_rows(db, query)
 
     @write_operation
     def set_retention(self, db: sqlite3.Connection, /, rule: Retention) -> None:

@@ -1,0 +1,222 @@
+"""Contribution of a trace's scores to the weighted sums of its rules, computed from feedback and decisions."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Target
+from spanwise.collector.stores.sqlite.control import decision_rows
+from spanwise.collector.stores.sqlite.database.bulk_statements import select_many
+from spanwise.collector.stores.sqlite.query.filter_sql import METADATA_TEXT_SQL
+
+GRAIN_S = 150  # seconds of a grain: the 24th part of an hour, so that all blocks of all windows have whole grains
+GRAIN_NS = GRAIN_S * 1_000_000_000
+
+# Values of `SeriesKey.label`: scores, all labels, and one label with a prefix
+SCORES, ALL_LABELS, LABEL_PREFIX = "", "*", "="
+
+
+class SeriesKey(NamedTuple):
+    """Series of sums: scores of one rule version under one key, or one of their labels, for one value of a field.
+
+    `version` is "" for scores without a decision. `by` and `value` are "" for the sums over all traces.
+    """
+
+    project: str
+    rule: str
+    version: str
+    key: str
+    label: str
+    by: str
+    value: str
+
+
+class ScoreAmounts(NamedTuple):
+    """Amounts of the scores of one trace or cluster in one series. `total` is Σw·y."""
+
+    n: int = 0
+    weight: float = 0.0
+    total: float = 0.0
+    graded: int = 0
+    failed: int = 0
+    skipped: int = 0
+    left_out: int = 0
+    left_out_total: float = 0.0
+
+    def plus(self, other: ScoreAmounts) -> ScoreAmounts:
+        """Return the sum of both amounts."""
+        return ScoreAmounts._make(a + b for a, b in zip(self, other, strict=True))
+
+
+class Contribution(NamedTuple):
+    """Scores of one trace, or of one session as target, in all series.
+
+    `cluster` is the session, or None for a trace without one. `start_ns` is the start of the trace.
+    """
+
+    start_ns: int
+    cluster: str | None
+    amounts: Mapping[SeriesKey, ScoreAmounts]
+
+
+Grouping: TypeAlias = tuple[str, str, str]  # project, rule, field
+
+# Values of the fields by which sums can be grouped: SQL of a value, and what it joins to `traces t`
+_GROUP_SQL = {
+    "tag": ("m.value", "CROSS JOIN json_each(t.tags) m"),
+    "model": ("m.key", "CROSS JOIN json_each(t.models) m ON m.key <> 'null'"),
+    "environment": ("t.environment", ""),
+    "prompt_version": ("v.value", "CROSS JOIN json_each(t.prompts) p CROSS JOIN json_each(p.value) v"),
+    "agent": ("m.value", "CROSS JOIN json_each(t.agents) m"),
+    "name": ("t.name", ""),
+    "user": ("t.user_id", ""),
+}
+_METADATA_PREFIX = "metadata."
+_METADATA_SQL = (METADATA_TEXT_SQL, "CROSS JOIN json_each(t.metadata) m ON m.key = ?")
+
+
+def check_grouping(by: str) -> str:
+    """Return a field by which sums can be grouped. Raise `Refused` for another."""
+    if by in _GROUP_SQL or (by.startswith(_METADATA_PREFIX) and by != _METADATA_PREFIX):
+        return by
+    raise Refused(f"unknown field {by!r}; expected one of: {', '.join(_GROUP_SQL)}, metadata.KEY")
+
+
+_COLUMNS = "f.rule, f.key, f.score, f.label, f.outcome, coalesce(f.claim, 0), f.span_id, f.document, f.trace_start_ns"
+_COUNTS = "f.standing >= 1 AND (f.outcome <> 'score' OR f.score IS NOT NULL OR f.label IS NOT NULL)"
+_OF_TRACES = (
+    f"SELECT {_COLUMNS}, f.trace, t.trace_id, t.project, t.session_id FROM feedback f INDEXED BY feedback_by_trace"
+    f" CROSS JOIN traces t ON t.id = f.trace WHERE f.rule IS NOT NULL AND {_COUNTS} AND t.project IS NOT NULL"
+    " AND f.trace IN (%s)"
+)
+_OF_SESSIONS = (
+    f"SELECT {_COLUMNS}, f.session_id, NULL, NULL, f.session_id FROM feedback f INDEXED BY feedback_by_session"
+    f" WHERE f.rule IS NOT NULL AND {_COUNTS} AND f.trace IS NULL AND f.session_id IN (%s)"
+)
+_DECISIONS = (
+    "SELECT d.target, d.claim, d.probability, r.project, r.name, r.version FROM decisions d"
+    " CROSS JOIN rules r ON r.id = d.rule WHERE d.target IN (%s)"
+)
+_Decision: TypeAlias = tuple[int, float | None, str]  # lease number, sampling probability, version of the rule
+
+
+def read_contributions(
+    db: sqlite3.Connection,
+    traces: Iterable[int] = (),
+    sessions: Iterable[str] = (),
+    groupings: Collection[Grouping] = (),
+) -> dict[int | str, Contribution]:
+    """Return the contributions of traces, by key, and of sessions that are targets, by id. Both may have none.
+
+    Each score has the sampling probability that `ControlStore.weighted` returns for it.
+    """
+    rows = [*select_many(db, _OF_TRACES, traces), *_session_rows(db, sessions)]
+    addresses = [_list_addresses(row) for row in rows]
+    decisions = _read_decisions(db, {address for each in addresses for address in each})
+    values = _read_group_values(db, rows, groupings)
+    amounts: dict[int | str, dict[SeriesKey, ScoreAmounts]] = {}
+    owners: dict[int | str, tuple[int, str | None]] = {}
+    for row, of_row in zip(rows, addresses, strict=True):
+        rule, key, score, label, outcome, claim, _, _, start_ns, owner, _, project, session = row
+        version, probability = _find_decision(decisions, (project, rule), of_row, claim)
+        owners[owner] = start_ns, session
+        into = amounts.setdefault(owner, {})
+        for by, value in (("", ""), *values.get((owner, rule), ())):
+            for code, added in _score_amounts(outcome, score, label, probability):
+                series = SeriesKey(project, rule, version, key, code, by, value)
+                before = into.get(series)
+                into[series] = added if before is None else before.plus(added)
+    return {owner: Contribution(*owners[owner], amounts[owner]) for owner in amounts}
+
+
+def _score_amounts(
+    outcome: str, score: float | None, label: str | None, probability: float | None
+) -> list[tuple[str, ScoreAmounts]]:
+    """Return the amounts of one score by the label of their series. A probability of 0 does not count."""
+    if outcome != "score":
+        return [(SCORES, ScoreAmounts(failed=int(outcome == "error"), skipped=int(outcome == "skip")))]
+    if probability == 0:
+        return []
+    if probability is None:
+        left_out = [(SCORES, ScoreAmounts(left_out=1, left_out_total=score))] if score is not None else []
+        return left_out if label is None else [*left_out, (ALL_LABELS, ScoreAmounts(left_out=1))]
+    weight = 1 / probability
+    found = []
+    if score is not None:
+        graded = int(score not in (0.0, 1.0))
+        found.append((SCORES, ScoreAmounts(n=1, weight=weight, total=weight * score, graded=graded)))
+    if label is not None:
+        found.append((ALL_LABELS, ScoreAmounts(n=1, weight=weight)))
+        found.append((LABEL_PREFIX + label, ScoreAmounts(total=weight)))
+    return found
+
+
+def _session_rows(db: sqlite3.Connection, sessions: Iterable[str]) -> list[Any]:
+    """Return the feedback on sessions, once for each project that has decided on the session."""
+    rows = select_many(db, _OF_SESSIONS, sessions)
+    if not rows:
+        return []
+    projects = [project for (project,) in db.execute("SELECT DISTINCT project FROM rules")]
+    places = {(project, row[9]): f"/{project}/{row[9]}" for row in rows for project in projects}
+    stored = {row[0] for row in select_many(db, "SELECT target FROM decisions WHERE target IN (%s)", places.values())}
+    return [(*row[:11], project, row[12]) for row in rows for project in projects if places[project, row[9]] in stored]
+
+
+def _list_addresses(row: Sequence[Any]) -> list[str]:
+    span_id, document, trace_id, project, session = row[6], row[7], row[10], row[11], row[12]
+    if trace_id is None:
+        return [f"/{project}/{session}"]
+    if span_id is None and trace_id.isalnum():
+        return [trace_id]
+    target = Target(trace_id=trace_id, span_id=span_id, document=document)
+    return decision_rows.list_containing_targets(project, target)
+
+
+def _read_decisions(db: sqlite3.Connection, addresses: Collection[str]) -> dict[tuple[str, str, str], list[_Decision]]:
+    """Return the decisions about targets by address, project and rule."""
+    found: dict[tuple[str, str, str], list[_Decision]] = defaultdict(list)
+    for address, claim, probability, project, rule, version in select_many(db, _DECISIONS, addresses):
+        found[address, project, rule].append((claim, probability, version))
+    return found
+
+
+def _find_decision(
+    decisions: Mapping[tuple[str, str, str], Sequence[_Decision]],
+    rule: tuple[str, str],
+    addresses: Sequence[str],
+    claim: int,
+) -> tuple[str, float | None]:
+    """Return version and probability of the decision whose lease gave a score, as `find_probabilities` does."""
+    rows = [row for address in addresses for row in decisions.get((address, *rule), ()) if row[0] >= claim]
+    if not rows:
+        return "", None
+    _, probability, version = min(rows, key=lambda row: row[0])
+    return version, probability
+
+
+def _read_group_values(
+    db: sqlite3.Connection, rows: Sequence[Sequence[Any]], groupings: Collection[Grouping]
+) -> dict[tuple[int | str, str], list[tuple[str, str]]]:
+    """Return fields and values of each trace, by trace and rule, for the groupings of the rule."""
+    by_field: dict[str, dict[int, list[str]]] = defaultdict(dict)
+    for project, rule, by in groupings:
+        for row in rows:
+            if (row[11], row[0]) == (project, rule) and row[10] is not None:
+                rules = by_field[by].setdefault(row[9], [])
+                if rule not in rules:
+                    rules.append(rule)
+    found: dict[tuple[int | str, str], list[tuple[str, str]]] = defaultdict(list)
+    for by, traces in by_field.items():
+        is_metadata = by.startswith(_METADATA_PREFIX)
+        value_sql, join = _METADATA_SQL if is_metadata else _GROUP_SQL[by]
+        sql = f"SELECT DISTINCT t.id, {value_sql} FROM traces t {join} WHERE t.id IN (%s)"
+        before = (by.removeprefix(_METADATA_PREFIX),) if is_metadata else ()
+        for trace, value in select_many(db, sql, traces, before):
+            if value is not None:
+                for rule in traces[trace]:
+                    found[trace, rule].append((by, str(value)))
+    return found
