@@ -7,71 +7,15 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from collector.scoring import score_traces
 from spanwise.cli.app import app
 from spanwise.collector.errors import Refused
-from spanwise.collector.records import (
-    Claim,
-    ClaimResult,
-    Decision,
-    DecisionBatch,
-    Feedback,
-    Rule,
-    Run,
-    Target,
-)
+from spanwise.collector.records import Rule, Run
 from spanwise.collector.stores import compare_rule_versions
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 HOUR_NS = 3_600_000_000_000
 RULE = Rule(name="support", version="1", evaluators=({"function": "f", "source": "s"},))
-
-
-def score_traces(store, rule, traces):
-    """Decide and score traces: (run, score, probability) each."""
-    store.append([run for run, _, _ in traces])
-    lease = store.acquire(f"decide {rule.name}", "me", 600)
-    after = store.cursor(rule.name, rule.version)
-    rows = tuple(
-        Decision(
-            rule=rule.name,
-            version=rule.version,
-            target=Target(trace_id=run.trace_id),
-            verdict="waiting",
-            probability=probability,
-            change=10**9,
-        )
-        for run, _, probability in traces
-    )
-    upto = store.changes(limit=1000).cursor
-    batch = DecisionBatch(
-        project="default", rule=rule.name, version=rule.version, after=after, upto=upto, rows=rows, token=lease.token
-    )
-    assert store.decide(batch) == [True]
-    by_id = {run.trace_id: score for run, score, _ in traces}
-    while claimed := store.claim(rule.name, rule.version, "me", 600, limit=500):
-        store.finish(
-            *(
-                ClaimResult(
-                    claim=Claim(
-                        project="default", rule=rule.name, version=rule.version, target=row.target, number=row.claim
-                    ),
-                    verdict="scored",
-                    states={"quality": {"state": "scored"}},
-                    reported=("quality",),
-                    feedback=(
-                        Feedback(
-                            target=row.target,
-                            key="quality",
-                            score=by_id[row.target.trace_id],
-                            rule=rule.name,
-                            claim=row.claim,
-                        ),
-                    ),
-                    read_change=10**9,
-                )
-                for row in claimed
-            )
-        )
 
 
 def make_traces(version, scores, *, first, hours=24, start_ns=None, probability=1.0, **fields):

@@ -125,7 +125,7 @@ def _check_condition(alert: Alert) -> None:
         for name in ("below", "above", "drop", "no_score_for_s")
         if getattr(alert, name) is not None
     }
-    if alert.measure in OPERATIONAL_MEASURES and not OPERATIONAL_MEASURES[alert.measure][0]:
+    if alert.measure is not None and not OPERATIONAL_MEASURES.get(alert.measure, (True, ""))[0]:
         if conditions:
             raise Refused(f"the measure {alert.measure!r} is true or false; remove {', '.join(conditions)}")
         return

@@ -37,9 +37,7 @@ class _GroupHistory:
             self.firings.append(AlertFiring(group=group, since_ns=now_ns, until_ns=None, numbers=numbers))
         elif before is Status.FIRING and self.state.status is not Status.FIRING:
             last = self.firings[-1]
-            self.firings[-1] = AlertFiring(
-                group=group, since_ns=last.since_ns, until_ns=now_ns, numbers=last.numbers
-            )
+            self.firings[-1] = AlertFiring(group=group, since_ns=last.since_ns, until_ns=now_ns, numbers=last.numbers)
 
     @property
     def firing_since_ns(self) -> int | None:

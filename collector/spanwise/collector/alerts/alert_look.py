@@ -80,10 +80,14 @@ def _read_sums(store: Store, alert: Alert, since_ns: int, until_ns: int) -> list
             block_s=get_block_s(alert),
             by=alert.by,
         )
+    active = next((rule for rule in store.rules(project=alert.project) if rule.name == alert.rule), None)
+    if active is None:
+        return []
     sums = store.score_sums(
         alert.rule,
         project=alert.project,
         key=alert.key,
+        version=active.version,  # scores of an earlier version came from other evaluators
         since_ns=since_ns,
         until_ns=until_ns,
         block_s=get_block_s(alert),
@@ -163,9 +167,7 @@ def _evaluate(
 def _make_numbers(condition: AlertCondition, result: AlertLook, counts: AlertNumbers) -> AlertNumbers:
     missing = result.missing
     if missing and not result.window.n and counts.left_out:
-        missing = (
-            f"all {counts.left_out} scores have an unknown sampling probability; their senders do not say how they sample"
-        )
+        missing = f"all {counts.left_out} scores have an unknown sampling probability; their senders do not say how they sample"
     threshold = next(value for value in (condition.below, condition.above, condition.drop) if value is not None)
     return replace(
         counts,

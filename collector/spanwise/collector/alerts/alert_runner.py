@@ -7,7 +7,8 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from spanwise.collector.alert_policy import get_interval_ns, is_operational
@@ -19,7 +20,7 @@ from spanwise.collector.stores import Store
 
 ALERT_LEASE = "alerts"  # name of the lease
 LEASE_S = 30.0
-POLL_S = 5.0  # seconds between two searches for due looks
+POLL_S = 2.0  # seconds between two searches for due looks
 MAX_WAIT_S = 600.0  # seconds that a look waits until every trace of its window is decided
 _SECOND = 1_000_000_000
 _log = logging.getLogger("spanwise.alerts")
@@ -32,10 +33,18 @@ class AlertRunner:
     lease has expired.
     """
 
-    def __init__(self, store: Store, *, holder: str | None = None, poll_s: float = POLL_S, lease_s: float = LEASE_S):
+    def __init__(
+        self,
+        store: Store,
+        *,
+        holder: str | None = None,
+        poll_s: float = POLL_S,
+        lease_s: float = LEASE_S,
+        now: Callable[[], int] = time.time_ns,
+    ) -> None:
         name = holder or f"{socket.gethostname()}/{os.getpid()}"
         self.holder = f"{name}/alerts/{secrets.token_hex(4)}"
-        self._store, self._poll_s, self._lease_s = store, poll_s, lease_s
+        self._store, self._poll_s, self._lease_s, self._now = store, poll_s, lease_s, now
         self._stopped = threading.Event()
         self._logged: dict[tuple[str, str], str] = {}  # the latest logged error of each alert
 
@@ -63,12 +72,14 @@ class AlertRunner:
         lease = self._store.acquire(ALERT_LEASE, self.holder, self._lease_s)
         if lease is None:
             return 0
-        now_ns = lease.expires_ns - int(self._lease_s * _SECOND)  # the store's clock
+        # The system's clock: the store's clock does not follow when the system's is set back, traces do
+        now_ns = self._now()
         done = 0
         for alert in self._store.alerts():
             interval_ns = get_interval_ns(alert)
             due_ns = now_ns // interval_ns * interval_ns
-            if not alert.enabled or due_ns <= alert.looked_ns:
+            # a look in the future is from before the clock was set back
+            if not alert.enabled or due_ns <= alert.looked_ns <= now_ns:
                 continue
             try:
                 done += self._look(alert, due_ns, now_ns, lease.token)
@@ -100,6 +111,7 @@ class AlertRunner:
                 version=alert.version,
                 token=token,
                 looked_ns=due_ns,
+                now_ns=now_ns,
                 groups=changes.groups,
                 events=changes.events,
                 notifications=changes.notifications,

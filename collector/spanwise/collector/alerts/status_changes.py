@@ -38,7 +38,13 @@ def apply_look(
     events: list[AlertEvent] = []
     notifications: list[Notification] = []
     for name, numbers in result.groups.items():
-        before = states.get(name) or AlertGroup(project=alert.project, alert=alert.name, group=name, changed_ns=now_ns)
+        before = states.get(name) or AlertGroup(
+            project=alert.project,
+            alert=alert.name,
+            group=name,
+            changed_ns=now_ns,
+            event=derive_event_id(alert, name, "no data", now_ns),
+        )
         after, event = _advance(alert, before, numbers, now_ns)
         if event is not None:
             events.append(event)
@@ -55,9 +61,7 @@ def _advance(
 ) -> tuple[AlertGroup, AlertEvent | None]:
     state = AlertState(status=Status(before.status), breaches=before.breaches, clears=before.clears)
     after = state.advance(numbers.is_breach, fire_after=alert.fire_after, resolve_after=alert.resolve_after)
-    group = replace(
-        before, status=after.status.value, breaches=after.breaches, clears=after.clears, numbers=numbers
-    )
+    group = replace(before, status=after.status.value, breaches=after.breaches, clears=after.clears, numbers=numbers)
     if after.status == state.status:
         return group, None
     event = AlertEvent(
@@ -108,10 +112,13 @@ def _make_notification(
         )
         if is_new or is_repeated:
             return make_notification(store, alert, after, now_ns, "firing", repeated=not is_new)
-    if after.status == "no data" and is_new and alert.no_data_s is not None:
-        if now_ns - after.changed_ns >= alert.no_data_s * 1e9:
-            return make_notification(store, alert, after, now_ns, "no data")
-    return None
+    is_long_without_data = (
+        after.status == "no data"
+        and is_new
+        and alert.no_data_s is not None
+        and now_ns - after.changed_ns >= alert.no_data_s * 1e9
+    )
+    return make_notification(store, alert, after, now_ns, "no data") if is_long_without_data else None
 
 
 def make_notification(

@@ -52,6 +52,14 @@ class TraceOperations:
     scores = store_operation(Traces.scores, "GET /api/scores", "feedback", project="method")
     sessions = store_operation(Traces.sessions, "GET /api/sessions", "traces", project="filter")
     aggregate = store_operation(Traces.aggregate, "GET /api/aggregate", "traces", project="filter", scans=True)
+    measure_sums = store_operation(
+        Traces.measure_sums,
+        "POST /api/measure-sums",
+        "traces",
+        permission="read",
+        project="argument",
+        scans=True,
+    )
     values = store_operation(Traces.values, "GET /api/values/{field}", "traces", project="argument")
     changes = store_operation(
         Traces.changes,
@@ -168,9 +176,7 @@ class ControlOperations:
     save_alert = store_operation(Control.save_alert, "POST /api/alerts", "alerts", project="method")
     record_look = store_operation(Control.record_look, "POST /api/alert-looks", "alerts", project="method")
     alert_events = store_operation(Control.alert_events, "GET /api/alert-events", "alerts", project="argument")
-    alert_groups = store_operation(
-        Control.alert_groups, "GET /api/alert-groups", "alerts", project="argument"
-    )
+    alert_groups = store_operation(Control.alert_groups, "GET /api/alert-groups", "alerts", project="argument")
     acknowledge_alert = store_operation(
         Control.acknowledge_alert, "POST /api/alerts/{name:path}/acknowledge", "alerts", project="argument"
     )
@@ -178,12 +184,8 @@ class ControlOperations:
         Control.snooze_alert, "POST /api/alerts/{name:path}/snooze", "alerts", project="argument"
     )
     test_alert = store_operation(Control.test_alert, "POST /api/alerts/{name:path}/test", "alerts", project="argument")
-    change_alert = store_operation(
-        Control.change_alert, "PATCH /api/alerts/{name:path}", "alerts", project="argument"
-    )
-    delete_alert = store_operation(
-        Control.delete_alert, "DELETE /api/alerts/{name:path}", "alerts", project="argument"
-    )
+    change_alert = store_operation(Control.change_alert, "PATCH /api/alerts/{name:path}", "alerts", project="argument")
+    delete_alert = store_operation(Control.delete_alert, "DELETE /api/alerts/{name:path}", "alerts", project="argument")
 
     notifications = store_operation(Control.notifications, "GET /api/notifications", "monitor", project="argument")
     # for notifiers; the targets belong to the server, not to one project

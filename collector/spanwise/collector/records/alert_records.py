@@ -143,7 +143,7 @@ class AlertEvent:
 class AlertResult:
     """Result of one look at an alert, to be stored in one transaction with its notifications.
 
-    `token` is that of the lease under which the look ran. `groups` are the new states, without those fields that people
+    `token` is that of the lease under which the look ran, `now_ns` the time of the runner's clock. `groups` are the new states, without those fields that people
     set. `dropped` are groups that are no longer kept.
     """
 
@@ -152,6 +152,7 @@ class AlertResult:
     version: str
     token: int
     looked_ns: int
+    now_ns: int
     groups: tuple[AlertGroup, ...]
     events: tuple[AlertEvent, ...] = ()
     notifications: tuple[Notification, ...] = ()

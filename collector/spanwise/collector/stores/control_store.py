@@ -357,9 +357,7 @@ class ControlStore(Protocol):
     def delete_alert(self, name: str, *, project: str = "default") -> bool:
         """Delete an alert. Groups that fire are closed; the history remains. Return False if there was none."""
 
-    def acknowledge_alert(
-        self, name: str, *, project: str = "default", group: str | None = None
-    ) -> list[AlertGroup]:
+    def acknowledge_alert(self, name: str, *, project: str = "default", group: str | None = None) -> list[AlertGroup]:
         """Acknowledge a firing alert: one group, or all that fire. Return them. It is not notified again.
 
         Raise `NotFound` for an unknown alert or group, and `Refused` if none fires.

@@ -22,6 +22,7 @@ from spanwise.collector.records import (
     Retention,
     Run,
     RunScores,
+    ScoreSums,
     SessionSummary,
     Source,
     TablePage,
@@ -234,6 +235,25 @@ class TraceStore(Protocol):
         ranges. A trace counts in the group of each of its models, prompts, agents, finish reasons or tags, and in none
         if it has none. Queries that the rollups do not cover scan traces: the newest 10,000, or `newest` of them
         ("all": every trace). Each `Bucket` tells if it is partial. Raise `Refused` for more than 10,000 buckets.
+        """
+
+    def measure_sums(
+        self,
+        measure: str,
+        where: Mapping[str, JSON] | None = None,
+        *,
+        project: str = "default",
+        since_ns: int,
+        until_ns: int,
+        block_s: int = 150,
+        by: str | None = None,
+    ) -> list[ScoreSums]:
+        """Return the sums of a measure of traces, in equal blocks of a window.
+
+        The measure is a comparison such as `latency_ms > 8000`, with the fields latency_ms, time_to_first_token_ms,
+        tokens and cost. A trace has the score 1 if it is true, else 0, and the inverse of its head sampling probability
+        as weight (1 if that is unknown). `where` are conditions of a filter. Windows and groups are those of
+        `ControlStore.score_sums`.
         """
 
     def values(self, field: str, *, limit: int = 100, project: str | None = None) -> list[str]:

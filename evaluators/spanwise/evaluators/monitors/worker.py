@@ -138,7 +138,9 @@ def _load_rules(file: Path, url: str, sender: MessageSender) -> RulesFile | None
     _report_file(url, file, None)
     files = source_files(file)
     longest = max((rule.record.settings.timeout_s for rule in loaded.rules), default=0.0)
-    sender.send("loaded", rules=describe_rules(loaded.rules), files=files, content=content_digest(files), longest=longest)
+    sender.send(
+        "loaded", rules=describe_rules(loaded.rules), files=files, content=content_digest(files), longest=longest
+    )
     return loaded
 
 

@@ -25,6 +25,7 @@ from spanwise.collector.records import (
     Retention,
     Run,
     RunScores,
+    ScoreSums,
     SessionSummary,
     Source,
     Target,
@@ -49,6 +50,7 @@ from spanwise.collector.stores.sqlite.query import (
     trace_queries,
 )
 from spanwise.collector.stores.sqlite.rollups import aggregation
+from spanwise.collector.stores.sqlite.score_sums import trace_measures
 from spanwise.collector.stores.sqlite.write import feedback_table, forwarding_state, sender_records
 from spanwise.collector.stores.sqlite.write.pending_amendments import AmendmentTarget, get_amendment_target
 from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
@@ -238,6 +240,31 @@ class SQLiteTraces(Backend):
         **conditions: object,
     ) -> list[Bucket]:
         return aggregation.compute_buckets(db, extend_filter(filter, conditions), bucket_ns, group_by, newest)
+
+    @read_operation
+    def measure_sums(
+        self,
+        db: sqlite3.Connection,
+        /,
+        measure: str,
+        where: Mapping[str, JSON] | None = None,
+        *,
+        project: str = "default",
+        since_ns: int,
+        until_ns: int,
+        block_s: int = 150,
+        by: str | None = None,
+    ) -> list[ScoreSums]:
+        return trace_measures.sum_measure(
+            db,
+            measure,
+            where or {},
+            project=project,
+            since_ns=since_ns,
+            until_ns=until_ns,
+            block_s=block_s,
+            by=by,
+        )
 
     @read_operation
     def values(

@@ -31,9 +31,7 @@ from spanwise.collector.stores.sqlite.database_file import Backend, read_operati
 MAX_EVENTS = 50_000  # status changes that are kept
 PRUNE_INTERVAL = 100  # changes added between two deletions of old ones
 _COLUMNS = "id, version, token, looked_ns, off, snoozed_until_ns, snoozed_by, left_out, data"
-_GROUP_COLUMNS = (
-    "g.data, g.acknowledged_event, g.acknowledged_by, g.acknowledged_ns, g.snoozed_until_ns, g.snoozed_by"
-)
+_GROUP_COLUMNS = "g.data, g.acknowledged_event, g.acknowledged_by, g.acknowledged_ns, g.snoozed_until_ns, g.snoozed_by"
 
 
 class _StoredAlert(NamedTuple):
@@ -87,8 +85,6 @@ class Alerts(Backend):
                 _close_groups(db, before, now, "the alert was edited")
                 sql = "UPDATE alerts SET version = ?, looked_ns = 0, left_out = '[0, []]', data = ? WHERE id = ?"
                 db.execute(sql, (alert.version, encode_record(alert), before.id))
-            if alert.rule is not None and alert.by is not None:
-                register_grouping(db, alert.project, alert.rule, alert.by)
         if owner is not None:
             names = {(alert.project, alert.name) for alert in alerts}
             rows = db.execute("SELECT project, name FROM alerts WHERE owner = ?", (owner,)).fetchall()
@@ -113,9 +109,7 @@ class Alerts(Backend):
         return [_make_group(row) for row in db.execute(sql, {"name": name, "project": project})]
 
     @write_operation
-    def change_alert(
-        self, db: sqlite3.Connection, /, name: str, *, project: str = "default", **fields: JSON
-    ) -> Alert:
+    def change_alert(self, db: sqlite3.Connection, /, name: str, *, project: str = "default", **fields: JSON) -> Alert:
         stored = _get(db, project, name)
         changed = apply_changes(stored.alert, fields)
         validate_alert(changed)
@@ -136,7 +130,9 @@ class Alerts(Backend):
         found = _select_groups(db, stored, group)
         firing = [one for one in found if one.status == "firing"]
         if not firing:
-            raise Refused(f"alert {name!r} does not fire{'' if group is None else f' for {group!r}'}; nothing to acknowledge")
+            raise Refused(
+                f"alert {name!r} does not fire{'' if group is None else f' for {group!r}'}; nothing to acknowledge"
+            )
         for one in firing:
             db.execute(
                 "UPDATE alert_groups SET acknowledged_event = ?, acknowledged_by = ?, acknowledged_ns = ?"
@@ -163,7 +159,9 @@ class Alerts(Backend):
             db.execute(sql, (until_ns, by, stored.id))
         else:
             _select_groups(db, stored, group)
-            sql = "UPDATE alert_groups SET snoozed_until_ns = ?, snoozed_by = ? WHERE alert = ? AND is_group AND name = ?"
+            sql = (
+                "UPDATE alert_groups SET snoozed_until_ns = ?, snoozed_by = ? WHERE alert = ? AND is_group AND name = ?"
+            )
             db.execute(sql, (until_ns, by, stored.id, group))
         return _get(db, project, name).alert
 
@@ -208,7 +206,8 @@ class Alerts(Backend):
         stored = _find(db, result.project, result.alert)
         if stored is None or stored.version != result.version:
             return False
-        if stored.token > result.token or stored.looked_ns >= result.looked_ns:
+        # a stored look in the future is from before the clock was set back
+        if stored.token > result.token or result.looked_ns <= stored.looked_ns <= result.now_ns:
             return False
         left_out = json.dumps([result.left_out_groups, list(result.left_out_names)])
         sql = "UPDATE alerts SET token = ?, looked_ns = ?, left_out = ? WHERE id = ?"

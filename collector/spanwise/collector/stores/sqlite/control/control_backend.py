@@ -61,7 +61,17 @@ _DELETE_OLD = (
 
 
 class SQLiteControl(
-    Datasets, Experiments, Rules, Decisions, DecisionLeases, Leases, Budgets, WorkerReports, Alerts, Notifications, AuditLog
+    Datasets,
+    Experiments,
+    Rules,
+    Decisions,
+    DecisionLeases,
+    Leases,
+    Budgets,
+    WorkerReports,
+    Alerts,
+    Notifications,
+    AuditLog,
 ):
     """Control backend on a database file: `ControlStore`, and the methods that the combined store needs."""
 

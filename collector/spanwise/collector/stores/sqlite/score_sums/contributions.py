@@ -86,6 +86,16 @@ def check_grouping(by: str) -> str:
     raise Refused(f"unknown field {by!r}; expected one of: {', '.join(_GROUP_SQL)}, metadata.KEY")
 
 
+def get_group_sql(by: str) -> tuple[str, str, tuple[str, ...]]:
+    """Return the SQL of a grouping: the value, what it joins to `traces t`, and the parameters of the join.
+
+    Raises `Refused` for a field by which sums cannot be grouped.
+    """
+    if check_grouping(by) in _GROUP_SQL:
+        return *_GROUP_SQL[by], ()
+    return *_METADATA_SQL, (by.removeprefix(_METADATA_PREFIX),)
+
+
 _COLUMNS = "f.rule, f.key, f.score, f.label, f.outcome, coalesce(f.claim, 0), f.span_id, f.document, f.trace_start_ns"
 _COUNTS = "f.standing >= 1 AND (f.outcome <> 'score' OR f.score IS NOT NULL OR f.label IS NOT NULL)"
 _OF_TRACES = (

@@ -1,0 +1,492 @@
+"""Alerts in a store: definitions, looks at real scores, changes of status, groups, acknowledgement and snoozing."""
+
+import random
+import time
+from dataclasses import replace
+
+import pytest
+
+from collector.scoring import KEY, make_run, score_traces
+from spanwise.collector.alerts import AlertRunner, check_alert
+from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.records import Alert, Rule
+from spanwise.collector.stores import summarize_rule
+from spanwise.collector.stores.sqlite import SQLiteStore
+
+HOUR_NS = 3_600_000_000_000
+RULE = Rule(name="support", version="1", evaluators=({"function": "f", "source": "s"},))
+BELOW = Alert(name="grounded", rule="support", key=KEY, below=0.8, to=("ops",))
+DROP = Alert(name="fall", rule="support", key=KEY, drop=0.05)
+NOW = time.time_ns() // HOUR_NS * HOUR_NS  # the end of the windows
+
+
+class Traffic:
+    """Scored traffic, and an alert runner whose clock the test sets."""
+
+    def __init__(self, store):
+        self.store, self.now, self.numbers = store, NOW, 0
+        self.runner = AlertRunner(store, now=lambda: self.now)
+
+    def score(self, scores, *, since_h=24, until_h=0, probability=1.0, now=None, rule=RULE, **fields):
+        """Spread scores evenly over some hours before now."""
+        start, end = (self.now if now is None else now) - since_h * HOUR_NS, -until_h * HOUR_NS
+        span = end + since_h * HOUR_NS
+        traces = []
+        for place, score in enumerate(scores):
+            self.numbers += 1
+            given = {name: value(place) if callable(value) else value for name, value in fields.items()}
+            at = start + span * (2 * place + 1) // (2 * len(scores))
+            traces.append((make_run(self.numbers, at, **given), score, probability))
+        for first in range(0, len(traces), 500):
+            score_traces(self.store, rule, traces[first : first + 500])
+
+    def look(self, hours=0):
+        """Advance the clock and perform the looks that are due."""
+        self.now += int(hours * HOUR_NS)
+        return self.runner.step()
+
+    def looks(self, count, hours=1):
+        for _ in range(count):
+            assert self.look(hours) == 1
+
+    @property
+    def groups(self):
+        return {group.group: group for group in self.store.alert_groups()}
+
+    @property
+    def status(self):
+        return self.groups[None].status
+
+    @property
+    def history(self):
+        return [(event.before, event.after) for event in reversed(self.store.alert_events().items)]
+
+    @property
+    def notified(self):
+        return [one.notification for one in reversed(self.store.notifications().items)]
+
+
+@pytest.fixture
+def traffic(tmp_path):
+    with SQLiteStore(tmp_path / "a.db") as store:
+        store.save_rule(RULE)
+        yield Traffic(store)
+
+
+def shares(good, count=480):
+    """Return zeros and ones with this share of ones, in random order."""
+    ones = round(good * count)
+    scores = [1] * ones + [0] * (count - ones)
+    random.Random(1).shuffle(scores)
+    return scores
+
+
+def test_a_mean_that_is_surely_below_the_threshold_fires_after_three_looks(traffic):
+    traffic.store.save_alert(BELOW)
+    traffic.score(shares(0.6), since_h=28, now=NOW + 4 * HOUR_NS)
+    traffic.looks(1, 0)
+    assert traffic.status == "ok"
+    traffic.looks(2)
+    assert traffic.status == "firing"
+    assert traffic.history == [("no data", "ok"), ("ok", "firing")]
+
+
+def test_a_mean_that_may_be_above_the_threshold_does_not_fire(traffic):
+    traffic.store.save_alert(BELOW)
+    traffic.score(shares(0.78), since_h=28, now=NOW + 4 * HOUR_NS)
+    traffic.looks(4)
+    numbers = traffic.groups[None].numbers
+    assert numbers.value < 0.8 < numbers.bound
+    assert traffic.history == [("no data", "ok")]
+
+
+def test_a_firing_alert_is_resolved_after_three_looks_without_a_breach(traffic):
+    traffic.store.save_alert(replace(BELOW, window_s=3600.0))
+    traffic.score(shares(0.5, 200), since_h=2, now=NOW + HOUR_NS)
+    for _ in range(3):
+        traffic.look(1 / 24)
+    assert traffic.status == "firing"
+    traffic.score(shares(1.0, 400), since_h=2, now=NOW + 3 * HOUR_NS)
+    traffic.now = NOW + 2 * HOUR_NS
+    statuses = []
+    for _ in range(4):
+        traffic.look(1 / 24)
+        statuses.append(traffic.status)
+    assert statuses == ["firing", "firing", "resolved", "ok"]
+    assert [(one.status, one.alert) for one in traffic.notified] == [("firing", "grounded"), ("resolved", "grounded")]
+
+
+def test_ten_scores_a_day_are_no_data_and_the_alert_says_what_would_do(traffic):
+    traffic.store.save_alert(BELOW)
+    traffic.score(shares(0.1, 10))
+    traffic.looks(1, 0)
+    assert traffic.status == "no data"
+    assert (
+        traffic.groups[None].numbers.missing
+        == "effective n 10 of 30 in the window: at this rate a window of 4 days would do"
+    )
+
+
+def test_a_look_without_data_never_resolves_a_firing_alert(traffic):
+    traffic.store.save_alert(replace(BELOW, window_s=3600.0))
+    traffic.score(shares(0.5, 200), since_h=2, now=NOW + HOUR_NS)
+    for _ in range(3):
+        traffic.look(1 / 24)
+    traffic.now += 5 * HOUR_NS
+    for _ in range(5):
+        traffic.look(1 / 24)
+    assert traffic.status == "firing"
+    assert traffic.groups[None].numbers.missing == "no scores in the window"
+
+
+def test_no_data_is_notified_after_the_time_that_the_alert_names(traffic):
+    traffic.store.save_alert(replace(BELOW, no_data_s=7200.0))
+    traffic.looks(1, 0)
+    assert traffic.notified == []
+    traffic.looks(4)
+    assert [one.status for one in traffic.notified] == ["no data"]
+
+
+def test_the_estimate_is_that_of_the_summary_over_the_same_span(traffic):
+    traffic.store.save_alert(BELOW)
+    traffic.score(shares(0.5, 60), probability=1.0, session_id=lambda place: f"s{place // 3}")
+    traffic.score(shares(0.9, 60), probability=0.1)
+    traffic.looks(1, 0)
+    [mean] = summarize_rule(traffic.store, RULE, since_ns=NOW - 24 * HOUR_NS, until_ns=NOW)
+    numbers = traffic.groups[None].numbers
+    assert (numbers.value, numbers.effective_n) == pytest.approx((mean.mean, mean.effective))
+
+
+def test_scores_with_an_unknown_probability_are_no_data(traffic):
+    traffic.store.save_alert(BELOW)
+    traffic.score(shares(0.1, 100), probability=None)
+    traffic.looks(1, 0)
+    assert traffic.groups[None].numbers.missing.startswith("all 100 scores have an unknown sampling probability")
+
+
+def test_an_edited_alert_closes_what_fired_and_starts_without_data(traffic):
+    traffic.store.save_alert(BELOW)
+    traffic.score(shares(0.6), since_h=28, now=NOW + 4 * HOUR_NS)
+    traffic.looks(3)
+    traffic.store.save_alert(replace(BELOW, below=0.5))
+    assert traffic.groups == {}
+    assert traffic.history[-1] == ("firing", "closed")
+    assert traffic.store.alert_events().items[0].reason == "the alert was edited"
+    assert [one.status for one in traffic.notified] == ["firing", "closed"]
+    traffic.looks(1)
+    assert traffic.history[-1] == ("no data", "ok")
+
+
+def test_a_change_of_targets_keeps_the_state(traffic):
+    traffic.store.save_alert(BELOW)
+    traffic.score(shares(0.6), since_h=28, now=NOW + 4 * HOUR_NS)
+    traffic.looks(3)
+    traffic.store.save_alert(replace(BELOW, to=("pager",), repeat_s=60.0))
+    assert traffic.status == "firing"
+
+
+def test_a_deleted_alert_closes_what_fired(traffic):
+    traffic.store.save_alert(BELOW)
+    traffic.score(shares(0.6), since_h=28, now=NOW + 4 * HOUR_NS)
+    traffic.looks(3)
+    assert traffic.store.delete_alert("grounded")
+    assert (traffic.groups, traffic.history[-1]) == ({}, ("firing", "closed"))
+    assert traffic.look(1) == 0
+
+
+def test_an_alert_that_left_its_file_is_deleted(traffic):
+    traffic.store.save_alert(BELOW, DROP, owner="rules.py")
+    traffic.store.save_alert(DROP, owner="rules.py")
+    assert [alert.name for alert in traffic.store.alerts()] == ["fall"]
+    with pytest.raises(Refused, match=r"belongs to 'rules\.py', not to 'api'"):
+        traffic.store.save_alert(DROP)
+
+
+def test_a_look_waits_ten_minutes_for_decisions_and_then_says_how_many_are_missing(traffic):
+    traffic.store.save_alert(BELOW)
+    traffic.score(shares(0.5))
+    traffic.store.append([make_run(9_999, NOW - HOUR_NS)])  # changes at the present time, before the next look
+    traffic.now = traffic.store.changes(limit=1).now_ns // HOUR_NS * HOUR_NS + HOUR_NS
+    assert traffic.look() == 0
+    assert traffic.look(0.1) == 0
+    assert traffic.look(0.1) == 1
+    assert traffic.groups[None].numbers.undecided == 1
+
+
+def test_groups_have_their_own_states(traffic):
+    traffic.store.save_alert(replace(BELOW, by="name"))
+    options = {"since_h": 28, "now": NOW + 4 * HOUR_NS}
+    traffic.score(shares(0.5), name="answer", **options)
+    traffic.score(shares(0.95), name="search", **options)
+    traffic.score(shares(0.1, 12), name="rare", **options)
+    traffic.looks(3)
+    assert {name: group.status for name, group in traffic.groups.items()} == {
+        "answer": "firing",
+        "search": "ok",
+        "rare": "no data",
+    }
+
+
+def test_a_group_appears_with_its_first_trace_and_goes_with_its_last(traffic):
+    traffic.store.save_alert(replace(BELOW, by="model", window_s=3600.0))
+    traffic.looks(1, 0)
+    assert traffic.groups == {}
+    traffic.score([1], since_h=1, model="new", kind="llm")
+    traffic.looks(1, 1 / 24)
+    assert traffic.groups["new"].status == "no data"
+    traffic.looks(1, 2)
+    assert traffic.groups == {}
+
+
+def test_groups_beyond_the_hundred_with_the_most_traffic_are_counted_and_named(traffic):
+    traffic.store.save_alert(replace(BELOW, by="user"))
+    traffic.score([1] * 306, user_id=lambda place: f"u{place % 102:03}" if place < 300 else "u000")
+    traffic.looks(1, 0)
+    [alert] = traffic.store.alerts()
+    assert len(traffic.groups) == 100
+    assert (alert.left_out_groups, alert.left_out_names) == (2, ("u100", "u101"))
+
+
+def test_more_groups_need_more_certainty(traffic):
+    traffic.store.save_alert(replace(BELOW, by="user"))
+    traffic.score(shares(0.7, 300), user_id="one")
+    traffic.looks(1, 0)
+    alone = traffic.groups["one"].numbers.bound
+    for number in range(9):
+        traffic.score(shares(0.9, 60), user_id=f"other{number}")
+    traffic.now += 150_000_000_000
+    traffic.store.save_alert(replace(BELOW, by="user", fire_after=2))  # a new version, so that there is a look now
+    traffic.looks(1, 0)
+    assert traffic.groups["one"].numbers.bound > alone
+
+
+def test_a_drop_is_found_against_the_seven_days_before(traffic):
+    traffic.store.save_alert(DROP)
+    traffic.score(shares(0.95, 1700), since_h=8 * 24, until_h=24)
+    traffic.score(shares(0.7), since_h=24)
+    traffic.looks(1, 0)
+    numbers = traffic.groups[None].numbers
+    assert numbers.baseline == pytest.approx(0.95, abs=0.01)
+    assert numbers.is_breach
+
+
+def test_the_baseline_does_not_move_while_the_alert_fires(traffic):
+    traffic.store.save_alert(DROP)
+    traffic.score(shares(0.95, 1700), since_h=8 * 24, until_h=24)
+    traffic.score(shares(0.7, 1800), since_h=24, until_h=-4 * 24)
+    traffic.looks(3)
+    assert traffic.status == "firing"
+    before = traffic.groups[None].numbers.baseline
+    traffic.looks(48)
+    assert traffic.groups[None].numbers.baseline == pytest.approx(before)
+    assert traffic.status == "firing"
+
+
+def test_the_share_of_a_label_is_alerted(traffic):
+    traffic.store.save_alert(replace(BELOW, below=None, above=0.3, label="rude"))
+    labels = ["rude" if place % 2 else "polite" for place in range(300)]
+    traffic.score(labels)
+    traffic.looks(1, 0)
+    numbers = traffic.groups[None].numbers
+    assert (numbers.value, numbers.is_breach) == (pytest.approx(0.5), True)
+
+
+def test_the_share_of_slow_traces_is_alerted(traffic):
+    slow = Alert(name="slow", measure="latency_ms > 8000", above=0.05, window_s=3600.0, filter={"name": "answer"})
+    traffic.store.save_alert(slow)
+    runs = [
+        make_run(
+            n,
+            NOW - HOUR_NS + n * 7_000_000_000,
+            end_ns=NOW - HOUR_NS + n * 7_000_000_000 + (9 if n % 4 == 0 else 1) * 10**9,
+        )
+        for n in range(500)
+    ]
+    traffic.store.append([*runs, *(make_run(n, NOW - HOUR_NS // 2, name="other") for n in range(1000, 2000))])
+    traffic.looks(1, 0)
+    numbers = traffic.groups[None].numbers
+    assert (numbers.n, numbers.value, numbers.is_breach) == (500, 0.25, True)
+
+
+def test_a_rule_without_scores_for_an_hour_is_silent(traffic):
+    silence = Alert(name="silent", rule="support", no_score_for_s=3600.0, fire_after=1, resolve_after=1)
+    traffic.store.save_alert(silence)
+    traffic.now = time.time_ns()
+    traffic.look()
+    assert traffic.groups[None].numbers.missing == "rule 'support' has never given a score"
+    traffic.score([1], since_h=1)
+    traffic.look(1 / 60)
+    assert traffic.status == "ok"
+    traffic.look(1.1)
+    assert traffic.status == "firing"
+    traffic.look(1 / 60)
+    assert traffic.status == "firing"
+
+
+def test_an_alert_without_a_worker_for_its_rule_fires(traffic):
+    traffic.store.save_alert(Alert(name="dead", rule="support", measure="no_worker", fire_after=1))
+    traffic.looks(1, 0)
+    assert (traffic.status, traffic.groups[None].numbers.value) == ("firing", 1.0)
+
+
+def test_an_acknowledged_alert_is_not_notified_again(traffic):
+    traffic.store.save_alert(replace(BELOW, repeat_s=3600.0))
+    traffic.score(shares(0.6), since_h=28, now=NOW + 8 * HOUR_NS)
+    traffic.looks(4)
+    assert [one.status for one in traffic.notified] == ["firing", "firing"]
+    assert len({one.id for one in traffic.notified}) == 2
+    [group] = traffic.store.acknowledge_alert("grounded")
+    assert group.is_acknowledged
+    assert group.acknowledged_by
+    traffic.looks(2)
+    assert len(traffic.notified) == 2
+    assert traffic.groups[None].is_acknowledged
+
+
+def test_what_does_not_fire_cannot_be_acknowledged(traffic):
+    traffic.store.save_alert(BELOW)
+    with pytest.raises(Refused, match="alert 'grounded' does not fire; nothing to acknowledge"):
+        traffic.store.acknowledge_alert("grounded")
+    with pytest.raises(NotFound, match="there is no alert 'x'"):
+        traffic.store.acknowledge_alert("x")
+
+
+def test_a_snoozed_alert_is_notified_after_the_snooze_if_it_still_fires(traffic):
+    traffic.store.save_alert(BELOW)
+    traffic.score(shares(0.6), since_h=32, now=NOW + 8 * HOUR_NS)
+    alert = traffic.store.snooze_alert("grounded", until_ns=NOW + 5 * HOUR_NS)
+    assert alert.snoozed_until_ns == NOW + 5 * HOUR_NS
+    traffic.looks(4)
+    assert (traffic.status, traffic.notified) == ("firing", [])
+    traffic.looks(1)
+    assert [one.status for one in traffic.notified] == ["firing"]
+
+
+def test_one_group_can_be_snoozed(traffic):
+    traffic.store.save_alert(replace(BELOW, by="name"))
+    options = {"since_h": 28, "now": NOW + 4 * HOUR_NS}
+    traffic.score(shares(0.5), name="answer", **options)
+    traffic.score(shares(0.5), name="search", **options)
+    traffic.looks(1)
+    traffic.store.snooze_alert("grounded", group="answer", until_ns=NOW + 99 * HOUR_NS)
+    traffic.looks(3)
+    assert [(one.group, one.status) for one in traffic.notified] == [("search", "firing")]
+
+
+def test_a_notification_links_to_the_chart_and_to_the_traces_that_moved_the_estimate_most(traffic):
+    traffic.store.save_alert(BELOW)
+    traffic.score(shares(0.6), since_h=28, now=NOW + 4 * HOUR_NS)
+    traffic.score([0], since_h=4, probability=0.2)
+    heavy = f"{traffic.numbers:032x}"
+    traffic.looks(3)
+    [notification] = traffic.notified
+    assert notification.links["Trace 1"] == f"/traces/{heavy}"
+    assert len(notification.links) == 12
+    assert notification.links["Chart"].startswith("/rules/support?project=default&since=")
+    assert notification.facts["condition"] == "below 0.8 over 24 h"
+
+
+def test_a_look_is_stored_once_and_not_after_a_newer_lease(traffic):
+    traffic.store.save_alert(BELOW)
+    stored = []
+    record = traffic.store.record_look
+
+    class Recording:
+        def __getattr__(self, name):
+            return (lambda result: not stored.append(result)) if name == "record_look" else getattr(traffic.store, name)
+
+    AlertRunner(Recording(), now=lambda: NOW).step()
+    [result] = stored
+    assert record(result)
+    assert not record(result)
+    assert not record(replace(result, looked_ns=NOW + HOUR_NS, now_ns=NOW + HOUR_NS, token=result.token - 1))
+    assert not record(replace(result, looked_ns=NOW + HOUR_NS, now_ns=NOW + HOUR_NS, version="other"))
+
+
+def test_only_the_holder_of_the_lease_looks(traffic):
+    traffic.store.save_alert(BELOW)
+    assert traffic.look() == 1
+    assert AlertRunner(traffic.store, now=lambda: NOW + HOUR_NS).step() == 0
+
+
+def test_looks_go_on_after_the_clock_was_set_back(traffic):
+    traffic.store.save_alert(BELOW)
+    traffic.score(shares(0.95))
+    assert traffic.look(30 * 24) == 1
+    assert traffic.status == "no data"
+    traffic.now = NOW
+    assert traffic.look() == 1
+    assert traffic.status == "ok"
+
+
+def test_alerts_of_other_projects_read_their_own_scores(traffic):
+    other = replace(RULE, project="other")
+    traffic.store.save_rule(other)
+    traffic.store.save_alert(BELOW, replace(BELOW, project="other"))
+    traffic.score(shares(0.5), project="default")
+    traffic.score(shares(1.0), rule=other, project="other")
+    assert traffic.look() == 2
+    values = {group.project: group.numbers.value for group in traffic.store.alert_groups()}
+    assert values == {"default": pytest.approx(0.5), "other": pytest.approx(1.0)}
+
+
+def test_a_paused_alert_has_no_looks(traffic):
+    traffic.store.save_alert(BELOW, owner="rules.py")
+    traffic.store.change_alert("grounded", enabled=False)
+    traffic.store.save_alert(BELOW, owner="rules.py")
+    assert traffic.look() == 0
+    traffic.store.change_alert("grounded", enabled=True)
+    assert traffic.look() == 1
+
+
+def test_a_test_notification_goes_to_the_targets(traffic):
+    traffic.store.save_alert(BELOW, DROP)
+    traffic.store.test_alert("grounded")
+    [notification] = traffic.notified
+    assert (notification.status, notification.targets) == ("test", ("ops",))
+    with pytest.raises(Refused, match="alert 'fall' has no targets"):
+        traffic.store.test_alert("fall")
+
+
+def test_a_check_says_when_an_alert_would_have_fired(traffic):
+    traffic.score(shares(0.95, 40 * 24), since_h=60, until_h=20)
+    traffic.score(shares(0.5, 20 * 24), since_h=20)
+    found = check_alert(traffic.store, BELOW, until_ns=NOW, days=2)
+    [firing] = found.firings
+    assert NOW - 17 * HOUR_NS <= firing.since_ns <= NOW - HOUR_NS
+    assert (firing.until_ns, found.looks) == (None, 49)
+    traffic.store.save_alert(BELOW)
+    traffic.now = firing.since_ns - 2 * HOUR_NS
+    traffic.looks(3)
+    assert traffic.groups[None].fired_ns == firing.since_ns
+
+
+def test_a_check_says_how_long_the_alert_would_have_had_no_data(traffic):
+    traffic.score(shares(0.95, 24 * 40), since_h=24)
+    found = check_alert(traffic.store, BELOW, until_ns=NOW, days=2)
+    assert 0.5 < found.share_without_data < 0.85
+    assert found.firings == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"below": None}, "exactly one of below, above, drop and no_score_for; got 0"),
+        ({"above": 0.9}, "exactly one of below, above, drop and no_score_for; got 2"),
+        ({"window_s": 5000.0}, "window must be a whole number of hours from 1 h to 7 d, got 5000 seconds"),
+        ({"key": None}, "name the key of the scores of rule 'support'"),
+        ({"rule": None}, "name the rule whose scores it reads, or a measure"),
+        ({"by": "colour"}, "unknown field 'colour' in by"),
+        ({"measure": "latency > 3", "rule": None, "key": None}, "unknown measure 'latency > 3'"),
+        ({"measure": "no_worker", "key": None}, "the measure 'no_worker' is true or false; remove below"),
+        ({"below": float("nan")}, "below must be a finite number, got nan"),
+        ({"fire_after": 0}, "fire_after must be at least 1 look, got 0"),
+        ({"filter": {"name": "x"}}, "only measures of traces have a filter"),
+        ({"sure": 1.0}, "sure must be a probability above 0.5 and below 1, got 1.0"),
+        ({"name": " "}, "the name must be a text of 1 to 200 characters"),
+    ],
+)
+def test_an_invalid_definition_is_refused_with_the_reason(traffic, changes, message):
+    with pytest.raises(Refused, match=message):
+        traffic.store.save_alert(replace(BELOW, **changes))
+    assert traffic.store.alerts() == []
