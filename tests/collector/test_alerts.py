@@ -456,7 +456,7 @@ def test_a_check_says_when_an_alert_would_have_fired(traffic):
     assert NOW - 17 * HOUR_NS <= firing.since_ns <= NOW - HOUR_NS
     assert (firing.until_ns, found.looks) == (None, 49)
     traffic.store.save_alert(BELOW)
-    traffic.now = firing.since_ns - 2 * HOUR_NS
+    traffic.now = firing.since_ns - 3 * HOUR_NS
     traffic.looks(3)
     assert traffic.groups[None].fired_ns == firing.since_ns
 

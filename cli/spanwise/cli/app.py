@@ -41,11 +41,15 @@ COMMANDS = {
         "Serve traces and scoring decisions to coding agents over the Model Context Protocol (MCP).",
     ),
     "models": (
-        "models:models",
+        "models_and_caches:models",
         "List model presets, and where they are on this machine.",
     ),
+    "alerts": (
+        "alerts:app",
+        "Alerts on live traffic: list, show, check on past traffic, test, acknowledge, snooze.",
+    ),
     "cache": (
-        "cache:app",
+        "models_and_caches:app",
         "Caches of judge answers and embedding vectors: statistics and removal.",
     ),
     "datasets": (

@@ -25,6 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from spanwise.collector import store_connection
 from spanwise.collector.address_parsing import build_server_url, is_loopback, strip_brackets
+from spanwise.collector.alerts import AlertRunner
 from spanwise.collector.api import (
     ASGI,
     Authenticator,
@@ -291,16 +292,19 @@ class Server:
         The server calls `started` once: after it has started, or after `failure` says why it cannot.
         """
         self._server.on_start = started
+        alert_runner = AlertRunner(self.store)
         try:
             if self._forward is not None:
                 self._forward.begin(self._metrics)
             if self._feedback_to is not None and isinstance(self.store, FeedbackSource):
                 self._feedback_to.begin(self.store, self._metrics)
+            alert_runner.begin()
             self._announce(self.url)
             self._server.run(sockets=[self._socket])
         finally:
             self._server.report_start()
             self._announce(None)
+            alert_runner.close()
             if self._forward is not None:
                 self._forward.close()
             if self._feedback_to is not None:

@@ -14,12 +14,12 @@ Modules, in the order in which data flows:
 - `judges`: `spanwise judges`: label cases in the terminal, calibrate judges against the labels.
 - `monitor`: `spanwise monitor`: run the rules of a file; list, pause, resume and remove rules.
 - `monitor_reports`: `spanwise monitor status`, `why`, `check` and `diff`: reports on rules and their decisions.
+- `alerts`: `spanwise alerts`: list, show, check, test, acknowledge and snooze alerts.
 - `db`: `spanwise db`: sizes, retention, deletion, export, import, check, recovery, backup, SQL.
 - `db_tables`: `spanwise db analyze-copy`, `export --table`, `query`, `tables`, `schema` and `rows`: flat tables for analysis.
 - `keys`: `spanwise keys`: create, list and revoke API keys; audit log.
 - `spool`: `spanwise spool`: list, send and clear what tracers spooled on disk.
-- `cache`: `spanwise cache`: statistics and clearing of judge answers and embedding vectors.
-- `models`: `spanwise models`: preset models, and where they are on this machine.
+- `models_and_caches`: `spanwise models` and `spanwise cache`: preset models; cached judge answers and vectors.
 - `mcp`: `spanwise mcp`: Model Context Protocol server, over stdio or HTTP.
 - `demo`: `spanwise demo`: traced and evaluated demo application with its server.
 """

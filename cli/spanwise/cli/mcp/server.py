@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mcp.server.mcpserver import MCPServer
 
+from spanwise.cli.mcp.alert_tools import ALERT_TOOLS, ALERT_WRITE_TOOLS
 from spanwise.cli.mcp.experiment_tools import EXPERIMENT_TOOLS, EvaluationRunner
 from spanwise.cli.mcp.store_access import READ_ANNOTATIONS, WRITE_ANNOTATIONS, StoreAccess, make_tool
 from spanwise.cli.mcp.tool_results import NOTICE
@@ -23,7 +24,7 @@ SERVER_INSTRUCTIONS = (
 def make_server(store_access: StoreAccess, *, write: bool = False, file: Path | None = None) -> MCPServer:
     """Return an MCP server with the read tools.
 
-    `write` adds the tool that adds feedback, and `file` the tool that runs the evaluation in this file.
+    `write` adds the tools that add feedback and acknowledge, snooze and test alerts, and `file` the tool that runs the evaluation in this file.
     """
     server = MCPServer(
         "spanwise",
@@ -33,12 +34,13 @@ def make_server(store_access: StoreAccess, *, write: bool = False, file: Path | 
         log_level="WARNING",
         subscriptions=False,
     )
-    for tool in (*TRACE_TOOLS, *FEEDBACK_TOOLS, *EXPERIMENT_TOOLS):
+    for tool in (*TRACE_TOOLS, *FEEDBACK_TOOLS, *EXPERIMENT_TOOLS, *ALERT_TOOLS):
         server.add_tool(make_tool(store_access, tool), annotations=READ_ANNOTATIONS, structured_output=True)
     if write:
-        server.add_tool(
-            make_tool(store_access, add_feedback, "write"), annotations=WRITE_ANNOTATIONS, structured_output=True
-        )
+        for tool in (add_feedback, *ALERT_WRITE_TOOLS):
+            server.add_tool(
+                make_tool(store_access, tool, "write"), annotations=WRITE_ANNOTATIONS, structured_output=True
+            )
     if file is not None:
         server.add_tool(
             EvaluationRunner(file, store_access).tool(), annotations=WRITE_ANNOTATIONS, structured_output=True

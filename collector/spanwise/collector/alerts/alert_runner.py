@@ -46,7 +46,19 @@ class AlertRunner:
         self.holder = f"{name}/alerts/{secrets.token_hex(4)}"
         self._store, self._poll_s, self._lease_s, self._now = store, poll_s, lease_s, now
         self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
         self._logged: dict[tuple[str, str], str] = {}  # the latest logged error of each alert
+
+    def begin(self) -> None:
+        """Start a thread that runs until `close`."""
+        self._thread = threading.Thread(target=self.run, name="spanwise-alerts", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread, and wait for a look in progress."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(self._lease_s)
 
     def run(self) -> None:
         """Run until `stop`. While the store does not answer, retry."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
 
+from spanwise.collector import alerts
 from spanwise.collector.clock_skew import correct_feedback_time, correct_open_run_time, correct_run_times
 from spanwise.collector.errors import Forbidden, NotFound, Refused, TooLarge
 from spanwise.collector.filters import Filter
@@ -24,6 +26,8 @@ from spanwise.collector.ingest import (
 from spanwise.collector.operations import MAX_LIST_SIZE, MAX_PAGE_SIZE
 from spanwise.collector.records import (
     JSON,
+    Alert,
+    AlertCheck,
     Amendment,
     Booking,
     Dataset,
@@ -35,7 +39,7 @@ from spanwise.collector.records import (
     normalize_feedback,
 )
 from spanwise.collector.request_context import CURRENT_ACTOR
-from spanwise.collector.stores import ControlStore, TraceStore
+from spanwise.collector.stores import ControlStore, Store, TraceStore
 
 
 def check_limit(limit: Any, most: int) -> None:
@@ -51,6 +55,7 @@ def check_count(count: int, most: int = MAX_LIST_SIZE) -> None:
         raise TooLarge(f"a request may hold at most {most:,} records, got {count:,}; send several requests")
 
 
+MAX_CHECKED_DAYS = 90  # past days of one check of an alert
 R = TypeVar("R", Run, OpenRun)
 _HEX = re.compile(r"[0-9a-f]*")
 
@@ -215,3 +220,13 @@ def describe_dataset(store: ControlStore, name: str, change: DatasetChange) -> D
     """Change the description of a dataset; creates a new version if anything changed. Raises `NotFound`."""
     store.dataset(name)  # raises `NotFound`, so that a mistyped name creates no dataset
     return store.save_examples(name, [], **msgspec.structs.asdict(change))
+
+
+def check_alert(store: Store, alert: Alert, days: float = alerts.CHECKED_DAYS) -> AlertCheck:
+    """Run an alert over the last days, 90 at most: when it would have fired, and how long it had no data.
+
+    Nothing is stored. Raises `Refused` for an invalid definition.
+    """
+    if not 0 < days <= MAX_CHECKED_DAYS:
+        raise Refused(f"days must be above 0 and at most {MAX_CHECKED_DAYS}, got {days!r}")
+    return alerts.check_alert(store, alert, until_ns=time.time_ns(), days=days)

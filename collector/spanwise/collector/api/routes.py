@@ -229,9 +229,9 @@ def operation_routes(table: type) -> Iterator[RouteSpec]:
         yield operation_route(row, run)
 
 
-def extra_route(run: Callable[..., Any], request: str, tag: str) -> RouteSpec:
+def extra_route(run: Callable[..., Any], request: str, tag: str, permission: RequiredPermission = "write") -> RouteSpec:
     """Return the route of a function that is not a store operation."""
-    return operation_route(describe_operation(run, request, tag), run)
+    return operation_route(describe_operation(run, request, tag, permission=permission), run)
 
 
 def health_route(
@@ -270,6 +270,7 @@ ROUTES = (
     ),
     langfuse_route("/api/public/ingestion", langfuse_endpoints.ingestion, langfuse_endpoints.Batch),
     *operation_routes(ControlOperations),
+    extra_route(operation_validation.check_alert, "POST /api/alerts/check", "alerts", permission="read"),
     extra_route(operation_validation.describe_dataset, "PATCH /api/datasets/{name:path}", "datasets"),
 )
 

