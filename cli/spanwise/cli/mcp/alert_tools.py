@@ -114,7 +114,7 @@ def snooze_alert(
     return make_result(snoozed_until=None if until_ns is None else formatting.utc(until_ns))
 
 
-def test_alert(store: Store, alert: AlertName, project: Project = None) -> dict[str, Any]:
+def send_test_alert(store: Store, alert: AlertName, project: Project = None) -> dict[str, Any]:
     """Send a notification that says it is a test to the targets of an alert."""
     found = _find_alert(store, alert, project)
     store.test_alert(found.name, project=found.project)
@@ -122,7 +122,7 @@ def test_alert(store: Store, alert: AlertName, project: Project = None) -> dict[
 
 
 ALERT_TOOLS = (list_alerts, show_alert, check_alert)
-ALERT_WRITE_TOOLS = (acknowledge_alert, snooze_alert, test_alert)
+ALERT_WRITE_TOOLS = (acknowledge_alert, snooze_alert, send_test_alert)
 
 
 def _find_alert(store: Store, name: str, project: str | None) -> Alert:
