@@ -7,6 +7,7 @@ import socketserver
 import ssl
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -111,18 +112,16 @@ class SMTPReceiver(_Running):
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                try:
-                    receiver.talk(self.request)
-                except (OSError, ssl.SSLError):  # the client has left
-                    pass
+                with suppress(OSError), ExitStack() as stack:  # OSError: the client has left
+                    receiver.talk(self.request, stack)
 
         class Server(socketserver.ThreadingTCPServer):
             daemon_threads, block_on_close, allow_reuse_address = True, False, True
 
         self.server = Server(("127.0.0.1", 0), Handler)
 
-    def talk(self, connection: socket.socket) -> None:
-        file = connection.makefile("rb")
+    def talk(self, connection: socket.socket, stack: ExitStack) -> None:
+        file = stack.enter_context(connection.makefile("rb"))
         connection.sendall(self.replies.get("connect", b"220 ready\r\n"))
         is_encrypted = False
         while line := file.readline():
@@ -136,8 +135,8 @@ class SMTPReceiver(_Running):
                 connection.sendall(b"250-here\r\n" + offers + b"250 AUTH PLAIN\r\n")
             elif command == "STARTTLS" and self.tls is not None:
                 connection.sendall(b"220 go\r\n")
-                connection, is_encrypted = self.tls.wrap_socket(connection, server_side=True), True
-                file = connection.makefile("rb")
+                connection = stack.enter_context(self.tls.wrap_socket(connection, server_side=True))
+                file, is_encrypted = stack.enter_context(connection.makefile("rb")), True
             elif command.upper() == "DATA":
                 connection.sendall(b"354 go on\r\n")
                 lines = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
@@ -18,12 +19,13 @@ from spanwise.collector.notifications.message_rendering import get_headline, ren
 from spanwise.collector.notifications.target_config import LOG_TARGET, NotificationConfig
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import DeliveryOutcome, Notification, NotificationStatus
-from spanwise.collector.stores import ControlStore
+from spanwise.collector.stores import ControlStore, LocalStore
 from spanwise.collector.terminal_escaping import escape_line
 from spanwise.tracer.backoff import compute_backoff
 
 LEASE = "notifications"  # name of the lease; two servers on one store do not both send constantly
 LEASE_S, RENEW_S = 30.0, 5.0
+_HOLDER_PREFIX = f"notifier-{os.getpid()}-"
 SHUTDOWN_TIMEOUT_S = 5.0
 BATCH_SIZE = 100
 UNKNOWN_TARGET = "(not configured)"  # label of metrics: the names of unknown targets are unbounded
@@ -71,7 +73,7 @@ class Notifier:
         self.config = config or NotificationConfig()
         self.retries, self.poll_s = retries or RetrySettings(), poll_s
         self.stopping = threading.Event()
-        self._holder = f"notifier-{secrets.token_hex(8)}"
+        self._holder = f"{_HOLDER_PREFIX}{secrets.token_hex(8)}"
         self._renew_at = self._leased_until = 0.0
         self._workers: dict[str, TargetWorker] = {}
         self._thread = threading.Thread(target=self._run, name="spanwise-notifier", daemon=True)
@@ -81,6 +83,8 @@ class Notifier:
         self.store, self.metrics = store, metrics
         self.base_url = self.config.public_url or url
         targets: Mapping[str, HTTPTarget | EmailTarget | LogTarget] = {LOG_TARGET: LogTarget(), **self.config.targets}
+        with suppress(StoreError):  # a full store; the lease expires
+            self._end_former_lease()
         self._workers = {name: TargetWorker(self, name, target) for name, target in targets.items()}
         self._thread.start()
 
@@ -101,6 +105,13 @@ class Notifier:
     def is_leased(self) -> bool:
         """Return whether this notifier may send."""
         return time.monotonic() < self._leased_until
+
+    def _end_former_lease(self) -> None:
+        """Release the lease of a process that was killed. Only one process at a time writes a local file."""
+        if isinstance(self.store, LocalStore):
+            for lease in self.store.leases():
+                if lease.name == LEASE and not lease.holder.startswith(_HOLDER_PREFIX):
+                    self.store.release(LEASE, lease.holder)
 
     def _run(self) -> None:
         while not self.stopping.wait(self.poll_s):
