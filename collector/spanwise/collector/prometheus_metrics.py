@@ -44,6 +44,9 @@ METRIC_HELP = {
     "spanwise_forward_loops_total": "Requests that returned to a collector that had forwarded them; they are not forwarded again.",
     "spanwise_forward_waiting_bytes": "Bytes on disk that wait to be forwarded to a target.",
     "spanwise_forward_waiting_seconds": "Age of the oldest request that waits to be forwarded.",
+    "spanwise_notifications_delivered_total": "Notifications of alerts that a target has accepted.",
+    "spanwise_notification_failures_total": "Failed attempts to deliver a notification to a target; they are retried.",
+    "spanwise_notifications_given_up_total": "Notifications that a target has not accepted for a day; they are not sent again.",
     "spanwise_pending_bytes": "Bytes of the requests that are being read, decoded or written.",
     "spanwise_start_time_seconds": "Time at which this process started to serve, in seconds since the epoch.",
 }

@@ -41,6 +41,7 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.forward import FeedbackForwarder, Forwarder
 from spanwise.collector.grpc import GrpcListener
 from spanwise.collector.ingest import Limits, Receiver
+from spanwise.collector.notifications import Notifier
 from spanwise.collector.pages import AnalysisRenderer
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.query_scheduler import QUERY_TIMEOUT_S
@@ -179,8 +180,8 @@ class Server:
 
     Port 0 selects a free one. With `grpc_port` the server also accepts OTLP over gRPC. With
     `grpc_required=False` it starts without gRPC if that port is in use. The option `forward` passes received
-    requests on, `feedback_to` all feedback of the store. Pages of the origins in `cors` may send telemetry and
-    feedback.
+    requests on, `feedback_to` all feedback of the store, and `notifier` delivers notifications of alerts. Pages of the
+    origins in `cors` may send telemetry and feedback.
 
     Every request needs a key if the server binds beyond loopback, with `require_key`, or with `api_key` (a key with
     full access, like SPANWISE_API_KEY). Otherwise a key is only checked when it is sent. The time limit of one query
@@ -203,6 +204,7 @@ class Server:
         grpc_required: bool = True,
         forward: Forwarder | None = None,
         feedback_to: FeedbackForwarder | None = None,
+        notifier: Notifier | None = None,
         query_seconds: float | None = QUERY_TIMEOUT_S,
         decoders: int = 0,
         render_analysis: AnalysisRenderer | None = None,
@@ -214,6 +216,7 @@ class Server:
         self._metrics = Metrics()
         self._forward = forward if forward and forward.targets else None
         self._feedback_to = feedback_to if feedback_to and feedback_to.targets else None
+        self._notifier = notifier
         sinks = [self._forward] if self._forward else []
         app = create_app(
             store,
@@ -298,6 +301,8 @@ class Server:
                 self._forward.begin(self._metrics)
             if self._feedback_to is not None and isinstance(self.store, FeedbackSource):
                 self._feedback_to.begin(self.store, self._metrics)
+            if self._notifier is not None:
+                self._notifier.begin(self.store, self._metrics, self.url)
             alert_runner.begin()
             self._announce(self.url)
             self._server.run(sockets=[self._socket])
@@ -309,6 +314,8 @@ class Server:
                 self._forward.close()
             if self._feedback_to is not None:
                 self._feedback_to.close()
+            if self._notifier is not None:
+                self._notifier.close()
             self._receiver.close()
             self._socket.close()
             if self.authenticator.keys:

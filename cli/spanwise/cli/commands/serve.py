@@ -82,6 +82,15 @@ FeedbackTo = Annotated[
         " Headers as for --forward.",
     ),
 ]
+Targets = Annotated[
+    str | None,
+    typer.Option(
+        "--targets",
+        metavar="FILE",
+        envvar="SPANWISE_TARGETS",
+        help="TOML file with the targets of notifications: webhooks, Slack-compatible webhooks and e-mail.",
+    ),
+]
 QuerySeconds = Annotated[
     float,
     typer.Option(min=0.1, metavar="SECONDS", help="Time limit in seconds for a query of the API or of a page."),
@@ -104,6 +113,7 @@ def serve(
     grpc: Grpc = True,
     forward: Forward = None,
     feedback_to: FeedbackTo = None,
+    targets: Targets = None,
     cors: Cors = None,
     require_key: RequireKey = False,
     query_seconds: QuerySeconds = 10.0,
@@ -117,6 +127,7 @@ def serve(
     """
     with _gc_paused():
         from spanwise.collector.forward import FeedbackForwarder, Forwarder, parse_targets
+        from spanwise.collector.notifications import NotificationConfig, Notifier, load_targets
         from spanwise.collector.stores.sqlite import SQLiteStore
         from spanwise.collector.stores.sqlite.database.name_conversion import adopt_former_file
 
@@ -132,6 +143,7 @@ def serve(
     decoder_count = _parse_decoders(decoders)
     forwarder = Forwarder(parse_targets(forward or (), os.environ), Path(f"{path}.forward"))
     feedback_forwarder = FeedbackForwarder(parse_targets(feedback_to or (), os.environ, "--feedback-to"))
+    notifications = load_targets(targets, os.environ) if targets else NotificationConfig()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _tune_malloc()
     _register_identity_adapters()
@@ -156,6 +168,7 @@ def serve(
             grpc_required=grpc_port is not None,
             forward=forwarder,
             feedback_to=feedback_forwarder,
+            notifier=Notifier(notifications),
             query_seconds=query_seconds,
             decoders=decoder_count,
             render_analysis=render_analysis,
@@ -168,6 +181,8 @@ def serve(
                 _print_addresses(server, path, forwarder, why_keys)
                 for target in feedback_forwarder.targets:
                     print_note(f"forwards feedback to {target.name}: {target.url}")
+                if notifications.targets:
+                    print_note(f"sends notifications to {', '.join(notifications.targets)}")
                 pick_up.begin(server.url)
 
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,8 @@ class Notification:
     """Report of one change of an alert's state, for people and programs.
 
     The `id` stays the same for all targets and all attempts: a receiver that stores ids sees each change once. All
-    texts may contain anything, because names of alerts and groups do. Raises `ValueError` for an empty id, and for a
-    link that is not a path on this server.
+    texts may contain anything, because names of alerts and groups do. Raises `ValueError` for an id other than 1 to 200
+    visible ASCII characters, which headers need, and for a link that is not a path on this server.
     """
 
     id: str
@@ -31,8 +32,10 @@ class Notification:
     targets: tuple[str, ...] = ()  # names of configured targets
 
     def __post_init__(self) -> None:
-        if not self.id:
-            raise ValueError("the id of a notification must not be empty")
+        if not re.fullmatch(r"[!-~]{1,200}", self.id):
+            raise ValueError(
+                f"the id of a notification must be 1 to 200 visible ASCII characters, got {self.id!r:.220}"
+            )
         for title, path in self.links.items():
             if not path.startswith("/") or path.startswith(("//", "/\\")):  # browsers read //host as another server
                 raise ValueError(f"link {title!r} of a notification must be a path on this server, got {path!r}")

@@ -426,14 +426,14 @@ _SEAL_AGAIN = (
 # Notifications of alerts, and one row per target of each. A row is open, and due at `next_ns`, until it is delivered or
 # given up. Open rows with one `order_key` and target are delivered in order
 _NOTIFICATION_TABLES = (
-    "CREATE TABLE notifications (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, project TEXT NOT NULL,"
+    "CREATE TABLE IF NOT EXISTS notifications (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, project TEXT NOT NULL,"
     " alert TEXT NOT NULL, data TEXT NOT NULL)",
-    "CREATE INDEX notifications_by_alert ON notifications (project, alert, number)",
-    "CREATE TABLE deliveries (notification INTEGER NOT NULL, target TEXT NOT NULL, order_key TEXT NOT NULL,"
+    "CREATE INDEX IF NOT EXISTS notifications_by_alert ON notifications (project, alert, number)",
+    "CREATE TABLE IF NOT EXISTS deliveries (notification INTEGER NOT NULL, target TEXT NOT NULL, order_key TEXT NOT NULL,"
     " attempts INTEGER NOT NULL, first_ns INTEGER, next_ns INTEGER, delivered_ns INTEGER, gave_up_ns INTEGER,"
     " error TEXT, PRIMARY KEY (notification, target)) WITHOUT ROWID",
-    "CREATE INDEX deliveries_due ON deliveries (target, next_ns) WHERE next_ns IS NOT NULL",
-    "CREATE INDEX deliveries_in_order ON deliveries (target, order_key, notification) WHERE next_ns IS NOT NULL",
+    "CREATE INDEX IF NOT EXISTS deliveries_due ON deliveries (target, next_ns) WHERE next_ns IS NOT NULL",
+    "CREATE INDEX IF NOT EXISTS deliveries_in_order ON deliveries (target, order_key, notification) WHERE next_ns IS NOT NULL",
 )
 
 # Alerts, the states of their groups, and changes of status. Columns of people (off, acknowledged, snoozed) are separate

@@ -1,0 +1,38 @@
+"""Notifications of alerts: delivery to webhooks, Slack-compatible webhooks, e-mail and the log.
+
+Modules, in the order in which data flows:
+
+- `target_config`: Configuration of notification targets: one TOML file, with secrets from environment variables.
+- `notifier`: Notifier: delivers due notifications to their targets, with retries, under a lease.
+- `message_rendering`: Rendering of a notification as plain text, HTML, a Slack message and JSON.
+- `http_target`: HTTP targets: signed JSON webhooks, and Slack-compatible webhooks.
+- `email_target`: E-mail targets: SMTP with TLS, plain text and HTML.
+- `guarded_connection`: Guarded connections to targets: refused private addresses, one resolution of the name, limits
+  of time and size.
+"""
+
+from spanwise.collector.notifications.email_target import EmailTarget
+from spanwise.collector.notifications.guarded_connection import AllowedAddresses, parse_allowed
+from spanwise.collector.notifications.http_target import AttemptResult, HTTPTarget, sign_body
+from spanwise.collector.notifications.notifier import Notifier, RetrySettings
+from spanwise.collector.notifications.target_config import (
+    LOG_TARGET,
+    TARGETS_VARIABLE,
+    NotificationConfig,
+    load_targets,
+)
+
+__all__ = [
+    "LOG_TARGET",
+    "TARGETS_VARIABLE",
+    "AllowedAddresses",
+    "AttemptResult",
+    "EmailTarget",
+    "HTTPTarget",
+    "NotificationConfig",
+    "Notifier",
+    "RetrySettings",
+    "load_targets",
+    "parse_allowed",
+    "sign_body",
+]
