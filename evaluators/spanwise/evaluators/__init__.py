@@ -13,7 +13,7 @@ from spanwise.collector.errors import require_extra
 if TYPE_CHECKING:
     from spanwise.evaluators.analysis import analyze, compare, history, sweep
     from spanwise.evaluators.judges import Judge, judge, panel, scripted
-    from spanwise.evaluators.monitors import monitor
+    from spanwise.evaluators.monitors import alert, monitor
     from spanwise.evaluators.scoring.pairwise_comparison import pairwise
     from spanwise.evaluators.scoring.threshold_fitting import fit_threshold
 
@@ -48,6 +48,7 @@ __all__ = [
     "Metric",
     "Skip",
     "aevaluate",
+    "alert",
     "analyze",
     "as_evaluator",
     "ascore",
@@ -81,6 +82,7 @@ _LATER = {
     "fit_threshold": "spanwise.evaluators.scoring.threshold_fitting",
     "history": "spanwise.evaluators.analysis",
     "judge": "spanwise.evaluators.judges",
+    "alert": "spanwise.evaluators.monitors",
     "monitor": "spanwise.evaluators.monitors",
     "pairwise": "spanwise.evaluators.scoring.pairwise_comparison",
     "panel": "spanwise.evaluators.judges",

@@ -12,7 +12,7 @@ The definitions are validated in `spanwise.collector.alert_policy`; the statisti
 """
 
 from spanwise.collector.alerts.alert_check import CHECKED_DAYS, check_alert
-from spanwise.collector.alerts.alert_runner import AlertRunner
+from spanwise.collector.alerts.alert_runner import ALERT_LEASE, AlertRunner
 from spanwise.collector.alerts.status_changes import (
     describe_condition,
     describe_quantity,
@@ -24,6 +24,7 @@ from spanwise.collector.alerts.status_changes import (
 )
 
 __all__ = [
+    "ALERT_LEASE",
     "CHECKED_DAYS",
     "AlertRunner",
     "check_alert",

@@ -42,8 +42,7 @@ class AlertRunner:
         lease_s: float = LEASE_S,
         now: Callable[[], int] = time.time_ns,
     ) -> None:
-        name = holder or f"{socket.gethostname()}/{os.getpid()}"
-        self.holder = f"{name}/alerts/{secrets.token_hex(4)}"
+        self.holder = holder or f"{socket.gethostname()}/{os.getpid()}/alerts/{secrets.token_hex(4)}"
         self._store, self._poll_s, self._lease_s, self._now = store, poll_s, lease_s, now
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None

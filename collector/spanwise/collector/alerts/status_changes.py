@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
-from spanwise.collector.alert_policy import is_operational
+from spanwise.collector.alert_policy import OPERATIONAL_MEASURES, is_operational
 from spanwise.collector.alerts.alert_look import LookResult
 from spanwise.collector.alerts.moving_traces import find_moving_traces
 from spanwise.collector.records import JSON, Alert, AlertEvent, AlertGroup, AlertNumbers, Notification
@@ -150,7 +150,7 @@ def describe_quantity(alert: Alert) -> str:
     if alert.no_score_for_s is not None:
         return f"time since the last score of rule {alert.rule}"
     if alert.measure is not None and is_operational(alert):
-        return alert.measure + (f" of rule {alert.rule}" if alert.rule else "")
+        return OPERATIONAL_MEASURES[alert.measure][1] + (f" (rule {alert.rule})" if alert.rule else "")
     if alert.measure is not None:
         return f"share of traces with {alert.measure}"
     of = f"share of {alert.label!r} in {alert.key}" if alert.label is not None else f"mean of {alert.key}"
@@ -167,8 +167,8 @@ def describe_condition(alert: Alert) -> str:
         condition = f"above {alert.above:g}"
     elif alert.drop is not None:
         condition = f"more than {alert.drop:g} below the 7 days before"
-    else:
-        condition = "true"
+    else:  # a measure that is true or false
+        return ""
     return condition if is_operational(alert) else f"{condition} over {format_duration(alert.window_s)}"
 
 
@@ -181,6 +181,10 @@ def describe_status(alert: Alert, group: AlertGroup, status: str, *, repeated: b
     if status == "no data":
         return f"{name}: no data ({numbers.missing})"
     value = "unknown" if numbers.value is None else format_value(alert, numbers.value)
+    if status == "firing" and not describe_condition(alert):
+        return f"{name} {'still ' if repeated else ''}fires: {quantity}"
+    if status == "resolved" and not describe_condition(alert):
+        return f"{name} is resolved; it was: {quantity}"
     if status == "firing":
         still = "still " if repeated else ""
         return f"{name} {still}fires: the {quantity} is {value}, {_describe_bound(alert, numbers)}"
@@ -208,10 +212,10 @@ def format_value(alert: Alert, value: float) -> str:
 
 def format_duration(seconds: float) -> str:
     """Return a duration such as "24 h", "90 s" or "3 d"."""
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= size and (seconds % size == 0 or seconds >= 3 * size) and not (unit == "d" and seconds <= 86_400):
+    for unit, size, limit in (("s", 1, 120), ("min", 60, 7_200), ("h", 3_600, 172_800)):
+        if seconds < limit:
             return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
+    return f"{seconds / 86_400:.3g} d"
 
 
 def format_time(ns: int) -> str:

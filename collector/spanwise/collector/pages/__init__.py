@@ -5,6 +5,7 @@ Modules, in the order in which data flows:
 - `page_router`: Page routes: views, form submissions and their CSRF checks, error pages.
 - `session_pages`: Session list, and a session shown as a conversation.
 - `experiment_pages`: Dataset, experiment and comparison pages.
+- `alert_pages`: Alert list with the state of each group, and one alert with its history.
 - `rule_pages`: Rule list with funnels and costs, and the decisions of one rule.
 """
 

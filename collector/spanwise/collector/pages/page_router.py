@@ -19,7 +19,15 @@ from starlette.responses import RedirectResponse, Response
 
 from spanwise.collector.address_parsing import parse_origin
 from spanwise.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooSlow, Unavailable
-from spanwise.collector.pages import experiment_pages, live_updates, overview, rule_pages, session_pages, traces
+from spanwise.collector.pages import (
+    alert_pages,
+    experiment_pages,
+    live_updates,
+    overview,
+    rule_pages,
+    session_pages,
+    traces,
+)
 from spanwise.collector.pages.components import preferences, rendering, saved_views
 from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.security.authorization import get_access, get_request_store
@@ -47,6 +55,7 @@ class Form:
 FORMS: tuple[Form, ...] = (
     Form("/preferences", preferences.FIELDS, preferences.save_preferences, scope="read"),
     Form("/views", saved_views.FIELDS, saved_views.change_views, scope="read"),
+    Form("/alerts/{name:path}", ("project", "group", "action", "for"), alert_pages.change_alert),
     Form("/rules/{name:path}", ("project", "action"), rule_pages.change_rule),
     Form(
         "/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run", "from"), traces.add_feedback
@@ -142,6 +151,8 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/compare", experiment_pages.compare, "read"),
     ("/analysis", experiment_pages.analysis, "read"),
     ("/analysis/flips", experiment_pages.flips, "read"),
+    ("/alerts", alert_pages.alerts, "read"),
+    ("/alerts/{name:path}", alert_pages.alert, "read"),
     ("/rules", rule_pages.rules, "read"),
     ("/rules/{name:path}", rule_pages.rule, "read"),
     ("/static/{name}", rendering.serve_static, "open"),
@@ -268,6 +279,7 @@ _LISTS = {
     "/compare": "experiments",
     "/analysis": "experiments",
     "/rules": "rules",
+    "/alerts": "alerts",
 }
 
 

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
 
+from spanwise.collector.alerts import ALERT_LEASE
 from spanwise.collector.records import (
     ChangePage,
     Decision,
@@ -106,7 +107,7 @@ class FeedFollower:
 
     def take_over(self, dead: Sequence[str]) -> None:
         """Release the leases of dead workers. The next step acquires the free leases."""
-        names = {decision_lease_name(*active_rule.name) for active_rule in self._rules}
+        names = {ALERT_LEASE, *(decision_lease_name(*active_rule.name) for active_rule in self._rules)}
         for lease in self._store.leases():
             if lease.name in names and lease.holder in dead:
                 self._store.release(lease.name, lease.holder)

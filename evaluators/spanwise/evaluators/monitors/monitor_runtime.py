@@ -58,7 +58,7 @@ class Monitor:
         owners = {*(rule.record.owner for rule in rules), *(alert.owner for alert in alerts)} - {API_OWNER}
         self._owner = owners.pop() if len(owners) == 1 else None
         self._store, self._activate, self._claim_s, self._now = store, activate, claim_s, now
-        self._alerts, self._alert_runner = alerts, AlertRunner(store, holder=holder)
+        self._alerts, self._alert_runner = alerts, AlertRunner(store, holder=self.holder)
         self._rules = [ActiveRule(rule) for rule in rules]
         for rule in self._rules:
             rule.barred = find_unpriced_judge(rule.record.settings.budget, rule.evaluators)
