@@ -54,6 +54,7 @@ MADE |= {page for page in PAGES if page.parent.name == "senders"}
 
 MARKS = {
     ROOT / "docs" / "monitoring.md": pytest.mark.slow,  # processes begin, and read a file again
+    ROOT / "docs" / "alerts.md": pytest.mark.process,
     ROOT / "docs" / "analysis.md": pytest.mark.process,
     ROOT / "docs" / "comparison.md": pytest.mark.process,
     ROOT / "docs" / "evaluate.md": pytest.mark.process,
