@@ -51,6 +51,13 @@ def test_slack_shows_names_as_text_without_mentions_links_and_code() -> None:
     assert text.count("\n") == 3  # title, headline, one fact, one link
 
 
+def test_slack_leaves_ordinary_names_unchanged() -> None:
+    sent = notification(alert="no_pii-v2.1 (beta)", links={"Trace 1": "/traces/ab?a=1&b=2"})
+    lines = slack(sent).split("\n")
+    assert lines[0] == "*[FIRING] no_pii-v2.1 (beta) (project default)*"
+    assert lines[-1] == "<https://spanwise.example.com/traces/ab?a=1&amp;b=2|Trace 1>"
+
+
 def test_html_holds_no_element_of_a_name() -> None:
     html = render_html(FORGED, BASE)
     assert "<script" not in html
