@@ -82,6 +82,7 @@ class Notifier:
                 self._store.release(LEASE, self._holder)
 
     def _run(self) -> None:
+        """Poll the store until `close`. An idle poll reads one empty index."""
         while not self._stopping.wait(self._poll_s):
             try:
                 due = self._store.count_due_deliveries()
