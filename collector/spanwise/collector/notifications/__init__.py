@@ -1,5 +1,10 @@
 """Notifications of alerts: delivery to webhooks, Slack-compatible webhooks, e-mail and the log.
 
+The transaction that changes an alert's state stores the notification (`enqueue_notifications` in
+`stores/sqlite/control/notifications.py`). The store holds the state of each delivery. A new kind of target is a frozen
+dataclass with `send(notification, base_url) -> AttemptResult`, and keys in `target_config`; it connects only through
+`GuardedConnection`.
+
 Modules, in the order in which data flows:
 
 - `target_config`: Configuration of notification targets: one TOML file, with secrets from environment variables.

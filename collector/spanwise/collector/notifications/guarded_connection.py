@@ -35,6 +35,14 @@ class AllowedAddresses:
     hosts: frozenset[str] = frozenset()
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
+    def includes(self, host: str) -> bool:
+        """Return whether the configuration names this host, or a network with this address."""
+        try:
+            ip = ip_address(host)
+        except ValueError:
+            return host.lower() in self.hosts
+        return any(ip.version == network.version and ip in network for network in self.networks)
+
 
 def parse_allowed(entries: Iterable[str]) -> AllowedAddresses:
     """Parse host names, addresses and networks, such as `hooks.internal`, `127.0.0.1` and `10.0.0.0/8`.
@@ -55,7 +63,7 @@ def find_address_problem(address: str, host: str, allowed: AllowedAddresses) -> 
     ip = ip_address(address)
     if isinstance(ip, IPv6Address) and ip.ipv4_mapped:  # such an address reaches the IPv4 address
         ip = ip.ipv4_mapped
-    if any(ip.version == network.version and ip in network for network in allowed.networks):
+    if allowed.includes(str(ip)):
         return None
     is_local = ip.is_loopback or (ip.is_private and not _is_special(ip))
     if is_local and host.lower() in allowed.hosts:

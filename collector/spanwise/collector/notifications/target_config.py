@@ -108,8 +108,8 @@ class _TableReader:
         parts = urlsplit(url or "") if problem is None else SplitResult("", "", "", "", "")
         if problem is None and (not (url or "").isascii() or "@" in parts.netloc or parts.fragment):
             problem = "it must be ASCII, without credentials and fragment"
-        elif problem is None and parts.scheme == "http" and allowed == AllowedAddresses():
-            problem = "http:// is accepted only for hosts in `allow`; use https://"
+        elif problem is None and parts.scheme == "http" and not allowed.includes(parts.hostname or ""):
+            problem = "http:// is accepted only for a host or address that `allow` names; use https://"
         if problem is not None:  # the value may be secret, as URLs of Slack are
             raise Refused(f"{self._where}: {key} is not the URL of a webhook: {problem}")
         return str(url)
