@@ -276,6 +276,8 @@ WRONG = {
     HOOK + 'url = "http://hooks.example.com"': "http:// is accepted only for a host or address",
     HOOK + 'url = "http://hooks.example.com"\nallow = ["10.0.0.0/8"]': "http:// is accepted only for a host or address",
     HOOK + 'url = "https://u:p@a"': "without credentials",
+    HOOK + 'url = "https://a/hidden path"': "it must consist of visible ASCII characters",
+    HOOK + 'url = "https://é.test/hidden"': "it must consist of visible ASCII characters",
     HOOK + 'url_env = "NONE"': "the environment variable 'NONE' is not set",
     HOOK + 'url = "https://a"\nsecret_env = "NONE"': "secret_env: the environment variable 'NONE' is not set",
     HOOK + 'url = "https://a"\nallow = ["10.0.0.0/99"]': "allow must list host names",
