@@ -1,7 +1,8 @@
 """Rendering of a notification as plain text, HTML, a Slack message and JSON.
 
-Names of alerts and groups, and the values of facts, come from traffic and may contain anything. Every form bounds
-their length and renders them as text: they add no header, no markup, no link and no mention.
+Names of alerts and groups, and the values of facts, come from traffic and may contain anything. The forms for people
+bound their length and render them as text: they add no header, no markup, no link and no mention. JSON has them
+unchanged.
 """
 
 from __future__ import annotations
