@@ -15,8 +15,11 @@ from typer.testing import CliRunner
 
 from collector.conformance_traces import eventually
 from collector.making import run
+from collector.receivers import HTTPReceiver, notification
 from spanwise.cli.app import app
 from spanwise.collector.errors import Unavailable
+from spanwise.collector.notifications import HTTPTarget, NotificationConfig, Notifier, parse_allowed
+from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.group_commit import MIN_RESERVE_BYTES, DiskReserve
@@ -118,6 +121,26 @@ def test_a_log_that_finds_no_room_in_the_database_is_copied_when_there_is_some(d
         assert eventually(lambda: works(store.checkpoint), True)
         assert eventually(lambda: works(store.checkpoint) and store.health()["log_waiting_bytes"] == 0)
         assert store.check(deep=True) == []
+
+
+@pytest.mark.process
+def test_while_the_reserve_is_given_up_a_notification_is_sent_once_and_recorded_later(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "spanwise.db") as store, HTTPReceiver() as receiver:
+        store.add_notifications([notification(headline="The store is full.")])
+        store._file.writer.reserve.keep()
+        (tmp_path / "spanwise.db.reserve").mkdir()  # so that there is no room for it
+        store._file.writer.reserve.is_available = False
+        hook = HTTPTarget(name="ops", kind="webhook", url=receiver.url, allowed=parse_allowed(["127.0.0.1"]))
+        notifier = Notifier(NotificationConfig({"ops": hook}), poll_s=0.02)
+        notifier.begin(store, Metrics(), "http://127.0.0.1:4318")
+        try:
+            assert eventually(lambda: receiver.ids, ["n1"])
+            assert store.count_due_deliveries() == {"ops": 1}
+            (tmp_path / "spanwise.db.reserve").rmdir()
+            assert eventually(store.count_due_deliveries, {})
+            assert receiver.ids == ["n1"]
+        finally:
+            notifier.close()
 
 
 @pytest.mark.process

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import trustme
+from typer.testing import CliRunner
 
 from collector.receivers import HTTPReceiver, SMTPReceiver, notification
 from looped_cases import loop_over
+from spanwise.cli.app import app
 from spanwise.collector.errors import Refused
 from spanwise.collector.notifications import EmailTarget, HTTPTarget, load_targets, parse_allowed
 from spanwise.collector.notifications.email_target import make_email
@@ -49,6 +51,13 @@ def test_slack_shows_names_as_text_without_mentions_links_and_code() -> None:
     assert own_link.count("<") == own_link.count(">") == 1
     assert not any(mark in text for mark in ("@here", "](", "`"))
     assert text.count("\n") == 3  # title, headline, one fact, one link
+
+
+def test_slack_leaves_ordinary_names_unchanged() -> None:
+    sent = notification(alert="no_pii-v2.1 (beta)", links={"Trace 1": "/traces/ab?a=1&b=2"})
+    lines = slack(sent).split("\n")
+    assert lines[0] == "*[FIRING] no_pii-v2.1 (beta) (project default)*"
+    assert lines[-1] == "<https://spanwise.example.com/traces/ab?a=1&amp;b=2|Trace 1>"
 
 
 def test_html_holds_no_element_of_a_name() -> None:
@@ -264,8 +273,11 @@ WRONG = {
     HOOK + 'url = "https://a"\nurl_env = "B"': "give either url, or url_env",
     HOOK + 'ulr = "https://a"': "unknown key 'ulr'; did you mean 'url'",
     HOOK + 'url = "ftp://a"': "it must begin with http:// or https://",
-    HOOK + 'url = "http://hooks.example.com"': "http:// is accepted only for hosts in `allow`",
+    HOOK + 'url = "http://hooks.example.com"': "http:// is accepted only for a host or address",
+    HOOK + 'url = "http://hooks.example.com"\nallow = ["10.0.0.0/8"]': "http:// is accepted only for a host or address",
     HOOK + 'url = "https://u:p@a"': "without credentials",
+    HOOK + 'url = "https://a/hidden path"': "it must consist of visible ASCII characters",
+    HOOK + 'url = "https://é.test/hidden"': "it must consist of visible ASCII characters",
     HOOK + 'url_env = "NONE"': "the environment variable 'NONE' is not set",
     HOOK + 'url = "https://a"\nsecret_env = "NONE"': "secret_env: the environment variable 'NONE' is not set",
     HOOK + 'url = "https://a"\nallow = ["10.0.0.0/99"]': "allow must list host names",
@@ -296,6 +308,19 @@ def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, text: str) -> N
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"cannot read the targets file .*: No such file"):
         load_targets(tmp_path / "none.toml", {})
+
+
+@pytest.mark.parametrize("options", [["--targets", "none.toml"], []])
+def test_a_server_with_a_wrong_file_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if not options:
+        monkeypatch.setenv("SPANWISE_TARGETS", "none.toml")
+    done = CliRunner().invoke(app, ["serve", "--port", "0", "--no-grpc", *options])
+    assert done.exit_code != 0
+    assert "cannot read the targets file 'none.toml'" in f"{done.output}{done.exception}"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_http_is_accepted_for_hosts_that_are_allowed(tmp_path: Path) -> None:

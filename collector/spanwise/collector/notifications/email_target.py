@@ -116,12 +116,14 @@ def make_email(notification: Notification, base_url: str, sender: str, recipient
 
 
 def _describe_smtp_error(connection: GuardedConnection, error: Exception) -> str:
+    text: bytes | str
+    who = ""
     if isinstance(error, smtplib.SMTPRecipientsRefused):
         address, (code, text) = next(iter(error.recipients.items()))
-        return escape_line(f"smtp {code}: {address}: {text.decode(errors='replace')}", MAX_ERROR_CHARS)
-    if isinstance(error, smtplib.SMTPResponseException):
-        text: str | bytes = error.smtp_error
-        if isinstance(text, bytes):
-            text = text.decode(errors="replace")
-        return escape_line(f"smtp {error.smtp_code}: {text}", MAX_ERROR_CHARS)
-    return escape_line(connection.describe(error), MAX_ERROR_CHARS)
+        who = f"{address}: "
+    elif isinstance(error, smtplib.SMTPResponseException):
+        code, text = error.smtp_code, error.smtp_error
+    else:
+        return connection.describe(error)
+    reason = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+    return escape_line(f"smtp {code}: {who}{reason}", MAX_ERROR_CHARS)

@@ -35,6 +35,14 @@ class AllowedAddresses:
     hosts: frozenset[str] = frozenset()
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
+    def includes(self, host: str) -> bool:
+        """Return whether the configuration names this host, or a network with this address."""
+        try:
+            ip = ip_address(host)
+        except ValueError:
+            return host.lower() in self.hosts
+        return any(ip.version == network.version and ip in network for network in self.networks)
+
 
 def parse_allowed(entries: Iterable[str]) -> AllowedAddresses:
     """Parse host names, addresses and networks, such as `hooks.internal`, `127.0.0.1` and `10.0.0.0/8`.
@@ -52,8 +60,10 @@ def parse_allowed(entries: Iterable[str]) -> AllowedAddresses:
 
 def find_address_problem(address: str, host: str, allowed: AllowedAddresses) -> str | None:
     """Return the reason why a target on `host` may not connect to an IP address; None if it may."""
-    ip = _unmap(ip_address(address))
-    if any(ip.version == network.version and ip in network for network in allowed.networks):
+    ip = ip_address(address)
+    if isinstance(ip, IPv6Address) and ip.ipv4_mapped:  # such an address reaches the IPv4 address
+        ip = ip.ipv4_mapped
+    if allowed.includes(str(ip)):
         return None
     is_local = ip.is_loopback or (ip.is_private and not _is_special(ip))
     if is_local and host.lower() in allowed.hosts:
@@ -66,11 +76,6 @@ def find_address_problem(address: str, host: str, allowed: AllowedAddresses) -> 
     ).replace("_", "-")
     entry = host if is_local else str(ip)
     return f"host {host!r} has the {kind} address {ip}; to allow it, add {entry!r} to `allow` of this target"
-
-
-def _unmap(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """Return the IPv4 address that an IPv4-mapped IPv6 address reaches, and any other address unchanged."""
-    return (ip.ipv4_mapped or ip) if isinstance(ip, IPv6Address) else ip
 
 
 def _is_special(ip: IPv4Address | IPv6Address) -> bool:
@@ -95,7 +100,7 @@ class GuardedConnection:
         self.is_expired = False
         # A duplicate ends the connection also after TLS has taken over the socket
         self._duplicate = self.socket.dup()
-        self._timer = threading.Timer(max(0.0, deadline - time.monotonic()), self._expire)
+        self._timer = threading.Timer(max(0.0, deadline - time.monotonic()), self.expire)
         self._timer.daemon = True
         self._timer.start()
 
@@ -110,7 +115,8 @@ class GuardedConnection:
             return f"no complete reply within {self._seconds:g} s"
         return describe_failure(error)
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """Shut the connection down, so that reads and writes in progress fail."""
         self.is_expired = True
         with suppress(OSError):  # the other side has closed it
             self._duplicate.shutdown(socket.SHUT_RDWR)
@@ -142,18 +148,20 @@ def _resolve(host: str, port: int, allowed: AllowedAddresses) -> list[tuple[Any,
 def _connect(host: str, found: list[tuple[Any, ...]], deadline: float) -> socket.socket:
     """Connect to the first address that answers."""
     last: OSError | None = None
-    for family, kind, protocol, _, address in found:
+    for index, (family, kind, protocol, _, address) in enumerate(found):
         left = deadline - time.monotonic()
         if left <= 0:
             break
         candidate = socket.socket(family, kind, protocol)
-        candidate.settimeout(left)
+        # An unreachable IPv6 address must leave time for the IPv4 address
+        candidate.settimeout(left / (len(found) - index))
         try:
             candidate.connect(address)
         except OSError as error:
             candidate.close()
             last = error
         else:
+            candidate.settimeout(max(0.001, deadline - time.monotonic()))
             return candidate
     reason = "timed out" if last is None or isinstance(last, TimeoutError) else last.strerror or last
     raise OSError(f"cannot connect to {host!r}: {reason}") from last

@@ -86,17 +86,22 @@ class HTTPTarget:
         client = HTTPConnection(parts.hostname or "")
         client.sock = connection.socket  # connected already, so that the client resolves nothing
         client.request("POST", f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}", body, dict(headers))
-        response = HTTPResponse(_ReplySource(connection), method="POST")  # type: ignore[arg-type]
-        response.begin()
-        if 200 <= response.status < 300:  # its body is never read, so that its size does not matter
-            return AttemptResult(True)
-        if 300 <= response.status < 400:
-            return AttemptResult(False, f"http {response.status}: redirects are not followed; configure the final URL")
-        error, retry = f"http {response.status}", parse_retry_after(response.getheader("Retry-After")) or 0.0
-        text = response.read(4 * MAX_QUOTED_CHARS).decode("utf-8", "replace").strip()
-        if text:
-            error += f": {escape_line(text, MAX_QUOTED_CHARS)}"
-        return AttemptResult(False, error, min(MAX_RETRY_AFTER, retry))
+        with HTTPResponse(_ReplySource(connection), method="POST") as response:  # type: ignore[arg-type]
+            response.begin()
+            return _interpret_response(response)
+
+
+def _interpret_response(response: HTTPResponse) -> AttemptResult:
+    status = response.status
+    if 200 <= status < 300:  # the body is never read, so that its size does not matter
+        return AttemptResult(True)
+    if 300 <= status < 400:
+        return AttemptResult(False, f"http {status}: redirects are not followed; configure the final URL")
+    error, retry_s = f"http {status}", parse_retry_after(response.getheader("Retry-After")) or 0.0
+    text = response.read(4 * MAX_QUOTED_CHARS).decode("utf-8", "replace").strip()
+    if text:
+        error += f": {escape_line(text, MAX_QUOTED_CHARS)}"
+    return AttemptResult(False, error, min(MAX_RETRY_AFTER, retry_s))
 
 
 class _ReplySource:

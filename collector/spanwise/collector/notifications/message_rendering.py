@@ -1,7 +1,8 @@
 """Rendering of a notification as plain text, HTML, a Slack message and JSON.
 
-Names of alerts and groups, and the values of facts, come from traffic and may contain anything. Every form bounds
-their length and renders them as text: they add no header, no markup, no link and no mention.
+Names of alerts and groups, and the values of facts, come from traffic and may contain anything. The forms for people
+bound their length and render them as text: they add no header, no markup, no link and no mention. JSON has them
+unchanged.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ def render_slack(notification: Notification, base_url: str) -> bytes:
         f"*{_escape_slack(render_title(notification))}*",
         _escape_slack(get_headline(notification)),
         *(f"• {_escape_slack(name)}: {_escape_slack(value)}" for name, value in get_rows(notification).items()),
-        *(f"<{url}|{_escape_slack(title)}>" for title, url in get_links(notification, base_url).items()),
+        *(
+            f"<{url.translate(_SLACK_ENTITIES)}|{_escape_slack(title)}>"
+            for title, url in get_links(notification, base_url).items()
+        ),
     ]
     return encode({"text": "\n".join(lines)})
 
@@ -144,4 +148,4 @@ def _escape_slack(text: str) -> str:
     Products that read Markdown know mentions without markup (`@channel`) and links as `[title](address)`.
     """
     text = text.translate(_SLACK_ENTITIES).replace("`", "'")
-    return re.sub(r"@(?=\w)|\](?=\()|:(?=//)|[*_~](?=\S)", rf"\g<0>{_ZERO_WIDTH}", text)
+    return re.sub(r"@(?=\w)|\](?=\()|:(?=//)|(?<!\w)[*_~](?=\S)", rf"\g<0>{_ZERO_WIDTH}", text)

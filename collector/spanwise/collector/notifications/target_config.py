@@ -27,6 +27,7 @@ _KEYS_BY_KIND = {
     "slack": _HTTP_KEYS,
     "email": (*_COMMON_KEYS, "host", "port", "security", "username", "password_env", "from", "to"),
 }
+_URL = re.compile(r"[!-~]+")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 _OWN_HEADERS = {"host", "content-type", "content-length", "transfer-encoding", "connection", ID_HEADER.lower()}
 _MAILBOX = re.compile(r"(?:[^<>,\"\r\n]*<)?[!-;=?A-~]+@[!-;=?A-~]+>?")  # address, or name <address>
@@ -106,10 +107,10 @@ class _TableReader:
         url = self._text("url") if key == "url" else self._variable("url_env")
         problem = find_url_problem(url or "")
         parts = urlsplit(url or "") if problem is None else SplitResult("", "", "", "", "")
-        if problem is None and (not (url or "").isascii() or "@" in parts.netloc or parts.fragment):
-            problem = "it must be ASCII, without credentials and fragment"
-        elif problem is None and parts.scheme == "http" and allowed == AllowedAddresses():
-            problem = "http:// is accepted only for hosts in `allow`; use https://"
+        if problem is None and (not _URL.fullmatch(url or "") or "@" in parts.netloc or parts.fragment):
+            problem = "it must consist of visible ASCII characters, without credentials and fragment"
+        elif problem is None and parts.scheme == "http" and not allowed.includes(parts.hostname or ""):
+            problem = "http:// is accepted only for a host or address that `allow` names; use https://"
         if problem is not None:  # the value may be secret, as URLs of Slack are
             raise Refused(f"{self._where}: {key} is not the URL of a webhook: {problem}")
         return str(url)
