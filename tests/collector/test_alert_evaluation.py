@@ -1,9 +1,12 @@
 """Looks of alerts: estimate, bound, breach, missing data, and the states that follow."""
 
 import random
+import subprocess
+import sys
 
 import pytest
 
+from integration.serving import ROOT, environment
 from spanwise.collector.records import WeightedScore
 from spanwise.collector.statistics import (
     WINDOW_BLOCKS,
@@ -197,3 +200,19 @@ def test_the_numbers_of_looks_are_settings():
     state = AlertState().advance(True, fire_after=1)
     assert state.status is AlertStatus.FIRING
     assert state.advance(False, resolve_after=1).status is AlertStatus.RESOLVED
+
+
+@pytest.mark.slow  # simulates years of looks
+def test_false_alarms_and_delays_are_as_documented():
+    """A short form of benchmarks/alerts.py, with a fixed seed."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "alerts.py"), "--quarters", "30", "--changes", "20"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines() if "[" in line]
+    alarms, delays = rows[:7], rows[7:]
+    assert len(alarms) == 7
+    assert len(delays) == 5
+    assert [row[0] for row in alarms if float(row[1]) > 1.3] == []  # the whole run allows 1 per quarter
+    assert [row[0] for row in alarms[:6] if float(row[3]) > 0.05] == []
+    for name, found, before in delays:
+        expected = float(before.strip("[]").split(",")[0])
+        assert float(found.split(",")[0]) <= 1.4 * expected, name

@@ -23,7 +23,9 @@ from spanwise.collector.stores.sqlite import SQLiteStore
 
 KILLS = 20
 KILL_EVERY_S = 5.5  # each of two workers then runs longer than the 10 s after which earlier deaths are forgotten
+SAMPLED = {"otel.trace_state": "ot=th:0"}  # the sender keeps every trace
 SPEED = 90  # seconds of the alert's clock per second
+BEHIND_NS = 12 * 3_600_000_000_000  # the alert's clock begins in the past: the store corrects starts in the future
 DEADLINE_S = 400
 # The clock of the alert's looks is faster than that of the machine, so that an hour's window takes 40 s
 RULES = """
@@ -32,7 +34,7 @@ from spanwise.collector.alerts import AlertRunner
 from spanwise.evaluators import alert, evaluator, monitor
 
 def fast_clock():
-    return {start} + (time.time_ns() - {start}) * {speed}
+    return {start} - {behind} + (time.time_ns() - {start}) * {speed}
 
 AlertRunner.__init__.__kwdefaults__["now"] = fast_clock
 
@@ -57,8 +59,8 @@ class Traffic(threading.Thread):
         with connect(self.url) as store:
             while not self.stopped.wait(0.1):
                 number += 1
-                at = self.start_ns + (time.time_ns() - self.start_ns) * SPEED
-                store.append([make_run(number, at, inputs="q", outputs=self.output)])
+                at = self.start_ns - BEHIND_NS + (time.time_ns() - self.start_ns) * SPEED
+                store.append([make_run(number, at, inputs="q", outputs=self.output, attributes=SAMPLED)])
 
 
 @pytest.mark.slow  # minutes: two windows of an alert pass
@@ -66,7 +68,7 @@ def test_each_change_of_status_is_delivered_at_least_once_under_one_id_while_wor
     monkeypatch.setattr(AlertRunner, "begin", lambda self: None)  # the monitors look, not the server
     start = time.time_ns()
     rules = tmp_path / "rules.py"
-    rules.write_text(RULES.format(start=start, speed=SPEED))
+    rules.write_text(RULES.format(start=start, speed=SPEED, behind=BEHIND_NS))
     with HTTPReceiver() as web, SMTPReceiver() as mail, SQLiteStore(tmp_path / "a.db") as store:
         targets = tmp_path / "targets.toml"
         targets.write_text(

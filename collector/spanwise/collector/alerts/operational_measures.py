@@ -24,8 +24,7 @@ def read_measure(store: Store, alert: Alert, now_ns: int) -> AlertNumbers:
         return _measure_silence(store, alert, now_ns)
     assert alert.measure is not None
     if alert.measure == "store_full":
-        is_full = bool(getattr(store, "is_full", False))
-        return _make_numbers(alert, window, float(is_full))
+        return _make_numbers(alert, window, float(store.is_full()))
     found = [status for status in store.status(project=alert.project) if alert.rule in (None, status.rule.name)]
     if not found:
         name = f"no rule {alert.rule!r}" if alert.rule is not None else "no rules"

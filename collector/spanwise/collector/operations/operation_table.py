@@ -197,6 +197,7 @@ class ControlOperations:
     )
     record_delivery = store_operation(Control.record_delivery, "POST /api/deliveries", "monitor", permission="admin")
 
+    is_full = store_operation(Control.is_full, "GET /api/full", "keeping")
     retention = store_operation(Control.retention, "GET /api/retention", "keeping")
     set_retention = store_operation(Control.set_retention, "POST /api/retention", "keeping", permission="admin")
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import (
     JSON,
+    AlertResult,
     AuditEvent,
     BudgetUsage,
     ChangePage,
@@ -289,6 +290,10 @@ class ControlBackend(Protocol):
         """Store notifications, each with one open delivery per target. A notification whose id is stored changes
         nothing.
         """
+
+    def is_full(self) -> bool: ...
+
+    def record_look(self, result: AlertResult) -> bool: ...
 
     def workers(self) -> list[WorkerReport]:
         """Return the newest report of each worker."""

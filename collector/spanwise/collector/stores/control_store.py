@@ -450,6 +450,9 @@ class ControlStore(Protocol):
     def resolve(self, item_id: str, status: str, assignee: str | None = None) -> bool:
         """Mark an item of a queue as done or skipped."""
 
+    def is_full(self) -> bool:
+        """Return whether the disk of the store is so full that it accepts only what frees space."""
+
     def set_retention(self, rule: Retention) -> None:
         """Store a project's retention rule, which is applied about once an hour. A rule without limits deletes it."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import Retention
+from spanwise.collector.records import AlertResult, Retention
 from spanwise.collector.stores.combined_store import CombinedStore
 from spanwise.collector.stores.sqlite.control.control_backend import SQLiteControl
 from spanwise.collector.stores.sqlite.database.connections import can_write
@@ -72,6 +72,12 @@ class SQLiteStore(_Store):
     def delete_experiment(self, id: str) -> bool:
         with self._file.making_room():
             return CombinedStore.delete_experiment(self, id)
+
+    # A change of an alert's status is small, and may be that the disk is full
+
+    def record_look(self, result: AlertResult) -> bool:
+        with self._file.making_room():
+            return self._control.record_look(result)
 
     def __exit__(self, *failed: object) -> None:
         if any(isinstance(error, Refused) for error in failed):  # for example, a port in use or a missing key

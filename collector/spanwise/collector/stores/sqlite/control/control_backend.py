@@ -75,6 +75,9 @@ class SQLiteControl(
 ):
     """Control backend on a database file: `ControlStore`, and the methods that the combined store needs."""
 
+    def is_full(self) -> bool:
+        return self._file.is_full
+
     @write_operation
     def save_key(self, db: sqlite3.Connection, /, key: Key) -> None:
         db.execute("INSERT OR REPLACE INTO keys VALUES (?,?,?)", (key.id, key.created_ns, encode_record(key)))
