@@ -20,7 +20,7 @@ from spanwise.collector.alerts import (
 )
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filter_values import parse_duration
-from spanwise.collector.records import Alert, AlertCheck, AlertGroup, NotificationStatus
+from spanwise.collector.records import Alert, AlertCheck, AlertGroup
 from spanwise.collector.stores import Store
 from spanwise.collector.terminal_escaping import escape_line
 
@@ -92,8 +92,11 @@ def show(name: Name, project: Project = None, at: StoreOption = None, as_json: J
         group = f" [{event.group}]" if event.group is not None else ""
         reason = f": {event.reason}" if event.reason else ""
         print_line(escape_line(f"  {format_time(event.at_ns)}{group} {event.before} → {event.after}{reason}"))
-    for line in _describe_failures(sent):
-        print_line(line)
+    for one in sent:
+        for delivery in one.deliveries:
+            if delivery.error and delivery.delivered_ns is None:
+                state = "gave up" if delivery.gave_up_ns is not None else f"{delivery.attempts} attempts"
+                print_line(escape_line(f"  not delivered to {delivery.target} ({state}): {delivery.error}"))
 
 
 @app.command()
@@ -217,7 +220,7 @@ def _describe_state(alert: Alert, group: AlertGroup) -> str:
 def _describe_alert(alert: Alert, groups: Iterable[AlertGroup]) -> Iterator[str]:
     yield escape_line(f"{alert.name} (project {alert.project}, version {alert.version}, from {alert.owner})")
     yield escape_line(f"  {describe_quantity(alert)} {describe_condition(alert)}")
-    yield escape_line(f"  notifies: {', '.join(alert.to) or 'nobody'}")
+    yield escape_line(f"  notifies: {', '.join(alert.to) or 'no target'}")
     if alert.left_out_groups:
         yield escape_line(
             f"  {alert.left_out_groups} groups with less traffic are left out: {', '.join(alert.left_out_names)}"
@@ -232,14 +235,6 @@ def _describe_alert(alert: Alert, groups: Iterable[AlertGroup]) -> Iterator[str]
             )
         if numbers.missing:
             yield escape_line(f"    {numbers.missing}")
-
-
-def _describe_failures(sent: Iterable[NotificationStatus]) -> Iterator[str]:
-    for one in sent:
-        for delivery in one.deliveries:
-            if delivery.error and delivery.delivered_ns is None:
-                state = "gave up" if delivery.gave_up_ns is not None else f"{delivery.attempts} attempts"
-                yield escape_line(f"  not delivered to {delivery.target} ({state}): {delivery.error}")
 
 
 def _describe_check(alert: Alert, found: AlertCheck, days: float) -> Iterator[str]:

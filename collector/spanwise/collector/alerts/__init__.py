@@ -11,6 +11,7 @@ The definitions are validated in `spanwise.collector.alert_policy`; the statisti
 - `alert_check`: Check of an alert: run it over past traffic, and say when it would have fired.
 """
 
+from spanwise.collector.alert_policy import OPERATIONAL_MEASURES, assign_alert_version, is_operational, validate_alert
 from spanwise.collector.alerts.alert_check import CHECKED_DAYS, check_alert
 from spanwise.collector.alerts.alert_runner import ALERT_LEASE, AlertRunner
 from spanwise.collector.alerts.status_changes import (
@@ -26,7 +27,9 @@ from spanwise.collector.alerts.status_changes import (
 __all__ = [
     "ALERT_LEASE",
     "CHECKED_DAYS",
+    "OPERATIONAL_MEASURES",
     "AlertRunner",
+    "assign_alert_version",
     "check_alert",
     "describe_condition",
     "describe_quantity",
@@ -34,5 +37,7 @@ __all__ = [
     "format_duration",
     "format_time",
     "format_value",
+    "is_operational",
     "make_notification",
+    "validate_alert",
 ]

@@ -9,8 +9,7 @@ from itertools import islice
 from spanwise.collector.alert_policy import is_operational, parse_measure
 from spanwise.collector.filters import extend_filter
 from spanwise.collector.records import Alert, AlertGroup, iterate_pages
-from spanwise.collector.stores import Store
-from spanwise.collector.stores.rule_versions import make_version_condition
+from spanwise.collector.stores import Store, make_version_condition
 
 MAX_TRACES = 10
 MAX_SCORES_READ = 20_000  # scores of the window that are read to find the traces, the latest first

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from spanwise.collector.alert_policy import GRAIN_S, OPERATIONAL_MEASURES
 from spanwise.collector.records import Alert, AlertNumbers, RuleStatus
+from spanwise.collector.rule_policy import get_budget_name
 from spanwise.collector.statistics import WINDOW_BLOCKS
 from spanwise.collector.stores import Store
-from spanwise.collector.stores.decision_explanation import WORKER_TIMEOUT_NS, find_blocking_reason, find_load_error
+from spanwise.collector.stores.decision_explanation import WORKER_TIMEOUT_NS, find_load_error
 
 _SECOND = 1_000_000_000
 
@@ -33,10 +34,8 @@ def read_measure(store: Store, alert: Alert, now_ns: int) -> AlertNumbers:
         values = [_share_of_errors(store, status, window) for status in found]
         known = [value for value in values if value is not None]
         return _make_numbers(alert, window, max(known, default=None), "" if known else "no results in the window")
-    measure = _MEASURES[alert.measure]
-    values = [measure(status, now_ns) for status in found]
-    total = max if OPERATIONAL_MEASURES[alert.measure][0] else sum
-    return _make_numbers(alert, window, float(total(value for value in values if value is not None)))
+    of_rules = [_measure_rule(alert.measure, status, now_ns) for status in found]
+    return _make_numbers(alert, window, max(of_rules) if OPERATIONAL_MEASURES[alert.measure][0] else sum(of_rules))
 
 
 def _make_numbers(alert: Alert, window: AlertNumbers, value: float | None, missing: str = "") -> AlertNumbers:
@@ -92,41 +91,20 @@ def _share_of_errors(store: Store, status: RuleStatus, window: AlertNumbers) -> 
     return failed / results if results else None
 
 
-def _get_lag(status: RuleStatus, now_ns: int) -> float:
-    return status.lag_s
-
-
-def _get_used_budget(status: RuleStatus, now_ns: int) -> float:
-    """Return the used share of the rule's tightest budget; 0 without a budget."""
-    shares = [0.0]
-    for usage in status.booked:
-        limit = status.rule.settings.budget.get(usage.budget.rsplit("/", 1)[-1])
-        if limit:
-            shares.append((usage.settled + usage.reserved + usage.unknown) / limit)
-    return max(shares)
-
-
-def _lacks_worker(status: RuleStatus, now_ns: int) -> float:
+def _measure_rule(measure: str, status: RuleStatus, now_ns: int) -> float:
+    """Return the value of a measure for one rule; 1 or 0 for measures that are true or false."""
+    rule = status.rule
     living = [worker for worker in status.workers if now_ns - worker.seen_ns < WORKER_TIMEOUT_NS]
-    return float(status.rule.enabled and not any(status.rule.name in worker.rules for worker in living))
-
-
-def _is_broken(status: RuleStatus, now_ns: int) -> float:
-    reason = find_blocking_reason(status.rule, status.workers, now_ns)
-    living = [worker for worker in status.workers if now_ns - worker.seen_ns < WORKER_TIMEOUT_NS]
-    return float(reason is not None and any(find_load_error(status.rule, worker) for worker in living))
-
-
-def _has_paused_evaluators(status: RuleStatus, now_ns: int) -> float:
-    living = [worker for worker in status.workers if now_ns - worker.seen_ns < WORKER_TIMEOUT_NS]
+    if measure == "lag_s":
+        return status.lag_s
+    if measure == "budget_used":  # of the tightest budget; 0 without a budget
+        limits = {get_budget_name(rule, name): limit for name, limit in rule.settings.budget.items() if limit}
+        used = [usage for usage in status.booked if usage.budget in limits]
+        return max(((one.settled + one.reserved + one.unknown) / limits[one.budget] for one in used), default=0.0)
+    if measure == "no_worker":
+        return float(rule.enabled and not any(rule.name in worker.rules for worker in living))
+    if measure == "rules_broken":
+        return float(any(find_load_error(rule, worker) for worker in living))
+    assert measure == "rule_paused"
     paused = (worker.data.get("paused") for worker in living)
-    return float(any(isinstance(one, Mapping) and one.get(status.rule.name) for one in paused))
-
-
-_MEASURES: Mapping[str, Callable[[RuleStatus, int], float]] = {
-    "lag_s": _get_lag,
-    "budget_used": _get_used_budget,
-    "no_worker": _lacks_worker,
-    "rules_broken": _is_broken,
-    "rule_paused": _has_paused_evaluators,
-}
+    return float(any(isinstance(one, Mapping) and one.get(rule.name) for one in paused))

@@ -91,7 +91,7 @@ def _make_notification(
 ) -> Notification | None:
     """Return the notification that is due, or None.
 
-    A firing is notified once, and again every `repeat_s` until somebody acknowledges it; a resolved one if its firing
+    A firing is notified once, and again every `repeat_s` until it is acknowledged; a resolved one if its firing
     was notified; a group without data after `no_data_s`. While an alert or group is snoozed, nothing is sent; a firing
     that lasts longer than the snooze is notified after it.
     """

@@ -80,7 +80,10 @@ def change_alert(store: Store, request: Request, fields: Mapping[str, str]) -> s
     if action == "acknowledge":
         store.acknowledge_alert(name, project=project, group=group)
     elif action in ("snooze", "wake"):
-        until_ns = time.time_ns() + _parse_snooze(fields.get("for", "")) if action == "snooze" else None
+        try:
+            until_ns = time.time_ns() + parse_duration(fields.get("for", "")) if action == "snooze" else None
+        except ValueError as error:
+            raise Refused(str(error)) from None
         store.snooze_alert(name, project=project, group=group, until_ns=until_ns)
     elif action in ("pause", "resume"):
         store.change_alert(name, project=project, enabled=action == "resume")
@@ -93,13 +96,6 @@ def change_alert(store: Store, request: Request, fields: Mapping[str, str]) -> s
     else:
         raise Refused(f"unknown action {action!r}; expected one of: {', '.join(ACTIONS)}")
     return f"/alerts/{rendering.quote_segment(name)}?{urlencode({'project': project}, errors='replace')}"
-
-
-def _parse_snooze(text: str) -> int:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise Refused(str(error)) from None
 
 
 def _key(alert: Alert) -> tuple[str, str]:

@@ -50,7 +50,7 @@ class Alert:
     resolve_after: int = 3  # looks in a row without a breach after which it is resolved
     to: tuple[str, ...] = ()  # names of notification targets
     no_data_s: float | None = None  # seconds without data after which a notification says so
-    repeat_s: float | None = None  # seconds after which a firing alert that nobody acknowledged is notified again
+    repeat_s: float | None = None  # seconds after which a firing alert is notified again, unless acknowledged
     owner: str = "api"
     enabled: bool = True
     created_ns: int = field(default_factory=time.time_ns)
@@ -108,7 +108,7 @@ class AlertGroup:
     fired_ns: int | None = None
     notified_event: str = ""  # the change that was notified last
     notified_ns: int = 0
-    acknowledged_event: str = ""  # the change that somebody acknowledged
+    acknowledged_event: str = ""  # the change that was acknowledged
     acknowledged_by: str = ""
     acknowledged_ns: int | None = None
     snoozed_until_ns: int | None = None
@@ -116,7 +116,7 @@ class AlertGroup:
 
     @property
     def is_acknowledged(self) -> bool:
-        """Return whether somebody acknowledged the present status."""
+        """Return whether the present status is acknowledged."""
         return bool(self.event) and self.acknowledged_event == self.event
 
 

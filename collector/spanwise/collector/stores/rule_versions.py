@@ -13,7 +13,7 @@ from spanwise.collector.records import Rule, WeightedScore, iterate_pages
 from spanwise.collector.statistics import VersionDifference, VersionScore, compare_versions
 from spanwise.collector.stores.control_store import Store
 
-VERSION_FIELDS = ("tag", "model", "environment", "prompt_version", "agent", "name")  # and `metadata.KEY`
+VERSION_FIELDS = ("tag", "model", "environment", "prompt_version", "agent", "name", "user")  # and `metadata.KEY`
 MAX_VERSION_SCORES = 100_000  # scores of the rule that are read, those of the latest traces first
 MIN_SHARED = 0.8  # share of each version's scores in hours in which the other has scores, too
 _TRACES_PER_QUERY = 500
@@ -125,6 +125,7 @@ def compare_rule_versions(
 
 
 def make_version_condition(by: str, value: str) -> dict[str, object]:
+    """Return the filter condition that a trace has this value of a field. Raises `Refused` for an unknown field."""
     if by == "tag":
         return {"tags": (value,)}
     if by.startswith("metadata.") and by != "metadata.":

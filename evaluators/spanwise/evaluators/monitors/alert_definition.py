@@ -7,11 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 
-from spanwise.collector.alert_policy import (
-    assign_alert_version,
-    is_operational,
-    validate_alert,
-)
+from spanwise.collector.alerts import assign_alert_version, is_operational, validate_alert
 from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import parse_duration
 from spanwise.collector.filters import Filter, extend_filter, filter_to_dict, parse, validate_filter
@@ -60,7 +56,7 @@ def alert(
     prompt_version, agent, name, user or metadata.KEY.
 
     `to` names notification targets of the server. `no_data` is the time without data after which they are notified,
-    `repeat` the time after which a firing that nobody acknowledged is notified again. Times are durations such as
+    `repeat` the time after which a firing is notified again, unless it is acknowledged. Times are durations such as
     `"6h"`, or seconds. The default `project` is SPANWISE_PROJECT, else "default". Raises `ValueError` for an invalid
     definition.
     """
