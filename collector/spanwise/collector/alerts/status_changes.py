@@ -146,7 +146,7 @@ def make_notification(
 
 
 def describe_quantity(alert: Alert) -> str:
-    """Return the quantity of an alert in words, such as "mean of groundedness (rule support)"."""
+    """Return a text for the quantity of an alert, such as "mean of groundedness (rule support)"."""
     if alert.no_score_for_s is not None:
         return f"time since the last score of rule {alert.rule}"
     if alert.measure is not None and is_operational(alert):

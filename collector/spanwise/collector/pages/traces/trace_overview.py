@@ -1,6 +1,6 @@
 """Overview of a trace: question, answer, and the documents between them.
 
-It stands above the tree, and answers what was asked, what was answered, and from which documents.
+It is shown above the tree, and answers what was asked, what was answered, and from which documents.
 """
 
 from __future__ import annotations
