@@ -430,3 +430,28 @@ def test_an_invalid_definition_is_refused_with_the_reason(traffic, changes, mess
     with pytest.raises(Refused, match=message):
         traffic.store.save_alert(replace(BELOW, **changes))
     assert traffic.store.alerts() == []
+
+
+def test_an_alert_on_a_deleted_rule_has_no_data_and_says_why(traffic):
+    traffic.store.save_alert(BELOW)
+    traffic.score(shares(0.6), since_h=28, now=NOW + 4 * HOUR_NS)
+    traffic.looks(3)
+    traffic.store.delete_rule("support")
+    traffic.looks(1)
+    assert (traffic.status, traffic.groups[None].numbers.missing) == (
+        "firing",
+        "there is no rule 'support' in project 'default'",
+    )
+
+
+def test_an_edited_rule_starts_without_data_and_what_fires_goes_on(traffic):
+    traffic.store.save_alert(BELOW)
+    traffic.score(shares(0.6), since_h=28, now=NOW + 4 * HOUR_NS)
+    traffic.looks(3)
+    new = replace(RULE, version="2")
+    traffic.store.save_rule(new)
+    traffic.looks(1)
+    assert (traffic.status, traffic.groups[None].numbers.missing) == ("firing", "no scores in the window")
+    traffic.score(shares(1.0), rule=new, since_h=28, now=NOW + 8 * HOUR_NS)
+    traffic.looks(4)
+    assert traffic.history[-2:] == [("firing", "resolved"), ("resolved", "ok")]

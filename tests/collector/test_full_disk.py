@@ -17,9 +17,11 @@ from collector.conformance_traces import eventually
 from collector.making import run
 from collector.receivers import HTTPReceiver, notification
 from spanwise.cli.app import app
+from spanwise.collector.alerts import AlertRunner
 from spanwise.collector.errors import Unavailable
 from spanwise.collector.notifications import HTTPTarget, NotificationConfig, Notifier, parse_allowed
 from spanwise.collector.prometheus_metrics import Metrics
+from spanwise.collector.records import Alert
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.group_commit import MIN_RESERVE_BYTES, DiskReserve
@@ -184,3 +186,20 @@ def test_a_reserve_grows_with_its_database_and_is_private(tmp_path: Path) -> Non
         assert (kept.stat().st_size, kept.stat().st_mode & 0o777) == (expected, 0o600)
     assert (reserve.give_up(), reserve.is_available, kept.exists()) == (True, False, False)
     assert (reserve.keep(), kept.stat().st_size) == (True, 16 * MIN_RESERVE_BYTES)
+
+
+def test_an_alert_about_a_full_disk_fires_and_is_notified(disk):
+    full = Alert(name="full", measure="store_full", fire_after=1, to=("ops",))
+    with HTTPReceiver() as ops, SQLiteStore(disk / "spanwise.db") as store:
+        store.save_alert(full)
+        until_full(store, "early")
+        assert store.is_full()
+        target = HTTPTarget(name="ops", kind="webhook", url=ops.url, allowed=parse_allowed(["127.0.0.1"]))
+        notifier = Notifier(NotificationConfig({"ops": target}), poll_s=0.02)
+        notifier.begin(store, Metrics(), "http://127.0.0.1:4318")
+        try:
+            assert AlertRunner(store).step() == 1
+            assert eventually(lambda: len(ops.requests), 1)
+        finally:
+            notifier.close()
+        assert store.alert_groups("full")[0].status == "firing"

@@ -40,7 +40,15 @@ class SumsHistory:
     def __init__(self, store: Store, alert: Alert, since_ns: int, until_ns: int) -> None:
         self._block_ns = get_block_s(alert) * _SECOND
         self._sums: dict[str | None, dict[int, ScoreSums]] = defaultdict(dict)
-        for sums in _read_sums(store, alert, since_ns, until_ns):
+        self.missing = ""  # reason why there are no sums at all
+        version = None
+        if alert.rule is not None:
+            rules = [rule for rule in store.rules(project=alert.project) if rule.name == alert.rule]
+            if not rules:
+                self.missing = f"there is no rule {alert.rule!r} in project {alert.project!r}"
+                return
+            version = rules[0].version  # scores of an earlier version came from other evaluators
+        for sums in _read_sums(store, alert, version, since_ns, until_ns):
             self._sums[sums.group][sums.start_ns] = sums
 
     @property
@@ -68,7 +76,7 @@ class SumsHistory:
         )
 
 
-def _read_sums(store: Store, alert: Alert, since_ns: int, until_ns: int) -> list[ScoreSums]:
+def _read_sums(store: Store, alert: Alert, version: str | None, since_ns: int, until_ns: int) -> list[ScoreSums]:
     if alert.rule is None:
         assert alert.measure is not None
         return store.measure_sums(
@@ -80,14 +88,11 @@ def _read_sums(store: Store, alert: Alert, since_ns: int, until_ns: int) -> list
             block_s=get_block_s(alert),
             by=alert.by,
         )
-    active = next((rule for rule in store.rules(project=alert.project) if rule.name == alert.rule), None)
-    if active is None:
-        return []
     sums = store.score_sums(
         alert.rule,
         project=alert.project,
         key=alert.key,
-        version=active.version,  # scores of an earlier version came from other evaluators
+        version=version,
         since_ns=since_ns,
         until_ns=until_ns,
         block_s=get_block_s(alert),
@@ -153,7 +158,7 @@ def evaluate_groups(
     looks = {name: _evaluate(alert, condition, *inputs[name][:2], groups=1) for name in names}
     if (with_data := sum(1 for each in looks.values() if each.is_breach is not None)) > 1:
         looks = {name: _evaluate(alert, condition, *inputs[name][:2], groups=with_data) for name in names}
-    groups = {name: describe(_make_numbers(condition, looks[name], inputs[name][2])) for name in names}
+    groups = {name: describe(_make_numbers(condition, looks[name], inputs[name][2], history.missing)) for name in names}
     return LookResult(groups, len(left_out), tuple(left_out[:MAX_LEFT_OUT_NAMES]))
 
 
@@ -164,8 +169,8 @@ def _evaluate(
     return evaluate_condition(condition, blocks, seconds=alert.window_s, baseline=baseline, groups=groups)
 
 
-def _make_numbers(condition: AlertCondition, result: AlertLook, counts: AlertNumbers) -> AlertNumbers:
-    missing = result.missing
+def _make_numbers(condition: AlertCondition, result: AlertLook, counts: AlertNumbers, reason: str) -> AlertNumbers:
+    missing = reason or result.missing
     if missing and not result.window.n and counts.left_out:
         missing = f"all {counts.left_out} scores have an unknown sampling probability; their senders do not say how they sample"
     threshold = next(value for value in (condition.below, condition.above, condition.drop) if value is not None)

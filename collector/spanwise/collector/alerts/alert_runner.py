@@ -78,20 +78,20 @@ class AlertRunner:
 
     def step(self) -> int:
         """Perform all due looks, if this runner has the lease. Return their number."""
-        if not any(alert.enabled for alert in self._store.alerts()):
-            return 0  # no lease, so that a store without alerts writes nothing
-        lease = self._store.acquire(ALERT_LEASE, self.holder, self._lease_s)
-        if lease is None:
-            return 0
         # The system's clock: the store's clock does not follow when the system's is set back, traces do
         now_ns = self._now()
-        done = 0
+        due = []
         for alert in self._store.alerts():
-            interval_ns = get_interval_ns(alert)
-            due_ns = now_ns // interval_ns * interval_ns
+            due_ns = now_ns - now_ns % get_interval_ns(alert)
             # a look in the future is from before the clock was set back
-            if not alert.enabled or due_ns <= alert.looked_ns <= now_ns:
-                continue
+            if alert.enabled and not due_ns <= alert.looked_ns <= now_ns:
+                due.append((alert, due_ns))
+        # without a due look nothing is written, not even a lease
+        lease = self._store.acquire(ALERT_LEASE, self.holder, self._lease_s) if due else None
+        if lease is None:
+            return 0
+        done = 0
+        for alert, due_ns in due:
             try:
                 done += self._look(alert, due_ns, now_ns, lease.token)
             except StoreError as error:

@@ -19,6 +19,7 @@ from spanwise.collector.records import (
     Experiment,
     Feedback,
     Key,
+    Lease,
     Notification,
     Page,
     Retention,
@@ -292,6 +293,8 @@ class ControlBackend(Protocol):
         """
 
     def is_full(self) -> bool: ...
+
+    def acquire(self, name: str, holder: str, seconds: float) -> Lease | None: ...
 
     def record_look(self, result: AlertResult) -> bool: ...
 

@@ -451,7 +451,7 @@ class ControlStore(Protocol):
         """Mark an item of a queue as done or skipped."""
 
     def is_full(self) -> bool:
-        """Return whether the disk of the store is so full that it accepts only what frees space."""
+        """Return whether the disk of the store is full, or was when something was written in the last five minutes."""
 
     def set_retention(self, rule: Retention) -> None:
         """Store a project's retention rule, which is applied about once an hour. A rule without limits deletes it."""

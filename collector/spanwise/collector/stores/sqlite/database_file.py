@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
@@ -38,6 +39,7 @@ T = TypeVar("T")
 _frees_space = ContextVar("makes_room", default=False)
 _uses_reserved_readers = ContextVar("aside", default=False)
 CLOSE_WAIT_MS = 100  # how long `close` waits for readers in other processes
+FULL_MEMORY_S = 300.0
 RESERVED_READERS = 3  # readers for the background thread, the hourly thread and the metrics, never for queries
 
 
@@ -126,6 +128,11 @@ class DatabaseFile:
     def is_full(self) -> bool:
         """Return whether only writes that free space are possible, and only in small batches."""
         return not (self.writer.writable and self.writer.reserve.is_available)
+
+    @property
+    def was_full_lately(self) -> bool:
+        """Return whether a commit of the last five minutes found the disk full. A small one may succeed after it."""
+        return time.monotonic() - self.writer.last_full < FULL_MEMORY_S
 
     def trouble(self) -> str | None:
         """Return the reason why nothing can be stored now, without paths; None if writing works."""
@@ -238,10 +245,7 @@ class ReadOnlyFile(DatabaseFile):
     def announce(self, url: str | None) -> None:
         """Do nothing, because other processes can read the file themselves."""
 
-    @property
-    def is_full(self) -> bool:
-        """Return False, because nothing is written."""
-        return False
+    is_full = was_full_lately = False  # nothing is written
 
     def put(self, job: WriteJob) -> Future[Any]:
         raise self._refusal()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import AlertResult, Retention
+from spanwise.collector.records import AlertResult, Lease, Retention
 from spanwise.collector.stores.combined_store import CombinedStore
 from spanwise.collector.stores.sqlite.control.control_backend import SQLiteControl
 from spanwise.collector.stores.sqlite.database.connections import can_write
@@ -73,7 +73,11 @@ class SQLiteStore(_Store):
         with self._file.making_room():
             return CombinedStore.delete_experiment(self, id)
 
-    # A change of an alert's status is small, and may be that the disk is full
+    # A look at an alert is small, and may find that the disk is full
+
+    def acquire(self, name: str, holder: str, seconds: float) -> Lease | None:
+        with self._file.making_room():
+            return self._control.acquire(name, holder, seconds)
 
     def record_look(self, result: AlertResult) -> bool:
         with self._file.making_room():

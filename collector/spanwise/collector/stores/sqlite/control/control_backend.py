@@ -76,7 +76,7 @@ class SQLiteControl(
     """Control backend on a database file: `ControlStore`, and the methods that the combined store needs."""
 
     def is_full(self) -> bool:
-        return self._file.is_full
+        return self._file.is_full or self._file.was_full_lately
 
     @write_operation
     def save_key(self, db: sqlite3.Connection, /, key: Key) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from spanwise.collector.errors import Closed, Halted, StoreError, Unavailable
@@ -237,6 +238,7 @@ class Writer:
         self.spent = 0.0  # seconds spent on jobs that are not patient
         self.last_commit_ns = 0
         self.writable = True  # False after a commit that found the disk full, until a commit succeeds
+        self.last_full = -inf  # monotonic time of the last commit that found the disk full
         self.halted: Halted | None = None  # why writing has stopped for good
         self._begun, self._failure = False, ""
         self._wal_sync = WalSync[CommitGroup](watch.log_path, self._acknowledge)
@@ -477,6 +479,8 @@ class Writer:
         if isinstance(translated, Halted):
             self.halted = translated
         self.writable = not isinstance(translated, Unavailable)
+        if not self.writable:
+            self.last_full = time.monotonic()
         self._failure = str(translated)
         if len(jobs) > 1 and not isinstance(translated, Unavailable):
             for job in jobs:
