@@ -59,7 +59,8 @@ def check_alert(store: Store, alert: Alert, *, until_ns: int, days: float = CHEC
     last_ns = until_ns // interval_ns * interval_ns
     first_ns = last_ns - int(days * 86_400) * _SECOND // interval_ns * interval_ns
     before_ns = BASELINE_S * _SECOND if alert.drop is not None else 0
-    history = SumsHistory(store, alert, first_ns - window_ns - before_ns, last_ns)
+    history = SumsHistory(store, alert)
+    history.read(first_ns - window_ns - before_ns, last_ns)
     groups: dict[str | None, _GroupHistory] = {}
     missing: Counter[str] = Counter()
     looks = without_data = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,24 +32,51 @@ class LookResult(NamedTuple):
 
 
 class SumsHistory:
-    """Sums of an alert's quantity by group and time block, read once for a range of time.
+    """Sums of an alert's quantity by group and time block. Blocks start at multiples of their length before now."""
 
-    The range starts at a multiple of the block length before `until_ns`.
-    """
-
-    def __init__(self, store: Store, alert: Alert, since_ns: int, until_ns: int) -> None:
+    def __init__(self, store: Store, alert: Alert) -> None:
+        self._store, self._alert = store, alert
         self._block_ns = get_block_s(alert) * _SECOND
         self._sums: dict[str | None, dict[int, ScoreSums]] = defaultdict(dict)
         self.missing = ""  # reason why there are no sums at all
-        version = None
+        self._version: str | None = None
         if alert.rule is not None:
             rules = [rule for rule in store.rules(project=alert.project) if rule.name == alert.rule]
             if not rules:
                 self.missing = f"there is no rule {alert.rule!r} in project {alert.project!r}"
                 return
-            version = rules[0].version  # scores of an earlier version came from other evaluators
-        for sums in _read_sums(store, alert, version, since_ns, until_ns):
-            self._sums[sums.group][sums.start_ns] = sums
+            self._version = rules[0].version  # scores of an earlier version came from other evaluators
+
+    def read(self, since_ns: int, until_ns: int) -> None:
+        """Read the sums of a range of time, in addition to those that were read before."""
+        if self.missing or since_ns >= until_ns:
+            return
+        alert, block_s = self._alert, get_block_s(self._alert)
+        if alert.rule is None:
+            assert alert.measure is not None
+            sums = self._store.measure_sums(
+                alert.measure,
+                alert.filter,
+                project=alert.project,
+                since_ns=since_ns,
+                until_ns=until_ns,
+                block_s=block_s,
+                by=alert.by,
+            )
+        else:
+            sums = self._store.score_sums(
+                alert.rule,
+                project=alert.project,
+                key=alert.key,
+                version=self._version,
+                since_ns=since_ns,
+                until_ns=until_ns,
+                block_s=block_s,
+                by=alert.by,
+            )
+        for each in sums:
+            if alert.rule is None or each.label == alert.label:
+                self._sums[each.group][each.start_ns] = each
 
     @property
     def groups(self) -> Iterable[str | None]:
@@ -76,31 +103,6 @@ class SumsHistory:
         )
 
 
-def _read_sums(store: Store, alert: Alert, version: str | None, since_ns: int, until_ns: int) -> list[ScoreSums]:
-    if alert.rule is None:
-        assert alert.measure is not None
-        return store.measure_sums(
-            alert.measure,
-            alert.filter,
-            project=alert.project,
-            since_ns=since_ns,
-            until_ns=until_ns,
-            block_s=get_block_s(alert),
-            by=alert.by,
-        )
-    sums = store.score_sums(
-        alert.rule,
-        project=alert.project,
-        key=alert.key,
-        version=version,
-        since_ns=since_ns,
-        until_ns=until_ns,
-        block_s=get_block_s(alert),
-        by=alert.by,
-    )
-    return [each for each in sums if each.label == alert.label]
-
-
 def look(
     store: Store, alert: Alert, until_ns: int, states: Mapping[str | None, AlertGroup], *, undecided: int = 0
 ) -> LookResult:
@@ -113,16 +115,13 @@ def look(
         return LookResult({None: read_measure(store, alert, until_ns)})
     window_ns = int(alert.window_s) * _SECOND
     fired = {group: state.fired_ns for group, state in states.items() if state.fired_ns is not None}
-    earliest = min([until_ns, *fired.values()]) if alert.drop is not None else until_ns
     before_ns = BASELINE_S * _SECOND if alert.drop is not None else 0
-    history = SumsHistory(store, alert, earliest - window_ns - before_ns, until_ns)
-    return evaluate_groups(
-        alert,
-        history,
-        until_ns,
-        firing=fired,
-        describe=lambda numbers: replace(numbers, undecided=undecided),
-    )
+    history = SumsHistory(store, alert)
+    start_ns = until_ns - window_ns - before_ns
+    history.read(start_ns, until_ns)
+    for end_ns in {time - window_ns for time in fired.values()} if before_ns else ():
+        history.read(end_ns - before_ns, min(end_ns, start_ns))
+    return evaluate_groups(alert, history, until_ns, firing=fired, undecided=undecided)
 
 
 def evaluate_groups(
@@ -131,7 +130,7 @@ def evaluate_groups(
     until_ns: int,
     *,
     firing: Mapping[str | None, int],
-    describe: Callable[[AlertNumbers], AlertNumbers] = lambda numbers: numbers,
+    undecided: int = 0,
 ) -> LookResult:
     """Evaluate the condition on each group's window that ends at `until_ns`.
 
@@ -158,7 +157,10 @@ def evaluate_groups(
     looks = {name: _evaluate(alert, condition, *inputs[name][:2], groups=1) for name in names}
     if (with_data := sum(1 for each in looks.values() if each.is_breach is not None)) > 1:
         looks = {name: _evaluate(alert, condition, *inputs[name][:2], groups=with_data) for name in names}
-    groups = {name: describe(_make_numbers(condition, looks[name], inputs[name][2], history.missing)) for name in names}
+    groups = {
+        name: _make_numbers(condition, looks[name], replace(inputs[name][2], undecided=undecided), history.missing)
+        for name in names
+    }
     return LookResult(groups, len(left_out), tuple(left_out[:MAX_LEFT_OUT_NAMES]))
 
 
