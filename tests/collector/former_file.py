@@ -10,6 +10,7 @@ from spanwise.collector.records import Feedback, Run, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.name_conversion import FORMER_APPLICATION_ID
 from spanwise.collector.stores.sqlite.database.schema import OLDEST_VERSION, migrate
+from spanwise.collector.stores.sqlite.database.score_sum_schema import SCORE_SUM_TABLES
 
 TRACE = "1" * 32
 PAGES = 16384  # such files have larger pages than new ones
@@ -37,6 +38,11 @@ def mark(path: Path, version: int = OLDEST_VERSION) -> None:
 
 def lower_version(db: sqlite3.Connection, version: int) -> None:
     """Give a file of the newest version a lower one, without the columns that came later."""
+    triggers = db.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger' AND name LIKE 'score%'").fetchall()
+    for (name,) in triggers:
+        db.execute(f"DROP TRIGGER {name}")
+    for table in (*SCORE_SUM_TABLES, "score_groupings"):
+        db.execute(f"DROP TABLE IF EXISTS {table}")
     columns = {row[1] for row in db.execute("PRAGMA table_info(traces)")}
     for column in columns & {"prompts", "agents", "finish_reasons", "time_to_first_token_ms"}:  # came with version 22
         db.execute(f"ALTER TABLE traces DROP COLUMN {column}")

@@ -5,7 +5,10 @@ import pytest
 from collector.deciding import HOUR, ruled
 from collector.making import run
 from collector.ruled import done, taken
+from collector.score_histories import History, compare
 from spanwise.collector.errors import Refused
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite.score_sums.sum_tables import register_grouping
 
 GRAIN = 150_000_000_000
 
@@ -28,3 +31,22 @@ def test_a_window_must_consist_of_whole_grains(store):
         store.score_sums("r", since_ns=0, until_ns=HOUR, block_s=100)
     with pytest.raises(Refused, match="since_ns must be a multiple of 150 seconds, got 1"):
         store.score_sums("r", since_ns=1, until_ns=HOUR)
+
+
+def register(store, *groupings):
+    for project, rule, by in groupings:
+        store._file.write(lambda db, p=project, r=rule, b=by: register_grouping(db, p, r, b))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sums_equal_the_estimates_from_all_rows_after_any_history(tmp_path, seed):
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        history = History(store, seed)
+        register(store, ("default", "r", "tag"), ("default", "r", "name"))
+        for part in range(8):
+            for _ in range(15):
+                history.step()
+            if part == 4:
+                register(store, ("other", "r", "tag"))
+            compare(store)
+        assert compare(store) > 10

@@ -161,7 +161,9 @@ class ControlOperations:
     status = store_operation(Control.status, "GET /api/status", "monitor", project="argument")
     report = store_operation(Control.report, "POST /api/workers", "monitor")
     weighted = store_operation(Control.weighted, "GET /api/weighted", "monitor", project="argument")
-    score_sums = store_operation(Control.score_sums, "GET /api/score-sums", "monitor", project="argument")
+    score_sums = store_operation(
+        Control.score_sums, "GET /api/score-sums", "monitor", project="argument", alias={"groups": "group"}
+    )
 
     retention = store_operation(Control.retention, "GET /api/retention", "keeping")
     set_retention = store_operation(Control.set_retention, "POST /api/retention", "keeping", permission="admin")

@@ -105,6 +105,7 @@ from spanwise.collector.statistics.survey_sampling import (
     SampledMean,
     draw_label_sample,
     estimate_means,
+    estimate_sums,
     get_sampling_position,
 )
 from spanwise.collector.statistics.vendor_result_formats import (
@@ -204,6 +205,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "get_feedback_slot",
     "t_quantile",
     "estimate_means",
+    "estimate_sums",
     "summarize_by_key",
     "get_sampling_position",
     "get_feedback_value",

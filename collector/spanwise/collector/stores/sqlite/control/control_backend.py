@@ -24,7 +24,7 @@ from spanwise.collector.stores.sqlite.control.rule_versions import Rules
 from spanwise.collector.stores.sqlite.database.bulk_statements import delete_many, parse_cursor
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
-from spanwise.collector.stores.sqlite.score_sums.window_sums import SumsQuery, sum_rows
+from spanwise.collector.stores.sqlite.score_sums.window_sums import SumsQuery, read_sums
 
 # Events about API keys (True) have a separate limit, so that many deletions cannot displace them
 MAX_EVENTS = {True: 10_000, False: 40_000}
@@ -103,11 +103,8 @@ class SQLiteControl(Datasets, Experiments, Rules, Decisions, DecisionLeases, Lea
         _put_item(db, replace(item, status=checked, assignee=assignee or item.assignee))
         return True
 
-    @read_operation
     def score_sums(
         self,
-        db: sqlite3.Connection,
-        /,
         rule: str,
         *,
         project: str = "default",
@@ -117,9 +114,10 @@ class SQLiteControl(Datasets, Experiments, Rules, Decisions, DecisionLeases, Lea
         until_ns: int,
         block_s: int = 150,
         by: str | None = None,
+        groups: Sequence[str] | None = None,
     ) -> list[ScoreSums]:
-        query = SumsQuery(rule, project, since_ns, until_ns, block_s, key=key, by=by, version=version)
-        return sum_rows(db, query)
+        query = SumsQuery(rule, project, since_ns, until_ns, block_s, key, version, by, groups)
+        return read_sums(self._file, query)
 
     @write_operation
     def set_retention(self, db: sqlite3.Connection, /, rule: Retention) -> None:

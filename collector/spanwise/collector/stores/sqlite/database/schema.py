@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.stores.sqlite.database.name_conversion import FORMER_APPLICATION_ID, convert_names
+from spanwise.collector.stores.sqlite.database.score_sum_schema import ADD_SCORE_SUMS
 
 log = logging.getLogger("spanwise.collector.migration")
 
@@ -434,6 +435,8 @@ MIGRATIONS: Mapping[int, MigrationStep] = {
     22: partial(_run_statements, statements=_INDEX_POSITIONS),
     23: _count_documents_apart,
     24: partial(_run_statements, statements=_SEAL_AGAIN),
+    # Tables and triggers of the weighted sums of scores. The sums are filled in the background
+    25: partial(_run_statements, statements=ADD_SCORE_SUMS),
 }
 FILE_VERSION = max(MIGRATIONS) + 1
 

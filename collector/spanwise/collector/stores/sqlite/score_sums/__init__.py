@@ -4,10 +4,15 @@ Modules, in the order in which data flows:
 
 - `contributions`: Contribution of a trace's scores to the weighted sums of its rules, computed from feedback and
   decisions.
-- `window_sums`: Sums of a time window, block by block.
+- `sum_tables`: Tables of sums: changed traces are subtracted with their old contribution and added with their new one.
+- `background_sums`: Background job that applies recorded changes to the sums.
+- `window_sums`: Sums of a time window, block by block: from the tables of sums, or from all rows while the tables lack
+  changes.
 """
 
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
+    "background_sums",
+    "sum_tables",
     "window_sums",
 ]

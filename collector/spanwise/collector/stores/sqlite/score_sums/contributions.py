@@ -23,7 +23,7 @@ SCORES, ALL_LABELS, LABEL_PREFIX = "", "*", "="
 class SeriesKey(NamedTuple):
     """Series of sums: scores of one rule version under one key, or one of their labels, for one value of a field.
 
-    `version` is "" for scores without a decision. `by` and `value` are "" for the sums over all traces.
+    `version` is "" for scores without a decision. `field` and `value` are "" for the sums over all traces.
     """
 
     project: str
@@ -31,7 +31,7 @@ class SeriesKey(NamedTuple):
     version: str
     key: str
     label: str
-    by: str
+    field: str
     value: str
 
 
@@ -55,7 +55,7 @@ class ScoreAmounts(NamedTuple):
 class Contribution(NamedTuple):
     """Scores of one trace, or of one session as target, in all series.
 
-    `cluster` is the session, or None for a trace without one. `start_ns` is the start of the trace.
+    `cluster` is the session, or None for a trace without one. `start_ns` is the time to which the scores belong.
     """
 
     start_ns: int
@@ -63,7 +63,13 @@ class Contribution(NamedTuple):
     amounts: Mapping[SeriesKey, ScoreAmounts]
 
 
-Grouping: TypeAlias = tuple[str, str, str]  # project, rule, field
+class Grouping(NamedTuple):
+    """Field by whose values the sums of a rule are kept."""
+
+    project: str
+    rule: str
+    field: str
+
 
 # Values of the fields by which sums can be grouped: SQL of a value, and what it joins to `traces t`
 _GROUP_SQL = {
@@ -109,28 +115,31 @@ def read_contributions(
     traces: Iterable[int] = (),
     sessions: Iterable[str] = (),
     groupings: Collection[Grouping] = (),
-) -> dict[int | str, Contribution]:
+) -> dict[int | str, list[Contribution]]:
     """Return the contributions of traces, by key, and of sessions that are targets, by id. Both may have none.
 
-    Each score has the sampling probability that `ControlStore.weighted` returns for it.
+    Only the scores of a session may belong to several times. Each score has the sampling probability that
+    `ControlStore.weighted` returns for it.
     """
     rows = [*select_many(db, _OF_TRACES, traces), *_session_rows(db, sessions)]
     addresses = [_list_addresses(row) for row in rows]
     decisions = _read_decisions(db, {address for each in addresses for address in each})
     values = _read_group_values(db, rows, groupings)
-    amounts: dict[int | str, dict[SeriesKey, ScoreAmounts]] = {}
-    owners: dict[int | str, tuple[int, str | None]] = {}
+    found: dict[int | str, list[Contribution]] = defaultdict(list)
+    amounts: dict[tuple[int | str, int], dict[SeriesKey, ScoreAmounts]] = {}
     for row, of_row in zip(rows, addresses, strict=True):
         rule, key, score, label, outcome, claim, _, _, start_ns, owner, _, project, session = row
         version, probability = _find_decision(decisions, (project, rule), of_row, claim)
-        owners[owner] = start_ns, session
-        into = amounts.setdefault(owner, {})
+        into = amounts.get((owner, start_ns))
+        if into is None:
+            into = amounts[owner, start_ns] = {}
+            found[owner].append(Contribution(start_ns, session, into))
         for by, value in (("", ""), *values.get((owner, rule), ())):
             for code, added in _score_amounts(outcome, score, label, probability):
                 series = SeriesKey(project, rule, version, key, code, by, value)
                 before = into.get(series)
                 into[series] = added if before is None else before.plus(added)
-    return {owner: Contribution(*owners[owner], amounts[owner]) for owner in amounts}
+    return found
 
 
 def _score_amounts(

@@ -257,9 +257,7 @@ def remove_unlinked_judgements(
 
 def _upsert_rows(db: sqlite3.Connection, rows: Collection[Sequence[Any]]) -> bool:
     """Insert or overwrite rows; return whether each overwritten row had the same target and key."""
-    before = db.total_changes
-    insert_many(db, "feedback", FEEDBACK_COLUMNS, list(rows), _OVERWRITE)
-    return db.total_changes - before == len(rows)
+    return insert_many(db, "feedback", FEEDBACK_COLUMNS, list(rows), _OVERWRITE) == len(rows)
 
 
 def _update_standing(db: sqlite3.Connection, rows: Iterable[Sequence[Any]]) -> None:

@@ -1,0 +1,383 @@
+"""Tables of sums: changed traces are subtracted with their old contribution and added with their new one.
+
+Sums exist at three widths: grains of 150 seconds, hours and days. At each width, a session is one cluster within a
+block. `score_contributions` has the contribution of each trace as it is included in the sums, and `score_clusters` the
+sums of each session in each block. All sums are exact (see `ExactSum`), so that adding and subtracting never drifts.
+
+Triggers record changed traces and sessions in `score_changes` and `score_target_changes`, in the transaction of the
+change. `apply_changes` removes them in the transaction that changes the sums. A crash in between loses nothing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from itertools import chain
+from typing import Any, TypeAlias
+
+import msgspec
+
+from spanwise.collector.statistics.feedback_tally import exact_expansion
+from spanwise.collector.stores.sqlite.control.decision_rows import decode_target
+from spanwise.collector.stores.sqlite.database.bulk_statements import delete_many, insert_many, select_many
+from spanwise.collector.stores.sqlite.score_sums.contributions import (
+    ALL_LABELS,
+    GRAIN_NS,
+    GRAIN_S,
+    LABEL_PREFIX,
+    SCORES,
+    Contribution,
+    Grouping,
+    ScoreAmounts,
+    SeriesKey,
+    check_grouping,
+    read_contributions,
+)
+
+WIDTHS_S = (GRAIN_S, 3_600, 86_400)  # by level
+_GRAINS = tuple(width // GRAIN_S for width in WIDTHS_S)
+SCORES_ID, ALL_LABELS_ID, FIRST_LABEL_ID = 0, 1, 2  # values of the column `label`
+MAX_LABELS = 100  # labels per series; further ones count only as labelled scores
+MAX_LABEL_CHARACTERS = 200
+MAX_GROUPS = 10_000  # values per grouping; further ones are in the group `OTHER_GROUPS`
+OTHER_GROUPS = "\N{HORIZONTAL ELLIPSIS}"
+FILL_DAYS = 15  # age of the traces that a new grouping covers
+_DAY_NS = 86_400 * 1_000_000_000
+
+_SUM_COLUMNS = (
+    *("series", "level", "block", "label", "n", "graded", "failed", "skipped", "left_out"),
+    *("weight", "total", "weight_squares", "products", "total_squares", "left_out_total", "exact"),
+)
+_CLUSTER_COLUMNS = ("series", "level", "block", "session", "label", "weight", "total", "exact")
+_SumPlace: TypeAlias = tuple[int, int, int, int]  # series, level, block, label
+_ClusterPlace: TypeAlias = tuple[int, int, int, int]  # series, level, block, session
+_COUNTS, _SUMS = 5, 6  # counts and float sums of a row
+
+
+class _Stored(msgspec.Struct, array_like=True):
+    """Contribution as stored: grain, cluster id of the session, and amounts with the ids of series and label."""
+
+    grain: int
+    session: int | None
+    amounts: list[tuple[int, int, int, float, float, int, int, int, int, float]]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[_Stored]).decode
+_encode_parts = msgspec.msgpack.Encoder().encode
+_decode_parts = msgspec.msgpack.Decoder(list[list[float]]).decode
+
+
+def count_changes(db: sqlite3.Connection, enough: int) -> int:
+    """Return the number of recorded changes; stop counting at `enough`."""
+    counts = (
+        int(db.execute(f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT ?)", (enough,)).fetchone()[0])
+        for table in ("score_changes", "score_target_changes")
+    )
+    return min(enough, sum(counts))
+
+
+def apply_changes(db: sqlite3.Connection, limit: int) -> int:
+    """Apply up to `limit` recorded changes to the sums, those of the newest traces first. Return their number."""
+    traces = [row[0] for row in db.execute("SELECT trace FROM score_changes ORDER BY trace DESC LIMIT ?", (limit,))]
+    targets = [row[0] for row in db.execute("SELECT target FROM score_target_changes LIMIT ?", (limit - len(traces),))]
+    sessions = [target[1:] for target in targets if target.startswith("/")]
+    ids = {decode_target("", target).trace_id for target in targets if not target.startswith("/")}
+    keys = {*traces, *(row[0] for row in select_many(db, "SELECT id FROM traces WHERE trace_id IN (%s)", ids))}
+    if keys or sessions:
+        _Update(db).run(keys, sessions)
+    delete_many(db, "score_changes", "trace", traces)
+    delete_many(db, "score_target_changes", "target", targets)
+    return len(traces) + len(targets)
+
+
+def register_grouping(db: sqlite3.Connection, project: str, rule: str, by: str) -> None:
+    """Keep the sums of a rule per value of a field from now on, and add those of the last `FILL_DAYS` days.
+
+    `by` is tag, model, environment, prompt_version, agent, name, user or metadata.KEY; `Refused` is raised for another.
+    Registering a grouping again changes nothing.
+    """
+    row = (project, rule, check_grouping(by))
+    if db.execute("INSERT OR IGNORE INTO score_groupings VALUES (?, ?, ?, ?)", (*row, 0)).rowcount:
+        [newest] = db.execute("SELECT max(trace_start_ns) FROM feedback WHERE rule = ?", (rule,)).fetchone()
+        since = (newest or 0) - FILL_DAYS * _DAY_NS
+        since = since // _DAY_NS * _DAY_NS  # whole blocks at all widths
+        sql = "UPDATE score_groupings SET since_ns = ? WHERE (project, rule, field) = (?, ?, ?)"
+        db.execute(sql, (since, *row))
+        db.execute(
+            "INSERT OR IGNORE INTO score_changes SELECT DISTINCT trace FROM feedback"
+            " WHERE rule = ? AND trace_start_ns >= ? AND trace IS NOT NULL",
+            (rule, since),
+        )
+
+
+def remove_grouping(db: sqlite3.Connection, project: str, rule: str, by: str) -> None:
+    """Stop keeping the sums of a rule per value of a field. The sums remain until their traces change."""
+    db.execute("DELETE FROM score_groupings WHERE (project, rule, field) = (?, ?, ?)", (project, rule, by))
+
+
+class _RowChange:
+    """Change of one row of `score_sums`: counts, and the numbers that are added to each sum."""
+
+    __slots__ = ("counts", "sums")
+
+    def __init__(self) -> None:
+        self.counts = [0] * _COUNTS
+        self.sums: list[list[float]] = [[] for _ in range(_SUMS)]
+
+    def add_cluster(self, sign: float, weight: float, total: float, products_weight: float) -> None:
+        """Add or subtract a cluster. `products_weight` is its weight in ΣWY."""
+        weights, totals, squares, products, total_squares, _ = self.sums
+        if weight:
+            weights.append(sign * weight)
+            squares.append(sign * (weight * weight))
+        if total:
+            totals.append(sign * total)
+            products.append(sign * (products_weight * total))
+            total_squares.append(sign * (total * total))
+
+
+class _Update:
+    """One update of the tables."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._rows: dict[_SumPlace, _RowChange] = defaultdict(_RowChange)
+        # numbers that are added to weight and total of a session in a block, by label
+        self._clusters: dict[_ClusterPlace, dict[int, tuple[list[float], list[float]]]] = {}
+        self._names = _Names(db)
+
+    def run(self, traces: Iterable[int], sessions: Sequence[str]) -> None:
+        groupings = [Grouping(*row) for row in self._db.execute("SELECT project, rule, field FROM score_groupings")]
+        new = read_contributions(self._db, traces, sessions, groupings)
+        owners: list[int | str] = [*traces, *(f"/{session}" for session in sessions)]
+        old = dict(select_many(self._db, "SELECT owner, data FROM score_contributions WHERE owner IN (%s)", owners))
+        written: list[tuple[int | str, bytes]] = []
+        removed: list[int | str] = []
+        for owner in owners:
+            now = new.get(owner if isinstance(owner, int) else owner[1:], ())
+            stored = [each for each in map(self._names.encode, now) if each.amounts]
+            data = _encode(stored) if stored else None
+            before = old.get(owner)
+            if data == before:
+                continue
+            for each in _decode(before) if before is not None else ():
+                self._add(each, -1)
+            for each in stored:
+                self._add(each, 1)
+            if data is not None:
+                written.append((owner, data))
+            else:
+                removed.append(owner)
+        self._change_clusters()
+        self._change_rows()
+        insert_many(
+            self._db,
+            "score_contributions",
+            ("owner", "data"),
+            written,
+            "ON CONFLICT DO UPDATE SET data = excluded.data",
+        )
+        delete_many(self._db, "score_contributions", "owner", removed)
+        self._names.delete_unused()
+
+    def _add(self, stored: _Stored, sign: int) -> None:
+        """Add or subtract the contribution of a trace."""
+        by_series: dict[int, list[Any]] = defaultdict(list)
+        for amounts in stored.amounts:
+            by_series[amounts[0]].append(amounts)
+        for level, grains in enumerate(_GRAINS):
+            block = stored.grain // grains
+            for series, all_amounts in by_series.items():
+                all_labels = next((row[3] for row in all_amounts if row[1] == ALL_LABELS_ID), 0.0)
+                for _, label, n, weight, total, graded, failed, skipped, left_out, left_out_total in all_amounts:
+                    change = self._rows[series, level, block, label]
+                    counts = (n, graded, failed, skipped, left_out)
+                    change.counts = [a + sign * b for a, b in zip(change.counts, counts, strict=True)]
+                    if left_out_total:
+                        change.sums[5].append(sign * left_out_total)
+                    if not (weight or total):
+                        continue
+                    if stored.session is None:
+                        change.add_cluster(sign, weight, total, weight if label == SCORES_ID else all_labels)
+                    else:
+                        place = (series, level, block, stored.session)
+                        weights, totals = self._clusters.setdefault(place, {}).setdefault(label, ([], []))
+                        weights.append(sign * weight)
+                        totals.append(sign * total)
+
+    def _change_clusters(self) -> None:
+        """Change the sums of sessions, and replace their products in the sums of their blocks."""
+        before: dict[_ClusterPlace, dict[int, tuple[float, float, bytes | None]]] = defaultdict(dict)
+        for *place, label, weight, total, exact in _select_places(
+            self._db, "score_clusters", _CLUSTER_COLUMNS, self._clusters
+        ):
+            before[place[0], place[1], place[2], place[3]][label] = weight, total, exact
+        written: list[Sequence[Any]] = []
+        removed: list[Sequence[Any]] = []
+        for place, labels in self._clusters.items():
+            old = before.get(place, {})
+            new = dict(old)
+            for label, added in labels.items():
+                parts = _change_parts(old.get(label), added)
+                weight, total = (part[0] if part else 0.0 for part in parts)
+                if weight or total:
+                    exact = _encode_parts(parts) if any(len(part) > 1 for part in parts) else None
+                    new[label] = weight, total, exact
+                    written.append((*place, label, *new[label]))
+                elif new.pop(label, None) is not None:
+                    removed.append((*place, label))
+            self._add_session(place, old, -1)
+            self._add_session(place, new, 1)
+        _replace_rows(self._db, "score_clusters", _CLUSTER_COLUMNS, written)
+        self._db.executemany(
+            "DELETE FROM score_clusters WHERE (series, level, block, session, label) = (?, ?, ?, ?, ?)", removed
+        )
+
+    def _add_session(
+        self, place: _ClusterPlace, labels: Mapping[int, tuple[float, float, bytes | None]], sign: int
+    ) -> None:
+        all_labels = labels[ALL_LABELS_ID][0] if ALL_LABELS_ID in labels else 0.0
+        for label, (weight, total, _) in labels.items():
+            products_weight = weight if label == SCORES_ID else all_labels
+            self._rows[(*place[:3], label)].add_cluster(sign, weight, total, products_weight)
+
+    def _change_rows(self) -> None:
+        before = {row[:4]: row[4:] for row in _select_places(self._db, "score_sums", _SUM_COLUMNS, self._rows)}
+        written: list[Sequence[Any]] = []
+        removed: list[Sequence[Any]] = []
+        for place, change in self._rows.items():
+            old = before.get(place)
+            counts = change.counts if old is None else [a + b for a, b in zip(old, change.counts, strict=False)]
+            parts = _change_parts(None if old is None else old[_COUNTS:], change.sums)
+            if any(counts) or any(parts):
+                exact = _encode_parts(parts) if any(len(part) > 1 for part in parts) else None
+                written.append((*place, *counts, *(part[0] if part else 0.0 for part in parts), exact))
+            elif old is not None:
+                removed.append(place)
+        _replace_rows(self._db, "score_sums", _SUM_COLUMNS, written)
+        self._db.executemany("DELETE FROM score_sums WHERE (series, level, block, label) = (?, ?, ?, ?)", removed)
+
+
+def _change_parts(old: Sequence[Any] | None, added: Iterable[Sequence[float]]) -> list[list[float]]:
+    """Return the exact sums of a row after numbers were added. `old` has its rounded sums, then their exact parts."""
+    if old is None:
+        return [exact_expansion(values) for values in added]
+    *rounded, exact = old
+    parts = _decode_parts(exact) if exact is not None else [[value] if value else [] for value in rounded]
+    return [exact_expansion([*part, *values]) if values else part for part, values in zip(parts, added, strict=True)]
+
+
+def _select_places(
+    db: sqlite3.Connection, table: str, columns: Sequence[str], places: Iterable[Sequence[int]], at_once: int = 100
+) -> Iterator[Any]:
+    """Yield the rows of a table whose first four columns are one of the places."""
+    rest = list(places)
+    joined = " AND ".join(f"s.{name} = p.column{number}" for number, name in enumerate(columns[:4], 1))
+    names = ",".join(f"s.{name}" for name in columns)
+    for start in range(0, len(rest), at_once):
+        chunk = rest[start : start + at_once]
+        values = ",".join(["(?,?,?,?)"] * len(chunk))
+        sql = f"SELECT {names} FROM (VALUES {values}) p CROSS JOIN {table} s ON {joined}"
+        yield from db.execute(sql, list(chain.from_iterable(chunk)))
+
+
+def _replace_rows(db: sqlite3.Connection, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    insert_many(
+        db,
+        table,
+        columns,
+        rows,
+        "ON CONFLICT DO UPDATE SET " + ",".join(f"{name}=excluded.{name}" for name in columns[4:]),
+    )
+
+
+def hash_session(session: str) -> int:
+    """Return the cluster id of a session: 63 bits of a hash, so that all tables know it by a number."""
+    digest = blake2b(session.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+class _Names:
+    """Ids of series and labels, created as needed. For one update."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._series: dict[SeriesKey, int] = {}
+        self._labels: dict[str, int] = {}
+        self._labels_of_series: dict[int, set[int]] = {}
+        self._groups: dict[Grouping, int] = {}
+
+    def encode(self, contribution: Contribution) -> _Stored:
+        """Return a contribution as it is stored."""
+        amounts: dict[tuple[int, int], ScoreAmounts] = {}
+        for series, each in contribution.amounts.items():
+            of_series = self._series_id(series._replace(label=""))
+            label = self._label_id(of_series, series.label)
+            if label is not None:
+                # a trace with several values in the group of other values counts once
+                amounts.setdefault((of_series, label), each)
+        session = None if contribution.cluster is None else hash_session(contribution.cluster)
+        stored = sorted((*place, *each) for place, each in amounts.items())
+        return _Stored(contribution.start_ns // GRAIN_NS, session, stored)
+
+    def _series_id(self, series: SeriesKey) -> int:
+        id = self._series.get(series)
+        if id is None:
+            id = self._find_series(series)
+            if id is None and series.field and self._is_full(Grouping(series.project, series.rule, series.field)):
+                id = self._series_id(series._replace(value=OTHER_GROUPS)) if series.value != OTHER_GROUPS else None
+            if id is None:
+                columns = ", ".join(SeriesKey._fields)
+                sql = f"INSERT INTO score_series ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+                id = int(self._db.execute(sql, series).lastrowid or 0)
+            self._series[series] = id
+        return id
+
+    def _find_series(self, series: SeriesKey) -> int | None:
+        sql = f"SELECT id FROM score_series WHERE ({', '.join(SeriesKey._fields)}) = (?, ?, ?, ?, ?, ?, ?)"
+        row = self._db.execute(sql, series).fetchone()
+        return int(row[0]) if row else None
+
+    def _is_full(self, grouping: Grouping) -> bool:
+        """Return whether a grouping has no place for another value."""
+        count = self._groups.get(grouping)
+        if count is None:
+            sql = "SELECT count(DISTINCT value) FROM score_series WHERE project = ? AND rule = ? AND field = ?"
+            [count] = self._db.execute(sql, grouping).fetchone()
+        self._groups[grouping] = count + 1
+        return count >= MAX_GROUPS
+
+    def delete_unused(self) -> None:
+        """Delete the series without sums of groupings that are full."""
+        unused = "NOT EXISTS (SELECT 1 FROM score_sums s WHERE s.series = score_series.id)"
+        sql = f"DELETE FROM score_series WHERE project = ? AND rule = ? AND field = ? AND {unused}"
+        self._db.executemany(sql, [grouping for grouping, count in self._groups.items() if count > MAX_GROUPS])
+
+    def _label_id(self, series: int, label: str) -> int | None:
+        """Return the id of a label; None if the series has too many of them."""
+        if label in (SCORES, ALL_LABELS):
+            return SCORES_ID if label == SCORES else ALL_LABELS_ID
+        if len(label) > MAX_LABEL_CHARACTERS:
+            return None
+        known = self._labels_of_series.get(series)
+        if known is None:
+            sql = "SELECT DISTINCT label FROM score_sums WHERE series = ? AND level = ?"
+            known = self._labels_of_series[series] = {
+                row[0] for row in self._db.execute(sql, (series, len(WIDTHS_S) - 1))
+            }
+        id = self._labels.get(label)
+        if id is None:
+            text = label.removeprefix(LABEL_PREFIX)
+            row = self._db.execute("SELECT id FROM score_labels WHERE label = ?", (text,)).fetchone()
+            if row is None and len(known) >= MAX_LABELS + FIRST_LABEL_ID:
+                return None
+            sql = "INSERT INTO score_labels (id, label) SELECT max(?, 1 + coalesce(max(id), 0)), ? FROM score_labels RETURNING id"
+            row = row or self._db.execute(sql, (FIRST_LABEL_ID, text)).fetchone()
+            id = self._labels[label] = int(row[0])
+        if id not in known and len(known) >= MAX_LABELS + FIRST_LABEL_ID:
+            return None
+        known.add(id)
+        return id
