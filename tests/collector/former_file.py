@@ -41,8 +41,9 @@ def lower_version(db: sqlite3.Connection, version: int) -> None:
     triggers = db.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger' AND name LIKE 'score%'").fetchall()
     for (name,) in triggers:
         db.execute(f"DROP TRIGGER {name}")
-    for table in (*SCORE_SUM_TABLES, "score_groupings"):
+    for table in (*SCORE_SUM_TABLES, "score_groupings", "score_decisions_deleted"):
         db.execute(f"DROP TABLE IF EXISTS {table}")
+    db.execute("DROP INDEX IF EXISTS feedback_without_lease")
     columns = {row[1] for row in db.execute("PRAGMA table_info(traces)")}
     for column in columns & {"prompts", "agents", "finish_reasons", "time_to_first_token_ms"}:  # came with version 22
         db.execute(f"ALTER TABLE traces DROP COLUMN {column}")

@@ -50,3 +50,18 @@ def test_sums_equal_the_estimates_from_all_rows_after_any_history(tmp_path, seed
                 register(store, ("other", "r", "tag"))
             compare(store)
         assert compare(store) > 10
+
+
+def test_groups_are_counted_with_and_without_a_registered_grouping(store):
+    ruled(store)
+    before = store.changes(limit=1_000).cursor
+    store.append([run(start_ns=HOUR, tags=tags) for tags in (("x",), ("x", "y"), (), ("y",), ("y",))])
+    heads = store.changes(before).heads
+    taken(store, "r", heads, rate=0.5)
+    done(store, "r", *[("scored", 1.0)] * 5)
+    window = {"since_ns": 0, "until_ns": 24 * HOUR}
+    assert store.score_groups("r", by="tag", **window) == {"y": 3, "x": 2}
+    sums = store.score_sums("r", by="tag", groups=["x"], block_s=3600, **window)
+    assert [(one.group, one.start_ns, one.n, one.weight) for one in sums] == [("x", HOUR, 2, 4.0)]
+    with pytest.raises(Refused, match="unknown field 'color'"):
+        store.score_groups("r", by="color", **window)

@@ -165,6 +165,8 @@ class ControlOperations:
         Control.score_sums, "GET /api/score-sums", "monitor", project="argument", alias={"groups": "group"}
     )
 
+    score_groups = store_operation(Control.score_groups, "GET /api/score-groups", "monitor", project="argument")
+
     retention = store_operation(Control.retention, "GET /api/retention", "keeping")
     set_retention = store_operation(Control.set_retention, "POST /api/retention", "keeping", permission="admin")
 

@@ -285,6 +285,22 @@ class ControlStore(Protocol):
         `groups` selects some of these values.
         """
 
+    def score_groups(
+        self,
+        rule: str,
+        *,
+        by: str,
+        project: str = "default",
+        key: str | None = None,
+        version: str | None = None,
+        since_ns: int,
+        until_ns: int,
+    ) -> Mapping[str, int]:
+        """Return the number of a rule's weighted scores per value of a field of the traces, the highest number first.
+
+        The arguments are those of `score_sums`.
+        """
+
     def acquire(self, name: str, holder: str, seconds: float) -> Lease | None:
         """Acquire or renew a lease. Return None while another holder has it.
 

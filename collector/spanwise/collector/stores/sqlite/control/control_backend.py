@@ -24,7 +24,7 @@ from spanwise.collector.stores.sqlite.control.rule_versions import Rules
 from spanwise.collector.stores.sqlite.database.bulk_statements import delete_many, parse_cursor
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
-from spanwise.collector.stores.sqlite.score_sums.window_sums import SumsQuery, read_sums
+from spanwise.collector.stores.sqlite.score_sums.window_sums import GRAIN_S, SumsQuery, count_groups, read_sums
 
 # Events about API keys (True) have a separate limit, so that many deletions cannot displace them
 MAX_EVENTS = {True: 10_000, False: 40_000}
@@ -118,6 +118,19 @@ class SQLiteControl(Datasets, Experiments, Rules, Decisions, DecisionLeases, Lea
     ) -> list[ScoreSums]:
         query = SumsQuery(rule, project, since_ns, until_ns, block_s, key, version, by, groups)
         return read_sums(self._file, query)
+
+    def score_groups(
+        self,
+        rule: str,
+        *,
+        by: str,
+        project: str = "default",
+        key: str | None = None,
+        version: str | None = None,
+        since_ns: int,
+        until_ns: int,
+    ) -> Mapping[str, int]:
+        return count_groups(self._file, SumsQuery(rule, project, since_ns, until_ns, GRAIN_S, key, version, by))
 
     @write_operation
     def set_retention(self, db: sqlite3.Connection, /, rule: Retention) -> None:

@@ -208,6 +208,7 @@ def _delete_rows(trace_id: str | None, rule: str | None, project: str | None, db
     first, end = ("", MAX_TARGET) if trace_id is None else get_trace_range(trace_id)
     within = "target >= ? AND target < ?" if trace_id is not None else "+target >= ? AND +target < ?"
     count = 0
+    db.execute("INSERT OR IGNORE INTO score_decisions_deleted VALUES (1)")  # for the triggers of weighted sums
     for rule_id in rule_ids:
         chosen = f"SELECT id FROM decisions WHERE rule = ? AND {within} LIMIT ?"
         sql = f"DELETE FROM decisions WHERE id IN ({chosen})"

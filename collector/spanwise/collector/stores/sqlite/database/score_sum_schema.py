@@ -9,6 +9,8 @@ import sqlite3
 _SCORE_SUM_TABLES = (
     "CREATE TABLE score_changes (trace INTEGER PRIMARY KEY)",
     "CREATE TABLE score_target_changes (target TEXT PRIMARY KEY) WITHOUT ROWID",
+    # has a row once decisions were deleted while their scores stayed
+    "CREATE TABLE score_decisions_deleted (id INTEGER PRIMARY KEY)",
     "CREATE TABLE score_groupings (project TEXT NOT NULL, rule TEXT NOT NULL, field TEXT NOT NULL,"
     " since_ns INTEGER NOT NULL, PRIMARY KEY (project, rule, field)) WITHOUT ROWID",
     "CREATE TABLE score_series (id INTEGER PRIMARY KEY, project TEXT NOT NULL, rule TEXT NOT NULL,"
@@ -27,18 +29,35 @@ _SCORE_SUM_TABLES = (
 )
 
 # Triggers that record changed contributions: feedback of rules, decisions, and fields of traces. `INSERT OR IGNORE` would
-# not do: within a trigger, the statement that fires it decides how conflicts are resolved
+# not do: within a trigger, the statement that fires it decides how conflicts are resolved.
 _NEW_TRACE = "NOT EXISTS (SELECT 1 FROM score_changes c WHERE c.trace = {0})"
 _NEW_TARGET = "NOT EXISTS (SELECT 1 FROM score_target_changes c WHERE c.target = {0})"
-_RECORD_TRACE = (
-    f"INSERT INTO score_changes SELECT {{0}}.trace WHERE {{0}}.trace IS NOT NULL AND {_NEW_TRACE.format('{0}.trace')}"
-)
+_RECORD_TRACE = f"INSERT INTO score_changes SELECT {{0}}.trace WHERE {_NEW_TRACE.format('{0}.trace')}"
+_SESSION_TARGET = "'/' || {0}.session_id"
 _RECORD_SESSION = (
-    "INSERT INTO score_target_changes SELECT '/' || {0}.session_id WHERE {0}.trace IS NULL"
-    f" AND {{0}}.session_id IS NOT NULL AND {_NEW_TARGET.format(chr(39) + '/' + chr(39) + ' || {0}.session_id')}"
+    f"INSERT INTO score_target_changes SELECT {_SESSION_TARGET} WHERE {_NEW_TARGET.format(_SESSION_TARGET)}"
 )
-_COUNTED_COLUMNS = "trace, key, score, label, outcome, claim, rule, standing, trace_start_ns"
+_COUNTED_COLUMNS = "trace, session_id, key, score, label, outcome, claim, rule, standing, trace_start_ns"
 _HAS_SCORES = "EXISTS (SELECT 1 FROM feedback f WHERE f.trace = {0} AND f.rule IS NOT NULL)"
+
+
+def _define_feedback_triggers() -> tuple[str, ...]:
+    found = []
+    for name, event, row in (
+        ("score_added", "INSERT", "new"),
+        ("score_changed", f"UPDATE OF {_COUNTED_COLUMNS}", "new"),
+        ("score_left", "UPDATE OF trace, session_id, rule", "old"),
+        ("score_removed", "DELETE", "old"),
+    ):
+        on = f"AFTER {event} ON feedback WHEN {row}.rule IS NOT NULL AND {row}"
+        found += [
+            f"CREATE TRIGGER {name} {on}.trace IS NOT NULL BEGIN {_RECORD_TRACE.format(row)}; END",
+            f"CREATE TRIGGER {name}_to_session {on}.trace IS NULL AND {row}.session_id IS NOT NULL"
+            f" BEGIN {_RECORD_SESSION.format(row)}; END",
+        ]
+    return tuple(found)
+
+
 # `{0}` is the row of a decision. The address of a session starts with `/` and the project, that of a trace whose id is
 # not alphanumeric with `%`
 _TRACE_ADDRESS = "substr({0}.target, 1, instr({0}.target || '/', '/') - 1)"
@@ -50,24 +69,25 @@ _RECORD_TARGET = (
     f" ELSE {_TRACE_ADDRESS} END AS target WHERE substr({{0}}.target, 1, 1) IN ('/', '%')) d"
     f" WHERE d.target IS NOT NULL AND {_NEW_TARGET.format('d.target')}"
 )
+# A new decision has no lease, so it concerns only scores that were given without one. The first lease on a decision
+# concerns only scores whose decision was deleted. Both are rare, and the conditions cost next to nothing
+_DECISION_TRIGGERS = (
+    "CREATE INDEX feedback_without_lease ON feedback (trace) WHERE rule IS NOT NULL AND (claim IS NULL OR claim = 0)",
+    "CREATE TRIGGER score_decision_added AFTER INSERT ON decisions WHEN EXISTS (SELECT 1 FROM feedback"
+    " INDEXED BY feedback_without_lease WHERE rule IS NOT NULL AND (claim IS NULL OR claim = 0))"
+    f" BEGIN {_RECORD_TARGET.format('new')}; END",
+    "CREATE TRIGGER score_decision_changed AFTER UPDATE OF probability ON decisions"
+    f" WHEN new.probability IS NOT old.probability BEGIN {_RECORD_TARGET.format('new')}; END",
+    "CREATE TRIGGER score_decision_leased AFTER UPDATE OF claim ON decisions WHEN new.claim IS NOT old.claim"
+    " AND (old.claim > 0 OR EXISTS (SELECT 1 FROM score_decisions_deleted))"
+    f" BEGIN {_RECORD_TARGET.format('new')}; END",
+    f"CREATE TRIGGER score_decision_removed AFTER DELETE ON decisions BEGIN {_RECORD_TARGET.format('old')}; END",
+)
 _RECORD_TRACE_FIELDS = (
     f"INSERT INTO score_changes SELECT new.id WHERE {_NEW_TRACE.format('new.id')} AND {_HAS_SCORES.format('new.id')}"
 )
 _GROUP_COLUMNS = ("name", "environment", "user_id", "tags", "models", "prompts", "agents", "metadata")
-_SCORE_SUM_TRIGGERS = (
-    "CREATE TRIGGER score_added AFTER INSERT ON feedback WHEN new.rule IS NOT NULL"
-    f" BEGIN {_RECORD_TRACE.format('new')}; {_RECORD_SESSION.format('new')}; END",
-    f"CREATE TRIGGER score_changed AFTER UPDATE OF {_COUNTED_COLUMNS} ON feedback"
-    " WHEN new.rule IS NOT NULL OR old.rule IS NOT NULL"
-    f" BEGIN {_RECORD_TRACE.format('new')}; {_RECORD_SESSION.format('new')};"
-    f" {_RECORD_TRACE.format('old')}; {_RECORD_SESSION.format('old')}; END",
-    "CREATE TRIGGER score_removed AFTER DELETE ON feedback WHEN old.rule IS NOT NULL"
-    f" BEGIN {_RECORD_TRACE.format('old')}; {_RECORD_SESSION.format('old')}; END",
-    f"CREATE TRIGGER score_decision_added AFTER INSERT ON decisions BEGIN {_RECORD_TARGET.format('new')}; END",
-    "CREATE TRIGGER score_decision_changed AFTER UPDATE OF probability, claim ON decisions"
-    " WHEN new.probability IS NOT old.probability OR new.claim IS NOT old.claim"
-    f" BEGIN {_RECORD_TARGET.format('new')}; END",
-    f"CREATE TRIGGER score_decision_removed AFTER DELETE ON decisions BEGIN {_RECORD_TARGET.format('old')}; END",
+_TRACE_TRIGGERS = (
     "CREATE TRIGGER score_trace_changed AFTER UPDATE OF session_id, project ON traces"
     f" WHEN new.session_id IS NOT old.session_id OR new.project IS NOT old.project BEGIN {_RECORD_TRACE_FIELDS}; END",
     f"CREATE TRIGGER score_group_changed AFTER UPDATE OF {', '.join(_GROUP_COLUMNS)} ON traces"
@@ -79,7 +99,13 @@ _RECORD_ALL_SCORES = (
     "INSERT OR IGNORE INTO score_target_changes SELECT '/' || session_id FROM feedback"
     " WHERE rule IS NOT NULL AND trace IS NULL AND session_id IS NOT NULL",
 )
-ADD_SCORE_SUMS = (*_SCORE_SUM_TABLES, *_SCORE_SUM_TRIGGERS, *_RECORD_ALL_SCORES)
+ADD_SCORE_SUMS = (
+    *_SCORE_SUM_TABLES,
+    *_define_feedback_triggers(),
+    *_DECISION_TRIGGERS,
+    *_TRACE_TRIGGERS,
+    *_RECORD_ALL_SCORES,
+)
 
 # All tables that are computed from feedback and decisions
 SCORE_SUM_TABLES = (

@@ -200,6 +200,9 @@ def _find_decision(
     claim: int,
 ) -> tuple[str, float | None]:
     """Return version and probability of the decision whose lease gave a score, as `find_probabilities` does."""
+    found = decisions.get((addresses[0], *rule), ())
+    if len(addresses) == 1 and len(found) == 1 and found[0][0] >= claim:
+        return found[0][2], found[0][1]
     rows = [row for address in addresses for row in decisions.get((address, *rule), ()) if row[0] >= claim]
     if not rows:
         return "", None

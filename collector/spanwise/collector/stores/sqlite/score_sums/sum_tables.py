@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
 from typing import Any, TypeAlias
@@ -53,7 +53,7 @@ _SUM_COLUMNS = (
 _CLUSTER_COLUMNS = ("series", "level", "block", "session", "label", "weight", "total", "exact")
 _SumPlace: TypeAlias = tuple[int, int, int, int]  # series, level, block, label
 _ClusterPlace: TypeAlias = tuple[int, int, int, int]  # series, level, block, session
-_COUNTS, _SUMS = 5, 6  # counts and float sums of a row
+_COUNTS = 5  # number of counts of a row
 
 
 class _Stored(msgspec.Struct, array_like=True):
@@ -119,24 +119,40 @@ def remove_grouping(db: sqlite3.Connection, project: str, rule: str, by: str) ->
 
 
 class _RowChange:
-    """Change of one row of `score_sums`: counts, and the numbers that are added to each sum."""
+    """Change of one row of `score_sums`: counts, and clusters that are added and removed.
 
-    __slots__ = ("counts", "sums")
+    A cluster is its Σw, its Σw·y, and the weight that its Σw·y is multiplied with in ΣWY.
+    """
+
+    __slots__ = ("added", "counts", "left_out", "removed")
 
     def __init__(self) -> None:
         self.counts = [0] * _COUNTS
-        self.sums: list[list[float]] = [[] for _ in range(_SUMS)]
+        self.added: list[_Cluster] = []
+        self.removed: list[_Cluster] = []
+        self.left_out: list[float] = []  # scores that are left out of the other sums
 
-    def add_cluster(self, sign: float, weight: float, total: float, products_weight: float) -> None:
-        """Add or subtract a cluster. `products_weight` is its weight in ΣWY."""
-        weights, totals, squares, products, total_squares, _ = self.sums
-        if weight:
-            weights.append(sign * weight)
-            squares.append(sign * (weight * weight))
-        if total:
-            totals.append(sign * total)
-            products.append(sign * (products_weight * total))
-            total_squares.append(sign * (total * total))
+    def merge(self, other: _RowChange) -> None:
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self.added += other.added
+        self.removed += other.removed
+        self.left_out += other.left_out
+
+    def sums(self) -> Iterator[list[float]]:
+        """Yield the numbers that are added to each sum, in the order of `_SUM_COLUMNS`."""
+        for product in _PRODUCTS:
+            yield [product(*cluster) for cluster in self.added] + [-product(*cluster) for cluster in self.removed]
+        yield self.left_out
+
+
+_Cluster: TypeAlias = tuple[float, float, float]
+_PRODUCTS: tuple[Callable[[float, float, float], float], ...] = (
+    lambda weight, total, with_total: weight,
+    lambda weight, total, with_total: total,
+    lambda weight, total, with_total: weight * weight,
+    lambda weight, total, with_total: with_total * total,
+    lambda weight, total, with_total: total * total,
+)
 
 
 class _Update:
@@ -146,7 +162,7 @@ class _Update:
         self._db = db
         self._rows: dict[_SumPlace, _RowChange] = defaultdict(_RowChange)
         # numbers that are added to weight and total of a session in a block, by label
-        self._clusters: dict[_ClusterPlace, dict[int, tuple[list[float], list[float]]]] = {}
+        self._clusters: dict[_ClusterPlace, dict[int, tuple[list[float], list[float]]]] = defaultdict(dict)
         self._names = _Names(db)
 
     def run(self, traces: Iterable[int], sessions: Sequence[str]) -> None:
@@ -171,6 +187,7 @@ class _Update:
                 written.append((owner, data))
             else:
                 removed.append(owner)
+        self._add_wider_blocks()
         self._change_clusters()
         self._change_rows()
         insert_many(
@@ -184,29 +201,40 @@ class _Update:
         self._names.delete_unused()
 
     def _add(self, stored: _Stored, sign: int) -> None:
-        """Add or subtract the contribution of a trace."""
-        by_series: dict[int, list[Any]] = defaultdict(list)
-        for amounts in stored.amounts:
-            by_series[amounts[0]].append(amounts)
-        for level, grains in enumerate(_GRAINS):
-            block = stored.grain // grains
-            for series, all_amounts in by_series.items():
-                all_labels = next((row[3] for row in all_amounts if row[1] == ALL_LABELS_ID), 0.0)
-                for _, label, n, weight, total, graded, failed, skipped, left_out, left_out_total in all_amounts:
-                    change = self._rows[series, level, block, label]
-                    counts = (n, graded, failed, skipped, left_out)
-                    change.counts = [a + sign * b for a, b in zip(change.counts, counts, strict=True)]
-                    if left_out_total:
-                        change.sums[5].append(sign * left_out_total)
-                    if not (weight or total):
-                        continue
-                    if stored.session is None:
-                        change.add_cluster(sign, weight, total, weight if label == SCORES_ID else all_labels)
-                    else:
-                        place = (series, level, block, stored.session)
-                        weights, totals = self._clusters.setdefault(place, {}).setdefault(label, ([], []))
-                        weights.append(sign * weight)
-                        totals.append(sign * total)
+        """Add or subtract the contribution of a trace, in its grain."""
+        grain, session = stored.grain, stored.session
+        all_labels = {row[0]: row[3] for row in stored.amounts if row[1] == ALL_LABELS_ID}
+        for series, label, n, weight, total, graded, failed, skipped, left_out, left_out_total in stored.amounts:
+            change = self._rows[series, 0, grain, label]
+            counts = change.counts
+            counts[0] += sign * n
+            counts[1] += sign * graded
+            counts[2] += sign * failed
+            counts[3] += sign * skipped
+            counts[4] += sign * left_out
+            if left_out_total:
+                change.left_out.append(sign * left_out_total)
+            if not (weight or total):
+                continue
+            if session is None:
+                with_total = weight if label == SCORES_ID else all_labels.get(series, 0.0)
+                (change.added if sign > 0 else change.removed).append((weight, total, with_total))
+            else:
+                weights, totals = self._clusters[series, 0, grain, session].setdefault(label, ([], []))
+                weights.append(sign * weight)
+                totals.append(sign * total)
+
+    def _add_wider_blocks(self) -> None:
+        """Add the changes of grains to the hours and days that contain them."""
+        rows, clusters = list(self._rows.items()), list(self._clusters.items())
+        for level, grains in list(enumerate(_GRAINS))[1:]:
+            for (series, _, grain, label), change in rows:
+                self._rows[series, level, grain // grains, label].merge(change)
+            for (series, _, grain, session), labels in clusters:
+                of_block = self._clusters[series, level, grain // grains, session]
+                for label, added in labels.items():
+                    for of_label, numbers in zip(of_block.setdefault(label, ([], [])), added, strict=True):
+                        of_label += numbers
 
     def _change_clusters(self) -> None:
         """Change the sums of sessions, and replace their products in the sums of their blocks."""
@@ -229,20 +257,14 @@ class _Update:
                     written.append((*place, label, *new[label]))
                 elif new.pop(label, None) is not None:
                     removed.append((*place, label))
-            self._add_session(place, old, -1)
-            self._add_session(place, new, 1)
+            for label, cluster in _list_clusters(old):
+                self._rows[(*place[:3], label)].removed.append(cluster)
+            for label, cluster in _list_clusters(new):
+                self._rows[(*place[:3], label)].added.append(cluster)
         _replace_rows(self._db, "score_clusters", _CLUSTER_COLUMNS, written)
         self._db.executemany(
             "DELETE FROM score_clusters WHERE (series, level, block, session, label) = (?, ?, ?, ?, ?)", removed
         )
-
-    def _add_session(
-        self, place: _ClusterPlace, labels: Mapping[int, tuple[float, float, bytes | None]], sign: int
-    ) -> None:
-        all_labels = labels[ALL_LABELS_ID][0] if ALL_LABELS_ID in labels else 0.0
-        for label, (weight, total, _) in labels.items():
-            products_weight = weight if label == SCORES_ID else all_labels
-            self._rows[(*place[:3], label)].add_cluster(sign, weight, total, products_weight)
 
     def _change_rows(self) -> None:
         before = {row[:4]: row[4:] for row in _select_places(self._db, "score_sums", _SUM_COLUMNS, self._rows)}
@@ -251,7 +273,7 @@ class _Update:
         for place, change in self._rows.items():
             old = before.get(place)
             counts = change.counts if old is None else [a + b for a, b in zip(old, change.counts, strict=False)]
-            parts = _change_parts(None if old is None else old[_COUNTS:], change.sums)
+            parts = _change_parts(None if old is None else old[_COUNTS:], change.sums())
             if any(counts) or any(parts):
                 exact = _encode_parts(parts) if any(len(part) > 1 for part in parts) else None
                 written.append((*place, *counts, *(part[0] if part else 0.0 for part in parts), exact))
@@ -259,6 +281,13 @@ class _Update:
                 removed.append(place)
         _replace_rows(self._db, "score_sums", _SUM_COLUMNS, written)
         self._db.executemany("DELETE FROM score_sums WHERE (series, level, block, label) = (?, ?, ?, ?)", removed)
+
+
+def _list_clusters(labels: Mapping[int, tuple[float, float, bytes | None]]) -> Iterator[tuple[int, _Cluster]]:
+    """Yield the sums of a session in a block, by label."""
+    all_labels = labels[ALL_LABELS_ID][0] if ALL_LABELS_ID in labels else 0.0
+    for label, (weight, total, _) in labels.items():
+        yield label, (weight, total, weight if label == SCORES_ID else all_labels)
 
 
 def _change_parts(old: Sequence[Any] | None, added: Iterable[Sequence[float]]) -> list[list[float]]:
@@ -306,6 +335,7 @@ class _Names:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._series: dict[SeriesKey, int] = {}
+        self._places: dict[SeriesKey, tuple[int, int | None]] = {}  # ids of series and label
         self._labels: dict[str, int] = {}
         self._labels_of_series: dict[int, set[int]] = {}
         self._groups: dict[Grouping, int] = {}
@@ -314,11 +344,13 @@ class _Names:
         """Return a contribution as it is stored."""
         amounts: dict[tuple[int, int], ScoreAmounts] = {}
         for series, each in contribution.amounts.items():
-            of_series = self._series_id(series._replace(label=""))
-            label = self._label_id(of_series, series.label)
-            if label is not None:
+            place = self._places.get(series)
+            if place is None:
+                of_series = self._series_id(series._replace(label=""))
+                place = self._places[series] = of_series, self._label_id(of_series, series.label)
+            if place[1] is not None:
                 # a trace with several values in the group of other values counts once
-                amounts.setdefault((of_series, label), each)
+                amounts.setdefault((place[0], place[1]), each)
         session = None if contribution.cluster is None else hash_session(contribution.cluster)
         stored = sorted((*place, *each) for place, each in amounts.items())
         return _Stored(contribution.start_ns // GRAIN_NS, session, stored)
@@ -327,8 +359,8 @@ class _Names:
         id = self._series.get(series)
         if id is None:
             id = self._find_series(series)
-            if id is None and series.field and self._is_full(Grouping(series.project, series.rule, series.field)):
-                id = self._series_id(series._replace(value=OTHER_GROUPS)) if series.value != OTHER_GROUPS else None
+            if id is None and series.field and series.value != OTHER_GROUPS and self._is_full(series):
+                id = self._series_id(series._replace(value=OTHER_GROUPS))
             if id is None:
                 columns = ", ".join(SeriesKey._fields)
                 sql = f"INSERT INTO score_series ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -341,14 +373,18 @@ class _Names:
         row = self._db.execute(sql, series).fetchone()
         return int(row[0]) if row else None
 
-    def _is_full(self, grouping: Grouping) -> bool:
-        """Return whether a grouping has no place for another value."""
-        count = self._groups.get(grouping)
-        if count is None:
-            sql = "SELECT count(DISTINCT value) FROM score_series WHERE project = ? AND rule = ? AND field = ?"
-            [count] = self._db.execute(sql, grouping).fetchone()
-        self._groups[grouping] = count + 1
-        return count >= MAX_GROUPS
+    def _is_full(self, series: SeriesKey) -> bool:
+        """Return whether the grouping of a new series has no place for its value."""
+        of_grouping = "FROM score_series WHERE project = ? AND rule = ? AND field = ?"
+        grouping = Grouping(series.project, series.rule, series.field)
+        if grouping not in self._groups:
+            [self._groups[grouping]] = self._db.execute(
+                f"SELECT count(DISTINCT value) {of_grouping}", grouping
+            ).fetchone()
+        if self._db.execute(f"SELECT 1 {of_grouping} AND value = ? LIMIT 1", (*grouping, series.value)).fetchone():
+            return False  # another key or version has it
+        self._groups[grouping] += 1
+        return self._groups[grouping] > MAX_GROUPS
 
     def delete_unused(self) -> None:
         """Delete the series without sums of groupings that are full."""

@@ -88,6 +88,19 @@ def read_sums(file: DatabaseFile, query: SumsQuery) -> list[ScoreSums]:
         return _sum_rows(reader.db, query)
 
 
+def count_groups(file: DatabaseFile, query: SumsQuery) -> dict[str, int]:
+    """Return the number of weighted scores (or of labels, if a key has more of them) by group, highest first."""
+    whole = max(GRAIN_S, (query.until_ns - query.since_ns) // _NS)
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for sums in read_sums(file, query._replace(block_s=whole, joined=False)):
+        place = sums.group or "", sums.key
+        counts[place] = max(counts[place], sums.n)
+    found: dict[str, int] = defaultdict(int)
+    for (group, _), count in counts.items():
+        found[group] += count
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
 def _apply_some_changes(file: DatabaseFile) -> bool:
     """Apply recorded changes, and return whether the sums include them now."""
     with file.read() as reader:
