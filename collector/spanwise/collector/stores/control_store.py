@@ -274,7 +274,7 @@ class ControlStore(Protocol):
         until_ns: int,
         block_s: int = 150,
         by: str | None = None,
-        groups: Sequence[str] | None = None,
+        groups: Sequence[str] = (),
     ) -> list[ScoreSums]:
         """Return the sums of a rule's weighted scores, labels, errors and skips, in equal blocks of a window.
 
@@ -282,7 +282,7 @@ class ControlStore(Protocol):
         and `block_s` are multiples of 150 seconds; the first block starts at `since_ns`. Blocks without any of them
         are left out. `version` selects the scores of one version of the rule. With `by`, the sums are grouped by the
         values of a field of the traces: tag, model, environment, prompt_version, agent, name, user or metadata.KEY.
-        `groups` selects some of these values.
+        `groups` selects some of these values (empty: all).
         """
 
     def score_groups(

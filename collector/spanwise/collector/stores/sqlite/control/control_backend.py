@@ -24,7 +24,7 @@ from spanwise.collector.stores.sqlite.control.rule_versions import Rules
 from spanwise.collector.stores.sqlite.database.bulk_statements import delete_many, parse_cursor
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
-from spanwise.collector.stores.sqlite.score_sums.window_sums import GRAIN_S, SumsQuery, count_groups, read_sums
+from spanwise.collector.stores.sqlite.score_sums.window_sums import SumsQuery, count_groups, read_sums
 
 # Events about API keys (True) have a separate limit, so that many deletions cannot displace them
 MAX_EVENTS = {True: 10_000, False: 40_000}
@@ -114,7 +114,7 @@ class SQLiteControl(Datasets, Experiments, Rules, Decisions, DecisionLeases, Lea
         until_ns: int,
         block_s: int = 150,
         by: str | None = None,
-        groups: Sequence[str] | None = None,
+        groups: Sequence[str] = (),
     ) -> list[ScoreSums]:
         query = SumsQuery(rule, project, since_ns, until_ns, block_s, key, version, by, groups)
         return read_sums(self._file, query)
@@ -130,7 +130,7 @@ class SQLiteControl(Datasets, Experiments, Rules, Decisions, DecisionLeases, Lea
         since_ns: int,
         until_ns: int,
     ) -> Mapping[str, int]:
-        return count_groups(self._file, SumsQuery(rule, project, since_ns, until_ns, GRAIN_S, key, version, by))
+        return count_groups(self._file, SumsQuery(rule, project, since_ns, until_ns, 150, key, version, by))
 
     @write_operation
     def set_retention(self, db: sqlite3.Connection, /, rule: Retention) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from spanwise.collector.errors import Refused, StoreError
 from spanwise.collector.records import ScoreSums
@@ -24,9 +24,9 @@ from spanwise.collector.stores.sqlite.score_sums.contributions import (
     check_grouping,
     read_contributions,
 )
+from spanwise.collector.stores.sqlite.score_sums.labelled_sums import LabelledSums
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import (
     ALL_LABELS_ID,
-    FIRST_LABEL_ID,
     SCORES_ID,
     WIDTHS_S,
     apply_changes,
@@ -54,7 +54,7 @@ class SumsQuery(NamedTuple):
     key: str | None = None
     version: str | None = None
     by: str | None = None
-    groups: Collection[str] | None = None
+    groups: Collection[str] = ()  # empty: all
     joined: bool = True
 
     def check(self) -> None:
@@ -68,20 +68,18 @@ class SumsQuery(NamedTuple):
             raise Refused(f"the window has more than {MAX_BLOCKS:,} blocks of {self.block_s} s; choose longer blocks")
         if self.by is not None:
             check_grouping(self.by)
-        elif self.groups is not None:
+        elif self.groups:
             raise Refused("groups were named without the field that they are values of; name it with by=")
 
-    @property
-    def level(self) -> int:
-        """Return the widest level of sums whose blocks lie within those of the query."""
-        bounds = (self.block_s * _NS, self.since_ns, self.until_ns)
-        return max(level for level, width in enumerate(WIDTHS_S) if not any(bound % (width * _NS) for bound in bounds))
+    def start_ns(self, block: int) -> int:
+        """Return the start of a block of the window."""
+        return self.since_ns + block * self.block_s * _NS
 
 
 def read_sums(file: DatabaseFile, query: SumsQuery) -> list[ScoreSums]:
     """Return the sums of a window, including all changes that were committed before the call."""
     query.check()
-    is_current = _apply_some_changes(file)
+    is_current = apply_some_changes(file)
     with file.read() as reader:
         if is_current and _is_covered(reader.db, query):
             return _read_tables(reader.db, query)
@@ -101,7 +99,7 @@ def count_groups(file: DatabaseFile, query: SumsQuery) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _apply_some_changes(file: DatabaseFile) -> bool:
+def apply_some_changes(file: DatabaseFile) -> bool:
     """Apply recorded changes, and return whether the sums include them now."""
     with file.read() as reader:
         count = count_changes(reader.db, MAX_APPLIED + 1)
@@ -125,12 +123,8 @@ def _is_covered(db: sqlite3.Connection, query: SumsQuery) -> bool:
     return row is not None and row[0] <= query.since_ns
 
 
-# Sums of a block, in the order of the columns of `_SELECT_SUMS`
-_N, _GRADED, _FAILED, _SKIPPED, _LEFT_OUT = range(5)
-_WEIGHT, _TOTAL, _WEIGHT_SQUARES, _PRODUCTS, _TOTAL_SQUARES, _LEFT_OUT_TOTAL = range(5, 11)
 _Place: TypeAlias = tuple[str | None, str]  # group, key
-_Blocks: TypeAlias = dict[tuple[int, int], list[float]]  # by number of the block and label
-_ClusterPart: TypeAlias = tuple[int, Mapping[int, tuple[float, float]]]  # block, Σw and Σw·y by label
+P = TypeVar("P", bound=Hashable)
 
 _SELECT_SUMS = (
     "SELECT series, (block - ?) / ?, label, sum(n), sum(graded), sum(failed), sum(skipped), sum(left_out), sum(weight),"
@@ -143,27 +137,72 @@ _SELECT_CLUSTERS = (
 )
 
 
+class BlockWindow(NamedTuple):
+    """Blocks `first` (inclusive) to `last` (exclusive) of a level.
+
+    They are joined to blocks of `per_block`, which are counted from `origin`.
+    """
+
+    level: int
+    first: int
+    last: int
+    origin: int
+    per_block: int
+
+
+def choose_level(*bounds_ns: int) -> int:
+    """Return the widest level of sums whose blocks begin and end at all of these times."""
+    return max(level for level, width in enumerate(WIDTHS_S) if not any(bound % (width * _NS) for bound in bounds_ns))
+
+
 def _read_tables(db: sqlite3.Connection, query: SumsQuery) -> list[ScoreSums]:
+    level = choose_level(query.block_s * _NS, query.since_ns, query.until_ns)
+    width_ns = WIDTHS_S[level] * _NS
+    first, last = query.since_ns // width_ns, query.until_ns // width_ns
+    window = BlockWindow(level, first, last, first, query.block_s * _NS // width_ns)
     places = _find_series(db, query)
-    width_ns = WIDTHS_S[query.level] * _NS
-    first, last, per_block = query.since_ns // width_ns, query.until_ns // width_ns, query.block_s * _NS // width_ns
-    bounds = (query.level, first, last)
-    found: dict[_Place, _Blocks] = defaultdict(dict)
-    for series, block, label, *sums in select_many(db, _SELECT_SUMS, places, (first, per_block, *bounds)):
-        _add(found[places[series]], (block, label), sums)
-    if query.joined or per_block > 1 or query.version is None:
-        parts: dict[tuple[_Place, int], dict[tuple[int, int], dict[int, tuple[float, float]]]] = defaultdict(dict)
-        for series, session, block, label, *amounts in select_many(db, _SELECT_CLUSTERS, places, bounds):
-            parts[places[series], session].setdefault((block, series), {})[label] = amounts[0], amounts[1]
-        for (place, _), of_session in parts.items():
-            if len(of_session) > 1:
-                in_order = [
-                    ((block - first) // per_block, of_session[block, series]) for block, series in sorted(of_session)
-                ]
-                _add_products(found[place], in_order, joined=query.joined)
-    used = {label for blocks in found.values() for _, label in blocks if label >= FIRST_LABEL_ID}
-    names = dict(select_many(db, "SELECT id, label FROM score_labels WHERE id IN (%s)", used))
-    return _make_records(found, names, query)
+    return _list_records(db, sum_blocks(db, places, window, joined=query.joined), query)
+
+
+def _list_records(
+    db: sqlite3.Connection,
+    found: Mapping[_Place, LabelledSums],
+    query: SumsQuery,
+    names: Mapping[int, str] | None = None,
+) -> list[ScoreSums]:
+    names = read_label_names(db, found.values()) if names is None else names
+    places = sorted(found, key=lambda place: (place[0] or "", place[1]))
+    return [record for place in places for record in found[place].records(place[1], place[0], names, query.start_ns)]
+
+
+def read_label_names(db: sqlite3.Connection, sums: Iterable[LabelledSums]) -> dict[int, str]:
+    """Return the names of all labels in these sums, by id."""
+    ids = {id for each in sums for id in each.label_ids}
+    return dict(select_many(db, "SELECT id, label FROM score_labels WHERE id IN (%s)", ids))
+
+
+def sum_blocks(
+    db: sqlite3.Connection, places: Mapping[int, P], window: BlockWindow, *, joined: bool
+) -> dict[P, LabelledSums]:
+    """Return the sums of series, added up by the place that each series belongs to."""
+    bounds = (window.level, window.first, window.last)
+    found: dict[P, LabelledSums] = defaultdict(LabelledSums)
+    grouped = (window.origin, window.per_block, *bounds)
+    for series, block, label, *sums in select_many(db, _SELECT_SUMS, places, grouped):
+        found[places[series]].add(block, label, sums)
+    if not (joined or window.per_block > 1 or len(set(places.values())) < len(places)):
+        return found
+    parts: dict[tuple[P, int], dict[tuple[int, int], dict[int, tuple[float, float]]]] = defaultdict(dict)
+    for series, session, block, label, *amounts in select_many(db, _SELECT_CLUSTERS, places, bounds):
+        parts[places[series], session].setdefault((block, series), {})[label] = amounts[0], amounts[1]
+    for (place, _), of_session in parts.items():
+        if len(of_session) > 1:
+            in_order = [
+                ((block - window.origin) // window.per_block, of_session[block, series])
+                for block, series in sorted(of_session)
+            ]
+            found[place].add_products(in_order, joined=joined)
+    return found
 
 
 def _find_series(db: sqlite3.Connection, query: SumsQuery) -> dict[int, _Place]:
@@ -173,12 +212,10 @@ def _find_series(db: sqlite3.Connection, query: SumsQuery) -> dict[int, _Place]:
     for name, value in (("key", query.key), ("version", query.version)):
         if value is not None:
             sql, values = f"{sql} AND {name} = ?", [*values, value]
-    rows = (
-        db.execute(sql, values)
-        if query.groups is None
-        else select_many(db, f"{sql} AND value IN (%s)", query.groups, values)
-    )
-    return {id: (None if query.by is None else value, key) for id, value, key in rows}
+    rows: Iterable[Sequence[str]] = db.execute(sql, values)
+    if query.groups:
+        rows = select_many(db, f"{sql} AND value IN (%s)", query.groups, values)
+    return {int(id): (None if query.by is None else value, key) for id, value, key in rows}
 
 
 def _sum_rows(db: sqlite3.Connection, query: SumsQuery) -> list[ScoreSums]:
@@ -191,26 +228,14 @@ def _sum_rows(db: sqlite3.Connection, query: SumsQuery) -> list[ScoreSums]:
     traces = [row[0] for row in db.execute(sql.format("trace"), bounds)]
     sessions = [row[0] for row in db.execute(f"{sql.format('session_id')} AND f.trace IS NULL", bounds)]
     groupings = [Grouping(query.project, query.rule, query.by)] if query.by is not None else []
-    contributions = read_contributions(db, traces, sessions, groupings)
-    label_ids = {SCORES: SCORES_ID, ALL_LABELS: ALL_LABELS_ID}
-    clusters: dict[tuple[_Place, int | tuple[int]], dict[int, dict[int, ScoreAmounts]]] = defaultdict(dict)
-    for owner, each in ((owner, each) for owner, some in contributions.items() for each in some):
-        if not query.since_ns <= each.start_ns < query.until_ns:
-            continue
-        block = (each.start_ns - query.since_ns) // (query.block_s * _NS)
-        cluster = (int(owner),) if each.cluster is None else hash_session(each.cluster)
-        for place, label, amounts in _select_amounts(each, query):
-            id = label_ids.setdefault(label, len(label_ids))
-            labels = clusters[place, cluster].setdefault(block, {})
-            labels[id] = amounts.plus(labels[id]) if id in labels else amounts
-    found: dict[_Place, _Blocks] = defaultdict(dict)
-    for (place, _), blocks in clusters.items():
-        for block, labels in blocks.items():
-            _add_cluster(found[place], block, labels)
-        in_order = [(block, {id: (a.weight, a.total) for id, a in blocks[block].items()}) for block in sorted(blocks)]
-        _add_products(found[place], in_order, joined=query.joined)
-    names = {id: label.removeprefix(LABEL_PREFIX) for label, id in label_ids.items()}
-    return _make_records(found, names, query)
+    sums = ClusterSums[_Place]()
+    for owner, some in read_contributions(db, traces, sessions, groupings).items():
+        for each in some:
+            if query.since_ns <= each.start_ns < query.until_ns:
+                block = (each.start_ns - query.since_ns) // (query.block_s * _NS)
+                for place, label, amounts in _select_amounts(each, query):
+                    sums.add(place, block, owner, each.cluster, label, amounts)
+    return _list_records(db, sums.add_up(joined=query.joined), query, sums.label_names)
 
 
 def _select_amounts(contribution: Contribution, query: SumsQuery) -> Iterable[tuple[_Place, str, ScoreAmounts]]:
@@ -220,99 +245,42 @@ def _select_amounts(contribution: Contribution, query: SumsQuery) -> Iterable[tu
             (series.project, series.rule, series.field) == (query.project, query.rule, query.by or "")
             and query.key in (None, series.key)
             and query.version in (None, series.version)
-            and (query.groups is None or series.value in query.groups)
+            and (not query.groups or series.value in query.groups)
         ):
             yield (None if query.by is None else series.value, series.key), series.label, amounts
 
 
-def _add_cluster(blocks: _Blocks, block: int, labels: Mapping[int, ScoreAmounts]) -> None:
-    """Add the part of a cluster within one block."""
-    all_labels = labels[ALL_LABELS_ID].weight if ALL_LABELS_ID in labels else 0.0
-    for label, amounts in labels.items():
-        weight, total = amounts.weight, amounts.total
-        sums = (
-            *(amounts.n, amounts.graded, amounts.failed, amounts.skipped, amounts.left_out, weight, total),
-            *(weight * weight, (weight if label == SCORES_ID else all_labels) * total, total * total),
-            amounts.left_out_total,
-        )
-        _add(blocks, (block, label), sums)
+class ClusterSums(dict[tuple[P, int | str | tuple[int | str]], dict[int, dict[int, ScoreAmounts]]]):
+    """Amounts of clusters by place and cluster, then by block and label."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._label_ids = {SCORES: SCORES_ID, ALL_LABELS: ALL_LABELS_ID}
 
-def _add_products(blocks: _Blocks, cluster: Sequence[_ClusterPart], *, joined: bool) -> None:
-    """Add the products of the parts of one cluster, which are in the order of their blocks, to the later block.
+    @property
+    def label_names(self) -> dict[int, str]:
+        """Return the names of the labels by id. The ids are those of this object, not of the tables."""
+        return {id: label.removeprefix(LABEL_PREFIX) for label, id in self._label_ids.items()}
 
-    Unless the cluster is `joined`, only products within a block are added.
-    """
-    earlier: dict[int, tuple[float, float]] = {}
-    last = None
-    for block, labels in cluster:
-        if not joined and block != last:
-            earlier = {}
-        last = block
-        all_labels, all_earlier = (part.get(ALL_LABELS_ID, (0.0, 0.0))[0] for part in (labels, earlier))
-        # a label that only earlier parts have still has products with the weight of all labels of this part
-        for label in {*labels, *(label for label in earlier if label >= FIRST_LABEL_ID and all_labels)}:
-            weight, total = labels.get(label, (0.0, 0.0))
-            weight_before, total_before = earlier.get(label, (0.0, 0.0))
-            is_scores = label == SCORES_ID
-            products = (weight if is_scores else all_labels) * total_before
-            products += (weight_before if is_scores else all_earlier) * total
-            added = [0.0] * 11
-            added[_WEIGHT_SQUARES:_LEFT_OUT_TOTAL] = 2 * weight * weight_before, products, 2 * total * total_before
-            _add(blocks, (block, label), added)
-            earlier[label] = weight_before + weight, total_before + total
+    def add(
+        self, place: P, block: int, owner: int | str, session: str | None, label: str, amounts: ScoreAmounts
+    ) -> None:
+        """Add the amounts of a trace. Its cluster is the session, or the trace if there is none."""
+        id = self._label_ids.setdefault(label, len(self._label_ids))
+        cluster = (owner,) if session is None else hash_session(session)
+        labels = self.setdefault((place, cluster), {}).setdefault(block, {})
+        labels[id] = amounts.plus(labels[id]) if id in labels else amounts
 
-
-def _add(blocks: _Blocks, place: tuple[int, int], sums: Sequence[float]) -> None:
-    before = blocks.get(place)
-    blocks[place] = list(sums) if before is None else [a + b for a, b in zip(before, sums, strict=True)]
-
-
-_NONE = [0.0] * 11
-
-
-def _make_records(found: Mapping[_Place, _Blocks], names: Mapping[int, str], query: SumsQuery) -> list[ScoreSums]:
-    """Return the records of all blocks that have scores, labels, errors or skips."""
-    records = []
-    for group, key in sorted(found, key=lambda place: (place[0] or "", place[1])):
-        blocks = found[group, key]
-        make = partial(_make_record, group, key, query)
-        scores = sorted(block for block, label in blocks if label == SCORES_ID)
-        records += [make(None, block, blocks[block, SCORES_ID], blocks[block, SCORES_ID]) for block in scores]
-        labelled = sorted(block for block, label in blocks if label == ALL_LABELS_ID)
-        for id in sorted({label for _, label in blocks if label >= FIRST_LABEL_ID}, key=lambda id: names[id]):
-            for block in labelled:
-                own, counts = blocks.get((block, id), _NONE), blocks[block, ALL_LABELS_ID]
-                outcomes = blocks.get((block, SCORES_ID), _NONE)
-                combined = [*counts[:_FAILED], outcomes[_FAILED], outcomes[_SKIPPED], *counts[_LEFT_OUT:]]
-                records.append(make(names[id], block, combined, own))
-    return records
-
-
-def _make_record(
-    group: str | None,
-    key: str,
-    query: SumsQuery,
-    label: str | None,
-    block: int,
-    sums: Sequence[Any],
-    own: Sequence[Any],
-) -> ScoreSums:
-    """Return a record with the counts and weights of `sums`, and the totals of `own`."""
-    return ScoreSums(
-        key=key,
-        label=label,
-        group=group,
-        start_ns=query.since_ns + block * query.block_s * _NS,
-        n=int(sums[_N]),
-        weight=sums[_WEIGHT],
-        total=own[_TOTAL],
-        weight_squares=sums[_WEIGHT_SQUARES],
-        products=own[_PRODUCTS],
-        total_squares=own[_TOTAL_SQUARES],
-        graded=int(sums[_GRADED]),
-        failed=int(sums[_FAILED]),
-        skipped=int(sums[_SKIPPED]),
-        left_out=int(sums[_LEFT_OUT]),
-        left_out_total=sums[_LEFT_OUT_TOTAL],
-    )
+    def add_up(self, *, joined: bool) -> dict[P, LabelledSums]:
+        """Return the sums of all clusters, by place."""
+        found: dict[P, LabelledSums] = defaultdict(LabelledSums)
+        for (place, _), blocks in self.items():
+            for block, labels in blocks.items():
+                found[place].add_cluster(block, labels)
+            if len(blocks) > 1:
+                parts = [
+                    (block, {id: (amounts.weight, amounts.total) for id, amounts in blocks[block].items()})
+                    for block in sorted(blocks)
+                ]
+                found[place].add_products(parts, joined=joined)
+        return found
