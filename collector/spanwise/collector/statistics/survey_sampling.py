@@ -113,6 +113,7 @@ def _share_among_strata(smallest: Mapping[str, Sequence[tuple[int, Target]]], n:
     return chosen
 
 
+MIN_SHOWN_EFFECTIVE = 10.0  # with a smaller effective n, a mean is displayed with the words "too few"
 _UPPER_PROBABILITY = 0.975  # upper quantile of a two-sided 95 % interval
 _VARIANCE_TOLERANCE = 1e-12  # a smaller variance (relative to the squared mean, if that is above 1) is a rounding error
 _MIN_CLUSTERS = 1 + 1e-9  # up to this effective number of clusters, their spread is unknown
@@ -143,6 +144,11 @@ class SampledMean:
     unweighted: float | None = None
     binary: bool = False
 
+    @property
+    def too_few(self) -> bool:
+        """Return whether there are so few scores that the mean is displayed as uncertain, and without its interval."""
+        return self.n > 0 and self.effective < MIN_SHOWN_EFFECTIVE
+
     def __str__(self) -> str:
         """Return the estimate as a sentence."""
         basis = f"{self.n} scores" + (f", equivalent to {self.effective:.0f} of equal weight" if self.n else "")
@@ -156,6 +162,7 @@ class SampledMean:
             )
             return f"{self.key}: no weighted mean ({basis}{excluded}){plain}"
         interval = "" if self.low is None else f" (95 %: {self.low:.3g} to {self.high:.3g})"
+        interval = " (too few)" if self.too_few else interval
         return f"{self.key}: {self.mean:.3g}{interval}, {basis}{excluded}"
 
 

@@ -275,6 +275,7 @@ class ControlStore(Protocol):
         block_s: int = 150,
         by: str | None = None,
         groups: Sequence[str] = (),
+        joined: bool = True,
     ) -> list[ScoreSums]:
         """Return the sums of a rule's weighted scores, labels, errors and skips, in equal blocks of a window.
 
@@ -282,7 +283,8 @@ class ControlStore(Protocol):
         and `block_s` are multiples of 150 seconds; the first block starts at `since_ns`. Blocks without any of them
         are left out. `version` selects the scores of one version of the rule. With `by`, the sums are grouped by the
         values of a field of the traces: tag, model, environment, prompt_version, agent, name, user or metadata.KEY.
-        `groups` selects some of these values (empty: all).
+        `groups` selects some of these values (empty: all). `joined` makes a session in several blocks one cluster of
+        the window, so that the sums of all blocks can be added. Otherwise it is one cluster in each block.
         """
 
     def score_groups(

@@ -115,8 +115,9 @@ class SQLiteControl(Datasets, Experiments, Rules, Decisions, DecisionLeases, Lea
         block_s: int = 150,
         by: str | None = None,
         groups: Sequence[str] = (),
+        joined: bool = True,
     ) -> list[ScoreSums]:
-        query = SumsQuery(rule, project, since_ns, until_ns, block_s, key, version, by, groups)
+        query = SumsQuery(rule, project, since_ns, until_ns, block_s, key, version, by, groups, joined)
         return read_sums(self._file, query)
 
     def score_groups(

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Bucket, FeedbackStats, ScoreSums
-from spanwise.collector.statistics import estimate_sums
+from spanwise.collector.statistics import SampledMean, estimate_sums
 from spanwise.collector.stores.sqlite.score_sums.contributions import GRAIN_NS, read_contributions
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import WIDTHS_S
 from spanwise.collector.stores.sqlite.score_sums.window_sums import (
@@ -123,14 +123,17 @@ def _sum_traces(
 def _weigh(stats: FeedbackStats, sums: Sequence[ScoreSums]) -> FeedbackStats:
     """Return statistics with the weighted mean and shares of the scores that rules gave, if there are any."""
     own = [each for each in sums if each.key == stats.key] if stats.target == "trace" else []
-    shares = {}
+    shares: dict[str, tuple[float, float | None, float | None]] = {}
+    labels: SampledMean | None = None
     for label in {each.label for each in own} - {None}:
-        [share] = estimate_sums(each for each in own if each.label == label)
-        if share.mean:  # labels of other buckets have the share 0
-            shares[str(label)] = share.mean, share.low, share.high
+        [labels] = estimate_sums(each for each in own if each.label == label)
+        if labels.mean:  # labels of other buckets have the share 0
+            shares[str(label)] = labels.mean, labels.low, labels.high
     scores = estimate_sums(each for each in own if each.label is None)
     if not scores or not (scores[0].n or scores[0].unknown):
-        return replace(stats, shares=shares) if shares else stats
+        if labels is None or stats.n:
+            return replace(stats, shares=shares)
+        return replace(stats, shares=shares, effective=labels.effective, unweighted=labels.unknown)
     [mean] = scores
     return replace(
         stats,
