@@ -4,8 +4,8 @@ Sums exist at three widths: grains of 150 seconds, hours and days. At each width
 block. `score_contributions` has the contribution of each trace as it is included in the sums, and `score_clusters` the
 sums of each session in each block. All sums are exact (see `ExactSum`), so that adding and subtracting never drifts.
 
-Triggers record changed traces and sessions in `score_changes` and `score_target_changes`, in the transaction of the
-change. `apply_changes` removes them in the transaction that changes the sums. A crash in between loses nothing.
+Changed traces and sessions are recorded in `score_changes` and `score_target_changes`, in the transaction of the
+change (see `score_sum_schema`). `apply_changes` removes them in the transaction that changes the sums. A crash in between loses nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import msgspec
 from spanwise.collector.statistics.feedback_tally import exact_expansion
 from spanwise.collector.stores.sqlite.control.decision_rows import decode_target
 from spanwise.collector.stores.sqlite.database.bulk_statements import delete_many, insert_many, select_many
+from spanwise.collector.stores.sqlite.database.score_sum_schema import watch_group_fields
 from spanwise.collector.stores.sqlite.score_sums.contributions import (
     ALL_LABELS,
     GRAIN_NS,
@@ -100,6 +101,7 @@ def register_grouping(db: sqlite3.Connection, project: str, rule: str, by: str) 
     Registering a grouping again changes nothing.
     """
     row = (project, rule, check_grouping(by))
+    watch_group_fields(db)
     if db.execute("INSERT OR IGNORE INTO score_groupings VALUES (?, ?, ?, ?)", (*row, 0)).rowcount:
         [newest] = db.execute("SELECT max(trace_start_ns) FROM feedback WHERE rule = ?", (rule,)).fetchone()
         since = (newest or 0) - FILL_DAYS * _DAY_NS

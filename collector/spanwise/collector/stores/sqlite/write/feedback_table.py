@@ -23,6 +23,7 @@ from spanwise.collector.errors import NotFound
 from spanwise.collector.records import JSON, Feedback, Target, apply_changes, restore_feedback
 from spanwise.collector.statistics import is_anonymous
 from spanwise.collector.stores.backends import TargetFeedback
+from spanwise.collector.stores.sqlite.database import score_sum_schema
 from spanwise.collector.stores.sqlite.database.bulk_statements import (
     build_upsert_clause,
     delete_many,
@@ -162,12 +163,21 @@ def write_feedback(appender: Appender, rows: Sequence[list[Any]], written: Write
         places = ((row, (row[_TRACE], row[_KEY])) for row in by_id.values())
         _update_standing(db, [row for row, place in places if count[place] > 1 or place not in first])
     appender.put_at(sorted(moved), numbers[len(by_id) :], now)
+    _record_scores(db, [row for row in (*by_id.values(), *stored.values()) if row[_RULE] is not None])
     if overtaken:
         delete_feedback(db, appender, list(overtaken))
     if replaced:
         remove_unlinked_judgements(
             appender, replaced, {row[_TRACE] for row in by_id.values()}, {row[_JUDGE] for row in by_id.values()}
         )
+
+
+def _record_scores(db: sqlite3.Connection, rows: Sequence[Sequence[Any]]) -> None:
+    """Record for the weighted sums that scores of rules change. Triggers record those that are deleted."""
+    if rows:
+        traces = {row[_TRACE] for row in rows} - {None}
+        sessions = {row[_SESSION] for row in rows if row[_TRACE] is None} - {None}
+        score_sum_schema.record_scores(db, traces, sessions)
 
 
 def _resolve_traces(appender: Appender, by_id: dict[str, list[Any]], new: Mapping[str, int]) -> dict[str, list[Any]]:
