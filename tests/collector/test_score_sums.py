@@ -1,16 +1,26 @@
 """Weighted sums of the scores of rules: equal to the estimates from all rows, whatever happens to traces and scores."""
 
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+
 import pytest
 
+from collector.conformance_traces import eventually
 from collector.deciding import HOUR, ruled
+from collector.former_file import lower_version
 from collector.making import run
 from collector.ruled import done, taken
 from collector.score_histories import FROM, UNTIL, History, compare
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Feedback, Target
-from spanwise.collector.stores import summarize_rule
-from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores import estimate_over_time, summarize_rule
+from spanwise.collector.stores.sqlite import SQLiteStore, open_snapshot
+from spanwise.collector.stores.sqlite.maintenance.recovery import recover
+from spanwise.collector.stores.sqlite.score_sums import background_sums, sum_tables, window_sums
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import register_grouping
 
 GRAIN = 150_000_000_000
@@ -41,6 +51,7 @@ def register(store, *groupings):
         store._file.write(lambda db, p=project, r=rule, b=by: register_grouping(db, p, r, b))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("seed", range(4))
 def test_sums_equal_the_estimates_from_all_rows_after_any_history(tmp_path, seed):
     with SQLiteStore(tmp_path / "spanwise.db") as store:
@@ -84,6 +95,7 @@ def stats_of(buckets):
     return {(bucket.start_ns, stats.key): stats for bucket in buckets for stats in bucket.feedback}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("bucket_ns", [None, GRAIN, 4 * GRAIN, HOUR, 6 * HOUR, 24 * HOUR])
 def test_aggregates_have_the_same_weighted_means_from_sums_and_from_traces(scored, bucket_ns):
     window = {"project": "other", "since_ns": FROM, "until_ns": UNTIL, "bucket_ns": bucket_ns}
@@ -124,3 +136,173 @@ def test_scores_that_no_rule_gave_keep_their_plain_mean(store):
     [bucket] = store.aggregate()
     [stats] = bucket.feedback
     assert (stats.mean, stats.effective, stats.low) == (0.75, None, None)
+
+
+def score_many(store, count, *, name="r", rate=0.5, start=HOUR, **fields):
+    """Traces that started a second apart, all scored by a rule; their heads."""
+    before = store.changes(limit=1_000).cursor
+    store.append([run(start_ns=start + number * 10**9, **fields) for number in range(count)])
+    heads = list(store.changes(before, limit=1_000).heads)
+    taken(store, name, heads, rate=rate)
+    done(store, name, *[("scored", number % 3 > 0) for number in range(count)])
+    return heads
+
+
+def read_sums(store, **options):
+    return store.score_sums("r", since_ns=0, until_ns=24 * HOUR, block_s=3600, **options)
+
+
+def table(store, name):
+    with store._file.read() as reader:
+        return reader.db.execute(f"SELECT * FROM {name} ORDER BY 1, 2").fetchall()
+
+
+@pytest.mark.process
+def test_the_background_thread_applies_what_no_query_has_applied(tmp_path):
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        ruled(store)
+        score_many(store, 20)
+        assert eventually(lambda: len(table(store, "score_contributions, (SELECT 1)")) == 20)
+        assert table(store, "score_changes, (SELECT 1)") == []
+
+
+def test_deleting_everything_leaves_no_sums(tmp_path):
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        ruled(store)
+        register(store, ("default", "r", "tag"))
+        score_many(store, 20, session_id="talk", tags=("x",))
+        assert read_sums(store)
+        store.delete(name="answer")
+        assert read_sums(store) == []
+        for name in ("score_sums", "score_clusters", "score_contributions"):
+            assert table(store, name) == []
+
+
+def test_large_weights_that_come_and_go_leave_small_ones_exact(tmp_path):
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        ruled(store)
+        score_many(store, 30, rate=1.0)
+        before = table(store, "score_sums")
+        read_sums(store)
+        before = table(store, "score_sums")
+        heavy = score_many(store, 10, rate=1e-6, start=HOUR + 60 * 10**9)
+        assert read_sums(store)[0].weight > 1e7
+        store.delete(trace_ids=tuple(head.trace_id for head in heavy))
+        read_sums(store)
+        assert table(store, "score_sums") == before
+
+
+@pytest.mark.process
+def test_an_older_file_is_filled_in_the_background_with_right_answers_meanwhile(tmp_path, monkeypatch):
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        ruled(store)
+        score_many(store, 50)
+        expected = read_sums(store)
+    with sqlite3.connect(tmp_path / "spanwise.db") as db:
+        lower_version(db, 25)
+    monkeypatch.setattr(background_sums, "CHANGES_PER_TRANSACTION", 5)
+    monkeypatch.setattr(window_sums, "MAX_APPLIED", 10)
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        assert read_sums(store) == expected
+        assert eventually(lambda: table(store, "score_changes, (SELECT 1)") == [])
+        assert read_sums(store) == expected
+
+
+def test_sums_of_a_recovered_file_are_those_of_the_damaged_one(tmp_path):
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        ruled(store)
+        score_many(store, 20, session_id="talk")
+        expected = read_sums(store)
+    recover(str(tmp_path / "spanwise.db"), str(tmp_path / "new.db"))
+    with SQLiteStore(tmp_path / "new.db") as store:
+        assert read_sums(store) == expected
+
+
+def test_a_file_that_can_only_be_read_answers_from_its_rows(tmp_path):
+    path = tmp_path / "spanwise.db"
+    with SQLiteStore(path) as store:
+        ruled(store)
+        score_many(store, 5)
+        expected = read_sums(store)
+    with sqlite3.connect(path) as db:
+        db.execute("INSERT INTO score_changes SELECT id FROM traces")
+    with open_snapshot(path) as store:
+        assert read_sums(store) == expected
+
+
+@pytest.mark.process
+def test_a_kill_between_a_score_and_its_sum_loses_nothing(tmp_path):
+    code = """
+import os, signal, sys
+from collector.test_score_sums import *
+background_sums.INTERVAL_SECONDS = 3600
+store = SQLiteStore(sys.argv[1])
+ruled(store)
+score_many(store, 10)
+read_sums(store)
+score_many(store, 10, start=2 * HOUR)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    path = tmp_path / "spanwise.db"
+    killed = subprocess.run(
+        [sys.executable, "-c", code, str(path)], check=False, env=os.environ | {"PYTHONPATH": ":".join(sys.path)}
+    )
+    assert killed.returncode == -signal.SIGKILL
+    with SQLiteStore(path) as store:
+        assert len(table(store, "score_changes, (SELECT 1)")) == 10
+        assert [(sums.n, sums.weight) for sums in read_sums(store)] == [(10, 20.0), (10, 20.0)]
+
+
+def test_values_beyond_the_limit_of_a_grouping_are_in_one_group(tmp_path, monkeypatch):
+    monkeypatch.setattr(sum_tables, "MAX_GROUPS", 3)
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        ruled(store)
+        register(store, ("default", "r", "user"))
+        for number in range(6):
+            score_many(store, 2, user_id=f"u{number}")
+            store.score_groups("r", by="user", since_ns=0, until_ns=24 * HOUR)
+        groups = store.score_groups("r", by="user", since_ns=0, until_ns=24 * HOUR)
+        assert groups == {sum_tables.OTHER_GROUPS: 6, "u0": 2, "u1": 2, "u2": 2}
+        store.delete(user="u0")
+        score_many(store, 1, user_id="u9")
+        score_many(store, 1, user_id="u8")
+        assert store.score_groups("r", by="user", since_ns=0, until_ns=24 * HOUR)["u1"] == 2
+
+
+def test_labels_beyond_the_limit_of_a_key_still_count_as_labelled(tmp_path, monkeypatch):
+    monkeypatch.setattr(sum_tables, "MAX_LABELS", 2)
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        ruled(store)
+        store.append([run(trace_id=f"{number:032x}", start_ns=HOUR) for number in range(1, 6)])
+        heads = store.changes().heads
+        taken(store, "r", heads, rate=0.5)
+        given = [
+            Feedback(target=Target(trace_id=head.trace_id), key="k", label=f"l{n}", rule="r")
+            for n, head in enumerate(heads)
+        ]
+        store.add_feedback(given)
+        shares = {sums.label: (sums.n, sums.total) for sums in read_sums(store)}
+        assert len(shares) == 2
+        assert set(shares.values()) == {(5, 2.0)}
+
+
+def test_the_share_of_a_label_is_weighted(store):
+    ruled(store)
+    store.append([run(trace_id=f"{number:032x}", start_ns=HOUR) for number in range(1, 5)])
+    heads = store.changes().heads
+    taken(store, "r", heads[:2], rate=0.1)
+    taken(store, "r", heads[2:], rate=1.0)
+    labels = ("ham", "spam", "ham", "ham")
+    store.add_feedback(
+        [
+            Feedback(target=Target(trace_id=head.trace_id), key="k", label=label, rule="r")
+            for head, label in zip(heads, labels, strict=True)
+        ]
+    )
+    window = {"since_ns": 0, "until_ns": 24 * HOUR, "bucket_ns": 24 * HOUR}
+    points = {point.label: point.estimate for point in estimate_over_time(store, store.rules()[0], **window)}
+    assert points["ham"].mean == pytest.approx(12 / 22)
+    assert points["spam"].mean == pytest.approx(10 / 22)
+    assert points["ham"].binary
+    [bucket] = store.aggregate()
+    assert bucket.feedback[0].shares["ham"][0] == pytest.approx(12 / 22)

@@ -30,6 +30,8 @@ class ScoreSummer:
             count = count_changes(reader.db, CHANGES_PER_TRANSACTION + 1)
         if count:
             self._file.write(partial(apply_changes, limit=CHANGES_PER_TRANSACTION), patient=True)
-        is_more = count > CHANGES_PER_TRANSACTION
-        self._next = time.monotonic() + (REST_FACTOR * (time.monotonic() - began) if is_more else INTERVAL_SECONDS)
-        return is_more
+        if count > CHANGES_PER_TRANSACTION:
+            self._stop.wait(REST_FACTOR * (time.monotonic() - began))
+            return True
+        self._next = time.monotonic() + INTERVAL_SECONDS
+        return False

@@ -402,7 +402,7 @@ class _Names:
             return None
         known = self._labels_of_series.get(series)
         if known is None:
-            sql = "SELECT DISTINCT label FROM score_sums WHERE series = ? AND level = ?"
+            sql = f"SELECT DISTINCT label FROM score_sums WHERE series = ? AND level = ? AND label >= {FIRST_LABEL_ID}"
             known = self._labels_of_series[series] = {
                 row[0] for row in self._db.execute(sql, (series, len(WIDTHS_S) - 1))
             }
@@ -410,12 +410,12 @@ class _Names:
         if id is None:
             text = label.removeprefix(LABEL_PREFIX)
             row = self._db.execute("SELECT id FROM score_labels WHERE label = ?", (text,)).fetchone()
-            if row is None and len(known) >= MAX_LABELS + FIRST_LABEL_ID:
+            if row is None and len(known) >= MAX_LABELS:
                 return None
             sql = "INSERT INTO score_labels (id, label) SELECT max(?, 1 + coalesce(max(id), 0)), ? FROM score_labels RETURNING id"
             row = row or self._db.execute(sql, (FIRST_LABEL_ID, text)).fetchone()
             id = self._labels[label] = int(row[0])
-        if id not in known and len(known) >= MAX_LABELS + FIRST_LABEL_ID:
+        if id not in known and len(known) >= MAX_LABELS:
             return None
         known.add(id)
         return id
