@@ -247,15 +247,36 @@ def _estimate_blocks(key: str, blocks: Sequence[ScoreSums]) -> SampledMean:
     )
 
 
-def _estimate_mean(key: str, sums: _KeySums) -> SampledMean:
+def estimate_share_error(scores: Iterable[WeightedScore], share: float) -> float | None:
+    """Return half the width of the 95 % interval of a known share, of which the scores (0 or 1, one key) are a sample.
+
+    None if the spread of the scores is unknown. The interval is symmetric: it says which shares a sample may have.
+    """
+    sums = _KeySums()
+    for row in scores:
+        sums.add(row)
+    added = _add_clusters(sums)
+    if added.effective < _MIN_CLUSTERS:
+        return None
+    variance = added.variance
+    if variance <= _VARIANCE_TOLERANCE:
+        variance = share * (1 - share) / added.effective
+    return t_quantile(_UPPER_PROBABILITY, max(1, round(added.effective - 1))) * sqrt(variance)
+
+
+def _add_clusters(sums: _KeySums) -> _ClusterSums:
     weights, totals = ([pair[place] for pair in sums.clusters.values()] for place in (0, 1))
-    added = _ClusterSums(
+    return _ClusterSums(
         weight=fsum(weights),
         total=fsum(totals),
         weight_squares=fsum(weight * weight for weight in weights),
         products=fsum(weight * total for weight, total in zip(weights, totals, strict=True)),
         total_squares=fsum(total * total for total in totals),
     )
+
+
+def _estimate_mean(key: str, sums: _KeySums) -> SampledMean:
+    added = _add_clusters(sums)
     low, high = added.interval(sums.n, binary=sums.binary)
     return SampledMean(
         key=key,

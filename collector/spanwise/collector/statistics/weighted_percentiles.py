@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from spanwise.collector.records import WeightedScore
-from spanwise.collector.statistics.survey_sampling import MIN_SHOWN_EFFECTIVE, estimate_means
+from spanwise.collector.statistics.survey_sampling import MIN_SHOWN_EFFECTIVE, estimate_means, estimate_share_error
 
 _TOLERANCE = 1e-12  # of cumulative shares
 
@@ -41,7 +41,7 @@ def estimate_percentiles(scores: Iterable[WeightedScore], percent: float) -> lis
     """Return, per key in alphabetical order, a percentile of the scores with weights 1/p, and its interval.
 
     The interval is Woodruff's (1952): that of the share of scores at or below the percentile, whose two ends are read
-    off the scores. The share has the interval of `estimate_means`. Raises `ValueError` for a percent that is not
+    off the scores. Its width comes from the variance of `estimate_means`. Raises `ValueError` for a percent that is not
     between 0 and 100.
     """
     if not 0 < percent < 100:
@@ -64,17 +64,13 @@ def _estimate_percentile(key: str, rows: Sequence[WeightedScore], percent: float
         _replace_score(row, None if row.score is None or value is None else float(row.score <= value)) for row in rows
     ]
     [share] = estimate_means(indicators)
+    half = None if value is None else estimate_share_error(indicators, percent / 100)
     return SampledPercentile(
         key=key,
         percent=percent,
         value=value,
-        # the ends of the share's interval, moved to the wanted share: several scores may equal the percentile
-        low=None
-        if share.low is None or share.mean is None
-        else _read_end(pairs, weights, percent, share.low - share.mean),
-        high=None
-        if share.high is None or share.mean is None
-        else _read_end(pairs, weights, percent, share.high - share.mean),
+        low=None if half is None else _read_percentile(pairs, weights, max(0.0, percent / 100 - half)),
+        high=None if half is None else _read_percentile(pairs, weights, min(1.0, percent / 100 + half)),
         n=share.n,
         effective=share.effective,
         unknown=share.unknown,
@@ -94,12 +90,6 @@ def _replace_score(row: WeightedScore, score: float | None) -> WeightedScore:
         start_ns=row.start_ns,
         outcome=row.outcome,
     )
-
-
-def _read_end(
-    pairs: Sequence[tuple[float, float]], weights: Sequence[float], percent: float, offset: float
-) -> float | None:
-    return _read_percentile(pairs, weights, min(1.0, max(0.0, percent / 100 + offset)))
 
 
 def _read_percentile(pairs: Sequence[tuple[float, float]], weights: Sequence[float], share: float) -> float | None:
