@@ -244,7 +244,7 @@ def _draw(total: ScorePoint, starts: Sequence[int], points: Sequence[ScorePoint 
         total=total.estimate,
         value=_get_value(total.estimate),
         points=[
-            ChartPoint(slot, start, _format_bucket(start, width_ns), one, value)
+            ChartPoint(slot, start, format_bucket(start, width_ns), one, value)
             for slot, start, one, value in zip(slots, starts, estimates, values, strict=True)
         ],
         chart=chart,
@@ -257,7 +257,8 @@ def _get_value(estimate: SampledMean | SampledPercentile) -> float | None:
     return estimate.mean if estimate.mean is not None else estimate.unweighted
 
 
-def _format_bucket(start_ns: int, width_ns: int) -> str:
+def format_bucket(start_ns: int, width_ns: int) -> str:
+    """Format the time of a bucket."""
     first, last = (datetime.fromtimestamp(ns / 1e9, UTC) for ns in (start_ns, start_ns + width_ns))
     if width_ns >= _DAY_NS:
         return f"{first:%-d %b}"

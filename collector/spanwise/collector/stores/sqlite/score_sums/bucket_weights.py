@@ -45,7 +45,8 @@ def weigh_buckets(
     The sums of grains, hours and days answer where their blocks and the filter allow. Otherwise the scores of the
     traces are read one by one, as they are if the sums are not current.
     """
-    places = _find_series(db, filter.project)
+    sql = "SELECT id, key FROM score_series WHERE field = '' AND (? IS NULL OR project = ?)"
+    places: dict[int, str] = dict(db.execute(sql, (filter.project, filter.project)).fetchall())
     keys = set(places.values())
     if not any(stats.key in keys and stats.target == "trace" for bucket in buckets for stats in bucket.feedback):
         return list(buckets)
@@ -59,12 +60,6 @@ def weigh_buckets(
         for bucket in buckets
         for place in [(bucket.start_ns if bucket_ns else 0, bucket.group)]
     ]
-
-
-def _find_series(db: sqlite3.Connection, project: str | None) -> dict[int, str]:
-    """Return the keys of all series of scores of a project, or of all projects, by id."""
-    sql = "SELECT id, key FROM score_series WHERE field = '' AND (? IS NULL OR project = ?)"
-    return dict(db.execute(sql, (project, project)).fetchall())
 
 
 def _plan_window(db: sqlite3.Connection, filter: Filter, bucket_ns: int | None) -> BlockWindow | None:

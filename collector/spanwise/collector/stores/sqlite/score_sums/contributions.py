@@ -122,8 +122,11 @@ def read_contributions(
     `ControlStore.weighted` returns for it.
     """
     rows = [*select_many(db, _OF_TRACES, traces), *_session_rows(db, sessions)]
-    addresses = [_list_addresses(row) for row in rows]
-    decisions = _read_decisions(db, {address for each in addresses for address in each})
+    addresses = [list_addresses(row) for row in rows]
+    decisions: dict[tuple[str, str, str], list[_Decision]] = defaultdict(list)  # by address, project and rule
+    decided = select_many(db, _DECISIONS, {address for each in addresses for address in each})
+    for address, claim, probability, project, rule, version in decided:
+        decisions[address, project, rule].append((claim, probability, version))
     values = _read_group_values(db, rows, groupings)
     found: dict[int | str, list[Contribution]] = defaultdict(list)
     amounts: dict[tuple[int | str, int], dict[SeriesKey, ScoreAmounts]] = {}
@@ -175,7 +178,8 @@ def _session_rows(db: sqlite3.Connection, sessions: Iterable[str]) -> list[Any]:
     return [(*row[:11], project, row[12]) for row in rows for project in projects if places[project, row[9]] in stored]
 
 
-def _list_addresses(row: Sequence[Any]) -> list[str]:
+def list_addresses(row: Sequence[Any]) -> list[str]:
+    """Return the addresses of the targets that contain the target of a row of feedback."""
     span_id, document, trace_id, project, session = row[6], row[7], row[10], row[11], row[12]
     if trace_id is None:
         return [f"/{project}/{session}"]
@@ -183,14 +187,6 @@ def _list_addresses(row: Sequence[Any]) -> list[str]:
         return [trace_id]
     target = Target(trace_id=trace_id, span_id=span_id, document=document)
     return decision_rows.list_containing_targets(project, target)
-
-
-def _read_decisions(db: sqlite3.Connection, addresses: Collection[str]) -> dict[tuple[str, str, str], list[_Decision]]:
-    """Return the decisions about targets by address, project and rule."""
-    found: dict[tuple[str, str, str], list[_Decision]] = defaultdict(list)
-    for address, claim, probability, project, rule, version in select_many(db, _DECISIONS, addresses):
-        found[address, project, rule].append((claim, probability, version))
-    return found
 
 
 def _find_decision(

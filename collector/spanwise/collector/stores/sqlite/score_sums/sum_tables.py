@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from spanwise.collector.statistics.feedback_tally import exact_expansion
+from spanwise.collector.statistics import exact_expansion
 from spanwise.collector.stores.sqlite.control.decision_rows import decode_target
 from spanwise.collector.stores.sqlite.database.bulk_statements import delete_many, insert_many, select_many
 from spanwise.collector.stores.sqlite.database.score_sum_schema import watch_group_fields
@@ -360,20 +360,17 @@ class _Names:
     def _series_id(self, series: SeriesKey) -> int:
         id = self._series.get(series)
         if id is None:
-            id = self._find_series(series)
+            columns = ", ".join(SeriesKey._fields)
+            sql = f"SELECT id FROM score_series WHERE ({columns}) = (?, ?, ?, ?, ?, ?, ?)"
+            row = self._db.execute(sql, series).fetchone()
+            id = int(row[0]) if row else None
             if id is None and series.field and series.value != OTHER_GROUPS and self._is_full(series):
                 id = self._series_id(series._replace(value=OTHER_GROUPS))
             if id is None:
-                columns = ", ".join(SeriesKey._fields)
                 sql = f"INSERT INTO score_series ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)"
                 id = int(self._db.execute(sql, series).lastrowid or 0)
             self._series[series] = id
         return id
-
-    def _find_series(self, series: SeriesKey) -> int | None:
-        sql = f"SELECT id FROM score_series WHERE ({', '.join(SeriesKey._fields)}) = (?, ?, ?, ?, ?, ?, ?)"
-        row = self._db.execute(sql, series).fetchone()
-        return int(row[0]) if row else None
 
     def _is_full(self, series: SeriesKey) -> bool:
         """Return whether the grouping of a new series has no place for its value."""

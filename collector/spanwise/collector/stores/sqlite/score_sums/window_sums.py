@@ -81,9 +81,18 @@ def read_sums(file: DatabaseFile, query: SumsQuery) -> list[ScoreSums]:
     query.check()
     is_current = apply_some_changes(file)
     with file.read() as reader:
-        if is_current and _is_covered(reader.db, query):
-            return _read_tables(reader.db, query)
-        return _sum_rows(reader.db, query)
+        if is_current and query.by is not None:
+            sql = "SELECT since_ns FROM score_groupings WHERE (project, rule, field) = (?, ?, ?)"
+            row = reader.db.execute(sql, (query.project, query.rule, query.by)).fetchone()
+            is_current = row is not None and row[0] <= query.since_ns
+        if not is_current:
+            return _sum_rows(reader.db, query)
+        level = choose_level(query.block_s * _NS, query.since_ns, query.until_ns)
+        width_ns = WIDTHS_S[level] * _NS
+        first, last = query.since_ns // width_ns, query.until_ns // width_ns
+        window = BlockWindow(level, first, last, first, query.block_s * _NS // width_ns)
+        found = sum_blocks(reader.db, _find_series(reader.db, query), window, joined=query.joined)
+        return _list_records(found, read_label_names(reader.db, found.values()), query)
 
 
 def count_groups(file: DatabaseFile, query: SumsQuery) -> dict[str, int]:
@@ -112,15 +121,6 @@ def apply_some_changes(file: DatabaseFile) -> bool:
     except StoreError:  # the file is read-only, or the disk is full
         return False
     return True
-
-
-def _is_covered(db: sqlite3.Connection, query: SumsQuery) -> bool:
-    """Return whether the tables have the groups of a query."""
-    if query.by is None:
-        return True
-    sql = "SELECT since_ns FROM score_groupings WHERE (project, rule, field) = (?, ?, ?)"
-    row = db.execute(sql, (query.project, query.rule, query.by)).fetchone()
-    return row is not None and row[0] <= query.since_ns
 
 
 _Place: TypeAlias = tuple[str | None, str]  # group, key
@@ -155,22 +155,7 @@ def choose_level(*bounds_ns: int) -> int:
     return max(level for level, width in enumerate(WIDTHS_S) if not any(bound % (width * _NS) for bound in bounds_ns))
 
 
-def _read_tables(db: sqlite3.Connection, query: SumsQuery) -> list[ScoreSums]:
-    level = choose_level(query.block_s * _NS, query.since_ns, query.until_ns)
-    width_ns = WIDTHS_S[level] * _NS
-    first, last = query.since_ns // width_ns, query.until_ns // width_ns
-    window = BlockWindow(level, first, last, first, query.block_s * _NS // width_ns)
-    places = _find_series(db, query)
-    return _list_records(db, sum_blocks(db, places, window, joined=query.joined), query)
-
-
-def _list_records(
-    db: sqlite3.Connection,
-    found: Mapping[_Place, LabelledSums],
-    query: SumsQuery,
-    names: Mapping[int, str] | None = None,
-) -> list[ScoreSums]:
-    names = read_label_names(db, found.values()) if names is None else names
+def _list_records(found: Mapping[_Place, LabelledSums], names: Mapping[int, str], query: SumsQuery) -> list[ScoreSums]:
     places = sorted(found, key=lambda place: (place[0] or "", place[1]))
     return [record for place in places for record in found[place].records(place[1], place[0], names, query.start_ns)]
 
@@ -235,7 +220,7 @@ def _sum_rows(db: sqlite3.Connection, query: SumsQuery) -> list[ScoreSums]:
                 block = (each.start_ns - query.since_ns) // (query.block_s * _NS)
                 for place, label, amounts in _select_amounts(each, query):
                     sums.add(place, block, owner, each.cluster, label, amounts)
-    return _list_records(db, sums.add_up(joined=query.joined), query, sums.label_names)
+    return _list_records(sums.add_up(joined=query.joined), sums.label_names, query)
 
 
 def _select_amounts(contribution: Contribution, query: SumsQuery) -> Iterable[tuple[_Place, str, ScoreAmounts]]:

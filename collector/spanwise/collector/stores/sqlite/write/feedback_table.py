@@ -163,21 +163,16 @@ def write_feedback(appender: Appender, rows: Sequence[list[Any]], written: Write
         places = ((row, (row[_TRACE], row[_KEY])) for row in by_id.values())
         _update_standing(db, [row for row, place in places if count[place] > 1 or place not in first])
     appender.put_at(sorted(moved), numbers[len(by_id) :], now)
-    _record_scores(db, [row for row in (*by_id.values(), *stored.values()) if row[_RULE] is not None])
+    if ruled := [row for row in (*by_id.values(), *stored.values()) if row[_RULE] is not None]:
+        # for the weighted sums; triggers record the scores that are deleted
+        traces, sessions = {row[_TRACE] for row in ruled}, {row[_SESSION] for row in ruled if row[_TRACE] is None}
+        score_sum_schema.record_scores(db, traces - {None}, sessions - {None})
     if overtaken:
         delete_feedback(db, appender, list(overtaken))
     if replaced:
         remove_unlinked_judgements(
             appender, replaced, {row[_TRACE] for row in by_id.values()}, {row[_JUDGE] for row in by_id.values()}
         )
-
-
-def _record_scores(db: sqlite3.Connection, rows: Sequence[Sequence[Any]]) -> None:
-    """Record for the weighted sums that scores of rules change. Triggers record those that are deleted."""
-    if rows:
-        traces = {row[_TRACE] for row in rows} - {None}
-        sessions = {row[_SESSION] for row in rows if row[_TRACE] is None} - {None}
-        score_sum_schema.record_scores(db, traces, sessions)
 
 
 def _resolve_traces(appender: Appender, by_id: dict[str, list[Any]], new: Mapping[str, int]) -> dict[str, list[Any]]:
