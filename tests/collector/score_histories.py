@@ -13,7 +13,7 @@ from spanwise.collector.records import Claim, ClaimResult, Decision, DecisionBat
 from spanwise.collector.statistics import SampledMean, estimate_sums
 from spanwise.collector.stores import summarize_rule
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.score_sums import window_sums
+from spanwise.collector.stores.sqlite.score_sums import sum_queries, window_sums
 from spanwise.collector.stores.sqlite.score_sums.window_sums import SumsQuery
 
 HOUR, GRAIN = 3_600_000_000_000, 150_000_000_000
@@ -236,8 +236,8 @@ def compare(store: SQLiteStore) -> int:
             for joined in (True, False):
                 query = SumsQuery(name, project, FROM, UNTIL, 7_200, by=by, joined=joined)
                 with store._file.read() as reader:
-                    from_rows = window_sums._sum_rows(reader.db, query)
-                _compare_sums(window_sums.read_sums(store._file, query), from_rows)
+                    from_rows = window_sums.sum_rows(reader.db, query)
+                _compare_sums(sum_queries.read_sums(store._file, query), from_rows)
     return count
 
 

@@ -20,7 +20,7 @@ from spanwise.collector.records import Feedback, Target
 from spanwise.collector.stores import estimate_over_time, summarize_rule
 from spanwise.collector.stores.sqlite import SQLiteStore, open_snapshot
 from spanwise.collector.stores.sqlite.maintenance.recovery import recover
-from spanwise.collector.stores.sqlite.score_sums import background_sums, sum_tables, window_sums
+from spanwise.collector.stores.sqlite.score_sums import background_sums, sum_queries, sum_tables
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import register_grouping
 
 GRAIN = 150_000_000_000
@@ -201,7 +201,7 @@ def test_an_older_file_is_filled_in_the_background_with_right_answers_meanwhile(
     with sqlite3.connect(tmp_path / "spanwise.db") as db:
         lower_version(db, 25)
     monkeypatch.setattr(background_sums, "CHANGES_PER_TRANSACTION", 5)
-    monkeypatch.setattr(window_sums, "MAX_APPLIED", 10)
+    monkeypatch.setattr(sum_queries, "MAX_APPLIED", 10)
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         assert read_sums(store) == expected
         assert eventually(lambda: table(store, "score_changes, (SELECT 1)") == [])
@@ -306,3 +306,13 @@ def test_the_share_of_a_label_is_weighted(store):
     assert points["ham"].binary
     [bucket] = store.aggregate()
     assert bucket.feedback[0].shares["ham"][0] == pytest.approx(12 / 22)
+
+
+def test_a_check_finds_sums_that_differ_from_the_scores(tmp_path):
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        ruled(store)
+        score_many(store, 5)
+        read_sums(store)
+        assert store.check() == []
+        store._file.write(lambda db: db.execute("UPDATE score_sums SET total = total + 1"))
+        assert store.check() == ["1 rules whose weighted sums differ from their scores"]

@@ -50,7 +50,7 @@ from spanwise.collector.stores.sqlite.query import (
 )
 from spanwise.collector.stores.sqlite.rollups import aggregation
 from spanwise.collector.stores.sqlite.score_sums.bucket_weights import weigh_buckets
-from spanwise.collector.stores.sqlite.score_sums.window_sums import apply_some_changes
+from spanwise.collector.stores.sqlite.score_sums.sum_queries import apply_some_changes
 from spanwise.collector.stores.sqlite.write import feedback_table, forwarding_state, sender_records
 from spanwise.collector.stores.sqlite.write.pending_amendments import AmendmentTarget, get_amendment_target
 from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode

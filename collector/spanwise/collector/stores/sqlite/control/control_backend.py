@@ -24,7 +24,8 @@ from spanwise.collector.stores.sqlite.control.rule_versions import Rules
 from spanwise.collector.stores.sqlite.database.bulk_statements import delete_many, parse_cursor
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
-from spanwise.collector.stores.sqlite.score_sums.window_sums import SumsQuery, count_groups, read_sums
+from spanwise.collector.stores.sqlite.score_sums.sum_queries import count_groups, read_sums
+from spanwise.collector.stores.sqlite.score_sums.window_sums import SumsQuery
 
 # Events about API keys (True) have a separate limit, so that many deletions cannot displace them
 MAX_EVENTS = {True: 10_000, False: 40_000}

@@ -7,8 +7,8 @@ Modules, in the order in which data flows:
 - `sum_tables`: Tables of sums: changed traces are subtracted with their old contribution and added with their new one.
 - `labelled_sums`: Sums of one key by block and label, and their records.
 - `background_sums`: Background job that applies recorded changes to the sums.
-- `window_sums`: Sums of a time window, block by block: from the tables of sums, or from all rows while the tables lack
-  changes.
+- `window_sums`: Sums of a time window, block by block, from the tables of sums or from all rows.
+- `sum_queries`: Queries for sums, which first apply recorded changes; if these are too many, they read all rows instead.
 - `bucket_weights`: Weighted means of rules' scores in the buckets of an aggregate.
 """
 
@@ -16,6 +16,7 @@ Modules, in the order in which data flows:
 SHARED_MODULES = [
     "background_sums",
     "bucket_weights",
+    "sum_queries",
     "sum_tables",
     "window_sums",
 ]

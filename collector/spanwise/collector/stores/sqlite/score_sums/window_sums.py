@@ -1,17 +1,17 @@
-"""Sums of a time window, block by block: from the tables of sums, or from all rows while the tables lack changes."""
+"""Sums of a time window, block by block, from the tables of sums or from all rows."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from functools import partial
+from itertools import zip_longest
+from math import isclose
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from spanwise.collector.errors import Refused, StoreError
+from spanwise.collector.errors import Refused
 from spanwise.collector.records import ScoreSums
 from spanwise.collector.stores.sqlite.database.bulk_statements import select_many
-from spanwise.collector.stores.sqlite.database_file import DatabaseFile
 from spanwise.collector.stores.sqlite.score_sums.contributions import (
     ALL_LABELS,
     GRAIN_NS,
@@ -29,15 +29,13 @@ from spanwise.collector.stores.sqlite.score_sums.sum_tables import (
     ALL_LABELS_ID,
     SCORES_ID,
     WIDTHS_S,
-    apply_changes,
     count_changes,
     hash_session,
 )
 
 MAX_BLOCKS = 100_000  # blocks of one query
-MAX_APPLIED = 5_000  # changes that a query applies; if there are more, it reads all rows instead
-CHANGES_PER_TRANSACTION = 500
 _NS = 1_000_000_000
+_DAY_NS = 86_400 * _NS
 
 
 class SumsQuery(NamedTuple):
@@ -76,51 +74,27 @@ class SumsQuery(NamedTuple):
         return self.since_ns + block * self.block_s * _NS
 
 
-def read_sums(file: DatabaseFile, query: SumsQuery) -> list[ScoreSums]:
-    """Return the sums of a window, including all changes that were committed before the call."""
-    query.check()
-    is_current = apply_some_changes(file)
-    with file.read() as reader:
-        if is_current and query.by is not None:
-            sql = "SELECT since_ns FROM score_groupings WHERE (project, rule, field) = (?, ?, ?)"
-            row = reader.db.execute(sql, (query.project, query.rule, query.by)).fetchone()
-            is_current = row is not None and row[0] <= query.since_ns
-        if not is_current:
-            return _sum_rows(reader.db, query)
-        level = choose_level(query.block_s * _NS, query.since_ns, query.until_ns)
-        width_ns = WIDTHS_S[level] * _NS
-        first, last = query.since_ns // width_ns, query.until_ns // width_ns
-        window = BlockWindow(level, first, last, first, query.block_s * _NS // width_ns)
-        found = sum_blocks(reader.db, _find_series(reader.db, query), window, joined=query.joined)
-        return _list_records(found, read_label_names(reader.db, found.values()), query)
+def count_wrong_sums(db: sqlite3.Connection) -> int:
+    """Return how many rules have sums per day that differ from their scores; 0 while there are recorded changes."""
+    if count_changes(db, 1):
+        return 0
+    bad = 0
+    for project, rule in db.execute("SELECT DISTINCT project, rule FROM score_series").fetchall():
+        sql = "SELECT min(trace_start_ns), max(trace_start_ns) FROM feedback WHERE rule = ?"
+        first, last = (ns or 0 for ns in db.execute(sql, (rule,)).fetchone())
+        since, until = first // _DAY_NS * _DAY_NS, (last // _DAY_NS + 1) * _DAY_NS
+        query = SumsQuery(rule, project, since, until, _DAY_NS // _NS, joined=False)
+        pairs = zip_longest(read_tables(db, query), sum_rows(db, query))
+        bad += any(not _are_equal(one, other) for one, other in pairs)
+    return bad
 
 
-def count_groups(file: DatabaseFile, query: SumsQuery) -> dict[str, int]:
-    """Return the number of weighted scores (or of labels, if a key has more of them) by group, highest first."""
-    whole = max(GRAIN_S, (query.until_ns - query.since_ns) // _NS)
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    for sums in read_sums(file, query._replace(block_s=whole, joined=False)):
-        place = sums.group or "", sums.key
-        counts[place] = max(counts[place], sums.n)
-    found: dict[str, int] = defaultdict(int)
-    for (group, _), count in counts.items():
-        found[group] += count
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
-
-
-def apply_some_changes(file: DatabaseFile) -> bool:
-    """Apply recorded changes, and return whether the sums include them now."""
-    with file.read() as reader:
-        count = count_changes(reader.db, MAX_APPLIED + 1)
-    if count > MAX_APPLIED:
+def _are_equal(one: ScoreSums | None, other: ScoreSums | None) -> bool:
+    """Return whether two records are equal except for rounding."""
+    if one is None or other is None:
         return False
-    try:
-        while count > 0:
-            file.write(partial(apply_changes, limit=CHANGES_PER_TRANSACTION))
-            count -= CHANGES_PER_TRANSACTION
-    except StoreError:  # the file is read-only, or the disk is full
-        return False
-    return True
+    values = ((getattr(one, name), getattr(other, name)) for name in ScoreSums.__slots__)
+    return all(isclose(a, b, rel_tol=1e-9, abs_tol=1e-9) if isinstance(a, float) else a == b for a, b in values)
 
 
 _Place: TypeAlias = tuple[str | None, str]  # group, key
@@ -153,6 +127,16 @@ class BlockWindow(NamedTuple):
 def choose_level(*bounds_ns: int) -> int:
     """Return the widest level of sums whose blocks begin and end at all of these times."""
     return max(level for level, width in enumerate(WIDTHS_S) if not any(bound % (width * _NS) for bound in bounds_ns))
+
+
+def read_tables(db: sqlite3.Connection, query: SumsQuery) -> list[ScoreSums]:
+    """Return the sums of a window from the tables of sums."""
+    level = choose_level(query.block_s * _NS, query.since_ns, query.until_ns)
+    width_ns = WIDTHS_S[level] * _NS
+    first, last = query.since_ns // width_ns, query.until_ns // width_ns
+    window = BlockWindow(level, first, last, first, query.block_s * _NS // width_ns)
+    found = sum_blocks(db, _find_series(db, query), window, joined=query.joined)
+    return _list_records(found, read_label_names(db, found.values()), query)
 
 
 def _list_records(found: Mapping[_Place, LabelledSums], names: Mapping[int, str], query: SumsQuery) -> list[ScoreSums]:
@@ -203,7 +187,7 @@ def _find_series(db: sqlite3.Connection, query: SumsQuery) -> dict[int, _Place]:
     return {int(id): (None if query.by is None else value, key) for id, value, key in rows}
 
 
-def _sum_rows(db: sqlite3.Connection, query: SumsQuery) -> list[ScoreSums]:
+def sum_rows(db: sqlite3.Connection, query: SumsQuery) -> list[ScoreSums]:
     """Return the sums of a window, computed from all rows of feedback and decisions in it."""
     sql = (
         "SELECT DISTINCT f.{0} FROM feedback f WHERE f.rule = ? AND f.trace_start_ns >= ? AND f.trace_start_ns < ?"
