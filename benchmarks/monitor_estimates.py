@@ -100,7 +100,7 @@ class Traffic:
             failed = self.random.random() < (0.02 if good else 0.4)
             sampled = self.random.random() < self.scenario.head
             id = f"{block:08x}{self.random.getrandbits(96):024x}"
-            start_ns = FIRST_NS + block * HOUR_NS + self.random.randrange(HOUR_NS)
+            start_ns = FIRST_NS + block * HOUR_NS + int((part + turn / count) / len(self.scenario.settings) * HOUR_NS)
             if sampled or failed:
                 self.good[id] = good
                 yield replace(_run(id, good, self.scenario.head, sampled, start_ns), session_id=session)
