@@ -54,7 +54,7 @@ _SUM_COLUMNS = (
 _CLUSTER_COLUMNS = ("series", "level", "block", "session", "label", "weight", "total", "exact")
 _SumPlace: TypeAlias = tuple[int, int, int, int]  # series, level, block, label
 _ClusterPlace: TypeAlias = tuple[int, int, int, int]  # series, level, block, session
-_COUNTS = 5  # number of counts of a row
+_COUNTS, _SUMS = 5, 6  # counts and sums of a row
 
 
 class _Stored(msgspec.Struct, array_like=True):
@@ -121,30 +121,34 @@ def remove_grouping(db: sqlite3.Connection, project: str, rule: str, by: str) ->
 
 
 class _RowChange:
-    """Change of one row of `score_sums`: counts, and clusters that are added and removed.
+    """Change of one row of `score_sums`: counts, clusters that are added and removed, and other numbers for each sum.
 
     A cluster is its Σw, its Σw·y, and the weight that its Σw·y is multiplied with in ΣWY.
     """
 
-    __slots__ = ("added", "counts", "left_out", "removed")
+    __slots__ = ("added", "counts", "numbers", "removed")
 
     def __init__(self) -> None:
         self.counts = [0] * _COUNTS
         self.added: list[_Cluster] = []
         self.removed: list[_Cluster] = []
-        self.left_out: list[float] = []  # scores that are left out of the other sums
+        self.numbers: list[list[float]] = [[] for _ in range(_SUMS)]
 
     def merge(self, other: _RowChange) -> None:
+        """Add the change of a narrower block, whose numbers are exact sums already."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
-        self.added += other.added
-        self.removed += other.removed
-        self.left_out += other.left_out
+        for own, numbers in zip(self.numbers, other.numbers, strict=True):
+            own += numbers
 
-    def sums(self) -> Iterator[list[float]]:
-        """Yield the numbers that are added to each sum, in the order of `_SUM_COLUMNS`."""
-        for product in _PRODUCTS:
-            yield [product(*cluster) for cluster in self.added] + [-product(*cluster) for cluster in self.removed]
-        yield self.left_out
+    def add_up(self) -> list[list[float]]:
+        """Replace the clusters by the exact sums of their products, and return the numbers that are added to each sum."""
+        if self.added or self.removed:
+            for numbers, product in zip(self.numbers, _PRODUCTS, strict=False):
+                numbers += [product(*cluster) for cluster in self.added]
+                numbers += [-product(*cluster) for cluster in self.removed]
+            self.numbers = [exact_expansion(numbers) for numbers in self.numbers]
+            self.added, self.removed = [], []
+        return self.numbers
 
 
 _Cluster: TypeAlias = tuple[float, float, float]
@@ -215,7 +219,7 @@ class _Update:
             counts[3] += sign * skipped
             counts[4] += sign * left_out
             if left_out_total:
-                change.left_out.append(sign * left_out_total)
+                change.numbers[-1].append(sign * left_out_total)
             if not (weight or total):
                 continue
             if session is None:
@@ -229,6 +233,8 @@ class _Update:
     def _add_wider_blocks(self) -> None:
         """Add the changes of grains to the hours and days that contain them."""
         rows, clusters = list(self._rows.items()), list(self._clusters.items())
+        for _, change in rows:
+            change.add_up()
         for level, grains in list(enumerate(_GRAINS))[1:]:
             for (series, _, grain, label), change in rows:
                 self._rows[series, level, grain // grains, label].merge(change)
@@ -275,7 +281,7 @@ class _Update:
         for place, change in self._rows.items():
             old = before.get(place)
             counts = change.counts if old is None else [a + b for a, b in zip(old, change.counts, strict=False)]
-            parts = _change_parts(None if old is None else old[_COUNTS:], change.sums())
+            parts = _change_parts(None if old is None else old[_COUNTS:], change.add_up())
             if any(counts) or any(parts):
                 exact = _encode_parts(parts) if any(len(part) > 1 for part in parts) else None
                 written.append((*place, *counts, *(part[0] if part else 0.0 for part in parts), exact))
