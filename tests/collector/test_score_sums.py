@@ -10,7 +10,7 @@ import pytest
 
 from collector.conformance_traces import eventually
 from collector.deciding import HOUR, ruled
-from collector.former_file import lower_version
+from collector.former_file import remove_score_sums
 from collector.making import run
 from collector.ruled import done, taken
 from collector.score_histories import FROM, UNTIL, History, compare
@@ -199,7 +199,7 @@ def test_an_older_file_is_filled_in_the_background_with_right_answers_meanwhile(
         score_many(store, 50)
         expected = read_sums(store)
     with sqlite3.connect(tmp_path / "spanwise.db") as db:
-        lower_version(db, 25)
+        remove_score_sums(db)
     monkeypatch.setattr(background_sums, "CHANGES_PER_TRANSACTION", 5)
     monkeypatch.setattr(sum_queries, "MAX_APPLIED", 10)
     with SQLiteStore(tmp_path / "spanwise.db") as store:
