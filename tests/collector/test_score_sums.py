@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -316,3 +317,44 @@ def test_a_check_finds_sums_that_differ_from_the_scores(tmp_path):
         assert store.check() == []
         store._file.write(lambda db: db.execute("UPDATE score_sums SET total = total + 1"))
         assert store.check() == ["1 rules whose weighted sums differ from their scores"]
+
+
+@pytest.mark.parametrize(("score", "probability"), [(1e308, 0.5), (-1e308, 1.0), (1.0, 1e-300)])
+def test_scores_beyond_all_bounds_are_left_out_and_harm_no_others(tmp_path, score, probability):
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        ruled(store)
+        before = store.changes(limit=1_000).cursor
+        store.append([run(start_ns=HOUR), run(start_ns=HOUR + 1)])
+        one, other = store.changes(before).heads
+        taken(store, "r", [one], rate=probability)
+        taken(store, "r", [other], rate=0.5)
+        done(store, "r", ("scored", score), ("scored", 1.0))
+        [sums] = read_sums(store)
+        assert (sums.n, sums.weight, sums.left_out) == (1, 2.0, 1)
+        store.delete(trace_ids=(one.trace_id,))
+        [sums] = read_sums(store)
+        assert (sums.n, sums.weight, sums.left_out, sums.left_out_total) == (1, 2.0, 0, 0.0)
+
+
+def test_queries_see_every_score_that_was_stored_before_them(tmp_path):
+    """While others write and read."""
+    with SQLiteStore(tmp_path / "spanwise.db") as store, ThreadPoolExecutor(4) as pool:
+        ruled(store)
+        store.append([run(trace_id=f"{number:032x}", start_ns=HOUR) for number in range(1, 101)])
+        stored = []
+
+        def write(number):
+            target = Target(trace_id=f"{number:032x}")
+            store.add_feedback([Feedback(target=target, key="k", score=1.0, rule="r")])
+            stored.append(number)
+
+        def read():
+            count = len(stored)
+            return count, sum(sums.left_out for sums in read_sums(store))
+
+        writes = [pool.submit(write, number) for number in range(1, 101)]
+        reads = [pool.submit(read) for _ in range(30)]
+        for future in writes:
+            future.result()
+        assert all(found >= count for count, found in (future.result() for future in reads))
+        assert read()[1] == 100

@@ -16,6 +16,9 @@ from spanwise.collector.stores.sqlite.query.filter_sql import METADATA_TEXT_SQL
 GRAIN_S = 150  # seconds of a grain: the 24th part of an hour, so that all blocks of all windows have whole grains
 GRAIN_NS = GRAIN_S * 1_000_000_000
 
+# Scores beyond these limits are left out, because sums of squares could exceed the range of numbers
+MAX_SCORE, MIN_PROBABILITY = 1e100, 1e-30
+
 # Values of `SeriesKey.label`: scores, all labels, and one label with a prefix
 SCORES, ALL_LABELS, LABEL_PREFIX = "", "*", "="
 
@@ -153,8 +156,10 @@ def _score_amounts(
         return [(SCORES, ScoreAmounts(failed=int(outcome == "error"), skipped=int(outcome == "skip")))]
     if probability == 0:
         return []
-    if probability is None:
-        left_out = [(SCORES, ScoreAmounts(left_out=1, left_out_total=score))] if score is not None else []
+    is_bounded = score is None or abs(score) <= MAX_SCORE
+    if probability is None or probability < MIN_PROBABILITY or not is_bounded:
+        plain = score if score is not None and is_bounded else 0.0
+        left_out = [(SCORES, ScoreAmounts(left_out=1, left_out_total=plain))] if score is not None else []
         return left_out if label is None else [*left_out, (ALL_LABELS, ScoreAmounts(left_out=1))]
     weight = 1 / probability
     found = []
