@@ -1,7 +1,8 @@
 """Do weighted means over a rule's decisions recover the mean of all traffic? Simulated, seeded, with the real monitor.
 
 Traffic of which the mean is known comes in blocks into a SQLite store; the monitor follows its feed, decides, scores,
-finishes. Then each block's scores are read with `weighted`, and its interval holds the known mean or not.
+finishes. The traces of a block start in one hour. Then the weighted chart is read, with a point per hour: its interval
+holds the known mean or not. Each point must equal the summary of the rule over the same hour.
 `python benchmarks/monitor_estimates.py [--blocks 500]` prints a Markdown table; `tests/evaluators/test_monitor_estimates.py`
 runs it with fewer blocks.
 
@@ -23,17 +24,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from math import isclose
 from pathlib import Path
 from typing import Any
 
-from spanwise.collector.records import Feedback, RuleSettings, Run, Stratum, Target, WeightedScore, iterate_pages
-from spanwise.collector.statistics import estimate_means
-from spanwise.collector.stores import Store
+from spanwise.collector.records import (
+    Feedback,
+    Rule,
+    RuleSettings,
+    Run,
+    Stratum,
+    Target,
+    WeightedScore,
+    iterate_pages,
+)
+from spanwise.collector.statistics import SampledMean, estimate_means
+from spanwise.collector.stores import Store, estimate_over_time
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.evaluators.monitors import Monitor, monitor
 from spanwise.tracer import attribute_names
 
 NAME, AT_ONCE = "simulated", 1_000
+HOUR_NS = 3_600 * 10**9
+FIRST_NS = 490_000 * HOUR_NS  # start of the first block's hour
 MEAN = 0.85  # share of good answers, before it gets worse
 DOWN = Stratum(filter={"feedback": [["thumbs_up", "=", 0.0]]}, rate=1.0)
 THRESHOLDS = {1.0: "0", 0.5: "8", 0.25: "c"}  # of head sampling, in the tracestate
@@ -87,9 +100,10 @@ class Traffic:
             failed = self.random.random() < (0.02 if good else 0.4)
             sampled = self.random.random() < self.scenario.head
             id = f"{block:08x}{self.random.getrandbits(96):024x}"
+            start_ns = FIRST_NS + block * HOUR_NS + int((part + turn / count) / len(self.scenario.settings) * HOUR_NS)
             if sampled or failed:
                 self.good[id] = good
-                yield replace(_run(id, good, self.scenario.head, sampled), session_id=session)
+                yield replace(_run(id, good, self.scenario.head, sampled, start_ns), session_id=session)
 
     def votes(self) -> Iterator[Feedback]:
         """People's."""
@@ -98,9 +112,8 @@ class Traffic:
                 yield Feedback(target=Target(trace_id=id), key="thumbs_up", score=False, source="human")
 
 
-def _run(id: str, good: bool, head: float, sampled: bool) -> Run:
+def _run(id: str, good: bool, head: float, sampled: bool, start_ns: int) -> Run:
     """A whole trace of our own tracer; an error in it would be that of a call that it survived."""
-    now = time.time_ns()
     said: dict[str, Any] = {
         attribute_names.LOCAL_ROOT: id[:16],
         attribute_names.SPANS_STARTED: 1,
@@ -114,8 +127,8 @@ def _run(id: str, good: bool, head: float, sampled: bool) -> Run:
         trace_id=id,
         span_id=id[:16],
         name="answer",
-        start_ns=now,
-        end_ns=now,
+        start_ns=start_ns,
+        end_ns=start_ns,
         outputs="good" if good else "bad",
         attributes=said,
     )
@@ -167,7 +180,7 @@ def simulate(scenario: Scenario, blocks: int, size: int = 600, seed: int = 1) ->
                 store.add_feedback(votes)
             _catch_up(watching, store, clock)
         watching.close()
-        return _row(scenario, store)
+        return _row(scenario, store, rule.record, blocks)
 
 
 def _catch_up(watching: Monitor, store: Store, clock: Clock) -> None:
@@ -181,12 +194,21 @@ def _slices(items: Iterable[Any]) -> Iterator[Sequence[Any]]:
         yield some
 
 
-def _row(scenario: Scenario, store: Store) -> Row:
-    by_block: dict[str, list[WeightedScore]] = {}
+def _row(scenario: Scenario, store: Store, rule: Rule, blocks: int) -> Row:
+    by_block: dict[int, list[WeightedScore]] = {}
     for score in iterate_pages(partial(store.weighted, NAME)):
-        by_block.setdefault(str(score.trace_id)[:8], []).append(score)
-    means = [estimate_means(some)[0] for some in by_block.values()]
+        by_block.setdefault((score.start_ns - FIRST_NS) // HOUR_NS, []).append(score)
     plain = [sum(float(one.score or 0) for one in some) / len(some) for some in by_block.values()]
+    window = {"since_ns": FIRST_NS, "until_ns": FIRST_NS + blocks * HOUR_NS, "bucket_ns": HOUR_NS}
+    means = []
+    for point in estimate_over_time(store, rule, **window):
+        [summary] = estimate_means(by_block[(point.start_ns - FIRST_NS) // HOUR_NS])
+        mean = point.estimate
+        assert isinstance(mean, SampledMean)
+        assert isclose(mean.mean or 0, summary.mean or 0), (mean, summary)
+        assert isclose(mean.low or 0, summary.low or 0, rel_tol=1e-6), (mean, summary)
+        assert isclose(mean.high or 0, summary.high or 0, rel_tol=1e-6), (mean, summary)
+        means.append(mean)
     held = [mean.low is not None and mean.low <= scenario.mean <= (mean.high or 0) for mean in means]
     return Row(
         scenario.name,

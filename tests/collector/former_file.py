@@ -10,6 +10,7 @@ from spanwise.collector.records import Feedback, Run, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.name_conversion import FORMER_APPLICATION_ID
 from spanwise.collector.stores.sqlite.database.schema import OLDEST_VERSION, migrate
+from spanwise.collector.stores.sqlite.database.score_sum_schema import SCORE_SUM_TABLES
 
 TRACE = "1" * 32
 PAGES = 16384  # such files have larger pages than new ones
@@ -36,8 +37,20 @@ def mark(path: Path, version: int = OLDEST_VERSION) -> None:
 
 
 def lower_version(db: sqlite3.Connection, version: int) -> None:
-    """Give a file of the newest version a lower one, without the columns that came later."""
+    """Give a file of the newest version a lower one, without the tables and columns that came later."""
+    remove_score_sums(db)
     columns = {row[1] for row in db.execute("PRAGMA table_info(traces)")}
     for column in columns & {"prompts", "agents", "finish_reasons", "time_to_first_token_ms"}:  # came with version 22
         db.execute(f"ALTER TABLE traces DROP COLUMN {column}")
     db.execute(f"PRAGMA user_version = {version}")
+
+
+def remove_score_sums(db: sqlite3.Connection) -> None:
+    """Remove the weighted sums of scores, which came with version 26, from a file."""
+    triggers = db.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger' AND name LIKE 'score%'").fetchall()
+    for (name,) in triggers:
+        db.execute(f"DROP TRIGGER {name}")
+    for table in (*SCORE_SUM_TABLES, "score_groupings", "score_decisions_deleted"):
+        db.execute(f"DROP TABLE IF EXISTS {table}")
+    db.execute("DROP INDEX IF EXISTS feedback_without_lease")
+    db.execute("PRAGMA user_version = 25")

@@ -68,6 +68,7 @@ def make_file_without_positions(file: Path, traces: int = 1) -> None:
     with SQLiteStore(file) as store:
         store.append([run(f"trace{number}", outputs="the parcel") for number in range(traces)])
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        former_file.remove_score_sums(db)
         for statement in BEFORE_POSITIONS:
             db.execute(statement)
 

@@ -166,7 +166,7 @@ def test_a_file_of_an_earlier_version_gets_the_tables(tmp_path: Path) -> None:
     file = tmp_path / "spanwise.db"
     SQLiteStore(file).close()
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
-        db.executescript("DROP TABLE notifications; DROP TABLE deliveries; PRAGMA user_version = 25")
+        db.executescript("DROP TABLE notifications; DROP TABLE deliveries; PRAGMA user_version = 26")
     with SQLiteStore(file) as store:
         store.add_notifications([notification()])
         assert due(store) == ["n1"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from fastapi.testclient import TestClient
 
-from collector.deciding import ruled
-from collector.ruled import monitored
+from collector.deciding import HOUR, ruled, traced
+from collector.ruled import done, monitored, taken
 from spanwise.collector.api import create_app
 from spanwise.collector.prometheus_metrics import MAX_METRIC_RULES
 from spanwise.collector.records import Booking, RuleSettings
@@ -35,6 +37,25 @@ def test_a_rule_has_its_queue_lag_and_evaluators(tmp_path):
     ):
         assert f"{line}\n" in text
     assert text.count("# TYPE spanwise_rule_targets gauge") == 1
+
+
+def test_a_rule_has_the_weighted_means_of_the_last_day(tmp_path):
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        ruled(store)
+        now = time.time_ns()
+        heads = [*traced(store, 20, start_ns=now), *traced(store, 20, start_ns=now - 48 * HOUR)]
+        taken(store, "r", heads, rate=0.25)
+        done(store, "r", *[("scored", number % 4 > 0) for number in range(40)])
+        text = metrics(store)
+    own = 'project="default",rule="r",key="concise"'
+    for line in (
+        f"spanwise_rule_score_mean{{{own}}} 0.75",
+        f"spanwise_rule_score_effective{{{own}}} 20.0",
+        f'spanwise_rule_score_outcomes{{{own},outcome="scored"}} 20.0',
+        f'spanwise_rule_score_outcomes{{{own},outcome="left_out"}} 0.0',
+    ):
+        assert f"{line}\n" in text
+    assert f"spanwise_rule_score_low{{{own}}} 0.5" in text
 
 
 def test_what_is_spent(tmp_path):

@@ -11,8 +11,9 @@ from itertools import chain
 
 from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.errors import StoreError
-from spanwise.collector.records import RuleStatus
-from spanwise.collector.stores import Store
+from spanwise.collector.records import Rule, RuleStatus
+from spanwise.collector.statistics import SampledMean
+from spanwise.collector.stores import GRAIN_NS, Store, estimate_over_time
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -155,11 +156,17 @@ _RULE_METRIC_HELP = {
     "spanwise_rule_evaluator_looked": "Evaluations by an evaluator, by the running workers since they started.",
     "spanwise_rule_evaluator_failed": "Evaluations of spanwise_rule_evaluator_looked that failed.",
     "spanwise_rule_evaluator_p95_seconds": "The slowest worker's 95th percentile of an evaluator's calls.",
+    "spanwise_rule_score_mean": "Weighted mean of a rule's scores of the traces that started in the last 24 hours.",
+    "spanwise_rule_score_low": "Lower end of its 95 % interval; absent with an effective number of scores below 10.",
+    "spanwise_rule_score_high": "Upper end of its 95 % interval.",
+    "spanwise_rule_score_effective": "Effective number of these scores.",
+    "spanwise_rule_score_outcomes": "Scores, failed and skipped evaluations, and scores of unknown weight, of these traces.",
     "spanwise_rule_workers": "Living workers that carry out the version in force.",
     "spanwise_monitor_finished_per_second": "Targets of any rule that living workers finish.",
     "spanwise_monitor_decided_per_second": "Traces that living workers decide on, for each rule.",
 }
 Sample = tuple[str, Labels, float]
+SCORE_WINDOW_NS = 86_400 * 10**9
 
 
 class RuleMetrics:
@@ -172,12 +179,12 @@ class RuleMetrics:
         """Return the metrics of the rules in Prometheus' text format; the cached text if the store cannot answer."""
         if time.monotonic() >= self._until:
             with suppress(StoreError):
-                self._text = _rule_metrics_text(store.status()[:MAX_METRIC_RULES])
+                self._text = _rule_metrics_text(store, store.status()[:MAX_METRIC_RULES])
             self._until = time.monotonic() + RULE_CACHE_S
         return self._text
 
 
-def _rule_metrics_text(statuses: Sequence[RuleStatus]) -> str:
+def _rule_metrics_text(store: Store, statuses: Sequence[RuleStatus]) -> str:
     series: dict[str, list[tuple[Labels, float]]] = {}
     now_ns = time.time_ns()
     samples: list[Sample] = []
@@ -188,6 +195,7 @@ def _rule_metrics_text(statuses: Sequence[RuleStatus]) -> str:
         samples.append(("spanwise_monitor_finished_per_second", (), finished))
         samples.append(("spanwise_monitor_decided_per_second", (), decided))
     samples += chain.from_iterable(_rule_samples(status, now_ns) for status in statuses)
+    samples += chain.from_iterable(_score_samples(store, status.rule, now_ns) for status in statuses)
     for name, labels, value in samples:
         series.setdefault(name, []).append((labels, value))
     lines = [
@@ -218,3 +226,23 @@ def _rule_samples(status: RuleStatus, now_ns: int) -> Iterator[Sample]:
         yield "spanwise_rule_evaluator_failed", labels, evaluator.failed
         if evaluator.p95_s is not None:
             yield "spanwise_rule_evaluator_p95_seconds", labels, evaluator.p95_s
+
+
+def _score_samples(store: Store, rule: Rule, now_ns: int) -> Iterator[Sample]:
+    """Yield the estimates of a rule's keys over the traces of the last 24 hours."""
+    until = -(-now_ns // GRAIN_NS) * GRAIN_NS
+    since, width = until - SCORE_WINDOW_NS, SCORE_WINDOW_NS
+    points = estimate_over_time(store, rule, since_ns=since, until_ns=until, bucket_ns=width)
+    for point in [point for point in points if point.label is None][:MAX_METRIC_EVALUATORS]:
+        mean = point.estimate
+        assert isinstance(mean, SampledMean)
+        labels: Labels = (("project", rule.project), ("rule", rule.name), ("key", mean.key))
+        if mean.mean is not None:
+            yield "spanwise_rule_score_mean", labels, mean.mean
+        if mean.low is not None and mean.high is not None and not mean.too_few:
+            yield "spanwise_rule_score_low", labels, mean.low
+            yield "spanwise_rule_score_high", labels, mean.high
+        yield "spanwise_rule_score_effective", labels, mean.effective
+        counts = {"scored": mean.n, "failed": mean.failed, "skipped": mean.skipped, "left_out": mean.unknown}
+        for outcome, count in counts.items():
+            yield "spanwise_rule_score_outcomes", (*labels, ("outcome", outcome)), count

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 import re
+import time
 from dataclasses import replace
 
 import pytest
 
 from collector.deciding import on, ruled, slice, traced
 from collector.ruled import done, monitored, taken, told
-from spanwise.collector.records import RuleSettings
+from spanwise.collector.records import Feedback, RuleSettings
 
 
 def page(client, address):
@@ -35,7 +36,61 @@ def test_each_rule_has_its_funnel(store, client):
 def test_the_mean_is_the_weighted_one(store, client):
     monitored(store)
     text, _ = page(client, "/rules")
-    assert re.search(r"concise 50 % [\d.]+ % to [\d.]+ % 2 2 1 1 0 ", text)
+    assert re.search(r"concise 50 % too few 2 2 1 1 0 ", text)
+
+
+def scored(store, count, rate=0.5):
+    ruled(store, name="short")
+    heads = traced(store, count, start_ns=time.time_ns() - 7_200 * 10**9)
+    taken(store, "short", heads, rate=rate)
+    done(store, "short", *[("scored", number % 4 > 0) for number in range(count)])
+    return heads
+
+
+def test_a_rule_shows_its_scores_over_time_with_a_band(store, client):
+    scored(store, 40)
+    text, source = page(client, "/rules/short")
+    assert re.search(r"concise 75 % 95 %: [56]\d % to 8\d %, effective n 40, 0 failed, 0 skipped, 0 left out", text)
+    assert 'class="band"' in source
+    assert "uncertain" not in source
+
+
+def test_a_mean_of_too_few_scores_has_no_band(store, client):
+    scored(store, 8)
+    for address in ("/rules/short", "/?since=24h"):
+        text, source = page(client, address)
+        assert "too few, effective n 8" in text
+        assert 'class="band"' not in source
+        assert 'class="line dot uncertain"' in source
+
+
+@pytest.mark.parametrize("quantity", ["p5", "p50", "p95"])
+def test_a_rule_shows_percentiles(store, client, quantity):
+    scored(store, 40)
+    text, _ = page(client, f"/rules/short?quantity={quantity}&range=7d")
+    assert re.search(r"concise [01] 95 %: [01] to [01], effective n 40", text)
+
+
+def test_a_rule_without_scores_in_a_time_says_so(store, client):
+    ruled(store, name="short")
+    assert "Scores over time" not in page(client, "/rules/short")[0]
+    assert "No scores in this time" in page(client, "/rules/short?range=30d")[0]
+    assert client.get("/rules/short?range=2d").status_code == 400
+    assert client.get("/rules/short?quantity=p1").status_code == 400
+
+
+def test_the_mean_of_a_judge_is_shown_next_to_its_corrected_mean(store, client):
+    heads = scored(store, 40)
+    rows = [replace(row, source="model", version="v") for row in store.feedbacks(key="concise")]
+    store.add_feedback(rows)
+    labels = [
+        Feedback(target=row.target, key="concise", score=row.score, source="human", author="ann") for row in rows[:30]
+    ]
+    store.add_feedback([replace(label, metadata={"probability": 0.75}) for label in labels])
+    assert len(heads) == 40
+    text, _ = page(client, "/rules/short")
+    assert "Mean of human labels:" in text
+    assert "30 labels" in text
 
 
 def test_numbers_lead_to_traces(store, client):

@@ -149,8 +149,11 @@ def _means_table(means: Sequence[SampledMean]) -> Table:
     )
     for mean in means:
         interval = "–" if mean.low is None else f"{formatting.number(mean.low)}–{formatting.number(mean.high)}"
+        estimate: str | Text
         counts = (mean.n, round(mean.effective), mean.failed, mean.skipped, mean.unknown + mean.outside)
         estimate = formatting.number(mean.mean)
+        if mean.too_few:
+            estimate, interval = Text(estimate, "dim"), "too few"
         if mean.unweighted is not None:
             estimate = f"– ({formatting.number(mean.unweighted)} unweighted)"
         table.add_row(Text(escape_line(mean.key)), estimate, interval, *map(formatting.count, counts))

@@ -169,7 +169,11 @@ class ControlOperations:
     status = store_operation(Control.status, "GET /api/status", "monitor", project="argument")
     report = store_operation(Control.report, "POST /api/workers", "monitor")
     weighted = store_operation(Control.weighted, "GET /api/weighted", "monitor", project="argument")
-    score_sums = store_operation(Control.score_sums, "GET /api/score-sums", "monitor", project="argument")
+    score_sums = store_operation(
+        Control.score_sums, "GET /api/score-sums", "monitor", project="argument", alias={"groups": "group"}
+    )
+
+    score_groups = store_operation(Control.score_groups, "GET /api/score-groups", "monitor", project="argument")
 
     undecided = store_operation(Control.undecided, "GET /api/undecided/{rule:path}", "monitor", project="argument")
     alerts = store_operation(Control.alerts, "GET /api/alerts", "alerts", project="argument")

@@ -1,26 +1,56 @@
-"""Rule list with funnels and costs, and the decisions of one rule."""
+"""Rule list with funnels and costs; scores over time and decisions of one rule."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from spanwise.collector import filters
+from spanwise.collector import filters, formatting
 from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.pages.components import rendering
+from spanwise.collector.pages.components.time_chart import (
+    WIDTH,
+    Slot,
+    TimeChart,
+    choose_axis,
+    make_bands,
+    make_dots,
+    make_lines,
+)
 from spanwise.collector.records import Rule, RuleStatus
 from spanwise.collector.rule_policy import build_rule_filter
-from spanwise.collector.stores import Store, summarize_rule
+from spanwise.collector.statistics import CorrectedMean, SampledMean, SampledPercentile
+from spanwise.collector.stores import (
+    JudgeAgreement,
+    ScorePoint,
+    Store,
+    correct_judge_mean,
+    estimate_over_time,
+    estimate_percentiles_over_time,
+    summarize_rule,
+)
 
 # newest outcomes to read for the means: in total, and at least this many per rule
 MAX_OUTCOMES, MIN_OUTCOMES = 4_000, 100
 _DECISIONS_PER_PAGE = 50
 ACTIONS = ("pause", "resume", "remove")
+_HOUR_NS, _DAY_NS = 3_600 * 10**9, 86_400 * 10**9
+# Time ranges of the charts: label, number of buckets, and their width
+RANGES: Mapping[str, tuple[str, int, int]] = {
+    "24h": ("24 hours", 24, _HOUR_NS),
+    "7d": ("7 days", 28, 6 * _HOUR_NS),
+    "30d": ("30 days", 30, _DAY_NS),
+}
+PERCENTILES: Mapping[str, float] = {"p5": 5.0, "p50": 50.0, "p95": 95.0}
+MAX_CHARTS = 12  # keys and labels of a rule
+MAX_PERCENTILE_OUTCOMES = 20_000  # newest outcomes that are read for percentiles
 
 
 # Orders of the list, highest number first, with their labels
@@ -87,10 +117,152 @@ def rule(store: Store, request: Request) -> Response:
         rule=status.rule,
         verdict=verdict,
         page=page,
+        charts=make_charts(store, status.rule, read_range(query), query.get("quantity", ""), time.time_ns()),
+        range=read_range(query),
+        ranges_of_page={name: label for name, (label, *_) in RANGES.items()},
+        quantity=query.get("quantity", ""),
+        quantities=PERCENTILES,
+        chart_width=WIDTH,
         verdicts=rule_report,
         traces=build_traces_url,
         now=time.time_ns(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ChartPoint:
+    """Bucket of a chart: its place, its time as text, and its estimate (None without outcomes)."""
+
+    slot: Slot
+    start_ns: int
+    time: str
+    estimate: SampledMean | SampledPercentile | None
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreChart:
+    """Chart of a key, or of the share of one of its labels, with the estimate of the whole time range."""
+
+    key: str
+    label: str | None
+    binary: bool
+    total: SampledMean | SampledPercentile
+    value: float | None  # of `total`
+    points: Sequence[ChartPoint]
+    chart: TimeChart
+    corrected: CorrectedMean | None = None  # mean of human labels
+    agreement: str = ""
+
+    def text(self, value: float | None) -> str:
+        """Format a value as a share or a score."""
+        if value is None:
+            return "–"
+        return formatting.percent(value, 1) if self.binary else formatting.number(value)
+
+    def describe(self, estimate: SampledMean | SampledPercentile) -> str:
+        """Return interval and counts of an estimate."""
+        interval = f"95 %: {self.text(estimate.low)} to {self.text(estimate.high)}" if estimate.low is not None else ""
+        words = [
+            "too few" if estimate.too_few else interval,
+            f"effective n {formatting.count(round(estimate.effective))}",
+        ]
+        counts = {"failed": estimate.failed, "skipped": estimate.skipped, "left out": estimate.unknown}
+        words += [f"{formatting.count(count)} {name}" for name, count in counts.items()]
+        return ", ".join(filter(None, words))
+
+
+def read_range(query: Mapping[str, str]) -> str:
+    """Return the time range of a query, by default 24 hours. Raise `Refused` for an unknown one."""
+    name = query.get("range") or "24h"
+    if name not in RANGES:
+        raise Refused(f"unknown range {name[:100]!r}; expected one of: {', '.join(RANGES)}")
+    return name
+
+
+def make_charts(store: Store, rule: Rule, period: str, quantity: str, now_ns: int) -> list[ScoreChart]:
+    """Return the charts of a rule's keys and labels, up to now. `quantity` is "" or one of `PERCENTILES`."""
+    if quantity and quantity not in PERCENTILES:
+        raise Refused(f"unknown quantity {quantity[:100]!r}; expected one of: {', '.join(PERCENTILES)}")
+    _, count, width = RANGES[period]
+    until = -(-now_ns // width) * width
+    since = until - count * width
+
+    def estimate(bucket_ns: int) -> list[ScorePoint]:
+        if quantity:
+            percent, most = PERCENTILES[quantity], MAX_PERCENTILE_OUTCOMES
+            return estimate_percentiles_over_time(
+                store, rule, percent, since_ns=since, until_ns=until, bucket_ns=bucket_ns, most=most
+            )
+        return estimate_over_time(store, rule, since_ns=since, until_ns=until, bucket_ns=bucket_ns)
+
+    by_place: dict[tuple[str, str | None], dict[int, ScorePoint]] = {}
+    for point in estimate(width):
+        by_place.setdefault((point.estimate.key, point.label), {})[point.start_ns] = point
+    checks = JudgeAgreement(store)
+    judged = {str(entry.get("key") or entry.get("id")) for entry in rule.evaluators if entry.get("source") == "model"}
+    charts = []
+    for total in estimate(count * width)[:MAX_CHARTS]:
+        key, label = total.estimate.key, total.label
+        points = by_place.get((key, label), {})
+        starts = [since + place * width for place in range(count)]
+        chart = _draw(total, starts, [points.get(start) for start in starts], width)
+        if label is None and not quantity and (key in judged or not judged):
+            check = checks.of(key)
+            if check.pairs:
+                corrected = correct_judge_mean(store, check, key)
+                chart = replace(chart, corrected=corrected, agreement=str(check.agreement))
+        charts.append(chart)
+    return charts
+
+
+def _draw(total: ScorePoint, starts: Sequence[int], points: Sequence[ScorePoint | None], width_ns: int) -> ScoreChart:
+    """Return the chart of one key or label, with a point per bucket."""
+    step = WIDTH / len(starts)
+    slots = [Slot(place * step, step) for place in range(len(starts))]
+    estimates = [None if point is None else point.estimate for point in points]
+    values = [None if one is None else _get_value(one) for one in estimates]
+    too_few = [one is not None and one.too_few for one in estimates]
+    bands = [
+        None if one is None or one.too_few or one.low is None or one.high is None else (one.low, one.high)
+        for one in estimates
+    ]
+    known = [value for value in values if value is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    axis = choose_axis(low, 1.0 if low >= 0 and high <= 1 else high)
+    certain = [None if is_few else value for value, is_few in zip(values, too_few, strict=True)]
+    uncertain = [value if is_few else None for value, is_few in zip(values, too_few, strict=True)]
+    chart = replace(
+        make_lines(slots, [certain], axis),
+        band=make_bands(slots, bands, axis),
+        uncertain=make_dots(slots, uncertain, axis),
+    )
+    return ScoreChart(
+        key=total.estimate.key,
+        label=total.label,
+        binary=total.label is not None or getattr(total.estimate, "binary", False),
+        total=total.estimate,
+        value=_get_value(total.estimate),
+        points=[
+            ChartPoint(slot, start, format_bucket(start, width_ns), one, value)
+            for slot, start, one, value in zip(slots, starts, estimates, values, strict=True)
+        ],
+        chart=chart,
+    )
+
+
+def _get_value(estimate: SampledMean | SampledPercentile) -> float | None:
+    if isinstance(estimate, SampledPercentile):
+        return estimate.value
+    return estimate.mean if estimate.mean is not None else estimate.unweighted
+
+
+def format_bucket(start_ns: int, width_ns: int) -> str:
+    """Format the time of a bucket."""
+    first, last = (datetime.fromtimestamp(ns / 1e9, UTC) for ns in (start_ns, start_ns + width_ns))
+    if width_ns >= _DAY_NS:
+        return f"{first:%-d %b}"
+    return f"{first:%-d %b %H:%M} – {last:%H:%M} UTC"
 
 
 def change_rule(store: Store, request: Request, fields: Mapping[str, str]) -> str:

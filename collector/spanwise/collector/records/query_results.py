@@ -157,6 +157,10 @@ class FeedbackStats:
     If scores are weighted, `mean` and `passed` are Σwy/Σw. `effective` is the effective sample size: the number of
     equally weighted scores whose mean would be as precise. Scores of unknown weight are counted in `unweighted` and
     omitted from `mean`, `passed` and `effective`.
+
+    The scores of rules are weighted by the inverse of their sampling probability. In the buckets of a store, `mean` is
+    then that of the rules' scores, with its 95 % interval from `low` to `high`, and `shares` has the weighted share of
+    each label with its interval. If all of these scores are of unknown weight, `effective` is 0, and `mean` is plain.
     """
 
     key: str
@@ -172,6 +176,9 @@ class FeedbackStats:
     unweighted: int = 0
     effective: float | None = None  # None if every weight is 1
     binary: bool = False
+    low: float | None = None  # None: not weighted, or the spread of the scores is unknown
+    high: float | None = None
+    shares: Mapping[str, tuple[float, float | None, float | None]] = field(default_factory=dict)  # only if weighted
     target: Literal["trace", "document"] = "trace"  # "trace" also stands for spans, sessions and experiments
 
 

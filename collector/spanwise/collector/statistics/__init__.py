@@ -18,6 +18,7 @@ Modules, in the order in which data flows:
 - `alert_evaluation`: Evaluation of alerts: estimate of a window, one-sided bound, breach, and the state that follows.
 - `human_agreement`: Agreement of a judge with human labels: pairing, Cohen's kappa, fitted thresholds.
 - `ppi`: Prediction-powered inference: a judge's mean corrected by human labels.
+- `weighted_percentiles`: Weighted percentiles of rules' scores, with Woodruff's interval.
 - `version_comparison`: Comparison of two versions in production: weighted difference of means, confidence sequence.
 - `vendor_result_formats`: Results in the formats of Databricks, Haystack and H2O.
 """
@@ -37,6 +38,7 @@ from spanwise.collector.statistics.feedback_tally import (
     UNPARSED,
     PassCondition,
     Tally,
+    exact_expansion,
     get_feedback_slot,
     is_anonymous,
     select_latest,
@@ -100,11 +102,13 @@ from spanwise.collector.statistics.score_comparison import (
 )
 from spanwise.collector.statistics.score_samples import ScoreSample
 from spanwise.collector.statistics.survey_sampling import (
+    MIN_SHOWN_EFFECTIVE,
     LabelSample,
     SampledCase,
     SampledMean,
     draw_label_sample,
     estimate_means,
+    estimate_sums,
     get_sampling_position,
 )
 from spanwise.collector.statistics.vendor_result_formats import (
@@ -121,6 +125,7 @@ from spanwise.collector.statistics.version_comparison import (
     VersionScore,
     compare_versions,
 )
+from spanwise.collector.statistics.weighted_percentiles import SampledPercentile, estimate_percentiles
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "MIN_VERSION_SCORES",
@@ -147,7 +152,9 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "BooleanRates",
     "PassCondition",
     "LabelSample",
+    "MIN_SHOWN_EFFECTIVE",
     "SampledMean",
+    "SampledPercentile",
     "TASK_OK",
     "ALPHA",
     "MEASURES",
@@ -189,6 +196,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "check_judge",
     "compare_scores",
     "estimate_ppi_mean",
+    "exact_expansion",
     "choose_threshold",
     "databricks_results",
     "databricks_table",
@@ -204,6 +212,8 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "get_feedback_slot",
     "t_quantile",
     "estimate_means",
+    "estimate_percentiles",
+    "estimate_sums",
     "summarize_by_key",
     "get_sampling_position",
     "get_feedback_value",

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum, sqrt
+from typing import NamedTuple
 
-from spanwise.collector.records import Target, WeightedScore
+from spanwise.collector.records import ScoreSums, Target, WeightedScore
 from spanwise.collector.statistics.feedback_tally import ExactSum
 from spanwise.collector.statistics.quantiles import t_quantile
 
@@ -112,8 +113,9 @@ def _share_among_strata(smallest: Mapping[str, Sequence[tuple[int, Target]]], n:
     return chosen
 
 
+MIN_SHOWN_EFFECTIVE = 10.0  # with a smaller effective n, a mean is displayed with the words "too few"
 _UPPER_PROBABILITY = 0.975  # upper quantile of a two-sided 95 % interval
-_VARIANCE_TOLERANCE = 1e-12  # a smaller variance is a rounding error
+_VARIANCE_TOLERANCE = 1e-12  # a smaller variance (relative to the squared mean, if that is above 1) is a rounding error
 _MIN_CLUSTERS = 1 + 1e-9  # up to this effective number of clusters, their spread is unknown
 
 
@@ -142,6 +144,11 @@ class SampledMean:
     unweighted: float | None = None
     binary: bool = False
 
+    @property
+    def too_few(self) -> bool:
+        """Return whether there are so few scores that the mean is displayed as uncertain, and without its interval."""
+        return self.n > 0 and self.effective < MIN_SHOWN_EFFECTIVE
+
     def __str__(self) -> str:
         """Return the estimate as a sentence."""
         basis = f"{self.n} scores" + (f", equivalent to {self.effective:.0f} of equal weight" if self.n else "")
@@ -155,6 +162,7 @@ class SampledMean:
             )
             return f"{self.key}: no weighted mean ({basis}{excluded}){plain}"
         interval = "" if self.low is None else f" (95 %: {self.low:.3g} to {self.high:.3g})"
+        interval = " (too few)" if self.too_few else interval
         return f"{self.key}: {self.mean:.3g}{interval}, {basis}{excluded}"
 
 
@@ -207,23 +215,76 @@ def estimate_means(scores: Iterable[WeightedScore]) -> list[SampledMean]:
     return [_estimate_mean(key, sums[key]) for key in sorted(sums)]
 
 
-def _estimate_mean(key: str, sums: _KeySums) -> SampledMean:
-    weight = fsum(weights for weights, _ in sums.clusters.values())
-    mean = fsum(total for _, total in sums.clusters.values()) / weight if weight else None
-    shares = [weights / weight for weights, _ in sums.clusters.values()]
-    effective = 1 / fsum(share * share for share in shares) if shares else 0.0  # Kish 1965
-    low, high = (
-        (None, None)
-        if mean is None or effective < _MIN_CLUSTERS
-        else _linearized_interval(mean, weight, shares, effective, sums)
-    )
+def estimate_sums(sums: Iterable[ScoreSums]) -> list[SampledMean]:
+    """Return the same estimates as `estimate_means` from sums, per key in alphabetical order.
+
+    Pass the sums of all blocks of a time span: those of scores, or those of one label, whose share is then the mean.
+    """
+    by_key: dict[str, list[ScoreSums]] = {}
+    for block in sums:
+        by_key.setdefault(block.key, []).append(block)
+    return [_estimate_blocks(key, by_key[key]) for key in sorted(by_key)]
+
+
+def _estimate_blocks(key: str, blocks: Sequence[ScoreSums]) -> SampledMean:
+    n, left_out = (sum(getattr(block, name) for block in blocks) for name in ("n", "left_out"))
+    names = ("weight", "total", "weight_squares", "products", "total_squares")
+    added = _ClusterSums(*(fsum(getattr(block, name) for block in blocks) for name in names))
+    binary = not any(block.graded for block in blocks)
+    low, high = added.interval(n, binary=binary)
     return SampledMean(
         key=key,
-        mean=mean,
+        mean=added.mean,
+        low=low,
+        high=high,
+        n=n,
+        effective=added.effective,
+        unknown=left_out,
+        failed=sum(block.failed for block in blocks),
+        skipped=sum(block.skipped for block in blocks),
+        unweighted=fsum(block.left_out_total for block in blocks) / left_out if left_out and not n else None,
+        binary=binary and n > 0,
+    )
+
+
+def estimate_share_error(scores: Iterable[WeightedScore], share: float) -> float | None:
+    """Return half the width of the 95 % interval of a known share, of which the scores (0 or 1, one key) are a sample.
+
+    None if the spread of the scores is unknown. The interval is symmetric: it says which shares a sample may have.
+    """
+    sums = _KeySums()
+    for row in scores:
+        sums.add(row)
+    added = _add_clusters(sums)
+    if added.effective < _MIN_CLUSTERS:
+        return None
+    variance = added.variance
+    if variance <= _VARIANCE_TOLERANCE:
+        variance = share * (1 - share) / added.effective
+    return t_quantile(_UPPER_PROBABILITY, max(1, round(added.effective - 1))) * sqrt(variance)
+
+
+def _add_clusters(sums: _KeySums) -> _ClusterSums:
+    weights, totals = ([pair[place] for pair in sums.clusters.values()] for place in (0, 1))
+    return _ClusterSums(
+        weight=fsum(weights),
+        total=fsum(totals),
+        weight_squares=fsum(weight * weight for weight in weights),
+        products=fsum(weight * total for weight, total in zip(weights, totals, strict=True)),
+        total_squares=fsum(total * total for total in totals),
+    )
+
+
+def _estimate_mean(key: str, sums: _KeySums) -> SampledMean:
+    added = _add_clusters(sums)
+    low, high = added.interval(sums.n, binary=sums.binary)
+    return SampledMean(
+        key=key,
+        mean=added.mean,
         low=low,
         high=high,
         n=sums.n,
-        effective=effective,
+        effective=added.effective,
         unknown=sums.unknown,
         outside=sums.outside,
         failed=sums.failed,
@@ -233,20 +294,47 @@ def _estimate_mean(key: str, sums: _KeySums) -> SampledMean:
     )
 
 
-def _linearized_interval(
-    mean: float, weight: float, shares: list[float], effective: float, sums: _KeySums
-) -> tuple[float, float] | tuple[None, None]:
-    # Increase the deviation of each cluster from the mean, because the cluster itself has moved the mean towards it
-    # (Bell, McCaffrey 2002)
-    missed = zip((total - mean * weights for weights, total in sums.clusters.values()), shares, strict=True)
-    variance = fsum(miss * miss / (1 - share) for miss, share in missed) / weight**2
-    t = t_quantile(_UPPER_PROBABILITY, max(1, round(effective - 1)))
-    if sums.binary:
-        effective_n = mean * (1 - mean) / variance if variance > _VARIANCE_TOLERANCE else effective
-        return _wilson_interval(mean, min(effective_n, sums.n), t)
-    if variance <= _VARIANCE_TOLERANCE:
-        return None, None
-    return mean - t * sqrt(variance), mean + t * sqrt(variance)
+class _ClusterSums(NamedTuple):
+    """Sums over clusters, where W and Y are the sums of w and w·y in a cluster: ΣW, ΣY, ΣW², ΣWY, ΣY²."""
+
+    weight: float
+    total: float
+    weight_squares: float
+    products: float
+    total_squares: float
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.weight if self.weight else None
+
+    @property
+    def effective(self) -> float:
+        """Return the number of clusters of equal weight with the same precision (Kish 1965)."""
+        return self.weight * (self.weight / self.weight_squares) if self.weight_squares else 0.0
+
+    @property
+    def variance(self) -> float:
+        """Return the variance of the mean, by linearization over clusters. The effective number must exceed 1.
+
+        The deviations from the mean are increased, because the clusters themselves have moved it towards them.
+        """
+        mean, effective = self.mean or 0.0, self.effective
+        squares = self.total_squares - 2 * mean * self.products + mean * mean * self.weight_squares
+        return max(0.0, squares / self.weight / self.weight) * effective / (effective - 1)
+
+    def interval(self, n: int, *, binary: bool) -> tuple[float, float] | tuple[None, None]:
+        """Return the 95 % interval of the mean of `n` scores; None if the spread of the scores is unknown."""
+        mean, effective = self.mean, self.effective
+        if mean is None or effective < _MIN_CLUSTERS:
+            return None, None
+        variance = self.variance
+        t = t_quantile(_UPPER_PROBABILITY, max(1, round(effective - 1)))
+        if binary:
+            effective_n = mean * (1 - mean) / variance if variance > _VARIANCE_TOLERANCE else effective
+            return _wilson_interval(mean, min(effective_n, n), t)
+        if variance <= _VARIANCE_TOLERANCE * max(1.0, mean * mean):
+            return None, None
+        return mean - t * sqrt(variance), mean + t * sqrt(variance)
 
 
 def _wilson_interval(share: float, n: float, t: float) -> tuple[float, float]:

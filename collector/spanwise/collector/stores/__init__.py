@@ -19,7 +19,7 @@ Modules, in the order in which data flows:
 - `stored_comparison`: Comparison of stored experiments: their scores, the declared rules of their keys, and contrasts.
 - `experiment_statistics`: Statistics of a stored experiment per key: interval of the mean, repeated runs.
 - `stored_robustness`: Robustness of a stored experiment against perturbations: stable base cases and flips.
-- `score_statistics`: Statistics over stored scores: agreement of judges with people, and weighted means of rules.
+- `score_statistics`: Statistics over stored scores: agreement of judges with people, weighted means and percentiles of rules.
 - `rule_versions`: Comparison of two versions of an application by the scores that one rule gave to live traffic.
 """
 
@@ -46,7 +46,12 @@ if TYPE_CHECKING:
     from spanwise.collector.stores.rule_versions import RuleVersions, compare_rule_versions, make_version_condition
     from spanwise.collector.stores.run_tree import RunNode, derived_fields, make_branch, walk_tree
     from spanwise.collector.stores.score_statistics import (
+        GRAIN_NS,
         JudgeAgreement,
+        ScorePoint,
+        correct_judge_mean,
+        estimate_over_time,
+        estimate_percentiles_over_time,
         get_judge_keys,
         list_human_feedback,
         list_judge_scores,
@@ -63,7 +68,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy(
         __name__,
-        score_statistics="JudgeAgreement get_judge_keys list_human_feedback list_judge_scores summarize_rule",
+        score_statistics="GRAIN_NS JudgeAgreement ScorePoint correct_judge_mean estimate_over_time estimate_percentiles_over_time get_judge_keys list_human_feedback list_judge_scores summarize_rule",
         control_store="ControlStore Store",
         experiment_statistics="KeyStatistics estimate_keys",
         capabilities="DestinationStore FeedStore FeedbackSource LazyTrace LocalStore OutgoingFeedback RowStore StreamingStore",
@@ -78,6 +83,7 @@ else:
     )
 
 __all__ = [
+    "GRAIN_NS",
     "Change",
     "ComparisonOptions",
     "ControlStore",
@@ -96,6 +102,7 @@ __all__ = [
     "RowStore",
     "RuleVersions",
     "RunNode",
+    "ScorePoint",
     "Slice",
     "Store",
     "StoredComparison",
@@ -103,8 +110,11 @@ __all__ = [
     "TraceStore",
     "compare_perturbations",
     "compare_rule_versions",
+    "correct_judge_mean",
     "derived_fields",
     "estimate_keys",
+    "estimate_over_time",
+    "estimate_percentiles_over_time",
     "get_judge_keys",
     "iterate_examples",
     "list_history",

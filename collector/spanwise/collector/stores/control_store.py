@@ -280,6 +280,8 @@ class ControlStore(Protocol):
         until_ns: int,
         block_s: int = 150,
         by: str | None = None,
+        groups: Sequence[str] = (),
+        joined: bool = True,
     ) -> list[ScoreSums]:
         """Return the sums of a rule's weighted scores, labels, errors and skips, in equal blocks of a window.
 
@@ -287,6 +289,24 @@ class ControlStore(Protocol):
         and `block_s` are multiples of 150 seconds; the first block starts at `since_ns`. Blocks without any of them
         are left out. `version` selects the scores of one version of the rule. With `by`, the sums are grouped by the
         values of a field of the traces: tag, model, environment, prompt_version, agent, name, user or metadata.KEY.
+        `groups` selects some of these values (empty: all). `joined` makes a session in several blocks one cluster of
+        the window, so that the sums of all blocks can be added. Otherwise it is one cluster in each block.
+        """
+
+    def score_groups(
+        self,
+        rule: str,
+        *,
+        by: str,
+        project: str = "default",
+        key: str | None = None,
+        version: str | None = None,
+        since_ns: int,
+        until_ns: int,
+    ) -> Mapping[str, int]:
+        """Return the number of a rule's weighted scores per value of a field of the traces, the highest number first.
+
+        The arguments are those of `score_sums`.
         """
 
     def acquire(self, name: str, holder: str, seconds: float) -> Lease | None:

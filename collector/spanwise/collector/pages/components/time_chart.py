@@ -37,6 +37,8 @@ class TimeChart:
     bars: str
     lines: Sequence[str] = ()
     dots: Sequence[str] = ()
+    band: str = ""  # area between the ends of intervals
+    uncertain: str = ""  # dots of values that are not part of a line
 
 
 def choose_axis(low: float, high: float, smallest: float = 0.0) -> tuple[float, float]:
@@ -84,3 +86,40 @@ def make_lines(slots: Sequence[Slot], series: Sequence[Sequence[float | None]], 
         lines.append("".join(line))
         dots.append("".join(alone))
     return TimeChart((bottom, (bottom + top) / 2, top), "", lines, dots)
+
+
+def make_bands(slots: Sequence[Slot], bands: Sequence[tuple[float, float] | None], axis: tuple[float, float]) -> str:
+    """Return the path of a band between the ends of intervals, with gaps where there is none.
+
+    An interval between two gaps has the width of its slot.
+    """
+    bottom, top = axis
+
+    def place(x: float, value: float) -> str:
+        inside = min(max(value, bottom), top)
+        return f"{x:.1f} {HEIGHT * (1 - (inside - bottom) / (top - bottom)):.1f}"
+
+    parts: list[str] = []
+    run: list[tuple[float, tuple[float, float]]] = []
+    for slot, band in [*zip(slots, bands, strict=True), (None, None)]:
+        if band is not None and slot is not None:
+            run += [(slot.x, band), (slot.middle, band), (slot.x + slot.width, band)]
+            continue
+        if len(run) > 3:  # a line goes through the middle of slots
+            run = run[1::3]
+        if run:
+            upper = [place(x, ends[1]) for x, ends in run]
+            lower = [place(x, ends[0]) for x, ends in reversed(run)]
+            parts.append("M" + "L".join([*upper, *lower]) + "Z")
+        run = []
+    return "".join(parts)
+
+
+def make_dots(slots: Sequence[Slot], values: Sequence[float | None], axis: tuple[float, float]) -> str:
+    """Return the path of one dot per value."""
+    bottom, top = axis
+    return "".join(
+        f"M{slot.middle:.1f} {HEIGHT * (1 - (value - bottom) / (top - bottom)):.1f}h0"
+        for slot, value in zip(slots, values, strict=True)
+        if value is not None
+    )

@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 from spanwise.collector import formatting
 from spanwise.collector.pages.components.feedback_display import format_label
 from spanwise.collector.records import Bucket, FeedbackStats
+from spanwise.collector.statistics import MIN_SHOWN_EFFECTIVE
 
 Unit = Literal["traces", "tokens", "share", "ms", "$", "score"]
 FeedbackKey: TypeAlias = tuple[str, str]  # key, and target: "trace" or "document"
@@ -43,6 +44,7 @@ class Measure:
     rises_are_bad: bool = False
     percentile: int | None = None
     key: FeedbackKey | None = None  # of a measure of feedback
+    of_label: str | None = None  # whose share is the value
 
     def text(self, value: float | None) -> str:
         """Format a value with its unit."""
@@ -76,6 +78,33 @@ class Measure:
     def stats(self, bucket: MeasuredBucket) -> FeedbackStats | None:
         """Return the statistics of the measure's feedback key; None if it has none in the bucket."""
         return bucket.feedback.get(self.key) if self.key else None
+
+    def too_few(self, at: MeasuredBucket) -> bool:
+        """Return whether the value is the weighted mean of so few scores that its interval is not shown."""
+        stats = self.stats(at)
+        return stats is not None and stats.effective is not None and 0 < stats.effective < MIN_SHOWN_EFFECTIVE
+
+    def band(self, at: MeasuredBucket) -> tuple[float, float] | None:
+        """Return the 95 % interval of the value; None without one, or if there are too few scores."""
+        stats = self.stats(at)
+        if stats is None or self.too_few(at):
+            return None
+        low, high = stats.low, stats.high
+        if self.of_label is not None:
+            _, low, high = stats.shares.get(self.of_label, (None, None, None))
+        return None if low is None or high is None else (low, high)
+
+    def uncertainty(self, at: MeasuredBucket) -> str:
+        """Return what is known of the precision of a weighted mean, for display; "" if the mean is not weighted."""
+        stats, band = self.stats(at), self.band(at)
+        if stats is None or stats.effective is None:
+            return ""
+        if not stats.effective:
+            return "unweighted: the sampling probability is unknown"
+        words = [f"95 %: {self.text(band[0])} to {self.text(band[1])}" if band else ""]
+        words += ["too few" if self.too_few(at) else "", f"effective n {formatting.count(round(stats.effective))}"]
+        words.append(f"{formatting.count(stats.unweighted)} left out" if stats.unweighted else "")
+        return ", ".join(filter(None, words))
 
 
 def divide_by_traces(get: Callable[[Bucket], float]) -> Callable[[MeasuredBucket], float | None]:
@@ -121,11 +150,20 @@ def get_feedback_measure(stats: FeedbackStats) -> Measure:
         label = max(sorted(stats.labels), key=lambda name: stats.labels[name])
 
         def share(at: MeasuredBucket) -> float | None:
-            labels = at.feedback[key].labels if key in at.feedback else {}
-            return labels.get(label, 0) / sum(labels.values()) if labels else None
+            found = at.feedback.get(key)
+            if found is None or not found.labels:
+                return None
+            if found.shares:
+                return found.shares.get(label, (0.0, None, None))[0]
+            return found.labels.get(label, 0) / sum(found.labels.values())
 
         return Measure(
-            f"{stats.key}: {format_label(label)}", "share", share, ((condition, f"{stats.key}={label}"),), key=key
+            f"{stats.key}: {format_label(label)}",
+            "share",
+            share,
+            ((condition, f"{stats.key}={label}"),),
+            key=key,
+            of_label=label,
         )
 
     def mean(at: MeasuredBucket) -> float | None:
@@ -159,7 +197,9 @@ def get_standard_score(measure: Measure, now: MeasuredBucket, before: MeasuredBu
     means, variance = [], 0.0
     for at in (now, before):
         value, stats = measure.value(at), measure.stats(at)
-        n = at.bucket.traces if stats is None else stats.n or sum(stats.labels.values())
+        n: float = at.bucket.traces if stats is None else stats.n or sum(stats.labels.values())
+        if stats is not None and stats.effective:
+            n = min(n, stats.effective)
         if value is None or not n:
             return None
         low, high = 0.0, 1.0

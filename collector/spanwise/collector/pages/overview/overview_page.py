@@ -23,7 +23,9 @@ from spanwise.collector.pages.components.time_chart import (
     Slot,
     TimeChart,
     choose_axis,
+    make_bands,
     make_bars,
+    make_dots,
     make_lines,
 )
 from spanwise.collector.pages.overview.bucket_measures import (
@@ -280,7 +282,7 @@ class Overview:
         """Return the numbers of a chart as JSON, for the script that draws it on a canvas."""
         return json.dumps(
             {
-                "series": [[measure.value(interval.at) for interval in self.intervals] for measure in measures],
+                "series": self._series(measures),
                 "low": chart.axis[0],
                 "high": chart.axis[2],
                 "bars": not chart.lines,
@@ -336,11 +338,26 @@ class Overview:
         return Panel(title, [measure], chart)
 
     def _line_panel(self, title: str, measures: Sequence[Measure]) -> Panel:
-        series = [[measure.value(interval.at) for interval in self.intervals] for measure in measures]
-        low, high = get_extent([value for values in series for value in values])
+        values = [measure.value(interval.at) for interval in self.intervals for measure in measures]
+        low, high = get_extent(values)
         if measures[0].key and low >= 0 and high <= 1:  # shares and scores of feedback; errors are mostly few
             high = 1.0
-        return Panel(title, measures, make_lines(self._slots(), series, choose_axis(low, high)))
+        axis = choose_axis(low, high)
+        chart = make_lines(self._slots(), self._series(measures), axis)
+        uncertain = [measures[0].value(one.at) if measures[0].too_few(one.at) else None for one in self.intervals]
+        chart = replace(
+            chart,
+            band=make_bands(self._slots(), [measures[0].band(one.at) for one in self.intervals], axis),
+            uncertain=make_dots(self._slots(), uncertain, axis),
+        )
+        return Panel(title, measures, chart)
+
+    def _series(self, measures: Sequence[Measure]) -> list[list[float | None]]:
+        """Return the values of each measure, without those of too few scores."""
+        return [
+            [None if measure.too_few(one.at) else measure.value(one.at) for one in self.intervals]
+            for measure in measures
+        ]
 
     def _slots(self) -> list[Slot]:
         return [interval.slot for interval in self.intervals]

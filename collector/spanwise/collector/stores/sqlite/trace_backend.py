@@ -51,6 +51,8 @@ from spanwise.collector.stores.sqlite.query import (
 )
 from spanwise.collector.stores.sqlite.rollups import aggregation
 from spanwise.collector.stores.sqlite.score_sums import trace_measures
+from spanwise.collector.stores.sqlite.score_sums.bucket_weights import weigh_buckets
+from spanwise.collector.stores.sqlite.score_sums.sum_queries import apply_some_changes
 from spanwise.collector.stores.sqlite.write import feedback_table, forwarding_state, sender_records
 from spanwise.collector.stores.sqlite.write.pending_amendments import AmendmentTarget, get_amendment_target
 from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
@@ -227,11 +229,8 @@ class SQLiteTraces(Backend):
     ) -> Page[SessionSummary]:
         return feedback_and_sessions.list_sessions(db, extend_filter(filter, conditions), limit, cursor, sort)
 
-    @read_operation
     def aggregate(
         self,
-        db: sqlite3.Connection,
-        /,
         filter: Filter | None = None,
         *,
         bucket_ns: int | None = None,
@@ -239,7 +238,13 @@ class SQLiteTraces(Backend):
         newest: int | Literal["all"] | None = None,
         **conditions: object,
     ) -> list[Bucket]:
-        return aggregation.compute_buckets(db, extend_filter(filter, conditions), bucket_ns, group_by, newest)
+        wanted = extend_filter(filter, conditions)
+        is_current = apply_some_changes(self._file)
+        with self._file.read() as reader:
+            buckets = aggregation.compute_buckets(reader.db, wanted, bucket_ns, group_by, newest)
+            counted = next((bucket.newest for bucket in buckets if bucket.newest), None)
+            list_traces = partial(aggregation.list_scored_traces, reader.db, wanted, bucket_ns, group_by, counted)
+            return weigh_buckets(reader.db, buckets, wanted, bucket_ns, group_by, list_traces, is_current=is_current)
 
     @read_operation
     def measure_sums(

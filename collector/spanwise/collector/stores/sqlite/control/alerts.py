@@ -27,6 +27,7 @@ from spanwise.collector.stores.sqlite.control.notifications import enqueue_notif
 from spanwise.collector.stores.sqlite.database.bulk_statements import parse_cursor
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
+from spanwise.collector.stores.sqlite.score_sums.sum_tables import register_grouping, remove_grouping
 
 MAX_EVENTS = 50_000  # status changes that are kept
 PRUNE_INTERVAL = 100  # changes added between two deletions of old ones
@@ -85,6 +86,7 @@ class Alerts(Backend):
                 _close_groups(db, before, now, "the alert was edited")
                 sql = "UPDATE alerts SET version = ?, looked_ns = 0, left_out = '[0, []]', data = ? WHERE id = ?"
                 db.execute(sql, (alert.version, encode_record(alert), before.id))
+            _update_groupings(db, before.alert if before is not None else None, alert)
         if owner is not None:
             names = {(alert.project, alert.name) for alert in alerts}
             rows = db.execute("SELECT project, name FROM alerts WHERE owner = ?", (owner,)).fetchall()
@@ -292,7 +294,20 @@ def _delete(db: sqlite3.Connection, project: str, name: str, now: int, reason: s
         return False
     _close_groups(db, stored, now, reason)
     db.execute("DELETE FROM alerts WHERE id = ?", (stored.id,))
+    _update_groupings(db, stored.alert, None)
     return True
+
+
+def _update_groupings(db: sqlite3.Connection, before: Alert | None, after: Alert | None) -> None:
+    """Keep the sums of scores per value of the field by which an alert groups them, and no others."""
+    if after is not None and after.rule is not None and after.by is not None:
+        register_grouping(db, after.project, after.rule, after.by)
+    if before is None or before.rule is None or before.by is None:
+        return
+    data = "json_extract(data, '$.{}')".format
+    sql = f"SELECT 1 FROM alerts WHERE project = ? AND {data('rule')} = ? AND {data('by')} = ?"
+    if not db.execute(sql, (before.project, before.rule, before.by)).fetchone():
+        remove_grouping(db, before.project, before.rule, before.by)
 
 
 def _add_events(db: sqlite3.Connection, events: Iterable[AlertEvent]) -> None:

@@ -26,7 +26,8 @@ from spanwise.collector.stores.sqlite.control.rule_versions import Rules
 from spanwise.collector.stores.sqlite.database.bulk_statements import delete_many, parse_cursor
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
-from spanwise.collector.stores.sqlite.score_sums.window_sums import SumsQuery, sum_rows
+from spanwise.collector.stores.sqlite.score_sums.sum_queries import count_groups, read_sums
+from spanwise.collector.stores.sqlite.score_sums.window_sums import SumsQuery
 
 # Events about API keys (True) have a separate limit, so that many deletions cannot displace them
 MAX_EVENTS = {True: 10_000, False: 40_000}
@@ -120,11 +121,8 @@ class SQLiteControl(
         _put_item(db, replace(item, status=checked, assignee=assignee or item.assignee))
         return True
 
-    @read_operation
     def score_sums(
         self,
-        db: sqlite3.Connection,
-        /,
         rule: str,
         *,
         project: str = "default",
@@ -134,9 +132,24 @@ class SQLiteControl(
         until_ns: int,
         block_s: int = 150,
         by: str | None = None,
+        groups: Sequence[str] = (),
+        joined: bool = True,
     ) -> list[ScoreSums]:
-        query = SumsQuery(rule, project, since_ns, until_ns, block_s, key=key, by=by, version=version)
-        return sum_rows(db, query)
+        query = SumsQuery(rule, project, since_ns, until_ns, block_s, key, version, by, groups, joined)
+        return read_sums(self._file, query)
+
+    def score_groups(
+        self,
+        rule: str,
+        *,
+        by: str,
+        project: str = "default",
+        key: str | None = None,
+        version: str | None = None,
+        since_ns: int,
+        until_ns: int,
+    ) -> Mapping[str, int]:
+        return count_groups(self._file, SumsQuery(rule, project, since_ns, until_ns, 150, key, version, by))
 
     @write_operation
     def set_retention(self, db: sqlite3.Connection, /, rule: Retention) -> None:

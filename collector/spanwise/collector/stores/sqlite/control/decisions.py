@@ -32,6 +32,7 @@ from spanwise.collector.stores.sqlite.control.decision_rows import (
 from spanwise.collector.stores.sqlite.control.rule_versions import find_active_rule
 from spanwise.collector.stores.sqlite.database.bulk_statements import insert_many, parse_cursor, select_many
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
+from spanwise.collector.stores.sqlite.database.score_sum_schema import record_decisions
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 
 # Stored verdict, and whether the row is open. Open rows of a version that is not in force are shown as superseded
@@ -208,6 +209,7 @@ def _delete_rows(trace_id: str | None, rule: str | None, project: str | None, db
     first, end = ("", MAX_TARGET) if trace_id is None else get_trace_range(trace_id)
     within = "target >= ? AND target < ?" if trace_id is not None else "+target >= ? AND +target < ?"
     count = 0
+    db.execute("INSERT OR IGNORE INTO score_decisions_deleted VALUES (1)")  # see `leases`
     for rule_id in rule_ids:
         chosen = f"SELECT id FROM decisions WHERE rule = ? AND {within} LIMIT ?"
         sql = f"DELETE FROM decisions WHERE id IN ({chosen})"
@@ -273,6 +275,7 @@ def _update_decisions(db: sqlite3.Connection, pairs: Iterable[tuple[DecisionRow,
         for row, decision in pairs
     ]
     update_rows(db, [row._replace(updated_ns=now) for old, row in updates if row is not None and row != old])
+    record_decisions(db, [old.id for old, row in updates if row is not None and row.probability != old.probability])
     db.executemany("DELETE FROM decisions WHERE id = ?", [(old.id,) for old, row in updates if row is None])
 
 

@@ -22,6 +22,7 @@ from spanwise.collector.stores.sqlite.control.decisions import expire_over_budge
 from spanwise.collector.stores.sqlite.control.rule_versions import find_active_rule
 from spanwise.collector.stores.sqlite.database.bulk_statements import select_many
 from spanwise.collector.stores.sqlite.database.column_values import dumps
+from spanwise.collector.stores.sqlite.database.score_sum_schema import record_decisions
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 
 MAX_LEASE_SECONDS = 10 * 365 * 86_400.0
@@ -117,6 +118,10 @@ class DecisionLeases(Backend):
         numbers = issue_tokens(db, len(due))
         rows = [_leased_row(row, number, holder, until, now) for row, number in zip(due, numbers, strict=True)]
         update_rows(db, rows)
+        # Scores belong to the decision whose lease number is the next one above theirs. So the first lease of a decision
+        # concerns only scores whose own decision was deleted
+        may_be_orphaned = db.execute("SELECT 1 FROM score_decisions_deleted").fetchone() is not None
+        record_decisions(db, [row.id for row in due if row.claim or may_be_orphaned])
         return [make_decision(row, project, rule, version) for row in rows]
 
     @write_operation

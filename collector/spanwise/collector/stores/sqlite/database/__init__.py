@@ -5,6 +5,7 @@ Modules, in the order in which data flows:
 - `file_lock`: Inter-process lock: one process may write the database; forked children do not inherit it.
 - `connections`: Connections: settings, SQLite error translation, reader of stored runs, pool of read connections.
 - `schema`: Tables, indexes and migrations of the database file.
+- `score_sum_schema`: Tables and triggers of the weighted sums of scores (see `stores.sqlite.score_sums`).
 - `name_conversion`: Conversion of files from before the product was renamed: names in the tables, and the name of the file.
 - `column_values`: Column values: JSON of plain values and records, hashes of ids.
 - `bulk_statements`: SQL statements for many rows or values at once, and cursors of pages.
@@ -24,6 +25,7 @@ SHARED_MODULES = [
     "group_commit",
     "name_conversion",
     "schema",
+    "score_sum_schema",
     "store_clock",
     "wal_checkpoint",
 ]

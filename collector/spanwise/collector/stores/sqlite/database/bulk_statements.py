@@ -32,13 +32,18 @@ def insert_many(
     rows: Sequence[Sequence[Any]],
     conflict: str = "",
     at_once: int = ROWS_PER_INSERT,
-) -> None:
-    """Insert rows, at most `at_once` per statement; `conflict` is an `ON CONFLICT` clause."""
+) -> int:
+    """Insert rows, at most `at_once` per statement; `conflict` is an `ON CONFLICT` clause.
+
+    Return the number of rows inserted or overwritten, without those that triggers changed.
+    """
+    count = 0
     for start in range(0, len(rows), at_once):
         chunk = rows[start : start + at_once]
         marks = ",".join(["(" + ",".join("?" * len(columns)) + ")"] * len(chunk))
         sql = f"INSERT INTO {table} ({','.join(columns)}) VALUES {marks} {conflict}"
-        db.execute(sql, list(chain.from_iterable(chunk)))
+        count += db.execute(sql, list(chain.from_iterable(chunk))).rowcount
+    return count
 
 
 def select_many(db: sqlite3.Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()) -> list[Any]:

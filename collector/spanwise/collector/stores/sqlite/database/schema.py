@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.stores.sqlite.database.name_conversion import FORMER_APPLICATION_ID, convert_names
+from spanwise.collector.stores.sqlite.database.score_sum_schema import ADD_SCORE_SUMS
 
 log = logging.getLogger("spanwise.collector.migration")
 
@@ -466,8 +467,10 @@ MIGRATIONS: Mapping[int, MigrationStep] = {
     22: partial(_run_statements, statements=_INDEX_POSITIONS),
     23: _count_documents_apart,
     24: partial(_run_statements, statements=_SEAL_AGAIN),
-    25: partial(_run_statements, statements=_NOTIFICATION_TABLES),
-    26: partial(_run_statements, statements=_ALERT_TABLES),
+    # Tables and triggers of the weighted sums of scores. The sums are filled in the background
+    25: partial(_run_statements, statements=ADD_SCORE_SUMS),
+    26: partial(_run_statements, statements=_NOTIFICATION_TABLES),
+    27: partial(_run_statements, statements=_ALERT_TABLES),
 }
 FILE_VERSION = max(MIGRATIONS) + 1
 

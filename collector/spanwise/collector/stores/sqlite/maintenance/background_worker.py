@@ -18,6 +18,7 @@ from spanwise.collector.stores.sqlite.database.wal_checkpoint import Checkpointe
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
 from spanwise.collector.stores.sqlite.maintenance.rebuild_jobs import PeriodSealer, RollupRecounter, SummaryRebuilder
 from spanwise.collector.stores.sqlite.maintenance.retention import RetentionThread
+from spanwise.collector.stores.sqlite.score_sums.background_sums import ScoreSummer
 from spanwise.collector.stores.sqlite.search import fulltext_index
 
 log = logging.getLogger("spanwise.collector")
@@ -56,6 +57,7 @@ class BackgroundWorker:
         self._summary_rebuilder = SummaryRebuilder(file.appender, file.read, self._do, self._stop)
         self._rollup_recounter = RollupRecounter(file, self._stop)
         self._period_sealer = PeriodSealer(file, self._stop)
+        self._score_summer = ScoreSummer(file, self._stop)
         self._retention = RetentionThread(file, prune, self._stop)
         self._thread = threading.Thread(target=self._run, name="spanwise-behind", daemon=True)
         self._thread.start()
@@ -102,6 +104,7 @@ class BackgroundWorker:
         busy = self._summary_rebuilder.round()
         busy = self._rollup_recounter.round() or busy
         busy = self._period_sealer.round() or busy
+        busy = self._score_summer.round() or busy
         self.train_if_due()
         self._all_done, self._next_work = -1 if busy else commits, time.monotonic() + IDLE_SECONDS
         return busy

@@ -13,6 +13,7 @@ from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database.schema import FILE_VERSION
 from spanwise.collector.stores.sqlite.query.filter_sql import compile_filter
 from spanwise.collector.stores.sqlite.rollups import hourly_rollups, sealed_rollups
+from spanwise.collector.stores.sqlite.score_sums import window_sums
 
 
 def used_bytes(db: sqlite3.Connection) -> int:
@@ -156,6 +157,8 @@ def _check_rollups(db: sqlite3.Connection) -> Iterator[str]:
         yield f"{bad} hours whose rollups differ from their traces"
     if bad := sealed_rollups.count_wrong_periods(db):
         yield f"{bad} sealed hours and days whose totals differ from the rollups of their hours"
+    if bad := window_sums.count_wrong_sums(db):
+        yield f"{bad} rules whose weighted sums differ from their scores"
 
 
 def _find_damage(db: sqlite3.Connection) -> Iterator[str]:

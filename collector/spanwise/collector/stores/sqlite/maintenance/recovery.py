@@ -28,6 +28,7 @@ from spanwise.collector.stores.sqlite.database.schema import (
     migrate,
     outdated_file_error,
 )
+from spanwise.collector.stores.sqlite.database.score_sum_schema import SCORE_SUM_TABLES, mark_score_sums_stale
 from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.maintenance.integrity import check_integrity
 from spanwise.collector.stores.sqlite.write.run_codec import PayloadCompressor
@@ -124,6 +125,7 @@ REBUILT_TABLES = (
     *("indexed", "replaced", "unindexed"),
     *("states", "orphans", "local_roots"),
     *ROLLUP_TABLES,
+    *SCORE_SUM_TABLES,
     *("sums_latencies", "sums_said_of_days"),  # of older files
 )
 
@@ -176,6 +178,7 @@ def recover(damaged: str, target: str) -> RecoveryReport:
                     "INSERT OR IGNORE INTO unindexed (trace, since_ns) SELECT id, 0 FROM traces WHERE span_count > 0"
                 )
                 mark_rollups_stale(db)
+                mark_score_sums_stale(db)
                 recovered = RecoveryReport(tables, notes, check_integrity(Reader(db), deep=True))
         except BaseException:
             lock.undo()

@@ -295,6 +295,12 @@ _GROUP_JOINS = {
     "tag": " CROSS JOIN json_each(t.tags) m",
 }
 
+# Traces that rules have scored
+_ROW_SCORED = (
+    "SELECT {bucket}, {group}, t.id FROM {source} WHERE {where}"
+    " AND EXISTS (SELECT 1 FROM feedback f WHERE f.trace = t.id AND f.rule IS NOT NULL)"
+)
+
 # SQLite converts an array of numbers to JSON much faster than it concatenates text.
 _ROW_TOTALS = """
 SELECT {bucket} AS b, {group} AS g, count(*), sum(t.status = 'error'), total({tokens_in}), total({tokens_out}),
@@ -370,6 +376,23 @@ def _aggregate_newest(
     return [replace(bucket, newest=newest) for bucket in counted]
 
 
+def list_scored_traces(
+    db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None, newest: int | None
+) -> Iterator[tuple[int, str | None, int]]:
+    """Yield start of the bucket, group and key of each trace of an aggregate that rules have scored.
+
+    Without buckets, the start is 0. `newest` is that of the aggregate's buckets.
+    """
+    plan = None
+    if newest is not None:
+        chosen = plan_query(db, filter)
+        sql = f"SELECT t.id FROM {chosen.source} WHERE {chosen.where} ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
+        found = [row[0] for row in db.execute(sql, (*chosen.values, newest))]
+        only = QueryPlan("traces t NOT INDEXED", "t.id IN (SELECT value FROM json_each(?))", (dumps(found),))
+        plan = lambda _: only  # noqa: E731
+    return _Aggregation(db, filter, bucket_ns, group_by, plan).scored_traces()
+
+
 class _TooManyBuckets(Refused):
     """More buckets than one answer may have."""
 
@@ -423,6 +446,10 @@ class _Aggregation:
                             total.starts.append(self._find_start(group, hour, order))
         places = sorted([*self._totals, *self._complete], key=lambda place: (place[0], *_group_order(place[1])))
         return [self._bucket(place) for place in places]
+
+    def scored_traces(self) -> Iterator[tuple[int, str | None, int]]:
+        """Yield start of the bucket, group and key of each trace that rules have scored."""
+        return self._run(_ROW_SCORED, self._plan(self._filter))
 
     def _totals_of(self, place: BucketKey) -> BucketTotals:
         """Return the totals of a bucket; create them if missing. Raises `_TooManyBuckets`."""

@@ -317,8 +317,8 @@ def _build_bucket(start_ns: int, width_ns: int, place: _BucketPlace, total: Buck
             FeedbackSums(
                 total=float(tally.plain),
                 zeros_and_ones=tally.binary,
-                # the key tells the target (see `name_target`)
-                **{name: value for name, value in asdict(tally.stats(key)).items() if name != "target"},
+                # without the target, which the key tells (see `name_target`), and without weighted means
+                **{n: value for n, value in asdict(tally.stats(key)).items() if n in FeedbackSums.__struct_fields__},
             )
             for key, tally in sorted(total.tallies.items())
         ),

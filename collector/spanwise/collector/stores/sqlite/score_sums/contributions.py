@@ -16,6 +16,9 @@ from spanwise.collector.stores.sqlite.query.filter_sql import METADATA_TEXT_SQL
 GRAIN_S = 150  # seconds of a grain: the 24th part of an hour, so that all blocks of all windows have whole grains
 GRAIN_NS = GRAIN_S * 1_000_000_000
 
+# Scores beyond these limits are left out, because sums of squares could exceed the range of numbers
+MAX_SCORE, MIN_PROBABILITY = 1e100, 1e-30
+
 # Values of `SeriesKey.label`: scores, all labels, and one label with a prefix
 SCORES, ALL_LABELS, LABEL_PREFIX = "", "*", "="
 
@@ -23,7 +26,7 @@ SCORES, ALL_LABELS, LABEL_PREFIX = "", "*", "="
 class SeriesKey(NamedTuple):
     """Series of sums: scores of one rule version under one key, or one of their labels, for one value of a field.
 
-    `version` is "" for scores without a decision. `by` and `value` are "" for the sums over all traces.
+    `version` is "" for scores without a decision. `field` and `value` are "" for the sums over all traces.
     """
 
     project: str
@@ -31,7 +34,7 @@ class SeriesKey(NamedTuple):
     version: str
     key: str
     label: str
-    by: str
+    field: str
     value: str
 
 
@@ -55,7 +58,7 @@ class ScoreAmounts(NamedTuple):
 class Contribution(NamedTuple):
     """Scores of one trace, or of one session as target, in all series.
 
-    `cluster` is the session, or None for a trace without one. `start_ns` is the start of the trace.
+    `cluster` is the session, or None for a trace without one. `start_ns` is the time to which the scores belong.
     """
 
     start_ns: int
@@ -63,7 +66,13 @@ class Contribution(NamedTuple):
     amounts: Mapping[SeriesKey, ScoreAmounts]
 
 
-Grouping: TypeAlias = tuple[str, str, str]  # project, rule, field
+class Grouping(NamedTuple):
+    """Field by whose values the sums of a rule are kept."""
+
+    project: str
+    rule: str
+    field: str
+
 
 # Values of the fields by which sums can be grouped: SQL of a value, and what it joins to `traces t`
 _GROUP_SQL = {
@@ -119,28 +128,34 @@ def read_contributions(
     traces: Iterable[int] = (),
     sessions: Iterable[str] = (),
     groupings: Collection[Grouping] = (),
-) -> dict[int | str, Contribution]:
+) -> dict[int | str, list[Contribution]]:
     """Return the contributions of traces, by key, and of sessions that are targets, by id. Both may have none.
 
-    Each score has the sampling probability that `ControlStore.weighted` returns for it.
+    Only the scores of a session may belong to several times. Each score has the sampling probability that
+    `ControlStore.weighted` returns for it.
     """
     rows = [*select_many(db, _OF_TRACES, traces), *_session_rows(db, sessions)]
-    addresses = [_list_addresses(row) for row in rows]
-    decisions = _read_decisions(db, {address for each in addresses for address in each})
+    addresses = [list_addresses(row) for row in rows]
+    decisions: dict[tuple[str, str, str], list[_Decision]] = defaultdict(list)  # by address, project and rule
+    decided = select_many(db, _DECISIONS, {address for each in addresses for address in each})
+    for address, claim, probability, project, rule, version in decided:
+        decisions[address, project, rule].append((claim, probability, version))
     values = _read_group_values(db, rows, groupings)
-    amounts: dict[int | str, dict[SeriesKey, ScoreAmounts]] = {}
-    owners: dict[int | str, tuple[int, str | None]] = {}
+    found: dict[int | str, list[Contribution]] = defaultdict(list)
+    amounts: dict[tuple[int | str, int], dict[SeriesKey, ScoreAmounts]] = {}
     for row, of_row in zip(rows, addresses, strict=True):
         rule, key, score, label, outcome, claim, _, _, start_ns, owner, _, project, session = row
         version, probability = _find_decision(decisions, (project, rule), of_row, claim)
-        owners[owner] = start_ns, session
-        into = amounts.setdefault(owner, {})
+        into = amounts.get((owner, start_ns))
+        if into is None:
+            into = amounts[owner, start_ns] = {}
+            found[owner].append(Contribution(start_ns, session, into))
         for by, value in (("", ""), *values.get((owner, rule), ())):
             for code, added in _score_amounts(outcome, score, label, probability):
                 series = SeriesKey(project, rule, version, key, code, by, value)
                 before = into.get(series)
                 into[series] = added if before is None else before.plus(added)
-    return {owner: Contribution(*owners[owner], amounts[owner]) for owner in amounts}
+    return found
 
 
 def _score_amounts(
@@ -151,8 +166,10 @@ def _score_amounts(
         return [(SCORES, ScoreAmounts(failed=int(outcome == "error"), skipped=int(outcome == "skip")))]
     if probability == 0:
         return []
-    if probability is None:
-        left_out = [(SCORES, ScoreAmounts(left_out=1, left_out_total=score))] if score is not None else []
+    is_bounded = score is None or abs(score) <= MAX_SCORE
+    if probability is None or probability < MIN_PROBABILITY or not is_bounded:
+        plain = score if score is not None and is_bounded else 0.0
+        left_out = [(SCORES, ScoreAmounts(left_out=1, left_out_total=plain))] if score is not None else []
         return left_out if label is None else [*left_out, (ALL_LABELS, ScoreAmounts(left_out=1))]
     weight = 1 / probability
     found = []
@@ -176,7 +193,8 @@ def _session_rows(db: sqlite3.Connection, sessions: Iterable[str]) -> list[Any]:
     return [(*row[:11], project, row[12]) for row in rows for project in projects if places[project, row[9]] in stored]
 
 
-def _list_addresses(row: Sequence[Any]) -> list[str]:
+def list_addresses(row: Sequence[Any]) -> list[str]:
+    """Return the addresses of the targets that contain the target of a row of feedback."""
     span_id, document, trace_id, project, session = row[6], row[7], row[10], row[11], row[12]
     if trace_id is None:
         return [f"/{project}/{session}"]
@@ -186,14 +204,6 @@ def _list_addresses(row: Sequence[Any]) -> list[str]:
     return decision_rows.list_containing_targets(project, target)
 
 
-def _read_decisions(db: sqlite3.Connection, addresses: Collection[str]) -> dict[tuple[str, str, str], list[_Decision]]:
-    """Return the decisions about targets by address, project and rule."""
-    found: dict[tuple[str, str, str], list[_Decision]] = defaultdict(list)
-    for address, claim, probability, project, rule, version in select_many(db, _DECISIONS, addresses):
-        found[address, project, rule].append((claim, probability, version))
-    return found
-
-
 def _find_decision(
     decisions: Mapping[tuple[str, str, str], Sequence[_Decision]],
     rule: tuple[str, str],
@@ -201,6 +211,9 @@ def _find_decision(
     claim: int,
 ) -> tuple[str, float | None]:
     """Return version and probability of the decision whose lease gave a score, as `find_probabilities` does."""
+    found = decisions.get((addresses[0], *rule), ())
+    if len(addresses) == 1 and len(found) == 1 and found[0][0] >= claim:
+        return found[0][2], found[0][1]
     rows = [row for address in addresses for row in decisions.get((address, *rule), ()) if row[0] >= claim]
     if not rows:
         return "", None

@@ -1,30 +1,48 @@
-"""Sums of a time window, block by block."""
+"""Sums of a time window, block by block, from the tables of sums or from all rows."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, TypeAlias
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from itertools import zip_longest
+from math import isclose
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import ScoreSums
+from spanwise.collector.stores.sqlite.database.bulk_statements import select_many
 from spanwise.collector.stores.sqlite.score_sums.contributions import (
     ALL_LABELS,
     GRAIN_NS,
     GRAIN_S,
+    LABEL_PREFIX,
     SCORES,
     Contribution,
+    Grouping,
     ScoreAmounts,
     check_grouping,
     read_contributions,
 )
+from spanwise.collector.stores.sqlite.score_sums.labelled_sums import LabelledSums
+from spanwise.collector.stores.sqlite.score_sums.sum_tables import (
+    ALL_LABELS_ID,
+    SCORES_ID,
+    WIDTHS_S,
+    count_changes,
+    hash_session,
+)
 
 MAX_BLOCKS = 100_000  # blocks of one query
+_NS = 1_000_000_000
+_DAY_NS = 86_400 * _NS
 
 
 class SumsQuery(NamedTuple):
-    """Query for the sums of a rule over the blocks of a window. `joined` makes a session in several blocks one cluster."""
+    """Query for the sums of a rule over the blocks of a window.
+
+    If `joined`, a session in several blocks of the window is one cluster, otherwise one per block.
+    """
 
     rule: str
     project: str
@@ -32,135 +50,206 @@ class SumsQuery(NamedTuple):
     until_ns: int
     block_s: int
     key: str | None = None
-    by: str | None = None
     version: str | None = None
+    by: str | None = None
+    groups: Collection[str] = ()  # empty: all
     joined: bool = True
 
+    def check(self) -> None:
+        """Raise `Refused` for a window or a block that does not consist of whole grains, and for an unknown field."""
+        if self.block_s <= 0 or self.block_s % GRAIN_S:
+            raise Refused(f"block_s must be a multiple of {GRAIN_S}, got {self.block_s}")
+        for name in ("since_ns", "until_ns"):
+            if getattr(self, name) % GRAIN_NS:
+                raise Refused(f"{name} must be a multiple of {GRAIN_S} seconds, got {getattr(self, name)}")
+        if (self.until_ns - self.since_ns) // (self.block_s * _NS) > MAX_BLOCKS:
+            raise Refused(f"the window has more than {MAX_BLOCKS:,} blocks of {self.block_s} s; choose longer blocks")
+        if self.by is not None:
+            check_grouping(self.by)
+        elif self.groups:
+            raise Refused("groups were named without the field that they are values of; name it with by=")
 
-def check_query(query: SumsQuery) -> None:
-    """Raise `Refused` for a window or a block that does not consist of whole grains."""
-    if query.block_s <= 0 or query.block_s % GRAIN_S:
-        raise Refused(f"block_s must be a multiple of {GRAIN_S}, got {query.block_s}")
-    for name in ("since_ns", "until_ns"):
-        if getattr(query, name) % GRAIN_NS:
-            raise Refused(f"{name} must be a multiple of {GRAIN_S} seconds, got {getattr(query, name)}")
-    if (query.until_ns - query.since_ns) // (query.block_s * 1_000_000_000) > MAX_BLOCKS:
-        raise Refused(f"the window has more than {MAX_BLOCKS:,} blocks of {query.block_s} s; choose longer blocks")
-    if query.by is not None:
-        check_grouping(query.by)
+    def start_ns(self, block: int) -> int:
+        """Return the start of a block of the window."""
+        return self.since_ns + block * self.block_s * _NS
 
 
-Series: TypeAlias = tuple[str | None, str, str]  # group, key, label of the series
-Cluster: TypeAlias = tuple[bool, int | str]  # whether it is a session, and its id
+def count_wrong_sums(db: sqlite3.Connection) -> int:
+    """Return how many rules have sums per day that differ from their scores; 0 while there are recorded changes."""
+    if count_changes(db, 1):
+        return 0
+    bad = 0
+    for project, rule in db.execute("SELECT DISTINCT project, rule FROM score_series").fetchall():
+        sql = "SELECT min(trace_start_ns), max(trace_start_ns) FROM feedback WHERE rule = ?"
+        first, last = (ns or 0 for ns in db.execute(sql, (rule,)).fetchone())
+        since, until = first // _DAY_NS * _DAY_NS, (last // _DAY_NS + 1) * _DAY_NS
+        query = SumsQuery(rule, project, since, until, _DAY_NS // _NS, joined=False)
+        pairs = zip_longest(read_tables(db, query), sum_rows(db, query))
+        bad += any(not _are_equal(one, other) for one, other in pairs)
+    return bad
+
+
+def _are_equal(one: ScoreSums | None, other: ScoreSums | None) -> bool:
+    """Return whether two records are equal except for rounding."""
+    if one is None or other is None:
+        return False
+    values = ((getattr(one, name), getattr(other, name)) for name in ScoreSums.__slots__)
+    return all(isclose(a, b, rel_tol=1e-9, abs_tol=1e-9) if isinstance(a, float) else a == b for a, b in values)
+
+
+_Place: TypeAlias = tuple[str | None, str]  # group, key
+P = TypeVar("P", bound=Hashable)
+
+_SELECT_SUMS = (
+    "SELECT series, (block - ?) / ?, label, sum(n), sum(graded), sum(failed), sum(skipped), sum(left_out), sum(weight),"
+    " sum(total), sum(weight_squares), sum(products), sum(total_squares), sum(left_out_total) FROM score_sums"
+    " WHERE level = ? AND block >= ? AND block < ? AND series IN (%s) GROUP BY 1, 2, 3"
+)
+_SELECT_CLUSTERS = (
+    "SELECT series, session, block, label, weight, total FROM score_clusters"
+    " WHERE level = ? AND block >= ? AND block < ? AND series IN (%s)"
+)
+
+
+class BlockWindow(NamedTuple):
+    """Blocks `first` (inclusive) to `last` (exclusive) of a level.
+
+    They are joined to blocks of `per_block`, which are counted from `origin`.
+    """
+
+    level: int
+    first: int
+    last: int
+    origin: int
+    per_block: int
+
+
+def choose_level(*bounds_ns: int) -> int:
+    """Return the widest level of sums whose blocks begin and end at all of these times."""
+    return max(level for level, width in enumerate(WIDTHS_S) if not any(bound % (width * _NS) for bound in bounds_ns))
+
+
+def read_tables(db: sqlite3.Connection, query: SumsQuery) -> list[ScoreSums]:
+    """Return the sums of a window from the tables of sums."""
+    level = choose_level(query.block_s * _NS, query.since_ns, query.until_ns)
+    width_ns = WIDTHS_S[level] * _NS
+    first, last = query.since_ns // width_ns, query.until_ns // width_ns
+    window = BlockWindow(level, first, last, first, query.block_s * _NS // width_ns)
+    found = sum_blocks(db, _find_series(db, query), window, joined=query.joined)
+    return _list_records(found, read_label_names(db, found.values()), query)
+
+
+def _list_records(found: Mapping[_Place, LabelledSums], names: Mapping[int, str], query: SumsQuery) -> list[ScoreSums]:
+    places = sorted(found, key=lambda place: (place[0] or "", place[1]))
+    return [record for place in places for record in found[place].records(place[1], place[0], names, query.start_ns)]
+
+
+def read_label_names(db: sqlite3.Connection, sums: Iterable[LabelledSums]) -> dict[int, str]:
+    """Return the names of all labels in these sums, by id."""
+    ids = {id for each in sums for id in each.label_ids}
+    return dict(select_many(db, "SELECT id, label FROM score_labels WHERE id IN (%s)", ids))
+
+
+def sum_blocks(
+    db: sqlite3.Connection, places: Mapping[int, P], window: BlockWindow, *, joined: bool
+) -> dict[P, LabelledSums]:
+    """Return the sums of series, added up by the place that each series belongs to."""
+    bounds = (window.level, window.first, window.last)
+    found: dict[P, LabelledSums] = defaultdict(LabelledSums)
+    grouped = (window.origin, window.per_block, *bounds)
+    for series, block, label, *sums in select_many(db, _SELECT_SUMS, places, grouped):
+        found[places[series]].add(block, label, sums)
+    if not (joined or window.per_block > 1 or len(set(places.values())) < len(places)):
+        return found
+    parts: dict[tuple[P, int], dict[tuple[int, int], dict[int, tuple[float, float]]]] = defaultdict(dict)
+    for series, session, block, label, *amounts in select_many(db, _SELECT_CLUSTERS, places, bounds):
+        parts[places[series], session].setdefault((block, series), {})[label] = amounts[0], amounts[1]
+    for (place, _), of_session in parts.items():
+        if len(of_session) > 1:
+            in_order = [
+                ((block - window.origin) // window.per_block, of_session[block, series])
+                for block, series in sorted(of_session)
+            ]
+            found[place].add_products(in_order, joined=joined)
+    return found
+
+
+def _find_series(db: sqlite3.Connection, query: SumsQuery) -> dict[int, _Place]:
+    """Return group and key of each series of a query, by id."""
+    sql = "SELECT id, value, key FROM score_series WHERE project = ? AND rule = ? AND field = ?"
+    values = [query.project, query.rule, query.by or ""]
+    for name, value in (("key", query.key), ("version", query.version)):
+        if value is not None:
+            sql, values = f"{sql} AND {name} = ?", [*values, value]
+    rows: Iterable[Sequence[str]] = db.execute(sql, values)
+    if query.groups:
+        rows = select_many(db, f"{sql} AND value IN (%s)", query.groups, values)
+    return {int(id): (None if query.by is None else value, key) for id, value, key in rows}
 
 
 def sum_rows(db: sqlite3.Connection, query: SumsQuery) -> list[ScoreSums]:
     """Return the sums of a window, computed from all rows of feedback and decisions in it."""
-    check_query(query)
-    window = "f.trace_start_ns >= ? AND f.trace_start_ns < ?"
-    sql = f"SELECT DISTINCT f.%s FROM feedback f WHERE f.rule = ? AND {window} AND f.%s IS NOT NULL AND f.standing >= 1"
-    bounds = (query.rule, query.since_ns, query.until_ns)
-    traces = [row[0] for row in db.execute(sql % ("trace", "trace"), bounds)]
-    sessions = [row[0] for row in db.execute(f"{sql % ('session_id', 'session_id')} AND f.trace IS NULL", bounds)]
-    groupings = [(query.project, query.rule, query.by)] if query.by is not None else []
-    return add_contributions(read_contributions(db, traces, sessions, groupings), query)
-
-
-def add_contributions(contributions: Mapping[int | str, Contribution], query: SumsQuery) -> list[ScoreSums]:
-    """Return the sums of contributions that start within the window of a query."""
-    block_ns = query.block_s * 1_000_000_000
-    clusters: dict[tuple[str | None, str], dict[Cluster, dict[int, dict[str, ScoreAmounts]]]] = defaultdict(dict)
-    for owner, each in contributions.items():
-        if not query.since_ns <= each.start_ns < query.until_ns:
-            continue
-        block = (each.start_ns - query.since_ns) // block_ns
-        cluster = (False, owner) if each.cluster is None else (True, each.cluster)
-        for series, amounts in each.amounts.items():
-            if (series.project, series.rule, series.by) != (query.project, query.rule, query.by or ""):
-                continue
-            if query.key not in (None, series.key) or query.version not in (None, series.version):
-                continue
-            place = (series.value if query.by is not None else None, series.key)
-            labels = clusters[place].setdefault(cluster, {}).setdefault(block, {})
-            before = labels.get(series.label)
-            labels[series.label] = amounts if before is None else before.plus(amounts)
-    found = []
-    for (group, key), of_place in clusters.items():
-        blocks: dict[tuple[int, str], list[float]] = {}
-        names = {label for of_cluster in of_place.values() for each in of_cluster.values() for label in each}
-        for of_cluster in of_place.values():
-            _add_cluster(blocks, of_cluster, names, joined=query.joined)
-        found += make_records(group, key, blocks, query)
-    return sorted(
-        found, key=lambda sums: (sums.group or "", sums.key, sums.label or "", sums.label is not None, sums.start_ns)
+    sql = (
+        "SELECT DISTINCT f.{0} FROM feedback f WHERE f.rule = ? AND f.trace_start_ns >= ? AND f.trace_start_ns < ?"
+        " AND f.standing >= 1 AND f.{0} IS NOT NULL"
     )
+    bounds = (query.rule, query.since_ns, query.until_ns)
+    traces = [row[0] for row in db.execute(sql.format("trace"), bounds)]
+    sessions = [row[0] for row in db.execute(f"{sql.format('session_id')} AND f.trace IS NULL", bounds)]
+    groupings = [Grouping(query.project, query.rule, query.by)] if query.by is not None else []
+    sums = ClusterSums[_Place]()
+    for owner, some in read_contributions(db, traces, sessions, groupings).items():
+        for each in some:
+            if query.since_ns <= each.start_ns < query.until_ns:
+                block = (each.start_ns - query.since_ns) // (query.block_s * _NS)
+                for place, label, amounts in _select_amounts(each, query):
+                    sums.add(place, block, owner, each.cluster, label, amounts)
+    return _list_records(sums.add_up(joined=query.joined), sums.label_names, query)
 
 
-# Positions of the sums of a block
-N, WEIGHT, TOTAL, WEIGHT_SQUARES, PRODUCTS, TOTAL_SQUARES, GRADED, FAILED, SKIPPED, LEFT_OUT, LEFT_OUT_TOTAL = range(11)
+def _select_amounts(contribution: Contribution, query: SumsQuery) -> Iterable[tuple[_Place, str, ScoreAmounts]]:
+    """Yield group and key, label, and amounts of the series that a query selects."""
+    for series, amounts in contribution.amounts.items():
+        if (
+            (series.project, series.rule, series.field) == (query.project, query.rule, query.by or "")
+            and query.key in (None, series.key)
+            and query.version in (None, series.version)
+            and (not query.groups or series.value in query.groups)
+        ):
+            yield (None if query.by is None else series.value, series.key), series.label, amounts
 
 
-def _add_cluster(
-    blocks: dict[tuple[int, str], list[float]],
-    cluster: Mapping[int, Mapping[str, ScoreAmounts]],
-    labels: Iterable[str],
-    *,
-    joined: bool,
-) -> None:
-    """Add a cluster to the sums of its blocks, by block and label.
+class ClusterSums(dict[tuple[P, int | str | tuple[int | str]], dict[int, dict[int, ScoreAmounts]]]):
+    """Amounts of clusters by place and cluster, then by block and label."""
 
-    If it is `joined`, its products with earlier blocks are added to the later block, so that the sums of all blocks
-    are those of one cluster.
-    """
-    earlier: dict[str, tuple[float, float]] = {}
-    for block in sorted(cluster):
-        amounts = cluster[block]
-        for label in labels:
-            base = amounts.get(label if label == SCORES else ALL_LABELS)
-            own = amounts.get(label)
-            if base is None and own is None:
-                continue
-            weight = base.weight if base is not None else 0.0
-            total = own.total if own is not None else 0.0
-            before_weight, before_total = earlier.get(label, (0.0, 0.0)) if joined else (0.0, 0.0)
-            sums = blocks.setdefault((block, label), [0.0] * 11)
-            sums[WEIGHT] += weight
-            sums[TOTAL] += total
-            sums[WEIGHT_SQUARES] += weight * (weight + 2 * before_weight)
-            sums[PRODUCTS] += weight * (total + before_total) + before_weight * total
-            sums[TOTAL_SQUARES] += total * (total + 2 * before_total)
-            earlier[label] = before_weight + weight, before_total + total
-            counts = base if base is not None else ScoreAmounts()
-            sums[N] += counts.n
-            sums[GRADED] += counts.graded
-            sums[FAILED] += counts.failed
-            sums[SKIPPED] += counts.skipped
-            sums[LEFT_OUT] += counts.left_out
-            sums[LEFT_OUT_TOTAL] += counts.left_out_total
+    def __init__(self) -> None:
+        super().__init__()
+        self._label_ids = {SCORES: SCORES_ID, ALL_LABELS: ALL_LABELS_ID}
 
+    @property
+    def label_names(self) -> dict[int, str]:
+        """Return the names of the labels by id. The ids are those of this object, not of the tables."""
+        return {id: label.removeprefix(LABEL_PREFIX) for label, id in self._label_ids.items()}
 
-def make_records(
-    group: str | None, key: str, blocks: Mapping[tuple[int, str], list[float]], query: SumsQuery
-) -> list[ScoreSums]:
-    """Return the records of one key, without that of all labels."""
-    return [
-        ScoreSums(
-            key=key,
-            label=None if label == SCORES else label[1:],
-            group=group,
-            start_ns=query.since_ns + block * query.block_s * 1_000_000_000,
-            n=int(sums[N]),
-            weight=sums[WEIGHT],
-            total=sums[TOTAL],
-            weight_squares=sums[WEIGHT_SQUARES],
-            products=sums[PRODUCTS],
-            total_squares=sums[TOTAL_SQUARES],
-            graded=int(sums[GRADED]),
-            failed=int(sums[FAILED]),
-            skipped=int(sums[SKIPPED]),
-            left_out=int(sums[LEFT_OUT]),
-            left_out_total=sums[LEFT_OUT_TOTAL],
-        )
-        for (block, label), sums in blocks.items()
-        if label != ALL_LABELS
-    ]
+    def add(
+        self, place: P, block: int, owner: int | str, session: str | None, label: str, amounts: ScoreAmounts
+    ) -> None:
+        """Add the amounts of a trace. Its cluster is the session, or the trace if there is none."""
+        id = self._label_ids.setdefault(label, len(self._label_ids))
+        cluster = (owner,) if session is None else hash_session(session)
+        labels = self.setdefault((place, cluster), {}).setdefault(block, {})
+        labels[id] = amounts.plus(labels[id]) if id in labels else amounts
+
+    def add_up(self, *, joined: bool) -> dict[P, LabelledSums]:
+        """Return the sums of all clusters, by place."""
+        found: dict[P, LabelledSums] = defaultdict(LabelledSums)
+        for (place, _), blocks in self.items():
+            for block, labels in blocks.items():
+                found[place].add_cluster(block, labels)
+            if len(blocks) > 1:
+                parts = [
+                    (block, {id: (amounts.weight, amounts.total) for id, amounts in blocks[block].items()})
+                    for block in sorted(blocks)
+                ]
+                found[place].add_products(parts, joined=joined)
+        return found

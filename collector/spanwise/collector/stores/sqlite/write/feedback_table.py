@@ -23,6 +23,7 @@ from spanwise.collector.errors import NotFound
 from spanwise.collector.records import JSON, Feedback, Target, apply_changes, restore_feedback
 from spanwise.collector.statistics import is_anonymous
 from spanwise.collector.stores.backends import TargetFeedback
+from spanwise.collector.stores.sqlite.database import score_sum_schema
 from spanwise.collector.stores.sqlite.database.bulk_statements import (
     build_upsert_clause,
     delete_many,
@@ -162,6 +163,10 @@ def write_feedback(appender: Appender, rows: Sequence[list[Any]], written: Write
         places = ((row, (row[_TRACE], row[_KEY])) for row in by_id.values())
         _update_standing(db, [row for row, place in places if count[place] > 1 or place not in first])
     appender.put_at(sorted(moved), numbers[len(by_id) :], now)
+    if ruled := [row for row in (*by_id.values(), *stored.values()) if row[_RULE] is not None]:
+        # for the weighted sums; triggers record the scores that are deleted
+        traces, sessions = {row[_TRACE] for row in ruled}, {row[_SESSION] for row in ruled if row[_TRACE] is None}
+        score_sum_schema.record_scores(db, traces - {None}, sessions - {None})
     if overtaken:
         delete_feedback(db, appender, list(overtaken))
     if replaced:
@@ -257,9 +262,7 @@ def remove_unlinked_judgements(
 
 def _upsert_rows(db: sqlite3.Connection, rows: Collection[Sequence[Any]]) -> bool:
     """Insert or overwrite rows; return whether each overwritten row had the same target and key."""
-    before = db.total_changes
-    insert_many(db, "feedback", FEEDBACK_COLUMNS, list(rows), _OVERWRITE)
-    return db.total_changes - before == len(rows)
+    return insert_many(db, "feedback", FEEDBACK_COLUMNS, list(rows), _OVERWRITE) == len(rows)
 
 
 def _update_standing(db: sqlite3.Connection, rows: Iterable[Sequence[Any]]) -> None:
