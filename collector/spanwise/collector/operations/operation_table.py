@@ -61,6 +61,9 @@ class TraceOperations:
         project="method",
         query_timeout=False,  # pages are small, and a time limit could stop a monitor at one page forever
     )
+    heads = store_operation(
+        Traces.heads, "POST /api/heads", "traces", permission="read", project="argument", query_timeout=False
+    )
     explain = store_operation(
         Traces.explain, "POST /api/explain/{trace_id}", "traces", permission="read", project="trace"
     )
@@ -161,6 +164,12 @@ class ControlOperations:
     status = store_operation(Control.status, "GET /api/status", "monitor", project="argument")
     report = store_operation(Control.report, "POST /api/workers", "monitor")
     weighted = store_operation(Control.weighted, "GET /api/weighted", "monitor", project="argument")
+
+    start_backfill = store_operation(Control.start_backfill, "POST /api/backfills", "monitor", project="argument")
+    backfills = store_operation(Control.backfills, "GET /api/backfills", "monitor", project="argument")
+    change_backfill = store_operation(
+        Control.change_backfill, "POST /api/backfills/{id}", "monitor", project="argument"
+    )
 
     retention = store_operation(Control.retention, "GET /api/retention", "keeping")
     set_retention = store_operation(Control.set_retention, "POST /api/retention", "keeping", permission="admin")

@@ -7,6 +7,7 @@ Modules, in the order in which data flows:
 - `dataset_records`: Dataset records: examples and their ids, datasets, experiments, evaluation cases.
 - `query_results`: Query results: trace and session summaries, buckets, feedback statistics, pages.
 - `control_records`: Control records: rules, decisions, leases, budgets, keys, queues, retention; changeable fields.
+- `backfill_records`: Backfill records: jobs that score the traces of a past period by a rule.
 """
 
 from typing import TYPE_CHECKING
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING
 from spanwise.tracer.lazy_imports import lazy
 
 if TYPE_CHECKING:
+    from spanwise.collector.records.backfill_records import Backfill
     from spanwise.collector.records.control_records import (
         CHANGEABLE_FIELDS,
         AuditEvent,
+        BackfillStep,
         Booking,
         BudgetUsage,
         ChangePage,
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     )
     from spanwise.collector.records.json_values import (
         JSON,
+        BackfillState,
         DatasetKind,
         Outcome,
         Period,
@@ -102,10 +106,11 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy(
         __name__,
-        control_records="AuditEvent Booking BudgetUsage CHANGEABLE_FIELDS ChangePage Claim ClaimResult ConditionResult Decision DecisionBatch DecisionExplanation Key Lease Outlet QueueItem Retention Rule RuleSettings RuleStatus SettingsVersion Stratum TraceHead WeightedScore WorkerReport apply_changes",
+        control_records="AuditEvent BackfillStep Booking BudgetUsage CHANGEABLE_FIELDS ChangePage Claim ClaimResult ConditionResult Decision DecisionBatch DecisionExplanation Key Lease Outlet QueueItem Retention Rule RuleSettings RuleStatus SettingsVersion Stratum TraceHead WeightedScore WorkerReport apply_changes",
+        backfill_records="Backfill",
         trace_records="Amendment Document Event Feedback Link OpenRun Process ProcessReport Run Target Trace Usage feedback_id make_fast_constructor make_score normalize_feedback normalize_target restore_feedback",
         dataset_records="PERTURBATION_KINDS Case Dataset EXAMPLE_ATTRIBUTE Example ExampleNumbering Experiment derive_example_id find_root_id is_perturbed number_duplicates",
-        json_values="DatasetKind JSON Outcome Period QueueStatus RuleTarget Scope Source Status Verdict canonical_json",
+        json_values="BackfillState DatasetKind JSON Outcome Period QueueStatus RuleTarget Scope Source Status Verdict canonical_json",
         query_results="MAX_UNINDEXED Bucket FeedbackStats Page RunScores SessionSummary TablePage TraceSummary TreeNode iterate_pages",
     )
 
@@ -117,6 +122,9 @@ __all__ = [
     "PERTURBATION_KINDS",
     "Amendment",
     "AuditEvent",
+    "Backfill",
+    "BackfillState",
+    "BackfillStep",
     "Booking",
     "Bucket",
     "BudgetUsage",

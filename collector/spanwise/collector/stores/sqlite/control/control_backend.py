@@ -11,6 +11,7 @@ from typing import Any, get_args
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import AuditEvent, Key, Page, QueueItem, QueueStatus, Retention
 from spanwise.collector.stores.backends import DeletedTraces
+from spanwise.collector.stores.sqlite.control.backfills import Backfills
 from spanwise.collector.stores.sqlite.control.budget_bookings import Budgets
 from spanwise.collector.stores.sqlite.control.datasets_and_experiments import Datasets, Experiments
 from spanwise.collector.stores.sqlite.control.decisions import (
@@ -57,7 +58,9 @@ _DELETE_OLD = (
 )
 
 
-class SQLiteControl(Datasets, Experiments, Rules, Decisions, DecisionLeases, Leases, Budgets, WorkerReports, AuditLog):
+class SQLiteControl(
+    Datasets, Experiments, Rules, Decisions, DecisionLeases, Backfills, Leases, Budgets, WorkerReports, AuditLog
+):
     """Control backend on a database file: `ControlStore`, and the methods that the combined store needs."""
 
     @write_operation
