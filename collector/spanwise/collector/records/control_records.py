@@ -396,6 +396,7 @@ class WorkerReport:
     - `evaluators`: rule name → key of the evaluator → `{"looked": …, "failed": …, "p95_s": …}`.
     - `idle`: rule name → the reason why nothing runs.
     - `paused`: rule name → key of an evaluator that is not called → the reason.
+    - `barred_backfills`: id of a backfill that cannot run → the reason.
     """
 
     holder: str

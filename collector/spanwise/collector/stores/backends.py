@@ -302,8 +302,8 @@ class ControlBackend(Protocol):
         Raise `Refused` if its version is not in force.
         """
 
-    def list_backfills(self, rule: str | None, project: str | None) -> list[Backfill]:
-        """Return backfills, newest first. `blocked` says only what the record of the rule shows."""
+    def list_backfills(self, rule: str | None, project: str | None, active: bool) -> list[Backfill]:
+        """Return backfills, newest first; only `active` ones if it is set. `blocked` says only what the record of the rule shows."""
 
     def change_backfill(self, id: str, state: str, *, project: str = "default") -> Backfill: ...
 

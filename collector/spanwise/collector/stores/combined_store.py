@@ -357,15 +357,21 @@ class CombinedStore:
         )
         return self._control.create_backfill(job if version is None else replace(job, version=version))
 
-    def backfills(self, *, rule: str | None = None, project: str | None = None) -> list[Backfill]:
+    def backfills(
+        self, *, rule: str | None = None, project: str | None = None, active: bool = False
+    ) -> list[Backfill]:
         """Return backfills. See `ControlStore.backfills`."""
-        jobs = self._control.list_backfills(rule, project)
+        jobs = self._control.list_backfills(rule, project, active)
         if not any(job.state == "running" and job.blocked is None for job in jobs):
             return jobs
         rules = {(one.project, one.name): one for one in self._control.rules(project=project)}
         workers, now_ns = self._control.workers(), self._now_ns()
+        barred = {id: str(why) for worker in workers for id, why in dict(worker.data.get("barred_backfills", {})).items()}
         return [
-            replace(job, blocked=find_blocking_reason(rules[job.project, job.rule], workers, now_ns))
+            replace(
+                job,
+                blocked=find_blocking_reason(rules[job.project, job.rule], workers, now_ns) or barred.get(job.id),
+            )
             if job.state == "running" and job.blocked is None and (job.project, job.rule) in rules
             else job
             for job in jobs

@@ -272,8 +272,10 @@ class ControlStore(Protocol):
         Raise `NotFound` for an unknown rule, and `Refused` if `version` is not in force or a value is out of range.
         """
 
-    def backfills(self, *, rule: str | None = None, project: str | None = None) -> list[Backfill]:
-        """Return the backfills of all rules or one, newest first."""
+    def backfills(
+        self, *, rule: str | None = None, project: str | None = None, active: bool = False
+    ) -> list[Backfill]:
+        """Return the backfills of all rules or one, newest first; with `active`, only those that have not ended."""
 
     def change_backfill(self, id: str, state: str, *, project: str = "default") -> Backfill:
         """Pause a backfill ("paused"), resume it ("running"), or cancel it ("cancelled"), and return it.

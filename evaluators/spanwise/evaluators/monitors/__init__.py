@@ -8,6 +8,7 @@ Modules, in the order in which data flows:
 - `rule_decision`: Decision of a rule on a trace: filter, sampling probability, targets, decision record.
 - `readiness`: Readiness of traces and sessions: quiet periods, maximum wait, waiting targets, low-water mark.
 - `feed_follower`: Change feed of a rule: lease, slices, decisions, and their delivery to the store.
+- `backfill_walk`: Walk of a backfill: pages of its period, decisions on their traces, and the job that a rule executes now.
 - `rule_jobs`: Jobs of a rule: claimed targets, evaluator threads and event loop, concurrency, raised exceptions.
 - `circuit_breaker`: Circuit breaker: pauses after repeated failures, refusals by a judge, or an exhausted budget.
 - `job_outcome`: Outcome of a job: feedback, retries, and failures because the worker process ran out of memory.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import NamedTuple
 
-from spanwise.collector.records import Booking, BudgetUsage, Period, Rule
+from spanwise.collector.records import Backfill, Booking, BudgetUsage, Period, Rule
 from spanwise.collector.rule_policy import MIN_PACING_FACTOR
 from spanwise.collector.stores import Store
 from spanwise.evaluators.interface import Evaluator, Skip
@@ -94,12 +94,25 @@ class _BookingRequest(NamedTuple):
     answer: asyncio.Future[list[bool]]
 
 
-class StoreLedger:
-    """Budget ledger of one rule, with the limits that are in force. It runs on the event loop of the judges."""
+# Share of each period's budget of a rule that its backfills may use, so that live traffic has the rest
+BACKFILL_SHARE = 0.5
 
-    def __init__(self, store: Store, active_rule: ActiveRule) -> None:
-        self._store, self._active_rule = store, active_rule
-        self._project, self._rule = active_rule.name
+
+def get_execution_budget(active_rule: ActiveRule, backfill: Backfill | None) -> Mapping[str, float]:
+    """Return the budget of a rule's live traffic, or that of a backfill: its own, or its share of the rule's."""
+    budget = active_rule.in_force.settings.budget
+    if backfill is None:
+        return budget
+    return backfill.budget or {key: BACKFILL_SHARE * limit for key, limit in budget.items()}
+
+
+class StoreLedger:
+    """Budget ledger of one rule or of a backfill, with the limits that are in force. It runs on the event loop of the
+    judges.
+    """
+
+    def __init__(self, store: Store, active_rule: ActiveRule, backfill: Backfill | None = None) -> None:
+        self._store, self._active_rule, self._backfill = store, active_rule, backfill
         self._booked: dict[str, Sequence[BudgetLimit]] = {}  # calls that are not settled yet, with their limits
         self._requests: list[_BookingRequest] = []  # bookings to send
         self._settled: dict[str, float] = {}  # settlements to send
@@ -110,13 +123,14 @@ class StoreLedger:
         """Reserve an amount. Repeating the call with the same id has no effect. Raises `BudgetExceeded` if the amount
         does not fit into the budget.
         """
-        limits = [BudgetLimit(key, limit) for key, limit in self._active_rule.in_force.settings.budget.items()]
+        budget = get_execution_budget(self._active_rule, self._backfill)
+        limits = [BudgetLimit(key, limit) for key, limit in budget.items()]
         until = time.monotonic() + OWN_CALLS_WAIT_S
         while limits and id not in self._booked:
             bookings = [
                 Booking(
                     id=f"{id}:{limit.key}",
-                    budget=budget_name(self._project, self._rule, limit.key),
+                    budget=self._name(limit),
                     amount=limit.measure(amount),
                     limit=limit.limit,
                     period=limit.period,
@@ -156,6 +170,10 @@ class StoreLedger:
             if not future.done():
                 future.set_result(None)
 
+    def _name(self, limit: BudgetLimit) -> str:
+        own = f"backfill/{self._backfill.id}/" if self._backfill is not None and self._backfill.budget else ""
+        return budget_name(*self._active_rule.name, own + limit.key)
+
     def _start_sending(self) -> None:
         if self._sender is None or self._sender.done():
             self._sender = asyncio.get_running_loop().create_task(self._send_batches())
@@ -190,7 +208,7 @@ class StoreLedger:
 
     def _make_refusal(self, full: BudgetLimit, amount: Amount) -> BudgetExceeded:
         """Return the error for a call that does not fit, with the state of the budget and the end of its period."""
-        periods = self._store.booked(budget_name(self._project, self._rule, full.key))
+        periods = self._store.booked(self._name(full))
         now_ns = self._store.changes(limit=1).now_ns
         length = PERIOD_LENGTH_S[full.period] * SECOND_NS
         start_ns = now_ns // length * length

@@ -37,6 +37,9 @@ CLAIMABLE_STATES = ("running", "done")  # a row of a backfill that is done may b
 _ENDED_STATES = ("cancelled", "done")
 # Stored state while leased rows of a cancelled backfill are still being evaluated
 _CANCELLING = "cancelling"
+_KEEP_HIGHEST_RATE = (
+    "ON CONFLICT DO UPDATE SET rate = excluded.rate, probability = excluded.probability WHERE excluded.rate > rate"
+)
 _COLUMNS = "id, name, state, cursor, walked, read, matched, sampled, known, placed, low, created_ns, ended_ns, data"
 LIVE = 0  # number of the draws of live traffic
 # Probability of a decision `d` without backfills
@@ -108,14 +111,19 @@ class Backfills(Backend):
         return backfill
 
     @read_operation
-    def list_backfills(self, db: sqlite3.Connection, /, rule: str | None, project: str | None) -> list[Backfill]:
+    def list_backfills(
+        self, db: sqlite3.Connection, /, rule: str | None, project: str | None, active: bool
+    ) -> list[Backfill]:
         sql = (
             f"SELECT {', '.join(f'b.{name}' for name in _COLUMNS.split(', '))}, r.state, r.project, r.name"
             " FROM backfills b JOIN rules r ON r.id = b.rule"
-            " WHERE (:rule IS NULL OR r.name = :rule) AND (:project IS NULL OR r.project = :project) ORDER BY b.id DESC"
+            " WHERE (:rule IS NULL OR r.name = :rule) AND (:project IS NULL OR r.project = :project)"
+            " AND (NOT :active OR b.state IN ('running', 'paused', 'cancelling') OR EXISTS (SELECT 1 FROM decisions d"
+            " INDEXED BY backfill_due WHERE d.backfill = b.id AND d.due_ns IS NOT NULL)) ORDER BY b.id DESC"
         )
+        query = {"rule": rule, "project": project, "active": active}
         jobs = []
-        for *columns, state, of_project, name in db.execute(sql, {"rule": rule, "project": project}).fetchall():
+        for *columns, state, of_project, name in db.execute(sql, query).fetchall():
             job = _with_counts(db, StoredBackfill(*columns))
             if job.state not in _ENDED_STATES and state != "in force":
                 current = "SELECT version FROM rules WHERE project = ? AND name = ? AND state = 'in force'"
@@ -224,8 +232,12 @@ def _write_rows(
         for place, (address, row) in enumerate(by_address.items())
     ]
     # an existing decision of an earlier backfill has its draw of live traffic already
-    insert_many(db, "backfill_draws", _DRAW_COLUMNS, [*live, *draws], "ON CONFLICT DO NOTHING")
-    return sum(row.due_ns is None for row in stored.values()) - len(given_up)
+    insert_many(db, "backfill_draws", _DRAW_COLUMNS, live, "ON CONFLICT DO NOTHING")
+    # a session may be sampled by several of its traces: the highest of their rates is that of the session
+    insert_many(db, "backfill_draws", _DRAW_COLUMNS, draws, _KEEP_HIGHEST_RATE)
+    _apply_draws(db, [row.id for row in stored.values() if row.backfill == job.id])
+    has_result = [row for row in stored.values() if row.due_ns is None and row.backfill != job.id]
+    return len(has_result) - len(given_up)
 
 
 def settle_backfill(db: sqlite3.Connection, id: int, now: int) -> None:
