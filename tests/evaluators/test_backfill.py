@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from evaluators.judge_server import serving
 from evaluators.test_monitor_money import VERDICT, polite
 from evaluators.watched import Clock, decisions, rule, scores, span, trace_id, verdicts, watching, whole
 from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.records import Backfill, Document
+from spanwise.collector.records import Backfill, ClaimResult, Document, Feedback
 from spanwise.collector.statistics import get_sampling_position
 from spanwise.collector.stores import Store, summarize_rule
 from spanwise.evaluators.monitors import Monitor
+from spanwise.evaluators.monitors.rule_jobs import row_claim
 
 NOW = time.time_ns()
 SECOND = 1_000_000_000
@@ -46,6 +48,13 @@ def watched(store: Store, *rules: Any) -> Iterator[tuple[Monitor, Any]]:
 
 def start(store: Store, **options: Any) -> Backfill:
     return store.start_backfill("r", **{"since_ns": NOW - 2 * HOUR, "until_ns": NOW, **options})
+
+
+def decide_a_page(monitor: Monitor) -> None:
+    """Let the monitor decide on the first page of a backfill, of which it scores nothing."""
+    follower = monitor._follower
+    follower._renew_at = 0.0
+    follower.step()
 
 
 def close_rows_over_budget(store: Store) -> None:
@@ -151,8 +160,7 @@ def test_a_paused_backfill_bends_no_estimate(store: Store) -> None:
         step()
         before = {score.trace_id: score.probability for score in store.weighted("r")}
         made = start(store, sample_rate=1.0)
-        monitor._follower._renew_at = 0.0
-        monitor._follower.step()  # decides on a page, of which nothing is scored
+        decide_a_page(monitor)
         store.change_backfill(made.id, "paused")
         assert job(store, made.id).waiting > 0
         assert {score.trace_id: score.probability for score in store.weighted("r")} == before
@@ -165,26 +173,38 @@ def test_a_paused_backfill_bends_no_estimate(store: Store) -> None:
 
 
 def test_cancelling_removes_what_waits_and_keeps_what_is_scored(store: Store) -> None:
-    with watched(store, rule()) as (monitor, step):
-        store.append([past(number) for number in range(1, 1001)])
-        store.delete_decisions(rule="r")
+    store.append([past(number) for number in range(1, 1001)])
+    with watched(store, rule()) as (monitor, _):
         made = start(store)
-        monitor._follower._renew_at = 0.0
-        monitor._follower.step()
-        store.change_backfill(made.id, "cancelled")
-        ended = job(store, made.id)
-        assert (ended.state, ended.waiting) == ("cancelled", 0)
-        assert not [one for one in decisions(store) if one.backfill is not None]
+        decide_a_page(monitor)
+        leased = store.claim("r", made.version, "here/1", 60, limit=50, backfill=made.id)
+        score = Feedback(target=leased[0].target, key="length", score=1.0, evaluator="length", rule="r")
+        store.finish(
+            *(
+                ClaimResult(
+                    claim=row_claim(row),
+                    verdict="scored",
+                    states={"length": {"state": "scored"}},
+                    reported=("length",),
+                    feedback=(replace(score, target=row.target, claim=row.claim, id=""),),
+                    read_change=row.runs_change,
+                )
+                for row in leased
+            )
+        )
+        ended = store.change_backfill(made.id, "cancelled")
+        assert (ended.state, ended.waiting, ended.counts) == ("cancelled", 0, {"scored": 50})
+        assert job(store, made.id).ended_ns is not None
         with pytest.raises(Refused, match="is cancelled, and cannot become running"):
             store.change_backfill(made.id, "running")
+        assert [score.probability for score in store.weighted("r")] == [1.0] * 50  # the latest: complete up to there
 
 
 def test_a_lease_that_ends_after_the_cancellation_leaves_nothing_behind(store: Store) -> None:
     store.append([past(number) for number in range(1, 11)])
     with watched(store, rule()) as (monitor, step):
         made = start(store)
-        monitor._follower._renew_at = 0.0
-        monitor._follower.step()
+        decide_a_page(monitor)
         version = store.rules()[0].version
         leased = store.claim("r", version, "dead/1", 0.05, limit=3, backfill=made.id)
         assert len(leased) == 3
@@ -199,8 +219,7 @@ def test_an_edited_rule_stops_the_backfill_and_says_so(store: Store) -> None:
     store.append([past(number) for number in range(1, 501)])
     with watched(store, rule()) as (monitor, _):
         made = start(store)
-        monitor._follower._renew_at = 0.0
-        monitor._follower.step()
+        decide_a_page(monitor)
 
     def other(outputs: str) -> float:
         return 1.0
@@ -224,8 +243,7 @@ def test_settings_that_change_meanwhile_do_not_change_the_backfill(store: Store)
     store.append([past(number) for number in range(1, 501)])
     with watched(store, rule(sample_rate=0.5)) as (monitor, step):
         made = start(store)
-        monitor._follower._renew_at = 0.0
-        monitor._follower.step()
+        decide_a_page(monitor)
         store.change_rule("r", settings={"sample_rate": 0.01})
         step()
     taken = [number for number in range(1, 501) if get_sampling_position(trace_id(number)) < 0.5]
@@ -286,27 +304,31 @@ def test_what_live_traffic_gave_up_over_budget_is_scored(store: Store) -> None:
 
 def test_a_backfill_spends_its_own_budget(store: Store) -> None:
     store.append([past(number) for number in range(1, 21)])
-    with serving(lambda request: VERDICT) as server:
-        with watched(store, rule(evaluators=[polite(server.url)], budget={"calls_per_day": 1})) as (_, step):
-            made = start(store, budget={"calls_per_day": 7})
-            step()
-            assert len(server.requests) == 7
-            found = job(store, made.id)
-            assert (found.state, found.counts["scored"], found.waiting) == ("running", 7, 13)
+    with (
+        serving(lambda request: VERDICT) as server,
+        watched(store, rule(evaluators=[polite(server.url)], budget={"calls_per_day": 1})) as (_, step),
+    ):
+        made = start(store, budget={"calls_per_day": 7})
+        step()
+        assert len(server.requests) == 7
+        found = job(store, made.id)
+        assert (found.state, found.counts["scored"], found.waiting) == ("running", 7, 13)
     spent = {one.budget: one.settled for one in store.booked()}
     assert spent == {f"default/r/backfill/{made.id}/calls_per_day": 7.0}
 
 
 def test_without_its_own_budget_it_leaves_half_of_the_rules_to_live_traffic(store: Store) -> None:
     store.append([past(number) for number in range(1, 21)])
-    with serving(lambda request: VERDICT) as server:
-        with watched(store, rule(evaluators=[polite(server.url)], budget={"calls_per_day": 10})) as (_, step):
-            start(store)
-            step()
-            assert len(server.requests) == 5
-            store.append([whole(number) for number in range(101, 104)])
-            step()
-            assert len(server.requests) == 8
+    with (
+        serving(lambda request: VERDICT) as server,
+        watched(store, rule(evaluators=[polite(server.url)], budget={"calls_per_day": 10})) as (_, step),
+    ):
+        start(store)
+        step()
+        assert len(server.requests) == 5
+        store.append([whole(number) for number in range(101, 104)])
+        step()
+        assert len(server.requests) == 8
 
 
 def test_spans_documents_and_sessions_are_backfilled(store: Store) -> None:

@@ -98,7 +98,6 @@ BUDGET_LIMITS = ("usd_per_day", "usd_per_minute", "calls_per_day", "calls_per_mi
 
 def make_backfill(
     rule: Rule,
-    *,
     since_ns: int,
     until_ns: int,
     sample_rate: float | None = None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from spanwise.collector import formatting
 from spanwise.collector.records import (
     JSON,
+    Backfill,
     BudgetUsage,
     ConditionResult,
     Decision,
@@ -94,6 +95,32 @@ def spending(rule: Rule, booked: tuple[BudgetUsage, ...]) -> list[BudgetUse]:
     unused = BudgetUsage(budget="", period_start_ns=0)
     pairs = ((name, limit, newest.get(name, unused)) for name, limit in limits)
     return [BudgetUse(name, limit, usage.settled, usage.reserved, usage.unknown) for name, limit, usage in pairs]
+
+
+def backfill_rate(job: Backfill) -> str:
+    """Return the sample rate of a backfill, with those of its strata."""
+    text = formatting.percent(job.sample_rate, 1)
+    rates = ", ".join(formatting.percent(stratum.rate, 1) for stratum in job.strata)
+    return f"{text}; strata: {rates}" if rates else text
+
+
+def backfill_state(job: Backfill) -> str:
+    """Return the state of a backfill, with the reason why it does not continue."""
+    return f"{job.state}: {job.blocked}" if job.blocked else job.state
+
+
+def backfill_progress(job: Backfill) -> str:
+    """Describe the progress of a backfill: how much of its period was read, and the outcomes of its targets."""
+    parts = [
+        f"{formatting.percent(job.share, 1)} of the period read",
+        f"{formatting.count(job.read)} traces, {formatting.count(job.matched)} match, {formatting.count(job.sampled)} sampled",
+    ]
+    if job.known:
+        parts.append(f"{formatting.count(job.known)} had a result before")
+    parts += [f"{formatting.count(job.counts[name])} {WORDS[name]}" for name in STORED if job.counts.get(name)]
+    if job.cost:
+        parts.append(formatting.cost(job.cost))
+    return "; ".join(parts)
 
 
 def explain_no_rules(project: str, rules: Iterable[Rule]) -> str:

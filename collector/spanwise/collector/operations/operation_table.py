@@ -165,6 +165,15 @@ class ControlOperations:
     report = store_operation(Control.report, "POST /api/workers", "monitor")
     weighted = store_operation(Control.weighted, "GET /api/weighted", "monitor", project="argument")
 
+    preview_backfill = store_operation(
+        Control.preview_backfill,
+        "POST /api/backfills/preview",
+        "monitor",
+        permission="read",
+        project="argument",
+        scans=True,
+        query_timeout=False,
+    )
     start_backfill = store_operation(Control.start_backfill, "POST /api/backfills", "monitor", project="argument")
     backfills = store_operation(Control.backfills, "GET /api/backfills", "monitor", project="argument")
     change_backfill = store_operation(

@@ -47,7 +47,7 @@ class Form:
 FORMS: tuple[Form, ...] = (
     Form("/preferences", preferences.FIELDS, preferences.save_preferences, scope="read"),
     Form("/views", saved_views.FIELDS, saved_views.change_views, scope="read"),
-    Form("/rules/{name:path}", ("project", "action"), rule_pages.change_rule),
+    Form("/rules/{name:path}", ("project", "action", "backfill"), rule_pages.change_rule),
     Form(
         "/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run", "from"), traces.add_feedback
     ),

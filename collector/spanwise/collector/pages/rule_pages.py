@@ -20,7 +20,9 @@ from spanwise.collector.stores import Store, summarize_rule
 # newest outcomes to read for the means: in total, and at least this many per rule
 MAX_OUTCOMES, MIN_OUTCOMES = 4_000, 100
 _DECISIONS_PER_PAGE = 50
+MAX_BACKFILLS = 10  # newest backfills on the page of a rule
 ACTIONS = ("pause", "resume", "remove")
+BACKFILL_STATES: Mapping[str, str] = {"pause": "paused", "resume": "running", "cancel": "cancelled"}
 
 
 # Orders of the list, highest number first, with their labels
@@ -87,6 +89,7 @@ def rule(store: Store, request: Request) -> Response:
         rule=status.rule,
         verdict=verdict,
         page=page,
+        backfills=store.backfills(rule=name, project=project)[:MAX_BACKFILLS],
         verdicts=rule_report,
         traces=build_traces_url,
         now=time.time_ns(),
@@ -94,11 +97,17 @@ def rule(store: Store, request: Request) -> Response:
 
 
 def change_rule(store: Store, request: Request, fields: Mapping[str, str]) -> str:
-    """Pause, resume or remove a rule: `POST /rules/{name}`.
+    """Pause, resume or remove a rule, or pause, resume or cancel one of its backfills: `POST /rules/{name}`.
 
     Returns the URL of the rule, or of the list after a removal. Raises `Refused`.
     """
     name, project, action = request.path_params["name"], fields.get("project") or "default", fields.get("action", "")
+    page = f"/rules/{rendering.quote_segment(name)}?{urlencode({'project': project}, errors='replace')}"
+    if backfill := fields.get("backfill"):
+        if action not in BACKFILL_STATES:
+            raise Refused(f"unknown action {action!r}; expected one of: {', '.join(BACKFILL_STATES)}")
+        store.change_backfill(backfill, BACKFILL_STATES[action], project=project)
+        return page
     if action not in ACTIONS:
         raise Refused(f"unknown action {action!r}; expected one of: {', '.join(ACTIONS)}")
     if action == "remove":
@@ -106,7 +115,7 @@ def change_rule(store: Store, request: Request, fields: Mapping[str, str]) -> st
             raise NotFound(f"there is no rule {name!r} in project {project!r}")
         return "/rules"
     store.change_rule(name, project=project, enabled=action == "resume")
-    return f"/rules/{rendering.quote_segment(name)}?{urlencode({'project': project}, errors='replace')}"
+    return page
 
 
 def build_traces_url(rule: Rule, matching: bool = True) -> str:

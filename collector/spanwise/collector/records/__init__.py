@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from spanwise.tracer.lazy_imports import lazy
 
 if TYPE_CHECKING:
-    from spanwise.collector.records.backfill_records import Backfill
+    from spanwise.collector.records.backfill_records import Backfill, BackfillPreview
     from spanwise.collector.records.control_records import (
         CHANGEABLE_FIELDS,
         AuditEvent,
@@ -107,7 +107,7 @@ else:
     __getattr__, __dir__ = lazy(
         __name__,
         control_records="AuditEvent BackfillStep Booking BudgetUsage CHANGEABLE_FIELDS ChangePage Claim ClaimResult ConditionResult Decision DecisionBatch DecisionExplanation Key Lease Outlet QueueItem Retention Rule RuleSettings RuleStatus SettingsVersion Stratum TraceHead WeightedScore WorkerReport apply_changes",
-        backfill_records="Backfill",
+        backfill_records="Backfill BackfillPreview",
         trace_records="Amendment Document Event Feedback Link OpenRun Process ProcessReport Run Target Trace Usage feedback_id make_fast_constructor make_score normalize_feedback normalize_target restore_feedback",
         dataset_records="PERTURBATION_KINDS Case Dataset EXAMPLE_ATTRIBUTE Example ExampleNumbering Experiment derive_example_id find_root_id is_perturbed number_duplicates",
         json_values="BackfillState DatasetKind JSON Outcome Period QueueStatus RuleTarget Scope Source Status Verdict canonical_json",
@@ -123,6 +123,7 @@ __all__ = [
     "Amendment",
     "AuditEvent",
     "Backfill",
+    "BackfillPreview",
     "BackfillState",
     "BackfillStep",
     "Booking",

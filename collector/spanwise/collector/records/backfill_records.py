@@ -60,3 +60,45 @@ class Backfill:
             return 1.0
         reached = self.until_ns if self.cursor is None else int(self.cursor.partition(".")[0])
         return min(1.0, max(0.0, (self.until_ns - reached) / max(1, self.until_ns - self.since_ns)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillPreview:
+    """Dry run of a backfill: `matched` of the `read` traces of its period pass the filter, and `sampled` are in its
+    sample. `known` of these have a result of the version and are not scored again.
+
+    If the period has more than 100,000 traces, the numbers are extrapolated from the latest, and `exact` is False.
+    `usd_per_target` is the mean cost of the latest results of the version, and `seconds_per_target` the time that its
+    evaluators took, as the workers report. Both are None if unknown. `newest` has the latest traces to be scored.
+    """
+
+    rule: str
+    version: str
+    since_ns: int
+    until_ns: int
+    project: str = "default"
+    sample_rate: float = 1.0
+    read: int = 0
+    matched: int = 0
+    sampled: int = 0
+    known: int = 0
+    exact: bool = True
+    usd_per_target: float | None = None
+    seconds_per_target: float | None = None
+    concurrency: int = 1
+    newest: tuple[str, ...] = ()
+
+    @property
+    def scored(self) -> int:
+        """Return the number of traces that the backfill would score."""
+        return self.sampled - self.known
+
+    @property
+    def usd(self) -> float | None:
+        """Return the cost in US dollars, for one target per trace."""
+        return None if self.usd_per_target is None else self.scored * self.usd_per_target
+
+    @property
+    def seconds(self) -> float | None:
+        """Return the duration at the rule's concurrency, for one target per trace."""
+        return None if self.seconds_per_target is None else self.scored * self.seconds_per_target / self.concurrency

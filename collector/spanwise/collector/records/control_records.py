@@ -393,7 +393,7 @@ class WorkerReport:
     The mapping `data` contains, as far as known:
 
     - `finished_per_s` and `decided_per_s`: targets finished, and decisions made, per second over all rules.
-    - `evaluators`: rule name → key of the evaluator → `{"looked": …, "failed": …, "p95_s": …}`.
+    - `evaluators`: rule name → key of the evaluator → `{"looked": …, "failed": …, "p95_s": …, "mean_s": …}`.
     - `idle`: rule name → the reason why nothing runs.
     - `paused`: rule name → key of an evaluator that is not called → the reason.
     - `barred_backfills`: id of a backfill that cannot run → the reason.

@@ -305,6 +305,9 @@ class ControlBackend(Protocol):
     def list_backfills(self, rule: str | None, project: str | None, active: bool) -> list[Backfill]:
         """Return backfills, newest first; only `active` ones if it is set. `blocked` says only what the record of the rule shows."""
 
+    def find_results(self, rule: Rule, targets: Collection[Target]) -> set[Target]:
+        """Return those of the traces or sessions of which the version has a result."""
+
     def change_backfill(self, id: str, state: str, *, project: str = "default") -> Backfill: ...
 
     def count_outcomes(self, rule: Rule) -> Mapping[str, int]:

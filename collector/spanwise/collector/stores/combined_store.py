@@ -16,6 +16,7 @@ from spanwise.collector.records import (
     JSON,
     AuditEvent,
     Backfill,
+    BackfillPreview,
     BudgetUsage,
     ChangePage,
     Claim,
@@ -38,6 +39,7 @@ from spanwise.collector.records import (
 )
 from spanwise.collector.request_context import CURRENT_ACTOR, Actor
 from spanwise.collector.rule_policy import (
+    BUDGET_LIMITS,
     build_rule_filters,
     get_budget_name,
     get_initial_cursor,
@@ -60,6 +62,7 @@ from spanwise.collector.stores.backends import (
     TargetFeedback,
     TraceBackend,
 )
+from spanwise.collector.stores.backfill_preview import preview_backfill
 from spanwise.collector.stores.data_frames import build_frame
 from spanwise.collector.stores.decision_explanation import find_blocking_reason, find_load_error
 from spanwise.collector.stores.flat_tables import EXAMPLES, EXPERIMENT_RESULTS, find_table
@@ -344,29 +347,40 @@ class CombinedStore:
         id: str | None = None,
     ) -> Backfill:
         """Start a backfill. See `ControlStore.start_backfill`."""
-        active = next((one for one in self._control.rules(project=project) if one.name == rule), None)
-        if active is None:
-            raise NotFound(f"there is no rule {rule!r} in project {project!r}")
-        job = make_backfill(
-            active,
-            since_ns=since_ns,
-            until_ns=self._now_ns() if until_ns is None else until_ns,
-            sample_rate=sample_rate,
-            budget=budget or {},
-            id=id,
-        )
+        until_ns = self._now_ns() if until_ns is None else until_ns
+        job = make_backfill(self._find_rule(rule, project), since_ns, until_ns, sample_rate, budget or {}, id)
         return self._control.create_backfill(job if version is None else replace(job, version=version))
 
-    def backfills(
-        self, *, rule: str | None = None, project: str | None = None, active: bool = False
-    ) -> list[Backfill]:
+    def preview_backfill(
+        self,
+        rule: str,
+        *,
+        project: str = "default",
+        since_ns: int,
+        until_ns: int | None = None,
+        sample_rate: float | None = None,
+    ) -> BackfillPreview:
+        """Return the dry run of a backfill. See `ControlStore.preview_backfill`."""
+        active, now_ns = self._find_rule(rule, project), self._now_ns()
+        job = make_backfill(active, since_ns, now_ns if until_ns is None else until_ns, sample_rate)
+        return preview_backfill(self.heads, self._control, active, job, now_ns)
+
+    def _find_rule(self, name: str, project: str) -> Rule:
+        for rule in self._control.rules(project=project):
+            if rule.name == name:
+                return rule
+        raise NotFound(f"there is no rule {name!r} in project {project!r}")
+
+    def backfills(self, *, rule: str | None = None, project: str | None = None, active: bool = False) -> list[Backfill]:
         """Return backfills. See `ControlStore.backfills`."""
         jobs = self._control.list_backfills(rule, project, active)
         if not any(job.state == "running" and job.blocked is None for job in jobs):
             return jobs
         rules = {(one.project, one.name): one for one in self._control.rules(project=project)}
         workers, now_ns = self._control.workers(), self._now_ns()
-        barred = {id: str(why) for worker in workers for id, why in dict(worker.data.get("barred_backfills", {})).items()}
+        barred = {
+            id: str(why) for worker in workers for id, why in dict(worker.data.get("barred_backfills", {})).items()
+        }
         return [
             replace(
                 job,
@@ -523,6 +537,7 @@ def _fail_target(decision: Decision, rule: Rule | None) -> ClaimResult:
 
 
 def _newest_bookings(rule: Rule, booked: Sequence[BudgetUsage]) -> tuple[BudgetUsage, ...]:
-    """Return the newest period of each of a rule's budgets."""
-    own = {one.budget: one for one in reversed(booked) if one.budget.startswith(get_budget_name(rule))}
+    """Return the newest period of each of a rule's budgets, without those of its backfills."""
+    names = {get_budget_name(rule, limit) for limit in BUDGET_LIMITS}
+    own = {one.budget: one for one in reversed(booked) if one.budget in names}
     return tuple(own[budget] for budget in sorted(own))

@@ -9,6 +9,7 @@ from spanwise.collector.records import (
     JSON,
     AuditEvent,
     Backfill,
+    BackfillPreview,
     Booking,
     BudgetUsage,
     Claim,
@@ -272,9 +273,21 @@ class ControlStore(Protocol):
         Raise `NotFound` for an unknown rule, and `Refused` if `version` is not in force or a value is out of range.
         """
 
-    def backfills(
-        self, *, rule: str | None = None, project: str | None = None, active: bool = False
-    ) -> list[Backfill]:
+    def preview_backfill(
+        self,
+        rule: str,
+        *,
+        project: str = "default",
+        since_ns: int,
+        until_ns: int | None = None,
+        sample_rate: float | None = None,
+    ) -> BackfillPreview:
+        """Return how many traces a backfill with these options would read and score, its cost and its duration.
+
+        Nothing is stored. Raise `NotFound` and `Refused` as `start_backfill` does.
+        """
+
+    def backfills(self, *, rule: str | None = None, project: str | None = None, active: bool = False) -> list[Backfill]:
         """Return the backfills of all rules or one, newest first; with `active`, only those that have not ended."""
 
     def change_backfill(self, id: str, state: str, *, project: str = "default") -> Backfill:

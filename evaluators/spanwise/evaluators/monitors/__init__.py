@@ -26,19 +26,22 @@ from spanwise.evaluators.monitors.monitor_runtime import Monitor
 from spanwise.evaluators.monitors.monitored_rule import MonitoredRule, monitor
 from spanwise.evaluators.monitors.process_limits import default_memory_limit
 from spanwise.evaluators.monitors.rule_analysis import (
+    BackfillEstimate,
     KeyDifference,
     RuleComparison,
     RulePreview,
     TrialScore,
     check,
     diff,
+    estimate_backfill,
     summary,
 )
-from spanwise.evaluators.monitors.rule_loading import BrokenRules, load
+from spanwise.evaluators.monitors.rule_loading import BrokenRules, load, load_rule
 from spanwise.evaluators.monitors.supervisor import Supervisor
 from spanwise.evaluators.monitors.worker_process import LoadedRules, WorkerPlan
 
 __all__ = [
+    "BackfillEstimate",
     "BrokenRules",
     "KeyDifference",
     "LoadedRules",
@@ -53,7 +56,9 @@ __all__ = [
     "check",
     "default_memory_limit",
     "diff",
+    "estimate_backfill",
     "load",
+    "load_rule",
     "monitor",
     "summary",
 ]

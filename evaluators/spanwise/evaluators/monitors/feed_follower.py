@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, islice
 
 from spanwise.collector.records import (
@@ -18,7 +18,6 @@ from spanwise.collector.records import (
     DecisionBatch,
     Rule,
     SettingsVersion,
-    Target,
     TraceHead,
 )
 from spanwise.collector.rule_policy import build_rule_filters, get_sampling_unit

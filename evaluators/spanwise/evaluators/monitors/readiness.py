@@ -43,9 +43,7 @@ def trace_readiness(head: TraceHead, settings: RuleSettings, first: float, chang
     return Readiness(longest, True)
 
 
-def compute_due_time(
-    rule: Rule, head: TraceHead, settings: RuleSettings, now_ns: int
-) -> tuple[int | None, bool]:
+def compute_due_time(rule: Rule, head: TraceHead, settings: RuleSettings, now_ns: int) -> tuple[int | None, bool]:
     """Return the store's time at which the target of a trace is ready (None: now), and whether spans are missing then."""
     changed = head.changed_ns / SECOND_NS
     if rule.target == "session":

@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
+from statistics import fmean
 from typing import Any
 
 from spanwise.collector.records import JSON, Backfill, Case, Claim, Decision, Feedback, Target
@@ -388,8 +389,10 @@ class RuleExecution:
         """Return the evaluators' statistics for the worker's report."""
         statistics: dict[str, JSON] = {}
         for key, durations in self._durations.copy().items():
-            p95_ns = percentile(sorted(int(seconds * 1e9) for seconds in durations.copy()), 95)
-            statistics[key] = {"looked": self._runs[key], "failed": self._failed[key], "p95_s": p95_ns / 1e9}
+            recent = sorted(durations.copy())
+            p95_ns = percentile([int(seconds * 1e9) for seconds in recent], 95)
+            counts = {"looked": self._runs[key], "failed": self._failed[key]}
+            statistics[key] = {**counts, "p95_s": p95_ns / 1e9, "mean_s": fmean(recent)}
         return statistics
 
     def stop(self) -> None:

@@ -12,12 +12,12 @@ after a backfill was paused or cancelled halfway.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.records import Backfill, BackfillStep, Decision
+from spanwise.collector.records import Backfill, BackfillStep, Decision, Rule, Target
 from spanwise.collector.stores.sqlite.control.decision_rows import (
     DECISION_COLUMNS,
     GIVEN_UP_REASON,
@@ -26,6 +26,7 @@ from spanwise.collector.stores.sqlite.control.decision_rows import (
     DecisionRow,
     build_row,
     encode_target,
+    get_trace_range,
     update_rows,
 )
 from spanwise.collector.stores.sqlite.control.rule_versions import find_active_rule
@@ -129,16 +130,32 @@ class Backfills(Backend):
                 current = "SELECT version FROM rules WHERE project = ? AND name = ? AND state = 'in force'"
                 newer = db.execute(current, (of_project, name)).fetchone()
                 reason = (
-                    f"version {job.version} was superseded by {newer[0]}" if newer is not None else "the rule was removed"
+                    f"version {job.version} was superseded by {newer[0]}"
+                    if newer is not None
+                    else "the rule was removed"
                 )
                 job = replace(job, blocked=f"{reason}; cancel this backfill and start another")
             jobs.append(job)
         return jobs
 
+    @read_operation
+    def find_results(self, db: sqlite3.Connection, /, rule: Rule, targets: Collection[Target]) -> set[Target]:
+        sql = (
+            "SELECT 1 FROM decisions WHERE target >= ? AND target < ? AND rule ="
+            " (SELECT id FROM rules WHERE project = ? AND name = ? AND version = ?)"
+            " AND due_ns IS NULL AND verdict <> 'over_budget' LIMIT 1"
+        )
+        version, found = (rule.project, rule.name, rule.version), set()
+        for target in targets:
+            address = encode_target(rule.project, target)
+            # the spans and documents of a trace have addresses that begin with that of the trace
+            bounds = (address, f"{address}\0") if target.trace_id is None else get_trace_range(target.trace_id)
+            if db.execute(sql, (*bounds, *version)).fetchone():
+                found.add(target)
+        return found
+
     @write_operation
-    def change_backfill(
-        self, db: sqlite3.Connection, /, id: str, state: str, *, project: str = "default"
-    ) -> Backfill:
+    def change_backfill(self, db: sqlite3.Connection, /, id: str, state: str, *, project: str = "default") -> Backfill:
         if state not in ("running", "paused", "cancelled"):
             raise Refused(f"unknown state {state!r} of a backfill; expected one of: running, paused, cancelled")
         now = self._file.clock.keep(db)
@@ -203,9 +220,7 @@ def record_step(
     return True
 
 
-def _write_rows(
-    db: sqlite3.Connection, rule: int, job: StoredBackfill, rows: Sequence[Decision], now: int
-) -> int:
+def _write_rows(db: sqlite3.Connection, rule: int, job: StoredBackfill, rows: Sequence[Decision], now: int) -> int:
     """Store the decisions of a step with their draws, and return the number of targets that had a result.
 
     A target that waits as live traffic stays there. A target that live traffic has given up, because it was over
@@ -222,7 +237,13 @@ def _write_rows(
     new = [replace(row, rate=0.0, probability=0.0) for address, row in by_address.items() if address not in stored]
     insert_many(db, "decisions", DECISION_COLUMNS, [build_row(rule, row, now, job.id) for row in new])
     given_up = [row for row in stored.values() if row.due_ns is None and row.verdict == "over_budget"]
-    reopened = {"verdict": "waiting", "due_ns": now, "next_ns": None, "updated_ns": now, "backfill": job.id}
+    reopened: dict[str, Any] = {
+        "verdict": "waiting",
+        "due_ns": now,
+        "next_ns": None,
+        "updated_ns": now,
+        "backfill": job.id,
+    }
     update_rows(db, [row._replace(reason=by_address[row.target].reason, **reopened) for row in given_up])
     ids = {address: row.id for address, row in {**stored, **read_stored()}.items()}
     live = [(row.id, LIVE, 0, row.rate, row.probability) for row in stored.values()]
@@ -310,7 +331,7 @@ def _remove_waiting(db: sqlite3.Connection, id: int, now: int) -> None:
     """
     sql = f"{SELECT_ROWS} WHERE backfill = ? AND due_ns IS NOT NULL AND (verdict IN (?, ?, ?) OR due_ns <= ?)"
     rows = [DecisionRow(*row) for row in db.execute(sql, (id, *OPEN_OUTCOMES, now)).fetchall()]
-    ended = {"due_ns": None, "next_ns": None, "holder": None, "until_ns": None, "updated_ns": now}
+    ended: dict[str, Any] = {"due_ns": None, "next_ns": None, "holder": None, "until_ns": None, "updated_ns": now}
     scored = [row._replace(verdict=row.outcome, **ended) for row in rows if row.outcome is not None]
     select = "SELECT decision FROM backfill_draws WHERE backfill = 0 AND probability IS NOT 0.0 AND decision IN (%s)"
     live = {row[0] for row in select_many(db, select, [row.id for row in rows])}

@@ -153,9 +153,7 @@ def decision_from_row(row: Sequence[Any]) -> Decision:
     return make_decision(DecisionRow(*values), project, rule, version, backfill)
 
 
-def make_decision(
-    row: DecisionRow, project: str, rule: str, version: str, backfill: str | None = None
-) -> Decision:
+def make_decision(row: DecisionRow, project: str, rule: str, version: str, backfill: str | None = None) -> Decision:
     """Return the record of a row of this rule version."""
     return Decision(
         project=project,

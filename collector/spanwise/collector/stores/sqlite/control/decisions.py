@@ -292,7 +292,8 @@ def _update_decisions(db: sqlite3.Connection, pairs: Iterable[tuple[DecisionRow,
     db.executemany("DELETE FROM decisions WHERE id = ?", [(old.id,) for old, row in updates if row is None])
     drawn = find_drawn(db, [row.id for _, row in updates if row is not None])
     update_live_draws(db, [(row.id, row.rate, row.probability) for _, row in updates if row and row.id in drawn])
-    for job in {old.backfill for old, row in updates if row is None or row.backfill != old.backfill} - {None}:
+    left = {old.backfill for old, row in updates if row is None or row.backfill != old.backfill}
+    for job in filter(None, left):
         settle_backfill(db, job, now)
 
 

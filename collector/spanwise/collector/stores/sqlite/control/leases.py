@@ -166,7 +166,7 @@ class DecisionLeases(Backend):
         update_rows(db, list(changed.values()))
         for rule in {row.rule for row in changed.values() if row.verdict == "over_budget"}:
             expire_over_budget(db, rule, now)
-        for job in {row.backfill for row in changed.values()} - {None}:
+        for job in filter(None, {row.backfill for row in changed.values()}):
             settle_backfill(db, job, now)
         return answers
 
