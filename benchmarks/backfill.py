@@ -77,7 +77,10 @@ class Scene:
             numbers = range(start, min(start + 500, count + 1))
             times = {number: begin + number * 1_000_000_000 for number in numbers}
             self.store.append(
-                [whole(n, name="live", start_ns=at, end_ns=at + 1_000_000, outputs=f"<a{n}>") for n, at in times.items()]
+                [
+                    whole(n, name="live", start_ns=at, end_ns=at + 1_000_000, outputs=f"<a{n}>")
+                    for n, at in times.items()
+                ]
             )
 
     def watch(self) -> None:
@@ -163,7 +166,9 @@ def run_kills(traces: int, kills: int, workers: int, seed: int) -> list[str]:
         until(lambda: scene.job(again.id).state == "done", 300)
         if (scene.job(again.id).known, sum(calls.values())) != (traces, made):
             wrong.append(f"the second backfill knew {scene.job(again.id).known} results, calls {sum(calls.values())}")
-        print(f"{traces} traces, killed {dict(killed)}: {made} calls, {repeated} repeated, {job.counts}, booked {booked:g}")
+        print(
+            f"{traces} traces, killed {dict(killed)}: {made} calls, {repeated} repeated, {job.counts}, booked {booked:g}"
+        )
         wrong += _cancel(scene, options, calls, traces)
         scene.end()
     return wrong
