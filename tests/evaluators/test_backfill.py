@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,8 @@ import pytest
 
 from evaluators.judge_server import serving
 from evaluators.test_monitor_money import VERDICT, polite
-from evaluators.watched import Clock, decisions, rule, scores, span, trace_id, verdicts, watching, whole
-from spanwise.collector.errors import NotFound, Refused
+from evaluators.watched import Clock, decisions, rule, scores, span, trace_id, until, verdicts, watching, whole
+from spanwise.collector.errors import NotFound, Refused, Unavailable
 from spanwise.collector.records import Backfill, ClaimResult, Document, Feedback
 from spanwise.collector.statistics import get_sampling_position
 from spanwise.collector.stores import Store, summarize_rule
@@ -395,3 +395,78 @@ def test_a_budget_in_dollars_needs_the_price_of_the_judge(store: Store) -> None:
             store.report(*monitor.reports())
             assert "price" in (job(store, made.id).blocked or "")
         assert not server.requests
+
+
+@pytest.mark.process
+def test_estimates_stay_unbiased_where_live_traffic_prefers_bad_answers(store: Store) -> None:
+    """A tenth of the answers is bad. Live traffic takes all of them and a twentieth of the others; half of the period is
+    backfilled at 0.3. With the rate of each sample alone, the mean is far too high.
+    """
+    count = 3_000
+
+    def good(outputs: str) -> bool:
+        return outputs != "bad"
+
+    with watched(store, rule(evaluators=[good], sample_rate=0.05, strata=[({"tags": "disliked"}, 1.0)])) as (_, step):
+        store.append(
+            [past(n, outputs="bad", tags=("disliked",)) if n % 10 == 0 else past(n) for n in range(1, count + 1)]
+        )
+        step()
+        start(store, since_ns=NOW - HOUR - count // 2 * SECOND, sample_rate=0.3)
+        step()
+        (mean,) = summarize_rule(store, store.rules()[0])
+        scored = list(store.weighted("r"))
+    naive = [(1 / (score.live_probability or 0.3), float(score.score or 0)) for score in scored]
+    assert sum(w * y for w, y in naive) / sum(w for w, _ in naive) > 0.92
+    assert mean.low is not None
+    assert mean.high is not None
+    assert mean.low < 0.9 < mean.high
+    assert mean.mean == pytest.approx(0.9, abs=0.01)
+
+
+class Failing:
+    """A store that does not answer each third request of a monitor, before or after it has done what was asked."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._asked = store, 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name not in ("decide", "finish", "claim", "heads"):
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._asked += 1
+            if self._asked % 6 == 0:
+                raise Unavailable("the disk is full")
+            answer = found(*args, **kwargs)
+            if self._asked % 6 == 3:
+                raise Unavailable("the connection broke")
+            return answer
+
+        return call
+
+
+@pytest.mark.process
+def test_a_store_that_fails_now_and_then_doubles_and_loses_nothing(store: Store) -> None:
+    seen: list[str] = []
+
+    def seeing(outputs: str) -> bool:
+        return not seen.append(outputs)
+
+    store.append([past(number) for number in range(1, 601)])
+    clock = Clock()
+    with watching(Failing(store), rule(evaluators=[seeing]), now=clock, claim_s=0.2) as monitor:  # type: ignore[arg-type]
+
+        def step() -> None:
+            clock.ahead += 5
+            with suppress(Unavailable):
+                monitor.step()
+
+        until(lambda: step() or store.rules())
+        made = start(store)
+        until(lambda: step() or job(store, made.id).state == "done")
+    assert job(store, made.id).counts == {"scored": 600}
+    assert (job(store, made.id).read, job(store, made.id).sampled) == (600, 600)
+    assert len(list(store.weighted("r", limit=1000))) == 600
+    assert set(seen) == {f"a{number}" for number in range(1, 601)}
