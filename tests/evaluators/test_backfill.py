@@ -19,6 +19,7 @@ from spanwise.collector.statistics import get_sampling_position
 from spanwise.collector.stores import Store, summarize_rule
 from spanwise.evaluators.monitors import Monitor
 from spanwise.evaluators.monitors.rule_jobs import row_claim
+from spanwise.evaluators.monitors.rule_spending import Pacer, budget_name
 
 NOW = time.time_ns()
 SECOND = 1_000_000_000
@@ -470,3 +471,22 @@ def test_a_store_that_fails_now_and_then_doubles_and_loses_nothing(store: Store)
     assert (job(store, made.id).read, job(store, made.id).sampled) == (600, 600)
     assert len(list(store.weighted("r", limit=1000))) == 600
     assert set(seen) == {f"a{number}" for number in range(1, 601)}
+
+
+def test_pacing_leaves_out_what_a_backfill_spends(store: Store) -> None:
+    store.append([past(number) for number in range(1, 21)])
+    with serving(lambda request: VERDICT) as server:
+        judged = rule(evaluators=[polite(server.url)], budget={"usd_per_day": 1_000_000.0})
+        with watched(store, judged) as (_, step):
+            start(store)
+            step()
+    names = (budget_name("default", "r", key) for key in ("usd_per_day", "backfill/usd_per_day"))
+    (spent,), (backfilled,) = map(store.booked, names)
+    assert spent.settled == backfilled.settled > 0
+    (status,) = store.status()
+    assert [one.budget for one in status.booked] == ["default/r/usd_per_day"]
+    pacer = Pacer(None)
+    pacer.update(0.0, 0.0, 100.0)
+    assert (
+        pacer.update(60.0, 0.03, 100.0, 45.0) is None
+    )  # at this speed the rest lasts: with the backfill, it would not

@@ -219,6 +219,8 @@ def facts(decision: Decision, now_ns: int) -> Iterator[str]:
     """Yield further facts of a decision: attempts, worker deaths, the worker that holds it, next attempt, sampling
     weight, cost.
     """
+    if decision.backfill is not None:
+        yield f"by backfill {decision.backfill}"
     if decision.incomplete:
         yield "evaluated although parts of the trace are missing"
     if decision.attempts:
@@ -235,7 +237,9 @@ def facts(decision: Decision, now_ns: int) -> Iterator[str]:
         left = decision.next_ns - now_ns
         yield f"next attempt in {formatting.duration(left)}" if left > 0 else "next attempt now"
     if decision.verdict in ("scored", "skipped", "failed"):
-        if decision.probability is None:
+        if decision.backfill is not None and decision.rate == 0:
+            yield "not in weighted means, because the backfill is not complete up to this trace"
+        elif decision.probability is None:
             yield "sampling probability unknown, not in weighted means"
         elif decision.probability == 0:
             yield "excluded by the present filter or rate, not in weighted means"

@@ -105,7 +105,7 @@ def describe_decision(decision: Decision, now_ns: int = 0) -> str:
     if decision.backfill is not None:
         parts.append(f"by backfill {decision.backfill}")
     if decision.backfill is not None and decision.rate == 0:
-        parts.append("it counts as soon as the backfill has completed the period up to this trace")
+        parts.append("it does not count, because the backfill is not complete up to this trace")
     elif decision.probability == 0 and decision.rate is not None:
         parts.append(f"it no longer counts: {_describe_draw(decision.u, decision.rate)}")
     return "; ".join(parts)
