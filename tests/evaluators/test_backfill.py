@@ -12,6 +12,7 @@ import pytest
 
 from evaluators.judge_server import serving
 from evaluators.test_monitor_money import VERDICT, polite
+from evaluators.test_monitor_workers import running
 from evaluators.watched import Clock, decisions, rule, scores, span, trace_id, until, verdicts, watching, whole
 from spanwise.collector.errors import NotFound, Refused, Unavailable
 from spanwise.collector.records import Backfill, ClaimResult, Document, Feedback
@@ -490,3 +491,27 @@ def test_pacing_leaves_out_what_a_backfill_spends(store: Store) -> None:
     assert (
         pacer.update(60.0, 0.03, 100.0, 45.0) is None
     )  # at this speed the rest lasts: with the backfill, it would not
+
+
+@pytest.mark.process
+def test_workers_share_a_backfill_and_double_nothing(store: Store) -> None:
+    seen: list[str] = []
+
+    def seeing(outputs: str) -> bool:
+        return not seen.append(outputs)
+
+    store.append([past(number) for number in range(1, 1001)])
+    with running(store, rule(evaluators=[seeing], concurrency=2), workers=3):
+        made = start(store)
+        until(lambda: len(seen) > 100)
+        store.change_backfill(made.id, "paused")
+        store.append([whole(number) for number in range(2001, 2011)])  # live traffic goes on
+        until(lambda: {f"a{number}" for number in range(2001, 2011)} <= set(seen))
+        until(lambda: not job(store, made.id).counts.get("running"))
+        paused = len(seen)
+        assert job(store, made.id).state == "paused"
+        assert len(seen) == paused < 1_010
+        store.change_backfill(made.id, "running")
+        until(lambda: job(store, made.id).state == "done")
+    assert (len(seen), len(set(seen))) == (1_010, 1_010)
+    assert job(store, made.id).counts == {"scored": 1_000}
