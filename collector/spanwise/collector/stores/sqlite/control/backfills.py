@@ -275,7 +275,8 @@ def settle_backfill(db: sqlite3.Connection, id: int, now: int) -> None:
         first = db.execute(_FIRST_OPEN_PLACE, (id, low)).fetchone()[0]
         if (upto := placed if first is None else int(first)) > low:
             db.execute("UPDATE backfills SET low = ? WHERE id = ?", (upto, id))
-            sql = "SELECT decision FROM backfill_draws WHERE backfill = ? AND place >= ? AND place < ?"
+            # `backfill > 0` is the condition of the index
+            sql = "SELECT decision FROM backfill_draws WHERE backfill = ? AND backfill > 0 AND place >= ? AND place < ?"
             _apply_draws(db, [row[0] for row in db.execute(sql, (id, low, upto))])
     is_ending = state == _CANCELLING or (state == "running" and walked)
     has_open = "SELECT 1 FROM decisions WHERE backfill = ? AND due_ns IS NOT NULL LIMIT 1"
