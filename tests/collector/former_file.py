@@ -36,12 +36,28 @@ def mark(path: Path, version: int = OLDEST_VERSION) -> None:
         db.execute(f"PRAGMA application_id = {FORMER_APPLICATION_ID}")
 
 
+WITHOUT_BACKFILLS = (  # came with version 26
+    "DROP TRIGGER IF EXISTS decision_deleted",
+    "DROP TABLE IF EXISTS backfill_draws",
+    "DROP TABLE IF EXISTS backfills",
+    *(f"DROP INDEX IF EXISTS {name}" for name in ("decisions_of_backfill", "backfill_due")),
+    *(f"DROP INDEX IF EXISTS {name}" for name in ("decisions_due", "decisions_over_budget")),
+    "CREATE INDEX decisions_due ON decisions (rule, due_ns) WHERE due_ns IS NOT NULL AND verdict <> 'over_budget'",
+    "CREATE INDEX decisions_over_budget ON decisions (rule, created_ns, due_ns)"
+    " WHERE due_ns IS NOT NULL AND verdict = 'over_budget'",
+    "ALTER TABLE decisions DROP COLUMN backfill",
+)
+
+
 def lower_version(db: sqlite3.Connection, version: int) -> None:
     """Give a file of the newest version a lower one, without the tables and columns that came later."""
     remove_score_sums(db)
     columns = {row[1] for row in db.execute("PRAGMA table_info(traces)")}
     for column in columns & {"prompts", "agents", "finish_reasons", "time_to_first_token_ms"}:  # came with version 22
         db.execute(f"ALTER TABLE traces DROP COLUMN {column}")
+    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'backfills'").fetchone():
+        for statement in WITHOUT_BACKFILLS:
+            db.execute(statement)
     db.execute(f"PRAGMA user_version = {version}")
 
 

@@ -1,5 +1,6 @@
 """Runs the conformance suites."""
 
+from collector.conformance_backfills import *  # noqa: F403
 from collector.conformance_claims import *  # noqa: F403
 from collector.conformance_control import *  # noqa: F403
 from collector.conformance_decisions import *  # noqa: F403

@@ -60,6 +60,7 @@ BEFORE_POSITIONS = (  # the full-text index of versions up to 22
     "INSERT INTO words (rowid, text) SELECT id, 'the parcel' FROM traces",
     "INSERT OR IGNORE INTO indexed SELECT id, 1, 99 FROM traces",
     "DELETE FROM unindexed",
+    *former_file.WITHOUT_BACKFILLS,
     "PRAGMA user_version = 22",
 )
 

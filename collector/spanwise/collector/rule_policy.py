@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from math import inf, isfinite
+from types import MappingProxyType
 from typing import Any
+from uuid import uuid4
 
 from spanwise.collector import record_encoding
 from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import metadata_text
 from spanwise.collector.filters import COMPARED_CONDITIONS, Filter, extend_filter, validate_rule_filter
-from spanwise.collector.records import JSON, Rule, RuleSettings, SettingsVersion, TraceHead, TraceSummary
+from spanwise.collector.records import JSON, Backfill, Rule, RuleSettings, SettingsVersion, TraceHead, TraceSummary
 
 MIN_PACING_FACTOR = 1e-3  # lower bound of the factor by which pacing multiplies a rule's rates
 RELATIVE_CONDITIONS = ("since_ns", "until_ns")  # conditions that users give relative to now
@@ -89,6 +91,52 @@ def get_sampling_rate(settings: RuleSettings, passes: Sequence[bool | None]) -> 
     stratum = next((index for index, passed in enumerate(passes) if passed), None)
     rate = settings.sample_rate if stratum is None else settings.strata[stratum].rate
     return rate * (1.0 if settings.paced is None else settings.paced), stratum
+
+
+BUDGET_LIMITS = ("usd_per_day", "usd_per_minute", "calls_per_day", "calls_per_minute")
+
+
+def make_backfill(
+    rule: Rule,
+    since_ns: int,
+    until_ns: int,
+    sample_rate: float | None = None,
+    budget: Mapping[str, float] = MappingProxyType({}),
+    id: str | None = None,
+) -> Backfill:
+    """Return a backfill with the version, the filter and the rates of a rule.
+
+    With `sample_rate`, every trace has this rate, and the rule's strata do not apply. Raises `Refused` for a value out
+    of range.
+    """
+    if not 0 <= since_ns < until_ns:
+        raise Refused(
+            f"a backfill needs a period that ends after its start, got since_ns={since_ns!r}, until_ns={until_ns!r}"
+        )
+    if sample_rate is not None and not 0 < sample_rate <= 1:
+        raise Refused(f"the sample rate of a backfill must be above 0 and at most 1, got {sample_rate!r}")
+    for name, limit in budget.items():
+        if name not in BUDGET_LIMITS:
+            raise Refused(f"unknown budget {name!r}; expected one of: {', '.join(BUDGET_LIMITS)}")
+        _check_range(limit, inf, f"budget[{name!r}]")
+    return Backfill(
+        id=id or uuid4().hex[:12],
+        project=rule.project,
+        rule=rule.name,
+        version=rule.version,
+        since_ns=since_ns,
+        until_ns=until_ns,
+        filter=rule.filter,
+        sample_rate=rule.settings.sample_rate if sample_rate is None else sample_rate,
+        strata=rule.settings.strata if sample_rate is None else (),
+        budget=dict(budget),
+    )
+
+
+def get_backfill_rule(rule: Rule, backfill: Backfill) -> Rule:
+    """Return the rule as a backfill applies it: to traces of any age, with the rates of the backfill."""
+    settings = replace(rule.settings, sample_rate=backfill.sample_rate, strata=backfill.strata, paced=None)
+    return replace(rule, filter=backfill.filter, settings=settings, active_from=0, since_ns=None)
 
 
 def get_sampling_unit(rule: Rule, head: TraceHead | TraceSummary) -> str:

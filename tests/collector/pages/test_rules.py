@@ -269,3 +269,20 @@ def test_an_unknown_action_or_rule_changes_nothing(store, client, name, action, 
     answer = client.post(f"/rules/{name}", data={"project": "default", "action": action})
     assert answer.status_code == status
     assert [rule.enabled for rule in store.rules()] == [True]
+
+
+def test_the_page_of_a_rule_shows_and_changes_its_backfills(store, client):
+    ruled(store)
+    traced(store, 3)
+    job = store.start_backfill("r", since_ns=0)
+    text, _ = page(client, "/rules/r")
+    for words in ("Backfills", job.id, "no worker runs this rule", "0 % of the period read", "Cancel"):
+        assert words in text
+    token = re.search(r'name="token" value="([^"]+)"', client.get("/rules/r").text)
+    fields = {"project": "default", "backfill": job.id, "token": token.group(1) if token else ""}
+    for action, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+        answer = client.post("/rules/r", data={**fields, "action": action})
+        assert answer.status_code in (200, 303), answer.text
+        assert store.backfills()[0].state == state
+    assert client.post("/rules/r", data={**fields, "action": "remove"}).status_code == 400
+    assert store.rules()

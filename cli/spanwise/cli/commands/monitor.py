@@ -1,4 +1,4 @@
-"""`spanwise monitor`: run the rules of a file; list, pause, resume and remove rules.
+"""`spanwise monitor`: run the rules of a file; list, pause, resume and remove rules; backfills.
 
 The reports (`check`, `diff`, `compare`, `status`, `why`) are in `monitor_reports`.
 """
@@ -10,9 +10,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import uuid4
 
 import typer
 from typer.core import TyperGroup
@@ -29,15 +31,16 @@ from spanwise.cli.command_io import (
     print_table,
 )
 from spanwise.cli.commands import monitor_reports
-from spanwise.collector import describe
+from spanwise.collector import describe, formatting
 from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.records import Rule, RuleStatus
+from spanwise.collector.filter_values import parse_time
+from spanwise.collector.records import Backfill, BackfillPreview, Rule, RuleStatus
 from spanwise.collector.stores import Store
 from spanwise.collector.terminal_escaping import escape_line
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.monitors import LoadedRules, WorkerPlan
+    from spanwise.evaluators.monitors import BackfillEstimate, LoadedRules, WorkerPlan
 
 
 RulesFile = Annotated[
@@ -247,6 +250,211 @@ def _rule_label(rule: Rule) -> str:
     return f"rule {rule.name!r} of project {rule.project!r}"
 
 
+Since = Annotated[str, typer.Option(help="Traces that started since then: 30d, or a date.")]
+Until = Annotated[str | None, typer.Option(help="Traces that started before then. Default: now.")]
+Rate = Annotated[
+    float | None, typer.Option(help="Sample rate for every trace. Default: the rates of the rule and its strata.")
+]
+BudgetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--budget",
+        metavar="LIMIT=AMOUNT",
+        help="Budget of this job, such as usd_per_day=5. Default: half of the rule's.",
+    ),
+]
+RulesOption = Annotated[
+    str | None, typer.Option("--rules", metavar="RULES.PY", help="Rules file, for the cost. Default: that of the rule.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what the backfill would do.")]
+BackfillId = Annotated[str, typer.Argument(metavar="ID", help="Id of a backfill, or its beginning.")]
+
+
+def start_backfill(
+    name: RuleName,
+    since: Since,
+    until: Until = None,
+    rate: Rate = None,
+    budget: BudgetOption = None,
+    file: RulesOption = None,
+    dry_run: DryRun = False,
+    yes: YesOption = False,
+    project: Project = None,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score the traces of a past period by a rule, beside its live traffic. A dry run comes first.
+
+    Example: `spanwise monitor backfill polite --since 30d --until 7d --rate 0.1`
+    """
+    import msgspec
+
+    from spanwise.evaluators.monitors import estimate_backfill, load_rule
+
+    try:
+        limits = {name: float(amount) for name, _, amount in (text.partition("=") for text in budget or ())}
+    except ValueError:
+        raise ValueError(f"--budget must be LIMIT=AMOUNT, such as usd_per_day=5, got {budget!r}") from None
+    with open_store(at) as store:
+        rule = _find_rule(store, name, project)
+        options: dict[str, Any] = {
+            "project": rule.project,
+            "since_ns": parse_time(since),
+            "until_ns": time.time_ns() if until is None else parse_time(until),
+            "sample_rate": rate,
+        }
+        preview = store.preview_backfill(rule.name, **options)
+        loaded = load_rule(rule, file)
+        estimated = None if loaded is None else estimate_backfill(loaded, store, preview)
+        if as_json:
+            emit([{**msgspec.to_builtins(preview), **(asdict(estimated) if estimated is not None else {})}])
+        else:
+            for line in _preview_lines(preview, estimated):
+                print_line(escape_line(line))
+        if dry_run:
+            return
+        if not yes:
+            typer.confirm(f"Start this backfill of {_rule_label(rule)}?", abort=True, err=True)
+        options |= {"budget": limits, "version": preview.version, "id": uuid4().hex[:12]}
+        job = store.start_backfill(rule.name, **options)
+    if as_json:
+        emit([msgspec.to_builtins(job)])
+    else:
+        print_line(f"started backfill {job.id}; follow it with: spanwise monitor backfill show {job.id}")
+
+
+def _preview_lines(preview: BackfillPreview, estimated: BackfillEstimate | None) -> Iterator[str]:
+    about = "" if preview.exact else "about "
+    yield (
+        f"of {about}{preview.read:,} traces, {about}{preview.matched:,} match and {about}{preview.sampled:,} are sampled;"
+        f" {about}{preview.known:,} of them have a result of version {preview.version[:12]}"
+    )
+    targets = preview.scored if estimated is None else estimated.targets
+    if estimated is None:
+        usd = "unknown" if preview.usd is None else f"about {formatting.cost(preview.usd)}, as the latest results"
+        yield f"to score: {about}{targets:,}; cost: {usd}; judge calls: unknown, because its evaluators are not loaded (--rules)"
+    elif estimated.calls:
+        usd = "price unknown" if estimated.usd is None else f"about {formatting.cost(estimated.usd)}"
+        yield f"to score: {about}{targets:,}; judge calls: about {estimated.calls:,}, {usd}; text goes to {' and '.join(estimated.where)}"
+    else:
+        yield f"to score: {about}{targets:,}; judge calls: none"
+    if preview.seconds_per_target is None:
+        yield f"duration: unknown, because no worker has timed this version; concurrency {preview.concurrency}"
+    else:
+        seconds = targets * preview.seconds_per_target / preview.concurrency
+        yield f"duration: about {formatting.duration(int(seconds * 1e9))} at concurrency {preview.concurrency}, without live traffic"
+
+
+def list_backfills(project: OfProject = None, at: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List the backfills with their state and progress, newest first.
+
+    Example: `spanwise monitor backfill list`
+    """
+    import msgspec
+
+    with open_store(at) as store:
+        jobs = store.backfills(project=project)
+    if as_json:
+        emit(map(msgspec.to_builtins, jobs))
+    elif jobs:
+        head = ("backfill", "rule", "project", "state", "progress")
+        print_table(
+            head, ((job.id, job.rule, job.project, job.state, rule_report.backfill_progress(job)) for job in jobs)
+        )
+    else:
+        error_console.print("there are no backfills; `spanwise monitor backfill RULE --since 30d` starts one")
+
+
+def show_backfill(id: BackfillId, at: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Show the period, the state and the progress of a backfill.
+
+    Example: `spanwise monitor backfill show 3f2a`
+    """
+    import msgspec
+
+    with open_store(at) as store:
+        job = _find_backfill(store, id)
+    if as_json:
+        emit([msgspec.to_builtins(job)])
+        return
+    budget = ", ".join(f"{name}={limit:g}" for name, limit in job.budget.items()) or "half of the rule's"
+    lines = (
+        f"backfill {job.id} of rule {job.rule!r} of project {job.project!r}, version {job.version[:12]}",
+        f"traces that started from {formatting.utc(job.since_ns)} to {formatting.utc(job.until_ns)}, sample rate {rule_report.backfill_rate(job)}",
+        f"budget: {budget}",
+        rule_report.backfill_state(job),
+        rule_report.backfill_progress(job),
+    )
+    for line in lines:
+        print_line(escape_line(line))
+
+
+def pause_backfill(id: BackfillId, at: StoreOption = None) -> None:
+    """Pause a backfill. Targets that are being evaluated are finished.
+
+    Example: `spanwise monitor backfill pause 3f2a`
+    """
+    _change_backfill(at, id, "paused")
+
+
+def resume_backfill(id: BackfillId, at: StoreOption = None) -> None:
+    """Resume a paused backfill.
+
+    Example: `spanwise monitor backfill resume 3f2a`
+    """
+    _change_backfill(at, id, "running")
+
+
+def cancel_backfill(id: BackfillId, at: StoreOption = None) -> None:
+    """Cancel a backfill. Its scores stay.
+
+    Example: `spanwise monitor backfill cancel 3f2a`
+    """
+    _change_backfill(at, id, "cancelled")
+
+
+def _change_backfill(at: str | None, id: str, state: str) -> None:
+    with open_store(at) as store:
+        found = _find_backfill(store, id)
+        job = store.change_backfill(found.id, state, project=found.project)
+    print_line(
+        escape_line(f"backfill {job.id} is {rule_report.backfill_state(job)}; {rule_report.backfill_progress(job)}")
+    )
+
+
+def _find_backfill(store: Store, id: str) -> Backfill:
+    """Return the backfill with this id, or whose id begins with it. Raises `NotFound` or `Refused`."""
+    matching = [job for job in store.backfills() if job.id.startswith(id)]
+    if not matching:
+        raise NotFound(f"there is no backfill {id!r}; `spanwise monitor backfill list` shows all")
+    if len(matching) > 1 and all(job.id != id for job in matching):
+        raise Refused(f"several backfills begin with {id!r}: {', '.join(job.id for job in matching)}")
+    return next((job for job in matching if job.id == id), matching[0])
+
+
+class _BackfillGroup(TyperGroup):
+    """Command group in which `spanwise monitor backfill RULE` is short for `spanwise monitor backfill start RULE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert `start` before the name of a rule."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = ["start", *args]
+        return super().parse_args(ctx, args)
+
+
+backfill_app = typer.Typer(
+    cls=_BackfillGroup,
+    help="Jobs that score the traces of a past period: `spanwise monitor backfill RULE --since 30d` starts one.",
+    no_args_is_help=True,
+    epilog="Example: `spanwise monitor backfill polite --since 30d --rate 0.1`",
+)
+backfill_app.command("start")(start_backfill)
+backfill_app.command("list")(list_backfills)
+backfill_app.command("show")(show_backfill)
+backfill_app.command("pause")(pause_backfill)
+backfill_app.command("resume")(resume_backfill)
+backfill_app.command("cancel")(cancel_backfill)
+
 _RUN_COMMAND = "run"
 
 
@@ -272,6 +480,7 @@ app.command("list")(rules)
 app.command("pause")(pause)
 app.command("resume")(resume)
 app.command("remove")(remove)
+app.add_typer(backfill_app, name="backfill")
 app.command("check")(monitor_reports.check)
 app.command("diff")(monitor_reports.diff)
 app.command("compare")(monitor_reports.compare)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from spanwise.collector import formatting
 from spanwise.collector.records import (
     JSON,
+    Backfill,
     BudgetUsage,
     ConditionResult,
     Decision,
@@ -94,6 +95,32 @@ def spending(rule: Rule, booked: tuple[BudgetUsage, ...]) -> list[BudgetUse]:
     unused = BudgetUsage(budget="", period_start_ns=0)
     pairs = ((name, limit, newest.get(name, unused)) for name, limit in limits)
     return [BudgetUse(name, limit, usage.settled, usage.reserved, usage.unknown) for name, limit, usage in pairs]
+
+
+def backfill_rate(job: Backfill) -> str:
+    """Return the sample rate of a backfill, with those of its strata."""
+    text = formatting.percent(job.sample_rate, 1)
+    rates = ", ".join(formatting.percent(stratum.rate, 1) for stratum in job.strata)
+    return f"{text}; strata: {rates}" if rates else text
+
+
+def backfill_state(job: Backfill) -> str:
+    """Return the state of a backfill, with the reason why it does not continue."""
+    return f"{job.state}: {job.blocked}" if job.blocked else job.state
+
+
+def backfill_progress(job: Backfill) -> str:
+    """Describe the progress of a backfill: how much of its period was read, and the outcomes of its targets."""
+    parts = [
+        f"{formatting.percent(job.share, 1)} of the period read",
+        f"{formatting.count(job.read)} traces, {formatting.count(job.matched)} match, {formatting.count(job.sampled)} sampled",
+    ]
+    if job.known:
+        parts.append(f"{formatting.count(job.known)} had a result before")
+    parts += [f"{formatting.count(job.counts[name])} {WORDS[name]}" for name in STORED if job.counts.get(name)]
+    if job.cost:
+        parts.append(formatting.cost(job.cost))
+    return "; ".join(parts)
 
 
 def explain_no_rules(project: str, rules: Iterable[Rule]) -> str:
@@ -192,6 +219,8 @@ def facts(decision: Decision, now_ns: int) -> Iterator[str]:
     """Yield further facts of a decision: attempts, worker deaths, the worker that holds it, next attempt, sampling
     weight, cost.
     """
+    if decision.backfill is not None:
+        yield f"by backfill {decision.backfill}"
     if decision.incomplete:
         yield "evaluated although parts of the trace are missing"
     if decision.attempts:
@@ -208,7 +237,9 @@ def facts(decision: Decision, now_ns: int) -> Iterator[str]:
         left = decision.next_ns - now_ns
         yield f"next attempt in {formatting.duration(left)}" if left > 0 else "next attempt now"
     if decision.verdict in ("scored", "skipped", "failed"):
-        if decision.probability is None:
+        if decision.backfill is not None and decision.rate == 0:
+            yield "not in weighted means, because the backfill is not complete up to this trace"
+        elif decision.probability is None:
             yield "sampling probability unknown, not in weighted means"
         elif decision.probability == 0:
             yield "excluded by the present filter or rate, not in weighted means"

@@ -69,6 +69,9 @@ class TraceOperations:
         project="method",
         query_timeout=False,  # pages are small, and a time limit could stop a monitor at one page forever
     )
+    heads = store_operation(
+        Traces.heads, "POST /api/heads", "traces", permission="read", project="argument", query_timeout=False
+    )
     explain = store_operation(
         Traces.explain, "POST /api/explain/{trace_id}", "traces", permission="read", project="trace"
     )
@@ -202,6 +205,21 @@ class ControlOperations:
     record_delivery = store_operation(Control.record_delivery, "POST /api/deliveries", "monitor", permission="admin")
 
     is_full = store_operation(Control.is_full, "GET /api/full", "keeping")
+    preview_backfill = store_operation(
+        Control.preview_backfill,
+        "POST /api/backfills/preview",
+        "monitor",
+        permission="read",
+        project="argument",
+        scans=True,
+        query_timeout=False,
+    )
+    start_backfill = store_operation(Control.start_backfill, "POST /api/backfills", "monitor", project="argument")
+    backfills = store_operation(Control.backfills, "GET /api/backfills", "monitor", project="argument")
+    change_backfill = store_operation(
+        Control.change_backfill, "POST /api/backfills/{id}", "monitor", project="argument"
+    )
+
     retention = store_operation(Control.retention, "GET /api/retention", "keeping")
     set_retention = store_operation(Control.set_retention, "POST /api/retention", "keeping", permission="admin")
 

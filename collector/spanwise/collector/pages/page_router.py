@@ -56,7 +56,7 @@ FORMS: tuple[Form, ...] = (
     Form("/preferences", preferences.FIELDS, preferences.save_preferences, scope="read"),
     Form("/views", saved_views.FIELDS, saved_views.change_views, scope="read"),
     Form("/alerts/{name:path}", ("project", "group", "action", "for"), alert_pages.change_alert),
-    Form("/rules/{name:path}", ("project", "action"), rule_pages.change_rule),
+    Form("/rules/{name:path}", ("project", "action", "backfill"), rule_pages.change_rule),
     Form(
         "/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run", "from"), traces.add_feedback
     ),

@@ -40,6 +40,7 @@ from spanwise.collector.stores import (
 # newest outcomes to read for the means: in total, and at least this many per rule
 MAX_OUTCOMES, MIN_OUTCOMES = 4_000, 100
 _DECISIONS_PER_PAGE = 50
+MAX_BACKFILLS = 10  # newest backfills on the page of a rule
 ACTIONS = ("pause", "resume", "remove")
 _HOUR_NS, _DAY_NS = 3_600 * 10**9, 86_400 * 10**9
 # Time ranges of the charts: label, number of buckets, and their width
@@ -51,6 +52,7 @@ RANGES: Mapping[str, tuple[str, int, int]] = {
 PERCENTILES: Mapping[str, float] = {"p5": 5.0, "p50": 50.0, "p95": 95.0}
 MAX_CHARTS = 12  # keys and labels of a rule
 MAX_PERCENTILE_OUTCOMES = 20_000  # newest outcomes that are read for percentiles
+BACKFILL_STATES: Mapping[str, str] = {"pause": "paused", "resume": "running", "cancel": "cancelled"}
 
 
 # Orders of the list, highest number first, with their labels
@@ -123,6 +125,7 @@ def rule(store: Store, request: Request) -> Response:
         quantity=query.get("quantity", ""),
         quantities=PERCENTILES,
         chart_width=WIDTH,
+        backfills=store.backfills(rule=name, project=project)[:MAX_BACKFILLS],
         verdicts=rule_report,
         traces=build_traces_url,
         now=time.time_ns(),
@@ -266,11 +269,17 @@ def format_bucket(start_ns: int, width_ns: int) -> str:
 
 
 def change_rule(store: Store, request: Request, fields: Mapping[str, str]) -> str:
-    """Pause, resume or remove a rule: `POST /rules/{name}`.
+    """Pause, resume or remove a rule, or pause, resume or cancel one of its backfills: `POST /rules/{name}`.
 
     Returns the URL of the rule, or of the list after a removal. Raises `Refused`.
     """
     name, project, action = request.path_params["name"], fields.get("project") or "default", fields.get("action", "")
+    page = f"/rules/{rendering.quote_segment(name)}?{urlencode({'project': project}, errors='replace')}"
+    if backfill := fields.get("backfill"):
+        if action not in BACKFILL_STATES:
+            raise Refused(f"unknown action {action!r}; expected one of: {', '.join(BACKFILL_STATES)}")
+        store.change_backfill(backfill, BACKFILL_STATES[action], project=project)
+        return page
     if action not in ACTIONS:
         raise Refused(f"unknown action {action!r}; expected one of: {', '.join(ACTIONS)}")
     if action == "remove":
@@ -278,7 +287,7 @@ def change_rule(store: Store, request: Request, fields: Mapping[str, str]) -> st
             raise NotFound(f"there is no rule {name!r} in project {project!r}")
         return "/rules"
     store.change_rule(name, project=project, enabled=action == "resume")
-    return f"/rules/{rendering.quote_segment(name)}?{urlencode({'project': project}, errors='replace')}"
+    return page
 
 
 def build_traces_url(rule: Rule, matching: bool = True) -> str:

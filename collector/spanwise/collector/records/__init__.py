@@ -9,6 +9,7 @@ Modules, in the order in which data flows:
 - `control_records`: Control records: rules, decisions, leases, budgets, keys, queues, retention; changeable fields.
 - `notification_records`: Notification records: what an alert reports, and the state of its delivery to each target.
 - `alert_records`: Alert records: definitions, the state of each group, looks, and the history of status changes.
+- `backfill_records`: Backfill records: jobs that score the traces of a past period by a rule.
 """
 
 from typing import TYPE_CHECKING
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
         AlertResult,
         AlertStatus,
     )
+    from spanwise.collector.records.backfill_records import Backfill, BackfillPreview
     from spanwise.collector.records.control_records import (
         CHANGEABLE_FIELDS,
         AuditEvent,
+        BackfillStep,
         Booking,
         BudgetUsage,
         ChangePage,
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
     )
     from spanwise.collector.records.json_values import (
         JSON,
+        BackfillState,
         DatasetKind,
         DeliveryOutcome,
         Outcome,
@@ -123,12 +127,13 @@ else:
     __getattr__, __dir__ = lazy(
         __name__,
         alert_records="Alert AlertCheck AlertEvent AlertFiring AlertGroup AlertNumbers AlertResult AlertStatus",
-        control_records="AuditEvent Booking BudgetUsage CHANGEABLE_FIELDS ChangePage Claim ClaimResult ConditionResult Decision DecisionBatch DecisionExplanation Key Lease Outlet QueueItem Retention Rule RuleSettings RuleStatus SettingsVersion Stratum TraceHead WeightedScore WorkerReport apply_changes",
+        control_records="AuditEvent BackfillStep Booking BudgetUsage CHANGEABLE_FIELDS ChangePage Claim ClaimResult ConditionResult Decision DecisionBatch DecisionExplanation Key Lease Outlet QueueItem Retention Rule RuleSettings RuleStatus SettingsVersion Stratum TraceHead WeightedScore WorkerReport apply_changes",
         trace_records="Amendment Document Event Feedback Link OpenRun Process ProcessReport Run Target Trace Usage feedback_id make_fast_constructor make_score normalize_feedback normalize_target restore_feedback",
-        dataset_records="PERTURBATION_KINDS Case Dataset EXAMPLE_ATTRIBUTE Example ExampleNumbering Experiment derive_example_id find_root_id is_perturbed number_duplicates",
-        json_values="DatasetKind DeliveryOutcome JSON Outcome Period QueueStatus RuleTarget Scope Source Status Verdict canonical_json",
+        dataset_records="Case Dataset EXAMPLE_ATTRIBUTE Example ExampleNumbering Experiment PERTURBATION_KINDS derive_example_id find_root_id is_perturbed number_duplicates",
+        json_values="BackfillState DatasetKind DeliveryOutcome JSON Outcome Period QueueStatus RuleTarget Scope Source Status Verdict canonical_json",
         notification_records="Delivery Notification NotificationStatus make_test_notification",
-        query_results="MAX_UNINDEXED Bucket FeedbackStats Page RunScores ScoreSums SessionSummary TablePage TraceSummary TreeNode iterate_pages",
+        query_results="Bucket FeedbackStats MAX_UNINDEXED Page RunScores ScoreSums SessionSummary TablePage TraceSummary TreeNode iterate_pages",
+        backfill_records="Backfill BackfillPreview",
     )
 
 __all__ = [
@@ -147,6 +152,10 @@ __all__ = [
     "AlertStatus",
     "Amendment",
     "AuditEvent",
+    "Backfill",
+    "BackfillPreview",
+    "BackfillState",
+    "BackfillStep",
     "Booking",
     "Bucket",
     "BudgetUsage",

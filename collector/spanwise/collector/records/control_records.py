@@ -206,6 +206,21 @@ class Decision:
     cost: float | None = None
     created_ns: int = field(default_factory=time.time_ns)
     updated_ns: int = field(default_factory=time.time_ns)
+    backfill: str | None = None  # id of the backfill that made the decision; None: live traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillStep:
+    """Progress of a backfill with one batch of decisions: the numbers of traces read, passing the filter and sampled.
+
+    `walked` is True at the end of the backfill's range.
+    """
+
+    id: str
+    read: int
+    matched: int
+    sampled: int
+    walked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +230,9 @@ class DecisionBatch:
     The decisions to be stored are in `rows`. `outcomes` covers all traces: it maps the trace id to the number of the
     trace (`TraceHead.number`) and "filtered", "sampled_out" or "taken". The store counts each trace only under its
     latest outcome. Therefore both fields may contain traces beyond `upto`, and a batch may be sent again.
+
+    With `backfill`, the batch is a step of that backfill: `after` and `upto` are positions in its range, the rows are
+    in the order of the range, and `outcomes` covers the sampled traces only.
     """
 
     project: str
@@ -225,6 +243,7 @@ class DecisionBatch:
     rows: tuple[Decision, ...] = ()
     outcomes: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     token: int = 0  # token of the lease on the rule's feed
+    backfill: BackfillStep | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,9 +394,10 @@ class WorkerReport:
     The mapping `data` contains, as far as known:
 
     - `finished_per_s` and `decided_per_s`: targets finished, and decisions made, per second over all rules.
-    - `evaluators`: rule name → key of the evaluator → `{"looked": …, "failed": …, "p95_s": …}`.
+    - `evaluators`: rule name → key of the evaluator → `{"looked": …, "failed": …, "p95_s": …, "mean_s": …}`.
     - `idle`: rule name → the reason why nothing runs.
     - `paused`: rule name → key of an evaluator that is not called → the reason.
+    - `barred_backfills`: id of a backfill that cannot run → the reason.
     """
 
     holder: str
@@ -413,6 +433,9 @@ class WeightedScore:
     A score on a session has the `session_id` of that session, any other score that of its trace. `start_ns` is the
     start of the trace, or of the session's first trace. `score` is None for a label without a score, and for errors
     and skips, which are counted separately.
+
+    `live_probability` is the probability with which live traffic alone would have included the target: 0 for a score
+    that a backfill made. Alerts weight by it, so that a backfill fires none.
     """
 
     trace_id: str | None
@@ -423,6 +446,7 @@ class WeightedScore:
     created_ns: int
     start_ns: int = 0
     outcome: Outcome = "score"
+    live_probability: float | None = None
 
 
 R = TypeVar("R", Alert, Feedback, Experiment, Rule)

@@ -29,6 +29,7 @@ Verdict = Literal[  # "filtered" and "sampled_out" are computed and never stored
 RuleTarget = Literal["trace", "span", "document", "session"]
 Scope = Literal["live", "experiments", "both"]
 Period = Literal["minute", "day"]
+BackfillState = Literal["running", "paused", "cancelled", "done"]
 QueueStatus = Literal["waiting", "done", "skipped"]
 DeliveryOutcome = Literal["delivered", "retry", "gave up"]
 

@@ -13,6 +13,7 @@ Modules, in the order in which data flows:
 - `amendment_merge`: Merging of amendments into runs, before and after the run arrives.
 - `run_tree`: Run tree of a trace: depth-first order, and root inputs and outputs derived from the runs below.
 - `decision_explanation`: Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run.
+- `backfill_preview`: Dry run of a backfill: traces of its period that a rule would sample, their cost and time.
 - `experiment_history`: History of a dataset's experiments: the mean of each key with its interval, in order of time.
 - `experiment_examples`: Examples of a stored experiment: those of its dataset version, or those that its traces hold.
 - `recorded_metrics`: Metrics as experiments record them: direction, threshold, main keys.

@@ -10,6 +10,7 @@ from spanwise.collector.records import (
     JSON,
     AlertResult,
     AuditEvent,
+    Backfill,
     BudgetUsage,
     ChangePage,
     ClaimResult,
@@ -91,6 +92,17 @@ class RuleScore(NamedTuple):
     start_ns: int
 
 
+class ScoreProbability(NamedTuple):
+    """Inclusion probability of a scored target: with backfills, and by live traffic alone.
+
+    `is_own` is False for a target on which the rule, or the version asked for, has not decided.
+    """
+
+    is_own: bool
+    probability: float | None = None
+    live: float | None = None
+
+
 class DecisionQuery(NamedTuple):
     """Query for one page of decisions: about one trace and its session (given as project and id), or about any
     target.
@@ -145,6 +157,18 @@ class TraceBackend(Protocol):
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
         """Return a page of the change feed, as `TraceStore.changes` does. The filters have no dataset."""
+
+    def heads(
+        self,
+        *,
+        project: str = "default",
+        since_ns: int,
+        until_ns: int,
+        after: str | None = None,
+        limit: int = 1000,
+        filters: Sequence[Filter] = (),
+    ) -> ChangePage:
+        """Return a page of heads, as `TraceStore.heads` does. The filters have no dataset."""
 
     def explain(self, trace_id: str, filter: Filter) -> list[ConditionResult]:
         """Return the result of each condition, as `TraceStore.explain` does. The filter has no dataset."""
@@ -254,6 +278,7 @@ class ControlBackend(Protocol):
         project: str,
         limit: int,
         over_budget: int | None = None,
+        backfill: str | None = None,
     ) -> list[Decision]:
         """Lease due decisions as `ControlStore.claim` does.
 
@@ -271,10 +296,22 @@ class ControlBackend(Protocol):
 
     def find_probabilities(
         self, rule: str, project: str, version: str | None, scores: Sequence[tuple[Target, int]]
-    ) -> list[tuple[bool, float | None]]:
-        """Return, for each target and lease number, whether the rule (or this version of it) decided on the target, and
-        the sampling probability.
+    ) -> list[ScoreProbability]:
+        """Return, for each target and lease number, the sampling probability of the decision to which it belongs."""
+
+    def create_backfill(self, backfill: Backfill) -> Backfill:
+        """Store a new backfill, or return the stored one of this id.
+
+        Raise `Refused` if its version is not in force.
         """
+
+    def list_backfills(self, rule: str | None, project: str | None, active: bool) -> list[Backfill]:
+        """Return backfills, newest first; only `active` ones if it is set. `blocked` says only what the record of the rule shows."""
+
+    def find_results(self, rule: Rule, targets: Collection[Target]) -> set[Target]:
+        """Return those of the traces or sessions of which the version has a result."""
+
+    def change_backfill(self, id: str, state: str, *, project: str = "default") -> Backfill: ...
 
     def count_outcomes(self, rule: Rule) -> Mapping[str, int]:
         """Return the number of traces of a version by verdict."""

@@ -10,11 +10,13 @@ from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from spanwise.collector.errors import Refused, StoreError
+from spanwise.collector.errors import NotFound, Refused, StoreError
 from spanwise.collector.filters import EVALUATOR_KIND, Filter, extend_filter, validate_deletion_filter, validate_filter
 from spanwise.collector.records import (
     JSON,
     AuditEvent,
+    Backfill,
+    BackfillPreview,
     BudgetUsage,
     ChangePage,
     Claim,
@@ -36,7 +38,14 @@ from spanwise.collector.records import (
     WorkerReport,
 )
 from spanwise.collector.request_context import CURRENT_ACTOR, Actor
-from spanwise.collector.rule_policy import build_rule_filters, get_budget_name, get_initial_cursor, get_sampling_rate
+from spanwise.collector.rule_policy import (
+    BUDGET_LIMITS,
+    build_rule_filters,
+    get_budget_name,
+    get_initial_cursor,
+    get_sampling_rate,
+    make_backfill,
+)
 from spanwise.collector.stores import decision_explanation
 from spanwise.collector.stores.audit_trail import (
     AUDITED_OPERATIONS,
@@ -53,6 +62,7 @@ from spanwise.collector.stores.backends import (
     TargetFeedback,
     TraceBackend,
 )
+from spanwise.collector.stores.backfill_preview import preview_backfill
 from spanwise.collector.stores.data_frames import build_frame
 from spanwise.collector.stores.decision_explanation import find_blocking_reason, find_load_error
 from spanwise.collector.stores.flat_tables import EXAMPLES, EXPERIMENT_RESULTS, find_table
@@ -296,10 +306,13 @@ class CombinedStore:
         project: str = "default",
         limit: int = 1,
         over_budget: int | None = None,
+        backfill: str | None = None,
     ) -> list[Decision]:
         """Lease due decisions. See `ControlStore.claim`."""
         while True:
-            leased = self._control.lease_decisions(rule, version, holder, seconds, project, limit, over_budget)
+            leased = self._control.lease_decisions(
+                rule, version, holder, seconds, project, limit, over_budget, backfill
+            )
             if not any(decision.deaths >= MAX_WORKER_DEATHS for decision in leased):
                 return leased
             active = {one.name: one for one in self._control.rules(project=project)}.get(rule)
@@ -320,6 +333,63 @@ class CombinedStore:
         statuses = iter(self._control.finish_leases(accepted))
         answers = iter([next(statuses) if is_stored else TARGET_GONE for is_stored in stored])
         return [next(answers) if plan.answer is None else plan.answer for plan in plans]
+
+    def start_backfill(
+        self,
+        rule: str,
+        *,
+        project: str = "default",
+        since_ns: int,
+        until_ns: int | None = None,
+        sample_rate: float | None = None,
+        budget: Mapping[str, float] | None = None,
+        version: str | None = None,
+        id: str | None = None,
+    ) -> Backfill:
+        """Start a backfill. See `ControlStore.start_backfill`."""
+        until_ns = self._now_ns() if until_ns is None else until_ns
+        job = make_backfill(self._find_rule(rule, project), since_ns, until_ns, sample_rate, budget or {}, id)
+        return self._control.create_backfill(job if version is None else replace(job, version=version))
+
+    def preview_backfill(
+        self,
+        rule: str,
+        *,
+        project: str = "default",
+        since_ns: int,
+        until_ns: int | None = None,
+        sample_rate: float | None = None,
+    ) -> BackfillPreview:
+        """Return the dry run of a backfill. See `ControlStore.preview_backfill`."""
+        active, now_ns = self._find_rule(rule, project), self._now_ns()
+        job = make_backfill(active, since_ns, now_ns if until_ns is None else until_ns, sample_rate)
+        return preview_backfill(self.heads, self._control, active, job, now_ns)
+
+    def _find_rule(self, name: str, project: str) -> Rule:
+        for rule in self._control.rules(project=project):
+            if rule.name == name:
+                return rule
+        raise NotFound(f"there is no rule {name!r} in project {project!r}")
+
+    def backfills(self, *, rule: str | None = None, project: str | None = None, active: bool = False) -> list[Backfill]:
+        """Return backfills. See `ControlStore.backfills`."""
+        jobs = self._control.list_backfills(rule, project, active)
+        if not any(job.state == "running" and job.blocked is None for job in jobs):
+            return jobs
+        rules = {(one.project, one.name): one for one in self._control.rules(project=project)}
+        workers, now_ns = self._control.workers(), self._now_ns()
+        barred = {
+            id: str(why) for worker in workers for id, why in dict(worker.data.get("barred_backfills", {})).items()
+        }
+        return [
+            replace(
+                job,
+                blocked=find_blocking_reason(rules[job.project, job.rule], workers, now_ns) or barred.get(job.id),
+            )
+            if job.state == "running" and job.blocked is None and (job.project, job.rule) in rules
+            else job
+            for job in jobs
+        ]
 
     def why(self, trace_id: str) -> list[DecisionExplanation]:
         """Explain why each rule did or did not evaluate a trace. See `ControlStore.why`."""
@@ -415,18 +485,23 @@ class CombinedStore:
                 start_ns=score.start_ns,
                 key=score.feedback.key,
                 score=score.feedback.score,
-                probability=probability,
+                probability=decided.probability,
+                live_probability=decided.live,
                 created_ns=score.feedback.created_ns,
                 outcome=score.feedback.outcome,
             )
-            for score, (is_own, probability) in found
-            if is_own
+            for score, decided in found
+            if decided.is_own
         ]
         return Page(items=tuple(scores), next=page.next)
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
         """Return a page of the change feed. See `TraceStore.changes`."""
         return self._traces.changes(after, limit=limit, filters=[self._resolve_dataset(filter) for filter in filters])
+
+    def heads(self, *, filters: Sequence[Filter] = (), **options: Any) -> ChangePage:
+        """Return heads of the traces of a period. See `TraceStore.heads`."""
+        return self._traces.heads(filters=[self._resolve_dataset(filter) for filter in filters], **options)
 
     def latest_change(self) -> int:
         """Return the highest change number so far. See `FeedStore`."""
@@ -472,6 +547,7 @@ def _fail_target(decision: Decision, rule: Rule | None) -> ClaimResult:
 
 
 def _newest_bookings(rule: Rule, booked: Sequence[BudgetUsage]) -> tuple[BudgetUsage, ...]:
-    """Return the newest period of each of a rule's budgets."""
-    own = {one.budget: one for one in reversed(booked) if one.budget.startswith(get_budget_name(rule))}
+    """Return the newest period of each of a rule's budgets, without those of its backfills."""
+    names = {get_budget_name(rule, limit) for limit in BUDGET_LIMITS}
+    own = {one.budget: one for one in reversed(booked) if one.budget in names}
     return tuple(own[budget] for budget in sorted(own))

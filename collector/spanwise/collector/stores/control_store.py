@@ -12,6 +12,8 @@ from spanwise.collector.records import (
     AlertGroup,
     AlertResult,
     AuditEvent,
+    Backfill,
+    BackfillPreview,
     Booking,
     BudgetUsage,
     Claim,
@@ -171,6 +173,10 @@ class ControlStore(Protocol):
         - With the verdict sampled_out or filtered, an existing row gets the probability 0 and keeps its other values.
           A waiting row is deleted.
         - Rows of deleted targets are left out.
+
+        A step of a backfill (`DecisionBatch.backfill`) moves the cursor of the backfill instead of the rule's. It is
+        not recorded while the backfill is paused, or after its end. Targets that have a result, or wait as live
+        traffic, are not evaluated again. They get the probability of both samples together.
         """
 
     def decisions(
@@ -204,6 +210,7 @@ class ControlStore(Protocol):
         project: str = "default",
         limit: int = 1,
         over_budget: int | None = None,
+        backfill: str | None = None,
     ) -> list[Decision]:
         """Lease due decisions of a rule, oldest first, for a few seconds (see `renew`). Durable on return.
 
@@ -212,6 +219,8 @@ class ControlStore(Protocol):
         - If a lease expires, `deaths` of the row rises. A row with `deaths` above 0 is leased alone.
         - At three deaths the row fails with "ended the worker", and each evaluator without outcome gets an error.
         - A paused rule yields nothing.
+        - With the id of a backfill, its rows are leased instead of those of live traffic. A paused backfill yields
+          nothing.
 
         Raise `Refused` if the version is no longer in force.
         """
@@ -247,6 +256,53 @@ class ControlStore(Protocol):
 
     def status(self, *, project: str | None = None) -> list[RuleStatus]:
         """Return, for each rule, its counts by outcome, lag, spending, last errors and workers."""
+
+    def start_backfill(
+        self,
+        rule: str,
+        *,
+        project: str = "default",
+        since_ns: int,
+        until_ns: int | None = None,
+        sample_rate: float | None = None,
+        budget: Mapping[str, float] | None = None,
+        version: str | None = None,
+        id: str | None = None,
+    ) -> Backfill:
+        """Start a job that scores the traces that started in [`since_ns`, `until_ns`) by the version of a rule that is
+        in force.
+
+        `until_ns` is the present by default. With `sample_rate`, every trace has this rate. By default, the job has
+        the rates of the rule and its strata, without pacing. `budget` has limits for this job, such as
+        `{"usd_per_day": 5}`. By default the job shares the budget of its rule, and spends at most half of each period's.
+        With an id that is already in use, the existing job is returned.
+
+        Raise `NotFound` for an unknown rule, and `Refused` if `version` is not in force or a value is out of range.
+        """
+
+    def preview_backfill(
+        self,
+        rule: str,
+        *,
+        project: str = "default",
+        since_ns: int,
+        until_ns: int | None = None,
+        sample_rate: float | None = None,
+    ) -> BackfillPreview:
+        """Return how many traces a backfill with these options would read and score, its cost and its duration.
+
+        Nothing is stored. Raise `NotFound` and `Refused` as `start_backfill` does.
+        """
+
+    def backfills(self, *, rule: str | None = None, project: str | None = None, active: bool = False) -> list[Backfill]:
+        """Return the backfills of all rules or one, newest first; with `active`, only those that have not ended."""
+
+    def change_backfill(self, id: str, state: str, *, project: str = "default") -> Backfill:
+        """Pause a backfill ("paused"), resume it ("running"), or cancel it ("cancelled"), and return it.
+
+        Targets that are being evaluated are finished. Cancelling removes the targets that wait. Scores remain. Raise
+        `NotFound` for an unknown id, and `Refused` for a backfill that has ended.
+        """
 
     def report(self, worker: WorkerReport) -> None:
         """Store a worker's report. The newest per holder and project is kept for a day."""

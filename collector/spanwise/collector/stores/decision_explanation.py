@@ -102,7 +102,11 @@ def describe_decision(decision: Decision, now_ns: int = 0) -> str:
         parts.append(f"tried next at {_format_time(decision.next_ns)}")
     if is_outdated(decision):
         parts.append("this is older than the last change of its trace")
-    if decision.probability == 0 and decision.rate is not None:
+    if decision.backfill is not None:
+        parts.append(f"by backfill {decision.backfill}")
+    if decision.backfill is not None and decision.rate == 0:
+        parts.append("it does not count, because the backfill is not complete up to this trace")
+    elif decision.probability == 0 and decision.rate is not None:
         parts.append(f"it no longer counts: {_describe_draw(decision.u, decision.rate)}")
     return "; ".join(parts)
 

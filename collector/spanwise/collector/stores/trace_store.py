@@ -278,6 +278,22 @@ class TraceStore(Protocol):
         rules. Raise `Refused` for a filter whose result changes with time alone.
         """
 
+    def heads(
+        self,
+        *,
+        project: str = "default",
+        since_ns: int,
+        until_ns: int,
+        after: str | None = None,
+        limit: int = 1000,
+        filters: Sequence[Filter] = (),
+    ) -> ChangePage:
+        """Return a page of the heads of the traces of a project that started in [`since_ns`, `until_ns`), latest first.
+
+        `TraceHead.cursor` and `ChangePage.cursor` are positions in this list, and `after` is one of them. A page with
+        fewer heads than `limit` is the last one. Traces of evaluators are left out. `filters` are as in `changes`.
+        """
+
     def explain(self, trace_id: str, filter: Filter) -> list[ConditionResult]:
         """Return the result of each condition of a filter on a trace, with the trace's value.
 

@@ -9,6 +9,7 @@ Modules, in the order in which data flows:
 - `rule_decision`: Decision of a rule on a trace: filter, sampling probability, targets, decision record.
 - `readiness`: Readiness of traces and sessions: quiet periods, maximum wait, waiting targets, low-water mark.
 - `feed_follower`: Change feed of a rule: lease, slices, decisions, and their delivery to the store.
+- `backfill_walk`: Walk of a backfill: pages of its period, decisions on their traces, and the job that a rule executes now.
 - `rule_jobs`: Jobs of a rule: claimed targets, evaluator threads and event loop, concurrency, raised exceptions.
 - `circuit_breaker`: Circuit breaker: pauses after repeated failures, refusals by a judge, or an exhausted budget.
 - `job_outcome`: Outcome of a job: feedback, retries, and failures because the worker process ran out of memory.
@@ -27,19 +28,22 @@ from spanwise.evaluators.monitors.monitor_runtime import Monitor
 from spanwise.evaluators.monitors.monitored_rule import MonitoredRule, monitor
 from spanwise.evaluators.monitors.process_limits import default_memory_limit
 from spanwise.evaluators.monitors.rule_analysis import (
+    BackfillEstimate,
     KeyDifference,
     RuleComparison,
     RulePreview,
     TrialScore,
     check,
     diff,
+    estimate_backfill,
     summary,
 )
-from spanwise.evaluators.monitors.rule_loading import BrokenRules, RulesFile, load, load_file
+from spanwise.evaluators.monitors.rule_loading import BrokenRules, RulesFile, load, load_file, load_rule
 from spanwise.evaluators.monitors.supervisor import Supervisor
 from spanwise.evaluators.monitors.worker_process import LoadedRules, WorkerPlan
 
 __all__ = [
+    "BackfillEstimate",
     "BrokenRules",
     "KeyDifference",
     "LoadedRules",
@@ -56,8 +60,10 @@ __all__ = [
     "check",
     "default_memory_limit",
     "diff",
+    "estimate_backfill",
     "load",
     "load_file",
+    "load_rule",
     "monitor",
     "summary",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, islice
 
 from spanwise.collector.alerts import ALERT_LEASE
@@ -19,17 +19,18 @@ from spanwise.collector.records import (
     DecisionBatch,
     Rule,
     SettingsVersion,
-    Target,
     TraceHead,
 )
 from spanwise.collector.rule_policy import build_rule_filters, get_sampling_unit
 from spanwise.collector.stores import Store
+from spanwise.evaluators.monitors.backfill_walk import BackfillWalker, refresh_backfills
 from spanwise.evaluators.monitors.monitored_rule import ActiveRule, RuleKey, refresh_rules, rule_key
 from spanwise.evaluators.monitors.readiness import (
     DecidedTargets,
     Readiness,
     WaitingTarget,
     WaitingTargets,
+    compute_due_time,
     trace_readiness,
 )
 from spanwise.evaluators.monitors.rule_decision import (
@@ -38,12 +39,10 @@ from spanwise.evaluators.monitors.rule_decision import (
     FilterQueries,
     SamplingDraw,
     apply_setting,
-    awaits_text_index,
-    batch_by_size,
-    choose_targets,
+    build_part_rows,
     decide_trace,
+    find_decidable,
     make_decision,
-    make_empty_decision,
     make_exclusion,
     trace_target,
 )
@@ -66,6 +65,7 @@ class FeedFollower:
         self._store, self._rules, self._holder, self._now = store, rules, holder, now
         self._feeds: dict[RuleKey, RuleFeed] = {}  # feeds of the rules whose lease this process has
         self._pacing = BudgetPacing(store)
+        self._walker = BackfillWalker(store, now)
         self._renew_at = 0.0
         self.now_ns = 0  # current time by the store's clock
         self.behind = False  # True if more changes can be read at once
@@ -85,7 +85,10 @@ class FeedFollower:
     @property
     def next(self) -> float | None:
         """Return the time when the next waiting target is ready."""
-        return min((at for feed in self._feeds.values() if (at := feed.waits.next) is not None), default=None)
+        times = [at for feed in self._feeds.values() if (at := feed.waits.next) is not None]
+        jobs = [rule.backfill for rule in self._rules if rule.backfill is not None and rule.name in self._feeds]
+        times += [at for job in jobs if (at := self._walker.find_next(job)) is not None]
+        return min(times, default=None)
 
     def step(self) -> int:
         """Read one slice of changes for each feed position of the rules, and decide on them.
@@ -102,6 +105,8 @@ class FeedFollower:
             groups.setdefault((feed.uses_text, feed.position), []).append(feed)
         read = sum([self._read(group) for group in groups.values()])
         done = read + self._decide()
+        if not self.behind:  # live traffic goes first
+            done += self._walk_backfills()
         self._pacing.adjust([feed.rule for feed in self._feeds.values()], self.now_ns / SECOND_NS)
         return done
 
@@ -120,6 +125,7 @@ class FeedFollower:
 
     def _acquire_leases(self) -> None:
         refresh_rules(self._store, self._rules)
+        refresh_backfills(self._store, self._rules)
         for active_rule in self._rules:
             name = active_rule.name
             if active_rule.idle is not None:
@@ -158,7 +164,7 @@ class FeedFollower:
         if changes.heads and not self._still_holds(group):
             self.behind = True
             return 0
-        heads = _decidable_heads([history[0] for history in settings], changes)
+        heads = find_decidable([history[0] for history in settings], changes)
         # stop at a position that other rules have reached: from there on, one slice serves all of them
         uses_text, position = group[0].uses_text, group[0].position
         others = {feed.position for feed in self._feeds.values() if feed.uses_text == uses_text} - {position}
@@ -192,9 +198,7 @@ class FeedFollower:
         """Send the decisions of all feeds to the store, and return the number of their rows."""
         for feed in self._feeds.values():
             feed.admit_due(self._now())
-            self.sizes.update((target.head.trace_id, target.head.size) for target in feed.admitted)
-            while len(self.sizes) > MAX_TRACE_SIZES:
-                self.sizes.popitem(last=False)
+            self._remember_sizes(feed.admitted)
             self._build_rows(feed)
         batches = [(feed, batch) for feed in self._feeds.values() if (batch := feed.make_batch()) is not None]
         if not batches:
@@ -220,50 +224,42 @@ class FeedFollower:
             admitted = {target.head.trace_id: target for target in feed.admitted}
             # a single assignment: if the store fails in between, no rows are added, and the next step repeats all
             # batches
-            feed.rows += [
-                row
-                for batch in batch_by_size([(id, target.head.size) for id, target in admitted.items()])
-                for row in self._build_part_rows(rule, {id: admitted[id] for id in batch})
-            ]
+            feed.rows += list(build_part_rows(self._store, rule, admitted))
         feed.admitted = []
         while feed.excluded:
-            head, drawn = feed.excluded[-1]
+            head, drawn, next_ns = feed.excluded[-1]
             stored = self._store.decisions(
                 trace_id=head.trace_id, rule=rule.name, version=rule.version, project=rule.project, limit=1_000
             )
             targets = [decision.target for decision in stored if decision.target.trace_id == head.trace_id]
-            feed.rows += [make_exclusion(rule, target, head, drawn) for target in targets]
+            feed.rows += [make_exclusion(rule, target, head, drawn, next_ns) for target in targets]
             feed.excluded.pop()
 
-    def _build_part_rows(self, rule: Rule, admitted: Mapping[str, AdmittedTarget]) -> list[Decision]:
-        """Return the decision rows of the spans or documents of traces."""
-        small = [id for id, target in admitted.items() if target.head.size <= rule.settings.max_bytes]
-        rows = [make_decision(rule, Target(trace_id=id), admitted[id]) for id in admitted.keys() - set(small)]
-        for trace in self._store.many(small):
-            chosen, share = choose_targets(rule, trace)
-            if not chosen:
-                rows.append(make_empty_decision(rule, admitted[trace.trace_id]))
-            rows += [make_decision(rule, target, admitted[trace.trace_id], share) for target in chosen]
-        return rows
+    def _walk_backfills(self) -> int:
+        """Decide on one page of each backfill that this process may continue, and return the number of its traces."""
+        read = 0
+        for active_rule in self._rules:
+            feed = self._feeds.get(active_rule.name)
+            if feed is None or active_rule.backfill is None:
+                continue
+            page = self._walker.step(active_rule.backfill, feed.rule, feed.token)
+            if page is not None:
+                active_rule.backfill = page.backfill
+                feed.record_backfilled(page.admitted)
+                self._remember_sizes(page.admitted)
+                self.behind |= page.read > 0
+                read += page.read
+        return read
+
+    def _remember_sizes(self, targets: Sequence[AdmittedTarget]) -> None:
+        self.sizes.update((target.head.trace_id, target.head.size) for target in targets)
+        while len(self.sizes) > MAX_TRACE_SIZES:
+            self.sizes.popitem(last=False)
 
 
 def decision_lease_name(project: str, rule: str) -> str:
     """Return the name of the lease on a rule's decisions."""
     return f"monitor/{project}/{rule}"
-
-
-def _decidable_heads(rules: Sequence[EffectiveRule], changes: ChangePage) -> Sequence[TraceHead]:
-    """Return the trace heads before the first one whose full-text answer is not yet known.
-
-    A trace that the index does not reach within `max_wait_s` counts as not matching.
-    """
-    if not any(None in head.passes for head in changes.heads):
-        return changes.heads
-    for place, head in enumerate(changes.heads):
-        age = (changes.now_ns - head.changed_ns) / SECOND_NS
-        if any(awaits_text_index(rule, head) and age < rule.settings.max_wait_s for rule in rules):
-            return changes.heads[:place]
-    return changes.heads
 
 
 class RuleFeed:
@@ -282,7 +278,7 @@ class RuleFeed:
         self._decided = DecidedTargets(began_ns)
         self.admitted: list[AdmittedTarget] = []
         # excluded traces of span and document rules; the store must be queried for their rows
-        self.excluded: list[tuple[TraceHead, SamplingDraw]] = []
+        self.excluded: list[tuple[TraceHead, SamplingDraw, int | None]] = []
         self.rows: list[Decision] = []
         # decided traces, each with the outcome that the store's counters add
         self._outcomes: dict[str, tuple[int, str]] = {}
@@ -310,9 +306,14 @@ class RuleFeed:
             if drawn.verdict == "taken":
                 self._take(current, head, drawn, before, changes, now)
             else:
-                self._exclude(current, head, drawn, now)
+                self._exclude(current, head, drawn, changes, now)
             before = head.cursor
         self.position = before if len(heads) < len(changes.heads) else changes.cursor
+
+    def record_backfilled(self, targets: Sequence[AdmittedTarget]) -> None:
+        """Record that targets have decisions, which later changes must update."""
+        for target in targets:
+            self._decided.add(get_sampling_unit(self.rule, target.head), target.head)
 
     def admit_due(self, now: float) -> None:
         """Admit the waiting targets that have become ready."""
@@ -369,7 +370,9 @@ class RuleFeed:
         self.waits.record_admitted(key, incomplete=target.incomplete)
         self.admitted.append(target)
 
-    def _exclude(self, current: EffectiveRule, head: TraceHead, drawn: SamplingDraw, now: float) -> None:
+    def _exclude(
+        self, current: EffectiveRule, head: TraceHead, drawn: SamplingDraw, changes: ChangePage, now: float
+    ) -> None:
         """Exclude a trace: it waits no longer, and if it has a decision already, that decision is updated."""
         key = get_sampling_unit(self.rule, head)
         if drawn.verdict != "outside":
@@ -381,7 +384,8 @@ class RuleFeed:
         self.waits.drop(key)
         if not self._decided.may_have_row(key, head):
             return
+        next_ns, _ = compute_due_time(self.rule, head, current.settings, changes.now_ns)
         if self.rule.target in ("trace", "session"):
-            self.rows.append(make_exclusion(self.rule, trace_target(self.rule, head), head, drawn))
+            self.rows.append(make_exclusion(self.rule, trace_target(self.rule, head), head, drawn, next_ns))
         else:
-            self.excluded.append((head, drawn))
+            self.excluded.append((head, drawn, next_ns))

@@ -30,6 +30,7 @@ from spanwise.evaluators.monitors.rule_jobs import (
     RuleExecution,
     row_claim,
 )
+from spanwise.evaluators.monitors.rule_spending import StoreLedger
 from spanwise.evaluators.scoring import load_turns, make_case
 from spanwise.tracer import attribute_names as names
 
@@ -77,18 +78,20 @@ class JobExecutor:
         self._judgements = JudgementBuffer()
         self._done: queue.SimpleQueue[EvaluationJob] = queue.SimpleQueue()
         self._loader = CaseLoader(store, sizes)
-        self._unloaded: dict[RuleKey, dict[Target, Decision]] = {}  # claimed rows whose cases are not loaded yet
+        # claimed rows whose cases are not loaded yet
+        self._unloaded: dict[RuleExecution, dict[Target, Decision]] = {}
         self._finishes: list[tuple[RuleExecution, ClaimResult]] = []
         self._runs: list[Run] = []  # judge runs to store
         self._orphans: set[str] = set()  # ids of judge traces to which no feedback refers; some may be stored already
         self._request_thread = ThreadPoolExecutor(1, "spanwise-monitor-tell")
         # running request: it stores results while further cases are loaded
         self._request: tuple[Future[list[str]], _ResultBatch] | None = None
+        # Of live traffic first, then of backfills. Other threads read the list, so that it is only ever replaced
         self.executions = [
             RuleExecution(rule, self._job_done, self._judgements, ledgers.get(rule.name), self._memory, now)
             for rule in rules
         ]
-        self._by_name = {execution.active_rule.name: execution for execution in self.executions}
+        self._live = tuple(self.executions)
         self.finished = 0
         self.refused = 0
         self.stuck: str | None = None
@@ -126,6 +129,7 @@ class JobExecutor:
         if time.monotonic() >= self._watch_at:
             self._give_up_overdue()
         self._start_jobs()
+        self._follow_backfills()
         claimed = 0 if self.stuck else self._claim()
         return done + claimed + self._send_results()
 
@@ -159,7 +163,7 @@ class JobExecutor:
         self._wake.set()
 
     def _finish_job(self, job: EvaluationJob) -> None:
-        execution, now = self._by_name[job.active_rule.name], self._now()
+        execution, now = job.execution, self._now()
         execution.record_job(job)
         finish = JobOutcome(execution, job, now).finish()
         self._finishes.append((execution, finish))
@@ -170,6 +174,26 @@ class JobExecutor:
             self._take_judge_runs()
             self._runs = [run for run in self._runs if run.trace_id not in orphans]
             self._orphans |= orphans
+
+    def _follow_backfills(self) -> None:
+        """Start and end executions, so that each rule has one for the backfill that it executes now."""
+        executions = list(self._live)
+        for live in self._live:
+            job = live.active_rule.backfill
+            own = [one for one in self.executions if one.backfill is not None and one.active_rule is live.active_rule]
+            for execution in own:
+                if execution.backfill is not None and job is not None and execution.backfill.id == job.id:
+                    job = None
+                elif not execution.claimed:
+                    execution.stop()
+                    continue
+                executions.append(execution)
+            if job is not None:
+                money = StoreLedger(self._store, live.active_rule, job)
+                shared = (self._job_done, self._judgements, money, self._memory, self._now)
+                executions.append(RuleExecution(live.active_rule, *shared, backfill=job, live=live))
+        if executions != self.executions:
+            self.executions = executions
 
     def _take_judge_runs(self) -> None:
         self._runs += mark_monitor_runs(self._judgements.take())
@@ -205,14 +229,18 @@ class JobExecutor:
         if self._has_suspect or self._memory.is_short:
             return 0
         now = self._now()
-        claimable = [(execution, rows) for execution in self.executions if (rows := execution.count_claimable(now)) > 0]
+        claimable = [(execution, rows) for execution in self._live if (rows := execution.count_claimable(now)) > 0]
         weight = sum(execution.active_rule.in_force.settings.priority for execution, _ in claimable) or 1.0
         count = 0
         for execution, rows in claimable:
             share = int(ROWS_PER_REQUEST * execution.active_rule.in_force.settings.priority / weight)
             count += self._claim_for_rule(execution, min(rows, max(1, share)), now)
             if self._has_suspect:
-                break
+                return count
+        # backfills last, with the concurrency that live traffic leaves unused
+        for execution in self.executions[len(self._live) :]:
+            if (rows := execution.count_claimable(now)) > 0 and not self._has_suspect:
+                count += self._claim_for_rule(execution, rows, now)
         return count
 
     @property
@@ -231,13 +259,14 @@ class JobExecutor:
                 project=rule.project,
                 limit=limit,
                 over_budget=execution.over_budget_limit(now),
+                backfill=None if execution.backfill is None else execution.backfill.id,
             )
         except Refused as refused:  # another version of the rule is in force by now
             execution.active_rule.idle = str(refused)
             return 0
         self.record_time(max((row.updated_ns for row in rows), default=0))
         execution.record_claims(rows, limit, now)
-        self._unloaded.setdefault(execution.active_rule.name, {}).update((row.target, row) for row in rows)
+        self._unloaded.setdefault(execution, {}).update((row.target, row) for row in rows)
         self._start_jobs()
         return len(rows)
 
@@ -246,8 +275,7 @@ class JobExecutor:
 
         Raises `Unavailable`. Rows that could not be read are read by the next call.
         """
-        for name, rows in self._unloaded.items():
-            execution = self._by_name[name]
+        for execution, rows in self._unloaded.items():
             due = [row for row in rows.values() if not row.deaths or self.in_flight == 1]
             for row, job in self._loader.make_jobs(execution, due, self._now()):
                 del rows[row.target]
@@ -255,6 +283,7 @@ class JobExecutor:
                     execution.threads.put(job)
                 else:
                     self._finishes.append((execution, job))
+        self._unloaded = {execution: rows for execution, rows in self._unloaded.items() if rows}
 
     @property
     def _has_results(self) -> bool:
@@ -374,7 +403,7 @@ class CaseLoader:
                 to_load.append(row)
             else:  # all evaluators wait, for example for the budget: the case is not needed
                 unpaid = execution.unpaid_judges(row.states, now)
-                job = EvaluationJob(execution.active_rule, row, make_case(None), "", (), row.states, unpaid)
+                job = EvaluationJob(execution, row, make_case(None), "", (), row.states, unpaid)
                 yield row, JobOutcome(execution, job, now).finish()
         for row, case in self._load_cases(to_load):
             yield row, _make_job(execution, row, case, now)
@@ -409,7 +438,7 @@ def _make_job(execution: RuleExecution, row: Decision, case: Case | str, now: fl
     inputs_hash = hash_case(case, execution.evaluators)
     states = row.states if row.inputs_hash in (None, inputs_hash) else {}
     evaluators, unpaid = execution.runnable_evaluators(states, now), execution.unpaid_judges(states, now)
-    job = EvaluationJob(execution.active_rule, row, case, inputs_hash, evaluators, states, unpaid)
+    job = EvaluationJob(execution, row, case, inputs_hash, evaluators, states, unpaid)
     if evaluators:
         return job
     if row.inputs_hash == inputs_hash and not execution.runnable_evaluators(states, float("inf")):

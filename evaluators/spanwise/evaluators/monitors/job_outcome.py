@@ -45,6 +45,7 @@ class JobOutcome:
 
     def __init__(self, execution: RuleExecution, job: EvaluationJob, now: float) -> None:
         self._job, self._breaker, self._memory, self._now = job, execution.breaker, execution.memory, now
+        self._budget = execution.budget
         self._states: dict[str, Any] = {}
         self._reported: list[str] = []
         self._feedback: list[Feedback] = []
@@ -138,7 +139,7 @@ class JobOutcome:
                 settled=error.settled,
                 left=error.left,
                 end_ns=error.end_ns,
-                budget=self._job.active_rule.in_force.settings.budget,
+                budget=self._budget,
                 now=self._now,
             )
             return _Retry("over_budget", seconds, str(error))

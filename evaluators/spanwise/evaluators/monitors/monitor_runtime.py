@@ -189,7 +189,7 @@ class Monitor:
 
     def _describe_rules(self, project: str, executions: Sequence[RuleExecution], now: float) -> dict[str, JSON]:
         """Return those entries of a project's report that list values by rule name."""
-        by_name = {execution.active_rule.record.name: execution for execution in executions}
+        by_name = {one.active_rule.record.name: one for one in executions if one.backfill is None}
         paused = {name: execution.breaker.list_paused(now) for name, execution in by_name.items()}
         idle = {name: execution.active_rule.reported_idle for name, execution in by_name.items()}
         return {
@@ -197,6 +197,9 @@ class Monitor:
             "evaluators": {name: execution.statistics() for name, execution in by_name.items()},
             "paused": {name: reasons for name, reasons in paused.items() if reasons},
             "idle": {name: reason for name, reason in idle.items() if reason is not None},
+            "barred_backfills": {
+                id: reason for one in by_name.values() for id, reason in one.active_rule.barred_backfills.items()
+            },
         }
 
     def _start(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, get_args
 from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import parse_time
 from spanwise.collector.filters import Filter, extend_filter, filter_to_dict, parse, validate_filter
-from spanwise.collector.records import JSON, Rule, RuleSettings, RuleTarget, Scope, Stratum, canonical_json
+from spanwise.collector.records import JSON, Backfill, Rule, RuleSettings, RuleTarget, Scope, Stratum, canonical_json
 from spanwise.collector.stores import Store
 from spanwise.evaluators.interface import (
     Evaluator,
@@ -256,6 +256,8 @@ class ActiveRule:
         self.idle: str | None = REASON_UNSAVED
         self.barred: str | None = None  # reason why the rule cannot be executed as it is defined
         self.suspended: str | None = None  # reason why this process does not execute the rule, whatever the store says
+        self.backfill: Backfill | None = None  # backfill of this version that is executed now
+        self.barred_backfills: Mapping[str, str] = {}  # ids of backfills that cannot be executed, with the reasons
 
     @property
     def name(self) -> RuleKey:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import NamedTuple
 
-from spanwise.collector.records import RuleSettings, TraceHead
-from spanwise.evaluators.monitors.rule_decision import SamplingDraw
+from spanwise.collector.records import Rule, RuleSettings, TraceHead
+from spanwise.evaluators.monitors.rule_decision import SECOND_NS, SamplingDraw
 
 MAX_WAITING_TARGETS = 10_000  # maximum targets of one rule that wait in memory
 MAX_INCOMPLETE_KEYS = 20_000  # maximum number of remembered ids of targets that were admitted while incomplete
@@ -41,6 +41,17 @@ def trace_readiness(head: TraceHead, settings: RuleSettings, first: float, chang
     if head.settled is None and head.rooted and changed + settings.quiet_s <= longest:
         return Readiness(changed + settings.quiet_s, not head.whole)
     return Readiness(longest, True)
+
+
+def compute_due_time(rule: Rule, head: TraceHead, settings: RuleSettings, now_ns: int) -> tuple[int | None, bool]:
+    """Return the store's time at which the target of a trace is ready (None: now), and whether spans are missing then."""
+    changed = head.changed_ns / SECOND_NS
+    if rule.target == "session":
+        ready = Readiness(changed + settings.session_quiet_s, not head.whole)
+    else:
+        ready = trace_readiness(head, settings, changed, changed, again=False)
+    due_ns = int(ready.at * SECOND_NS)
+    return due_ns if due_ns > now_ns else None, ready.incomplete
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filter_values import parse_time
 from spanwise.collector.filters import Filter, extend_filter
 from spanwise.collector.records import (
+    BackfillPreview,
     Case,
     Decision,
     Feedback,
@@ -114,6 +115,36 @@ def check(rule: MonitoredRule, store: Store, *, seconds: float = 86_400.0, tries
         paced=_pacing_factor(record, usd, seconds),
         tried=tuple(_score_cases(rule, cases[:tries])),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillEstimate:
+    """Estimated targets of a backfill, calls of its judges, and their cost in US dollars (None: unknown).
+
+    `where` names the endpoints to which text goes.
+    """
+
+    targets: int
+    calls: int
+    usd: float | None
+    where: tuple[str, ...] = ()
+
+
+def estimate_backfill(rule: MonitoredRule, store: Store, preview: BackfillPreview) -> BackfillEstimate:
+    """Estimate what a backfill costs, from the latest traces that it would score. No judge is called.
+
+    Raises `NoJudge` if a judge is not configured.
+    """
+    newest = [*store.traces(trace_ids=preview.newest, limit=1000)] if preview.newest else []
+    cases = [case for _, case in _load_cases(rule.record, store, newest)][:MAX_PRICED_TARGETS]
+    loaded = len({case.trace.trace_id for case in cases if case.trace is not None}) or len(newest)
+    per_trace = len(cases) / loaded if loaded and rule.record.target in ("span", "document") else 1.0
+    estimated = estimate(rule.evaluators, cases)
+    targets = round(preview.scored * per_trace)
+    scale = targets / estimated.cases if estimated.cases else 0.0
+    total = estimated.total
+    usd = None if total.usd is None else total.usd * scale
+    return BackfillEstimate(targets=targets, calls=round(total.calls * scale), usd=usd, where=estimated.where)
 
 
 def _count_traces(store: Store, filter: Filter) -> int:

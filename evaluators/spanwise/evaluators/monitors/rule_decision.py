@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from spanwise.collector.filters import Filter, filter_to_dict
 from spanwise.collector.records import (
     Case,
+    ChangePage,
     Decision,
     Rule,
     RuleSettings,
@@ -29,9 +30,13 @@ from spanwise.collector.rule_policy import (
     get_sampling_unit,
 )
 from spanwise.collector.statistics import get_sampling_position
+from spanwise.collector.stores import Store
 from spanwise.evaluators.scoring import make_case
 
 SamplingOutcome: TypeAlias = Literal["outside", "filtered", "sampled_out", "taken"]
+
+
+SECOND_NS = 1_000_000_000
 
 
 class SamplingDraw(NamedTuple):
@@ -114,6 +119,20 @@ def decide_trace(effective: EffectiveRule, head: TraceHead) -> SamplingDraw:
 def awaits_text_index(effective: EffectiveRule, head: TraceHead) -> bool:
     """Return whether the result is not yet known because the trace's text is not indexed."""
     return find_exclusion_reason(effective.rule, head) is None and None in effective.filter_answers(head)
+
+
+def find_decidable(rules: Sequence[EffectiveRule], changes: ChangePage) -> Sequence[TraceHead]:
+    """Return the trace heads before the first one whose full-text answer is not yet known.
+
+    A trace that the index does not reach within `max_wait_s` counts as not matching.
+    """
+    if not any(None in head.passes for head in changes.heads):
+        return changes.heads
+    for place, head in enumerate(changes.heads):
+        age = (changes.now_ns - head.changed_ns) / SECOND_NS
+        if any(awaits_text_index(rule, head) and age < rule.settings.max_wait_s for rule in rules):
+            return changes.heads[:place]
+    return changes.heads
 
 
 def inclusion_probability(rule: Rule, head: TraceHead, rate: float) -> float | None:
@@ -258,8 +277,13 @@ def make_decision(rule: Rule, target: Target, admitted: AdmittedTarget, share: f
     )
 
 
-def make_exclusion(rule: Rule, target: Target, head: TraceHead, drawn: SamplingDraw) -> Decision:
-    """Return the decision record that marks an already decided target as no longer sampled."""
+def make_exclusion(
+    rule: Rule, target: Target, head: TraceHead, drawn: SamplingDraw, next_ns: int | None = None
+) -> Decision:
+    """Return the decision record that marks an already decided target as no longer sampled.
+
+    If the target is in the sample of a backfill, it is evaluated again at `next_ns` (None: now).
+    """
     verdict: Verdict = "sampled_out" if drawn.verdict == "sampled_out" else "filtered"
     return Decision(
         project=rule.project,
@@ -273,7 +297,22 @@ def make_exclusion(rule: Rule, target: Target, head: TraceHead, drawn: SamplingD
         stratum=drawn.stratum,
         change=head.change,
         runs_change=head.runs_change,
+        next_ns=next_ns,
     )
+
+
+def build_part_rows(store: Store, rule: Rule, admitted: Mapping[str, AdmittedTarget]) -> Iterator[Decision]:
+    """Yield the decision records of the spans or documents of traces, given by trace id. The traces are read from the
+    store to find them.
+    """
+    for batch in batch_by_size((id, target.head.size) for id, target in admitted.items()):
+        small = [id for id in batch if admitted[id].head.size <= rule.settings.max_bytes]
+        yield from (make_decision(rule, Target(trace_id=id), admitted[id]) for id in batch if id not in set(small))
+        for trace in store.many(small):
+            chosen, share = choose_targets(rule, trace)
+            if not chosen:
+                yield make_empty_decision(rule, admitted[trace.trace_id])
+            yield from (make_decision(rule, target, admitted[trace.trace_id], share) for target in chosen)
 
 
 def make_empty_decision(rule: Rule, admitted: AdmittedTarget) -> Decision:

@@ -14,9 +14,10 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
+from statistics import fmean
 from typing import Any
 
-from spanwise.collector.records import JSON, Case, Claim, Decision, Feedback, Target
+from spanwise.collector.records import JSON, Backfill, Case, Claim, Decision, Feedback, Target
 from spanwise.collector.statistics import percentile
 from spanwise.evaluators.interface import (
     Batch,
@@ -32,6 +33,7 @@ from spanwise.evaluators.judges import Ledger, use_ledger
 from spanwise.evaluators.monitors.circuit_breaker import CircuitBreaker
 from spanwise.evaluators.monitors.monitored_rule import ActiveRule
 from spanwise.evaluators.monitors.process_limits import WorkerMemory
+from spanwise.evaluators.monitors.rule_spending import get_execution_budget
 from spanwise.evaluators.scoring import CaseScorer
 from spanwise.tracer.propagation import mark_monitor_spans
 
@@ -53,7 +55,7 @@ class EvaluationJob:
     them.
     """
 
-    active_rule: ActiveRule
+    execution: RuleExecution
     row: Decision
     case: Case
     inputs_hash: str
@@ -63,6 +65,11 @@ class EvaluationJob:
     results: dict[str, EvaluatorResult] = field(default_factory=dict)
     current: tuple[str, float] | None = None  # key of the running evaluator, and its start time
     abandoned: bool = False  # further results are discarded
+
+    @property
+    def active_rule(self) -> ActiveRule:
+        """Return the rule."""
+        return self.execution.active_rule
 
     @property
     def target(self) -> Target:
@@ -246,6 +253,7 @@ class JobThreads:
 
 JUDGE_QUEUE_S = 600.0  # additional seconds for a judge: its calls may be queued, and each call has its own deadline
 MAX_CLAIMED_ROWS = 200  # maximum claimed rows of a rule
+MAX_BACKFILL_ROWS = 40  # maximum claimed rows of a backfill; few, so that loading them does not delay live traffic
 BATCH_SIZE = 32  # cases that a model scores at once
 CLAIM_BATCHES = 4  # claiming the maximum number of rows takes about this many requests
 CLAIM_AHEAD_S = 0.3  # seconds of work that are claimed ahead; few, because the jobs left by a crash run one by one
@@ -255,9 +263,11 @@ RECENT_DURATIONS = 500  # number of durations kept per evaluator
 
 
 class RuleExecution:
-    """Execution of one rule: its claimed rows, evaluators, threads and pauses.
+    """Execution of a rule's live traffic or of a backfill: its claimed rows, evaluators, threads and pauses.
 
-    `money` is the budget ledger of its judges, or None. All times are seconds of the same clock.
+    `money` is the budget ledger of its judges, or None. All times are seconds of the same clock. `live` is the
+    execution of the rule's live traffic if this one is of a backfill. A backfill uses the concurrency that live traffic
+    leaves unused, at least one thread. It has threads of its own, so that a live target never waits for it.
     """
 
     def __init__(
@@ -268,8 +278,11 @@ class RuleExecution:
         money: Ledger | None,
         memory: WorkerMemory,
         now: Callable[[], float],
+        backfill: Backfill | None = None,
+        live: RuleExecution | None = None,
     ) -> None:
         self.active_rule, self.memory, self._now = active_rule, memory, now
+        self.backfill, self._live = backfill, live
         self.breaker = CircuitBreaker()
         self.claimed: dict[Target, Decision] = {}
         self.poll_at = 0.0  # time of the next claim
@@ -287,9 +300,15 @@ class RuleExecution:
         self.threads = JobThreads(self._concurrency, self._run_job, done)
 
     @property
+    def budget(self) -> Mapping[str, float]:
+        """Return the limits of the budget."""
+        return get_execution_budget(self.active_rule, self.backfill)
+
+    @property
     def _concurrency(self) -> int:
         concurrency = self.active_rule.in_force.settings.concurrency
-        return max(concurrency, BATCH_SIZE) if self._is_batched else concurrency
+        concurrency = max(concurrency, BATCH_SIZE) if self._is_batched else concurrency
+        return concurrency if self._live is None else max(1, concurrency - len(self._live.claimed))
 
     def count_claimable(self, now: float) -> int:
         """Return the number of rows to claim now.
@@ -304,9 +323,14 @@ class RuleExecution:
         if self.breaker.is_probing(now):
             return 1 - len(self.claimed)
         ahead = int(self.threads.size * CLAIM_AHEAD_S / max(self._mean_s, MIN_DURATION_S))
-        most = min(MAX_CLAIMED_ROWS, max(2 * self.threads.size, ahead))
+        if self.backfill is None:
+            most = min(MAX_CLAIMED_ROWS, max(2 * self.threads.size, ahead))
+        elif self.over_budget_limit(now) is not None:  # the other targets wait for the budget
+            most = min(1, self.over_budget_limit(now) or 0)
+        else:
+            most = min(MAX_BACKFILL_ROWS, max(self.threads.size, ahead))
         free = most - len(self.claimed)
-        return free if free >= most // CLAIM_BATCHES else 0
+        return free if free >= max(1, most // CLAIM_BATCHES) else 0
 
     def record_claims(self, rows: Sequence[Decision], limit: int, now: float) -> None:
         """Record the claimed rows. If there are fewer than `limit`, no more are due, and the next poll is later."""
@@ -344,7 +368,7 @@ class RuleExecution:
         """Return how many rows that wait for the budget may be claimed now: all (None), one that probes the budget, or
         none.
         """
-        if not self.breaker.budget.is_used_up(self.active_rule.in_force.settings.budget, self.store_ns):
+        if not self.breaker.budget.is_used_up(self.budget, self.store_ns):
             return None
         return int(now >= self.breaker.budget.until)
 
@@ -365,8 +389,10 @@ class RuleExecution:
         """Return the evaluators' statistics for the worker's report."""
         statistics: dict[str, JSON] = {}
         for key, durations in self._durations.copy().items():
-            p95_ns = percentile(sorted(int(seconds * 1e9) for seconds in durations.copy()), 95)
-            statistics[key] = {"looked": self._runs[key], "failed": self._failed[key], "p95_s": p95_ns / 1e9}
+            recent = sorted(durations.copy())
+            p95_ns = percentile([int(seconds * 1e9) for seconds in recent], 95)
+            counts = {"looked": self._runs[key], "failed": self._failed[key]}
+            statistics[key] = {**counts, "p95_s": p95_ns / 1e9, "mean_s": fmean(recent)}
         return statistics
 
     def stop(self) -> None:

@@ -19,7 +19,12 @@ from spanwise.evaluators.interface import Evaluator, from_dict, list_evaluators
 from spanwise.evaluators.interface.evaluator_registry import get_registration
 from spanwise.evaluators.models.model_resolution import PRESETS, PRESETS_BY_HUB, URL_VARIABLES, is_configured_url
 from spanwise.evaluators.monitors.alert_definition import alerts_being_loaded
-from spanwise.evaluators.monitors.monitored_rule import MonitoredRule, check_evaluators, rules_being_loaded
+from spanwise.evaluators.monitors.monitored_rule import (
+    API_OWNER,
+    MonitoredRule,
+    check_evaluators,
+    rules_being_loaded,
+)
 from spanwise.evaluators.monitors.rule_spending import find_unpriced_judge
 from spanwise.tracer.source_loader import UncachedSourceLoader
 from spanwise.tracer.suggestions import did_you_mean
@@ -93,6 +98,23 @@ def _execute_file(path: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
+
+
+def load_rule(record: Rule, file: str | None = None) -> MonitoredRule | None:
+    """Return a stored rule with its evaluators, from its rules file or from its data.
+
+    Returns None if they cannot be loaded here, or if the file has another version of the rule.
+    """
+    try:
+        if record.owner == API_OWNER:
+            return rule_from_data(record)
+        if file is None and not Path(record.owner).is_file():
+            return None
+        found = load(file or record.owner)
+    except ValueError:
+        return None
+    name = record.project, record.name, record.version
+    return next((one for one in found if (one.record.project, one.record.name, one.record.version) == name), None)
 
 
 _ENTRY_FIELDS = ("type", "init_parameters", "parameters", "key", "version", "source")

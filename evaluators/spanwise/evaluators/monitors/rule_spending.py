@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import NamedTuple
 
-from spanwise.collector.records import Booking, BudgetUsage, Period, Rule
+from spanwise.collector.records import Backfill, Booking, BudgetUsage, Period, Rule
 from spanwise.collector.rule_policy import MIN_PACING_FACTOR
 from spanwise.collector.stores import Store
 from spanwise.evaluators.interface import Evaluator, Skip
@@ -45,6 +45,7 @@ class BudgetLimit(NamedTuple):
 
     key: str  # key in the rule's budget, such as "usd_per_day"
     limit: float
+    prefix: str = ""  # before the key in the names of the budget and of bookings, for those of backfills
 
     @property
     def period(self) -> Period:
@@ -94,12 +95,28 @@ class _BookingRequest(NamedTuple):
     answer: asyncio.Future[list[bool]]
 
 
-class StoreLedger:
-    """Budget ledger of one rule, with the limits that are in force. It runs on the event loop of the judges."""
+# Share of each period's budget of a rule that its backfills may use, so that live traffic has the rest
+BACKFILL_SHARE = 0.5
+BACKFILL_PREFIX = "backfill/"  # of the amount that backfills have spent of a rule's own budget
+PACED_BUDGET = "usd_per_day"
+NO_LIMIT = 1e15
 
-    def __init__(self, store: Store, active_rule: ActiveRule) -> None:
-        self._store, self._active_rule = store, active_rule
-        self._project, self._rule = active_rule.name
+
+def get_execution_budget(active_rule: ActiveRule, backfill: Backfill | None) -> Mapping[str, float]:
+    """Return the budget of a rule's live traffic, or that of a backfill: its own, or its share of the rule's."""
+    budget = active_rule.in_force.settings.budget
+    if backfill is None:
+        return budget
+    return backfill.budget or {key: BACKFILL_SHARE * limit for key, limit in budget.items()}
+
+
+class StoreLedger:
+    """Budget ledger of one rule or of a backfill, with the limits that are in force. It runs on the event loop of the
+    judges.
+    """
+
+    def __init__(self, store: Store, active_rule: ActiveRule, backfill: Backfill | None = None) -> None:
+        self._store, self._active_rule, self._backfill = store, active_rule, backfill
         self._booked: dict[str, Sequence[BudgetLimit]] = {}  # calls that are not settled yet, with their limits
         self._requests: list[_BookingRequest] = []  # bookings to send
         self._settled: dict[str, float] = {}  # settlements to send
@@ -110,13 +127,13 @@ class StoreLedger:
         """Reserve an amount. Repeating the call with the same id has no effect. Raises `BudgetExceeded` if the amount
         does not fit into the budget.
         """
-        limits = [BudgetLimit(key, limit) for key, limit in self._active_rule.in_force.settings.budget.items()]
+        limits = self._list_limits()
         until = time.monotonic() + OWN_CALLS_WAIT_S
         while limits and id not in self._booked:
             bookings = [
                 Booking(
-                    id=f"{id}:{limit.key}",
-                    budget=budget_name(self._project, self._rule, limit.key),
+                    id=f"{id}:{limit.prefix}{limit.key}",
+                    budget=budget_name(*self._active_rule.name, limit.prefix + limit.key),
                     amount=limit.measure(amount),
                     limit=limit.limit,
                     period=limit.period,
@@ -132,7 +149,7 @@ class StoreLedger:
                 return
             for limit, is_booked in zip(limits, booked, strict=True):
                 if is_booked:  # release the part that was booked
-                    self._settled[f"{id}:{limit.key}"] = 0.0
+                    self._settled[f"{id}:{limit.prefix}{limit.key}"] = 0.0
             self._start_sending()
             full = limits[booked.index(False)]
             if not self._booked or time.monotonic() > until:
@@ -149,12 +166,23 @@ class StoreLedger:
         """
         for limit in self._booked.pop(id, ()):
             if actual is not None:
-                self._settled[f"{id}:{limit.key}"] = limit.measure(actual)
+                self._settled[f"{id}:{limit.prefix}{limit.key}"] = limit.measure(actual)
         self._start_sending()
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
                 future.set_result(None)
+
+    def _list_limits(self) -> list[BudgetLimit]:
+        """Return the limits in force. What a backfill spends of a paced budget is booked a second time, so that pacing
+        can leave it out.
+        """
+        budget, job = get_execution_budget(self._active_rule, self._backfill), self._backfill
+        prefix = f"backfill/{job.id}/" if job is not None and job.budget else ""
+        limits = [BudgetLimit(key, limit, prefix) for key, limit in budget.items()]
+        if job is not None and not job.budget and PACED_BUDGET in budget:
+            limits.append(BudgetLimit(PACED_BUDGET, NO_LIMIT, BACKFILL_PREFIX))
+        return limits
 
     def _start_sending(self) -> None:
         if self._sender is None or self._sender.done():
@@ -190,7 +218,7 @@ class StoreLedger:
 
     def _make_refusal(self, full: BudgetLimit, amount: Amount) -> BudgetExceeded:
         """Return the error for a call that does not fit, with the state of the budget and the end of its period."""
-        periods = self._store.booked(budget_name(self._project, self._rule, full.key))
+        periods = self._store.booked(budget_name(*self._active_rule.name, full.prefix + full.key))
         now_ns = self._store.changes(limit=1).now_ns
         length = PERIOD_LENGTH_S[full.period] * SECOND_NS
         start_ns = now_ns // length * length
@@ -229,10 +257,11 @@ class Pacer:
         """Return whether spending is to be measured again."""
         return not self._measured or now >= self._measured[-1][0] + PACING_INTERVAL_S
 
-    def update(self, now: float, spent: float, limit: float) -> float | None:
+    def update(self, now: float, spent: float, limit: float, backfilled: float = 0.0) -> float | None:
         """Record the spending. Return the new factor if it changes, else None.
 
-        The argument `now` is in seconds since 1970, UTC; `spent` is the amount spent on this day.
+        The argument `now` is in seconds since 1970, UTC; `spent` is the amount that live traffic spent on this day, and
+        `backfilled` what backfills spent of the same budget.
         """
         if self._measured and spent < self._measured[-1][1] - 1e-9 and now // DAY_S != self._measured[-1][0] // DAY_S:
             self._measured.clear()  # a new day
@@ -245,7 +274,7 @@ class Pacer:
         ):
             return None
         speed = (spent - before) / (now - began)  # dollars per second
-        allowed = max(0.0, limit - spent) / (DAY_S - now % DAY_S)
+        allowed = max(0.0, limit - spent - backfilled) / (DAY_S - now % DAY_S)
         if speed > 0:
             wanted = max(MIN_PACING_FACTOR, min(1.0, self.factor * MAX_INCREASE, self.factor * allowed / speed))
         else:
@@ -255,9 +284,6 @@ class Pacer:
         self.factor, self._changed_at = wanted, now
         self._measured = deque([(now, spent)])
         return wanted
-
-
-PACED_BUDGET = "usd_per_day"
 
 
 class BudgetPacing:
@@ -277,9 +303,15 @@ class BudgetPacing:
             pacer = self._pacers.setdefault(name, Pacer(rule.settings.paced))
             if pacer.is_due(now):
                 today = int(now // DAY_S * DAY_S) * SECOND_NS
-                days = self._store.booked(budget_name(rule.project, rule.name, PACED_BUDGET))
-                spent = sum(day.settled + day.reserved + day.unknown for day in days if day.period_start_ns == today)
-                factor = pacer.update(now, spent, rule.settings.budget[PACED_BUDGET])
+                total, backfilled = (
+                    sum(
+                        day.settled + day.reserved + day.unknown
+                        for day in self._store.booked(budget_name(rule.project, rule.name, prefix + PACED_BUDGET))
+                        if day.period_start_ns == today
+                    )
+                    for prefix in ("", BACKFILL_PREFIX)
+                )
+                factor = pacer.update(now, max(0.0, total - backfilled), rule.settings.budget[PACED_BUDGET], backfilled)
                 if factor is not None:
                     settings = {"paced": None if factor == 1.0 else factor}
                     self._store.change_rule(rule.name, project=rule.project, settings=settings)

@@ -283,6 +283,20 @@ class SQLiteTraces(Backend):
         with self._file.read() as reader:
             return change_feed.read_changes(reader, after, limit, filters, now_ns)
 
+    def heads(
+        self,
+        *,
+        project: str = "default",
+        since_ns: int,
+        until_ns: int,
+        after: str | None = None,
+        limit: int = 1000,
+        filters: Sequence[Filter] = (),
+    ) -> ChangePage:
+        now_ns = self._file.clock.now()
+        with self._file.read() as reader:
+            return change_feed.read_period(reader, project, since_ns, until_ns, after, limit, filters, now_ns)
+
     @read_operation
     def count_changes_after(self, db: sqlite3.Connection, /, after: str | None) -> tuple[int, int | None]:
         return change_feed.count_later_changes(db, after)

@@ -8,6 +8,7 @@ Modules, in the order in which data flows:
 - `rule_versions`: Monitoring rules: versions, activation, and the history of their settings.
 - `decisions`: Decisions of rules: recording, lists, sampling probabilities, progress; reports of monitor workers.
 - `decision_rows`: Rows of decisions, addresses of their targets, and per-rule counts of traces by outcome.
+- `backfills`: Backfills: jobs that score past traces by a rule, the draws of their samples, and when these count.
 - `leases`: Leases with expiry and fencing token: on a rule's feed, and on decisions that a worker executes.
 - `budget_bookings`: Budgets: amounts reserved before they are spent, settled or expired, per period.
 - `notifications`: Notifications of alerts, and the durable state of their deliveries.

@@ -12,6 +12,7 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.records import AuditEvent, Key, Page, QueueItem, QueueStatus, Retention, ScoreSums
 from spanwise.collector.stores.backends import DeletedTraces
 from spanwise.collector.stores.sqlite.control.alerts import Alerts
+from spanwise.collector.stores.sqlite.control.backfills import Backfills
 from spanwise.collector.stores.sqlite.control.budget_bookings import Budgets
 from spanwise.collector.stores.sqlite.control.datasets_and_experiments import Datasets, Experiments
 from spanwise.collector.stores.sqlite.control.decisions import (
@@ -67,6 +68,7 @@ class SQLiteControl(
     Rules,
     Decisions,
     DecisionLeases,
+    Backfills,
     Leases,
     Budgets,
     WorkerReports,

@@ -20,6 +20,7 @@ from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
 DAY_NS = 86_400 * 1_000_000_000
 # outcomes of decisions that wait for a worker: neither running nor final
 OPEN_OUTCOMES = ("waiting", "throttled", "over_budget")
+GIVEN_UP_REASON = "over budget, and too long ago, or behind too many, to be offered again"
 # If the evaluators of one row have different outcomes, the first of these is the outcome of the row
 OUTCOME_ORDER = (
     "failed",
@@ -57,6 +58,7 @@ class DecisionRow(NamedTuple):
     created_ns: int
     updated_ns: int
     due_ns: int | None
+    backfill: int | None = None  # backfill that evaluates the target; None: live traffic
 
     def may_reopen(self, now: int) -> bool:
         """Return whether the decision may be reopened because runs of its target changed.
@@ -83,7 +85,8 @@ DECISION_COLUMNS = DecisionRow._fields[1:]
 _SUPERSEDED = "CASE WHEN d.due_ns IS NOT NULL AND r.state <> 'in force' THEN 'superseded' ELSE d.verdict END"
 _SELECTED = [f"d.{name}" if name != "verdict" else _SUPERSEDED for name in DECISION_COLUMNS]
 SELECT_DECISIONS = (
-    f"SELECT d.id, {', '.join(_SELECTED)}, r.project, r.name, r.version FROM decisions d JOIN rules r ON r.id = d.rule"
+    f"SELECT d.id, {', '.join(_SELECTED)}, r.project, r.name, r.version,"
+    " (SELECT f.name FROM backfills f WHERE f.id = d.backfill) FROM decisions d JOIN rules r ON r.id = d.rule"
 )
 SELECT_ROWS = f"SELECT id, {', '.join(DECISION_COLUMNS)} FROM decisions"
 
@@ -146,11 +149,11 @@ def _decode_id(text: str) -> str:
 
 def decision_from_row(row: Sequence[Any]) -> Decision:
     """Return the record of a row of `SELECT_DECISIONS`."""
-    *values, project, rule, version = row
-    return make_decision(DecisionRow(*values), project, rule, version)
+    *values, project, rule, version, backfill = row
+    return make_decision(DecisionRow(*values), project, rule, version, backfill)
 
 
-def make_decision(row: DecisionRow, project: str, rule: str, version: str) -> Decision:
+def make_decision(row: DecisionRow, project: str, rule: str, version: str, backfill: str | None = None) -> Decision:
     """Return the record of a row of this rule version."""
     return Decision(
         project=project,
@@ -179,10 +182,11 @@ def make_decision(row: DecisionRow, project: str, rule: str, version: str) -> De
         cost=row.cost,
         created_ns=row.created_ns,
         updated_ns=row.updated_ns,
+        backfill=backfill,
     )
 
 
-def build_row(rule: int, decided: Decision, now: int) -> tuple[Any, ...]:
+def build_row(rule: int, decided: Decision, now: int, backfill: int | None = None) -> tuple[Any, ...]:
     """Return the column values of a new decision."""
     closed = decided.verdict not in OPEN_OUTCOMES
     due = None if closed else (now if decided.next_ns is None else decided.next_ns)
@@ -212,6 +216,7 @@ def build_row(rule: int, decided: Decision, now: int) -> tuple[Any, ...]:
         now,
         now,
         due,
+        backfill,
     )
 
 

@@ -12,12 +12,21 @@ from typing import Any, NamedTuple, get_args
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Decision, DecisionBatch, Page, Rule, Target, Verdict, WorkerReport
-from spanwise.collector.stores.backends import DecisionQuery
+from spanwise.collector.stores.backends import DecisionQuery, ScoreProbability
 from spanwise.collector.stores.decision_explanation import VERDICT_PRIORITY
 from spanwise.collector.stores.sqlite.control import decision_rows
+from spanwise.collector.stores.sqlite.control.backfills import (
+    LIVE_PROBABILITY,
+    find_drawn,
+    find_sampled,
+    record_step,
+    settle_backfill,
+    update_live_draws,
+)
 from spanwise.collector.stores.sqlite.control.decision_rows import (
     COUNTED_OUTCOMES,
     DECISION_COLUMNS,
+    GIVEN_UP_REASON,
     OPEN_OUTCOMES,
     SELECT_DECISIONS,
     SELECT_ROWS,
@@ -133,7 +142,6 @@ ROWS_PER_DELETE = 5_000  # decisions deleted per transaction
 MAX_TARGET = "\U0010ffff"  # sorts above all addresses
 MAX_OVER_BUDGET = 10_000  # maximum number of rows over budget that a rule's workers are offered again
 OVER_BUDGET_NS = 86_400 * 1_000_000_000  # maximum age of rows over budget that are offered again
-GIVEN_UP_REASON = "over budget, and too long ago, or behind too many, to be offered again"
 
 
 class Decisions(Backend):
@@ -171,18 +179,17 @@ class Decisions(Backend):
         project: str,
         version: str | None,
         scores: Sequence[tuple[Target, int]],
-    ) -> list[tuple[bool, float | None]]:
-        """Return two values for each target and lease number: whether the rule (or this version) decided on the target,
-        and the sampling probability of that decision.
-        """
+    ) -> list[ScoreProbability]:
+        """Return the sampling probability of the decision for each target and lease number."""
         sql = (
-            "SELECT d.target, d.claim, d.probability, r.version FROM decisions d JOIN rules r ON r.id = d.rule"
+            f"SELECT d.target, d.claim, d.probability, {LIVE_PROBABILITY}, r.version"
+            " FROM decisions d JOIN rules r ON r.id = d.rule"
             " WHERE r.project = ? AND r.name = ? AND d.target IN (%s)"
         )
         addresses = {address for target, _ in scores for address in list_containing_targets(project, target)}
-        rows_by_address: dict[str, list[tuple[int, float | None, str]]] = {}
+        rows_by_address: dict[str, list[_ProbabilityRow]] = {}
         for address, *row in select_many(db, sql, addresses, (project, rule)):
-            rows_by_address.setdefault(address, []).append((row[0], row[1], row[2]))
+            rows_by_address.setdefault(address, []).append(_ProbabilityRow(*row))
         return [
             _find_probability(rows_by_address, list_containing_targets(project, target), claim, version)
             for target, claim in scores
@@ -240,6 +247,12 @@ def _record_decided(db: sqlite3.Connection, decided: DecisionBatch, now: int) ->
     rule = find_active_rule(db, decided.project, decided.rule, decided.version)
     if rule is None or decided.token < rule.token:
         return False
+    if decided.backfill is not None:
+        recorded = record_step(db, rule.id, decided.backfill, decided.after, decided.upto, decided.rows, now)
+        if recorded:
+            decision_rows.count_outcomes(db, rule.id, decided.outcomes, now)
+            db.execute("UPDATE rules SET token = ? WHERE id = ?", (decided.token, rule.id))
+        return recorded is not False
     if rule.cursor == decided.upto and decided.after != decided.upto:
         return True
     if rule.cursor != decided.after:
@@ -267,16 +280,24 @@ def _update_decisions(db: sqlite3.Connection, pairs: Iterable[tuple[DecisionRow,
     row.
     """
     pairs = [(row, decided) for row, decided in pairs if decided.change >= row.change]
-    updates = [
-        (
-            row,
-            exclude_target(row, decision) if decision.verdict in COUNTED_OUTCOMES else decide_again(row, decision, now),
-        )
-        for row, decision in pairs
-    ]
+    # a target that live traffic leaves out may be in the sample of a backfill
+    sampled = find_sampled(db, [row.id for row, decided in pairs if decided.verdict == "sampled_out"])
+    updates: list[tuple[DecisionRow, DecisionRow | None]] = []
+    for row, decided in pairs:
+        if row.id in sampled:
+            updates.append((row, decide_again(row, replace(decided, verdict="waiting", reason="ready"), now)))
+        elif decided.verdict in COUNTED_OUTCOMES:
+            updates.append((row, exclude_target(row, decided)))
+        else:
+            updates.append((row, decide_again(row._replace(backfill=None), decided, now)))
     update_rows(db, [row._replace(updated_ns=now) for old, row in updates if row is not None and row != old])
     record_decisions(db, [old.id for old, row in updates if row is not None and row.probability != old.probability])
     db.executemany("DELETE FROM decisions WHERE id = ?", [(old.id,) for old, row in updates if row is None])
+    drawn = find_drawn(db, [row.id for _, row in updates if row is not None])
+    update_live_draws(db, [(row.id, row.rate, row.probability) for _, row in updates if row and row.id in drawn])
+    left = {old.backfill for old, row in updates if row is None or row.backfill != old.backfill}
+    for job in filter(None, left):
+        settle_backfill(db, job, now)
 
 
 def _with_draw(row: DecisionRow, decided: Decision) -> DecisionRow:
@@ -325,7 +346,7 @@ def decide_again(row: DecisionRow, decided: Decision, now: int) -> DecisionRow:
 
 def expire_over_budget(db: sqlite3.Connection, rule: int, now: int) -> None:
     """Close old rows over budget. Only the newest `MAX_OVER_BUDGET`, up to `OVER_BUDGET_NS` old, are offered again."""
-    condition = "rule = ? AND verdict = 'over_budget' AND due_ns IS NOT NULL"
+    condition = "rule = ? AND verdict = 'over_budget' AND due_ns IS NOT NULL AND backfill IS NULL"
     last = f"SELECT created_ns, id FROM decisions WHERE {condition} ORDER BY created_ns DESC, id DESC LIMIT 1 OFFSET ?"
     bounds = [(now - OVER_BUDGET_NS, 0), db.execute(last, (rule, MAX_OVER_BUDGET - 1)).fetchone()]
     sql = f"UPDATE decisions SET due_ns = NULL, next_ns = NULL, reason = ?, updated_ns = ? WHERE {condition}"
@@ -333,22 +354,29 @@ def expire_over_budget(db: sqlite3.Connection, rule: int, now: int) -> None:
         db.execute(f"{sql} AND (created_ns, id) < (?, ?)", (GIVEN_UP_REASON, now, rule, *bound))
 
 
+class _ProbabilityRow(NamedTuple):
+    claim: int
+    probability: float | None
+    live: float | None
+    version: str
+
+
 def _find_probability(
-    rows_by_address: Mapping[str, Sequence[tuple[int, float | None, str]]],
+    rows_by_address: Mapping[str, Sequence[_ProbabilityRow]],
     addresses: Sequence[str],
     claim: int,
     version: str | None,
-) -> tuple[bool, float | None]:
+) -> ScoreProbability:
     """Return whether the version matches, and the probability of the decision for which a lease was issued.
 
     A new lease on the same decision has a higher number. So the lease belongs to the decision with the lowest lease
     number that is not below `claim`.
     """
-    rows = [row for address in addresses for row in rows_by_address.get(address, ()) if row[0] >= claim]
+    rows = [row for address in addresses for row in rows_by_address.get(address, ()) if row.claim >= claim]
     if not rows:
-        return version is None, None
-    _, probability, row_version = min(rows, key=lambda row: row[0])
-    return version in (None, row_version), probability
+        return ScoreProbability(version is None)
+    first = min(rows, key=lambda row: row.claim)
+    return ScoreProbability(version in (None, first.version), first.probability, first.live)
 
 
 def delete_trace_decisions(db: sqlite3.Connection, trace_ids: Iterable[str]) -> None:

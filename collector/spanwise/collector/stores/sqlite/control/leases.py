@@ -10,6 +10,7 @@ from typing import TypeAlias
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Claim, ClaimResult, Decision, Lease
 from spanwise.collector.stores.backends import FinishPlan
+from spanwise.collector.stores.sqlite.control.backfills import find_claimable, settle_backfill, settle_cancelled
 from spanwise.collector.stores.sqlite.control.decision_rows import (
     OPEN_OUTCOMES,
     SELECT_ROWS,
@@ -80,10 +81,12 @@ def compute_expiry(now: int, seconds: float) -> int:
 DecisionKey: TypeAlias = tuple[str, str, str, str]  # project, rule, version, address of the target
 
 FINAL_OUTCOMES = ("scored", "skipped", "failed")
-SELECT_OVER_BUDGET = (
-    f"{SELECT_ROWS} WHERE rule = ? AND due_ns <= ? AND verdict = 'over_budget' ORDER BY created_ns DESC, id DESC"
-)
-SELECT_DUE = f"{SELECT_ROWS} WHERE rule = ? AND due_ns <= ? AND verdict <> 'over_budget' ORDER BY due_ns, id"
+_OVER_BUDGET = "due_ns <= ? AND verdict = 'over_budget' ORDER BY created_ns DESC, id DESC"
+_DUE = "due_ns <= ? AND verdict <> 'over_budget' ORDER BY due_ns, id"
+SELECT_OVER_BUDGET = f"{SELECT_ROWS} WHERE rule = ? AND backfill IS NULL AND {_OVER_BUDGET}"
+SELECT_DUE = f"{SELECT_ROWS} WHERE rule = ? AND backfill IS NULL AND {_DUE}"
+SELECT_BACKFILL_OVER_BUDGET = f"{SELECT_ROWS} WHERE backfill = ? AND {_OVER_BUDGET}"
+SELECT_BACKFILL_DUE = f"{SELECT_ROWS} WHERE backfill = ? AND {_DUE}"
 
 
 class DecisionLeases(Backend):
@@ -101,6 +104,7 @@ class DecisionLeases(Backend):
         project: str,
         limit: int,
         over_budget: int | None = None,
+        backfill: str | None = None,
     ) -> list[Decision]:
         """Lease due decisions as `ControlStore.claim` does.
 
@@ -113,8 +117,18 @@ class DecisionLeases(Backend):
         until = compute_expiry(now, seconds)
         if not active.enabled:
             return []
-        expire_over_budget(db, active.id, now)
-        due = _find_due(db, active.id, now, max(0, limit), over_budget)
+        settle_cancelled(db, active.id, now)
+        if backfill is None:
+            expire_over_budget(db, active.id, now)
+            due = _find_due(db, SELECT_DUE, SELECT_OVER_BUDGET, active.id, now, max(0, limit), over_budget)
+        else:
+            job = find_claimable(db, active.id, backfill)
+            if job is None:
+                return []
+            selects = SELECT_BACKFILL_DUE, SELECT_BACKFILL_OVER_BUDGET
+            due = _find_due(db, *selects, job, now, max(0, limit), over_budget)
+            if not due:  # rows may have been deleted with their traces
+                settle_backfill(db, job, now)
         numbers = issue_tokens(db, len(due))
         rows = [_leased_row(row, number, holder, until, now) for row, number in zip(due, numbers, strict=True)]
         update_rows(db, rows)
@@ -122,7 +136,7 @@ class DecisionLeases(Backend):
         # concerns only scores whose own decision was deleted
         may_be_orphaned = db.execute("SELECT 1 FROM score_decisions_deleted").fetchone() is not None
         record_decisions(db, [row.id for row in due if row.claim or may_be_orphaned])
-        return [make_decision(row, project, rule, version) for row in rows]
+        return [make_decision(row, project, rule, version, backfill) for row in rows]
 
     @write_operation
     def renew(self, db: sqlite3.Connection, /, claims: Sequence[Claim], holder: str, seconds: float) -> list[bool]:
@@ -157,6 +171,8 @@ class DecisionLeases(Backend):
         update_rows(db, list(changed.values()))
         for rule in {row.rule for row in changed.values() if row.verdict == "over_budget"}:
             expire_over_budget(db, rule, now)
+        for job in filter(None, {row.backfill for row in changed.values()}):
+            settle_backfill(db, job, now)
         return answers
 
 
@@ -164,19 +180,27 @@ def _superseded_message(project: str, rule: str, version: str) -> str:
     return f"version {version!r} of rule {rule!r} in project {project!r} is not in force"
 
 
-def _find_due(db: sqlite3.Connection, rule: int, now: int, limit: int, over_budget: int | None) -> list[DecisionRow]:
-    """Return the next rows to lease.
+def _find_due(
+    db: sqlite3.Connection,
+    select_due: str,
+    select_over_budget: str,
+    of: int,
+    now: int,
+    limit: int,
+    over_budget: int | None,
+) -> list[DecisionRow]:
+    """Return the next rows of a rule's live traffic or of a backfill to lease.
 
     If a worker died on the first due row, return that row alone. Otherwise return rows without deaths: newly due rows
     first, then rows over budget.
     """
-    rows = [DecisionRow(*row) for row in db.execute(f"{SELECT_DUE} LIMIT ?", (rule, now, limit))]
+    rows = [DecisionRow(*row) for row in db.execute(f"{select_due} LIMIT ?", (of, now, limit))]
     if rows and _count_deaths(rows[0]):
         return rows[:1]
     healthy = [row for row in rows if not _count_deaths(row)]
     left = limit - len(rows) if over_budget is None else min(limit - len(rows), over_budget)
     if left > 0:
-        offered = [DecisionRow(*row) for row in db.execute(f"{SELECT_OVER_BUDGET} LIMIT ?", (rule, now, left))]
+        offered = [DecisionRow(*row) for row in db.execute(f"{select_over_budget} LIMIT ?", (of, now, left))]
         healthy += [row for row in offered if not row.deaths]
     return healthy
 
@@ -291,6 +315,7 @@ def _released_row(row: DecisionRow, finish: ClaimResult, now: int) -> DecisionRo
     if finish.verdict in OPEN_OUTCOMES:
         due = compute_expiry(now, finish.again_s or 0.0)
         return ended._replace(verdict=finish.verdict, due_ns=due, next_ns=due)
-    if row.runs_change > finish.read_change and row.probability != 0.0 and row.may_reopen(now):
+    is_sampled = row.probability != 0.0 or row.backfill is not None
+    if row.runs_change > finish.read_change and is_sampled and row.may_reopen(now):
         return ended._replace(verdict="waiting", reason=f"{finish.reason}; changed meanwhile", due_ns=now)
     return ended._replace(verdict=finish.verdict, due_ns=None)

@@ -179,7 +179,7 @@ def _activate(
 
 def _requeue_over_budget(db: sqlite3.Connection, rule: int, now: int) -> None:
     """Make the rows over budget due now, because the budget changed."""
-    sql = "UPDATE decisions SET due_ns = ?, next_ns = ? WHERE rule = ? AND verdict = 'over_budget' AND due_ns > ?"
+    sql = "UPDATE decisions SET due_ns = ?, next_ns = ? WHERE rule = ? AND verdict = 'over_budget' AND due_ns > ? AND backfill IS NULL"
     db.execute(sql, (now, now, rule, now))
 
 

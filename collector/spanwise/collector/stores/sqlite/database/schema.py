@@ -457,6 +457,32 @@ _ALERT_TABLES = (
 )
 
 
+# Backfills, and the draws of their samples (see `backfills`)
+_CREATE_BACKFILLS = (
+    "CREATE TABLE backfills (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, rule INTEGER NOT NULL,"
+    " state TEXT NOT NULL, cursor TEXT, walked INTEGER NOT NULL DEFAULT 0, read INTEGER NOT NULL DEFAULT 0,"
+    " matched INTEGER NOT NULL DEFAULT 0, sampled INTEGER NOT NULL DEFAULT 0, known INTEGER NOT NULL DEFAULT 0,"
+    " placed INTEGER NOT NULL DEFAULT 0, low INTEGER NOT NULL DEFAULT 0, created_ns INTEGER NOT NULL,"
+    " ended_ns INTEGER, data TEXT NOT NULL)",
+    "CREATE INDEX backfills_by_rule ON backfills (rule, state)",
+    "CREATE TABLE backfill_draws (decision INTEGER NOT NULL, backfill INTEGER NOT NULL, place INTEGER NOT NULL,"
+    " rate REAL, probability REAL, PRIMARY KEY (decision, backfill)) WITHOUT ROWID",
+    "CREATE INDEX backfill_draws_in_order ON backfill_draws (backfill, place) WHERE backfill > 0",
+    "CREATE TRIGGER decision_deleted AFTER DELETE ON decisions"
+    " BEGIN DELETE FROM backfill_draws WHERE decision = old.id; END",
+    "ALTER TABLE decisions ADD COLUMN backfill INTEGER",
+    "CREATE INDEX decisions_of_backfill ON decisions (backfill, verdict, cost) WHERE backfill IS NOT NULL",
+    "CREATE INDEX backfill_due ON decisions (backfill, due_ns) WHERE backfill IS NOT NULL AND due_ns IS NOT NULL",
+    # live rows alone, so that a claim of live rows does not read those of backfills
+    "DROP INDEX decisions_due",
+    "CREATE INDEX decisions_due ON decisions (rule, due_ns)"
+    " WHERE due_ns IS NOT NULL AND verdict <> 'over_budget' AND backfill IS NULL",
+    "DROP INDEX decisions_over_budget",
+    "CREATE INDEX decisions_over_budget ON decisions (rule, created_ns, due_ns)"
+    " WHERE due_ns IS NOT NULL AND verdict = 'over_budget' AND backfill IS NULL",
+)
+
+
 # By version: the step to the next version. Each runs in one transaction and reports its progress in units of its choice
 MigrationStep: TypeAlias = Callable[[sqlite3.Connection, ReportProgress], None]
 MIGRATIONS: Mapping[int, MigrationStep] = {
@@ -471,6 +497,7 @@ MIGRATIONS: Mapping[int, MigrationStep] = {
     25: partial(_run_statements, statements=ADD_SCORE_SUMS),
     26: partial(_run_statements, statements=_NOTIFICATION_TABLES),
     27: partial(_run_statements, statements=_ALERT_TABLES),
+    28: partial(_run_statements, statements=_CREATE_BACKFILLS),
 }
 FILE_VERSION = max(MIGRATIONS) + 1
 

@@ -1,14 +1,16 @@
-"""Change feed: heads of traces in the order of their last change."""
+"""Change feed: heads of traces in the order of their last change, and of those of a past period."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filters import Filter, validate_rule_filter
 from spanwise.collector.records import ChangePage, ConditionResult, TraceHead
+from spanwise.collector.stores.sqlite.database.bulk_statements import parse_cursor
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.query.trace_values import FilterReader
 
@@ -29,6 +31,11 @@ _FLAGS_BY_CODE = [
     for code in range(64)
 ]
 _FROM_FEED = "FROM traces t INDEXED BY traces_by_change WHERE t.change > ?"
+_FROM_PERIOD = (
+    "FROM traces t INDEXED BY traces_shown_by_project WHERE (t.kind <> 'evaluator' OR t.experiment_id IS NOT NULL)"
+    " AND t.project = ? AND t.start_ns >= ? AND t.start_ns <= ? AND (t.start_ns < ? OR t.id < ?)"
+    " AND t.change IS NOT NULL AND t.span_count > 0 ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
+)
 _FROM_TRACE = "FROM traces t WHERE t.trace_id = ? AND t.span_count > 0"
 
 
@@ -42,6 +49,27 @@ def read_changes(reader: Reader, after: str | None, limit: int, filters: Sequenc
         reader, filters, f"{_FROM_FEED} ORDER BY t.change LIMIT ?", (begin, max(0, min(limit, MAX_HEADS)))
     )
     return ChangePage(heads=heads, cursor=heads[-1].cursor if heads else str(begin), now_ns=now_ns)
+
+
+def read_period(
+    reader: Reader,
+    project: str,
+    since_ns: int,
+    until_ns: int,
+    after: str | None,
+    limit: int,
+    filters: Sequence[Filter],
+    now_ns: int,
+) -> ChangePage:
+    """Return the heads of the traces of a project that started in [`since_ns`, `until_ns`), latest first.
+
+    Their cursors are positions in this list. Raise `Refused` for an invalid cursor or invalid filters.
+    """
+    start_ns, number = (until_ns, 0) if after is None else parse_cursor(after)
+    values = (project, since_ns, start_ns, start_ns, number, max(0, min(limit, MAX_HEADS)))
+    found = _read_heads(reader, filters, _FROM_PERIOD, values)
+    heads = tuple(replace(head, cursor=f"{head.start_ns}.{head.number}") for head in found)
+    return ChangePage(heads=heads, cursor=heads[-1].cursor if heads else f"{start_ns}.{number}", now_ns=now_ns)
 
 
 def read_head(reader: Reader, trace_id: str, filters: Sequence[Filter]) -> TraceHead:
