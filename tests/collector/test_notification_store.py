@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -159,16 +158,6 @@ def test_what_was_due_before_a_restart_is_due_after_it(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.add_notifications([notification()])
     with SQLiteStore(tmp_path / "spanwise.db") as store:
-        assert due(store) == ["n1"]
-
-
-def test_a_file_of_an_earlier_version_gets_the_tables(tmp_path: Path) -> None:
-    file = tmp_path / "spanwise.db"
-    SQLiteStore(file).close()
-    with closing(sqlite3.connect(file, isolation_level=None)) as db:
-        db.executescript("DROP TABLE notifications; DROP TABLE deliveries; PRAGMA user_version = 26")
-    with SQLiteStore(file) as store:
-        store.add_notifications([notification()])
         assert due(store) == ["n1"]
 
 
