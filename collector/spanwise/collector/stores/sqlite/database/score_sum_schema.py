@@ -28,7 +28,9 @@ _SCORE_SUM_TABLES = (
     " left_out_total REAL NOT NULL, exact BLOB, PRIMARY KEY (series, level, block, label)) WITHOUT ROWID",
     "CREATE TABLE score_clusters (series INTEGER NOT NULL, level INTEGER NOT NULL, block INTEGER NOT NULL,"
     " session INTEGER NOT NULL, label INTEGER NOT NULL, weight REAL NOT NULL, total REAL NOT NULL, exact BLOB,"
-    " PRIMARY KEY (series, level, block, session, label)) WITHOUT ROWID",
+    " spans INTEGER NOT NULL, PRIMARY KEY (series, level, block, session, label)) WITHOUT ROWID",
+    # `spans` is 1 if the session may have traces in other blocks of the level, too
+    "CREATE INDEX score_clusters_that_span ON score_clusters (series, level, block) WHERE spans = 1",
 )
 
 # Changed contributions are recorded where rows are written, and by triggers where that is rare: UPDATE triggers would cost

@@ -1,6 +1,6 @@
 """Tables of sums: changed traces are subtracted with their old contribution and added with their new one.
 
-Sums exist at three widths: grains of 150 seconds, hours and days. At each width, a session is one cluster within a
+Sums exist at four widths: grains of 150 seconds, hours, quarters of a day, and days. At each width, a session is one cluster within a
 block. `score_contributions` has the contribution of each trace as it is included in the sums, and `score_clusters` the
 sums of each session in each block. All sums are exact (see `ExactSum`), so that adding and subtracting never drifts.
 
@@ -37,7 +37,7 @@ from spanwise.collector.stores.sqlite.score_sums.contributions import (
     read_contributions,
 )
 
-WIDTHS_S = (GRAIN_S, 3_600, 86_400)  # by level
+WIDTHS_S = (GRAIN_S, 3_600, 21_600, 86_400)  # by level
 _GRAINS = tuple(width // GRAIN_S for width in WIDTHS_S)
 SCORES_ID, ALL_LABELS_ID, FIRST_LABEL_ID = 0, 1, 2  # values of the column `label`
 MAX_LABELS = 100  # labels per series; further ones count only as labelled scores
@@ -51,7 +51,7 @@ _SUM_COLUMNS = (
     *("series", "level", "block", "label", "n", "graded", "failed", "skipped", "left_out"),
     *("weight", "total", "weight_squares", "products", "total_squares", "left_out_total", "exact"),
 )
-_CLUSTER_COLUMNS = ("series", "level", "block", "session", "label", "weight", "total", "exact")
+_CLUSTER_COLUMNS = ("series", "level", "block", "session", "label", "weight", "total", "exact", "spans")
 _SumPlace: TypeAlias = tuple[int, int, int, int]  # series, level, block, label
 _ClusterPlace: TypeAlias = tuple[int, int, int, int]  # series, level, block, session
 _COUNTS, _SUMS = 5, 6  # counts and sums of a row
@@ -169,6 +169,7 @@ class _Update:
         self._rows: dict[_SumPlace, _RowChange] = defaultdict(_RowChange)
         # numbers that are added to weight and total of a session in a block, by label
         self._clusters: dict[_ClusterPlace, dict[int, tuple[list[float], list[float]]]] = defaultdict(dict)
+        self._grains: dict[int, set[int]] = defaultdict(set)  # of the traces of each session, by cluster id
         self._names = _Names(db)
 
     def run(self, traces: Iterable[int], sessions: Sequence[str]) -> None:
@@ -176,6 +177,7 @@ class _Update:
         new = read_contributions(self._db, traces, sessions, groupings)
         owners: list[int | str] = [*traces, *(f"/{session}" for session in sessions)]
         old = dict(select_many(self._db, "SELECT owner, data FROM score_contributions WHERE owner IN (%s)", owners))
+        self._read_grains({each.cluster for some in new.values() for each in some} - {None})
         written: list[tuple[int | str, bytes]] = []
         removed: list[int | str] = []
         for owner in owners:
@@ -206,9 +208,24 @@ class _Update:
         delete_many(self._db, "score_contributions", "owner", removed)
         self._names.delete_unused()
 
+    def _read_grains(self, sessions: set[str | None]) -> None:
+        """Read the grains in which sessions have traces, or scores of their own."""
+        sql = (
+            f"SELECT DISTINCT session_id, start_ns / {GRAIN_NS} FROM traces INDEXED BY traces_by_session"
+            " WHERE session_id IN (%s) AND start_ns IS NOT NULL"
+        )
+        for session, grain in select_many(self._db, sql, sessions):
+            self._grains[hash_session(session)].add(grain)
+        owners = [f"/{session}" for session in sessions]
+        for (data,) in select_many(self._db, "SELECT data FROM score_contributions WHERE owner IN (%s)", owners):
+            for stored in _decode(data):
+                self._grains[stored.session or 0].add(stored.grain)
+
     def _add(self, stored: _Stored, sign: int) -> None:
         """Add or subtract the contribution of a trace, in its grain."""
         grain, session = stored.grain, stored.session
+        if session is not None:
+            self._grains[session].add(grain)
         all_labels = {row[0]: row[3] for row in stored.amounts if row[1] == ALL_LABELS_ID}
         for series, label, n, weight, total, graded, failed, skipped, left_out, left_out_total in stored.amounts:
             change = self._rows[series, 0, grain, label]
@@ -247,10 +264,23 @@ class _Update:
     def _change_clusters(self) -> None:
         """Change the sums of sessions, and replace their products in the sums of their blocks."""
         before: dict[_ClusterPlace, dict[int, tuple[float, float, bytes | None]]] = defaultdict(dict)
-        for *place, label, weight, total, exact in _select_places(
+        spanning: set[_ClusterPlace] = set()
+        for *place, label, weight, total, exact, spans in _select_places(
             self._db, "score_clusters", _CLUSTER_COLUMNS, self._clusters
         ):
             before[place[0], place[1], place[2], place[3]][label] = weight, total, exact
+            if spans:
+                spanning.add((place[0], place[1], place[2], place[3]))
+        others: list[_ClusterPlace] = []  # rows of sessions in other blocks
+        for series, level, block, session in self._clusters:
+            blocks = {grain // _GRAINS[level] for grain in self._grains[session]} - {block} if level else ()
+            if blocks:
+                spanning.add((series, level, block, session))
+                others += [(series, level, other, session) for other in blocks]
+        self._db.executemany(
+            "UPDATE score_clusters SET spans = 1 WHERE (series, level, block, session) = (?, ?, ?, ?) AND spans = 0",
+            others,
+        )
         written: list[Sequence[Any]] = []
         removed: list[Sequence[Any]] = []
         for place, labels in self._clusters.items():
@@ -262,7 +292,7 @@ class _Update:
                 if weight or total:
                     exact = _encode_parts(parts) if any(len(part) > 1 for part in parts) else None
                     new[label] = weight, total, exact
-                    written.append((*place, label, *new[label]))
+                    written.append((*place, label, *new[label], place in spanning))
                 elif new.pop(label, None) is not None:
                     removed.append((*place, label))
             for label, cluster in _list_clusters(old):

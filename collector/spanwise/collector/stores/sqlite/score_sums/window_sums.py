@@ -159,10 +159,13 @@ def sum_blocks(
     grouped = (window.origin, window.per_block, *bounds)
     for series, block, label, *sums in select_many(db, _SELECT_SUMS, places, grouped):
         found[places[series]].add(block, label, sums)
-    if not (joined or window.per_block > 1 or len(set(places.values())) < len(places)):
+    is_shared = len(set(places.values())) < len(places)  # by several versions of a rule
+    if not (joined or window.per_block > 1 or is_shared):
         return found
     parts: dict[tuple[P, int], dict[tuple[int, int], dict[int, tuple[float, float]]]] = defaultdict(dict)
-    for series, session, block, label, *amounts in select_many(db, _SELECT_CLUSTERS, places, bounds):
+    # only sessions with several parts have products
+    sql = _SELECT_CLUSTERS if is_shared or window.level == 0 else f"{_SELECT_CLUSTERS} AND spans = 1"
+    for series, session, block, label, *amounts in select_many(db, sql, places, bounds):
         parts[places[series], session].setdefault((block, series), {})[label] = amounts[0], amounts[1]
     for (place, _), of_session in parts.items():
         if len(of_session) > 1:
