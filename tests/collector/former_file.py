@@ -36,7 +36,7 @@ def mark(path: Path, version: int = OLDEST_VERSION) -> None:
         db.execute(f"PRAGMA application_id = {FORMER_APPLICATION_ID}")
 
 
-WITHOUT_BACKFILLS = (  # came with version 26
+WITHOUT_BACKFILLS = (  # came with version 29
     "DROP TRIGGER IF EXISTS decision_deleted",
     "DROP TABLE IF EXISTS backfill_draws",
     "DROP TABLE IF EXISTS backfills",
@@ -55,18 +55,18 @@ def lower_version(db: sqlite3.Connection, version: int) -> None:
     columns = {row[1] for row in db.execute("PRAGMA table_info(traces)")}
     for column in columns & {"prompts", "agents", "finish_reasons", "time_to_first_token_ms"}:  # came with version 22
         db.execute(f"ALTER TABLE traces DROP COLUMN {column}")
-    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'backfills'").fetchone():
-        for statement in WITHOUT_BACKFILLS:
-            db.execute(statement)
     db.execute(f"PRAGMA user_version = {version}")
 
 
 def remove_score_sums(db: sqlite3.Connection) -> None:
-    """Remove the weighted sums of scores, which came with version 26, from a file."""
+    """Remove the weighted sums of scores, which came with version 26, and what came after them from a file."""
     triggers = db.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger' AND name LIKE 'score%'").fetchall()
     for (name,) in triggers:
         db.execute(f"DROP TRIGGER {name}")
     for table in (*SCORE_SUM_TABLES, "score_groupings", "score_decisions_deleted"):
         db.execute(f"DROP TABLE IF EXISTS {table}")
     db.execute("DROP INDEX IF EXISTS feedback_without_lease")
+    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'backfills'").fetchone():
+        for statement in WITHOUT_BACKFILLS:
+            db.execute(statement)
     db.execute("PRAGMA user_version = 25")

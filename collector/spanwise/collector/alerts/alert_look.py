@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -47,8 +47,24 @@ class SumsHistory:
                 return
             self._version = rules[0].version  # scores of an earlier version came from other evaluators
 
-    def read(self, since_ns: int, until_ns: int) -> None:
-        """Read the sums of a range of time, in addition to those that were read before."""
+    def rank_groups(self, since_ns: int, until_ns: int) -> list[str]:
+        """Return the groups with scores in a range of time, that with the most first."""
+        if self._alert.rule is None or self._alert.by is None or self.missing:
+            return []
+        counts = self._store.score_groups(
+            self._alert.rule,
+            by=self._alert.by,
+            project=self._alert.project,
+            key=self._alert.key,
+            version=self._version,
+            since_ns=since_ns,
+            until_ns=until_ns,
+            live=True,
+        )
+        return [name for name, count in counts.items() if count]
+
+    def read(self, since_ns: int, until_ns: int, groups: Sequence[str] = ()) -> None:
+        """Read the sums of a range of time, of some groups or of all, in addition to those that were read before."""
         if self.missing or since_ns >= until_ns:
             return
         alert, block_s = self._alert, get_block_s(self._alert)
@@ -73,6 +89,8 @@ class SumsHistory:
                 until_ns=until_ns,
                 block_s=block_s,
                 by=alert.by,
+                groups=groups,
+                live=True,  # backfills do not change what fires
             )
         for each in sums:
             if alert.rule is None or each.label == alert.label:
@@ -118,10 +136,13 @@ def look(
     before_ns = BASELINE_S * _SECOND if alert.drop is not None else 0
     history = SumsHistory(store, alert)
     start_ns = until_ns - window_ns - before_ns
-    history.read(start_ns, until_ns)
-    for end_ns in {time - window_ns for time in fired.values()} if before_ns else ():
-        history.read(end_ns - before_ns, min(end_ns, start_ns))
-    return evaluate_groups(alert, history, until_ns, firing=fired, undecided=undecided)
+    ranked = history.rank_groups(until_ns - window_ns, until_ns)
+    read = [*ranked[:MAX_GROUPS], *(group for group in fired if group is not None)]
+    if read or alert.by is None or alert.rule is None:
+        history.read(start_ns, until_ns, read)
+        for end_ns in {time - window_ns for time in fired.values()} if before_ns else ():
+            history.read(end_ns - before_ns, min(end_ns, start_ns), read)
+    return evaluate_groups(alert, history, until_ns, firing=fired, undecided=undecided, ranked=ranked)
 
 
 def evaluate_groups(
@@ -131,10 +152,12 @@ def evaluate_groups(
     *,
     firing: Mapping[str | None, int],
     undecided: int = 0,
+    ranked: Sequence[str | None] = (),
 ) -> LookResult:
     """Evaluate the condition on each group's window that ends at `until_ns`.
 
-    `firing` has the groups that fire, with the time since which their baseline does not move.
+    `firing` has the groups that fire, with the time since which their baseline does not move. `ranked` are all groups
+    by traffic; without them, they are ranked by the sums that were read.
     """
     condition = AlertCondition(below=alert.below, above=alert.above, drop=alert.drop, sure=alert.sure)
     since_ns = until_ns - int(alert.window_s) * _SECOND
@@ -142,8 +165,9 @@ def evaluate_groups(
         names: list[str | None] = [None]
         left_out = []
     else:
-        traffic = {name: count for name in history.groups if (count := history.count_scores(name, since_ns))}
-        ranked = sorted(traffic, key=lambda name: (-traffic[name], str(name)))
+        if not ranked:
+            traffic = {name: count for name in history.groups if (count := history.count_scores(name, since_ns))}
+            ranked = sorted(traffic, key=lambda name: (-traffic[name], str(name)))
         names = [*ranked[:MAX_GROUPS], *(name for name in firing if name not in ranked[:MAX_GROUPS])]
         left_out = [str(name) for name in ranked[MAX_GROUPS:] if name not in firing]
     inputs = {}

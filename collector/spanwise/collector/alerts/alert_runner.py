@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from spanwise.collector.alert_policy import get_interval_ns, is_operational
@@ -67,10 +68,8 @@ class AlertRunner:
             except Exception as error:  # an unexpected error must not end the looks at all alerts
                 self._log_once(("", ""), f"the looks are postponed: {type(error).__name__}: {error}")
             self._stopped.wait(self._poll_s)
-        try:
+        with suppress(Exception):  # the store may be closed, or away; the lease expires
             self._store.release(ALERT_LEASE, self.holder)
-        except StoreError:
-            pass  # it expires
 
     def stop(self) -> None:
         """End `run`, from any thread."""

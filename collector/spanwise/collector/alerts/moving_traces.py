@@ -46,9 +46,9 @@ def find_moving_traces(store: Store, alert: Alert, group: AlertGroup) -> list[st
     sign = 1 if alert.above is not None else -1
     distances: dict[str, float] = {}
     for score in islice(scores, MAX_SCORES_READ):
-        if score.trace_id is None or score.score is None or not score.probability:
+        if score.trace_id is None or score.score is None or not score.live_probability:
             continue
-        distance = sign * (float(score.score) - numbers.value) / score.probability
+        distance = sign * (float(score.score) - numbers.value) / score.live_probability
         if distance > 0:
             distances[score.trace_id] = max(distance, distances.get(score.trace_id, 0.0))
     ids = nlargest(_CANDIDATES if in_group else MAX_TRACES, distances, key=lambda id: distances[id])

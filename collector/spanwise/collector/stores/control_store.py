@@ -338,6 +338,7 @@ class ControlStore(Protocol):
         by: str | None = None,
         groups: Sequence[str] = (),
         joined: bool = True,
+        live: bool = False,
     ) -> list[ScoreSums]:
         """Return the sums of a rule's weighted scores, labels, errors and skips, in equal blocks of a window.
 
@@ -346,7 +347,8 @@ class ControlStore(Protocol):
         are left out. `version` selects the scores of one version of the rule. With `by`, the sums are grouped by the
         values of a field of the traces: tag, model, environment, prompt_version, agent, name, user or metadata.KEY.
         `groups` selects some of these values (empty: all). `joined` makes a session in several blocks one cluster of
-        the window, so that the sums of all blocks can be added. Otherwise it is one cluster in each block.
+        the window, so that the sums of all blocks can be added. Otherwise it is one cluster in each block. With `live`,
+        scores that a backfill added do not count, and the others have the probabilities of live traffic.
         """
 
     def score_groups(
@@ -359,6 +361,7 @@ class ControlStore(Protocol):
         version: str | None = None,
         since_ns: int,
         until_ns: int,
+        live: bool = False,
     ) -> Mapping[str, int]:
         """Return the number of a rule's weighted scores per value of a field of the traces, the highest number first.
 

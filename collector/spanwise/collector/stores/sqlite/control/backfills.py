@@ -32,7 +32,9 @@ from spanwise.collector.stores.sqlite.control.decision_rows import (
 from spanwise.collector.stores.sqlite.control.rule_versions import find_active_rule
 from spanwise.collector.stores.sqlite.database.bulk_statements import insert_many, select_many
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
+from spanwise.collector.stores.sqlite.database.score_sum_schema import record_decisions
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
+from spanwise.collector.stores.sqlite.score_sums.sum_tables import register_live_sums
 
 CLAIMABLE_STATES = ("running", "done")  # a row of a backfill that is done may be open again, because its trace changed
 _ENDED_STATES = ("cancelled", "done")
@@ -43,13 +45,6 @@ _KEEP_HIGHEST_RATE = (
 )
 _COLUMNS = "id, name, state, cursor, walked, read, matched, sampled, known, placed, low, created_ns, ended_ns, data"
 LIVE = 0  # number of the draws of live traffic
-# Probability of a decision `d` without backfills
-LIVE_PROBABILITY = (
-    "CASE WHEN d.backfill IS NOT NULL THEN 0.0"
-    " WHEN EXISTS (SELECT 1 FROM backfill_draws w WHERE w.decision = d.id AND w.backfill = 0)"
-    " THEN (SELECT w.probability FROM backfill_draws w WHERE w.decision = d.id AND w.backfill = 0)"
-    " ELSE d.probability END"
-)
 _DRAW_COLUMNS = ("decision", "backfill", "place", "rate", "probability")
 
 
@@ -109,6 +104,7 @@ class Backfills(Backend):
             "INSERT INTO backfills (name, rule, state, created_ns, data) VALUES (?,?,'running',?,?)",
             (backfill.id, rule.id, now, encode_record(backfill)),
         )
+        register_live_sums(db, backfill.project, backfill.rule)
         return backfill
 
     @read_operation
@@ -245,6 +241,7 @@ def _write_rows(db: sqlite3.Connection, rule: int, job: StoredBackfill, rows: Se
         "backfill": job.id,
     }
     update_rows(db, [row._replace(reason=by_address[row.target].reason, **reopened) for row in given_up])
+    record_decisions(db, [row.id for row in given_up])
     ids = {address: row.id for address, row in {**stored, **read_stored()}.items()}
     live = [(row.id, LIVE, 0, row.rate, row.probability) for row in stored.values()]
     live += [(id, LIVE, 0, 0.0, 0.0) for address, id in ids.items() if address not in stored]
@@ -302,7 +299,9 @@ def _apply_draws(db: sqlite3.Connection, decisions: Iterable[int]) -> None:
         " WHERE w.decision = decisions.id AND (w.backfill = 0 OR w.place < f.low)"
         " ORDER BY w.rate IS NULL DESC, w.rate DESC LIMIT 1"
     )
-    select_many(db, f"UPDATE decisions SET (rate, probability) = ({best}) WHERE id IN (%s)", decisions)
+    ids = list(decisions)
+    select_many(db, f"UPDATE decisions SET (rate, probability) = ({best}) WHERE id IN (%s)", ids)
+    record_decisions(db, ids)
 
 
 def update_live_draws(db: sqlite3.Connection, draws: Sequence[tuple[int, float | None, float | None]]) -> None:
@@ -342,6 +341,7 @@ def _remove_waiting(db: sqlite3.Connection, id: int, now: int) -> None:
         if row.outcome is None and row.id in live
     ]
     update_rows(db, [*scored, *given_up])
+    record_decisions(db, [row.id for row in given_up])
     kept = {row.id for row in (*scored, *given_up)}
     db.executemany("DELETE FROM decisions WHERE id = ?", [(row.id,) for row in rows if row.id not in kept])
 

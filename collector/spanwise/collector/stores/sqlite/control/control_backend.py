@@ -136,8 +136,9 @@ class SQLiteControl(
         by: str | None = None,
         groups: Sequence[str] = (),
         joined: bool = True,
+        live: bool = False,
     ) -> list[ScoreSums]:
-        query = SumsQuery(rule, project, since_ns, until_ns, block_s, key, version, by, groups, joined)
+        query = SumsQuery(rule, project, since_ns, until_ns, block_s, key, version, by, groups, joined, live)
         return read_sums(self._file, query)
 
     def score_groups(
@@ -150,8 +151,9 @@ class SQLiteControl(
         version: str | None = None,
         since_ns: int,
         until_ns: int,
+        live: bool = False,
     ) -> Mapping[str, int]:
-        return count_groups(self._file, SumsQuery(rule, project, since_ns, until_ns, 150, key, version, by))
+        return count_groups(self._file, SumsQuery(rule, project, since_ns, until_ns, 150, key, version, by, live=live))
 
     @write_operation
     def set_retention(self, db: sqlite3.Connection, /, rule: Retention) -> None:

@@ -19,6 +19,13 @@ from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
 
 DAY_NS = 86_400 * 1_000_000_000
 # outcomes of decisions that wait for a worker: neither running nor final
+# Probability of a decision `d` without backfills
+LIVE_PROBABILITY = (
+    "CASE WHEN d.backfill IS NOT NULL THEN 0.0"
+    " WHEN EXISTS (SELECT 1 FROM backfill_draws w WHERE w.decision = d.id AND w.backfill = 0)"
+    " THEN (SELECT w.probability FROM backfill_draws w WHERE w.decision = d.id AND w.backfill = 0)"
+    " ELSE d.probability END"
+)
 OPEN_OUTCOMES = ("waiting", "throttled", "over_budget")
 GIVEN_UP_REASON = "over budget, and too long ago, or behind too many, to be offered again"
 # If the evaluators of one row have different outcomes, the first of these is the outcome of the row

@@ -16,7 +16,6 @@ from spanwise.collector.stores.backends import DecisionQuery, ScoreProbability
 from spanwise.collector.stores.decision_explanation import VERDICT_PRIORITY
 from spanwise.collector.stores.sqlite.control import decision_rows
 from spanwise.collector.stores.sqlite.control.backfills import (
-    LIVE_PROBABILITY,
     find_drawn,
     find_sampled,
     record_step,
@@ -27,6 +26,7 @@ from spanwise.collector.stores.sqlite.control.decision_rows import (
     COUNTED_OUTCOMES,
     DECISION_COLUMNS,
     GIVEN_UP_REASON,
+    LIVE_PROBABILITY,
     OPEN_OUTCOMES,
     SELECT_DECISIONS,
     SELECT_ROWS,

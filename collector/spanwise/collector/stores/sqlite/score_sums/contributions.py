@@ -88,6 +88,16 @@ _METADATA_PREFIX = "metadata."
 _METADATA_SQL = (METADATA_TEXT_SQL, "CROSS JOIN json_each(t.metadata) m ON m.key = ?")
 
 
+# Prefix of a field (or the whole field) whose sums have the probabilities of live traffic, without those of backfills
+LIVE = "live"
+_LIVE_PREFIX = f"{LIVE}:"
+
+
+def make_live_field(by: str | None) -> str:
+    """Return the name under which the sums of live traffic are kept, in total or by the values of a field."""
+    return LIVE if by is None else _LIVE_PREFIX + by
+
+
 def check_grouping(by: str) -> str:
     """Return a field by which sums can be grouped. Raise `Refused` for another."""
     if by in _GROUP_SQL or (by.startswith(_METADATA_PREFIX) and by != _METADATA_PREFIX):
@@ -117,10 +127,11 @@ _OF_SESSIONS = (
     f" WHERE f.rule IS NOT NULL AND {_COUNTS} AND f.trace IS NULL AND f.session_id IN (%s)"
 )
 _DECISIONS = (
-    "SELECT d.target, d.claim, d.probability, r.project, r.name, r.version FROM decisions d"
+    "SELECT d.target, d.claim, d.probability, {live}, r.project, r.name, r.version FROM decisions d"
     " CROSS JOIN rules r ON r.id = d.rule WHERE d.target IN (%s)"
 )
-_Decision: TypeAlias = tuple[int, float | None, str]  # lease number, sampling probability, version of the rule
+# lease number, sampling probability, that of live traffic alone, version of the rule
+_Decision: TypeAlias = tuple[int, float | None, float | None, str]
 
 
 def read_contributions(
@@ -137,21 +148,24 @@ def read_contributions(
     rows = [*select_many(db, _OF_TRACES, traces), *_session_rows(db, sessions)]
     addresses = [list_addresses(row) for row in rows]
     decisions: dict[tuple[str, str, str], list[_Decision]] = defaultdict(list)  # by address, project and rule
-    decided = select_many(db, _DECISIONS, {address for each in addresses for address in each})
-    for address, claim, probability, project, rule, version in decided:
-        decisions[address, project, rule].append((claim, probability, version))
+    has_live = any(grouping.field.startswith(LIVE) for grouping in groupings)
+    sql = _DECISIONS.format(live=decision_rows.LIVE_PROBABILITY if has_live else "NULL")
+    decided = select_many(db, sql, {address for each in addresses for address in each})
+    for address, claim, probability, live, project, rule, version in decided:
+        decisions[address, project, rule].append((claim, probability, live, version))
     values = _read_group_values(db, rows, groupings)
     found: dict[int | str, list[Contribution]] = defaultdict(list)
     amounts: dict[tuple[int | str, int], dict[SeriesKey, ScoreAmounts]] = {}
     for row, of_row in zip(rows, addresses, strict=True):
         rule, key, score, label, outcome, claim, _, _, start_ns, owner, _, project, session = row
-        version, probability = _find_decision(decisions, (project, rule), of_row, claim)
+        version, probability, live = _find_decision(decisions, (project, rule), of_row, claim)
         into = amounts.get((owner, start_ns))
         if into is None:
             into = amounts[owner, start_ns] = {}
             found[owner].append(Contribution(start_ns, session, into))
         for by, value in (("", ""), *values.get((owner, rule), ())):
-            for code, added in _score_amounts(outcome, score, label, probability):
+            of_field = live if by.startswith(LIVE) else probability
+            for code, added in _score_amounts(outcome, score, label, of_field):
                 series = SeriesKey(project, rule, version, key, code, by, value)
                 before = into.get(series)
                 into[series] = added if before is None else before.plus(added)
@@ -209,16 +223,16 @@ def _find_decision(
     rule: tuple[str, str],
     addresses: Sequence[str],
     claim: int,
-) -> tuple[str, float | None]:
-    """Return version and probability of the decision whose lease gave a score, as `find_probabilities` does."""
+) -> tuple[str, float | None, float | None]:
+    """Return version and probabilities of the decision whose lease gave a score, as `find_probabilities` does."""
     found = decisions.get((addresses[0], *rule), ())
     if len(addresses) == 1 and len(found) == 1 and found[0][0] >= claim:
-        return found[0][2], found[0][1]
+        return found[0][3], found[0][1], found[0][2]
     rows = [row for address in addresses for row in decisions.get((address, *rule), ()) if row[0] >= claim]
     if not rows:
-        return "", None
-    _, probability, version = min(rows, key=lambda row: row[0])
-    return version, probability
+        return "", None, None
+    _, probability, live, version = min(rows, key=lambda row: row[0])
+    return version, probability, live
 
 
 def _read_group_values(
@@ -226,18 +240,21 @@ def _read_group_values(
 ) -> dict[tuple[int | str, str], list[tuple[str, str]]]:
     """Return fields and values of each trace, by trace and rule, for the groupings of the rule."""
     by_field: dict[str, dict[int, list[str]]] = defaultdict(dict)
+    found: dict[tuple[int | str, str], list[tuple[str, str]]] = defaultdict(list)
     for project, rule, by in groupings:
+        if by == LIVE:
+            owners = {row[9] for row in rows if (row[11], row[0]) == (project, rule)}
+            for owner in owners:
+                found[owner, rule].append((LIVE, ""))
+            continue
         for row in rows:
             if (row[11], row[0]) == (project, rule) and row[10] is not None:
                 rules = by_field[by].setdefault(row[9], [])
                 if rule not in rules:
                     rules.append(rule)
-    found: dict[tuple[int | str, str], list[tuple[str, str]]] = defaultdict(list)
     for by, traces in by_field.items():
-        is_metadata = by.startswith(_METADATA_PREFIX)
-        value_sql, join = _METADATA_SQL if is_metadata else _GROUP_SQL[by]
+        value_sql, join, before = get_group_sql(by.removeprefix(_LIVE_PREFIX))
         sql = f"SELECT DISTINCT t.id, {value_sql} FROM traces t {join} WHERE t.id IN (%s)"
-        before = (by.removeprefix(_METADATA_PREFIX),) if is_metadata else ()
         for trace, value in select_many(db, sql, traces, before):
             if value is not None:
                 for rule in traces[trace]:

@@ -8,7 +8,7 @@ from functools import partial
 from spanwise.collector.errors import StoreError
 from spanwise.collector.records import ScoreSums
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
-from spanwise.collector.stores.sqlite.score_sums.contributions import GRAIN_S
+from spanwise.collector.stores.sqlite.score_sums.contributions import GRAIN_S, LIVE
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import apply_changes, count_changes
 from spanwise.collector.stores.sqlite.score_sums.window_sums import SumsQuery, read_tables, sum_rows
 
@@ -21,9 +21,11 @@ def read_sums(file: DatabaseFile, query: SumsQuery) -> list[ScoreSums]:
     query.check()
     is_current = apply_some_changes(file)
     with file.read() as reader:
-        if is_current and query.by is not None:
-            sql = "SELECT since_ns FROM score_groupings WHERE (project, rule, field) = (?, ?, ?)"
-            row = reader.db.execute(sql, (query.project, query.rule, query.by)).fetchone()
+        sql = "SELECT since_ns FROM score_groupings WHERE (project, rule, field) = (?, ?, ?)"
+        if query.live and not reader.db.execute(sql, (query.project, query.rule, LIVE)).fetchone():
+            query = query._replace(live=False)  # the rule never had a backfill
+        if is_current and query.field:
+            row = reader.db.execute(sql, (query.project, query.rule, query.field)).fetchone()
             is_current = row is not None and row[0] <= query.since_ns
         return read_tables(reader.db, query) if is_current else sum_rows(reader.db, query)
 

@@ -28,12 +28,14 @@ from spanwise.collector.stores.sqlite.score_sums.contributions import (
     GRAIN_NS,
     GRAIN_S,
     LABEL_PREFIX,
+    LIVE,
     SCORES,
     Contribution,
     Grouping,
     ScoreAmounts,
     SeriesKey,
     check_grouping,
+    make_live_field,
     read_contributions,
 )
 
@@ -100,7 +102,24 @@ def register_grouping(db: sqlite3.Connection, project: str, rule: str, by: str) 
     `by` is tag, model, environment, prompt_version, agent, name, user or metadata.KEY; `Refused` is raised for another.
     Registering a grouping again changes nothing.
     """
-    row = (project, rule, check_grouping(by))
+    check_grouping(by)
+    _register(db, project, rule, by)
+    if db.execute(f"{_SELECT_GROUPING} AND field = ?", (project, rule, LIVE)).fetchone():
+        _register(db, project, rule, make_live_field(by))
+
+
+def register_live_sums(db: sqlite3.Connection, project: str, rule: str) -> None:
+    """Keep the sums of a rule without its backfills, too, in total and for each field by which its sums are grouped."""
+    fields = [row[0] for row in db.execute(_SELECT_GROUPING, (project, rule)).fetchall()]
+    for by in (None, *(field for field in fields if not field.startswith(LIVE))):
+        _register(db, project, rule, make_live_field(by))
+
+
+_SELECT_GROUPING = "SELECT field FROM score_groupings WHERE project = ? AND rule = ?"
+
+
+def _register(db: sqlite3.Connection, project: str, rule: str, field: str) -> None:
+    row = (project, rule, field)
     watch_group_fields(db)
     if db.execute("INSERT OR IGNORE INTO score_groupings VALUES (?, ?, ?, ?)", (*row, 0)).rowcount:
         [newest] = db.execute("SELECT max(trace_start_ns) FROM feedback WHERE rule = ?", (rule,)).fetchone()
@@ -117,7 +136,8 @@ def register_grouping(db: sqlite3.Connection, project: str, rule: str, by: str) 
 
 def remove_grouping(db: sqlite3.Connection, project: str, rule: str, by: str) -> None:
     """Stop keeping the sums of a rule per value of a field. The sums remain until their traces change."""
-    db.execute("DELETE FROM score_groupings WHERE (project, rule, field) = (?, ?, ?)", (project, rule, by))
+    sql = "DELETE FROM score_groupings WHERE (project, rule) = (?, ?) AND field IN (?, ?)"
+    db.execute(sql, (project, rule, by, make_live_field(by)))
 
 
 class _RowChange:

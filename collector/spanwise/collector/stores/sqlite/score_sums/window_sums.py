@@ -22,6 +22,7 @@ from spanwise.collector.stores.sqlite.score_sums.contributions import (
     Grouping,
     ScoreAmounts,
     check_grouping,
+    make_live_field,
     read_contributions,
 )
 from spanwise.collector.stores.sqlite.score_sums.labelled_sums import LabelledSums
@@ -54,6 +55,12 @@ class SumsQuery(NamedTuple):
     by: str | None = None
     groups: Collection[str] = ()  # empty: all
     joined: bool = True
+    live: bool = False  # without backfills
+
+    @property
+    def field(self) -> str:
+        """Return the field of the series; "" for those without groups."""
+        return make_live_field(self.by) if self.live else self.by or ""
 
     def check(self) -> None:
         """Raise `Refused` for a window or a block that does not consist of whole grains, and for an unknown field."""
@@ -180,7 +187,7 @@ def sum_blocks(
 def _find_series(db: sqlite3.Connection, query: SumsQuery) -> dict[int, _Place]:
     """Return group and key of each series of a query, by id."""
     sql = "SELECT id, value, key FROM score_series WHERE project = ? AND rule = ? AND field = ?"
-    values = [query.project, query.rule, query.by or ""]
+    values = [query.project, query.rule, query.field]
     for name, value in (("key", query.key), ("version", query.version)):
         if value is not None:
             sql, values = f"{sql} AND {name} = ?", [*values, value]
@@ -199,7 +206,7 @@ def sum_rows(db: sqlite3.Connection, query: SumsQuery) -> list[ScoreSums]:
     bounds = (query.rule, query.since_ns, query.until_ns)
     traces = [row[0] for row in db.execute(sql.format("trace"), bounds)]
     sessions = [row[0] for row in db.execute(f"{sql.format('session_id')} AND f.trace IS NULL", bounds)]
-    groupings = [Grouping(query.project, query.rule, query.by)] if query.by is not None else []
+    groupings = [Grouping(query.project, query.rule, query.field)] if query.field else []
     sums = ClusterSums[_Place]()
     for owner, some in read_contributions(db, traces, sessions, groupings).items():
         for each in some:
@@ -214,7 +221,7 @@ def _select_amounts(contribution: Contribution, query: SumsQuery) -> Iterable[tu
     """Yield group and key, label, and amounts of the series that a query selects."""
     for series, amounts in contribution.amounts.items():
         if (
-            (series.project, series.rule, series.field) == (query.project, query.rule, query.by or "")
+            (series.project, series.rule, series.field) == (query.project, query.rule, query.field)
             and query.key in (None, series.key)
             and query.version in (None, series.version)
             and (not query.groups or series.value in query.groups)
