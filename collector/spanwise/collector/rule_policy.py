@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
+from datetime import UTC, datetime, timedelta
 from math import inf, isfinite
 from typing import Any
 
@@ -11,8 +12,10 @@ from spanwise.collector import record_encoding
 from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import metadata_text
 from spanwise.collector.filters import COMPARED_CONDITIONS, Filter, extend_filter, validate_rule_filter
-from spanwise.collector.records import JSON, Rule, RuleSettings, SettingsVersion, TraceHead, TraceSummary
+from spanwise.collector.records import JSON, Period, Rule, RuleSettings, SettingsVersion, TraceHead, TraceSummary
 
+SECOND_NS = 1_000_000_000
+PERIOD_NS: Mapping[Period, int] = {"minute": 60 * SECOND_NS, "day": 86_400 * SECOND_NS}
 MIN_PACING_FACTOR = 1e-3  # lower bound of the factor by which pacing multiplies a rule's rates
 RELATIVE_CONDITIONS = ("since_ns", "until_ns")  # conditions that users give relative to now
 _NUMERIC_SETTINGS = (
@@ -103,12 +106,25 @@ def get_initial_cursor(rule: Rule) -> str | None:
     return None if rule.since_ns is not None else str(rule.active_from)
 
 
-def get_budget_name(rule: Rule, limit: str = "") -> str:
-    """Return the name under which a rule's budget is booked, for a limit such as `usd_per_day`.
-
-    Without `limit`, return the common prefix of the rule's budgets.
-    """
+def get_budget_name(rule: Rule, limit: str) -> str:
+    """Return the name under which a rule's budget is booked, for a limit such as `usd_per_day`."""
     return f"{rule.project}/{rule.name}/{limit}"
+
+
+def find_period(period: Period, now_ns: int) -> tuple[int, int]:
+    """Return start and end of the UTC minute, day or month of a time, in nanoseconds."""
+    if period == "month":
+        first = datetime.fromtimestamp(now_ns // SECOND_NS, UTC).replace(day=1, hour=0, minute=0, second=0)
+        later = (first + timedelta(days=31)).replace(day=1)
+        return int(first.timestamp()) * SECOND_NS, int(later.timestamp()) * SECOND_NS
+    start_ns = now_ns - now_ns % PERIOD_NS[period]
+    return start_ns, start_ns + PERIOD_NS[period]
+
+
+def get_budget_period(limit: str) -> Period:
+    """Return the period of a limit such as `usd_per_day`."""
+    periods: tuple[Period, ...] = ("minute", "month")
+    return next((period for period in periods if limit.endswith(f"_per_{period}")), "day")
 
 
 def find_exclusion_reason(rule: Rule, head: TraceHead) -> str | None:

@@ -86,7 +86,7 @@ def funnel(status: RuleStatus) -> list[FunnelStage]:
 
 
 def spending(rule: Rule, booked: tuple[BudgetUsage, ...]) -> list[BudgetUse]:
-    """Return, for each limit of a rule, the amounts booked in its newest period."""
+    """Return, for each limit of a rule, the amounts booked in its period."""
     newest: dict[str, BudgetUsage] = {}
     for usage in sorted(booked, key=lambda usage: usage.period_start_ns):
         newest[usage.budget.rpartition("/")[2]] = usage

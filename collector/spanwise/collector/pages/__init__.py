@@ -6,6 +6,7 @@ Modules, in the order in which data flows:
 - `session_pages`: Session list, and a session shown as a conversation.
 - `experiment_pages`: Dataset, experiment and comparison pages.
 - `rule_pages`: Rule list with funnels and costs, and the decisions of one rule.
+- `spend_page`: Spend of rules on judge calls: chart over time, table by rule, evaluator, model or project, and budgets.
 """
 
 from spanwise.collector.pages.components.rendering import has_scripts

@@ -19,7 +19,15 @@ from starlette.responses import RedirectResponse, Response
 
 from spanwise.collector.address_parsing import parse_origin
 from spanwise.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooSlow, Unavailable
-from spanwise.collector.pages import experiment_pages, live_updates, overview, rule_pages, session_pages, traces
+from spanwise.collector.pages import (
+    experiment_pages,
+    live_updates,
+    overview,
+    rule_pages,
+    session_pages,
+    spend_page,
+    traces,
+)
 from spanwise.collector.pages.components import preferences, rendering, saved_views
 from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.security.authorization import get_access, get_request_store
@@ -142,6 +150,7 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/compare", experiment_pages.compare, "read"),
     ("/analysis", experiment_pages.analysis, "read"),
     ("/analysis/flips", experiment_pages.flips, "read"),
+    ("/spend", spend_page.spend, "read"),
     ("/rules", rule_pages.rules, "read"),
     ("/rules/{name:path}", rule_pages.rule, "read"),
     ("/static/{name}", rendering.serve_static, "open"),
@@ -268,6 +277,7 @@ _LISTS = {
     "/compare": "experiments",
     "/analysis": "experiments",
     "/rules": "rules",
+    "/spend": "rules",
 }
 
 

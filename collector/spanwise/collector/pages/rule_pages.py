@@ -13,6 +13,8 @@ from spanwise.collector import filters
 from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.pages.components import rendering
+from spanwise.collector.pages.components.time_chart import WIDTH
+from spanwise.collector.pages.spend_page import read_spend
 from spanwise.collector.records import Rule, RuleStatus
 from spanwise.collector.rule_policy import build_rule_filter
 from spanwise.collector.stores import Store, summarize_rule
@@ -87,6 +89,8 @@ def rule(store: Store, request: Request) -> Response:
         rule=status.rule,
         verdict=verdict,
         page=page,
+        spend=read_spend(store, group=("evaluator", "model"), project=project, rule=name),
+        chart_width=WIDTH,
         verdicts=rule_report,
         traces=build_traces_url,
         now=time.time_ns(),

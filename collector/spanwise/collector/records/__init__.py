@@ -35,6 +35,8 @@ if TYPE_CHECKING:
         RuleSettings,
         RuleStatus,
         SettingsVersion,
+        Spend,
+        Spender,
         Stratum,
         TraceHead,
         WeightedScore,
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
         RuleTarget,
         Scope,
         Source,
+        SpendGroup,
         Status,
         Verdict,
         canonical_json,
@@ -102,10 +105,10 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy(
         __name__,
-        control_records="AuditEvent Booking BudgetUsage CHANGEABLE_FIELDS ChangePage Claim ClaimResult ConditionResult Decision DecisionBatch DecisionExplanation Key Lease Outlet QueueItem Retention Rule RuleSettings RuleStatus SettingsVersion Stratum TraceHead WeightedScore WorkerReport apply_changes",
+        control_records="AuditEvent Booking BudgetUsage CHANGEABLE_FIELDS ChangePage Claim ClaimResult ConditionResult Decision DecisionBatch DecisionExplanation Key Lease Outlet QueueItem Retention Rule RuleSettings RuleStatus SettingsVersion Spend Spender Stratum TraceHead WeightedScore WorkerReport apply_changes",
         trace_records="Amendment Document Event Feedback Link OpenRun Process ProcessReport Run Target Trace Usage feedback_id make_fast_constructor make_score normalize_feedback normalize_target restore_feedback",
         dataset_records="PERTURBATION_KINDS Case Dataset EXAMPLE_ATTRIBUTE Example ExampleNumbering Experiment derive_example_id find_root_id is_perturbed number_duplicates",
-        json_values="DatasetKind JSON Outcome Period QueueStatus RuleTarget Scope Source Status Verdict canonical_json",
+        json_values="DatasetKind JSON Outcome Period QueueStatus RuleTarget Scope Source SpendGroup Status Verdict canonical_json",
         query_results="MAX_UNINDEXED Bucket FeedbackStats Page RunScores SessionSummary TablePage TraceSummary TreeNode iterate_pages",
     )
 
@@ -160,6 +163,9 @@ __all__ = [
     "SessionSummary",
     "SettingsVersion",
     "Source",
+    "Spend",
+    "SpendGroup",
+    "Spender",
     "Status",
     "Stratum",
     "TablePage",

@@ -28,7 +28,8 @@ Verdict = Literal[  # "filtered" and "sampled_out" are computed and never stored
 ]
 RuleTarget = Literal["trace", "span", "document", "session"]
 Scope = Literal["live", "experiments", "both"]
-Period = Literal["minute", "day"]
+Period = Literal["minute", "day", "month"]
+SpendGroup = Literal["project", "rule", "evaluator", "model"]
 QueueStatus = Literal["waiting", "done", "skipped"]
 
 

@@ -36,7 +36,14 @@ from spanwise.collector.records import (
     WorkerReport,
 )
 from spanwise.collector.request_context import CURRENT_ACTOR, Actor
-from spanwise.collector.rule_policy import build_rule_filters, get_budget_name, get_initial_cursor, get_sampling_rate
+from spanwise.collector.rule_policy import (
+    build_rule_filters,
+    find_period,
+    get_budget_name,
+    get_budget_period,
+    get_initial_cursor,
+    get_sampling_rate,
+)
 from spanwise.collector.stores import decision_explanation
 from spanwise.collector.stores.audit_trail import (
     AUDITED_OPERATIONS,
@@ -331,7 +338,7 @@ class CombinedStore:
         for rule in self._control.rules(project=head.project):
             context = self._make_context(rule, head, session, now_ns, workers)
             explanation = decision_explanation.explain_decision(context)
-            explanations.append(replace(explanation, budget=_newest_bookings(rule, booked)))
+            explanations.append(replace(explanation, budget=_present_bookings(rule, booked, now_ns)))
         return explanations
 
     def _make_context(
@@ -382,7 +389,7 @@ class CombinedStore:
             behind=behind,
             lag_s=0.0 if oldest_ns is None else max(0.0, (now_ns - oldest_ns) / 1e9),
             rate=get_sampling_rate(rule.settings, ())[0],
-            booked=_newest_bookings(rule, booked),
+            booked=_present_bookings(rule, booked, now_ns),
             errors=tuple(dict.fromkeys(map(decision_explanation.describe_decision, self._control.list_failures(rule)))),
             workers=tuple(
                 worker
@@ -461,7 +468,10 @@ def _fail_target(decision: Decision, rule: Rule | None) -> ClaimResult:
     )
 
 
-def _newest_bookings(rule: Rule, booked: Sequence[BudgetUsage]) -> tuple[BudgetUsage, ...]:
-    """Return the newest period of each of a rule's budgets."""
-    own = {one.budget: one for one in reversed(booked) if one.budget.startswith(get_budget_name(rule))}
-    return tuple(own[budget] for budget in sorted(own))
+def _present_bookings(rule: Rule, booked: Sequence[BudgetUsage], now_ns: int) -> tuple[BudgetUsage, ...]:
+    """Return the present period of each of a rule's budgets."""
+    starts = {
+        get_budget_name(rule, limit): find_period(get_budget_period(limit), now_ns)[0] for limit in rule.settings.budget
+    }
+    own = (one for one in booked if starts.get(one.budget) == one.period_start_ns)
+    return tuple(sorted(own, key=lambda one: one.budget))

@@ -75,7 +75,7 @@ def _digest(value: JSON) -> str:
 
 
 FilterLike: TypeAlias = "Filter | Mapping[str, Any] | str | None"
-BUDGETS = ("usd_per_day", "usd_per_minute", "calls_per_day", "calls_per_minute")
+BUDGETS = ("usd_per_month", "usd_per_day", "usd_per_minute", "calls_per_day", "calls_per_minute")
 # collects the rules of the file that is being loaded
 rules_being_loaded: ContextVar[list[MonitoredRule] | None] = ContextVar("rules_being_loaded", default=None)
 
@@ -122,8 +122,8 @@ def monitor(
     selects the objects to score: traces, their spans (of one `kind`), their documents, or sessions once they are quiet.
     `scope` selects traces of live traffic, of experiments, or both.
 
-    A `budget` has the keys usd_per_day, usd_per_minute, calls_per_day and calls_per_minute. Dollars per day are paced
-    over the day unless `pace=False`. `timeout`, `quiet`, `max_wait` and `session_quiet` are in seconds. If a trace
+    A `budget` has the keys usd_per_month, usd_per_day, usd_per_minute, calls_per_day and calls_per_minute. Dollars per
+    month and per day are paced unless `pace=False`. `timeout`, `quiet`, `max_wait` and `session_quiet` are in seconds. If a trace
     does not report its completion, it is ready `quiet` seconds after its last span. A target larger than `max_bytes`
     is skipped.
 

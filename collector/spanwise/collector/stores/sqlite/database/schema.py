@@ -424,6 +424,16 @@ _SEAL_AGAIN = (
 )
 
 
+# US dollars of judge calls by the hour in which they began. `open` is reserved or of unknown cost
+_SPEND_TABLE = (
+    "CREATE TABLE spend (id INTEGER PRIMARY KEY, hour_ns INTEGER NOT NULL, project TEXT NOT NULL, rule TEXT NOT NULL,"
+    " evaluator TEXT NOT NULL, model TEXT NOT NULL, settled REAL NOT NULL DEFAULT 0, open REAL NOT NULL DEFAULT 0,"
+    " unpriced INTEGER NOT NULL DEFAULT 0)",
+    "CREATE UNIQUE INDEX spend_by_hour ON spend (hour_ns, project, rule, evaluator, model)",
+    "ALTER TABLE bookings ADD COLUMN spend INTEGER",  # id of a row of `spend`
+)
+
+
 # By version: the step to the next version. Each runs in one transaction and reports its progress in units of its choice
 MigrationStep: TypeAlias = Callable[[sqlite3.Connection, ReportProgress], None]
 MIGRATIONS: Mapping[int, MigrationStep] = {
@@ -434,6 +444,7 @@ MIGRATIONS: Mapping[int, MigrationStep] = {
     22: partial(_run_statements, statements=_INDEX_POSITIONS),
     23: _count_documents_apart,
     24: partial(_run_statements, statements=_SEAL_AGAIN),
+    25: partial(_run_statements, statements=_SPEND_TABLE),
 }
 FILE_VERSION = max(MIGRATIONS) + 1
 
