@@ -111,6 +111,14 @@ def get_budget_name(rule: Rule, limit: str) -> str:
     return f"{rule.project}/{rule.name}/{limit}"
 
 
+def describe_pause(rule: Rule) -> str:
+    """Return "the rule is paused", with the actor and the time if they are known."""
+    by = f" by {rule.paused_by}" if rule.paused_by else ""
+    if rule.paused_ns is None:
+        return f"the rule is paused{by}"
+    return f"the rule is paused{by} since {datetime.fromtimestamp(rule.paused_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
+
+
 def find_period(period: Period, now_ns: int) -> tuple[int, int]:
     """Return start and end of the UTC minute, day or month of a time, in nanoseconds."""
     if period == "month":

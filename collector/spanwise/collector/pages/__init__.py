@@ -5,7 +5,7 @@ Modules, in the order in which data flows:
 - `page_router`: Page routes: views, form submissions and their CSRF checks, error pages.
 - `session_pages`: Session list, and a session shown as a conversation.
 - `experiment_pages`: Dataset, experiment and comparison pages.
-- `rule_pages`: Rule list with funnels and costs, and the decisions of one rule.
+- `rule_pages`: Rule list with funnels and costs, and one rule: strata, spend, decisions with their scores.
 - `spend_page`: Spend of rules on judge calls: chart over time, table by rule, evaluator, model or project, and budgets.
 """
 

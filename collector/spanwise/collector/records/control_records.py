@@ -151,6 +151,9 @@ class Rule:
     # number of the last change before the activation, set by the store: the rule processes later changes
     active_from: int = 0
     enabled: bool = True
+    # actor that paused the rule, and the time; set by the store, and empty for rules that are not paused
+    paused_by: str = ""
+    paused_ns: int | None = None
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     created_ns: int = field(default_factory=time.time_ns)
 

@@ -35,7 +35,7 @@ from spanwise.collector.records import (
     WeightedScore,
     WorkerReport,
 )
-from spanwise.collector.request_context import CURRENT_ACTOR, Actor
+from spanwise.collector.request_context import CURRENT_ACTOR, Actor, get_current_actor
 from spanwise.collector.rule_policy import (
     build_rule_filters,
     find_period,
@@ -268,7 +268,12 @@ class CombinedStore:
 
     def change_rule(self, name: str, *, project: str = "default", **fields: JSON) -> Rule:
         """Change fields that do not affect decisions. See `ControlStore.change_rule`."""
-        return self._control.update_rule(name, project, fields, self._traces.latest_change())
+        actor = str(get_current_actor())
+        rule = self._control.update_rule(name, project, fields, self._traces.latest_change(), actor)
+        if "enabled" in fields:  # other fields are not audited: pacing changes settings every minute
+            about = {"name": name, "project": project, "enabled": fields["enabled"]}
+            self._record_audit_event(make_audit_event("change_rule", about, 1))
+        return rule
 
     def decide(self, *decided: DecisionBatch) -> list[bool]:
         """Record decisions, without those about targets that are not stored. See `ControlStore.decide`."""
@@ -328,17 +333,18 @@ class CombinedStore:
         answers = iter([next(statuses) if is_stored else TARGET_GONE for is_stored in stored])
         return [next(answers) if plan.answer is None else plan.answer for plan in plans]
 
-    def why(self, trace_id: str) -> list[DecisionExplanation]:
-        """Explain why each rule did or did not evaluate a trace. See `ControlStore.why`."""
+    def why(self, trace_id: str, *, rule: str | None = None) -> list[DecisionExplanation]:
+        """Explain why each rule, or one, did or did not evaluate a trace. See `ControlStore.why`."""
         head = self._traces.get_trace_head(trace_id)
         booked, now_ns = self._control.booked(), self._now_ns()
         session = None if head.session_id is None else (head.project, head.session_id)
         workers = self._control.workers()
         explanations = []
-        for rule in self._control.rules(project=head.project):
-            context = self._make_context(rule, head, session, now_ns, workers)
-            explanation = decision_explanation.explain_decision(context)
-            explanations.append(replace(explanation, budget=_present_bookings(rule, booked, now_ns)))
+        for each in self._control.rules(project=head.project):
+            if rule in (None, each.name):
+                context = self._make_context(each, head, session, now_ns, workers)
+                explanation = decision_explanation.explain_decision(context)
+                explanations.append(replace(explanation, budget=_present_bookings(each, booked, now_ns)))
         return explanations
 
     def _make_context(

@@ -234,8 +234,8 @@ class ControlStore(Protocol):
         budget.
         """
 
-    def why(self, trace_id: str) -> list[DecisionExplanation]:
-        """Explain for each rule of the trace's project why it did or did not evaluate the trace.
+    def why(self, trace_id: str, *, rule: str | None = None) -> list[DecisionExplanation]:
+        """Explain for each rule of the trace's project, or for one, why it did or did not evaluate the trace.
 
         Raise `NotFound` for an unknown trace.
         """

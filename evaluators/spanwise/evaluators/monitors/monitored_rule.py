@@ -14,6 +14,7 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import parse_time
 from spanwise.collector.filters import Filter, extend_filter, filter_to_dict, parse, validate_filter
 from spanwise.collector.records import JSON, Rule, RuleSettings, RuleTarget, Scope, Stratum, canonical_json
+from spanwise.collector.rule_policy import describe_pause
 from spanwise.collector.stores import Store
 from spanwise.evaluators.interface import (
     Evaluator,
@@ -239,7 +240,7 @@ def _check_budget(name: str, budget: Mapping[str, float]) -> Mapping[str, float]
 
 
 API_OWNER = "api"  # owner of rules that were created through the API; the store already has them
-REASON_UNSAVED, REASON_PAUSED = "the rule is not saved yet", "the rule is paused"
+REASON_UNSAVED = "the rule is not saved yet"
 RuleKey: TypeAlias = tuple[str, str]  # (project, name)
 
 
@@ -254,6 +255,7 @@ class ActiveRule:
         self.evaluators: tuple[Evaluator, ...] = rule.evaluators
         self.in_force = rule.record
         self.idle: str | None = REASON_UNSAVED
+        self.is_paused = False
         self.barred: str | None = None  # reason why the rule cannot be executed as it is defined
         self.suspended: str | None = None  # reason why this process does not execute the rule, whatever the store says
 
@@ -268,18 +270,19 @@ class ActiveRule:
 
         A pause is left out: the store knows of it, and a report could be outdated.
         """
-        return None if self.idle == REASON_PAUSED else self.idle
+        return None if self.is_paused else self.idle
 
     def update(self, current: Rule | None) -> None:
         """Update the state from the rule that the store has in force under this name. None means that the rule was
         removed.
         """
+        self.is_paused = current is not None and current.version == self.record.version and not current.enabled
         if current is None:
             self.idle = "the rule was removed"
         elif current.version != self.record.version:
             self.idle = f"version {self.record.version} was superseded by {current.version}"
         elif not current.enabled:
-            self.idle = REASON_PAUSED
+            self.idle = describe_pause(current)
         else:
             self.idle = self.barred or self.suspended
         if current is not None and current.version == self.record.version:

@@ -434,6 +434,10 @@ _SPEND_TABLE = (
 )
 
 
+# Actor that paused a rule, and the time
+_PAUSE_COLUMNS = ("ALTER TABLE rules ADD COLUMN paused_by TEXT", "ALTER TABLE rules ADD COLUMN paused_ns INTEGER")
+
+
 # By version: the step to the next version. Each runs in one transaction and reports its progress in units of its choice
 MigrationStep: TypeAlias = Callable[[sqlite3.Connection, ReportProgress], None]
 MIGRATIONS: Mapping[int, MigrationStep] = {
@@ -445,6 +449,7 @@ MIGRATIONS: Mapping[int, MigrationStep] = {
     23: _count_documents_apart,
     24: partial(_run_statements, statements=_SEAL_AGAIN),
     25: partial(_run_statements, statements=_SPEND_TABLE),
+    26: partial(_run_statements, statements=_PAUSE_COLUMNS),
 }
 FILE_VERSION = max(MIGRATIONS) + 1
 
