@@ -27,6 +27,7 @@ from spanwise.collector.pages import (
     session_pages,
     spend_page,
     traces,
+    version_page,
 )
 from spanwise.collector.pages.components import preferences, rendering, saved_views
 from spanwise.collector.query_scheduler import QueryScheduler
@@ -151,6 +152,7 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/analysis", experiment_pages.analysis, "read"),
     ("/analysis/flips", experiment_pages.flips, "read"),
     ("/spend", spend_page.spend, "read"),
+    ("/versions", version_page.versions, "read"),
     ("/rules", rule_pages.rules, "read"),
     ("/rules/{name:path}", rule_pages.rule, "read"),
     ("/static/{name}", rendering.serve_static, "open"),
@@ -162,6 +164,7 @@ SCAN_VIEWS = (
     experiment_pages.compare,
     experiment_pages.analysis,
     experiment_pages.flips,
+    version_page.versions,
 )  # these scan many traces even without a filter
 
 # all routes of the pages: path, permission that the API key needs, methods
@@ -278,6 +281,7 @@ _LISTS = {
     "/analysis": "experiments",
     "/rules": "rules",
     "/spend": "rules",
+    "/versions": "rules",
 }
 
 

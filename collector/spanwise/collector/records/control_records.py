@@ -139,6 +139,8 @@ class Rule:
     version: str
     # {"id", "parameters"} for registry ids, {"function", "source"} for others
     evaluators: tuple[Mapping[str, JSON], ...]
+    # metrics of the evaluators by key, as experiments record them: range, higher_is_better, threshold, …
+    metrics: tuple[Mapping[str, JSON], ...] = ()
     project: str = "default"
     filter: Mapping[str, JSON] = field(default_factory=dict)
     target: RuleTarget = "trace"

@@ -115,7 +115,7 @@ from spanwise.collector.statistics.vendor_result_formats import (
     haystack_results,
 )
 from spanwise.collector.statistics.version_comparison import (
-    MIN_VERSION_SCORES,
+    MIN_VERSION_TRACES,
     VersionDifference,
     VersionMean,
     VersionScore,
@@ -123,7 +123,7 @@ from spanwise.collector.statistics.version_comparison import (
 )
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
-    "MIN_VERSION_SCORES",
+    "MIN_VERSION_TRACES",
     "WINDOW_BLOCKS",
     "Agreement",
     "AlertCondition",

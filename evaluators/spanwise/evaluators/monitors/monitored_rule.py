@@ -156,6 +156,7 @@ def monitor(
         name=name,
         version="",
         evaluators=tuple(make_evaluator_entry(name, evaluator, version) for evaluator in built),
+        metrics=tuple(metric.to_dict() for evaluator in built for metric in evaluator.metrics),
         project=project or os.environ.get("SPANWISE_PROJECT") or "default",
         filter=_normalize_filter(name, filter),
         target=target,
