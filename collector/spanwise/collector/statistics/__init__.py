@@ -74,7 +74,7 @@ from spanwise.collector.statistics.paired_tests import (
     sign_flip_test,
     tango_statistic,
 )
-from spanwise.collector.statistics.pass_rules import PassRule, is_passing, make_pass_rules
+from spanwise.collector.statistics.pass_rules import PassRule, is_passing, make_pass_rule, make_pass_rules
 from spanwise.collector.statistics.ppi import CorrectedMean, estimate_ppi_mean
 from spanwise.collector.statistics.quantiles import nearest_rank, percentile, t_quantile
 from spanwise.collector.statistics.repeated_runs import (
@@ -174,6 +174,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "chi_square_tail",
     "collect_scores",
     "get_question",
+    "make_pass_rule",
     "make_pass_rules",
     "mcnemar_test",
     "mean_interval",
