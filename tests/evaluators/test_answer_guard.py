@@ -301,6 +301,35 @@ def test_shadow_streams_pass_at_once_and_are_decided_at_their_end():
     assert told(captured)["guard:stream"] == "would_block"
 
 
+def test_an_evaluator_that_is_named_twice_is_asked_twice():
+    with capture_spans() as captured:
+        assert guard(clean, clean, on_fail="…", shadow=False, timeout=60)(lambda: "secret")() == "…"
+        assert asyncio.run(guard(aclean, aclean, on_fail="…", shadow=False, timeout=60)(aanswer)()) == "…"
+    assert len(captured.feedback) == 6
+
+
+async def aanswer():
+    return "secret"
+
+
+def test_without_an_asyncio_loop_a_coroutine_is_guarded_on_its_thread():
+    call = guard(clean, on_fail="…", shadow=False)(aanswer)()
+    with pytest.raises(StopIteration) as end:
+        call.send(None)  # as trio does
+    assert end.value.value == "…"
+
+
+def test_where_no_thread_can_start_the_answer_passes(monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(answer_guard, "_pools", [])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with capture_spans(threads=False) as captured:
+        assert guard(clean, on_fail="…", shadow=False, timeout=60, name="g")(lambda: "secret")() == "secret"
+    assert told(captured)["guard:g"] == "error"
+
+
 def test_what_is_sent_and_thrown_into_a_generator_arrives():
     @guard(clean, on_fail="…")
     def echo():
@@ -393,6 +422,20 @@ def test_a_returned_stream_and_an_endless_one_pass_without_a_decision(monkeypatc
         )
     assert told(captured) == {"guard:g": "skip"}
     monkeypatch.setattr(answer_guard, "MAX_STREAM_ITEMS", 10)
+
+    async def letters():
+        for letter in "x" * 50:
+            yield letter
+
+    async def read(stream):
+        return [item async for item in stream]
+
+    for shadow in (True, False):
+        with capture_spans() as captured:
+            guarded = guard(clean, on_fail="…", name="g", shadow=shadow)
+            assert list(guarded(lambda: (yield from "x" * 50))()) == ["x"] * 50
+            assert asyncio.run(read(guarded(letters)())) == ["x"] * 50
+        assert [event.attributes["spanwise.feedback.outcome"] for event in captured.feedback] == ["skip", "skip"]
     with capture_spans() as captured:
         assert len(list(guard(clean, on_fail="…", name="g")(lambda: (yield from "x" * 50))())) == 50
     assert told(captured) == {"guard:g": "skip"}

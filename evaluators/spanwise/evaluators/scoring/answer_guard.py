@@ -13,7 +13,6 @@ import inspect
 import logging
 import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
@@ -137,8 +136,7 @@ class _Guard:
     def _wrap_stream(self) -> Callable[..., Generator[Any, Any, Any]]:
         def guarded(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
             items: list[Any] = []
-            most = MAX_STREAM_ITEMS + 1 if self.shadow else sys.maxsize
-            stream = _record_items(self.function(*args, **kwargs), items, most)
+            stream = _record_items(self.function(*args, **kwargs), items, MAX_STREAM_ITEMS + 1)
             if self.shadow:
                 try:
                     result = yield from stream
@@ -147,25 +145,25 @@ class _Guard:
                     raise
                 self.decide(args, kwargs, _Stream(items))
                 return result
-            result = None
-            while True:
+            result, has_ended = None, False
+            while not has_ended and len(items) <= MAX_STREAM_ITEMS:
                 try:
                     next(stream)
                 except StopIteration as end:
-                    result = end.value
-                    break
+                    result, has_ended = end.value, True
             decision = self.decide(args, kwargs, _Stream(items))
             if decision.verdict == "block":
                 yield self.apply(decision)
-            else:
-                yield from items
-            return result
+                return result
+            yield from items
+            return result if has_ended else (yield from stream)
 
         return guarded
 
     def _wrap_async_stream(self) -> Callable[..., AsyncGenerator[Any, Any]]:
         async def guarded(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
             items: list[Any] = []
+            holds_back = not self.shadow
             stream = self.function(*args, **kwargs)
             step = stream.__anext__()
             try:
@@ -174,10 +172,15 @@ class _Guard:
                         item = await step
                     except StopAsyncIteration:
                         break
-                    if len(items) <= MAX_STREAM_ITEMS or not self.shadow:
+                    if len(items) <= MAX_STREAM_ITEMS:
                         items.append(item)
-                    step = stream.__anext__() if not self.shadow else None
-                    if step is None:
+                    if holds_back and len(items) > MAX_STREAM_ITEMS:  # too long: it passes without a decision
+                        holds_back = False
+                        for held in items[:-1]:
+                            yield held
+                    if holds_back:
+                        step = stream.__anext__()
+                    else:
                         try:
                             sent = yield item
                         except GeneratorExit:
@@ -193,7 +196,7 @@ class _Guard:
             decision = await self.decide_async(args, kwargs, _Stream(items))
             if decision.verdict == "block":
                 yield await self.apply_async(decision)
-            elif not self.shadow:
+            elif holds_back:
                 for item in items:
                     yield item
 
@@ -205,43 +208,47 @@ class _Guard:
         case = self._prepare(args, kwargs, answer)
         if isinstance(case, GuardDecision):
             return self._record(case)
-        done: queue.SimpleQueue[tuple[Evaluator, list[Feedback]]] = queue.SimpleQueue()
-        for evaluator in self.evaluators:
-            _submit(evaluator, case, done.put)
+        done: queue.SimpleQueue[tuple[int, list[Feedback]]] = queue.SimpleQueue()
+        for number, evaluator in enumerate(self.evaluators):
+            _submit(evaluator, case, lambda feedback, number=number: done.put((number, feedback)))  # type: ignore[misc]
         found: dict[int, list[Feedback]] = {}
         while len(found) < len(self.evaluators):
             try:
-                evaluator, feedback = done.get(timeout=max(0.0, began + self.timeout - time.perf_counter()))
+                number, feedback = done.get(timeout=max(0.0, began + self.timeout - time.perf_counter()))
             except queue.Empty:
                 break
-            found[id(evaluator)] = feedback
+            found[number] = feedback
         return self._conclude(case, found, began)
 
     async def decide_async(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], answer: Any) -> GuardDecision:
         """Return the decision like `decide`. Coroutine functions run on the caller's loop, others on a thread."""
         began = time.perf_counter()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # another kind of loop, such as trio's
+            return self.decide(args, kwargs, answer)
         case = self._prepare(args, kwargs, answer)
         if isinstance(case, GuardDecision):
             return self._record(case)
-        loop = asyncio.get_running_loop()
-        tasks: dict[asyncio.Future[list[Feedback]], Evaluator] = {}
+        tasks: list[asyncio.Future[list[Feedback]]] = []
         for evaluator in self.evaluators:
             if evaluator.is_async:
-                tasks[loop.create_task(evaluator.evaluate(case, _NO_TARGET))] = evaluator
+                tasks.append(loop.create_task(evaluator.evaluate(case, _NO_TARGET)))
             else:
-                future: asyncio.Future[list[Feedback]] = loop.create_future()
-                _submit(evaluator, case, functools.partial(_deliver, loop, future))
-                tasks[future] = evaluator
+                tasks.append(loop.create_future())
+                _submit(evaluator, case, functools.partial(_deliver, loop, tasks[-1]))
         try:
             await asyncio.wait(tasks, timeout=max(0.0, began + self.timeout - time.perf_counter()))
         finally:
             for task in tasks:
                 task.cancel()  # changes nothing for those that are done
-        finished = [task for task in tasks if task.done() and not task.cancelled()]
         found = {}
-        for task in finished:
-            evaluator, result = tasks[task], capture_call(task.result)
-            found[id(evaluator)] = result.result or evaluator.make.failure(_NO_TARGET, result.error or RuntimeError())
+        for number, task in enumerate(tasks):
+            if task.done() and not task.cancelled():
+                error = task.exception()
+                found[number] = (
+                    task.result() if error is None else self.evaluators[number].make.failure(_NO_TARGET, error)
+                )
         return self._conclude(case, found, began)
 
     def apply(self, decision: GuardDecision) -> Any:
@@ -294,10 +301,10 @@ class _Guard:
     def _weigh(self, case: Case, found: Mapping[int, list[Feedback]], seconds: float) -> GuardDecision:
         """Return the decision that follows from the feedback."""
         failures, errors, passes = [], [], 0
-        for evaluator in self.evaluators:
-            if id(evaluator) not in found:
+        for number, evaluator in enumerate(self.evaluators):
+            if number not in found:
                 errors.append(f"{evaluator.key} took more than {self.timeout:g} s")
-            for feedback in found.get(id(evaluator), ()):
+            for feedback in found.get(number, ()):
                 if feedback.outcome == "error":
                     errors.append(f"{feedback.key}: {feedback.error}")
                 elif (verdict := _judge_feedback(evaluator, feedback)) is False:
@@ -318,7 +325,7 @@ class _Guard:
             reason=reason,
             inputs=case.inputs if isinstance(case.inputs, Mapping) else {},
             outputs=case.outputs,
-            feedback=tuple(each for evaluator in self.evaluators for each in found.get(id(evaluator), ())),
+            feedback=tuple(each for number in sorted(found) for each in found[number]),
             seconds=seconds,
         )
 
@@ -384,14 +391,12 @@ _UNFINISHED = GuardDecision(verdict="skip", reason="the stream was closed before
 _NO_TARGET = make_untraced_target()
 
 
-def _deliver(
-    loop: asyncio.AbstractEventLoop, future: asyncio.Future[list[Feedback]], found: tuple[Evaluator, list[Feedback]]
-) -> None:
+def _deliver(loop: asyncio.AbstractEventLoop, future: asyncio.Future[list[Feedback]], feedback: list[Feedback]) -> None:
     """Resolve a future of an event loop from another thread."""
 
     def resolve() -> None:
         if not future.done():
-            future.set_result(found[1])
+            future.set_result(feedback)
 
     try:
         loop.call_soon_threadsafe(resolve)
@@ -461,8 +466,8 @@ class _ThreadPool:
 _pools: list[_ThreadPool] = []
 
 
-def _submit(evaluator: Evaluator, case: Case, deliver: Callable[[tuple[Evaluator, list[Feedback]]], None]) -> None:
-    """Evaluate a case on the pool in the caller's context, and deliver the feedback with its evaluator.
+def _submit(evaluator: Evaluator, case: Case, deliver: Callable[[list[Feedback]], None]) -> None:
+    """Evaluate a case on the pool in the caller's context, and deliver the feedback.
 
     A forked child gets a pool of its own.
     """
@@ -478,6 +483,9 @@ def _submit(evaluator: Evaluator, case: Case, deliver: Callable[[tuple[Evaluator
     def task() -> None:
         result = context.run(capture_call, evaluate)
         failure = () if result.error is None else evaluator.make.failure(_NO_TARGET, result.error)
-        deliver((evaluator, [*(result.result or ()), *failure]))
+        deliver([*(result.result or ()), *failure])
 
-    _pools[-1].submit(task)
+    try:
+        _pools[-1].submit(task)
+    except RuntimeError as error:  # no thread can start, such as while the interpreter exits
+        deliver(evaluator.make.failure(_NO_TARGET, error))
